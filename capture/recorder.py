@@ -1,0 +1,216 @@
+"""Keeps what the hooks see: numbers for what is met again, a few integers a call, and the way to the file."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import Counter
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import replace
+from time import perf_counter_ns
+from typing import Any
+
+import torch
+
+from opgrip.capture.signatures import call_key, describe_call, describe_result
+from opgrip.capture.torch_private import current_autograd_node, unobserved
+from opgrip.traces import values
+from opgrip.traces.records import Calls, Dropped, End, Record, Scope, Signature, Thread, Values
+from opgrip.traces.values import ValueModel
+from opgrip.traces.writer import TraceWriter
+
+FORWARD, BACKWARD, OPTIMIZER = "forward", "backward", "optimizer"
+NOT_RECORDED = -1
+BLOCK = 4096
+"""Calls in one record."""
+COLUMNS = 5
+"""Integers kept a call: signature, scope, thread, start, duration."""
+
+Place = tuple[str, str]
+"""Path and class of a module."""
+
+
+class Recorder:
+    """One capture's tables and buffers. Nothing here raises into the program that is watched.
+
+    A call is `enter`ed, runs, and is `leave`d. Its scope is the present `place` (module), `optimizing` and `inside`
+    (extension function), which the hooks that know them set.
+    """
+
+    def __init__(self, writer: TraceWriter) -> None:
+        self.writer = writer
+        self.started_ns = perf_counter_ns()
+        self.place: Place = ("", "")
+        self.optimizing = 0
+        self.inside: str | None = None
+        self.failure: Exception | None = None
+        self.dropped: Counter[tuple[str, str]] = Counter()
+        self.without_values: Counter[tuple[str, str]] = Counter()
+        self.calls_written = 0
+        self._pid = os.getpid()
+        self._signatures: dict[Hashable, int] = {}
+        self._open: dict[int, Signature] = {}
+        self._scopes: dict[tuple[Place, str, str | None], int] = {}
+        self._values: dict[str, int] = {}
+        self._threads: dict[int, int] = {}
+        self._pending: list[Record] = []
+        # one flat list: extending it by a call is a single step that no other thread can come into
+        self._calls: list[int] = []
+        self._new = threading.Lock()
+        self._writing = threading.Lock()
+
+    @property
+    def signatures(self) -> int:
+        """How many distinct signatures were met."""
+        return len(self._signatures)
+
+    def enter(self, name: Hashable, kind: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
+        """The number of a call's signature, to be asked for before it runs; `NOT_RECORDED` where that failed.
+
+        Parameters
+        ----------
+        name : what `str` turns into the operator's name
+        """
+        try:
+            key = call_key(name, args, kwargs)
+            number = self._signatures.get(key)
+            return self._add_signature(key, kind, args, kwargs) if number is None else number
+        except Exception as error:
+            self.drop(str(name), error)
+            return NOT_RECORDED
+
+    def leave(self, signature: int, start_ns: int, end_ns: int, result: Any, raised: BaseException | None) -> None:
+        """Keep an entered call that has returned, or raised."""
+        try:
+            if signature in self._open:
+                self._close_signature(signature, result, raised)
+            scope = self._scope()
+            self._calls.extend((signature, scope, threading.get_ident(), start_ns, end_ns - start_ns))
+        except Exception as error:
+            self.drop(f"signature {signature}", error)
+
+    def drop(self, op: str, reason: Exception) -> None:
+        """Count a call that could not be recorded."""
+        self.dropped[op, _one_line(reason)] += 1
+
+    def flush(self) -> None:
+        """Write what has come since the last time. Does nothing in a forked child, whose file is the parent's."""
+        if os.getpid() != self._pid or self.failure is not None:
+            return
+        with self._writing:
+            try:
+                # calls first, then records: what a call refers to is always in the second
+                count = len(self._calls)
+                calls = self._calls[:count]
+                del self._calls[:count]
+                self._write(self._take_pending(), calls)
+            except Exception as error:
+                self.failure = error
+
+    def finish(self) -> None:
+        """Write all that is left and the closing record."""
+        self.flush()
+        if self.failure is not None or os.getpid() != self._pid:
+            return
+        end = End(
+            calls=self.calls_written,
+            signatures=len(self._signatures),
+            duration_ns=perf_counter_ns() - self.started_ns,
+            dropped=_listed(self.dropped),
+            without_values=_listed(self.without_values),
+        )
+        try:
+            self.writer.write(end)
+            self.writer.close()
+        except Exception as error:
+            self.failure = error
+
+    def _add_signature(self, key: tuple[Any, ...], kind: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
+        op = str(key[0])
+        with self._new, unobserved():
+            described_args, described_kwargs = describe_call(args, kwargs, self._fitter(op))
+            number = self._signatures.setdefault(key, len(self._signatures))
+            self._open[number] = Signature(number, kind, op, described_args, described_kwargs)
+        return number
+
+    def _close_signature(self, number: int, result: Any, raised: BaseException | None) -> None:
+        signature = self._open.pop(number, None)
+        if signature is None:
+            return
+        if raised is not None:
+            signature = replace(signature, raised=_one_line(raised))
+        else:
+            with unobserved():
+                signature = replace(signature, outputs=describe_result(result))
+        self._pending.append(signature)
+
+    def _fitter(self, op: str) -> Callable[[torch.Tensor], int | None]:
+        def fit(tensor: torch.Tensor) -> int | None:
+            try:
+                model = values.fit(tensor)
+            except Exception as error:
+                self.without_values[op, _one_line(error)] += 1
+                return None
+            return None if model is None else self._value_number(model)
+
+        return fit
+
+    def _value_number(self, model: ValueModel) -> int:
+        # by its text: nan makes equal models unequal
+        text = repr(model)
+        number = self._values.get(text)
+        if number is None:
+            number = self._values[text] = len(self._values)
+            self._pending.append(Values(number, model))
+        return number
+
+    def _scope(self) -> int:
+        if current_autograd_node() is not None:
+            phase = BACKWARD
+        else:
+            phase = OPTIMIZER if self.optimizing else FORWARD
+        key = (self.place, phase, self.inside)
+        number = self._scopes.get(key)
+        if number is None:
+            number = self._scopes.setdefault(key, len(self._scopes))
+            self._pending.append(Scope(number, *self.place, phase, self.inside))
+        return number
+
+    def _take_pending(self) -> list[Record]:
+        count = len(self._pending)
+        records = self._pending[:count]
+        del self._pending[:count]
+        return records
+
+    def _write(self, records: list[Record], calls: list[int]) -> None:
+        idents = calls[2::COLUMNS]
+        new = [ident for ident in dict.fromkeys(idents) if ident not in self._threads]
+        names = {thread.ident: thread.name for thread in threading.enumerate()} if new else {}
+        for ident in new:
+            self._threads[ident] = len(self._threads)
+            # the engine's own threads are not Python's
+            records.append(Thread(self._threads[ident], names.get(ident, "autograd")))
+        for record in records:
+            self.writer.write(record)
+        for ident in dict.fromkeys(idents):
+            rows = [row for row, owner in enumerate(idents) if owner == ident]
+            for first in range(0, len(rows), BLOCK):
+                self.writer.write(self._block(self._threads[ident], calls, rows[first : first + BLOCK]))
+        self.calls_written += len(idents)
+        if records or calls:
+            self.writer.flush()
+
+    def _block(self, thread: int, calls: list[int], rows: list[int]) -> Calls:
+        signature, scope, _, start, duration = (
+            [calls[row * COLUMNS + column] for row in rows] for column in range(COLUMNS)
+        )
+        return Calls(thread, signature, scope, [time - self.started_ns for time in start], duration)
+
+
+def _one_line(error: BaseException) -> str:
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text[:200]}"
+
+
+def _listed(counts: Counter[tuple[str, str]]) -> list[Dropped]:
+    return [Dropped(op, reason, count) for (op, reason), count in sorted(counts.items())]

@@ -1,0 +1,155 @@
+"""What makes two calls the same: the key that a call is looked up by, and the signature made where it is new.
+
+The key is built at every call, the signature once. A key holds, for every argument, what a signature would hold, as
+hashable values with their types, since 1, 1.0 and True are equal to Python and different to an operator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from opgrip.capture.torch_private import storage_identity
+from opgrip.traces.arguments import GeneratorSpec, Opaque, TensorSpec
+
+FitValues = Callable[[torch.Tensor], int | None]
+
+_BY_VALUE = {bool, int, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format}
+_SIMPLE_BASES = (bool, int, float, complex, str)
+
+
+def call_key(op: Hashable, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
+    """The key of a call: equal for two calls just when their signatures are."""
+    parts: list[Any] = [op]
+    found: list[torch.Tensor] = []
+    for value in args:
+        _add(parts, found, value)
+    for name, value in kwargs.items():
+        parts.append(name)
+        _add(parts, found, value)
+    if len(found) > 1:
+        storages = [storage_identity(tensor) for tensor in found if tensor.layout is torch.strided]
+        if len(set(storages)) != len(storages):
+            parts.append(tuple(storages.index(storage) for storage in storages))
+    return tuple(parts)
+
+
+def _add(parts: list[Any], found: list[torch.Tensor], value: Any) -> None:
+    kind = type(value)
+    if isinstance(value, torch.Tensor):
+        found.append(value)
+        layout = value.layout
+        parts += (kind, value.shape, value.dtype, value.device, layout, value.requires_grad)
+        if layout is torch.strided:
+            parts += (value.stride(), value.storage_offset(), value.is_conj(), value.is_neg())
+    elif kind in _BY_VALUE:
+        parts += (kind, value)
+    elif kind is float:
+        # nan is not equal to itself, and -0.0 is equal to 0.0
+        parts += (kind, value if value and value == value else repr(value))
+    elif isinstance(value, list | tuple):
+        parts += (kind, len(value))
+        for item in value:
+            _add(parts, found, item)
+    elif isinstance(value, dict):
+        parts += (kind, len(value))
+        for name, item in value.items():
+            parts.append(name)
+            _add(parts, found, item)
+    elif kind is complex:
+        parts += (kind, repr(value))
+    elif isinstance(value, torch.Generator):
+        parts += (kind, value.device, value.initial_seed())
+    elif isinstance(value, np.generic):
+        _add(parts, found, value.item())
+    else:
+        parts.append(kind)
+
+
+def describe_call(
+    args: Sequence[Any], kwargs: Mapping[str, Any], fit: FitValues
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of a call as a signature holds them.
+
+    Parameters
+    ----------
+    fit : gives the number of the value model of a tensor, or None
+    """
+    found: list[torch.Tensor] = []
+    _collect(found, args)
+    _collect(found, list(kwargs.values()))
+    groups = _sharing(found)
+    described_args = tuple(_describe(value, groups, fit) for value in args)
+    return described_args, {str(name): _describe(value, groups, fit) for name, value in kwargs.items()}
+
+
+def describe_result(result: Any) -> Any:
+    """What a call returned, in the same form, without values."""
+    return _describe(result, {}, lambda tensor: None)
+
+
+def _collect(found: list[torch.Tensor], value: Any) -> None:
+    if isinstance(value, torch.Tensor):
+        found.append(value)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            _collect(found, item)
+    elif isinstance(value, dict):
+        _collect(found, list(value.values()))
+
+
+def _sharing(found: list[torch.Tensor]) -> dict[int, int]:
+    """The number of the shared storage of each tensor, by the tensor's id; those that share none are left out."""
+    by_storage: dict[int, list[torch.Tensor]] = {}
+    for tensor in found:
+        if tensor.layout is torch.strided:
+            by_storage.setdefault(storage_identity(tensor), []).append(tensor)
+    shared = [group for group in by_storage.values() if len(group) > 1]
+    return {id(tensor): number for number, group in enumerate(shared) for tensor in group}
+
+
+def _describe(value: Any, groups: Mapping[int, int], fit: FitValues) -> Any:
+    kind = type(value)
+    if isinstance(value, torch.Tensor):
+        return _describe_tensor(value, groups, fit)
+    if kind in _BY_VALUE or kind in (float, complex):
+        return value
+    if kind is torch.Size:
+        return value
+    if isinstance(value, tuple):
+        return tuple(_describe(item, groups, fit) for item in value)
+    if isinstance(value, list):
+        return [_describe(item, groups, fit) for item in value]
+    if isinstance(value, dict) and all(type(name) in (str, int) for name in value):
+        return {name: _describe(item, groups, fit) for name, item in value.items()}
+    if isinstance(value, torch.Generator):
+        return GeneratorSpec(str(value.device), value.initial_seed())
+    if isinstance(value, np.generic):
+        return _describe(value.item(), groups, fit)
+    for base in _SIMPLE_BASES:
+        # enumerations and the like: an operator takes them for the number or text that they are
+        if isinstance(value, base):
+            return base(value)  # type: ignore[call-arg]
+    return Opaque(f"{kind.__module__}.{kind.__qualname__}")
+
+
+def _describe_tensor(tensor: torch.Tensor, groups: Mapping[int, int], fit: FitValues) -> TensorSpec:
+    strided = tensor.layout is torch.strided
+    plain = type(tensor) in (torch.Tensor, torch.nn.Parameter)
+    return TensorSpec(
+        shape=tuple(int(size) for size in tensor.shape),
+        stride=tuple(int(step) for step in tensor.stride()) if strided else None,
+        dtype=tensor.dtype,
+        device=str(tensor.device),
+        layout=tensor.layout,
+        offset=int(tensor.storage_offset()) if strided else 0,
+        requires_grad=tensor.requires_grad,
+        storage=groups.get(id(tensor)),
+        values=fit(tensor) if strided and plain and not tensor.is_meta and not tensor.is_quantized else None,
+        conj=tensor.is_conj() if strided else False,
+        neg=tensor.is_neg() if strided else False,
+        cls=None if plain else type(tensor).__qualname__,
+    )

@@ -1,0 +1,64 @@
+"""How every command of this project starts, fails and ends."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from typing import NoReturn
+
+from opgrip.traces.errors import UserError
+
+USAGE_ERROR = 2
+INTERRUPTED = 130
+
+
+class OneLineParser(argparse.ArgumentParser):
+    """An argument parser whose errors are one line, and whose help keeps the layout of its text."""
+
+    def __init__(self, *args: object, **kwargs: object) -> None:
+        kwargs.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
+        kwargs.setdefault("allow_abbrev", False)
+        super().__init__(*args, **kwargs)  # type: ignore[arg-type]
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(USAGE_ERROR, f"{self.prog}: error: {message}: see {self.prog} --help\n")
+
+
+def add_debug(parser: argparse.ArgumentParser) -> None:
+    """Give a command its `--debug`."""
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+
+
+def run_command(
+    parser: argparse.ArgumentParser,
+    run: Callable[[argparse.Namespace], int],
+    argv: Sequence[str] | None,
+) -> int:
+    """Parse, run, and turn what goes wrong into one line and an exit status.
+
+    Returns
+    -------
+    The command's own status; 2 after a `UserError`; 130 after Ctrl-C. A reader that closed our output early, as
+    `head` does, is not an error.
+    """
+    args = parser.parse_args(argv)
+    prog = getattr(args, "prog", parser.prog)
+    try:
+        status = run(args)
+        sys.stdout.flush()
+    except UserError as error:
+        if args.debug:
+            traceback.print_exc()
+        print(f"{prog}: error: {error}", file=sys.stderr)
+        return USAGE_ERROR
+    except KeyboardInterrupt:
+        print(f"{prog}: interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:
+        # Python flushes stdout again at exit, which would complain once more.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    return status

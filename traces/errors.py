@@ -1,0 +1,22 @@
+"""The one kind of error that is the user's to mend."""
+
+from __future__ import annotations
+
+
+class UserError(Exception):
+    """What is wrong, and what to do about it: commands print it as one line and exit with status 2.
+
+    Parameters
+    ----------
+    problem : what is wrong, naming the file, option or package
+    hint : what to do, or an empty string where the problem says it all
+    """
+
+    def __init__(self, problem: str, hint: str = "") -> None:
+        super().__init__(problem)
+        self.problem = problem
+        self.hint = hint
+
+    def __str__(self) -> str:
+        text = f"{self.problem}: {self.hint}" if self.hint else self.problem
+        return " ".join(text.split())

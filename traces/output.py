@@ -1,0 +1,57 @@
+"""Files that are whole or not there: written under a temporary name, and renamed when they are done."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO
+
+from opgrip.traces.errors import UserError
+
+
+def partial_path(path: Path) -> Path:
+    """Where a file is while it is being written; the suffixes, which tell its compression, stay."""
+    stem, dot, suffixes = path.name.partition(".")
+    return path.with_name(f"{stem}.part{os.getpid()}{dot}{suffixes}")
+
+
+def check_writable(path: Path, force: bool) -> None:
+    """Raise `UserError` where a file exists and may not be replaced, or cannot be written."""
+    if path.is_dir():
+        raise UserError(f"{path} is a folder", "name a file in it")
+    if path.exists() and not force:
+        raise UserError(f"{path} exists", "choose another name, or replace it with --force")
+    if not path.parent.is_dir():
+        raise UserError(f"{path} cannot be written", f"the folder {path.parent} does not exist")
+    if not os.access(path.parent, os.W_OK):
+        raise UserError(f"{path} cannot be written", f"the folder {path.parent} does not allow it")
+
+
+def create(path: Path, force: bool) -> IO[bytes]:
+    """The open temporary file of `path`; `commit` gives it its name."""
+    check_writable(path, force)
+    try:
+        return partial_path(path).open("wb")
+    except OSError as error:
+        raise UserError(f"{path} cannot be written", (error.strerror or str(error)).lower()) from error
+
+
+def commit(path: Path) -> None:
+    """Give the written and closed temporary file its name."""
+    partial_path(path).replace(path)
+
+
+@contextmanager
+def whole_file(path: Path, force: bool) -> Iterator[IO[bytes]]:
+    """A file to write; it appears under its name when the block ends well, and never otherwise."""
+    file = create(path, force)
+    try:
+        with file:
+            yield file
+    except BaseException:
+        with suppress(OSError):
+            partial_path(path).unlink()
+        raise
+    commit(path)

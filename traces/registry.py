@@ -1,0 +1,62 @@
+"""Tables that plug-ins enter themselves in.
+
+A plug-in is a file in the folder of its kind, found by being there, or an entry point of an installed package. Nothing
+else has to name it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Callable, Iterator
+from importlib.metadata import entry_points
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class Registry(Generic[T]):
+    """Plug-ins of one kind, by name.
+
+    Parameters
+    ----------
+    package : the package whose modules are the plug-ins, `opgrip.replay.modes`
+    group : the group of entry points that other packages add theirs under, `opgrip.modes`
+    """
+
+    def __init__(self, package: str, group: str) -> None:
+        self.package = package
+        self.group = group
+        self._entries: dict[str, T] = {}
+        self._loaded = False
+
+    def register(self, name: str) -> Callable[[T], T]:
+        """A decorator that enters what it decorates under this name."""
+
+        def enter(entry: T) -> T:
+            self._entries[name] = entry
+            return entry
+
+        return enter
+
+    def names(self) -> list[str]:
+        """All names, in alphabetical order."""
+        return sorted(self._load())
+
+    def get(self, name: str) -> T | None:
+        """The plug-in of that name, or None."""
+        return self._load().get(name)
+
+    def items(self) -> Iterator[tuple[str, T]]:
+        """Names and plug-ins, in the order of names."""
+        return iter(sorted(self._load().items()))
+
+    def _load(self) -> dict[str, T]:
+        if not self._loaded:
+            self._loaded = True
+            package = importlib.import_module(self.package)
+            for module in pkgutil.iter_modules(package.__path__, f"{self.package}."):
+                importlib.import_module(module.name)
+            for entry_point in entry_points(group=self.group):
+                entry_point.load()
+        return self._entries

@@ -1,0 +1,115 @@
+"""Files that are plain, gzip or zstd by their name, and that can be read up to wherever they were cut."""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import IO, Any, Protocol, cast
+
+from opgrip.traces.errors import UserError
+
+CHUNK = 1 << 16
+
+
+class ByteSink(Protocol):
+    """What a trace is written to. After `flush`, all that was written can be read from the file."""
+
+    def write(self, data: bytes, /) -> int: ...  # noqa: D102
+
+    def flush(self) -> None: ...  # noqa: D102
+
+    def close(self) -> None: ...  # noqa: D102
+
+
+class Damage(Exception):
+    """The file holds no more that can be read, by the reason."""
+
+
+def compress_to(raw: IO[bytes], name: str) -> ByteSink:
+    """A sink onto an open file, compressed as the name's suffix says: `.gz`, `.zst` or not at all."""
+    if name.endswith(".gz"):
+        # mtime=0: the same trace gives the same bytes
+        return _GzipSink(raw)
+    if name.endswith(".zst"):
+        return cast(ByteSink, _zstandard().ZstdCompressor(level=9).stream_writer(raw, closefd=True))
+    return raw
+
+
+def read_chunks(path: Path) -> Iterator[bytes]:
+    """The file's decompressed bytes, as far as they go.
+
+    Raises
+    ------
+    Damage : after the last bytes that can be read, where the compressed stream is cut or broken
+    UserError : where the file cannot be opened
+    """
+    try:
+        with path.open("rb") as raw:
+            yield from _decompressed(raw, path.name)
+    except OSError as error:
+        raise UserError(f"{path} cannot be read", (error.strerror or str(error)).lower()) from error
+
+
+def _decompressed(raw: IO[bytes], name: str) -> Iterator[bytes]:
+    if name.endswith(".gz"):
+        yield from _gunzip(raw)
+    elif name.endswith(".zst"):
+        yield from _unzstd(raw)
+    else:
+        while chunk := raw.read(CHUNK):
+            yield chunk
+
+
+def _gunzip(raw: IO[bytes]) -> Iterator[bytes]:
+    decompressor = zlib.decompressobj(wbits=31)
+    while chunk := raw.read(CHUNK):
+        while chunk:
+            try:
+                yield decompressor.decompress(chunk)
+            except zlib.error as error:
+                raise Damage(f"its gzip data is broken ({error})") from error
+            chunk = decompressor.unused_data
+            if decompressor.eof:
+                # files joined with `cat` hold several members
+                decompressor = zlib.decompressobj(wbits=31)
+                if not chunk:
+                    chunk = raw.read(CHUNK)
+                    if not chunk:
+                        return
+    raise Damage("its gzip data is cut")
+
+
+def _unzstd(raw: IO[bytes]) -> Iterator[bytes]:
+    zstandard = _zstandard()
+    decompressor = zstandard.ZstdDecompressor().decompressobj(read_across_frames=True)
+    while chunk := raw.read(CHUNK):
+        try:
+            yield decompressor.decompress(chunk)
+        except zstandard.ZstdError as error:
+            raise Damage(f"its zstd data is broken ({error})") from error
+
+
+class _GzipSink(gzip.GzipFile):
+    """Gzip that reaches the file at every flush, and closes the file with itself."""
+
+    def __init__(self, raw: IO[bytes]) -> None:
+        super().__init__(fileobj=raw, mode="wb", filename="", compresslevel=6, mtime=0)
+        self.raw = raw
+
+    def flush(self, zlib_mode: int = zlib.Z_SYNC_FLUSH) -> None:
+        super().flush(zlib_mode)
+
+    def close(self) -> None:
+        super().close()
+        self.raw.close()
+
+
+def _zstandard() -> ModuleType:
+    try:
+        import zstandard
+    except ImportError as error:
+        raise UserError("a .zst file needs the package zstandard", "pip install 'opgrip[zstd]'") from error
+    return cast(Any, zstandard)  # type: ignore[no-any-return]

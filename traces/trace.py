@@ -1,0 +1,139 @@
+"""A whole trace in memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from opgrip.traces.errors import UserError
+from opgrip.traces.reader import TraceReader
+from opgrip.traces.records import Calls, End, Header, Scope, Signature, Thread, Values
+from opgrip.traces.values import ValueModel
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What a trace file holds.
+
+    Attributes
+    ----------
+    header : format and tool versions, devices, command, model, seed, time
+    signatures : all that calls are made of, in the order of their first calls
+    scopes : where calls came from
+    values : value models by number
+    calls : one row a call, in the order in which the calls started: signature, op, scope, module, phase, inside,
+        thread, start_ns (since the start of the capture), duration_ns
+    end : totals and what was dropped; None where the file has no closing record
+    missing : what the file lacks, in words; None where it is whole
+    unknown : record types and fields of a newer version that were passed over, with their counts
+    """
+
+    header: dict[str, Any]
+    signatures: list[Signature]
+    scopes: list[Scope]
+    values: dict[int, ValueModel]
+    calls: pd.DataFrame
+    end: End | None = None
+    missing: str | None = None
+    unknown: dict[str, int] = field(default_factory=dict)
+
+    def summary(self) -> pd.DataFrame:
+        """One row an operator, by falling share of time: op, calls, signatures, time_us, share.
+
+        Calls that an extension function made count to the function's time, and have no row of their own.
+        """
+        own = self.calls[self.calls["inside"].isna()]
+        groups = own.groupby("op", observed=True)
+        time_ns = groups["duration_ns"].sum()
+        table = pd.DataFrame(
+            {
+                "calls": groups.size(),
+                "signatures": groups["signature"].nunique(),
+                "time_us": time_ns / 1e3,
+                "share": time_ns / max(int(time_ns.sum()), 1),
+            }
+        )
+        return table.sort_values(["share", "calls"], ascending=False).rename_axis("op").reset_index()
+
+
+def load(path: str | Path, partial: bool = True) -> Trace:
+    """A trace file's contents, up to wherever it is whole; `Trace.missing` says what it lacks.
+
+    Parameters
+    ----------
+    partial : accept a cut or damaged file
+
+    Raises
+    ------
+    UserError : where the file is not there, empty, of another kind or of a newer major version; or damaged, and
+        `partial` is false
+    """
+    reader = TraceReader(path)
+    header: dict[str, Any] = {}
+    signatures: list[Signature] = []
+    scopes: list[Scope] = []
+    values: dict[int, ValueModel] = {}
+    threads: dict[int, str] = {}
+    blocks: list[Calls] = []
+    end: End | None = None
+    for record in reader:
+        match record:
+            case Header():
+                header = record.fields
+            case Signature():
+                signatures.append(record)
+            case Scope():
+                scopes.append(record)
+            case Values():
+                values[record.number] = record.model
+            case Thread():
+                threads[record.number] = record.name
+            case Calls():
+                blocks.append(record)
+            case End():
+                end = record
+    if reader.missing and not partial:
+        raise UserError(reader.missing, "load what there is with --partial")
+    calls = _table(blocks, signatures, scopes, threads)
+    return Trace(header, signatures, scopes, values, calls, end, reader.missing, dict(reader.unknown))
+
+
+def _table(
+    blocks: list[Calls], signatures: list[Signature], scopes: list[Scope], threads: dict[int, str]
+) -> pd.DataFrame:
+    def column(name: str) -> np.ndarray[Any, np.dtype[np.int64]]:
+        pieces = [np.asarray(getattr(block, name), dtype=np.int64) for block in blocks]
+        return np.concatenate(pieces) if pieces else np.empty(0, dtype=np.int64)
+
+    signature, scope = column("signature"), column("scope")
+    op_of = {record.number: record.op for record in signatures}
+    scope_of = {record.number: record for record in scopes}
+    thread = np.repeat([block.thread for block in blocks], [len(block.signature) for block in blocks])
+    table = pd.DataFrame(
+        {
+            "signature": signature,
+            "op": _names(signature, op_of),
+            "scope": scope,
+            "module": _names(scope, {number: record.module for number, record in scope_of.items()}),
+            "phase": _names(scope, {number: record.phase for number, record in scope_of.items()}),
+            "inside": _names(scope, {number: record.inside for number, record in scope_of.items()}),
+            "thread": _names(thread.astype(np.int64), threads),
+            "start_ns": column("start_ns"),
+            "duration_ns": column("duration_ns"),
+        }
+    )
+    return table.sort_values("start_ns", kind="stable", ignore_index=True)
+
+
+def _names(numbers: np.ndarray[Any, np.dtype[np.int64]], names: dict[int, Any]) -> pd.Categorical:
+    """The name of each number, as a category: a million calls share a few names."""
+    categories = list(dict.fromkeys(name for name in names.values() if name is not None))
+    place = {name: index for index, name in enumerate(categories)}
+    code_of = {number: place.get(name, -1) for number, name in names.items()}
+    unique, inverse = np.unique(numbers, return_inverse=True)
+    codes = np.array([code_of.get(int(number), -1) for number in unique], dtype=np.int64)
+    return pd.Categorical.from_codes(codes[inverse] if len(unique) else inverse, categories=categories)  # type: ignore[arg-type]

@@ -1,0 +1,11 @@
+"""Value models: what is kept of a tensor's values, enough to draw others that make an operator behave the same."""
+
+from opgrip.traces.values.model import (
+    ValueModel,
+    fit,
+    value_model_from_json,
+    value_model_to_json,
+    value_models,
+)
+
+__all__ = ["ValueModel", "fit", "value_model_from_json", "value_model_to_json", "value_models"]

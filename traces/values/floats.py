@@ -1,0 +1,92 @@
+"""Mean, spread and range of a floating-point tensor, and the share of values that are not plain numbers."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from opgrip.traces.arguments import FormatError
+from opgrip.traces.values.model import value_models
+
+
+@value_models.register("floats")
+@dataclass(frozen=True, slots=True)
+class Floats:
+    """A normal distribution cut to a range, with exact zeros, nan and inf in their shares.
+
+    Complex tensors are described by their real and imaginary parts taken together.
+
+    Attributes
+    ----------
+    mean, std, low, high : of the finite elements
+    zeros, nan, inf, minus_inf : share of all elements, 0 to 1
+    """
+
+    mean: float
+    std: float
+    low: float
+    high: float
+    zeros: float
+    nan: float
+    inf: float
+    minus_inf: float
+
+    priority: ClassVar[int] = 30
+
+    @classmethod
+    def fit(cls, tensor: torch.Tensor) -> Floats | None:
+        """The model of a floating-point or complex tensor."""
+        if tensor.dtype.is_complex:
+            tensor = torch.view_as_real(tensor.resolve_conj())
+        if not tensor.dtype.is_floating_point:
+            return None
+        # half and 8-bit floats lack some of these operations
+        values = tensor if tensor.dtype in (torch.float32, torch.float64) else tensor.float()
+        low, high = (float(bound) for bound in torch.aminmax(values))
+        nan = inf = minus_inf = 0
+        finite = values
+        if not (math.isfinite(low) and math.isfinite(high)):
+            nan, inf = int(values.isnan().sum()), int((values == math.inf).sum())
+            minus_inf = int((values == -math.inf).sum())
+            finite = values[values.isfinite()]
+            low, high = (float(bound) for bound in torch.aminmax(finite)) if finite.numel() else (0.0, 0.0)
+        mean, std = (finite.mean().item(), finite.std(correction=0).item()) if finite.numel() else (0.0, 0.0)
+        total = values.numel()
+        zeros = total - int(torch.count_nonzero(values))
+        # the square of a finite number can overflow
+        std = std if math.isfinite(std) else (high - low) / 4
+        mean = mean if math.isfinite(mean) else low / 2 + high / 2
+        return cls(mean, std, low, high, zeros / total, nan / total, inf / total, minus_inf / total)
+
+    def check(self) -> None:
+        """Finite moments, shares between 0 and 1."""
+        shares = (self.zeros, self.nan, self.inf, self.minus_inf)
+        if not all(math.isfinite(value) for value in (self.mean, self.std, self.low, self.high)) or self.std < 0:
+            raise FormatError("floats without finite moments")
+        if self.low > self.high or not all(0 <= share <= 1 for share in shares):
+            raise FormatError("floats whose range or shares are impossible")
+
+    def draw(self, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
+        """Normal values within the range; zeros, nan and inf at random places."""
+        if dtype.is_complex:
+            parts = self.draw((*shape, 2), dtype.to_real(), generator)
+            return torch.view_as_complex(parts)
+        work = torch.float64 if dtype == torch.float64 else torch.float32
+        values = torch.randn(shape, dtype=work, generator=generator, device=generator.device)
+        values = values.mul_(self.std).add_(self._mean_of_nonzero()).clamp_(self.low, self.high)
+        shares = [(0.0, self.zeros), (math.nan, self.nan), (math.inf, self.inf), (-math.inf, self.minus_inf)]
+        if any(share for _, share in shares):
+            place = torch.rand(shape, generator=generator, device=generator.device)
+            below = 0.0
+            for value, share in shares:
+                values[(place >= below) & (place < below + share)] = value
+                below += share
+        return values.to(dtype)
+
+    def _mean_of_nonzero(self) -> float:
+        # the zeros are put in afterwards, so the rest alone must carry the mean
+        rest = 1 - self.nan - self.inf - self.minus_inf
+        return self.mean if self.zeros >= rest else self.mean * rest / (rest - self.zeros)

@@ -1,0 +1,64 @@
+"""Writes a trace, record by record."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from types import TracebackType
+
+from opgrip.traces.output import commit, create
+from opgrip.traces.records import Header, Record, to_json
+from opgrip.traces.streams import ByteSink, compress_to
+
+
+class TraceWriter:
+    """A trace file being written. Records reach the file at `flush`.
+
+    While it is open, its file stands beside its final place with `.part` and the process's number in its name, and can
+    be read as a trace that was cut. `close` gives it its name.
+
+    Parameters
+    ----------
+    path : where the trace goes, compressed as its suffix says; `-` for standard output
+    force : replace an existing file
+    """
+
+    def __init__(self, path: str | Path, header: Header, force: bool = False) -> None:
+        self.path = None if str(path) == "-" else Path(path)
+        self._sink: ByteSink = sys.stdout.buffer
+        if self.path is not None:
+            self._sink = compress_to(create(self.path, force), self.path.name)
+        self.bytes_written = 0
+        self.write(header)
+        self.flush()
+
+    def write(self, record: Record) -> None:
+        """Add a record."""
+        line = json.dumps(to_json(record), allow_nan=False, separators=(",", ":"), ensure_ascii=False)
+        # lone surrogates, which file names can hold, are escaped: the file stays UTF-8
+        data = line.encode("utf-8", "backslashreplace") + b"\n"
+        self._sink.write(data)
+        self.bytes_written += len(data)
+
+    def flush(self) -> None:
+        """Let all that was written reach the file."""
+        self._sink.flush()
+
+    def close(self) -> None:
+        """Finish the file and give it its name."""
+        if self.path is None:
+            self._sink.flush()
+            return
+        self._sink.close()
+        commit(self.path)
+
+    def __enter__(self) -> TraceWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
