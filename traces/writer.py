@@ -26,7 +26,8 @@ class TraceWriter:
 
     def __init__(self, path: str | Path, header: Header, force: bool = False) -> None:
         self.path = None if str(path) == "-" else Path(path)
-        self._sink: ByteSink = sys.stdout.buffer
+        # not sys.stdout: a command that writes a trace there sends all else to stderr
+        self._sink: ByteSink = sys.__stdout__.buffer  # type: ignore[union-attr]
         if self.path is not None:
             self._sink = compress_to(create(self.path, force), self.path.name)
         self.bytes_written = 0

@@ -43,10 +43,9 @@ class Boxes:
         rows = tensor.double()
         if not bool(rows.isfinite().all()):
             return None
-        for first in (0, 1):
+        # an index and the first three corners can look like a box, so the box behind an index is tried first
+        for first in (1, 0) if rows.shape[1] > 4 else (0,):
             corners = rows[:, first : first + 4]
-            if corners.shape[1] < 4:
-                continue
             sides = corners[:, 2:] - corners[:, :2]
             if bool((sides >= 0).all()) and float(sides.amax()) > 1:
                 columns = rows.clone()

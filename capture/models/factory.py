@@ -1,0 +1,174 @@
+"""Models from a callable: `package.module:factory` or `path/to/file.py:factory`."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import re
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_map
+
+from opgrip.capture.checkpoints import load_weights
+from opgrip.capture.models.source import ModelSource, model_sources
+from opgrip.capture.program import ModelOptions, Program
+from opgrip.traces.devices import check_device
+from opgrip.traces.errors import UserError
+
+LEARNING_RATE = 1e-3
+_FORM = re.compile(r"(?P<where>.+?):(?P<name>[A-Za-z_][\w.]*)")
+
+
+def load_factory(text: str, options: ModelOptions) -> Program:
+    """The program of a factory.
+
+    The factory returns a module and its inputs: a tensor, a tuple of positional inputs, or a dictionary of named ones.
+    Of the settings `batch_size`, `input_size` and `run` it is given those that it has parameters for.
+
+    Raises
+    ------
+    UserError : where there is no such factory, where it fails (with its own error), or returns something else
+    """
+    if options.cfg_options:
+        raise UserError("--cfg-options is for OpenMMLab configs", f"{text} takes none")
+    match = _FORM.fullmatch(text)
+    assert match is not None, "a source is asked only for what it matches"
+    device = check_device(options.device)
+    model, inputs = _build(text, _find(text, match["where"], match["name"]), options)
+    if options.checkpoint is not None:
+        load_weights(model, options.checkpoint)
+    model.to(device)
+    inputs = tree_map(lambda value: value.to(device) if isinstance(value, torch.Tensor) else value, inputs)
+    return Program(
+        name=match["name"].rpartition(".")[2],
+        model=model,
+        inputs=lambda: inputs,
+        step=_step(model, options.run),
+        details={"source": text, "class": type(model).__qualname__},
+    )
+
+
+def _find(text: str, where: str, name: str) -> Callable[..., Any]:
+    module = _module_of_file(Path(where)) if where.endswith(".py") else _module_of_name(where)
+    found: Any = module
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    if not callable(found):
+        raise UserError(f"no factory {name!r} in {where}", f"{text} must name a function that it has")
+    return found  # type: ignore[no-any-return]
+
+
+def _module_of_name(name: str) -> ModuleType:
+    # a user's own file beside the place where the command is run, as `python -m` finds it
+    sys.path.insert(0, "")
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise UserError(f"{name} cannot be imported ({error})", "install it, or name a file: path/to/file.py:factory") from error
+    except Exception as error:
+        raise UserError(f"{name} fails when it is imported", f"{type(error).__name__}: {error}") from error
+    finally:
+        sys.path.remove("")
+
+
+def _module_of_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise UserError(f"no file {path}", "name one as path/to/file.py:factory")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules.setdefault(path.stem, module)
+    sys.path.insert(0, str(path.parent))
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise UserError(f"{path} fails when it is run", f"{type(error).__name__}: {error}") from error
+    return module
+
+
+def _build(text: str, factory: Callable[..., Any], options: ModelOptions) -> tuple[nn.Module, Any]:
+    wanted = {"batch_size": options.batch_size, "input_size": options.input_size, "run": options.run}
+    parameters = inspect.signature(factory).parameters
+    settings = {name: value for name, value in wanted.items() if name in parameters and value is not None}
+    for name in ("batch_size", "input_size"):
+        if wanted[name] is not None and name not in parameters:
+            flag = name.replace("_", "-")
+            raise UserError(f"--{flag} is not for {text}", f"give the factory a parameter {name}")
+    try:
+        built = factory(**settings)
+    except Exception as error:
+        raise UserError(f"{text} failed", f"{type(error).__name__}: {error}") from error
+    if not (isinstance(built, tuple) and len(built) == 2 and isinstance(built[0], nn.Module)):
+        raise UserError(f"{text} returned {type(built).__name__}", "it must return a module and its inputs")
+    return built
+
+
+def _step(model: nn.Module, run: str) -> Callable[[Any], Any]:
+    def call(inputs: Any) -> Any:
+        args, kwargs = _arguments(inputs)
+        return model(*args, **kwargs)
+
+    if run == "predict":
+        model.eval()
+        return torch.no_grad()(call)
+
+    model.train()
+
+    def loss(inputs: Any) -> torch.Tensor:
+        return total_loss(call(inputs))
+
+    if run == "loss":
+        return loss
+    optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE, momentum=0.9)
+
+    def train(inputs: Any) -> torch.Tensor:
+        optimizer.zero_grad()
+        value = loss(inputs)
+        value.backward()
+        optimizer.step()
+        return value.detach()
+
+    return train
+
+
+def _arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if isinstance(inputs, Mapping):
+        return (), dict(inputs)
+    return (tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)), {}
+
+
+def total_loss(output: Any) -> torch.Tensor:
+    """The one number to minimize in what a model returned: a tensor, an attribute `loss`, or a dictionary of losses.
+
+    Raises
+    ------
+    UserError : where there is none
+    """
+    if isinstance(getattr(output, "loss", None), torch.Tensor):
+        output = output.loss
+    if isinstance(output, Mapping):
+        losses = [value.mean() for value in output.values() if isinstance(value, torch.Tensor) and value.requires_grad]
+        output = sum(losses) if losses else None
+    if isinstance(output, torch.Tensor) and output.requires_grad:
+        return output if output.dim() == 0 else output.mean()
+    raise UserError(
+        "the model returned no loss",
+        "for --run loss and train it must return a tensor, a dictionary of losses, or an object with .loss",
+    )
+
+
+model_sources.register("factory")(
+    ModelSource(
+        form="package.module:factory or path/to/file.py:factory",
+        matches=lambda text: _FORM.fullmatch(text) is not None and not text.startswith("builtin:"),
+        load=load_factory,
+    )
+)

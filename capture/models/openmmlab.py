@@ -1,0 +1,189 @@
+"""Models from OpenMMLab configs: a path, or the bare name of a config that an installed package carries."""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import difflib
+import importlib
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from opgrip.capture.checkpoints import load_weights
+from opgrip.capture.models.openmmlab_inputs import make_inputs
+from opgrip.capture.models.source import ModelSource, model_sources
+from opgrip.capture.program import ModelOptions, Program
+from opgrip.traces.devices import check_device
+from opgrip.traces.errors import UserError
+
+SUFFIXES = (".py", ".yaml", ".yml", ".json")
+INSTALL = "make openmmlab, or see docs/openmmlab.md"
+
+
+def load_config_model(text: str, options: ModelOptions) -> Program:
+    """The program of a config, with random weights where no checkpoint is given.
+
+    Nothing is downloaded: pretrained parts that the config names are left out.
+
+    Raises
+    ------
+    UserError : where there is no such config, it is not one, or a package that it needs is missing
+    """
+    if not text.endswith(SUFFIXES) and not Path(text).is_file():
+        raise UserError(f"no model {text!r}", "name a config file, builtin:NAME or package.module:factory")
+    _need("mmengine", text)
+    path = find_config(text)
+    config = _read_config(path, options.cfg_options)
+    scope = str(config.get("default_scope") or "mmdet")
+    _need(scope, text)
+    device = check_device(options.device)
+    model = _build(config, scope, path)
+    if options.checkpoint is not None:
+        load_weights(model, options.checkpoint)
+    model.to(device)
+    inputs = make_inputs(model, config, scope, options)
+    return Program(
+        name=path.stem,
+        model=model,
+        inputs=lambda: copy.deepcopy(inputs),
+        step=_step(model, config, options.run),
+        details={
+            "source": text,
+            "class": type(model).__name__,
+            "cfg_options": list(options.cfg_options),
+            "packages": {name: _version(name) for name in ("mmengine", "mmcv", scope)},
+        },
+    )
+
+
+def find_config(text: str) -> Path:
+    """The config file of that path, or of that bare name in an installed package.
+
+    Raises
+    ------
+    UserError : where there is none, or several of that name
+    """
+    path = Path(text)
+    if path.is_file():
+        return path
+    if path.name != text:
+        raise UserError(f"no config {text}", "give the path of a file, or a bare file name to look up")
+    configs = list(_carried_configs())
+    found = [config for config in configs if config.name == text]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise UserError(f"{len(found)} configs are named {text}", "give a path: " + ", ".join(map(str, found)))
+    near = difflib.get_close_matches(text, {config.name for config in configs}, n=3)
+    hint = f"did you mean {', '.join(near)}?" if near else "give the path of a file"
+    raise UserError(f"no config {text} here or among the {len(configs)} of the installed packages", hint)
+
+
+def _carried_configs() -> Iterator[Path]:
+    """Configs that installed packages ship, as OpenMMLab's do, under `.mim/configs`."""
+    for folder in dict.fromkeys(sys.path):
+        for configs in sorted(Path(folder or ".").glob("*/.mim/configs")):
+            yield from sorted(configs.rglob("*.py"))
+
+
+def _read_config(path: Path, cfg_options: tuple[str, ...]) -> Any:
+    from mmengine.config import Config, DictAction
+
+    try:
+        config = Config.fromfile(path)
+    except Exception as error:
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(f"{path} is not an OpenMMLab config", f"{type(error).__name__}: {reason}") from error
+    if not isinstance(config.get("model"), dict):
+        raise UserError(f"{path} is not a config of a model", "it must define `model`")
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--cfg-options", nargs="+", action=DictAction)
+    try:
+        parsed = parser.parse_args(["--cfg-options", *cfg_options]).cfg_options if cfg_options else {}
+        config.merge_from_dict(parsed)
+    except (ValueError, KeyError, TypeError, AssertionError, IndexError) as error:
+        raise UserError(f"--cfg-options cannot be applied to {path.name} ({error})", "write them as key=value") from error
+    return config
+
+
+def _build(config: Any, scope: str, path: Path) -> nn.Module:
+    importlib.import_module(f"{scope}.utils").register_all_modules(init_default_scope=True)
+    from mmengine.logging import MMLogger
+    from mmengine.model import revert_sync_batchnorm
+    from mmengine.registry import MODELS
+
+    # else it lists how every weight was initialized
+    MMLogger.get_current_instance().setLevel("WARNING")
+    settings = copy.deepcopy(config.model)
+    _forget_pretrained(settings)
+    try:
+        model: nn.Module = MODELS.build(settings)
+    except Exception as error:
+        reason = " ".join(str(error).split())[:300]
+        raise UserError(f"{path.name} cannot be built", f"{type(error).__name__}: {reason}") from error
+    model.init_weights()  # type: ignore[operator]
+    # synchronized batch norm asks for a process group
+    return revert_sync_batchnorm(model)  # type: ignore[no-any-return]
+
+
+def _forget_pretrained(settings: Any) -> None:
+    if isinstance(settings, dict):
+        for name in ("init_cfg", "pretrained"):
+            if _names_a_checkpoint(settings.get(name)):
+                settings[name] = None
+        for value in settings.values():
+            _forget_pretrained(value)
+    elif isinstance(settings, list | tuple):
+        for value in settings:
+            _forget_pretrained(value)
+
+
+def _names_a_checkpoint(value: Any) -> bool:
+    return isinstance(value, str) or (isinstance(value, Mapping) and value.get("type") == "Pretrained")
+
+
+def _step(model: Any, config: Any, run: str) -> Callable[[Any], Any]:
+    """The step that mmengine's own loops make."""
+    if run == "predict":
+        model.eval()
+        return torch.no_grad()(model.test_step)  # type: ignore[no-any-return]
+    model.train()
+    if run == "loss":
+
+        def loss(inputs: Any) -> Any:
+            data = model.data_preprocessor(inputs, True)
+            return model.parse_losses(model(**data, mode="loss"))
+
+        return loss
+
+    from mmengine.optim import build_optim_wrapper
+
+    settings = config.get("optim_wrapper") or {"type": "OptimWrapper", "optimizer": {"type": "SGD", "lr": 0.01}}
+    optimizer = build_optim_wrapper(model, settings)
+    return lambda inputs: model.train_step(inputs, optimizer)
+
+
+def _need(package: str, text: str) -> None:
+    try:
+        importlib.import_module(package)
+    except ImportError as error:
+        missing = error.name or package
+        raise UserError(f"{text} needs {package}, and {missing} is not installed", f"install the extra openmmlab: {INSTALL}") from error
+
+
+def _version(package: str) -> str:
+    return str(getattr(importlib.import_module(package), "__version__", "unknown"))
+
+
+model_sources.register("openmmlab")(
+    ModelSource(
+        form="an OpenMMLab config (path, or bare name of one that mmdet or mmseg carries)",
+        matches=lambda text: ":" not in text,
+        load=load_config_model,
+    )
+)

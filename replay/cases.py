@@ -1,0 +1,113 @@
+"""Cases: the things to replay, made of a trace's signatures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+import pandas as pd
+
+from opgrip.traces import Trace
+from opgrip.traces.arguments import tensors
+from opgrip.traces.errors import UserError
+from opgrip.traces.records import Signature
+from opgrip.traces.values import ValueModel
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One signature and how often it was called.
+
+    Attributes
+    ----------
+    values : the value models that the signature's tensors refer to
+    count : calls that were selected
+    captured_us : median duration of those calls in the program
+    captured_total_us : sum of their durations
+    share : of the selected calls' time, 0 to 1
+    """
+
+    signature: Signature
+    values: Mapping[int, ValueModel]
+    count: int
+    captured_us: float
+    captured_total_us: float
+    share: float
+
+    @property
+    def number(self) -> int:
+        """The signature's number."""
+        return self.signature.number
+
+    @property
+    def op(self) -> str:
+        """The operator's name."""
+        return self.signature.op
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Which calls to replay.
+
+    Attributes
+    ----------
+    ops, modules : patterns of operators' names and module paths, as shells match file names; none selects all
+    top : how many cases, those with the largest share of time; None for all
+    """
+
+    ops: Sequence[str] = ()
+    modules: Sequence[str] = ()
+    top: int | None = None
+
+
+def make_cases(trace: Trace, selection: Selection = Selection()) -> list[Case]:  # noqa: B008
+    """One case a signature, by falling share of time.
+
+    Calls that an extension function made inside are its own: replaying the function runs them.
+
+    Raises
+    ------
+    UserError : where a pattern selects nothing
+    """
+    calls = trace.calls[trace.calls["inside"].isna()]
+    if calls.empty:
+        raise UserError("the trace holds no calls", "capture a program that runs some")
+    calls = _matching(calls, "op", selection.ops, "--op")
+    calls = _matching(calls, "module", selection.modules, "--module")
+    if calls.empty:
+        raise UserError("no call matches both --op and --module", "see opgrip trace info")
+    times = calls.groupby("signature")["duration_ns"].agg(["size", "median", "sum"])
+    total = max(int(times["sum"].sum()), 1)
+    cases = [
+        Case(
+            signature=signature,
+            values=_values_of(signature, trace.values),
+            count=int(times.at[signature.number, "size"]),
+            captured_us=float(times.at[signature.number, "median"]) / 1e3,
+            captured_total_us=float(times.at[signature.number, "sum"]) / 1e3,
+            share=float(times.at[signature.number, "sum"]) / total,
+        )
+        for signature in trace.signatures
+        if signature.number in times.index
+    ]
+    cases.sort(key=lambda case: (-case.share, case.number))
+    return cases[: selection.top]
+
+
+def _matching(calls: pd.DataFrame, column: str, patterns: Sequence[str], flag: str) -> pd.DataFrame:
+    if not patterns:
+        return calls
+    names = calls[column].cat.categories
+    matched = [name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns)]
+    selected = calls[calls[column].isin(matched)]
+    if selected.empty:
+        known = calls[column].value_counts().head(4).index
+        examples = ", ".join(repr(str(name)) for name in known)
+        raise UserError(f"no {column} matches {flag} {' '.join(patterns)}", f"the trace has {examples} and others")
+    return selected
+
+
+def _values_of(signature: Signature, values: Mapping[int, ValueModel]) -> dict[int, ValueModel]:
+    used = (spec.values for spec in tensors([signature.args, signature.kwargs]))
+    return {number: values[number] for number in used if number in values}

@@ -1,0 +1,85 @@
+"""Callables by the names that stand in a trace: registered operators, and functions of extensions that are trusted."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from types import BuiltinFunctionType
+from typing import Any
+
+import torch
+
+from opgrip.traces.records import EXTENSION, Signature
+
+TRUSTED_EXTENSIONS = ("mmcv._ext",)
+"""Extension modules that a trace may name: each runs as code here, so a stranger's trace cannot add to them."""
+
+READS_OR_WRITES_FILES = frozenset({"from_file", "save", "load", "_save", "_load"})
+
+_OPERATOR = re.compile(r"([A-Za-z]\w*)\.([A-Za-z_]\w*)\.([A-Za-z_]\w*)")
+_FUNCTION = re.compile(r"([A-Za-z_][\w.]*):([A-Za-z_]\w*)")
+
+
+class Unsupported(Exception):
+    """A case that cannot run here, by the reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """What a case calls.
+
+    Attributes
+    ----------
+    mutates : whether it may write into its arguments
+    """
+
+    function: Callable[..., Any]
+    mutates: bool
+
+
+def find_operator(signature: Signature, extensions: Collection[str] = TRUSTED_EXTENSIONS) -> Operator:
+    """The operator or function that a signature names.
+
+    Raises
+    ------
+    Unsupported : where it is not registered, not installed or not trusted
+    """
+    if signature.kind == EXTENSION:
+        return Operator(_find_function(signature.op, extensions), mutates=True)
+    function = _find_overload(signature.op)
+    return Operator(function, mutates=bool(function._schema.is_mutable))
+
+
+def _find_overload(name: str) -> Any:
+    match = _OPERATOR.fullmatch(name)
+    if match is None:
+        raise Unsupported(f"{name!r} is not an operator's name")
+    namespace, packet, overload = match.groups()
+    if packet in READS_OR_WRITES_FILES:
+        raise Unsupported(f"{name} reads or writes files")
+    try:
+        found = getattr(getattr(getattr(torch.ops, namespace), packet), overload)
+    except (AttributeError, RuntimeError):
+        found = None
+    if not isinstance(found, torch._ops.OpOverload):
+        raise Unsupported(f"{name} is not registered in torch {torch.__version__}")
+    return found
+
+
+def _find_function(name: str, extensions: Collection[str]) -> Callable[..., Any]:
+    match = _FUNCTION.fullmatch(name)
+    if match is None:
+        raise Unsupported(f"{name!r} is not a function's name")
+    module_name, attribute = match.groups()
+    if module_name not in extensions:
+        raise Unsupported(f"the extension {module_name} is not trusted: name it with --extension")
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise Unsupported(f"{module_name} is not installed ({error})") from error
+    found = getattr(module, attribute, None)
+    if not isinstance(found, BuiltinFunctionType):
+        raise Unsupported(f"{module_name} has no function {attribute}")
+    return found

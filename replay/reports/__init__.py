@@ -1,0 +1,5 @@
+"""Forms that results are written in. A form is a file here, or an entry point `opgrip.reports` of another package."""
+
+from opgrip.replay.reports.report import Report, reports
+
+__all__ = ["Report", "reports"]

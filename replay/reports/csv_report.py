@@ -1,0 +1,15 @@
+"""Results as comma-separated values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import IO, Any
+
+from opgrip.replay.reports.report import reports
+from opgrip.replay.results import Result, to_frame
+
+
+@reports.register(".csv")
+def write_csv(results: Sequence[Result], header: Mapping[str, Any], file: IO[str]) -> None:
+    """One line a row under a line of names; the header is left out."""
+    to_frame(results).to_csv(file, index=False)

@@ -1,0 +1,23 @@
+"""Devices by name."""
+
+from __future__ import annotations
+
+import torch
+
+from opgrip.traces.errors import UserError
+
+
+def check_device(name: str) -> torch.device:
+    """The device of that name.
+
+    Raises
+    ------
+    UserError : where torch does not know it or this machine lacks it
+    """
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise UserError(f"no device {name!r} here ({reason[:120]})", "choose another with --device, such as cpu") from error
+    return device
