@@ -1,0 +1,1 @@
+"""Models made of the samples, for captures that need nothing installed."""

@@ -1,0 +1,96 @@
+"""The first stage of a two-stage detector: proposes boxes."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from opgrip.samples.assign_max_iou import assign_max_iou
+from opgrip.samples.box_iou import box_iou
+from opgrip.samples.decode_deltas import decode_deltas
+from opgrip.samples.encode_deltas import encode_deltas
+from opgrip.samples.grid_anchors import grid_anchors
+from opgrip.samples.nms import nms
+from opgrip.samples.sample_balanced import sample_balanced
+from opgrip.samples.smooth_l1 import smooth_l1
+
+SCALE = 8.0
+RATIOS = (0.5, 1.0, 2.0)
+
+
+class Predictions(NamedTuple):
+    """What the first stage says of every anchor: scores (B, N), deltas (B, N, 4); and the anchors of each level."""
+
+    scores: Tensor
+    deltas: Tensor
+    anchors: list[Tensor]
+
+
+class ProposalHead(nn.Module):
+    """Scores and moves anchors.
+
+    Parameters
+    ----------
+    width : channels of the pyramid's levels
+    strides : of the levels, in pixels
+    candidates : best anchors of each level that non-maximum suppression chooses among
+    limit : proposals of an image
+
+    Source: Ren et al. 2015, section 3.1.
+    """
+
+    def __init__(self, width: int, strides: tuple[int, ...], candidates: int = 60, limit: int = 200) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(width, width, 3, 1, 1)
+        self.objectness = nn.Conv2d(width, len(RATIOS), 1)
+        self.deltas = nn.Conv2d(width, 4 * len(RATIOS), 1)
+        self.strides = strides
+        self.candidates = candidates
+        self.limit = limit
+
+    def forward(self, levels: list[Tensor]) -> Predictions:
+        """Predictions for maps (B, width, H, W)."""
+        scores, deltas, anchors = [], [], []
+        for level, stride in zip(levels, self.strides, strict=True):
+            hidden = functional.relu(self.conv(level))
+            batch, _, height, width = level.shape
+            scores.append(self.objectness(hidden).permute(0, 2, 3, 1).reshape(batch, -1))
+            deltas.append(self.deltas(hidden).permute(0, 2, 3, 1).reshape(batch, -1, 4))
+            anchors.append(grid_anchors(height, width, stride, SCALE, RATIOS, level))
+        return Predictions(torch.cat(scores, dim=1), torch.cat(deltas, dim=1), anchors)
+
+    @torch.no_grad()
+    def propose(self, predictions: Predictions, image_size: tuple[int, int]) -> list[Tensor]:
+        """Proposals (P, 4) of each image, best first."""
+        sizes = [len(anchors) for anchors in predictions.anchors]
+        proposals = []
+        for scores, deltas in zip(predictions.scores, predictions.deltas, strict=True):
+            boxes, values = [], []
+            parts = zip(predictions.anchors, scores.split(sizes), deltas.split(sizes), strict=True)
+            for anchors, level_scores, level_deltas in parts:
+                best = level_scores.topk(min(self.candidates, len(anchors)))
+                found = decode_deltas(anchors[best.indices], level_deltas[best.indices], image_size)
+                kept = nms(found, best.values, 0.7)
+                boxes.append(found[kept])
+                values.append(best.values[kept])
+            order = torch.cat(values).argsort(descending=True)[: self.limit]
+            proposals.append(torch.cat(boxes)[order])
+        return proposals
+
+    def losses(self, predictions: Predictions, truths: list[Tensor]) -> dict[str, Tensor]:
+        """Losses of scores and boxes against the true boxes (T, 4) of each image."""
+        anchors = torch.cat(predictions.anchors)
+        scores, deltas = predictions.scores.sum() * 0, predictions.deltas.sum() * 0
+        for image, boxes in enumerate(truths):
+            assigned = assign_max_iou(box_iou(anchors, boxes), positive=0.7, negative=0.3)
+            positives, negatives = sample_balanced(assigned, 256, 0.5)
+            chosen = torch.cat([positives, negatives])
+            labels = (assigned[chosen] >= 0).to(scores.dtype)
+            scores = scores + functional.binary_cross_entropy_with_logits(predictions.scores[image, chosen], labels)
+            wanted = encode_deltas(anchors[positives], boxes[assigned[positives]])
+            distance = smooth_l1(predictions.deltas[image, positives], wanted, beta=1 / 9)
+            deltas = deltas + distance / max(chosen.numel(), 1)
+        return {"rpn_cls": scores / len(truths), "rpn_box": deltas / len(truths)}

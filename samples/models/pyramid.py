@@ -1,0 +1,78 @@
+"""A small residual network with a feature pyramid on it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+from torch.nn import functional
+
+
+class BasicBlock(nn.Module):
+    """Two 3x3 convolutions beside a shortcut.
+
+    Source: He et al. 2016, figure 2.
+    """
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(outputs)
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(outputs)
+        self.relu = nn.ReLU(inplace=True)
+        self.shortcut: nn.Module = nn.Identity()
+        if stride != 1 or inputs != outputs:
+            self.shortcut = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, inputs, H, W) to (B, outputs, H / stride, W / stride)."""
+        out = self.relu(self.bn1(self.conv1(x)))
+        out = self.bn2(self.conv2(out)) + self.shortcut(x)
+        return self.relu(out)  # type: ignore[no-any-return]
+
+
+class Backbone(nn.Module):
+    """A residual network of four stages of two blocks, half as wide as ResNet-18."""
+
+    def __init__(self, channels: Sequence[int] = (32, 64, 128, 256)) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, channels[0], 7, 2, 3, bias=False)
+        self.bn1 = nn.BatchNorm2d(channels[0])
+        self.relu = nn.ReLU(inplace=True)
+        self.pool = nn.MaxPool2d(3, 2, 1)
+        inputs = (channels[0], *channels[:-1])
+        self.stages = nn.ModuleList(
+            nn.Sequential(BasicBlock(before, after, 1 if index == 0 else 2), BasicBlock(after, after, 1))
+            for index, (before, after) in enumerate(zip(inputs, channels, strict=True))
+        )
+
+    def forward(self, images: Tensor) -> list[Tensor]:
+        """(B, 3, H, W) to the outputs of the stages, at strides 4, 8, 16, 32."""
+        x = self.pool(self.relu(self.bn1(self.conv1(images))))
+        outputs = []
+        for stage in self.stages:
+            x = stage(x)
+            outputs.append(x)
+        return outputs
+
+
+class FeaturePyramid(nn.Module):
+    """Levels of equal width, each with what the coarser ones know, and one coarser level.
+
+    Source: Lin et al. 2017, section 3.
+    """
+
+    def __init__(self, inputs: Sequence[int], width: int) -> None:
+        super().__init__()
+        self.lateral = nn.ModuleList(nn.Conv2d(channels, width, 1) for channels in inputs)
+        self.smooth = nn.ModuleList(nn.Conv2d(width, width, 3, 1, 1) for _ in inputs)
+
+    def forward(self, stages: list[Tensor]) -> list[Tensor]:
+        """Maps of `width` channels, at the stages' strides and twice the last one."""
+        levels = [lateral(stage) for lateral, stage in zip(self.lateral, stages, strict=True)]
+        for index in range(len(levels) - 1, 0, -1):
+            size = levels[index - 1].shape[2:]
+            levels[index - 1] = levels[index - 1] + functional.interpolate(levels[index], size=size, mode="nearest")
+        smoothed = [smooth(level) for smooth, level in zip(self.smooth, levels, strict=True)]
+        return [*smoothed, functional.max_pool2d(smoothed[-1], 1, 2)]

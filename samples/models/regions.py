@@ -1,0 +1,110 @@
+"""The second stage of a two-stage detector: classifies proposals and moves them once more."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from opgrip.samples.assign_max_iou import assign_max_iou
+from opgrip.samples.box_iou import box_iou
+from opgrip.samples.decode_deltas import decode_deltas
+from opgrip.samples.encode_deltas import encode_deltas
+from opgrip.samples.map_levels import map_levels
+from opgrip.samples.multiclass_nms import multiclass_nms
+from opgrip.samples.roi_align import roi_align
+from opgrip.samples.sample_balanced import sample_balanced
+from opgrip.samples.smooth_l1 import smooth_l1
+
+BINS = 7
+SPREAD = (0.1, 0.1, 0.2, 0.2)
+"""Standard deviations that deltas are divided by, so that the losses weigh alike."""
+
+
+class RegionPooler(nn.Module):
+    """Reads the features of boxes from the levels of a pyramid that they belong to."""
+
+    def __init__(self, strides: tuple[int, ...]) -> None:
+        super().__init__()
+        self.strides = strides
+
+    def forward(self, levels: list[Tensor], boxes: list[Tensor]) -> Tensor:
+        """Features (N, C, 7, 7) of the boxes (P, 4) of each image, N in all."""
+        joined = torch.cat(boxes)
+        images = torch.arange(len(boxes), device=joined.device)
+        batch = images.repeat_interleave(torch.tensor([len(each) for each in boxes], device=joined.device))
+        level_of = map_levels(joined, len(self.strides))
+        pooled = joined.new_zeros(len(joined), levels[0].shape[1], BINS, BINS)
+        for index, stride in enumerate(self.strides):
+            mine = torch.nonzero(level_of == index).flatten()
+            if mine.numel():
+                features = roi_align(levels[index], joined[mine], batch[mine], BINS, 1 / stride)
+                pooled = pooled.index_copy(0, mine, features)
+        return pooled
+
+
+class RegionHead(nn.Module):
+    """Classes and boxes of proposals.
+
+    Parameters
+    ----------
+    width : channels of the pyramid's levels
+    strides : of the levels that boxes are read from, in pixels
+    classes : kinds of objects, without the background
+
+    Source: Ren et al. 2015, section 3.2; Girshick 2015.
+    """
+
+    def __init__(self, width: int, strides: tuple[int, ...], classes: int, hidden: int = 256) -> None:
+        super().__init__()
+        self.pooler = RegionPooler(strides)
+        self.shared = nn.Sequential(
+            nn.Flatten(), nn.Linear(width * BINS * BINS, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU()
+        )
+        self.classifier = nn.Linear(hidden, classes + 1)
+        self.regressor = nn.Linear(hidden, 4 * classes)
+        self.classes = classes
+
+    def forward(self, levels: list[Tensor], boxes: list[Tensor]) -> tuple[Tensor, Tensor]:
+        """Logits (N, classes + 1), the background last, and deltas (N, classes, 4)."""
+        hidden = self.shared(self.pooler(levels, boxes))
+        return self.classifier(hidden), self.regressor(hidden).reshape(-1, self.classes, 4)
+
+    def detect(
+        self, levels: list[Tensor], proposals: list[Tensor], image_size: tuple[int, int]
+    ) -> list[dict[str, Tensor]]:
+        """Boxes (K, 4), scores (K,) and labels (K,) of each image."""
+        logits, deltas = self(levels, proposals)
+        scores = functional.softmax(logits, dim=1)[:, :-1]
+        spread = deltas.new_tensor(SPREAD)
+        sizes = [len(each) for each in proposals]
+        detections = []
+        parts = zip(proposals, scores.split(sizes), (deltas * spread).split(sizes), strict=True)
+        for boxes, image_scores, image_deltas in parts:
+            repeated = boxes[:, None, :].expand(-1, self.classes, -1).reshape(-1, 4)
+            moved = decode_deltas(repeated, image_deltas.reshape(-1, 4), image_size).reshape(-1, self.classes, 4)
+            found = multiclass_nms(moved, image_scores, 0.01, 0.5, candidates=150, limit=100)
+            detections.append(dict(zip(("boxes", "scores", "labels"), found, strict=True)))
+        return detections
+
+    def losses(
+        self, levels: list[Tensor], proposals: list[Tensor], targets: list[dict[str, Tensor]]
+    ) -> dict[str, Tensor]:
+        """Losses of classes and boxes against the boxes (T, 4) and labels (T,) of each image."""
+        chosen, labels, wanted = [], [], []
+        for boxes, target in zip(proposals, targets, strict=True):
+            # the truths are proposals too: else an untrained first stage gives no positives
+            boxes = torch.cat([boxes, target["boxes"]])
+            assigned = assign_max_iou(box_iou(boxes, target["boxes"]), positive=0.5, negative=0.5, keep_best=False)
+            positives, negatives = sample_balanced(assigned, 128, 0.25)
+            owners = assigned[positives]
+            chosen.append(boxes[torch.cat([positives, negatives])])
+            background = target["labels"].new_full((negatives.numel(),), self.classes)
+            labels.append(torch.cat([target["labels"][owners], background]))
+            wanted.append(encode_deltas(boxes[positives], target["boxes"][owners]))
+        logits, deltas = self(levels, chosen)
+        truth = torch.cat(labels)
+        foreground = torch.nonzero(truth < self.classes).flatten()
+        predicted = deltas[foreground, truth[foreground]]
+        distance = smooth_l1(predicted, torch.cat(wanted) / deltas.new_tensor(SPREAD), beta=1.0)
+        return {"roi_cls": functional.cross_entropy(logits, truth), "roi_box": distance / max(truth.numel(), 1)}

@@ -1,0 +1,1 @@
+"""Programs around capture and replay."""
