@@ -22,10 +22,14 @@ def load_weights(model: nn.Module, path: Path) -> None:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise UserError(f"{path} is not a file of weights ({reason[:160]})", "save a state_dict with torch.save") from error
+        raise UserError(
+            f"{path} is not a file of weights ({reason[:160]})", "save a state_dict with torch.save"
+        ) from error
     state = state.get("state_dict", state) if isinstance(state, Mapping) else state
     try:
         model.load_state_dict(state)
     except (RuntimeError, TypeError, AttributeError) as error:
         reason = " ".join(str(error).split())
-        raise UserError(f"{path} does not fit {type(model).__name__} ({reason[:200]})", "choose its own checkpoint") from error
+        raise UserError(
+            f"{path} does not fit {type(model).__name__} ({reason[:200]})", "choose its own checkpoint"
+        ) from error

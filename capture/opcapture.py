@@ -38,24 +38,46 @@ def main(argv: Sequence[str] | None = None) -> int:
 def make_parser() -> argparse.ArgumentParser:
     """The command's options."""
     parser = OneLineParser("opcapture", description=DESCRIPTION, epilog=EXAMPLES)
-    forms = "; ".join(source.form for _, source in model_sources.items())
-    parser.add_argument("-m", "--model", metavar="SOURCE", default=DEFAULT_MODEL, help=f"{forms} (default: %(default)s)")
-    parser.add_argument("-o", "--output", metavar="FILE", help="the trace; .gz and .zst compress it, - is stdout (default: MODEL.jsonl)")
+    forms = "; ".join(source.form for source in model_sources.values())
+    parser.add_argument(
+        "-m", "--model", metavar="SOURCE", default=DEFAULT_MODEL, help=f"{forms} (default: %(default)s)"
+    )
+    parser.add_argument(
+        "-o", "--output", metavar="FILE", help="the trace; .gz and .zst compress it, - is stdout (default: MODEL.jsonl)"
+    )
     parser.add_argument("-f", "--force", action="store_true", help="replace an existing trace")
-    parser.add_argument("--run", choices=RUNS, default="predict", help="train is loss, backward and optimizer step (default: %(default)s)")
+    parser.add_argument(
+        "--run",
+        choices=RUNS,
+        default="predict",
+        help="train is loss, backward and optimizer step (default: %(default)s)",
+    )
     parser.add_argument("--batch-size", type=positive, metavar="N", help="default: the model's own")
-    parser.add_argument("--input-size", type=image_size, metavar="HxW", help="of images, in pixels, such as 800x1333 (default: the model's own)")
+    parser.add_argument(
+        "--input-size",
+        type=image_size,
+        metavar="HxW",
+        help="of images, in pixels, such as 800x1333 (default: the model's own)",
+    )
     parser.add_argument("--device", default="cpu", help="where the model runs, such as cuda:0 (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="of weights, inputs and all else random (default: %(default)s)")
-    parser.add_argument("--warmup", type=not_negative, default=1, metavar="N", help="steps before the capture (default: %(default)s)")
-    parser.add_argument("--steps", type=positive, default=1, metavar="N", help="steps that are captured (default: %(default)s)")
+    parser.add_argument(
+        "--seed", type=int, default=0, help="of weights, inputs and all else random (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--warmup", type=not_negative, default=1, metavar="N", help="steps before the capture (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--steps", type=positive, default=1, metavar="N", help="steps that are captured (default: %(default)s)"
+    )
     parser.add_argument("--checkpoint", type=Path, metavar="FILE", help="weights to load (default: random ones)")
-    parser.add_argument("--cfg-options", nargs="+", default=[], metavar="KEY=VALUE", help="settings that override an OpenMMLab config's")
+    parser.add_argument(
+        "--cfg-options", nargs="+", default=[], metavar="KEY=VALUE", help="settings that override an OpenMMLab config's"
+    )
     parser.add_argument(
         "--extension",
         action="append",
         metavar="MODULE",
-        help=f"an extension module whose functions are recorded, besides {', '.join(KNOWN_EXTENSIONS)}; can be repeated",
+        help=f"an extension module to record too, besides {', '.join(KNOWN_EXTENSIONS)}; can be repeated",
     )
     add_debug(parser)
     return parser

@@ -165,10 +165,9 @@ class Recorder:
         return number
 
     def _scope(self) -> int:
+        phase = OPTIMIZER if self.optimizing else FORWARD
         if current_autograd_node() is not None:
             phase = BACKWARD
-        else:
-            phase = OPTIMIZER if self.optimizing else FORWARD
         key = (self.place, phase, self.inside)
         number = self._scopes.get(key)
         if number is None:

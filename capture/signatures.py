@@ -18,7 +18,7 @@ from opgrip.traces.arguments import GeneratorSpec, Opaque, TensorSpec
 FitValues = Callable[[torch.Tensor], int | None]
 
 _BY_VALUE = {bool, int, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format}
-_SIMPLE_BASES = (bool, int, float, complex, str)
+_SIMPLE_BASES: tuple[Any, ...] = (bool, int, float, complex, str)
 
 
 def call_key(op: Hashable, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -132,7 +132,7 @@ def _describe(value: Any, groups: Mapping[int, int], fit: FitValues) -> Any:
     for base in _SIMPLE_BASES:
         # enumerations and the like: an operator takes them for the number or text that they are
         if isinstance(value, base):
-            return base(value)  # type: ignore[call-arg]
+            return base(value)
     return Opaque(f"{kind.__module__}.{kind.__qualname__}")
 
 

@@ -61,7 +61,7 @@ class Selection:
     top: int | None = None
 
 
-def make_cases(trace: Trace, selection: Selection = Selection()) -> list[Case]:  # noqa: B008
+def make_cases(trace: Trace, selection: Selection = Selection()) -> list[Case]:
     """One case a signature, by falling share of time.
 
     Calls that an extension function made inside are its own: replaying the function runs them.
@@ -78,19 +78,14 @@ def make_cases(trace: Trace, selection: Selection = Selection()) -> list[Case]: 
     if calls.empty:
         raise UserError("no call matches both --op and --module", "see opgrip trace info")
     times = calls.groupby("signature")["duration_ns"].agg(["size", "median", "sum"])
-    total = max(int(times["sum"].sum()), 1)
-    cases = [
-        Case(
-            signature=signature,
-            values=_values_of(signature, trace.values),
-            count=int(times.at[signature.number, "size"]),
-            captured_us=float(times.at[signature.number, "median"]) / 1e3,
-            captured_total_us=float(times.at[signature.number, "sum"]) / 1e3,
-            share=float(times.at[signature.number, "sum"]) / total,
-        )
-        for signature in trace.signatures
-        if signature.number in times.index
-    ]
+    of_signature = {int(row[0]): (int(row[1]), float(row[2]), int(row[3])) for row in times.itertuples()}
+    total = max(sum(time for _, _, time in of_signature.values()), 1)
+    cases = []
+    for signature in trace.signatures:
+        if signature.number in of_signature:
+            count, median_ns, sum_ns = of_signature[signature.number]
+            values = _values_of(signature, trace.values)
+            cases.append(Case(signature, values, count, median_ns / 1e3, sum_ns / 1e3, sum_ns / total))
     cases.sort(key=lambda case: (-case.share, case.number))
     return cases[: selection.top]
 
@@ -110,4 +105,4 @@ def _matching(calls: pd.DataFrame, column: str, patterns: Sequence[str], flag: s
 
 def _values_of(signature: Signature, values: Mapping[int, ValueModel]) -> dict[int, ValueModel]:
     used = (spec.values for spec in tensors([signature.args, signature.kwargs]))
-    return {number: values[number] for number in used if number in values}
+    return {number: values[number] for number in used if number is not None and number in values}

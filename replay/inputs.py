@@ -120,7 +120,8 @@ class Inputs:
     def _view(self, planned: _Planned) -> torch.Tensor:
         spec, storage = planned.spec, self._storages[planned.storage]
         empty = torch.empty(0, dtype=spec.dtype, device=storage.device)
-        return empty.set_(storage, spec.offset, spec.shape, spec.stride)  # type: ignore[call-overload,no-any-return]
+        assert spec.stride is not None, "checked when the tensors were planned"
+        return empty.set_(storage, spec.offset, spec.shape, spec.stride)
 
     def _finished(self, planned: _Planned) -> torch.Tensor:
         tensor, spec = self._view(planned), planned.spec

@@ -47,21 +47,42 @@ def make_parser() -> argparse.ArgumentParser:
     """The command's options."""
     parser = OneLineParser("opreplay", description=DESCRIPTION, epilog=EXAMPLES)
     parser.add_argument("trace", type=Path, metavar="TRACE", help="a file that opcapture wrote")
-    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="also write the results, as the suffix says: .json, .csv, .md")
+    parser.add_argument(
+        "-o", "--output", type=Path, metavar="FILE", help="also write the results, as the suffix says: .json, .csv, .md"
+    )
     parser.add_argument("-f", "--force", action="store_true", help="replace an existing file")
-    parser.add_argument("--op", action="append", default=[], metavar="GLOB", help="only operators of such names; can be repeated")
-    parser.add_argument("--module", action="append", default=[], metavar="GLOB", help="only calls of modules of such paths; can be repeated")
+    parser.add_argument(
+        "--op", action="append", default=[], metavar="GLOB", help="only operators of such names; can be repeated"
+    )
+    parser.add_argument(
+        "--module",
+        action="append",
+        default=[],
+        metavar="GLOB",
+        help="only calls of modules of such paths; can be repeated",
+    )
     parser.add_argument("--top", type=positive, metavar="N", help="only the N cases with the largest share of time")
     parser.add_argument("--device", help="where to replay, such as cuda:0 (default: where it was captured)")
-    parser.add_argument("--warmup", type=not_negative, default=Effort().warmup, metavar="N", help="runs before those that are timed (default: %(default)s)")
-    parser.add_argument("--iterations", type=positive, metavar="N", help="timed runs of each case (default: as many as fit 0.1 s, 3 to 100)")
+    parser.add_argument(
+        "--warmup",
+        type=not_negative,
+        default=Effort().warmup,
+        metavar="N",
+        help="runs before those that are timed (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--iterations",
+        type=positive,
+        metavar="N",
+        help="timed runs of each case (default: as many as fit 0.1 s, 3 to 100)",
+    )
     parser.add_argument("--seed", type=int, default=0, help="of the values that are drawn (default: %(default)s)")
     parser.add_argument(
         "--extension",
         action="append",
         default=[],
         metavar="MODULE",
-        help=f"an extension module that the trace may call into, besides {', '.join(TRUSTED_EXTENSIONS)}; can be repeated",
+        help=f"an extension module that the trace may call, besides {', '.join(TRUSTED_EXTENSIONS)}; can be repeated",
     )
     parser.add_argument("--partial", action="store_true", help="replay what there is of a cut or damaged trace")
     parser.add_argument("--strict", action="store_true", help="exit with status 1 where a case is not ok")
@@ -103,7 +124,9 @@ def run(args: argparse.Namespace) -> int:
 
 def recorded_device(trace: Trace) -> str:
     """The device that most of a trace's tensors are on that are not on the CPU; `cpu` where all are."""
-    devices = Counter(spec.device for signature in trace.signatures for spec in tensors([signature.args, signature.kwargs]))
+    devices = Counter(
+        spec.device for signature in trace.signatures for spec in tensors([signature.args, signature.kwargs])
+    )
     del devices["cpu"]
     return devices.most_common(1)[0][0] if devices else "cpu"
 

@@ -13,7 +13,7 @@ from opgrip.replay.cases import Case
 from opgrip.replay.inputs import DeviceMap, Inputs
 from opgrip.replay.operators import TRUSTED_EXTENSIONS, Operator, Unsupported, find_operator
 from opgrip.replay.results import FAILED, OK, SKIPPED, UNSUPPORTED, Result, describe_shapes, same_outputs
-from opgrip.replay.timing import Arguments, Effort, Timing, measure, synchronizer
+from opgrip.replay.timing import Arguments, Effort, measure, synchronizer
 from opgrip.replay.work import bytes_of, flops_of
 from opgrip.traces.arguments import TensorSpec, map_leaves, tensors
 
@@ -87,7 +87,15 @@ def _measure_case(case: Case, settings: Settings, result: Result) -> Result:
         timing = measure(
             operator.function, _supplier(operator, inputs), synchronizer(_device_of(case, settings)), settings.effort
         )
-    return replace(result, outputs_match=match, flops=flops, samples=len(timing.times_ns), **_quantiles(timing))
+    return replace(
+        result,
+        outputs_match=match,
+        flops=flops,
+        samples=len(timing.times_ns),
+        median_us=timing.quantile_us(0.5),
+        p10_us=timing.quantile_us(0.1),
+        p90_us=timing.quantile_us(0.9),
+    )
 
 
 def _supplier(operator: Operator, inputs: Inputs) -> Callable[[], Arguments]:
@@ -118,10 +126,6 @@ def _outlines(outputs: Any) -> Any:
         return TensorSpec(tuple(leaf.shape), None, leaf.dtype, str(leaf.device))
 
     return map_leaves(outline, outputs)
-
-
-def _quantiles(timing: Timing) -> dict[str, float]:
-    return {name: timing.quantile_us(share) for name, share in (("p10_us", 0.1), ("median_us", 0.5), ("p90_us", 0.9))}
 
 
 def _one_line(error: BaseException) -> str:

@@ -76,7 +76,9 @@ def load_results(path: str | Path) -> pd.DataFrame:
     except OSError as error:
         raise UserError(f"{path} cannot be read", (error.strerror or str(error)).lower()) from error
     except (ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{path} does not hold results of opreplay", "write some with opreplay -o results.json") from error
+        raise UserError(
+            f"{path} does not hold results of opreplay", "write some with opreplay -o results.json"
+        ) from error
 
 
 def summarize(results: list[Result]) -> str:
@@ -110,5 +112,3 @@ def _short(value: object) -> str:
 
 def _outline(leaf: object) -> object:
     return (leaf.shape, leaf.dtype) if isinstance(leaf, TensorSpec) else None
-
-

@@ -81,9 +81,7 @@ def measure(
     return Timing(tuple(times))
 
 
-def _run_once(
-    function: Callable[..., Any], arguments: Callable[[], Arguments], synchronize: Callable[[], None]
-) -> int:
+def _run_once(function: Callable[..., Any], arguments: Callable[[], Arguments], synchronize: Callable[[], None]) -> int:
     args, kwargs = arguments()
     synchronize()
     start = perf_counter_ns()

@@ -6,9 +6,7 @@ import torch
 from torch import Tensor
 
 
-def grid_anchors(
-    height: int, width: int, stride: int, scale: float, ratios: tuple[float, ...], like: Tensor
-) -> Tensor:
+def grid_anchors(height: int, width: int, stride: int, scale: float, ratios: tuple[float, ...], like: Tensor) -> Tensor:
     """Anchor boxes centred on the cells of a feature map, one for each ratio.
 
     Parameters

@@ -24,6 +24,7 @@ class OneLineParser(argparse.ArgumentParser):
         super().__init__(*args, **kwargs)  # type: ignore[arg-type]
 
     def error(self, message: str) -> NoReturn:
+        """Say in one line what is wrong with the command line, and exit."""
         self.exit(USAGE_ERROR, f"{self.prog}: error: {message}: see {self.prog} --help\n")
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, TypeAlias
 
 from opgrip.traces.arguments import FormatError, Json, decode, encode
@@ -239,7 +240,7 @@ def _thread_from_json(form: Mapping[str, Json]) -> Thread:
 
 def _calls_to_json(record: Calls) -> dict[str, Json]:
     starts = record.start_ns
-    after = [later - earlier for earlier, later in zip(starts, starts[1:], strict=False)]
+    after = [later - earlier for earlier, later in pairwise(starts)]
     return {
         "type": "calls",
         "thread": record.thread,

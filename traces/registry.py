@@ -47,6 +47,10 @@ class Registry(Generic[T]):
         """The plug-in of that name, or None."""
         return self._load().get(name)
 
+    def values(self) -> list[T]:
+        """The plug-ins, in the order of their names."""
+        return [entry for _, entry in self.items()]
+
     def items(self) -> Iterator[tuple[str, T]]:
         """Names and plug-ins, in the order of names."""
         return iter(sorted(self._load().items()))

@@ -85,11 +85,11 @@ def _gunzip(raw: IO[bytes]) -> Iterator[bytes]:
 def _unzstd(raw: IO[bytes]) -> Iterator[bytes]:
     zstandard = _zstandard()
     decompressor = zstandard.ZstdDecompressor().decompressobj(read_across_frames=True)
-    while chunk := raw.read(CHUNK):
-        try:
+    try:
+        while chunk := raw.read(CHUNK):
             yield decompressor.decompress(chunk)
-        except zstandard.ZstdError as error:
-            raise Damage(f"its zstd data is broken ({error})") from error
+    except zstandard.ZstdError as error:
+        raise Damage(f"its zstd data is broken ({error})") from error
 
 
 class _GzipSink(gzip.GzipFile):

@@ -136,4 +136,5 @@ def _names(numbers: np.ndarray[Any, np.dtype[np.int64]], names: dict[int, Any]) 
     code_of = {number: place.get(name, -1) for number, name in names.items()}
     unique, inverse = np.unique(numbers, return_inverse=True)
     codes = np.array([code_of.get(int(number), -1) for number in unique], dtype=np.int64)
-    return pd.Categorical.from_codes(codes[inverse] if len(unique) else inverse, categories=categories)  # type: ignore[arg-type]
+    dtype = pd.CategoricalDtype(categories)
+    return pd.Categorical.from_codes(codes[inverse] if len(unique) else inverse, dtype=dtype)

@@ -6,6 +6,7 @@ import json
 import sys
 from pathlib import Path
 from types import TracebackType
+from typing import cast
 
 from opgrip.traces.output import commit, create
 from opgrip.traces.records import Header, Record, to_json
@@ -27,7 +28,7 @@ class TraceWriter:
     def __init__(self, path: str | Path, header: Header, force: bool = False) -> None:
         self.path = None if str(path) == "-" else Path(path)
         # not sys.stdout: a command that writes a trace there sends all else to stderr
-        self._sink: ByteSink = sys.__stdout__.buffer  # type: ignore[union-attr]
+        self._sink = cast(ByteSink, sys.__stdout__.buffer)  # type: ignore[union-attr]
         if self.path is not None:
             self._sink = compress_to(create(self.path, force), self.path.name)
         self.bytes_written = 0
@@ -61,5 +62,3 @@ class TraceWriter:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
-
-

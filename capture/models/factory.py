@@ -71,7 +71,9 @@ def _module_of_name(name: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        raise UserError(f"{name} cannot be imported ({error})", "install it, or name a file: path/to/file.py:factory") from error
+        raise UserError(
+            f"{name} cannot be imported ({error})", "install it, or name a file: path/to/file.py:factory"
+        ) from error
     except Exception as error:
         raise UserError(f"{name} fails when it is imported", f"{type(error).__name__}: {error}") from error
     finally:

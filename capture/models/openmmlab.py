@@ -107,7 +107,9 @@ def _read_config(path: Path, cfg_options: tuple[str, ...]) -> Any:
         parsed = parser.parse_args(["--cfg-options", *cfg_options]).cfg_options if cfg_options else {}
         config.merge_from_dict(parsed)
     except (ValueError, KeyError, TypeError, AssertionError, IndexError) as error:
-        raise UserError(f"--cfg-options cannot be applied to {path.name} ({error})", "write them as key=value") from error
+        raise UserError(
+            f"--cfg-options cannot be applied to {path.name} ({error})", "write them as key=value"
+        ) from error
     return config
 
 
@@ -173,7 +175,9 @@ def _need(package: str, text: str) -> None:
         importlib.import_module(package)
     except ImportError as error:
         missing = error.name or package
-        raise UserError(f"{text} needs {package}, and {missing} is not installed", f"install the extra openmmlab: {INSTALL}") from error
+        raise UserError(
+            f"{text} needs {package}, and {missing} is not installed", f"install the extra openmmlab: {INSTALL}"
+        ) from error
 
 
 def _version(package: str) -> str:

@@ -36,8 +36,8 @@ def load_program(name: str, options: ModelOptions) -> Program:
     ------
     UserError : where no source knows it, or its own cannot load it
     """
-    for _, source in model_sources.items():
+    for source in model_sources.values():
         if source.matches(name):
             return source.load(name, options)
-    forms = "; ".join(source.form for _, source in model_sources.items())
+    forms = "; ".join(source.form for source in model_sources.values())
     raise UserError(f"no model {name!r}", f"name one of: {forms}")

@@ -29,7 +29,9 @@ PIPE_WIDTH = 120
 def prepare(parser: argparse.ArgumentParser) -> None:
     """The verb's options."""
     parser.add_argument("trace", type=Path, metavar="TRACE", help="a file that opcapture wrote")
-    parser.add_argument("--top", type=positive, default=12, metavar="N", help="rows of each table (default: %(default)s)")
+    parser.add_argument(
+        "--top", type=positive, default=12, metavar="N", help="rows of each table (default: %(default)s)"
+    )
     parser.add_argument("--partial", action="store_true", help="show what there is of a cut or damaged trace")
     add_debug(parser)
 
@@ -99,17 +101,23 @@ def _counted(dropped: list[Dropped]) -> str:
 
 
 def _operator_rows(table: pd.DataFrame) -> list[tuple[str, ...]]:
-    rows = [("share", "time us", "calls", "signatures", "operator")]
-    for row in table.itertuples():
-        rows.append((f"{row.share:.1%}", f"{row.time_us:,.0f}", f"{row.calls:,}", str(row.signatures), str(row.op)))
-    return rows
+    return [
+        ("share", "time us", "calls", "signatures", "operator"),
+        *(
+            (f"{row.share:.1%}", f"{row.time_us:,.0f}", f"{row.calls:,}", str(row.signatures), str(row.op))
+            for row in table.itertuples()
+        ),
+    ]
 
 
 def _module_rows(table: pd.DataFrame) -> list[tuple[str, ...]]:
-    rows = [("share", "time us", "calls", "phase", "module")]
-    for row in table.itertuples():
-        rows.append((f"{row.share:.1%}", f"{row.time_us:,.0f}", f"{row.calls:,}", str(row.phase), str(row.module) or "(root)"))
-    return rows
+    return [
+        ("share", "time us", "calls", "phase", "module"),
+        *(
+            (f"{row.share:.1%}", f"{row.time_us:,.0f}", f"{row.calls:,}", str(row.phase), str(row.module) or "(root)")
+            for row in table.itertuples()
+        ),
+    ]
 
 
 def _print_table(console: Console, title: str, rows: list[tuple[str, ...]]) -> None:

@@ -31,9 +31,8 @@ class Exact:
 
     def check(self) -> None:
         """Numbers only."""
-        if not isinstance(self.data, list) or not self.data:
-            raise FormatError("exact values that are not a list of numbers")
-        if not all(isinstance(value, bool | int | float | complex) for value in leaves(self.data)):
+        values = list(leaves(self.data))
+        if not values or not all(isinstance(value, bool | int | float | complex) for value in values):
             raise FormatError("exact values that are not numbers")
 
     def draw(self, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:

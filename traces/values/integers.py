@@ -56,7 +56,9 @@ class Integers:
         if kept < len(values):
             kept = int((counts[:FREQUENT] > 1).sum())
         scale = flat.numel() / sample.numel()
-        frequent = [[value, round(n * scale)] for value, n in zip(values[:kept].tolist(), counts[:kept].tolist(), strict=True)]
+        frequent = [
+            [value, round(n * scale)] for value, n in zip(values[:kept].tolist(), counts[:kept].tolist(), strict=True)
+        ]
         rest = flat[~torch.isin(flat, values[:kept])]
         low, high = (int(rest.min()), int(rest.max())) if rest.numel() else (None, None)
         ascending = bool((flat[1:] >= flat[:-1]).all()) if flat.numel() > 1 else False
@@ -69,7 +71,7 @@ class Integers:
                 raise FormatError("frequent values that are not pairs of whole numbers")
         if type(self.others) is not int or self.others < 0 or not (self.frequent or self.others):
             raise FormatError("integers without values")
-        if self.others and not (type(self.low) is type(self.high) is int and self.low <= self.high):  # type: ignore[operator]
+        if self.others and not (type(self.low) is type(self.high) is int and self.low <= self.high):
             raise FormatError("integers without a range")
 
     def draw(self, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:

@@ -46,7 +46,7 @@ def fit(tensor: torch.Tensor) -> ValueModel | None:
     if tensor.numel() == 0:
         return None
     with torch.no_grad():
-        for kind in sorted((kind for _, kind in value_models.items()), key=lambda kind: kind.priority):
+        for kind in sorted(value_models.values(), key=lambda kind: kind.priority):
             model = kind.fit(tensor.detach())
             if model is not None:
                 return model
