@@ -21,7 +21,7 @@ class Floats:
 
     Attributes
     ----------
-    mean, std, low, high : of the finite elements
+    mean, std, low, high : of the elements that are finite and not zero; 0 where there are none
     zeros, nan, inf, minus_inf : share of all elements, 0 to 1
     """
 
@@ -45,21 +45,22 @@ class Floats:
             return None
         # half and 8-bit floats lack some of these operations
         values = tensor if tensor.dtype in (torch.float32, torch.float64) else tensor.float()
-        low, high = (float(bound) for bound in torch.aminmax(values))
-        nan = inf = minus_inf = 0
-        finite = values
-        if not (math.isfinite(low) and math.isfinite(high)):
-            nan, inf = int(values.isnan().sum()), int((values == math.inf).sum())
-            minus_inf = int((values == -math.inf).sum())
-            finite = values[values.isfinite()]
-            low, high = (float(bound) for bound in torch.aminmax(finite)) if finite.numel() else (0.0, 0.0)
-        mean, std = (finite.mean().item(), finite.std(correction=0).item()) if finite.numel() else (0.0, 0.0)
         total = values.numel()
         zeros = total - int(torch.count_nonzero(values))
-        # the square of a finite number can overflow
-        std = std if math.isfinite(std) else (high - low) / 4
+        nan = inf = minus_inf = 0
+        if not bool(values.isfinite().all()):
+            nan, inf = int(values.isnan().sum()), int((values == math.inf).sum())
+            minus_inf = int((values == -math.inf).sum())
+        plain = values[values.isfinite() & (values != 0)] if zeros or nan or inf or minus_inf else values
+        shares = (zeros / total, nan / total, inf / total, minus_inf / total)
+        if not plain.numel():
+            return cls(0.0, 0.0, 0.0, 0.0, *shares)
+        low, high = (float(bound) for bound in torch.aminmax(plain))
+        mean, std = plain.mean().item(), plain.std(correction=0).item()
+        # the sum or the square of finite numbers can overflow
         mean = mean if math.isfinite(mean) else low / 2 + high / 2
-        return cls(mean, std, low, high, zeros / total, nan / total, inf / total, minus_inf / total)
+        std = std if math.isfinite(std) else high / 4 - low / 4
+        return cls(mean, std, low, high, *shares)
 
     def check(self) -> None:
         """Finite moments, shares between 0 and 1."""
@@ -76,7 +77,7 @@ class Floats:
             return torch.view_as_complex(parts)
         work = torch.float64 if dtype == torch.float64 else torch.float32
         values = torch.randn(shape, dtype=work, generator=generator, device=generator.device)
-        values = values.mul_(self.std).add_(self._mean_of_nonzero()).clamp_(self.low, self.high)
+        values = values.mul_(self.std).add_(self.mean).clamp_(self.low, self.high)
         shares = [(0.0, self.zeros), (math.nan, self.nan), (math.inf, self.inf), (-math.inf, self.minus_inf)]
         if any(share for _, share in shares):
             place = torch.rand(shape, generator=generator, device=generator.device)
@@ -85,8 +86,3 @@ class Floats:
                 values[(place >= below) & (place < below + share)] = value
                 below += share
         return values.to(dtype)
-
-    def _mean_of_nonzero(self) -> float:
-        # the zeros are put in afterwards, so the rest alone must carry the mean
-        rest = 1 - self.nan - self.inf - self.minus_inf
-        return self.mean if self.zeros >= rest else self.mean * rest / (rest - self.zeros)

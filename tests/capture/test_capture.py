@@ -1,0 +1,315 @@
+"""What a capture records, and that the program does not notice."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from counting import Counting
+from programs import TinyNet, train_tiny_net
+from torch import nn
+
+from opgrip.capture import Capture
+from opgrip.capture import recorder as recorder_module
+from opgrip.traces import Trace, UserError, load, read
+from opgrip.traces.arguments import GeneratorSpec, Opaque, TensorSpec
+
+
+def capture(path: Path, function: Any, **options: Any) -> Trace:
+    with Capture(path / "t.jsonl", force=True, **options):
+        function()
+    return load(path / "t.jsonl")
+
+
+def ops(trace: Trace) -> list[str]:
+    return trace.calls["op"].astype(str).tolist()
+
+
+def test_every_call_of_training_is_recorded_as_often_as_it_ran(tiny_trace: Path) -> None:
+    torch.manual_seed(0)
+    model = TinyNet()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    images, words = torch.randn(2, 3, 8, 8), torch.randint(0, 10, (2, 6))
+    with Counting() as counting:
+        for _ in range(2):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(images, words), torch.tensor([1, 4])).backward()
+            optimizer.step()
+    assert Counter(ops(load(tiny_trace))) == counting.counts
+
+
+def test_calls_know_their_module_and_phase(tiny_trace: Path) -> None:
+    calls = load(tiny_trace).calls
+    places = {(row.op, row.module, row.phase) for row in calls.itertuples()}
+    assert ("aten.convolution.default", "features.0", "forward") in places
+    assert ("aten.embedding.default", "embedding", "forward") in places
+    assert ("aten.addmm.default", "head", "forward") in places
+    assert ("aten.mean.dim", "", "forward") in places
+    assert {row.phase for row in calls.itertuples() if row.op == "aten.convolution_backward.default"} == {"backward"}
+    assert {row.phase for row in calls.itertuples() if row.op == "aten.mul_.Tensor"} == {"optimizer"}
+    assert set(calls["thread"]) == {"MainThread"}
+    assert (calls["duration_ns"] > 0).all()
+    assert calls["start_ns"].is_monotonic_increasing
+
+
+def test_thousands_of_calls_share_a_signature(tmp_path: Path) -> None:
+    x = torch.ones(3)
+    trace = capture(tmp_path, lambda: [x + 1 for _ in range(5000)])
+    assert len(trace.calls) == 5000
+    assert len(trace.signatures) == 1
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [(1, 1.0), (1, True), (0.0, -0.0), (2.0, 3.0), (float("inf"), float("-inf")), (1.0, 1 + 0j)],
+)
+def test_scalars_that_python_calls_equal_are_told_apart(tmp_path: Path, first: Any, second: Any) -> None:
+    x = torch.ones(3)
+    trace = capture(tmp_path, lambda: (x * first, x * second, x * first))
+    scalars = [signature.args[1] for signature in trace.signatures]
+    assert [repr(scalar) for scalar in scalars] == [repr(first), repr(second)]
+    assert trace.calls["signature"].tolist() == [0, 1, 0]
+
+
+def test_nan_arguments_share_a_signature(tmp_path: Path) -> None:
+    x = torch.ones(3)
+    trace = capture(tmp_path, lambda: (x * float("nan"), x * float("nan")))
+    assert len(trace.signatures) == 1
+
+
+def test_the_layout_of_tensors_is_recorded(tmp_path: Path) -> None:
+    base = torch.arange(24.0).reshape(4, 6)
+    trace = capture(tmp_path, lambda: torch.add(base.t()[1:], base.expand(1, 4, 6)[0].t()[1:]))
+    add = next(signature for signature in trace.signatures if signature.op == "aten.add.Tensor")
+    spec = replace(add.args[0], values=None)
+    assert spec == TensorSpec((5, 4), (1, 6), torch.float32, "cpu", offset=1, storage=0)
+    assert add.args[1].storage == 0
+
+
+def test_arguments_that_share_memory_are_another_signature(tmp_path: Path) -> None:
+    x, y = torch.ones(3), torch.ones(3)
+    trace = capture(tmp_path, lambda: (x + x, x + y))
+    assert [signature.args[0].storage for signature in trace.signatures] == [0, None]
+
+
+def test_lists_of_tensors_keep_every_one(tmp_path: Path) -> None:
+    tensors = [torch.ones(size) for size in range(1, 40)]
+    trace = capture(tmp_path, lambda: torch._foreach_mul_(tensors, 2.0))
+    (signature,) = trace.signatures
+    assert [spec.shape for spec in signature.args[0]] == [(size,) for size in range(1, 40)]
+
+
+def test_generators_are_kept_by_device_and_seed(tmp_path: Path) -> None:
+    generator = torch.Generator().manual_seed(5)
+    trace = capture(tmp_path, lambda: torch.randn(3, generator=generator))
+    assert GeneratorSpec("cpu", 5) in [*trace.signatures[0].args, *trace.signatures[0].kwargs.values()]
+
+
+def test_arguments_that_a_trace_cannot_hold_are_named(tmp_path: Path) -> None:
+    x = torch.ones(3)
+    trace = capture(tmp_path, lambda: torch.empty(0).set_(x.untyped_storage()))
+    kinds = [leaf.type_name for signature in trace.signatures for leaf in signature.args if isinstance(leaf, Opaque)]
+    assert kinds == ["torch.storage.UntypedStorage"]
+
+
+def test_a_call_that_raises_is_recorded_and_the_program_gets_its_error(tmp_path: Path) -> None:
+    x = torch.ones(3)
+
+    def program() -> None:
+        with pytest.raises(RuntimeError, match="must match"):
+            torch.add(x, torch.ones(4))
+
+    trace = capture(tmp_path, program)
+    assert trace.signatures[-1].raised is not None
+    assert "must match" in trace.signatures[-1].raised
+
+
+def test_an_error_of_the_program_leaves_a_whole_trace(tmp_path: Path) -> None:
+    x = torch.ones(3)
+    with pytest.raises(ZeroDivisionError), Capture(tmp_path / "t.jsonl"):
+        x + 1
+        raise ZeroDivisionError
+    trace = load(tmp_path / "t.jsonl", partial=False)
+    assert ops(trace) == ["aten.add.Tensor"]
+
+
+def test_outputs_gradients_and_random_numbers_are_the_same_as_without(tmp_path: Path) -> None:
+    def step() -> list[torch.Tensor]:
+        torch.manual_seed(3)
+        model = TinyNet()
+        out = model(torch.randn(2, 3, 8, 8), torch.randint(0, 10, (2, 6)))
+        nn.functional.dropout(out, 0.5).sum().backward()
+        return [out, *(p.grad for p in model.parameters() if p.grad is not None), torch.get_rng_state()]
+
+    plain = step()
+    with Capture(tmp_path / "t.jsonl"):
+        captured = step()
+    assert all(torch.equal(before, after) for before, after in zip(plain, captured, strict=True))
+
+
+def test_a_fault_in_a_hook_costs_a_counted_record_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*args: Any) -> Any:
+        raise OSError("planted")
+
+    monkeypatch.setattr(recorder_module, "describe_call", broken)
+    x = torch.ones(3)
+    with Capture(tmp_path / "t.jsonl") as watched:
+        result = x + 1
+    assert torch.equal(result, torch.full((3,), 2.0))
+    assert watched.dropped == 1
+    end = load(tmp_path / "t.jsonl").end
+    assert end is not None
+    assert [(item.op, item.reason, item.count) for item in end.dropped] == [("aten.add.Tensor", "OSError: planted", 1)]
+
+
+def test_values_that_cannot_be_read_are_counted_and_the_call_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(tensor: torch.Tensor) -> Any:
+        raise OSError("planted")
+
+    monkeypatch.setattr(recorder_module.values, "fit", broken)
+    x = torch.ones(3)
+    trace = capture(tmp_path, lambda: x + 1)
+    assert len(trace.calls) == 1
+    assert trace.end is not None
+    assert trace.end.without_values[0].reason == "OSError: planted"
+
+
+def test_a_trace_that_cannot_be_written_is_a_warning_not_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = torch.ones(3)
+    watched = Capture(tmp_path / "t.jsonl")
+    with pytest.warns(RuntimeWarning, match="could not be written: planted"), watched:
+        assert watched._recorder is not None
+        monkeypatch.setattr(watched._recorder.writer, "write", lambda record: (_ for _ in ()).throw(OSError("planted")))
+        x + 1
+    assert not (tmp_path / "t.jsonl").exists()
+
+
+def test_hooks_are_gone_after_the_block(tmp_path: Path) -> None:
+    train_tiny_net(tmp_path / "t.jsonl")
+    assert not nn.modules.module._global_forward_pre_hooks
+    assert not nn.modules.module._global_forward_hooks
+
+
+def test_a_module_that_is_no_child_is_named_under_its_caller(tmp_path: Path) -> None:
+    class Outer(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return nn.ReLU()(x)
+
+    trace = capture(tmp_path, lambda: Outer()(torch.ones(3)))
+    assert {row.op: row.module for row in trace.calls.itertuples()}["aten.relu.default"] == "(ReLU)"
+
+
+def test_the_scope_is_right_again_after_a_module_failed(tmp_path: Path) -> None:
+    class Fails(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            raise ValueError
+
+    x = torch.ones(3)
+
+    def program() -> None:
+        model = nn.Sequential(nn.ReLU(), Fails())
+        with pytest.raises(ValueError):  # noqa: PT011
+            model(x)
+        x + 1
+
+    trace = capture(tmp_path, program)
+    assert [(row.op, row.module) for row in trace.calls.itertuples()] == [
+        ("aten.relu.default", "0"),
+        ("aten.add.Tensor", ""),
+    ]
+
+
+def test_functions_of_an_extension_are_calls_of_their_own(tmp_path: Path) -> None:
+    # any module of builtin functions serves; the real one is tested with mmcv
+    import math
+
+    original = math.hypot
+    trace = capture(tmp_path, lambda: math.hypot(3.0, 4.0), extensions=["math", "not_loaded"])
+    (signature,) = trace.signatures
+    assert (signature.kind, signature.op, signature.args) == ("extension", "math:hypot", (3.0, 4.0))
+    assert signature.outputs == 5.0
+    assert math.hypot is original
+
+
+def test_an_existing_trace_is_kept_unless_forced(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_text("precious", encoding="utf-8")
+    with pytest.raises(UserError, match="exists"), Capture(path):
+        pass
+    assert path.read_text(encoding="utf-8") == "precious"
+
+
+KILLED = """
+import sys, time, torch
+from opgrip.capture import Capture
+with Capture(sys.argv[1]):
+    x = torch.ones(3)
+    for step in range(10**9):
+        x = x + 1
+        if step == 1000:
+            first = time.monotonic()
+        if step > 1000 and time.monotonic() - first > 1.5:
+            print("ran", flush=True)
+            first = float("inf")
+"""
+
+
+def test_a_killed_process_leaves_all_but_its_last_second(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    process = subprocess.Popen([sys.executable, "-c", KILLED, str(path)], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    process.stdout.readline()
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    assert not path.exists()
+    (partial,) = tmp_path.glob("t.part*.jsonl")
+    trace = load(partial)
+    assert trace.missing is not None
+    assert len(trace.calls) > 1000
+    assert trace.calls["start_ns"].max() > 0.5e9
+
+
+FORKED = """
+import os, sys, torch
+from opgrip.capture import Capture
+with Capture(sys.argv[1]):
+    x = torch.ones(3)
+    x + 1
+    child = os.fork()
+    if child == 0:
+        x * 2
+        sys.exit(0)  # runs the blocks' exits too
+    os.waitpid(child, 0)
+    x - 1
+"""
+
+
+def test_a_forked_child_leaves_the_parents_trace_alone(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    subprocess.run([sys.executable, "-W", "ignore", "-c", FORKED, str(path)], check=True, timeout=120)
+    assert [op for op in ops(load(path, partial=False)) if "ones" not in op] == ["aten.add.Tensor", "aten.sub.Tensor"]
+
+
+def test_calls_reach_the_file_while_the_program_idles(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    x = torch.ones(3)
+    with Capture(path):
+        x + 1
+        deadline = time.monotonic() + 30
+        while not any(path.parent.glob("t.part*")) or sum(1 for _ in read(next(path.parent.glob("t.part*")))) < 4:
+            assert time.monotonic() < deadline, "nothing was flushed"

@@ -1,0 +1,221 @@
+"""Real models of OpenMMLab, whole: what ran is in the trace, and the model did not notice."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from counting import Counting
+from programs import needs_openmmlab, run_command
+
+from opgrip.capture import Capture
+from opgrip.capture.models import load_program
+from opgrip.capture.program import ModelOptions
+from opgrip.replay.cases import make_cases
+from opgrip.replay.inputs import device_map
+from opgrip.replay.replay import Settings, replay
+from opgrip.replay.results import OK, UNSUPPORTED
+from opgrip.replay.timing import Effort
+from opgrip.traces import Trace, load
+
+MODELS = {
+    "two-stage": "faster-rcnn_r50_fpn_1x_coco.py",
+    "one-stage": "retinanet_r50_fpn_1x_coco.py",
+    "transformer": "deformable-detr_r50_16xb2-50e_coco.py",
+    "instance segmentation": "mask-rcnn_r50_fpn_1x_coco.py",
+}
+SIZE = (160, 160)
+EXTENSIONS = {
+    ("two-stage", "predict"): {"mmcv._ext:nms", "mmcv._ext:roi_align_forward"},
+    ("two-stage", "train"): {"mmcv._ext:nms", "mmcv._ext:roi_align_forward", "mmcv._ext:roi_align_backward"},
+    ("one-stage", "predict"): {"mmcv._ext:nms"},
+    ("one-stage", "train"): set(),
+    ("transformer", "predict"): set(),
+    ("transformer", "train"): set(),
+    ("instance segmentation", "predict"): {"mmcv._ext:nms", "mmcv._ext:roi_align_forward"},
+    ("instance segmentation", "train"): {
+        "mmcv._ext:nms",
+        "mmcv._ext:roi_align_forward",
+        "mmcv._ext:roi_align_backward",
+    },
+}
+# what a trace cannot hold: memory itself, and the handle of a profiler's range
+UNREPLAYABLE = {"torch.storage.UntypedStorage", "torch.ScriptObject"}
+
+pytestmark = [needs_openmmlab, pytest.mark.slow]
+
+
+@dataclass
+class Run:
+    kind: str
+    run: str
+    plain: list[torch.Tensor]
+    captured: list[torch.Tensor]
+    counts: Counter[str]
+    trace: Trace
+
+
+def one_step(kind: str, run: str, watch: Any) -> list[torch.Tensor]:
+    """Build the model anew and run a step while something watches; outputs, parameters, gradients, RNG state."""
+    options = ModelOptions(run=run, input_size=SIZE, cfg_options=cfg_options(kind))
+    torch.manual_seed(0)
+    program = load_program(MODELS[kind], options)
+    inputs = program.inputs()
+    torch.manual_seed(1)
+    with watch(program.model):
+        outputs = program.step(inputs)
+    found = list(flat_tensors(outputs))
+    for parameter in program.model.parameters():
+        found += [parameter.detach(), *([parameter.grad] if parameter.grad is not None else [])]
+    return [*(tensor.detach().clone() for tensor in found), torch.get_rng_state()]
+
+
+def cfg_options(kind: str) -> tuple[str, ...]:
+    # at random weights no score passes the usual threshold, and NMS would be left without work
+    return {
+        "two-stage": ("model.test_cfg.rcnn.score_thr=0.012",),
+        "one-stage": ("model.test_cfg.score_thr=0.0099",),
+        "instance segmentation": ("model.test_cfg.rcnn.score_thr=0.012",),
+    }.get(kind, ())
+
+
+def flat_tensors(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from flat_tensors(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from flat_tensors(item)
+    elif hasattr(value, "pred_instances"):
+        for name in sorted(value.pred_instances.keys()):
+            yield from flat_tensors(getattr(value.pred_instances, name))
+
+
+@pytest.fixture(
+    scope="module",
+    params=[(kind, run) for kind in MODELS for run in ("predict", "train")],
+    ids=lambda param: " ".join(param),
+)
+def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    kind, mode = request.param
+    path = tmp_path_factory.mktemp("openmmlab") / "t.jsonl"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from contextlib import nullcontext
+
+        counting = Counting()
+        plain = one_step(kind, mode, lambda model: nullcontext())
+        one_step(kind, mode, lambda model: counting)
+        captured = one_step(kind, mode, lambda model: Capture(path, model=model))
+    return Run(kind, mode, plain, captured, counting.counts, load(path, partial=False))
+
+
+def test_outputs_gradients_parameters_and_random_numbers_are_bit_for_bit_the_same(run: Run) -> None:
+    assert len(run.plain) == len(run.captured)
+    assert all(
+        before.dtype == after.dtype and torch.equal(before, after)
+        for before, after in zip(run.plain, run.captured, strict=True)
+    )
+
+
+def test_operator_counts_equal_those_of_an_independent_mode(run: Run) -> None:
+    kinds = {signature.number: signature.kind for signature in run.trace.signatures}
+    operators = run.trace.calls[run.trace.calls["signature"].map(kinds) == "operator"]
+    assert Counter(operators["op"].astype(str)) == run.counts
+    assert run.trace.end is not None
+    assert not run.trace.end.dropped
+
+
+def test_extension_functions_are_recorded_and_what_they_call_is_marked_theirs(run: Run) -> None:
+    calls = run.trace.calls
+    functions = {op for op in calls["op"].unique() if op.startswith("mmcv.")}
+    assert functions == EXTENSIONS[run.kind, run.run]
+    inside = calls[calls["inside"].notna()]
+    assert set(inside["inside"].unique()) <= functions
+    for row in inside.itertuples():
+        around = calls[
+            (calls["op"] == row.inside)
+            & (calls["start_ns"] <= row.start_ns)
+            & (calls["start_ns"] + calls["duration_ns"] >= row.start_ns + row.duration_ns)
+        ]
+        assert len(around) == 1
+
+
+def test_every_signature_replays_or_says_rightly_why_not(run: Run) -> None:
+    settings = Settings(device_map("cpu", None), "cpu", Effort(warmup=0, iterations=1))
+    for result in replay(make_cases(run.trace), settings):
+        if result.status == UNSUPPORTED:
+            assert result.error is not None
+            assert any(result.error.endswith(name) for name in UNREPLAYABLE), result
+        else:
+            assert (result.status, result.error) == (OK, None), result
+
+
+def test_the_command_records_what_the_model_runs(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    config = MODELS["two-stage"]
+    done = run_command("opcapture", "--model", config, "--input-size", "160x160", "-o", path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == ""
+    torch.manual_seed(0)
+    program = load_program(config, ModelOptions(input_size=SIZE))
+    inputs = [program.inputs(), program.inputs()]
+    program.step(inputs.pop())
+    with Counting() as counting:
+        program.step(copy.deepcopy(inputs.pop()))
+    calls = load(path).calls
+    operators = Counter(calls["op"].astype(str))
+    functions = {op: count for op, count in operators.items() if op.startswith("mmcv.")}
+    assert functions == {"mmcv._ext:nms": 1, "mmcv._ext:roi_align_forward": functions["mmcv._ext:roi_align_forward"]}
+    assert Counter({op: count for op, count in operators.items() if op not in functions}) == counting.counts
+
+
+def test_a_segmentation_model_is_captured_in_training(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl.gz"
+    config = "fcn_r50-d8_4xb2-40k_cityscapes-512x1024.py"
+    done = run_command(
+        "opcapture", "--model", config, "--run", "train", "--input-size", "64", "--batch-size", 2, "-o", path
+    )
+    assert done.returncode == 0, done.stderr
+    trace = load(path, partial=False)
+    assert set(trace.calls["phase"]) == {"forward", "backward", "optimizer"}
+    assert trace.header["model"]["class"] == "EncoderDecoder"
+
+
+def test_settings_override_the_config(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    done = run_command(
+        *("opcapture", "--model", MODELS["one-stage"], "--input-size", "64", "-o", path),
+        *("--cfg-options", "model.test_cfg.nms_pre=7", "model.test_cfg.score_thr=0"),
+    )
+    assert done.returncode == 0, done.stderr
+    topk = [signature for signature in load(path).signatures if signature.op.startswith("aten.sort")]
+    assert topk
+    assert load(path).header["model"]["cfg_options"] == ["model.test_cfg.nms_pre=7", "model.test_cfg.score_thr=0"]
+
+
+def test_a_config_of_nearly_that_name_is_suggested(tmp_path: Path) -> None:
+    done = run_command("opcapture", "--model", "faster-rcnn_r50_fpn_1x_cocoo.py", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "did you mean faster-rcnn_r50_fpn_1x_coco.py" in done.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [("model = (", "is not an OpenMMLab config"), ("x = 1\n", "is not a config of a model")],
+)
+def test_a_file_that_is_no_config_is_one_line(tmp_path: Path, content: str, told: str) -> None:
+    (tmp_path / "config.py").write_text(content, encoding="utf-8")
+    done = run_command("opcapture", "--model", "config.py", cwd=tmp_path)
+    assert done.returncode == 2
+    assert told in done.stderr.splitlines()[-1]
+    assert list(tmp_path.iterdir()) == [tmp_path / "config.py"]

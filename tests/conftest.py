@@ -1,0 +1,25 @@
+"""Fixtures that several rooms' tests share: real traces of small real models, made once a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from programs import run_command, train_tiny_net
+
+
+@pytest.fixture(scope="session")
+def tiny_trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A trace of two training steps of a tiny model."""
+    path = tmp_path_factory.mktemp("traces") / "tiny.jsonl"
+    train_tiny_net(path)
+    return path
+
+
+@pytest.fixture(scope="session")
+def detector_trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A trace of the built-in detector, made by the command."""
+    path = tmp_path_factory.mktemp("traces") / "detector.jsonl"
+    done = run_command("opcapture", "--input-size", "96", "--batch-size", "1", "-o", path)
+    assert done.returncode == 0, done.stderr
+    return path

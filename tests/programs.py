@@ -1,0 +1,60 @@
+"""Commands and small models that several rooms' tests run."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from opgrip.capture import Capture
+
+ROOT = Path(__file__).resolve().parent.parent
+SHIPPED_TRACES = sorted((ROOT / "traces").glob("*.jsonl*"))
+
+needs_openmmlab = pytest.mark.skipif(
+    importlib.util.find_spec("mmdet") is None or importlib.util.find_spec("mmcv") is None,
+    reason="mmdet is not installed: make openmmlab",
+)
+
+
+def run_command(
+    name: str, *args: object, cwd: Path | None = None, **kwargs: object
+) -> subprocess.CompletedProcess[str]:
+    """Run one of the project's commands as a user does, in a process of its own."""
+    program = Path(sys.executable).parent / name
+    return subprocess.run(  # type: ignore[call-overload,no-any-return]
+        [str(program), *map(str, args)], capture_output=True, text=True, cwd=cwd, timeout=600, check=False, **kwargs
+    )
+
+
+class TinyNet(nn.Module):
+    """Convolution, batch norm, linear and an embedding: dense operators and one that reads indices."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.features = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(inplace=True))
+        self.embedding = nn.Embedding(10, 4)
+        self.head = nn.Linear(4, 5)
+
+    def forward(self, images: torch.Tensor, words: torch.Tensor) -> torch.Tensor:
+        pooled = self.features(images).mean(dim=(2, 3))
+        return self.head(pooled + self.embedding(words).sum(dim=1))
+
+
+def train_tiny_net(path: Path, steps: int = 2, **options: object) -> Capture:
+    """Capture training steps of a `TinyNet`."""
+    torch.manual_seed(0)
+    model = TinyNet()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    images, words = torch.randn(2, 3, 8, 8), torch.randint(0, 10, (2, 6))
+    with Capture(path, model=model, **options) as capture:  # type: ignore[arg-type]
+        for _ in range(steps):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(images, words), torch.tensor([1, 4])).backward()
+            optimizer.step()
+    return capture

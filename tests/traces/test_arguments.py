@@ -1,0 +1,125 @@
+"""Every argument that an operator can take survives the way through the file."""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from opgrip.traces.arguments import (
+    DTYPES,
+    LAYOUTS,
+    MEMORY_FORMATS,
+    FormatError,
+    GeneratorSpec,
+    Opaque,
+    TensorSpec,
+    decode,
+    encode,
+)
+
+sizes = st.lists(st.integers(0, 2**40), max_size=4).map(tuple)
+specs = st.builds(
+    TensorSpec,
+    shape=sizes,
+    stride=st.one_of(st.none(), sizes),
+    dtype=st.sampled_from(list(DTYPES.values())),
+    device=st.sampled_from(["cpu", "cuda:0", "npu:3", "meta"]),
+    layout=st.sampled_from(list(LAYOUTS.values())),
+    offset=st.integers(0, 2**40),
+    requires_grad=st.booleans(),
+    storage=st.one_of(st.none(), st.integers(0, 9)),
+    values=st.one_of(st.none(), st.integers(0, 999)),
+    conj=st.booleans(),
+    neg=st.booleans(),
+    cls=st.one_of(st.none(), st.text(max_size=8)),
+)
+scalars = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.floats(),
+    st.complex_numbers(allow_nan=True),
+    st.text(),
+    st.sampled_from(list(DTYPES.values())),
+    st.sampled_from(list(LAYOUTS.values())),
+    st.sampled_from(list(MEMORY_FORMATS.values())),
+    st.sampled_from([torch.device("cpu"), torch.device("cuda", 1), torch.device("meta")]),
+    st.builds(GeneratorSpec, st.sampled_from(["cpu", "cuda:0"]), st.integers(-(2**63), 2**64 - 1)),
+    st.builds(Opaque, st.text(max_size=20)),
+    sizes.map(torch.Size),
+    specs,
+)
+arguments = st.recursive(
+    scalars,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=4),
+        st.lists(inner, max_size=4).map(tuple),
+        st.dictionaries(st.one_of(st.text(max_size=5), st.integers()), inner, max_size=3),
+    ),
+    max_leaves=12,
+)
+
+
+def exactly(value: object) -> object:
+    """A form in which 1, 1.0 and True differ, -0.0 and 0.0 too, and nan equals nan."""
+    if isinstance(value, float):
+        return ("float", "nan" if math.isnan(value) else struct.pack("d", value))
+    if isinstance(value, complex):
+        return ("complex", exactly(value.real), exactly(value.imag))
+    if isinstance(value, torch.Size):
+        return ("size", tuple(value))
+    if isinstance(value, list | tuple):
+        return (type(value), [exactly(item) for item in value])
+    if isinstance(value, dict):
+        return (dict, [(exactly(key), exactly(item)) for key, item in value.items()])
+    return (type(value), value)
+
+
+@given(arguments)
+def test_any_argument_comes_back_exactly_as_it_was(value: object) -> None:
+    text = json.dumps(encode(value), allow_nan=False)
+    assert exactly(decode(json.loads(text))) == exactly(value)
+
+
+def test_a_tiny_float_keeps_all_its_bits() -> None:
+    assert decode(json.loads(json.dumps(encode(1e-12)))) == 1e-12
+
+
+def test_lists_of_any_length_survive() -> None:
+    assert decode(encode(list(range(10_000)))) == list(range(10_000))
+
+
+def test_complex_dtypes_are_told_apart_by_name() -> None:
+    assert decode({"dtype": "complex64"}) is torch.complex64
+    assert decode({"dtype": "complex32"}) is torch.complex32
+
+
+def test_a_dtype_that_this_torch_lacks_is_held_by_name() -> None:
+    form = {"tensor": {"shape": [2], "stride": [1], "dtype": "float2_e9", "device": "cpu"}}
+    assert decode(form) == Opaque("float2_e9 tensor")
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        {"unknown": 1},
+        {"float": "1.5"},
+        {"float": 1, "int": 2},
+        {"complex": [1]},
+        {"tensor": {"shape": [2]}},
+        {"tensor": {"shape": [-1], "stride": [1], "dtype": "float32", "device": "cpu"}},
+        {"tensor": {"shape": [2], "stride": [1], "dtype": "float32", "device": "$(rm)"}},
+        {"layout": "dense"},
+        {"dict": [[1]]},
+        {"tuple": 3},
+    ],
+)
+def test_what_is_no_argument_is_refused(form: object) -> None:
+    with pytest.raises(FormatError):
+        decode(form)

@@ -1,0 +1,231 @@
+"""Reading a trace: whole, cut anywhere, damaged, foreign, newer."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from example_trace import RECORDS, write
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from opgrip.traces import TraceReader, UserError, load, read
+from opgrip.traces.output import partial_path
+from opgrip.traces.records import Calls, Dropped, Header, Record
+from opgrip.traces.writer import TraceWriter
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz", ".zst"])
+def test_what_is_written_is_read_again(tmp_path: Path, suffix: str) -> None:
+    path = write(tmp_path / f"t.jsonl{suffix}")
+    header, *records = read(path)
+    assert isinstance(header, Header)
+    assert header.fields["torch"] == "2.13.0"
+    assert records == RECORDS
+
+
+def test_a_trace_loads_as_a_table_in_the_order_in_which_calls_started(tmp_path: Path) -> None:
+    trace = load(write(tmp_path / "t.jsonl"))
+    assert trace.calls["start_ns"].tolist() == [10, 50, 70, 90]
+    assert trace.calls["op"].tolist() == ["aten.mul.Tensor"] * 3 + ["mmcv._ext:nms"]
+    assert trace.calls["module"].tolist() == ["backbone.überconv", "", "", "backbone.überconv"]
+    assert trace.calls["phase"].tolist() == ["forward", "backward", "backward", "forward"]
+    assert trace.calls["thread"].tolist() == ["MainThread", "MainThread", "autograd", "MainThread"]
+    assert trace.missing is None
+    assert trace.end is not None
+    assert trace.end.dropped == [Dropped("aten.x", "ValueError: no", 2)]
+    summary = trace.summary().set_index("op")
+    # calls that an extension function made are its own
+    assert summary.at["aten.mul.Tensor", "calls"] == 1
+    assert summary["share"].sum() == pytest.approx(1)
+
+
+def test_a_person_can_read_it_with_json_and_pandas(tmp_path: Path) -> None:
+    lines = write(tmp_path / "t.jsonl").read_text(encoding="utf-8").splitlines()
+    assert [json.loads(line)["type"] for line in lines][:2] == ["header", "values"]
+    frame = pd.read_json(tmp_path / "t.jsonl", lines=True)
+    assert len(frame) == len(RECORDS) + 1
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory, tiny_trace: Path) -> dict[str, bytes]:
+    """A real trace's bytes, plain and compressed, in pieces as a capture flushes them."""
+    folder = tmp_path_factory.mktemp("whole")
+    records = list(read(tiny_trace))
+    files = {}
+    for suffix in ("", ".gz", ".zst"):
+        path = folder / f"t.jsonl{suffix}"
+        assert isinstance(records[0], Header)
+        with TraceWriter(path, records[0]) as writer:
+            for number, record in enumerate(records[1:]):
+                writer.write(record)
+                if number % 7 == 0:
+                    writer.flush()
+        files[suffix] = path.read_bytes()
+    return files
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz", ".zst"])
+@given(data=st.data())
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_trace_cut_at_any_byte_loads_up_to_the_cut(
+    tmp_path: Path, whole: dict[str, bytes], suffix: str, data: st.DataObject
+) -> None:
+    content = whole[suffix]
+    cut = data.draw(st.integers(0, len(content) - 1))
+    path = tmp_path / f"cut.jsonl{suffix}"
+    path.write_bytes(content[:cut])
+    lines = whole[""].split(b"\n")
+    whole_records = content[:cut].count(b"\n") if suffix == "" else None
+    reader = TraceReader(path)
+    if cut <= len(lines[0]) and suffix == "" and not content[:cut].endswith(b"}"):
+        with pytest.raises(UserError, match=r"is empty|is not a trace"):
+            list(reader)
+        return
+    found = read_what_there_is(reader)
+    if not found:
+        return
+    assert found == list(read_lines(tmp_path, lines[: len(found)]))
+    if whole_records is not None:
+        assert len(found) in (whole_records, whole_records + 1)
+    if len(found) < len(lines) - 1:
+        assert reader.missing is not None
+        assert f"after record {len(found)}" in reader.missing
+    trace = load(path)
+    assert len(trace.calls) == sum(len(record.signature) for record in found if isinstance(record, Calls))
+
+
+def read_what_there_is(reader: TraceReader) -> list[Record]:
+    """The records; none where a compressed header is cut."""
+    try:
+        return list(reader)
+    except UserError:
+        assert reader.records == 0
+        return []
+
+
+def read_lines(folder: Path, lines: list[bytes]) -> list[Record]:
+    path = folder / "lines.jsonl"
+    path.write_bytes(b"\n".join(lines))
+    return list(read(path))
+
+
+def test_the_cut_records_of_a_compressed_trace_reach_to_the_last_flush(whole: dict[str, bytes], tmp_path: Path) -> None:
+    for suffix in (".gz", ".zst"):
+        path = tmp_path / f"cut.jsonl{suffix}"
+        path.write_bytes(whole[suffix][:-40])
+        assert len(list(read(path))) > 0.8 * whole[""].count(b"\n")
+
+
+def test_a_damaged_line_ends_the_trace_and_is_told(tmp_path: Path) -> None:
+    path = write(tmp_path / "t.jsonl")
+    lines = path.read_bytes().split(b"\n")
+    lines[4] = lines[4][:20] + b"\x00\xff" + lines[4][22:]
+    path.write_bytes(b"\n".join(lines))
+    reader = TraceReader(path)
+    assert len(list(reader)) == 4
+    assert reader.missing is not None
+    assert "damaged after record 4" in reader.missing
+
+
+def test_a_cut_file_is_refused_where_a_whole_one_is_wanted(tmp_path: Path) -> None:
+    path = write(tmp_path / "t.jsonl", RECORDS[:-1])
+    with pytest.raises(UserError, match=r"cut after record 10: load what there is with --partial"):
+        load(path, partial=False)
+
+
+def test_types_and_fields_of_later_versions_are_passed_over_and_counted(tmp_path: Path) -> None:
+    path = write(tmp_path / "t.jsonl")
+    lines = path.read_text(encoding="utf-8").splitlines()
+    lines[0] = lines[0].replace('"version":"1.0"', '"version":"1.7"')
+    lines.insert(1, '{"type":"weather","sky":"blue"}')
+    lines.insert(1, '{"type":"values","id":7,"model":"zipf","s":1.1}')
+    lines[5] = lines[5][:-1] + ',"colour":"red"}'
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    trace = load(path)
+    assert trace.missing is None
+    assert len(trace.calls) == 4
+    assert trace.unknown == {"weather": 1, "values": 1, "signature.colour": 1}
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (b"", "is empty"),
+        (b"hello", "is not a trace"),
+        (b"\x00\x01\x02\x03" * 99, "is not a trace"),
+        (b'{"nodes": []}', "is not a trace"),
+        (b"[1, 2]\n", "is not a trace"),
+        (b'{"type":"signature","id":0}\n', "is not a trace"),
+        (b'{"type":"header","format":"opgrip-trace","version":"2.0"}\n', "newer than the 1.x"),
+        (b'{"type":"header","format":"opgrip-trace","version":"x"}\n', "is not a trace"),
+        (b'{"type":"header","format":"opgr', "is not a trace"),
+        (b"[" * 100_000, "is not a trace"),
+    ],
+)
+def test_what_is_no_trace_is_refused_in_one_line(tmp_path: Path, content: bytes, told: str) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=told) as caught:
+        load(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_gzip_that_is_none_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl.gz"
+    path.write_bytes(b"plain text")
+    with pytest.raises(UserError, match="is not a trace"):
+        load(path)
+
+
+def test_joined_gzip_members_are_read_as_one(tmp_path: Path) -> None:
+    content = write(tmp_path / "t.jsonl").read_bytes()
+    half = content.index(b"\n", len(content) // 2) + 1
+    path = tmp_path / "t.jsonl.gz"
+    path.write_bytes(gzip.compress(content[:half]) + gzip.compress(content[half:]))
+    assert list(read(path)) == list(read(tmp_path / "t.jsonl"))
+
+
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no such file"):
+        load(tmp_path / "none.jsonl")
+
+
+def test_a_file_has_its_name_only_once_it_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    writer = TraceWriter(path, Header({}))
+    writer.write(RECORDS[0])
+    writer.flush()
+    assert not path.exists()
+    assert len(list(read(partial_path(path)))) == 2
+    writer.close()
+    assert path.exists()
+    assert not partial_path(path).exists()
+
+
+def test_an_existing_file_is_kept_unless_forced(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_text("precious", encoding="utf-8")
+    with pytest.raises(UserError, match="exists"):
+        TraceWriter(path, Header({}))
+    assert path.read_text(encoding="utf-8") == "precious"
+
+
+def test_streaming_holds_no_more_of_a_long_trace_than_of_a_short_one(tmp_path: Path) -> None:
+    import tracemalloc
+
+    def peak(blocks: int) -> int:
+        numbers = list(range(2000))
+        path = write(tmp_path / f"{blocks}.jsonl", [Calls(0, numbers, numbers, numbers, numbers)] * blocks)
+        tracemalloc.start()
+        for _ in read(path):
+            pass
+        size = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return size
+
+    peak(2)
+    assert peak(60) < 1.5 * peak(6)

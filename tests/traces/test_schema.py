@@ -1,0 +1,73 @@
+"""The JSON Schema says what the writer writes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from example_trace import write
+from programs import ROOT, SHIPPED_TRACES
+
+from opgrip.traces.streams import read_chunks
+
+SCHEMA = json.loads((ROOT / "traces" / "schema.json").read_text(encoding="utf-8"))
+
+
+def records(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in b"".join(read_chunks(path)).splitlines()]
+
+
+def check(path: Path) -> None:
+    validator = jsonschema.Draft202012Validator(SCHEMA)
+    branches = {
+        name: validator.evolve(schema={**SCHEMA["$defs"][name], "$defs": SCHEMA["$defs"]}) for name in SCHEMA["$defs"]
+    }
+    for record in records(path):
+        errors = [error.message for error in branches[record["type"]].iter_errors(record)]
+        assert not errors, (record, errors)
+
+
+def test_the_schema_is_one() -> None:
+    jsonschema.Draft202012Validator.check_schema(SCHEMA)
+
+
+@pytest.mark.parametrize("path", SHIPPED_TRACES, ids=lambda path: path.name)
+def test_every_shipped_trace_follows_the_schema(path: Path) -> None:
+    check(path)
+
+
+def test_captured_traces_follow_the_schema(tiny_trace: Path, detector_trace: Path) -> None:
+    check(tiny_trace)
+    check(detector_trace)
+
+
+def test_every_type_of_record_follows_the_schema(tmp_path: Path) -> None:
+    path = write(tmp_path / "t.jsonl")
+    check(path)
+    validator = jsonschema.Draft202012Validator(SCHEMA)
+    for record in records(path):
+        validator.validate(record)
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {
+            "type": "calls",
+            "thread": 0,
+            "start_ns": 0,
+            "signature": ["a"],
+            "scope": [],
+            "after_ns": [],
+            "duration_ns": [],
+        },
+        {"type": "signature", "id": 0, "kind": "operator", "op": "aten.x.y", "args": [{"float": 1.5}]},
+        {"type": "values", "id": 0, "model": "exact", "data": []},
+        {"type": "header", "format": "other", "version": "1.0"},
+    ],
+)
+def test_the_schema_refuses_what_is_wrong(record: dict[str, Any]) -> None:
+    assert not jsonschema.Draft202012Validator(SCHEMA).is_valid(record)
