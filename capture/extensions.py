@@ -52,6 +52,8 @@ class ExtensionWatch:
 def _recording(recorder: Recorder, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def recorded(*args: Any, **kwargs: Any) -> Any:
+        if recorder.at_own_work():
+            return function(*args, **kwargs)
         signature = recorder.enter(name, EXTENSION, args, kwargs)
         if signature == NOT_RECORDED:
             return function(*args, **kwargs)

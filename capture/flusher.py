@@ -30,5 +30,6 @@ class Flusher:
         self.recorder.finish()
 
     def _run(self) -> None:
-        while not self._stop.wait(INTERVAL_S):
-            self.recorder.flush()
+        with self.recorder.own_work():
+            while not self._stop.wait(INTERVAL_S):
+                self.recorder.flush()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import threading
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from time import perf_counter_ns
 from typing import Any
@@ -56,6 +57,7 @@ class Recorder:
         self._pending: list[Record] = []
         # one flat list: extending it by a call is a single step that no other thread can come into
         self._calls: list[int] = []
+        self._own_work: set[int] = set()
         self._new = threading.Lock()
         self._writing = threading.Lock()
 
@@ -63,6 +65,23 @@ class Recorder:
     def signatures(self) -> int:
         """How many distinct signatures were met."""
         return len(self._signatures)
+
+    @contextmanager
+    def own_work(self) -> Iterator[None]:
+        """What this thread calls in the block is the capture's own, and not recorded.
+
+        Else a watched function that describing a call needs would wait for itself.
+        """
+        ident = threading.get_ident()
+        self._own_work.add(ident)
+        try:
+            yield
+        finally:
+            self._own_work.discard(ident)
+
+    def at_own_work(self) -> bool:
+        """Whether this thread is inside an `own_work` block."""
+        return threading.get_ident() in self._own_work
 
     def enter(self, name: Hashable, kind: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
         """The number of a call's signature, to be asked for before it runs; `NOT_RECORDED` where that failed.
@@ -127,7 +146,7 @@ class Recorder:
 
     def _add_signature(self, key: tuple[Any, ...], kind: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
         op = str(key[0])
-        with self._new, unobserved():
+        with self._new, self.own_work(), unobserved():
             described_args, described_kwargs = describe_call(args, kwargs, self._fitter(op))
             number = self._signatures.setdefault(key, len(self._signatures))
             self._open[number] = Signature(number, kind, op, described_args, described_kwargs)
@@ -140,7 +159,7 @@ class Recorder:
         if raised is not None:
             signature = replace(signature, raised=_one_line(raised))
         else:
-            with unobserved():
+            with self.own_work(), unobserved():
                 signature = replace(signature, outputs=describe_result(result))
         self._pending.append(signature)
 

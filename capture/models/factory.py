@@ -129,6 +129,8 @@ def _step(model: nn.Module, run: str) -> Callable[[Any], Any]:
 
     if run == "loss":
         return loss
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise UserError(f"{type(model).__qualname__} has no parameters to train", "choose --run predict or loss")
     optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE, momentum=0.9)
 
     def train(inputs: Any) -> torch.Tensor:

@@ -246,6 +246,13 @@ def test_functions_of_an_extension_are_calls_of_their_own(tmp_path: Path) -> Non
     assert math.hypot is original
 
 
+def test_an_extension_that_the_capture_itself_calls_does_not_wait_for_itself(tmp_path: Path) -> None:
+    # fitting values calls math.isfinite, and writing calls struct's and zlib's functions
+    watched = ["math", "zlib", "_struct"]
+    trace = capture(tmp_path, lambda: torch.ones(100) * 2, extensions=watched)
+    assert set(ops(trace)) == {"aten.ones.default", "aten.mul.Tensor"}
+
+
 def test_an_existing_trace_is_kept_unless_forced(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
     path.write_text("precious", encoding="utf-8")

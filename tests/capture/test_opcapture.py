@@ -1,0 +1,220 @@
+"""The command `opcapture`, run as a user runs it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from programs import run_command
+
+from opgrip.traces import load
+
+FACTORY = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(4, 2)
+    def forward(self, x):
+        print("chatty")
+        return {"loss": self.fc(x).sum(), "logits": self.fc(x).detach()}
+
+def good(batch_size=3):
+    return Net(), torch.ones(batch_size, 4)
+
+def named():
+    return Net(), {"x": torch.ones(1, 4)}
+
+def sized(input_size=(8, 8)):
+    return nn.Conv2d(3, 1, 1), (torch.ones(1, 3, *input_size),)
+
+def failing():
+    raise ValueError("no weights\\nat all")
+
+def lossless():
+    return nn.GRU(4, 2), torch.ones(5, 4)
+
+def constant():
+    return nn.Softmax(dim=0), torch.ones(4)
+
+def strange():
+    return 42
+
+def broken_step():
+    return nn.Linear(4, 2), torch.ones(5)
+
+def hangs():
+    class Slow(nn.Module):
+        def forward(self, x):
+            import time
+            for _ in range(100000):
+                x = x + 1
+                time.sleep(0.001)
+    return Slow(), torch.ones(3)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "nets.py").write_text(FACTORY, encoding="utf-8")
+    return tmp_path
+
+
+def test_with_no_arguments_it_captures_the_built_in_detector(tmp_path: Path) -> None:
+    done = run_command("opcapture", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == ""
+    assert "run them again with: opreplay faster_rcnn.jsonl" in done.stderr
+    assert "\x1b" not in done.stderr
+    trace = load(tmp_path / "faster_rcnn.jsonl", partial=False)
+    assert {"aten.convolution.default", "aten.index.Tensor", "aten.sort.stable"} <= set(trace.calls["op"])
+    assert {"backbone.stages.0.0.conv1", "rpn.conv", "roi_head.pooler"} <= set(trace.calls["module"])
+    assert trace.header["model"]["source"] == "builtin:faster_rcnn"
+
+
+@pytest.mark.parametrize(("run", "phases"), [("loss", {"forward"}), ("train", {"forward", "backward", "optimizer"})])
+def test_the_built_in_detector_trains(tmp_path: Path, run: str, phases: set[str]) -> None:
+    done = run_command("opcapture", "--run", run, "--input-size", "96", "-o", tmp_path / "t.jsonl")
+    assert done.returncode == 0, done.stderr
+    assert set(load(tmp_path / "t.jsonl").calls["phase"]) == phases
+
+
+@pytest.mark.parametrize("name", ["nets.py:good", "nets:good", "nets.py:named"])
+def test_a_factory_is_found_in_a_file_or_a_module(folder: Path, name: str) -> None:
+    done = run_command("opcapture", "--model", name, "--steps", "3", "--run", "train", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == ""
+    (path,) = folder.glob("*.jsonl")
+    assert load(path).calls["op"].value_counts()["aten.addmm.default"] == 6
+
+
+def test_sizes_reach_the_factory(folder: Path) -> None:
+    done = run_command("opcapture", "--model", "nets.py:sized", "--input-size", "5x7", "-o", "t.jsonl.gz", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    (signature,) = (item for item in load(folder / "t.jsonl.gz").signatures if "convolution" in item.op)
+    assert signature.args[0].shape == (1, 3, 5, 7)
+
+
+def test_a_trace_can_go_to_standard_output(folder: Path) -> None:
+    done = run_command("opcapture", "--model", "nets.py:good", "-o", "-", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert [json.loads(line)["type"] for line in done.stdout.splitlines()][:: len(done.stdout.splitlines()) - 1] == [
+        "header",
+        "end",
+    ]
+
+
+def test_the_same_seed_gives_the_same_signatures(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        assert run_command("opcapture", "--input-size", "96", "-o", tmp_path / f"{name}.jsonl").returncode == 0
+    first, second = load(tmp_path / "a.jsonl"), load(tmp_path / "b.jsonl")
+    assert first.signatures == second.signatures
+    assert first.calls["op"].tolist() == second.calls["op"].tolist()
+
+
+@pytest.mark.parametrize(
+    ("args", "told"),
+    [
+        (["--model", "resnet51"], "no model 'resnet51'"),
+        (["--model", "configs/none.py"], "no config configs/none.py"),
+        (["--model", "builtin:yolo"], "no built-in model 'yolo': there is builtin:faster_rcnn"),
+        (["--model", "nets.py:absent"], "no factory 'absent' in nets.py"),
+        (["--model", "none.py:good"], "no file none.py"),
+        (["--model", "no_such_package.x:good"], "no_such_package.x cannot be imported"),
+        (["--model", "nets.py:failing"], "nets.py:failing failed: ValueError: no weights at all"),
+        (["--model", "nets.py:strange"], "returned int: it must return a module and its inputs"),
+        (["--model", "nets.py:broken_step"], "broken_step fails in its step: RuntimeError"),
+        (["--model", "nets.py:lossless", "--run", "train"], "the model returned no loss"),
+        (["--model", "nets.py:constant", "--run", "train"], "Softmax has no parameters to train"),
+        (["--model", "nets.py:good", "--input-size", "32"], "--input-size is not for nets.py:good"),
+        (["--model", "nets.py:good", "--cfg-options", "a=1"], "--cfg-options is for OpenMMLab configs"),
+        (["--model", "nets.py:good", "--device", "warp:0"], "no device 'warp:0' here"),
+        (["--model", "nets.py:good", "--device", "cuda"], "no device 'cuda' here"),
+        (["--model", "nets.py:good", "--checkpoint", "nets.py"], "nets.py is not a file of weights"),
+        (["--model", "nets.py:good", "-o", "existing.jsonl"], "existing.jsonl exists"),
+        (["--model", "nets.py:good", "-o", "no/such/t.jsonl"], "the folder no/such does not exist"),
+        (["--model", "nets.py:good", "-o", "."], "is a folder"),
+        (["--run", "fly"], "argument --run: invalid choice: 'fly'"),
+        (["--steps", "0"], "'0' is not a whole number from 1"),
+        (["--warmup", "-1"], "--warmup"),
+        (["--input-size", "1x2x3"], "'1x2x3' is not a size such as 800x1333"),
+        (["--flag-that-is-not"], "unrecognized arguments: --flag-that-is-not"),
+    ],
+)
+def test_a_mistake_is_one_line_and_leaves_nothing_behind(folder: Path, args: list[str], told: str) -> None:
+    (folder / "existing.jsonl").write_text("precious", encoding="utf-8")
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    done = run_command("opcapture", *args, cwd=folder, env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"})
+    assert done.returncode == 2, done.stderr
+    assert done.stdout == ""
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("opcapture: error: ")
+    assert told in last
+    assert "Traceback" not in done.stderr
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+
+
+def test_an_unwritable_folder_is_one_line(folder: Path) -> None:
+    (folder / "locked").mkdir(mode=0o555)
+    # root may write anywhere but there
+    target = "/proc/t.jsonl" if os.geteuid() == 0 else "locked/t.jsonl"
+    done = run_command("opcapture", "--model", "nets.py:good", "-o", target, cwd=folder)
+    assert done.returncode == 2
+    assert "cannot be written" in done.stderr.splitlines()[-1]
+
+
+def test_debug_shows_the_traceback(folder: Path) -> None:
+    done = run_command("opcapture", "--model", "nets.py:failing", "--debug", cwd=folder)
+    assert done.returncode == 2
+    assert "Traceback" in done.stderr
+    assert "in failing" in done.stderr
+
+
+def test_a_checkpoint_is_loaded_without_running_what_it_holds(folder: Path) -> None:
+    import pickle
+
+    class Evil:
+        def __reduce__(self) -> tuple[object, tuple[str]]:
+            return os.system, ("touch owned",)
+
+    (folder / "evil.pth").write_bytes(pickle.dumps(Evil()))
+    done = run_command("opcapture", "--model", "nets.py:good", "--checkpoint", "evil.pth", cwd=folder)
+    assert done.returncode == 2
+    assert "is not a file of weights" in done.stderr
+    assert not (folder / "owned").exists()
+
+
+def test_weights_of_another_model_are_refused(folder: Path) -> None:
+    import torch
+
+    torch.save({"other": torch.ones(2)}, folder / "weights.pth")
+    done = run_command("opcapture", "--model", "nets.py:good", "--checkpoint", "weights.pth", cwd=folder)
+    assert done.returncode == 2
+    assert "does not fit Net" in done.stderr.splitlines()[-1]
+
+
+def test_ctrl_c_leaves_a_whole_trace_and_says_so_by_its_status(folder: Path) -> None:
+    program = Path(sys.executable).parent / "opcapture"
+    command = [str(program), "--model", "nets.py:hangs", "--warmup", "0", "-o", "t.jsonl"]
+    process = subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE, text=True)
+    while not any(folder.glob("t.part*")) or next(folder.glob("t.part*")).stat().st_size < 2000:
+        assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert stderr.splitlines()[-1] == "opcapture: interrupted"
+    assert "Traceback" not in stderr
+    assert len(load(folder / "t.jsonl", partial=False).calls) > 0
+
+
+def test_help_shows_examples() -> None:
+    done = run_command("opcapture", "--help")
+    assert done.returncode == 0
+    assert "opcapture --model faster-rcnn_r50_fpn_1x_coco.py" in done.stdout

@@ -1,0 +1,162 @@
+"""The command `opreplay`, run as a user runs it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from example_trace import RECORDS, write
+from programs import ROOT, SHIPPED_TRACES, run_command
+
+from opgrip.replay import load_results
+from opgrip.traces import load
+
+FAST = ("--iterations", "1", "--warmup", "0")
+
+
+def test_every_signature_of_the_built_in_detector_runs_again(detector_trace: Path, tmp_path: Path) -> None:
+    output = tmp_path / "results.json"
+    done = run_command("opreplay", detector_trace, *FAST, "-o", output)
+    assert done.returncode == 0, done.stderr
+    rows = load_results(output)
+    assert len(rows) == len(load(detector_trace).signatures)
+    assert set(rows["status"]) == {"ok"}
+    assert rows["outputs_match"].all()
+    assert rows["share"].is_monotonic_decreasing
+    assert rows["share"].sum() == pytest.approx(1)
+    assert (rows["median_us"] > 0).all()
+    assert rows["count"].sum() == len(load(detector_trace).calls)
+    assert f"{len(rows)} cases: {len(rows)} ok" in done.stderr
+
+
+def test_the_table_is_sorted_by_share_and_has_no_colour_in_a_pipe(detector_trace: Path) -> None:
+    done = run_command("opreplay", detector_trace, *FAST, "--top", "5")
+    names = done.stdout.splitlines()
+    assert "\x1b" not in done.stdout
+    header = next(line for line in names if "operator" in line)
+    columns = ("share", "operator", "shapes", "count", "captured us", "replayed us", "status")
+    assert all(name in header for name in columns)
+    shares = [float(line.split("%")[0]) for line in names if "%" in line]
+    assert len(shares) == 5
+    assert shares == sorted(shares, reverse=True)
+
+
+@pytest.mark.parametrize("suffix", [".json", ".csv"])
+def test_results_load_as_a_table(detector_trace: Path, tmp_path: Path, suffix: str) -> None:
+    output = tmp_path / f"results{suffix}"
+    assert run_command("opreplay", detector_trace, *FAST, "--top", "4", "-o", output).returncode == 0
+    rows = load_results(output)
+    assert isinstance(rows, pd.DataFrame)
+    wanted = "case op count mode device status median_us p10_us p90_us samples captured_us flops bytes error"
+    assert set(wanted.split()) <= set(rows.columns)
+    assert len(rows) == 4
+
+
+def test_markdown_has_the_same_table(detector_trace: Path, tmp_path: Path) -> None:
+    output = tmp_path / "results.md"
+    assert run_command("opreplay", detector_trace, *FAST, "--top", "4", "-o", output).returncode == 0
+    lines = output.read_text(encoding="utf-8").splitlines()
+    assert len([line for line in lines if line.startswith("| ")]) == 1 + 1 + 4
+
+
+def test_operators_and_modules_are_chosen_by_patterns(detector_trace: Path, tmp_path: Path) -> None:
+    output = tmp_path / "results.json"
+    chosen = ("--op", "aten.conv*", "--op", "aten.relu*", "--module", "backbone.*")
+    assert run_command("opreplay", detector_trace, *FAST, *chosen, "-o", output).returncode == 0
+    rows = load_results(output)
+    assert set(rows["op"]) == {"aten.convolution.default", "aten.relu_.default"}
+    calls = load(detector_trace).calls
+    inside = calls[calls["module"].str.startswith("backbone.") & calls["op"].isin(rows["op"])]
+    assert rows["count"].sum() == len(inside)
+
+
+def test_the_number_of_runs_is_the_one_asked_for(detector_trace: Path, tmp_path: Path) -> None:
+    output = tmp_path / "results.json"
+    assert run_command("opreplay", detector_trace, "--top", "3", "--iterations", "7", "-o", output).returncode == 0
+    assert set(load_results(output)["samples"]) == {7}
+
+
+def test_a_case_that_cannot_run_costs_its_row_and_status_only_when_strict(tmp_path: Path) -> None:
+    path = write(tmp_path / "t.jsonl")
+    done = run_command("opreplay", path)
+    assert done.returncode == 0
+    assert "skipped: it raised when it was captured: ValueError: no" in done.stdout
+    assert run_command("opreplay", path, "--strict").returncode == 1
+
+
+def test_a_cut_trace_is_replayed_only_on_request(tmp_path: Path) -> None:
+    path = write(tmp_path / "t.jsonl", RECORDS[:-1])
+    done = run_command("opreplay", path)
+    assert done.returncode == 2
+    assert done.stderr == f"opreplay: error: {path} is cut after record 10: load what there is with --partial\n"
+    done = run_command("opreplay", path, "--partial")
+    assert done.returncode == 0
+    assert "is cut after record 10" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("args", "told"),
+    [
+        (["none.jsonl"], "none.jsonl cannot be read: no such file"),
+        (["empty.jsonl"], "empty.jsonl is empty"),
+        (["foreign.jsonl"], "foreign.jsonl is not a trace"),
+        (["newer.jsonl"], "format version 2.0, newer than the 1.x"),
+        (["nothing.jsonl"], "the trace holds no calls"),
+        (["t.jsonl", "--op", "aten.nothing*"], "no op matches --op aten.nothing*: the trace has 'aten.mul.Tensor'"),
+        (["t.jsonl", "--module", "decoder.*"], "no module matches --module decoder.*"),
+        (["t.jsonl", "--device", "cuda"], "no device 'cuda' here"),
+        (["t.jsonl", "--iterations", "0"], "argument --iterations: '0' is not a whole number from 1"),
+        (["t.jsonl", "--top", "many"], "argument --top"),
+        (["t.jsonl", "-o", "results.xls"], "results.xls has no known form: end its name in .csv, .json, .md"),
+        (["t.jsonl", "-o", "existing.json"], "existing.json exists"),
+        (["t.jsonl", "-o", "no/such.json"], "the folder no does not exist"),
+        ([], "the following arguments are required: TRACE"),
+    ],
+)
+def test_a_mistake_is_one_line_and_leaves_nothing_behind(tmp_path: Path, args: list[str], told: str) -> None:
+    write(tmp_path / "t.jsonl")
+    write(tmp_path / "nothing.jsonl", [RECORDS[-1]])
+    (tmp_path / "existing.json").write_text("precious", encoding="utf-8")
+    (tmp_path / "empty.jsonl").touch()
+    (tmp_path / "foreign.jsonl").write_text('{"schema": "1.1.1", "nodes": []}', encoding="utf-8")
+    newer = {"type": "header", "format": "opgrip-trace", "version": "2.0"}
+    (tmp_path / "newer.jsonl").write_text(json.dumps(newer), encoding="utf-8")
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    done = run_command("opreplay", *args, cwd=tmp_path)
+    assert done.returncode == 2, done.stderr
+    assert done.stdout == ""
+    assert done.stderr.startswith("opreplay: error: ")
+    assert told in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+@pytest.mark.parametrize("path", SHIPPED_TRACES, ids=lambda path: path.name)
+def test_shipped_traces_run_where_no_extension_is_installed(path: Path, tmp_path: Path) -> None:
+    # a mmcv that cannot be imported stands for a machine without it
+    (tmp_path / "mmcv").mkdir()
+    (tmp_path / "mmcv" / "__init__.py").write_text("raise ImportError('no mmcv here')", encoding="utf-8")
+    output = tmp_path / "results.json"
+    import os
+
+    env = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = run_command("opreplay", path, *FAST, "-o", output, cwd=ROOT, env=env)
+    assert done.returncode == 0, done.stderr
+    rows = load_results(output)
+    extensions = rows["op"].str.startswith("mmcv.")
+    assert extensions.any()
+    assert set(rows[extensions]["status"]) == {"unsupported"}
+    assert rows[extensions]["error"].str.contains("mmcv._ext is not installed").all()
+    assert set(rows[~extensions]["status"]) == {"ok"}
+
+
+def test_reports_close_quietly_when_the_reader_goes(detector_trace: Path) -> None:
+    import subprocess
+    import sys
+
+    program = Path(sys.executable).parent / "opreplay"
+    command = f"{program} {detector_trace} --iterations 1 --warmup 0 | head -1"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=300, check=False)
+    assert "Error" not in done.stderr

@@ -1,0 +1,200 @@
+"""Replaying: names are looked up safely, bad cases cost a row, times are of the call alone."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from example_trace import write
+
+from opgrip.capture import Capture
+from opgrip.replay.cases import Selection, make_cases
+from opgrip.replay.inputs import Inputs, device_map
+from opgrip.replay.operators import READS_OR_WRITES_FILES, Operator, Unsupported, find_operator
+from opgrip.replay.replay import Settings, _supplier, replay
+from opgrip.replay.results import Result
+from opgrip.replay.timing import Effort, measure
+from opgrip.traces import load
+from opgrip.traces.records import EXTENSION, OPERATOR, Signature
+
+SETTINGS = Settings(device_map("cpu", None), "cpu", Effort(warmup=1, iterations=3))
+
+
+def replayed(folder: Path, program: Any, settings: Settings = SETTINGS) -> dict[str, Result]:
+    """Results of what a program runs, by operator."""
+    with Capture(folder / "t.jsonl", extensions=settings.extensions):
+        program()
+    return {result.op: result for result in replay(make_cases(load(folder / "t.jsonl")), settings)}
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda: torch.ones(200, 8).index_select(0, torch.randint(0, 200, (300,))),
+        lambda: torch.nn.functional.embedding(torch.randint(0, 50, (40, 9)), torch.randn(50, 4)),
+        lambda: torch.nn.functional.embedding_bag(
+            torch.randint(0, 50, (400,)), torch.randn(50, 4), torch.arange(0, 400, 4)
+        ),
+        lambda: torch.nn.functional.cross_entropy(torch.randn(300, 80), torch.randint(0, 80, (300,))),
+        lambda: torch.nn.functional.nll_loss(torch.randn(300, 80), torch.full((300,), -100), ignore_index=-100),
+        lambda: torch.randn(90, 70).gather(1, torch.randint(0, 70, (90, 100))),
+        lambda: torch.zeros(90, 70).scatter_add_(1, torch.randint(0, 70, (90, 70)), torch.randn(90, 70)),
+        lambda: torch.zeros(500).index_put_((torch.randint(0, 500, (900,)),), torch.randn(900), accumulate=True),
+        lambda: torch.randn(400)[torch.rand(400) > 0.3],
+        lambda: torch.nn.functional.one_hot(torch.randint(0, 30, (200,)), 30),
+        lambda: torch.bucketize(torch.randn(300), torch.linspace(-3, 3, 100)),
+        lambda: torch.randint(0, 9, (300,)).bincount(minlength=9),
+        lambda: torch.randn(2, 3, 8, 8).to(memory_format=torch.channels_last) * 2,
+        lambda: torch.multinomial(torch.rand(20, 100), 7),
+        lambda: torch.nn.functional.ctc_loss(
+            torch.randn(20, 2, 9).log_softmax(2),
+            torch.randint(1, 9, (2, 5)),
+            torch.tensor([20, 20]),
+            torch.tensor([5, 4]),
+        ),
+        lambda: torch.stft(torch.randn(2, 400), 64, window=torch.hann_window(64), return_complex=True),
+        lambda: torch.nn.MaxUnpool2d(2)(*torch.nn.MaxPool2d(2, return_indices=True)(torch.randn(1, 2, 16, 16))),
+        lambda: torch.segment_reduce(torch.randn(100), "sum", lengths=torch.full((25,), 4)),
+    ],
+)
+def test_operators_that_read_indices_get_valid_ones(tmp_path: Path, program: Any) -> None:
+    for result in replayed(tmp_path, program).values():
+        assert (result.status, result.error) == ("ok", None)
+        assert result.outputs_match
+
+
+def test_an_operator_that_writes_into_its_argument_sees_the_same_values_at_every_run(tmp_path: Path) -> None:
+    x = torch.full((3,), 1.0)
+    seen: list[float] = []
+
+    def watched(tensor: torch.Tensor) -> torch.Tensor:
+        seen.append(float(tensor[0]))
+        return tensor.mul_(2)
+
+    with Capture(tmp_path / "t.jsonl"):
+        x.mul_(2)
+    (case,) = make_cases(load(tmp_path / "t.jsonl"))
+    operator = find_operator(case.signature)
+    assert operator.mutates
+    inputs = Inputs(case.signature.args, {}, case.values, SETTINGS.place, 0)
+    inputs.keep()
+    supply = _supplier(Operator(operator.function, mutates=True), inputs)
+    measure(lambda tensor, factor: watched(tensor), supply, lambda: None, Effort(warmup=2, iterations=5))
+    assert seen == [1.0] * 7
+
+
+@pytest.mark.parametrize(
+    ("op", "told"),
+    [
+        ("aten.no_such_op.default", "is not registered"),
+        ("nowhere.op.default", "is not registered"),
+        ("aten.add.NoOverload", "is not registered"),
+        ("aten.__class__.default", "is not registered"),
+        ("aten.add.__init__", "is not registered"),
+        ("import_module.os.system", "is not registered"),
+        ("os.system", "is not an operator's name"),
+        ("aten.add.Tensor; rm -rf", "is not an operator's name"),
+        ("aten.from_file.default", "reads or writes files"),
+    ],
+)
+def test_an_operators_name_is_only_looked_up(op: str, told: str) -> None:
+    with pytest.raises(Unsupported, match=told):
+        find_operator(Signature(0, OPERATOR, op, (), {}))
+
+
+@pytest.mark.parametrize(
+    ("op", "told"),
+    [
+        ("os:system", "is not trusted"),
+        ("posix:system", "is not trusted"),
+        ("mmcv._ext:__loader__", "has no function|not installed"),
+        ("mmcv._ext", "is not a function's name"),
+    ],
+)
+def test_functions_are_found_only_in_trusted_extensions(op: str, told: str) -> None:
+    with pytest.raises(Unsupported, match=told):
+        find_operator(Signature(0, EXTENSION, op, (), {}))
+
+
+def test_no_registered_operator_that_takes_a_file_name_is_replayed() -> None:
+    for schema in torch._C._jit_get_all_schemas():
+        if any(argument.name in ("filename", "file_name") for argument in schema.arguments):
+            assert schema.name.partition("::")[2] in READS_OR_WRITES_FILES, schema
+
+
+def test_extension_functions_replay_where_they_are_trusted(tmp_path: Path) -> None:
+    import math
+
+    trusted = Settings(SETTINGS.place, "cpu", SETTINGS.effort, extensions=["math"])
+    assert replayed(tmp_path, lambda: math.hypot(3.0, 4.0), trusted)["math:hypot"].status == "ok"
+
+
+def test_bad_cases_cost_their_rows_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def program() -> None:
+        x = torch.ones(3)
+        x + 1
+        x.untyped_storage()
+        torch.empty(0).set_(x.untyped_storage())
+        with pytest.raises(RuntimeError):
+            torch.mm(x, x)
+        x.cos()
+
+    def find(signature: Signature, extensions: Any) -> Any:
+        if signature.op == "aten.cos.default":
+            raise MemoryError("planted")
+        return find_operator(signature, extensions)
+
+    # the package's `replay` is the function, not its module
+    monkeypatch.setattr(sys.modules["opgrip.replay.replay"], "find_operator", find)
+    rows = replayed(tmp_path, program)
+    assert rows["aten.add.Tensor"].status == "ok"
+    assert rows["aten.set_.source_Storage"].status == "unsupported"
+    assert rows["aten.mm.default"].status == "skipped"
+    assert (rows["aten.cos.default"].status, rows["aten.cos.default"].error) == ("failed", "MemoryError: planted")
+    assert rows["aten.cos.default"].median_us is None
+
+
+def test_other_output_shapes_are_told(tmp_path: Path) -> None:
+    def program() -> None:
+        # distinct values among many are drawn as a range, not one by one
+        torch.randperm(5000).unique()
+
+    assert replayed(tmp_path, program)["aten._unique2.default"].outputs_match is False
+
+
+def test_flops_and_bytes_are_those_of_a_call(tmp_path: Path) -> None:
+    row = replayed(tmp_path, lambda: torch.mm(torch.ones(4, 5), torch.ones(5, 6)))["aten.mm.default"]
+    assert row.flops == 2 * 4 * 5 * 6
+    assert row.bytes == 4 * (4 * 5 + 5 * 6 + 4 * 6)
+
+
+def test_expanded_elements_are_counted_once(tmp_path: Path) -> None:
+    x = torch.ones(3, 1).expand(3, 1000)
+    assert replayed(tmp_path, lambda: x.sum())["aten.sum.default"].bytes == 4 * (3 + 1)
+
+
+def test_calls_inside_an_extension_function_are_not_replayed_twice(tmp_path: Path) -> None:
+    cases = make_cases(load(write(tmp_path / "t.jsonl")))
+    assert {(case.op, case.count) for case in cases} == {("aten.mul.Tensor", 1), ("mmcv._ext:nms", 1)}
+
+
+def test_the_top_cases_are_those_with_most_time(detector_trace: Path) -> None:
+    trace = load(detector_trace)
+    everything, top = make_cases(trace), make_cases(trace, Selection(top=5))
+    assert [case.number for case in top] == [case.number for case in everything[:5]]
+    longest = trace.calls.groupby("signature")["duration_ns"].sum().idxmax()
+    assert top[0].number == longest
+
+
+def test_what_is_timed_is_the_call_and_not_its_preparation() -> None:
+    import time
+
+    def slow_arguments() -> Any:
+        time.sleep(0.02)
+        return (), {}
+
+    timing = measure(lambda: None, slow_arguments, lambda: None, Effort(warmup=0, iterations=5))
+    assert timing.quantile_us(0.5) < 10_000
