@@ -19,7 +19,7 @@ def describe_environment() -> dict[str, Any]:
         "opgrip": _version("opgrip"),
         "torch": torch.__version__,
         "python": platform.python_version(),
-        "platform": platform.platform(),
+        "platform": f"{platform.system()} {platform.machine()}",
         "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "command": [Path(sys.argv[0]).name, *sys.argv[1:]] if sys.argv else [],
         "pid": os.getpid(),

@@ -6,7 +6,7 @@ hashable values with their types, since 1, 1.0 and True are equal to Python and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,56 +17,76 @@ from opgrip.traces.arguments import GeneratorSpec, Opaque, TensorSpec
 
 FitValues = Callable[[torch.Tensor], int | None]
 
-_BY_VALUE = {bool, int, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format}
-_SIMPLE_BASES: tuple[Any, ...] = (bool, int, float, complex, str)
+_BY_VALUE = frozenset({bool, int, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format})
+_SIMPLE_BASES = (bool, int, float, complex, str)
 
 
 def call_key(op: Hashable, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
     """The key of a call: equal for two calls just when their signatures are."""
     parts: list[Any] = [op]
     found: list[torch.Tensor] = []
-    for value in args:
-        _add(parts, found, value)
+    _add_all(parts, found, args)
     for name, value in kwargs.items():
         parts.append(name)
-        _add(parts, found, value)
+        _add_all(parts, found, (value,))
     if len(found) > 1:
-        storages = [storage_identity(tensor) for tensor in found if tensor.layout is torch.strided]
+        storages = [storage_identity(tensor) for tensor in found]
         if len(set(storages)) != len(storages):
-            parts.append(tuple(storages.index(storage) for storage in storages))
+            parts.append(tuple(map(storages.index, storages)))
     return tuple(parts)
 
 
-def _add(parts: list[Any], found: list[torch.Tensor], value: Any) -> None:
+def _add_all(parts: list[Any], found: list[torch.Tensor], values: Iterable[Any]) -> None:
+    # the kinds that operators take most often first: this is run for every call
+    for value in values:
+        kind = type(value)
+        if kind is torch.Tensor or kind is torch.nn.Parameter:
+            if value.layout is torch.strided:
+                found.append(value)
+                parts += (
+                    *(kind, value.shape, value.stride(), value.dtype, value.device, value.requires_grad),
+                    *(value.storage_offset(), value.is_conj(), value.is_neg()),
+                )
+            else:
+                _add_unusual_tensor(parts, found, value)
+        elif kind in _BY_VALUE:
+            parts += (kind, value)
+        elif kind is float:
+            # nan is not equal to itself, and -0.0 is equal to 0.0
+            parts += (kind, value if value and value == value else repr(value))
+        elif kind is list or kind is tuple:
+            parts += (kind, len(value))
+            _add_all(parts, found, value)
+        else:
+            _add_unusual(parts, found, value)
+
+
+def _add_unusual(parts: list[Any], found: list[torch.Tensor], value: Any) -> None:
     kind = type(value)
     if isinstance(value, torch.Tensor):
-        found.append(value)
-        layout = value.layout
-        parts += (kind, value.shape, value.dtype, value.device, layout, value.requires_grad)
-        if layout is torch.strided:
-            parts += (value.stride(), value.storage_offset(), value.is_conj(), value.is_neg())
-    elif kind in _BY_VALUE:
-        parts += (kind, value)
-    elif kind is float:
-        # nan is not equal to itself, and -0.0 is equal to 0.0
-        parts += (kind, value if value and value == value else repr(value))
+        _add_unusual_tensor(parts, found, value)
     elif isinstance(value, list | tuple):
         parts += (kind, len(value))
-        for item in value:
-            _add(parts, found, item)
+        _add_all(parts, found, value)
     elif isinstance(value, dict):
-        parts += (kind, len(value))
-        for name, item in value.items():
-            parts.append(name)
-            _add(parts, found, item)
-    elif kind is complex:
-        parts += (kind, repr(value))
+        parts += (kind, len(value), *value)
+        _add_all(parts, found, value.values())
     elif isinstance(value, torch.Generator):
         parts += (kind, value.device, value.initial_seed())
     elif isinstance(value, np.generic):
-        _add(parts, found, value.item())
+        _add_all(parts, found, (value.item(),))
+    elif isinstance(value, _SIMPLE_BASES):
+        parts += (kind, repr(value))
     else:
         parts.append(kind)
+
+
+def _add_unusual_tensor(parts: list[Any], found: list[torch.Tensor], value: torch.Tensor) -> None:
+    layout = value.layout
+    parts += (type(value), value.shape, value.dtype, value.device, layout, value.requires_grad)
+    if layout is torch.strided:
+        found.append(value)
+        parts += (value.stride(), value.storage_offset(), value.is_conj(), value.is_neg())
 
 
 def describe_call(
@@ -132,7 +152,7 @@ def _describe(value: Any, groups: Mapping[int, int], fit: FitValues) -> Any:
     for base in _SIMPLE_BASES:
         # enumerations and the like: an operator takes them for the number or text that they are
         if isinstance(value, base):
-            return base(value)
+            return base(value)  # type: ignore[arg-type]
     return Opaque(f"{kind.__module__}.{kind.__qualname__}")
 
 

@@ -28,4 +28,5 @@ def unobserved() -> Iterator[None]:
 
 def storage_identity(tensor: torch.Tensor) -> int:
     """The address of a tensor's storage object: the same for all tensors that live in the same memory."""
-    return int(tensor.untyped_storage()._cdata)
+    identity: int = tensor.untyped_storage()._cdata
+    return identity

@@ -91,8 +91,9 @@ def summarize(results: list[Result]) -> str:
 
 
 def describe_shapes(signature: Signature) -> str:
-    """Dtypes and shapes of a call's arguments in short: `float32[64,256] int64[64] 1 False`."""
-    return " ".join(_describe(leaf) for leaf in leaves([signature.args, *signature.kwargs.values()]))
+    """Dtypes and shapes of a call's arguments in short: `float32[64,256] [1,1] False dim=0`."""
+    named = (f"{name}={_describe(value)}" for name, value in signature.kwargs.items())
+    return " ".join([*map(_describe, signature.args), *named])
 
 
 def same_outputs(recorded: Any, described: Any) -> bool:
@@ -100,10 +101,12 @@ def same_outputs(recorded: Any, described: Any) -> bool:
     return [_outline(leaf) for leaf in leaves(recorded)] == [_outline(leaf) for leaf in leaves(described)]
 
 
-def _describe(leaf: object) -> str:
-    if isinstance(leaf, TensorSpec):
-        return f"{_short(leaf.dtype)}[{','.join(map(str, leaf.shape))}]"
-    return _short(leaf)
+def _describe(value: object) -> str:
+    if isinstance(value, TensorSpec):
+        return f"{_short(value.dtype)}[{','.join(map(str, value.shape))}]"
+    if isinstance(value, list | tuple):
+        return f"[{','.join(map(_describe, value))}]"
+    return _short(value)
 
 
 def _short(value: object) -> str:

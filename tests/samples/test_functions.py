@@ -1,0 +1,163 @@
+"""The long-tail functions compute what they say, against plain loops and laws."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from opgrip.samples.assign_max_iou import assign_max_iou
+from opgrip.samples.box_iou import box_iou
+from opgrip.samples.decode_deltas import decode_deltas
+from opgrip.samples.encode_deltas import encode_deltas
+from opgrip.samples.grid_anchors import grid_anchors
+from opgrip.samples.map_levels import map_levels
+from opgrip.samples.multiclass_nms import multiclass_nms
+from opgrip.samples.nms import nms
+from opgrip.samples.roi_align import roi_align
+from opgrip.samples.sample_balanced import sample_balanced
+from opgrip.samples.smooth_l1 import smooth_l1
+
+
+def boxes(count: int, seed: int = 0, reach: float = 100.0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    corner = torch.rand(count, 2, generator=generator, dtype=torch.float64) * reach
+    return torch.cat([corner, corner + 1 + torch.rand(count, 2, generator=generator) * reach / 2], dim=1)
+
+
+def overlap(first: list[float], second: list[float]) -> float:
+    width = min(first[2], second[2]) - max(first[0], second[0])
+    height = min(first[3], second[3]) - max(first[1], second[1])
+    shared = max(width, 0) * max(height, 0)
+    areas = [(box[2] - box[0]) * (box[3] - box[1]) for box in (first, second)]
+    return shared / (sum(areas) - shared)
+
+
+def test_overlaps_are_those_of_a_loop() -> None:
+    first, second = boxes(20), boxes(15, seed=1)
+    expected = [[overlap(one, other) for other in second.tolist()] for one in first.tolist()]
+    torch.testing.assert_close(box_iou(first, second), torch.tensor(expected, dtype=torch.float64))
+
+
+def test_boxes_without_area_overlap_nothing() -> None:
+    empty = torch.tensor([[5.0, 5, 5, 5]])
+    assert box_iou(empty, empty).tolist() == [[0]]
+
+
+@given(st.integers(0, 1000))
+@settings(deadline=None, max_examples=30)
+def test_decoding_undoes_encoding(seed: int) -> None:
+    anchors, wanted = boxes(30, seed), boxes(30, seed + 1)
+    torch.testing.assert_close(decode_deltas(anchors, encode_deltas(anchors, wanted)), wanted)
+
+
+def test_no_deltas_leave_the_anchors() -> None:
+    anchors = boxes(10)
+    torch.testing.assert_close(decode_deltas(anchors, torch.zeros_like(anchors)), anchors)
+
+
+def test_decoded_boxes_are_cut_to_the_image_and_large_deltas_do_not_overflow() -> None:
+    decoded = decode_deltas(boxes(10).float(), torch.full((10, 4), 1e9), image_size=(50, 80))
+    assert bool(decoded.isfinite().all())
+    assert bool(((decoded[:, ::2] >= 0) & (decoded[:, ::2] <= 80)).all())
+    assert bool(((decoded[:, 1::2] >= 0) & (decoded[:, 1::2] <= 50)).all())
+
+
+def test_anchors_have_their_centres_areas_and_ratios() -> None:
+    anchors = grid_anchors(2, 3, 16, 8.0, (0.5, 1.0, 2.0), torch.zeros(()))
+    assert anchors.shape == (18, 4)
+    size = anchors[:, 2:] - anchors[:, :2]
+    torch.testing.assert_close(size.prod(dim=1), torch.full((18,), 128.0**2))
+    torch.testing.assert_close((size[:, 1] / size[:, 0])[:3], torch.tensor([0.5, 1.0, 2.0]))
+    centres = (anchors[::3, :2] + anchors[::3, 2:]) / 2
+    expected = torch.tensor([[8.0, 8], [24, 8], [40, 8], [8, 24], [24, 24], [40, 24]])
+    torch.testing.assert_close(centres, expected)
+
+
+@given(st.integers(0, 1000), st.floats(0.1, 0.9))
+@settings(deadline=None, max_examples=30)
+def test_suppression_keeps_what_a_loop_keeps(seed: int, threshold: float) -> None:
+    found, scores = boxes(25, seed, reach=40), torch.rand(25, generator=torch.Generator().manual_seed(seed))
+    kept: list[int] = []
+    for index in sorted(range(25), key=lambda index: -float(scores[index])):
+        if all(overlap(found[index].tolist(), found[other].tolist()) <= threshold for other in kept):
+            kept.append(index)
+    assert nms(found, scores, threshold).tolist() == kept
+
+
+def test_nothing_suppresses_to_nothing() -> None:
+    assert nms(torch.zeros(0, 4), torch.zeros(0), 0.5).shape == (0,)
+
+
+def test_classes_do_not_suppress_each_other() -> None:
+    same = torch.tensor([[0.0, 0, 10, 10]]).expand(2, 3, 4)
+    scores = torch.tensor([[0.9, 0.8, 0.0], [0.7, 0.95, 0.0]])
+    found, values, labels = multiclass_nms(same, scores, 0.1, 0.5, candidates=10, limit=10)
+    assert labels.tolist() == [1, 0]
+    assert values.tolist() == pytest.approx([0.95, 0.9])
+    assert found.shape == (2, 4)
+    assert multiclass_nms(same, scores * 0, 0.1, 0.5, 10, 10)[0].shape == (0, 4)
+
+
+def test_a_box_goes_up_a_level_with_each_doubling() -> None:
+    sides = torch.tensor([1.0, 55, 57, 111, 113, 223, 225, 447, 449, 5000])
+    squares = torch.stack([sides * 0, sides * 0, sides, sides], dim=1)
+    assert map_levels(squares, 4).tolist() == [0, 0, 0, 0, 1, 1, 2, 2, 3, 3]
+
+
+def sample(plane: torch.Tensor, y: float, x: float) -> float:
+    height, width = plane.shape
+    if not (-1 < y < height and -1 < x < width):
+        return 0.0
+    y, x = min(max(y, 0), height - 1), min(max(x, 0), width - 1)
+    top, left = int(y), int(x)
+    bottom, right = min(top + 1, height - 1), min(left + 1, width - 1)
+    down, across = y - top, x - left
+    upper = plane[top, left] * (1 - across) + plane[top, right] * across
+    lower = plane[bottom, left] * (1 - across) + plane[bottom, right] * across
+    return float(upper * (1 - down) + lower * down)
+
+
+def test_region_features_are_those_of_a_loop() -> None:
+    features = torch.randn(2, 3, 9, 11, dtype=torch.float64)
+    found = torch.tensor([[3.0, 5, 30, 33], [-9, -4, 12, 60], [20, 10, 90, 41]], dtype=torch.float64)
+    batch, size, scale, samples = torch.tensor([0, 1, 1]), 4, 0.25, 2
+    expected = torch.zeros(3, 3, size, size, dtype=torch.float64)
+    for box, (x1, y1, x2, y2) in enumerate(found.tolist()):
+        left, top = x1 * scale - 0.5, y1 * scale - 0.5
+        step_x, step_y = ((x2 - x1) * scale / (size * samples), (y2 - y1) * scale / (size * samples))
+        for channel in range(3):
+            plane = features[batch[box], channel]
+            for row in range(size * samples):
+                for column in range(size * samples):
+                    value = sample(plane, top + (row + 0.5) * step_y, left + (column + 0.5) * step_x)
+                    expected[box, channel, row // samples, column // samples] += value / samples**2
+    torch.testing.assert_close(roi_align(features, found, batch, size, scale, samples), expected)
+
+
+def test_boxes_learn_the_truth_that_they_overlap_most() -> None:
+    overlaps = torch.tensor([[0.8, 0.1], [0.4, 0.35], [0.1, 0.2], [0.75, 0.9], [0.0, 0.0]])
+    assert assign_max_iou(overlaps, 0.7, 0.3, keep_best=False).tolist() == [0, -2, -1, 1, -1]
+    poor = torch.tensor([[0.4, 0.0], [0.2, 0.0], [0.35, 0.1]])
+    assert assign_max_iou(poor, 0.7, 0.3).tolist() == [0, -1, 1]
+    assert assign_max_iou(torch.zeros(3, 0), 0.7, 0.3).tolist() == [-1, -1, -1]
+
+
+def test_samples_are_of_their_kind_and_number() -> None:
+    assigned = torch.tensor([-1] * 50 + [-2] * 10 + [0] * 5 + [1] * 35)
+    positives, negatives = sample_balanced(assigned, 40, 0.25)
+    assert len(positives) == 10
+    assert len(negatives) == 30
+    assert bool((assigned[positives] >= 0).all())
+    assert bool((assigned[negatives] == -1).all())
+    assert len(set(positives.tolist())) == 10
+    few, many = sample_balanced(torch.tensor([3, -1, -1]), 40, 0.5)
+    assert (few.tolist(), sorted(many.tolist())) == ([0], [1, 2])
+
+
+@pytest.mark.parametrize("beta", [1.0, 1 / 9])
+def test_the_loss_is_torchs(beta: float) -> None:
+    predicted, target = torch.randn(50, 4), torch.randn(50, 4)
+    expected = torch.nn.functional.smooth_l1_loss(predicted, target, beta=beta, reduction="sum")
+    torch.testing.assert_close(smooth_l1(predicted, target, beta), expected)

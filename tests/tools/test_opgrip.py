@@ -1,0 +1,68 @@
+"""The command `opgrip`, run as a user runs it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from example_trace import RECORDS, write
+from programs import SHIPPED_TRACES, run_command
+
+from opgrip.tools.verbs.trace_info import by_module
+from opgrip.traces import load
+
+
+def test_info_shows_what_is_in_a_trace(detector_trace: Path) -> None:
+    done = run_command("opgrip", "trace", "info", detector_trace)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    assert "\x1b" not in done.stdout
+    trace = load(detector_trace)
+    facts = dict(line.split(maxsplit=1) for line in done.stdout.splitlines()[:9])
+    assert facts["model"] == "faster_rcnn, FasterRCNN, builtin:faster_rcnn"
+    assert facts["calls"] == f"{len(trace.calls):,}"
+    assert facts["signatures"].startswith(f"{len(trace.signatures):,} of ")
+    assert facts["dropped"] == "nothing"
+    assert trace.summary()["op"][0] in done.stdout
+    assert by_module(trace)["module"][0] in done.stdout
+
+
+def test_shares_of_operators_and_of_modules_both_add_up(detector_trace: Path) -> None:
+    trace = load(detector_trace)
+    for table in (trace.summary(), by_module(trace)):
+        assert table["share"].sum() == pytest.approx(1)
+        assert table["share"].is_monotonic_decreasing
+        assert table["calls"].sum() == len(trace.calls)
+
+
+def test_info_says_what_was_dropped_raised_and_made_inside(tmp_path: Path) -> None:
+    done = run_command("opgrip", "trace", "info", write(tmp_path / "t.jsonl"))
+    assert "dropped     2 aten.x: ValueError: no" in done.stdout
+    assert "raised      mmcv._ext:nms: ValueError: no" in done.stdout
+    assert "calls       4, 2 of them inside extension functions" in done.stdout
+
+
+def test_info_of_a_cut_trace_is_given_on_request(tmp_path: Path) -> None:
+    path = write(tmp_path / "t.jsonl", RECORDS[:-1])
+    done = run_command("opgrip", "trace", "info", path)
+    assert done.returncode == 2
+    assert done.stderr.startswith("opgrip trace info: error: ")
+    done = run_command("opgrip", "trace", "info", path, "--partial")
+    assert done.returncode == 0
+    assert "incomplete" in done.stdout
+
+
+@pytest.mark.parametrize("args", [(), ("trace",), ("trace", "nothing"), ("nothing",), ("trace", "info")])
+def test_what_is_no_verb_is_one_line(args: tuple[str, ...]) -> None:
+    done = run_command("opgrip", *args)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert "error: " in done.stderr
+
+
+@pytest.mark.parametrize("path", SHIPPED_TRACES, ids=lambda path: path.name)
+def test_shipped_traces_are_whole_and_dropped_nothing(path: Path) -> None:
+    trace = load(path, partial=False)
+    assert trace.end is not None
+    assert not trace.end.dropped
+    assert trace.end.calls == len(trace.calls)
