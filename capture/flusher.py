@@ -8,6 +8,7 @@ from types import TracebackType
 from opgrip.capture.recorder import Recorder
 
 INTERVAL_S = 0.5
+PAUSE_S = 50e-6
 
 
 class Flusher:
@@ -32,4 +33,4 @@ class Flusher:
     def _run(self) -> None:
         with self.recorder.own_work():
             while not self._stop.wait(INTERVAL_S):
-                self.recorder.flush()
+                self.recorder.flush(PAUSE_S)

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from time import perf_counter_ns
+from time import perf_counter_ns, sleep
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ from opgrip.traces.writer import TraceWriter
 
 FORWARD, BACKWARD, OPTIMIZER = "forward", "backward", "optimizer"
 NOT_RECORDED = -1
-BLOCK = 4096
+BLOCK = 512
 """Calls in one record."""
 COLUMNS = 5
 """Integers kept a call: signature, scope, thread, start, duration."""
@@ -112,17 +112,28 @@ class Recorder:
         """Count a call that could not be recorded."""
         self.dropped[op, _one_line(reason)] += 1
 
-    def flush(self) -> None:
-        """Write what has come since the last time. Does nothing in a forked child, whose file is the parent's."""
+    def flush(self, pause_s: float = 0.0) -> None:
+        """Write what has come since the last time. Does nothing in a forked child, whose file is the parent's.
+
+        Parameters
+        ----------
+        pause_s : rest after each record, so that the program's thread never waits long for Python's lock: writing in
+            one go would lengthen a call that it meets by the interpreter's switch interval of 5 ms
+        """
         if os.getpid() != self._pid or self.failure is not None:
             return
         with self._writing:
             try:
-                # calls first, then records: what a call refers to is always in the second
-                count = len(self._calls)
-                calls = self._calls[:count]
-                del self._calls[:count]
-                self._write(self._take_pending(), calls)
+                while self._calls or self._pending:
+                    # calls first, then records: what a call refers to is always in the second
+                    count = min(len(self._calls), BLOCK * COLUMNS)
+                    calls = self._calls[:count]
+                    del self._calls[:count]
+                    for record in (*self._take_pending(), *self._blocks(calls)):
+                        self.writer.write(record)
+                        if pause_s:
+                            sleep(pause_s)
+                self.writer.flush()
             except Exception as error:
                 self.failure = error
 
@@ -200,29 +211,22 @@ class Recorder:
         del self._pending[:count]
         return records
 
-    def _write(self, records: list[Record], calls: list[int]) -> None:
+    def _blocks(self, calls: list[int]) -> Iterator[Record]:
+        """Records of these calls, one for each thread, and of threads that are new."""
         idents = calls[2::COLUMNS]
-        new = [ident for ident in dict.fromkeys(idents) if ident not in self._threads]
-        names = {thread.ident: thread.name for thread in threading.enumerate()} if new else {}
-        for ident in new:
-            self._threads[ident] = len(self._threads)
-            # the engine's own threads are not Python's
-            records.append(Thread(self._threads[ident], names.get(ident, "autograd")))
-        for record in records:
-            self.writer.write(record)
         for ident in dict.fromkeys(idents):
+            if ident not in self._threads:
+                # the engine's own threads are not Python's
+                names = {thread.ident: thread.name for thread in threading.enumerate()}
+                self._threads[ident] = len(self._threads)
+                yield Thread(self._threads[ident], names.get(ident, "autograd"))
             rows = [row for row, owner in enumerate(idents) if owner == ident]
-            for first in range(0, len(rows), BLOCK):
-                self.writer.write(self._block(self._threads[ident], calls, rows[first : first + BLOCK]))
+            signature, scope, start, duration = (
+                [calls[row * COLUMNS + place] for row in rows] for place in (0, 1, 3, 4)
+            )
+            starts = [time - self.started_ns for time in start]
+            yield Calls(self._threads[ident], signature, scope, starts, duration)
         self.calls_written += len(idents)
-        if records or calls:
-            self.writer.flush()
-
-    def _block(self, thread: int, calls: list[int], rows: list[int]) -> Calls:
-        signature, scope, _, start, duration = (
-            [calls[row * COLUMNS + column] for row in rows] for column in range(COLUMNS)
-        )
-        return Calls(thread, signature, scope, [time - self.started_ns for time in start], duration)
 
 
 def _one_line(error: BaseException) -> str:
