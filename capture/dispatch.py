@@ -4,16 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from time import perf_counter_ns
-from typing import Any
+from types import FunctionType
+from typing import Any, cast
 
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from opgrip.capture.recorder import NOT_RECORDED, Recorder
+from opgrip.capture.torch_private import hide_from_compiler
 from opgrip.traces.records import OPERATOR
 
 
 class RecordingMode(TorchDispatchMode):
-    """Runs every operator as it was called, and tells the recorder."""
+    """Runs every operator as it was called, and tells the recorder.
+
+    Control flow such as `torch.cond` is one call; what it runs inside is not seen.
+    """
+
+    supports_higher_order_operators = True
 
     def __init__(self, recorder: Recorder) -> None:
         super().__init__()
@@ -21,8 +28,8 @@ class RecordingMode(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        # torch else wraps the handler in a guard of its own, which costs more than all that we do
-        return False
+        # whether torch is to wrap the handler in its guard
+        return not cls._hidden
 
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -41,3 +48,5 @@ class RecordingMode(TorchDispatchMode):
             raise
         recorder.leave(signature, start, perf_counter_ns(), result, None)
         return result
+
+    _hidden = hide_from_compiler(cast(FunctionType, __torch_dispatch__))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
 from collections.abc import Callable, Iterable
 from time import perf_counter_ns
@@ -44,7 +45,8 @@ class ExtensionWatch:
 
     def _wrap_functions(self, name: str, module: ModuleType) -> None:
         for attribute, original in list(vars(module).items()):
-            if isinstance(original, BuiltinFunctionType):
+            # unwrapped: another capture may be watching already
+            if isinstance(inspect.unwrap(original), BuiltinFunctionType):
                 self._originals.append((module, attribute, original))
                 setattr(module, attribute, _recording(self.recorder, f"{name}:{attribute}", original))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import warnings
 from collections.abc import Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
@@ -97,11 +98,15 @@ def run(args: argparse.Namespace) -> int:
         cfg_options=tuple(args.cfg_options),
     )
     # what models print is not what was asked for
-    with redirect_stdout(sys.stderr):
+    with redirect_stdout(sys.stderr), warnings.catch_warnings():
+        # told below, as an error
+        warnings.filterwarnings("ignore", message="the trace .* could not be written")
         torch.manual_seed(args.seed)
         with reporter.doing(f"building {args.model}"):
             program = load_program(args.model, options)
         capture = _capture(program, args, reporter)
+    if isinstance(capture.failure, BrokenPipeError):
+        raise capture.failure
     if capture.failure is not None:
         raise UserError(f"{capture.path} could not be written", str(capture.failure))
     _tell(capture, reporter)

@@ -16,6 +16,7 @@ import torch
 from opgrip.capture.signatures import call_key, describe_call, describe_result
 from opgrip.capture.torch_private import current_autograd_node, unobserved
 from opgrip.traces import values
+from opgrip.traces.arguments import Opaque
 from opgrip.traces.records import Calls, Dropped, End, Record, Scope, Signature, Thread, Values
 from opgrip.traces.values import ValueModel
 from opgrip.traces.writer import TraceWriter
@@ -170,9 +171,16 @@ class Recorder:
         if raised is not None:
             signature = replace(signature, raised=_one_line(raised))
         else:
-            with self.own_work(), unobserved():
-                signature = replace(signature, outputs=describe_result(result))
+            signature = replace(signature, outputs=self._outputs(result))
         self._pending.append(signature)
+
+    def _outputs(self, result: Any) -> Any:
+        try:
+            with self.own_work(), unobserved():
+                return describe_result(result)
+        except Exception as error:
+            # without its outputs, a signature still replays
+            return Opaque(_one_line(error))
 
     def _fitter(self, op: str) -> Callable[[torch.Tensor], int | None]:
         def fit(tensor: torch.Tensor) -> int | None:

@@ -41,7 +41,7 @@ def _add_all(parts: list[Any], found: list[torch.Tensor], values: Iterable[Any])
     for value in values:
         kind = type(value)
         if kind is torch.Tensor or kind is torch.nn.Parameter:
-            if value.layout is torch.strided:
+            if value.layout is torch.strided and not value.is_nested:
                 found.append(value)
                 parts += (
                     *(kind, value.shape, value.stride(), value.dtype, value.device, value.requires_grad),
@@ -83,7 +83,10 @@ def _add_unusual(parts: list[Any], found: list[torch.Tensor], value: Any) -> Non
 
 def _add_unusual_tensor(parts: list[Any], found: list[torch.Tensor], value: torch.Tensor) -> None:
     layout = value.layout
-    parts += (type(value), value.shape, value.dtype, value.device, layout, value.requires_grad)
+    parts += (type(value), value.dtype, value.device, layout, value.requires_grad)
+    if value.is_nested:
+        return
+    parts.append(value.shape)
     if layout is torch.strided:
         found.append(value)
         parts += (value.stride(), value.storage_offset(), value.is_conj(), value.is_neg())
@@ -125,7 +128,7 @@ def _sharing(found: list[torch.Tensor]) -> dict[int, int]:
     """The number of the shared storage of each tensor, by the tensor's id; those that share none are left out."""
     by_storage: dict[int, list[torch.Tensor]] = {}
     for tensor in found:
-        if tensor.layout is torch.strided:
+        if tensor.layout is torch.strided and not tensor.is_nested:
             by_storage.setdefault(storage_identity(tensor), []).append(tensor)
     shared = [group for group in by_storage.values() if len(group) > 1]
     return {id(tensor): number for number, group in enumerate(shared) for tensor in group}
@@ -156,7 +159,10 @@ def _describe(value: Any, groups: Mapping[int, int], fit: FitValues) -> Any:
     return Opaque(f"{kind.__module__}.{kind.__qualname__}")
 
 
-def _describe_tensor(tensor: torch.Tensor, groups: Mapping[int, int], fit: FitValues) -> TensorSpec:
+def _describe_tensor(tensor: torch.Tensor, groups: Mapping[int, int], fit: FitValues) -> TensorSpec | Opaque:
+    if tensor.is_nested:
+        # its sizes are no numbers
+        return Opaque("nested tensor")
     strided = tensor.layout is torch.strided
     plain = type(tensor) in (torch.Tensor, torch.nn.Parameter)
     return TensorSpec(

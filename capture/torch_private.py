@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import FunctionType
 
 import torch
 
@@ -17,6 +18,22 @@ def _no_node() -> None:
 
 current_autograd_node: Callable[[], object | None] = getattr(torch._C, "_current_autograd_node", _no_node)
 """The node that the autograd engine runs in this thread; None outside a backward pass."""
+
+
+def hide_from_compiler(function: FunctionType) -> bool:
+    """Keep torch.compile from tracing a function and all that it calls; False where this torch has no means to.
+
+    What a dispatch mode runs inside a compiled region is else compiled with it. torch's own means, a guard around the
+    mode's handler, does the same at each call, for half the cost of an empty mode.
+    """
+    frames = torch._C._dynamo.eval_frame
+    try:
+        skip = frames._FrameAction.SKIP
+        strategy = frames._FrameExecStrategy(skip, skip)
+        frames.set_code_exec_strategy(function.__code__, strategy)
+    except (AttributeError, TypeError):
+        return False
+    return True
 
 
 @contextmanager

@@ -253,6 +253,63 @@ def test_an_extension_that_the_capture_itself_calls_does_not_wait_for_itself(tmp
     assert set(ops(trace)) == {"aten.ones.default", "aten.mul.Tensor"}
 
 
+def test_two_captures_at_once_both_see_operators_and_extensions(tmp_path: Path) -> None:
+    import cmath
+
+    x = torch.ones(3)
+    outer, inner = tmp_path / "outer.jsonl", tmp_path / "inner.jsonl"
+    with Capture(outer, extensions=["cmath"]), Capture(inner, extensions=["cmath"]):
+        x + 1
+        cmath.phase(1j)
+    for path in (outer, inner):
+        assert ops(load(path)) == ["aten.add.Tensor", "cmath:phase"]
+
+
+def test_a_compiled_function_runs_and_the_compiler_sees_nothing_of_ours(tmp_path: Path) -> None:
+    graphs: list[Any] = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        graphs.append(graph)
+        return graph
+
+    compiled = torch.compile(lambda tensor: (tensor.sin() + 1).cos(), backend=backend)
+    x = torch.randn(4)
+    trace = capture(tmp_path, lambda: compiled(x))
+    assert ops(trace) == ["aten.sin.default", "aten.add.Tensor", "aten.cos.default"]
+    assert graphs == []
+    assert trace.end is not None
+    assert not trace.end.dropped
+
+
+def test_control_flow_operators_are_one_call(tmp_path: Path) -> None:
+    x = torch.ones(3)
+    trace = capture(tmp_path, lambda: torch.cond(x.sum() > 0, lambda a: a + 1, lambda a: a - 1, (x,)))
+    assert ops(trace)[-1] == "cond"
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+def test_nested_tensors_are_recorded_as_what_a_trace_cannot_hold(tmp_path: Path, layout: torch.layout) -> None:
+    parts = [torch.ones(2), torch.ones(3)]
+    trace = capture(tmp_path, lambda: torch.nested.nested_tensor(parts, layout=layout) * 2)
+    (mul,) = (signature for signature in trace.signatures if signature.op == "aten.mul.Tensor")
+    assert mul.args == (Opaque("nested tensor"), 2)
+    assert mul.outputs == Opaque("nested tensor")
+    assert trace.end is not None
+    assert not trace.end.dropped
+
+
+def test_outputs_that_cannot_be_described_do_not_cost_the_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(result: Any) -> Any:
+        raise OSError("planted")
+
+    monkeypatch.setattr(recorder_module, "describe_result", broken)
+    x = torch.ones(3)
+    trace = capture(tmp_path, lambda: (x + 1, x + 1))
+    assert ops(trace) == ["aten.add.Tensor"] * 2
+    assert trace.signatures[0].outputs == Opaque("OSError: planted")
+
+
 def test_an_existing_trace_is_kept_unless_forced(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
     path.write_text("precious", encoding="utf-8")

@@ -111,6 +111,14 @@ def test_a_trace_can_go_to_standard_output(folder: Path) -> None:
     ]
 
 
+def test_a_reader_that_goes_early_is_no_error(tmp_path: Path) -> None:
+    program = Path(sys.executable).parent / "opcapture"
+    command = f"{program} --input-size 96 -o - | head -1"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=120, check=False)
+    assert json.loads(done.stdout)["type"] == "header"
+    assert all(line.startswith("opcapture: ") and "error" not in line for line in done.stderr.splitlines())
+
+
 def test_the_same_seed_gives_the_same_signatures(tmp_path: Path) -> None:
     for name in ("a", "b"):
         assert run_command("opcapture", "--input-size", "96", "-o", tmp_path / f"{name}.jsonl").returncode == 0
