@@ -19,7 +19,7 @@ from opgrip.traces import values
 from opgrip.traces.arguments import Opaque
 from opgrip.traces.records import Calls, Dropped, End, Record, Scope, Signature, Thread, Values
 from opgrip.traces.values import ValueModel
-from opgrip.traces.writer import TraceWriter
+from opgrip.traces.writer import TraceWriter, encode_line
 
 FORWARD, BACKWARD, OPTIMIZER = "forward", "backward", "optimizer"
 NOT_RECORDED = -1
@@ -55,7 +55,8 @@ class Recorder:
         self._scopes: dict[tuple[Place, str, str | None], int] = {}
         self._values: dict[str, int] = {}
         self._threads: dict[int, int] = {}
-        self._pending: list[Record] = []
+        # already encoded: at a signature's first call that costs little, later it would hold up other calls
+        self._pending: list[bytes] = []
         # one flat list: extending it by a call is a single step that no other thread can come into
         self._calls: list[int] = []
         self._own_work: set[int] = set()
@@ -74,11 +75,13 @@ class Recorder:
         Else a watched function that describing a call needs would wait for itself.
         """
         ident = threading.get_ident()
+        outermost = ident not in self._own_work
         self._own_work.add(ident)
         try:
             yield
         finally:
-            self._own_work.discard(ident)
+            if outermost:
+                self._own_work.discard(ident)
 
     def at_own_work(self) -> bool:
         """Whether this thread is inside an `own_work` block."""
@@ -118,8 +121,8 @@ class Recorder:
 
         Parameters
         ----------
-        pause_s : rest after each record, so that the program's thread never waits long for Python's lock: writing in
-            one go would lengthen a call that it meets by the interpreter's switch interval of 5 ms
+        pause_s : rest after each block of calls, so that the program's thread never waits long for Python's lock:
+            writing in one go would lengthen a call that it meets by the interpreter's switch interval of 5 ms
         """
         if os.getpid() != self._pid or self.failure is not None:
             return
@@ -130,10 +133,11 @@ class Recorder:
                     count = min(len(self._calls), BLOCK * COLUMNS)
                     calls = self._calls[:count]
                     del self._calls[:count]
-                    for record in (*self._take_pending(), *self._blocks(calls)):
+                    self.writer.write_lines(self._take_pending())
+                    for record in self._blocks(calls):
                         self.writer.write(record)
-                        if pause_s:
-                            sleep(pause_s)
+                    if pause_s:
+                        sleep(pause_s)
                 self.writer.flush()
             except Exception as error:
                 self.failure = error
@@ -172,7 +176,7 @@ class Recorder:
             signature = replace(signature, raised=_one_line(raised))
         else:
             signature = replace(signature, outputs=self._outputs(result))
-        self._pending.append(signature)
+        self._pend(signature)
 
     def _outputs(self, result: Any) -> Any:
         try:
@@ -199,7 +203,7 @@ class Recorder:
         number = self._values.get(text)
         if number is None:
             number = self._values[text] = len(self._values)
-            self._pending.append(Values(number, model))
+            self._pend(Values(number, model))
         return number
 
     def _scope(self) -> int:
@@ -210,14 +214,18 @@ class Recorder:
         number = self._scopes.get(key)
         if number is None:
             number = self._scopes.setdefault(key, len(self._scopes))
-            self._pending.append(Scope(number, *self.place, phase, self.inside))
+            self._pend(Scope(number, *self.place, phase, self.inside))
         return number
 
-    def _take_pending(self) -> list[Record]:
+    def _pend(self, record: Record) -> None:
+        with self.own_work():
+            self._pending.append(encode_line(record))
+
+    def _take_pending(self) -> bytes:
         count = len(self._pending)
-        records = self._pending[:count]
+        lines = b"".join(self._pending[:count])
         del self._pending[:count]
-        return records
+        return lines
 
     def _blocks(self, calls: list[int]) -> Iterator[Record]:
         """Records of these calls, one for each thread, and of threads that are new."""

@@ -13,6 +13,13 @@ from opgrip.traces.records import Header, Record, to_json
 from opgrip.traces.streams import ByteSink, compress_to
 
 
+def encode_line(record: Record) -> bytes:
+    """A record as it stands in the file."""
+    line = json.dumps(to_json(record), allow_nan=False, separators=(",", ":"), ensure_ascii=False)
+    # lone surrogates, which file names can hold, are escaped: the file stays UTF-8
+    return line.encode("utf-8", "backslashreplace") + b"\n"
+
+
 class TraceWriter:
     """A trace file being written. Records reach the file at `flush`.
 
@@ -37,11 +44,12 @@ class TraceWriter:
 
     def write(self, record: Record) -> None:
         """Add a record."""
-        line = json.dumps(to_json(record), allow_nan=False, separators=(",", ":"), ensure_ascii=False)
-        # lone surrogates, which file names can hold, are escaped: the file stays UTF-8
-        data = line.encode("utf-8", "backslashreplace") + b"\n"
-        self._sink.write(data)
-        self.bytes_written += len(data)
+        self.write_lines(encode_line(record))
+
+    def write_lines(self, lines: bytes) -> None:
+        """Add records that `encode_line` made."""
+        self._sink.write(lines)
+        self.bytes_written += len(lines)
 
     def flush(self) -> None:
         """Let all that was written reach the file."""

@@ -194,7 +194,9 @@ def test_a_trace_that_cannot_be_written_is_a_warning_not_an_error(
     watched = Capture(tmp_path / "t.jsonl")
     with pytest.warns(RuntimeWarning, match="could not be written: planted"), watched:
         assert watched._recorder is not None
-        monkeypatch.setattr(watched._recorder.writer, "write", lambda record: (_ for _ in ()).throw(OSError("planted")))
+        monkeypatch.setattr(
+            watched._recorder.writer, "write_lines", lambda lines: (_ for _ in ()).throw(OSError("planted"))
+        )
         x + 1
     assert not (tmp_path / "t.jsonl").exists()
 
