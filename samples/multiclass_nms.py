@@ -31,7 +31,7 @@ def multiclass_nms(
     order = values.topk(min(candidates, values.numel())).indices
     row, label, values = row[order], label[order], values[order]
     found = boxes[row, label]
-    # far enough apart that classes cannot overlap
-    reach = found.max() + 1 if found.numel() else 1.0
+    # far enough apart that classes cannot overlap, also where coordinates are negative
+    reach = found.max() - found.min() + 1 if found.numel() else 1.0
     kept = nms(found + (label * reach)[:, None], values, iou_threshold)[:limit]
     return found[kept], values[kept], label[kept]

@@ -36,8 +36,8 @@ def load_config_model(text: str, options: ModelOptions) -> Program:
     """
     if not text.endswith(SUFFIXES) and not Path(text).is_file():
         raise UserError(f"no model {text!r}", "name a config file, builtin:NAME or package.module:factory")
-    _need("mmengine", text)
     path = find_config(text)
+    _need("mmengine", text)
     config = _read_config(path, options.cfg_options)
     scope = str(config.get("default_scope") or "mmdet")
     _need(scope, text)
@@ -66,7 +66,7 @@ def find_config(text: str) -> Path:
 
     Raises
     ------
-    UserError : where there is none, or several of that name
+    UserError : where there is none, or several of that name; or a bare name, and no package that carries configs
     """
     path = Path(text)
     if path.is_file():
@@ -74,6 +74,8 @@ def find_config(text: str) -> Path:
     if path.name != text:
         raise UserError(f"no config {text}", "give the path of a file, or a bare file name to look up")
     configs = list(_carried_configs())
+    if not configs:
+        raise UserError(f"no config {text} here, and no installed package carries any", f"for mmdet's: {INSTALL}")
     found = [config for config in configs if config.name == text]
     if len(found) == 1:
         return found[0]

@@ -45,11 +45,11 @@ class FasterRCNN(nn.Module):
         image_size = (images.shape[2], images.shape[3])
         levels = self.neck(self.backbone(images))
         predictions = self.rpn(levels)
-        proposals = self.rpn.propose(predictions, image_size)
+        proposals = self.rpn.select(predictions, image_size)
         if targets is None:
-            return self.roi_head.detect(levels, proposals, image_size)
-        losses = self.rpn.losses(predictions, [target["boxes"] for target in targets])
-        return losses | self.roi_head.losses(levels, proposals, targets)
+            return self.roi_head(levels, proposals, image_size)  # type: ignore[no-any-return]
+        losses = self.rpn.loss(predictions, [target["boxes"] for target in targets])
+        return losses | self.roi_head(levels, proposals, image_size, targets)  # type: ignore[no-any-return]
 
 
 def faster_rcnn(

@@ -36,20 +36,18 @@ class ProposalHead(nn.Module):
     ----------
     width : channels of the pyramid's levels
     strides : of the levels, in pixels
-    candidates : best anchors of each level that non-maximum suppression chooses among
-    limit : proposals of an image
 
     Source: Ren et al. 2015, section 3.1.
     """
 
-    def __init__(self, width: int, strides: tuple[int, ...], candidates: int = 60, limit: int = 200) -> None:
+    def __init__(self, width: int, strides: tuple[int, ...]) -> None:
         super().__init__()
         self.conv = nn.Conv2d(width, width, 3, 1, 1)
         self.objectness = nn.Conv2d(width, len(RATIOS), 1)
         self.deltas = nn.Conv2d(width, 4 * len(RATIOS), 1)
+        self.select = ProposalSelector()
+        self.loss = ProposalLoss()
         self.strides = strides
-        self.candidates = candidates
-        self.limit = limit
 
     def forward(self, levels: list[Tensor]) -> Predictions:
         """Predictions for maps (B, width, H, W)."""
@@ -62,8 +60,23 @@ class ProposalHead(nn.Module):
             anchors.append(grid_anchors(height, width, stride, SCALE, RATIOS, level))
         return Predictions(torch.cat(scores, dim=1), torch.cat(deltas, dim=1), anchors)
 
+
+class ProposalSelector(nn.Module):
+    """Turns predictions into proposals; a module so that its calls have a path.
+
+    Parameters
+    ----------
+    candidates : best anchors of each level that non-maximum suppression chooses among
+    limit : proposals of an image
+    """
+
+    def __init__(self, candidates: int = 60, limit: int = 200) -> None:
+        super().__init__()
+        self.candidates = candidates
+        self.limit = limit
+
     @torch.no_grad()
-    def propose(self, predictions: Predictions, image_size: tuple[int, int]) -> list[Tensor]:
+    def forward(self, predictions: Predictions, image_size: tuple[int, int]) -> list[Tensor]:
         """Proposals (P, 4) of each image, best first."""
         sizes = [len(anchors) for anchors in predictions.anchors]
         proposals = []
@@ -80,7 +93,11 @@ class ProposalHead(nn.Module):
             proposals.append(torch.cat(boxes)[order])
         return proposals
 
-    def losses(self, predictions: Predictions, truths: list[Tensor]) -> dict[str, Tensor]:
+
+class ProposalLoss(nn.Module):
+    """What the first stage learns from; a module so that its calls have a path."""
+
+    def forward(self, predictions: Predictions, truths: list[Tensor]) -> dict[str, Tensor]:
         """Losses of scores and boxes against the true boxes (T, 4) of each image."""
         anchors = torch.cat(predictions.anchors)
         scores, deltas = predictions.scores.sum() * 0, predictions.deltas.sum() * 0

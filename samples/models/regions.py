@@ -65,16 +65,28 @@ class RegionHead(nn.Module):
         self.regressor = nn.Linear(hidden, 4 * classes)
         self.classes = classes
 
-    def forward(self, levels: list[Tensor], boxes: list[Tensor]) -> tuple[Tensor, Tensor]:
+    def forward(
+        self,
+        levels: list[Tensor],
+        proposals: list[Tensor],
+        image_size: tuple[int, int],
+        targets: list[dict[str, Tensor]] | None = None,
+    ) -> list[dict[str, Tensor]] | dict[str, Tensor]:
+        """Detections of each image; or losses, where there are targets."""
+        if targets is None:
+            return self._detect(levels, proposals, image_size)
+        return self._losses(levels, proposals, targets)
+
+    def _predict(self, levels: list[Tensor], boxes: list[Tensor]) -> tuple[Tensor, Tensor]:
         """Logits (N, classes + 1), the background last, and deltas (N, classes, 4)."""
         hidden = self.shared(self.pooler(levels, boxes))
         return self.classifier(hidden), self.regressor(hidden).reshape(-1, self.classes, 4)
 
-    def detect(
+    def _detect(
         self, levels: list[Tensor], proposals: list[Tensor], image_size: tuple[int, int]
     ) -> list[dict[str, Tensor]]:
         """Boxes (K, 4), scores (K,) and labels (K,) of each image."""
-        logits, deltas = self(levels, proposals)
+        logits, deltas = self._predict(levels, proposals)
         scores = functional.softmax(logits, dim=1)[:, :-1]
         spread = deltas.new_tensor(SPREAD)
         sizes = [len(each) for each in proposals]
@@ -87,7 +99,7 @@ class RegionHead(nn.Module):
             detections.append(dict(zip(("boxes", "scores", "labels"), found, strict=True)))
         return detections
 
-    def losses(
+    def _losses(
         self, levels: list[Tensor], proposals: list[Tensor], targets: list[dict[str, Tensor]]
     ) -> dict[str, Tensor]:
         """Losses of classes and boxes against the boxes (T, 4) and labels (T,) of each image."""
@@ -102,7 +114,7 @@ class RegionHead(nn.Module):
             background = target["labels"].new_full((negatives.numel(),), self.classes)
             labels.append(torch.cat([target["labels"][owners], background]))
             wanted.append(encode_deltas(boxes[positives], target["boxes"][owners]))
-        logits, deltas = self(levels, chosen)
+        logits, deltas = self._predict(levels, chosen)
         truth = torch.cat(labels)
         foreground = torch.nonzero(truth < self.classes).flatten()
         predicted = deltas[foreground, truth[foreground]]

@@ -169,6 +169,17 @@ def test_a_mistake_is_one_line_and_leaves_nothing_behind(folder: Path, args: lis
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
 
+def test_a_config_without_openmmlab_names_what_to_install(folder: Path) -> None:
+    # a mmengine that cannot be imported stands for a machine without it
+    (folder / "mmengine.py").write_text("raise ImportError('no mmengine here', name='mmengine')", encoding="utf-8")
+    (folder / "config.py").write_text("model = {}", encoding="utf-8")
+    env = {**os.environ, "PYTHONPATH": str(folder)}
+    done = run_command("opcapture", "--model", "config.py", cwd=folder, env=env)
+    assert done.returncode == 2
+    last = done.stderr.splitlines()[-1]
+    assert "config.py needs mmengine, and mmengine is not installed: install the extra openmmlab" in last
+
+
 def test_an_unwritable_folder_is_one_line(folder: Path) -> None:
     (folder / "locked").mkdir(mode=0o555)
     # root may write anywhere but there

@@ -62,6 +62,12 @@ def test_decoded_boxes_are_cut_to_the_image_and_large_deltas_do_not_overflow() -
     assert bool(decoded.isfinite().all())
     assert bool(((decoded[:, ::2] >= 0) & (decoded[:, ::2] <= 80)).all())
     assert bool(((decoded[:, 1::2] >= 0) & (decoded[:, 1::2] <= 50)).all())
+    huge = torch.tensor([[0.0, 0, 1e9, 1e9]])
+    assert bool(decode_deltas(boxes(1).float(), huge).isfinite().all())
+    wide = torch.tensor([[-30.0, -30, 300, 300]])
+    assert decode_deltas(wide, torch.zeros(1, 4), image_size=(50, 80)).tolist() == [[0, 0, 80, 50]]
+    right = torch.tensor([[60.0, 10, 70, 40]])
+    torch.testing.assert_close(decode_deltas(right, torch.zeros(1, 4), image_size=(50, 80)), right)
 
 
 def test_anchors_have_their_centres_areas_and_ratios() -> None:
@@ -98,6 +104,18 @@ def test_classes_do_not_suppress_each_other() -> None:
     assert values.tolist() == pytest.approx([0.95, 0.9])
     assert found.shape == (2, 4)
     assert multiclass_nms(same, scores * 0, 0.1, 0.5, 10, 10)[0].shape == (0, 4)
+
+
+def test_classes_stay_apart_where_coordinates_are_negative() -> None:
+    same = torch.tensor([-100.0, -100, 10, 10]).expand(2, 2, 4)
+    scores = torch.tensor([[0.9, 0.0], [0.0, 0.8]])
+    assert multiclass_nms(same, scores, 0.1, 0.5, candidates=10, limit=10)[2].tolist() == [0, 1]
+
+
+def test_only_the_best_candidates_are_considered() -> None:
+    apart = torch.tensor([[[0.0, 0, 1, 1]], [[5, 5, 6, 6]], [[9, 9, 10, 10]]])
+    scores = torch.tensor([[0.5], [0.9], [0.7]])
+    assert multiclass_nms(apart, scores, 0.1, 0.5, candidates=2, limit=10)[1].tolist() == pytest.approx([0.9, 0.7])
 
 
 def test_a_box_goes_up_a_level_with_each_doubling() -> None:
@@ -141,6 +159,9 @@ def test_boxes_learn_the_truth_that_they_overlap_most() -> None:
     assert assign_max_iou(overlaps, 0.7, 0.3, keep_best=False).tolist() == [0, -2, -1, 1, -1]
     poor = torch.tensor([[0.4, 0.0], [0.2, 0.0], [0.35, 0.1]])
     assert assign_max_iou(poor, 0.7, 0.3).tolist() == [0, -1, 1]
+    # at the threshold a box learns; a truth that no box overlaps gets none
+    assert assign_max_iou(torch.tensor([[0.7, 0.0]]), 0.7, 0.3, keep_best=False).tolist() == [0]
+    assert assign_max_iou(torch.tensor([[0.1, 0.0], [0.0, 0.0]]), 0.7, 0.3).tolist() == [0, -1]
     assert assign_max_iou(torch.zeros(3, 0), 0.7, 0.3).tolist() == [-1, -1, -1]
 
 
@@ -152,6 +173,9 @@ def test_samples_are_of_their_kind_and_number() -> None:
     assert bool((assigned[positives] >= 0).all())
     assert bool((assigned[negatives] == -1).all())
     assert len(set(positives.tolist())) == 10
+    torch.manual_seed(0)
+    draws = {tuple(sample_balanced(assigned, 40, 0.25)[0].tolist()) for _ in range(5)}
+    assert len(draws) > 1
     few, many = sample_balanced(torch.tensor([3, -1, -1]), 40, 0.5)
     assert (few.tolist(), sorted(many.tolist())) == ([0], [1, 2])
 
