@@ -18,7 +18,7 @@ from opgrip.capture.program import RUNS, ModelOptions, Program
 from opgrip.traces.command import OneLineParser, add_debug, not_negative, positive, run_command
 from opgrip.traces.errors import UserError
 from opgrip.traces.output import check_writable
-from opgrip.traces.progress import Reporter, advance
+from opgrip.traces.progress import Reporter
 
 DEFAULT_MODEL = "builtin:faster_rcnn"
 DESCRIPTION = "Run a model and record every operator and extension function that it calls, in a trace file."
@@ -124,14 +124,14 @@ def _capture(program: Program, args: argparse.Namespace, reporter: Reporter) -> 
         force=args.force,
     )
     inputs = [program.inputs() for _ in range(args.warmup + args.steps)]
-    with reporter.doing(f"running {args.warmup} warm-up and {args.steps} captured steps", len(inputs)) as progress:
+    with reporter.doing(f"running {args.warmup} warm-up and {args.steps} captured steps", len(inputs)) as advance:
         for _ in range(args.warmup):
             _step(program, inputs.pop())
-            advance(progress)
+            advance()
         with capture:
             for _ in range(args.steps):
                 _step(program, inputs.pop())
-                advance(progress)
+                advance()
     return capture
 
 

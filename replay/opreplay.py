@@ -26,7 +26,7 @@ from opgrip.traces.command import OneLineParser, add_debug, not_negative, positi
 from opgrip.traces.devices import check_device
 from opgrip.traces.errors import UserError
 from opgrip.traces.output import check_writable, whole_file
-from opgrip.traces.progress import Reporter, advance
+from opgrip.traces.progress import Reporter
 
 DESCRIPTION = "Run every distinct call of a trace again, without the model, and compare its time with the captured one."
 EXAMPLES = """\
@@ -108,10 +108,10 @@ def run(args: argparse.Namespace) -> int:
         extensions=(*TRUSTED_EXTENSIONS, *args.extension),
     )
     results: list[Result] = []
-    with reporter.doing(f"replaying {len(cases)} cases on {device}", len(cases)) as progress:
+    with reporter.doing(f"replaying {len(cases)} cases on {device}", len(cases)) as advance:
         for result in replay(cases, settings):
             results.append(result)
-            advance(progress)
+            advance()
     print_table(results, sys.stdout)
     if report is not None:
         text = io.StringIO()

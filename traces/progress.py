@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from time import monotonic
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+REDRAW_S = 0.1
 
 
 class Reporter:
@@ -26,26 +29,28 @@ class Reporter:
         self.console.print(f"{self.prog}: {text}", markup=False, soft_wrap=True)
 
     @contextmanager
-    def doing(self, text: str, total: int | None = None) -> Iterator[Progress | None]:
-        """A task that runs while the block does; on a terminal it is shown alive and then goes."""
+    def doing(self, text: str, total: int | None = None) -> Iterator[Callable[[], None]]:
+        """A task that runs while the block does; on a terminal it is shown with how far it is, and then goes.
+
+        Yields what is to be called when one of `total` steps is done. The display is drawn then and not by a thread
+        of its own, which would take time from what is measured.
+        """
         if not self.console.is_terminal:
             self.say(text)
-            yield None
+            yield lambda: None
             return
-        columns = [SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn()]
-        if total is not None:
-            columns[2:2] = [BarColumn(), MofNCompleteColumn()]
-        with Progress(*columns, console=self.console, transient=True) as progress:
-            progress.add_task(text, total=total)
-            yield progress
+        columns = [TextColumn("{task.description}", markup=False)]
+        steps = [BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()] if total is not None else []
+        with Progress(*columns, *steps, console=self.console, transient=True, auto_refresh=False) as progress:
+            task = progress.add_task(text, total=total)
+            progress.refresh()
+            drawn = monotonic()
 
+            def advance() -> None:
+                nonlocal drawn
+                progress.advance(task)
+                if monotonic() - drawn > REDRAW_S:
+                    progress.refresh()
+                    drawn = monotonic()
 
-def advance(progress: Progress | None, text: str | None = None) -> None:
-    """One step of a `Reporter.doing` is done; `text` says what comes next."""
-    if progress is None:
-        return
-    for task in progress.task_ids:
-        if text is None:
-            progress.advance(task)
-        else:
-            progress.update(task, description=text, advance=1)
+            yield advance

@@ -15,6 +15,8 @@ from opgrip.replay.results import OK, Result
 
 COLUMNS = ("share", "operator", "shapes", "count", "captured us", "replayed us", "p10", "p90", "status")
 SHAPES = COLUMNS.index("shapes")
+BETWEEN = 3
+"""Characters that a column takes beside its own width."""
 STYLES = {"failed": "red", "unsupported": "yellow", "skipped": "dim"}
 
 
@@ -24,10 +26,10 @@ def print_table(results: Sequence[Result], file: IO[str]) -> None:
     rows = [_cells(result) for result in results]
     widths = [max(map(len, column)) for column in zip(COLUMNS, *rows, strict=True)]
     if console.is_terminal:
-        others = sum(widths) - widths[SHAPES] + 2 * len(widths)
+        others = sum(widths) - widths[SHAPES] + BETWEEN * len(widths)
         widths[SHAPES] = min(widths[SHAPES], max(console.width - others, len(COLUMNS[SHAPES])))
     else:
-        console = Console(file=file, width=sum(widths) + 3 * len(widths), highlight=False)
+        console = Console(file=file, width=sum(widths) + BETWEEN * len(widths), highlight=False)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
     for name, width in zip(COLUMNS, widths, strict=True):
         left = name in ("operator", "shapes", "status")

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
+import subprocess
+import sys
 from pathlib import Path
 
 import pandas as pd
@@ -139,7 +143,6 @@ def test_shipped_traces_run_where_no_extension_is_installed(path: Path, tmp_path
     (tmp_path / "mmcv").mkdir()
     (tmp_path / "mmcv" / "__init__.py").write_text("raise ImportError('no mmcv here')", encoding="utf-8")
     output = tmp_path / "results.json"
-    import os
 
     env = {**os.environ, "PYTHONPATH": str(tmp_path)}
     done = run_command("opreplay", path, *FAST, "-o", output, cwd=ROOT, env=env)
@@ -153,10 +156,35 @@ def test_shipped_traces_run_where_no_extension_is_installed(path: Path, tmp_path
 
 
 def test_reports_close_quietly_when_the_reader_goes(detector_trace: Path) -> None:
-    import subprocess
-    import sys
 
     program = Path(sys.executable).parent / "opreplay"
     command = f"{program} {detector_trace} --iterations 1 --warmup 0 | head -1"
     done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=300, check=False)
     assert "Error" not in done.stderr
+
+
+def test_on_a_terminal_the_table_fits_it_and_no_color_is_respected(detector_trace: Path) -> None:
+
+    program = Path(sys.executable).parent / "opreplay"
+    ours, theirs = pty.openpty()
+    env = {**os.environ, "COLUMNS": "130", "TERM": "xterm", "NO_COLOR": "1"}
+    command = [str(program), str(detector_trace), *FAST, "--top", "3"]
+    with subprocess.Popen(command, stdout=theirs, stderr=subprocess.DEVNULL, env=env):
+        os.close(theirs)
+        shown = b""
+        while chunk := _read(ours):
+            shown += chunk
+    os.close(ours)
+    lines = [line.rstrip() for line in shown.decode().splitlines()]
+    assert all(len(line) <= 130 for line in lines)
+    assert any("captured us" in line and line.endswith("status") for line in lines)
+    assert b"\x1b[3" not in shown
+
+
+def _read(terminal: int) -> bytes:
+
+    try:
+        return os.read(terminal, 1 << 16)
+    except OSError:
+        # how Linux says that the other end has gone
+        return b""

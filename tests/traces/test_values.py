@@ -129,7 +129,8 @@ def test_a_constant_tensor_stays_constant(value: float) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.complex64, torch.float8_e4m3fn])
 def test_every_kind_of_float_is_fitted_and_drawn(dtype: torch.dtype) -> None:
-    drawn(fitted(torch.randn(300).to(dtype), Floats), torch.randn(300).to(dtype))
+    again = drawn(fitted(torch.randn(300).to(dtype), Floats), torch.randn(300).to(dtype))
+    assert bool(again.to(torch.complex64 if dtype.is_complex else torch.float32).abs().max() > 0.5)
 
 
 def test_boxes_stay_boxes_and_image_indices_stay_indices() -> None:
