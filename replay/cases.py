@@ -86,6 +86,8 @@ def make_cases(trace: Trace, selection: Selection = Selection()) -> list[Case]:
             count, median_ns, sum_ns = of_signature[signature.number]
             values = _values_of(signature, trace.values)
             cases.append(Case(signature, values, count, median_ns / 1e3, sum_ns / 1e3, sum_ns / total))
+    if not cases:
+        raise UserError("no call of the trace refers to a signature that it holds", "capture it again")
     cases.sort(key=lambda case: (-case.share, case.number))
     return cases[: selection.top]
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pandas as pd
 
-from opgrip.traces.arguments import TensorSpec, leaves
+from opgrip.traces.arguments import Opaque, TensorSpec, leaves
 from opgrip.traces.errors import UserError
 from opgrip.traces.records import Signature
 
@@ -29,7 +29,7 @@ class Result:
     status : `ok`, `unsupported`, `failed`, `skipped`
     median_us, p10_us, p90_us : of the timed runs, of which there are `samples`
     captured_us : median duration in the program; `captured_total_us` is the sum over its calls
-    outputs_match : whether shapes and dtypes of the outputs are the recorded ones
+    outputs_match : whether shapes and dtypes of the outputs are the recorded ones; None where they are not known
     flops, bytes : of one call; flops where torch has a formula
     error : the reason of a status that is not ok
     """
@@ -96,8 +96,13 @@ def describe_shapes(signature: Signature) -> str:
     return " ".join([*map(_describe, signature.args), *named])
 
 
-def same_outputs(recorded: Any, described: Any) -> bool:
-    """Whether two trees of outputs have tensors of the same shapes and dtypes at the same places."""
+def same_outputs(recorded: Any, described: Any) -> bool | None:
+    """Whether two trees of outputs have tensors of the same shapes and dtypes at the same places.
+
+    None where the recorded ones are not known.
+    """
+    if any(isinstance(leaf, Opaque) for leaf in leaves(recorded)):
+        return None
     return [_outline(leaf) for leaf in leaves(recorded)] == [_outline(leaf) for leaf in leaves(described)]
 
 

@@ -15,7 +15,7 @@ SPEC = TensorSpec((2, 3), (3, 1), torch.float32, "cpu", values=0)
 RECORDS: list[Record] = [
     Values(0, Booleans(3, 70)),
     Signature(0, "operator", "aten.mul.Tensor", (SPEC, 2.5), {}, SPEC),
-    Signature(1, "extension", "mmcv._ext:nms", (SPEC,), {"iou_threshold": 0.7}, None, raised="ValueError: no"),
+    Signature(1, "extension", "mmcv._ext:nms", (SPEC,), {"iou_threshold": 0.7}, raised="ValueError: no"),
     Scope(0, "backbone.überconv", "Conv2d", "forward"),
     Scope(1, "", "", "backward", inside="mmcv._ext:nms"),
     Thread(0, "MainThread"),

@@ -170,10 +170,13 @@ def _decode_tensor(body: Mapping[str, Json]) -> TensorSpec | Opaque:
     optional = {field.name: body[field.name] for field in _OPTIONAL if field.name in body}
     if "layout" in optional:
         optional["layout"] = LAYOUTS[optional["layout"]]
-    stride = body["stride"]
+    shape = _sizes(body["shape"])
+    stride = None if body["stride"] is None else _sizes(body["stride"])
+    if stride is not None and len(stride) != len(shape):
+        raise FormatError(f"a tensor of {len(shape)} dimensions and {len(stride)} strides")
     return TensorSpec(
-        shape=_sizes(body["shape"]),
-        stride=None if stride is None else _sizes(stride),
+        shape=shape,
+        stride=stride,
         dtype=DTYPES[body["dtype"]],
         device=_device_name(body["device"]),
         **optional,

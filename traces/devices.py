@@ -17,7 +17,7 @@ def check_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
         torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
+    except (RuntimeError, AssertionError, ImportError, AttributeError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UserError(
             f"no device {name!r} here ({reason[:120]})", "choose another with --device, such as cpu"

@@ -11,11 +11,14 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, TypeAlias
 
-from opgrip.traces.arguments import FormatError, Json, decode, encode
+from opgrip.traces.arguments import FormatError, Json, Opaque, decode, encode
 from opgrip.traces.values import ValueModel, value_model_from_json, value_model_to_json, value_models
 
 FORMAT = "opgrip-trace"
 MAJOR, MINOR = 1, 0
+
+LIMIT = 1 << 63
+"""Bound of the whole numbers in a trace."""
 
 OPERATOR = "operator"
 EXTENSION = "extension"
@@ -38,7 +41,7 @@ class Signature:
     kind : `operator` for the dispatcher's, `extension` for a function of an extension module
     op : `aten.addmm.default`, or `mmcv._ext:nms` for an extension's function
     args, kwargs : trees of values and `TensorSpec`
-    outputs : what the first call returned, in the same form; None where it did not return
+    outputs : what the first call returned, in the same form; `Opaque` where that is not known
     raised : the error that the first call ended in, in one line; None where it returned
     """
 
@@ -47,7 +50,7 @@ class Signature:
     op: str
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    outputs: Any = None
+    outputs: Any = Opaque("not recorded")  # noqa: RUF009 - frozen
     raised: str | None = None
 
 
@@ -198,7 +201,7 @@ def _signature_from_json(form: Mapping[str, Json]) -> Signature:
         op=_text(form["op"]),
         args=tuple(decode(item) for item in form["args"]),
         kwargs={_text(name): decode(item) for name, item in kwargs.items()},
-        outputs=decode(form.get("outputs")),
+        outputs=decode(form["outputs"]) if "outputs" in form else Opaque("not recorded"),
         raised=None if raised is None else _text(raised),
     )
 
@@ -257,7 +260,7 @@ def _calls_from_json(form: Mapping[str, Json]) -> Calls:
     if len({len(column) for column in columns}) != 1:
         raise FormatError("a block of calls whose columns differ in length")
     start = _integer(form["start_ns"])
-    starts = [start := start + after for after in columns[2]]
+    starts = _integers([start := start + after for after in columns[2]])
     return Calls(_integer(form["thread"]), columns[0], columns[1], starts, columns[3])
 
 
@@ -286,15 +289,15 @@ def _dropped_from_json(items: list[Mapping[str, Json]]) -> list[Dropped]:
 
 
 def _integer(value: Json) -> int:
-    if type(value) is not int:
-        raise FormatError(f"{str(value)[:60]!r} stands where a whole number should")
+    if type(value) is not int or not -LIMIT <= value < LIMIT:
+        raise FormatError(f"{str(value)[:60]!r} stands where a whole number of 64 bits should")
     return value
 
 
 def _integers(value: Json) -> list[int]:
-    if not isinstance(value, list) or any(type(item) is not int for item in value):
+    if not isinstance(value, list):
         raise FormatError(f"{str(value)[:60]!r} stands where a list of whole numbers should")
-    return value
+    return [_integer(item) for item in value]
 
 
 def _text(value: Json) -> str:

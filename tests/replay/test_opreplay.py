@@ -138,6 +138,44 @@ def test_a_mistake_is_one_line_and_leaves_nothing_behind(tmp_path: Path, args: l
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
+def tensor(shape: list[int], **rest: object) -> dict[str, object]:
+    return {"tensor": {"shape": shape, "stride": [1] * len(shape), "dtype": "float32", "device": "cpu", **rest}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"args": [tensor([10**15])]}, "failed: RuntimeError"),
+        ({"args": [tensor([2**62, 2**62])]}, "failed: "),
+        ({"args": [tensor([3]), 1, 2]}, "failed: RuntimeError"),
+        ({"args": [tensor([3], values=77)]}, "1 ok"),
+        ({"args": [[[[[]]]]]}, "failed: RuntimeError"),
+        ({"args": [tensor([3], device="hpu:0")]}, "error: no device 'hpu:0' here"),
+        ({"args": [tensor([3, 3], stride=[1])]}, "damaged after record 1"),
+        ({"op": "os.system.default", "args": ["true"]}, "unsupported: os.system.default is not registered"),
+        ({"op": "aten.from_file.default", "args": ["/etc/passwd"]}, "unsupported: aten.from_file.default reads or"),
+        ({"id": 5}, "error: no call of the trace refers to a signature that it holds"),
+        ({"id": 10**30}, "damaged after record 1"),
+    ],
+)
+def test_a_strangers_trace_costs_a_row_or_a_line_and_never_a_traceback(
+    tmp_path: Path, changes: dict[str, object], told: str
+) -> None:
+    signature = {"type": "signature", "id": 0, "kind": "operator", "op": "aten.relu.default", "args": [tensor([3])]}
+    calls = {"type": "calls", "thread": 0, "start_ns": 0, "signature": [0], "scope": [9], "after_ns": [0]}
+    records = [
+        {"type": "header", "format": "opgrip-trace", "version": "1.0"},
+        signature | changes,
+        calls | {"duration_ns": [5]},
+        {"type": "end", "calls": 1, "signatures": 1, "duration_ns": 5, "dropped": []},
+    ]
+    path = tmp_path / "t.jsonl"
+    path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
+    done = run_command("opreplay", path, *FAST)
+    assert told in done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+
+
 @pytest.mark.parametrize("path", SHIPPED_TRACES, ids=lambda path: path.name)
 def test_shipped_traces_run_where_no_extension_is_installed(path: Path, tmp_path: Path) -> None:
     # a mmcv that cannot be imported stands for a machine without it

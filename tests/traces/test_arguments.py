@@ -24,10 +24,15 @@ from opgrip.traces.arguments import (
 )
 
 sizes = st.lists(st.integers(0, 2**40), max_size=4).map(tuple)
+shapes_and_strides = st.lists(st.tuples(st.integers(0, 2**40), st.integers(0, 2**40)), max_size=4).flatmap(
+    lambda pairs: st.tuples(
+        st.just(tuple(size for size, _ in pairs)),
+        st.one_of(st.none(), st.just(tuple(step for _, step in pairs))),
+    )
+)
 specs = st.builds(
-    TensorSpec,
-    shape=sizes,
-    stride=st.one_of(st.none(), sizes),
+    lambda geometry, **rest: TensorSpec(*geometry, **rest),
+    shapes_and_strides,
     dtype=st.sampled_from(list(DTYPES.values())),
     device=st.sampled_from(["cpu", "cuda:0", "npu:3", "meta"]),
     layout=st.sampled_from(list(LAYOUTS.values())),
@@ -115,6 +120,7 @@ def test_a_dtype_that_this_torch_lacks_is_held_by_name() -> None:
         {"tensor": {"shape": [2]}},
         {"tensor": {"shape": [-1], "stride": [1], "dtype": "float32", "device": "cpu"}},
         {"tensor": {"shape": [2], "stride": [1], "dtype": "float32", "device": "$(rm)"}},
+        {"tensor": {"shape": [2, 2], "stride": [1], "dtype": "float32", "device": "cpu"}},
         {"layout": "dense"},
         {"dict": [[1]]},
         {"tuple": 3},
