@@ -17,6 +17,7 @@ from opgrip.capture.extensions import KNOWN_EXTENSIONS, ExtensionWatch
 from opgrip.capture.flusher import Flusher
 from opgrip.capture.recorder import Recorder
 from opgrip.capture.scopes import ScopeWatch
+from opgrip.traces.errors import UserError
 from opgrip.traces.records import Header
 from opgrip.traces.writer import TraceWriter
 
@@ -45,7 +46,7 @@ class Capture:
 
     Raises
     ------
-    UserError : when entered, where the file exists or cannot be written
+    UserError : when entered, where the file exists or cannot be written, or the capture is running already
 
     Whatever goes wrong later is a warning at the end of the block, and never reaches the program.
     """
@@ -68,8 +69,16 @@ class Capture:
         self._force = force
         self._hooks = ExitStack()
         self._recorder: Recorder | None = None
+        self._entered = False
+
+    def discard(self) -> None:
+        """Leave no file at the end of the block; an older one of that name stays."""
+        if self._recorder is not None:
+            self._recorder.discarded = True
 
     def __enter__(self) -> Capture:
+        if self._entered:
+            raise UserError(f"the capture to {self.path} is already running", "make another Capture for an inner block")
         header = Header(describe_environment() | self._details)
         recorder = self._recorder = Recorder(TraceWriter(self.path, header, self._force))
         with ExitStack() as hooks:
@@ -78,11 +87,13 @@ class Capture:
             hooks.enter_context(ExtensionWatch(recorder, self._extensions))
             hooks.enter_context(RecordingMode(recorder))
             self._hooks = hooks.pop_all()
+        self._entered = True
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        self._entered = False
         self._hooks.__exit__(kind, error, traceback)
         recorder = self._recorder
         assert recorder is not None

@@ -15,7 +15,7 @@ from opgrip.capture.capture import Capture
 from opgrip.capture.extensions import KNOWN_EXTENSIONS
 from opgrip.capture.models import load_program, model_sources
 from opgrip.capture.program import RUNS, ModelOptions, Program
-from opgrip.traces.command import OneLineParser, add_debug, not_negative, positive, run_command
+from opgrip.traces.command import OneLineParser, add_debug, not_negative, positive, run_command, seed
 from opgrip.traces.errors import UserError
 from opgrip.traces.output import check_writable
 from opgrip.traces.progress import Reporter
@@ -62,7 +62,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--device", default="cpu", help="where the model runs, such as cuda:0 (default: %(default)s)")
     parser.add_argument(
-        "--seed", type=int, default=0, help="of weights, inputs and all else random (default: %(default)s)"
+        "--seed", type=seed, default=0, help="of weights, inputs and all else random (default: %(default)s)"
     )
     parser.add_argument(
         "--warmup", type=not_negative, default=1, metavar="N", help="steps before the capture (default: %(default)s)"
@@ -130,7 +130,11 @@ def _capture(program: Program, args: argparse.Namespace, reporter: Reporter) -> 
             advance()
         with capture:
             for _ in range(args.steps):
-                _step(program, inputs.pop())
+                try:
+                    _step(program, inputs.pop())
+                except UserError:
+                    capture.discard()
+                    raise
                 advance()
     return capture
 

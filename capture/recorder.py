@@ -46,9 +46,11 @@ class Recorder:
         self.optimizing = 0
         self.inside: str | None = None
         self.failure: Exception | None = None
+        self.discarded = False
         self.dropped: Counter[tuple[str, str]] = Counter()
         self.without_values: Counter[tuple[str, str]] = Counter()
         self.calls_written = 0
+        self._signatures_written = 0
         self._pid = os.getpid()
         self._signatures: dict[Hashable, int] = {}
         self._open: dict[int, Signature] = {}
@@ -143,13 +145,16 @@ class Recorder:
                 self.failure = error
 
     def finish(self) -> None:
-        """Write all that is left and the closing record."""
+        """Write all that is left and the closing record; or leave no file, where the capture was discarded."""
+        if self.discarded and os.getpid() == self._pid:
+            self.writer.discard()
+            return
         self.flush()
         if self.failure is not None or os.getpid() != self._pid:
             return
         end = End(
             calls=self.calls_written,
-            signatures=len(self._signatures),
+            signatures=self._signatures_written,
             duration_ns=perf_counter_ns() - self.started_ns,
             dropped=_listed(self.dropped),
             without_values=_listed(self.without_values),
@@ -177,6 +182,7 @@ class Recorder:
         else:
             signature = replace(signature, outputs=self._outputs(result))
         self._pend(signature)
+        self._signatures_written += 1
 
     def _outputs(self, result: Any) -> Any:
         try:

@@ -141,6 +141,8 @@ def _opaque(tree: Any) -> list[Opaque]:
 def _check_supported(spec: TensorSpec) -> None:
     if spec.cls is not None:
         raise Unsupported(f"an argument is a {spec.cls}, not a plain tensor")
+    if spec.device == "meta":
+        raise Unsupported("an argument is on the meta device, which does no work")
     if spec.layout is not torch.strided or spec.stride is None:
         raise Unsupported(f"an argument has the layout {str(spec.layout).removeprefix('torch.')}")
     if str(spec.dtype).startswith(("torch.q", "torch.bits")):

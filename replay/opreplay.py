@@ -22,7 +22,7 @@ from opgrip.replay.results import OK, Result, summarize
 from opgrip.replay.timing import Effort
 from opgrip.traces import Trace, load
 from opgrip.traces.arguments import tensors
-from opgrip.traces.command import OneLineParser, add_debug, not_negative, positive, run_command
+from opgrip.traces.command import OneLineParser, add_debug, not_negative, positive, run_command, seed
 from opgrip.traces.devices import check_device
 from opgrip.traces.errors import UserError
 from opgrip.traces.output import check_writable, whole_file
@@ -76,7 +76,7 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="N",
         help="timed runs of each case (default: as many as fit 0.1 s, 3 to 100)",
     )
-    parser.add_argument("--seed", type=int, default=0, help="of the values that are drawn (default: %(default)s)")
+    parser.add_argument("--seed", type=seed, default=0, help="of the values that are drawn (default: %(default)s)")
     parser.add_argument(
         "--extension",
         action="append",

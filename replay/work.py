@@ -26,7 +26,11 @@ def flops_of(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[s
     if not isinstance(function, torch._ops.OpOverload):
         return None
     formula = flop_registry.get(function._overloadpacket)
-    return None if formula is None else int(formula(*args, **kwargs, out_val=result))
+    try:
+        return None if formula is None else int(formula(*args, **kwargs, out_val=result))
+    except Exception:
+        # a formula that does not know these arguments is as good as none
+        return None
 
 
 def _bytes(spec: TensorSpec) -> int:

@@ -118,7 +118,7 @@ def decode(form: Json) -> Any:
         return decoder(body)
     except FormatError:
         raise
-    except (KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, RuntimeError, AttributeError, OverflowError) as error:
         raise FormatError(f"a {kind} argument that cannot be read ({error})") from error
 
 

@@ -9,6 +9,8 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
+import torch
+
 from opgrip.traces.errors import UserError
 
 USAGE_ERROR = 2
@@ -70,6 +72,16 @@ def positive(text: str) -> int:
     number = not_negative(text)
     if number < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1")
+    return number
+
+
+def seed(text: str) -> int:
+    """A seed as torch takes it."""
+    try:
+        number = int(text)
+        torch.Generator().manual_seed(number)
+    except (ValueError, RuntimeError) as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of 64 bits") from error
     return number
 
 

@@ -13,6 +13,8 @@ from opgrip.traces.errors import UserError
 
 def partial_path(path: Path) -> Path:
     """Where a file is while it is being written; the suffixes, which tell its compression, stay."""
+    # a link stays one: what it points to is replaced
+    path = path.resolve()
     stem, dot, suffixes = path.name.partition(".")
     return path.with_name(f"{stem}.part{os.getpid()}{dot}{suffixes}")
 
@@ -21,6 +23,8 @@ def check_writable(path: Path, force: bool) -> None:
     """Raise `UserError` where a file exists and may not be replaced, or cannot be written."""
     if path.is_dir():
         raise UserError(f"{path} is a folder", "name a file in it")
+    if path.exists() and not path.is_file():
+        raise UserError(f"{path} is no ordinary file", "name one that is, or - where the command takes it for stdout")
     if path.exists() and not force:
         raise UserError(f"{path} exists", "choose another name, or replace it with --force")
     if not path.parent.is_dir():
@@ -40,7 +44,13 @@ def create(path: Path, force: bool) -> IO[bytes]:
 
 def commit(path: Path) -> None:
     """Give the written and closed temporary file its name."""
-    partial_path(path).replace(path)
+    partial_path(path).replace(path.resolve())
+
+
+def discard(path: Path) -> None:
+    """Remove the temporary file, if it is there."""
+    with suppress(OSError):
+        partial_path(path).unlink()
 
 
 @contextmanager
@@ -51,7 +61,6 @@ def whole_file(path: Path, force: bool) -> Iterator[IO[bytes]]:
         with file:
             yield file
     except BaseException:
-        with suppress(OSError):
-            partial_path(path).unlink()
+        discard(path)
         raise
     commit(path)

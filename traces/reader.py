@@ -12,7 +12,7 @@ from pathlib import Path
 
 from opgrip.traces.arguments import FormatError
 from opgrip.traces.errors import UserError
-from opgrip.traces.records import FORMAT, MAJOR, End, Header, Record, from_json, unknown_fields
+from opgrip.traces.records import FORMAT, MAJOR, Calls, End, Header, Record, Signature, from_json, unknown_fields
 from opgrip.traces.streams import Damage, read_chunks
 
 
@@ -31,9 +31,11 @@ class TraceReader:
         self.missing: str | None = None
         self.unknown: Counter[str] = Counter()
         self.records = 0
+        self._found: Counter[str] = Counter()
 
     def __iter__(self) -> Iterator[Record]:
         self.missing, self.records = None, 0
+        self._found.clear()
         self.unknown.clear()
         ended = False
         try:
@@ -41,6 +43,7 @@ class TraceReader:
                 record = self._record(line)
                 self.records += 1
                 if record is not None:
+                    self._count(record)
                     ended = isinstance(record, End)
                     yield record
         except Damage as damage:
@@ -52,6 +55,21 @@ class TraceReader:
             raise UserError(f"{self.path} is empty", "capture it again")
         if not ended:
             self.missing = f"{self.path} is cut after record {self.records}"
+
+    def _count(self, record: Record) -> None:
+        if isinstance(record, Calls):
+            self._found["calls"] += len(record.signature)
+        elif isinstance(record, Signature):
+            self._found["signatures"] += 1
+        elif isinstance(record, Header) and self.records > 1:
+            raise Damage("a second header: two traces were joined")
+        elif isinstance(record, End):
+            told = {"calls": record.calls, "signatures": record.signatures}
+            lost = [
+                f"{self._found[name]} of {count} {name}" for name, count in told.items() if self._found[name] < count
+            ]
+            if lost:
+                raise Damage(f"it holds {' and '.join(lost)}")
 
     def _lines(self) -> Iterator[bytes]:
         pieces: list[bytes] = []
@@ -88,7 +106,7 @@ class TraceReader:
             raise self._not_a_trace("its first line is not the header of one")
         version = str(form.get("version"))
         major = version.partition(".")[0]
-        if not major.isdecimal():
+        if not major.isdecimal() or len(major) > 9:
             raise self._not_a_trace(f"its version is {version!r}")
         if int(major) > MAJOR:
             raise UserError(

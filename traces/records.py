@@ -156,7 +156,7 @@ def from_json(form: Mapping[str, Json]) -> Record | None:
         return reader(form)
     except FormatError:
         raise
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         reason = f"it has no {error}" if isinstance(error, KeyError) else str(error)
         raise FormatError(f"not a whole {form['type']} record: {reason}") from error
 

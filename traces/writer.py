@@ -8,7 +8,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import cast
 
-from opgrip.traces.output import commit, create
+from opgrip.traces.output import commit, create, discard
 from opgrip.traces.records import Header, Record, to_json
 from opgrip.traces.streams import ByteSink, compress_to
 
@@ -62,6 +62,12 @@ class TraceWriter:
             return
         self._sink.close()
         commit(self.path)
+
+    def discard(self) -> None:
+        """Leave no file."""
+        if self.path is not None:
+            self._sink.close()
+            discard(self.path)
 
     def __enter__(self) -> TraceWriter:
         return self

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 import importlib.util
 import inspect
@@ -49,7 +50,7 @@ def load_factory(text: str, options: ModelOptions) -> Program:
     return Program(
         name=match["name"].rpartition(".")[2],
         model=model,
-        inputs=lambda: inputs,
+        inputs=lambda: copy.deepcopy(inputs),
         step=_step(model, options.run),
         details={"source": text, "class": type(model).__qualname__},
     )
@@ -91,14 +92,18 @@ def _module_of_file(path: Path) -> ModuleType:
     sys.path.insert(0, str(path.parent))
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise UserError(f"{path} fails when it is run", f"{type(error).__name__}: {error}") from error
     return module
 
 
 def _build(text: str, factory: Callable[..., Any], options: ModelOptions) -> tuple[nn.Module, Any]:
     wanted = {"batch_size": options.batch_size, "input_size": options.input_size, "run": options.run}
-    parameters = inspect.signature(factory).parameters
+    try:
+        parameters = dict(inspect.signature(factory).parameters)
+    except ValueError:
+        # builtins do not tell theirs
+        parameters = {}
     settings = {name: value for name, value in wanted.items() if name in parameters and value is not None}
     for name in ("batch_size", "input_size"):
         if wanted[name] is not None and name not in parameters:
@@ -106,7 +111,7 @@ def _build(text: str, factory: Callable[..., Any], options: ModelOptions) -> tup
             raise UserError(f"--{flag} is not for {text}", f"give the factory a parameter {name}")
     try:
         built = factory(**settings)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise UserError(f"{text} failed", f"{type(error).__name__}: {error}") from error
     if not (isinstance(built, tuple) and len(built) == 2 and isinstance(built[0], nn.Module)):
         raise UserError(f"{text} returned {type(built).__name__}", "it must return a module and its inputs")

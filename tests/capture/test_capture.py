@@ -312,6 +312,14 @@ def test_outputs_that_cannot_be_described_do_not_cost_the_call(tmp_path: Path, m
     assert trace.signatures[0].outputs == Opaque("OSError: planted")
 
 
+def test_a_capture_that_runs_cannot_be_entered_again(tmp_path: Path) -> None:
+    watched = Capture(tmp_path / "t.jsonl")
+    with watched, pytest.raises(UserError, match="already running"):
+        watched.__enter__()
+    assert not nn.modules.module._global_forward_hooks
+    assert (tmp_path / "t.jsonl").exists()
+
+
 def test_an_existing_trace_is_kept_unless_forced(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
     path.write_text("precious", encoding="utf-8")

@@ -50,6 +50,15 @@ def strange():
 def broken_step():
     return nn.Linear(4, 2), torch.ones(5)
 
+def exits():
+    raise SystemExit("bye")
+
+def grows():
+    class Grows(nn.Module):
+        def forward(self, x):
+            return x.resize_(len(x) + 1)
+    return Grows(), torch.ones(3)
+
 def hangs():
     class Slow(nn.Module):
         def forward(self, x):
@@ -153,6 +162,9 @@ def test_the_same_seed_gives_the_same_signatures(tmp_path: Path) -> None:
         (["--steps", "0"], "'0' is not a whole number from 1"),
         (["--warmup", "-1"], "--warmup"),
         (["--input-size", "1x2x3"], "'1x2x3' is not a size such as 800x1333"),
+        (["--seed", "9" * 30], "is not a whole number of 64 bits"),
+        (["--model", "nets.py:exits"], "nets.py:exits failed: SystemExit: bye"),
+        (["--model", "builtins:dict"], "builtins:dict returned dict"),
         (["--flag-that-is-not"], "unrecognized arguments: --flag-that-is-not"),
     ],
 )
@@ -178,6 +190,28 @@ def test_a_config_without_openmmlab_names_what_to_install(folder: Path) -> None:
     assert done.returncode == 2
     last = done.stderr.splitlines()[-1]
     assert "config.py needs mmengine, and mmengine is not installed: install the extra openmmlab" in last
+
+
+def test_a_step_that_fails_leaves_an_older_trace_alone(folder: Path) -> None:
+    (folder / "t.jsonl").write_text("precious", encoding="utf-8")
+    args = ("--model", "nets.py:broken_step", "--warmup", "0", "--force", "-o", "t.jsonl")
+    assert run_command("opcapture", *args, cwd=folder).returncode == 2
+    assert (folder / "t.jsonl").read_text(encoding="utf-8") == "precious"
+    assert not list(folder.glob("*.part*"))
+
+
+def test_what_is_no_ordinary_file_is_never_replaced(folder: Path) -> None:
+    os.mkfifo(folder / "pipe")
+    done = run_command("opcapture", "--model", "nets.py:good", "--force", "-o", "pipe", cwd=folder)
+    assert done.returncode == 2
+    assert "pipe is no ordinary file" in done.stderr
+    assert (folder / "pipe").is_fifo()
+
+
+def test_a_step_that_changes_its_inputs_gets_them_anew(folder: Path) -> None:
+    args = ("--model", "nets.py:grows", "--steps", "3", "-o", "t.jsonl")
+    assert run_command("opcapture", *args, cwd=folder).returncode == 0
+    assert len(load(folder / "t.jsonl").signatures) == 1
 
 
 def test_an_unwritable_folder_is_one_line(folder: Path) -> None:

@@ -17,6 +17,7 @@ from programs import ROOT, SHIPPED_TRACES, run_command
 
 from opgrip.replay import load_results
 from opgrip.traces import load
+from opgrip.traces.records import End
 
 FAST = ("--iterations", "1", "--warmup", "0")
 
@@ -122,7 +123,7 @@ def test_a_cut_trace_is_replayed_only_on_request(tmp_path: Path) -> None:
 )
 def test_a_mistake_is_one_line_and_leaves_nothing_behind(tmp_path: Path, args: list[str], told: str) -> None:
     write(tmp_path / "t.jsonl")
-    write(tmp_path / "nothing.jsonl", [RECORDS[-1]])
+    write(tmp_path / "nothing.jsonl", [End(0, 0, 1)])
     (tmp_path / "existing.json").write_text("precious", encoding="utf-8")
     (tmp_path / "empty.jsonl").touch()
     (tmp_path / "foreign.jsonl").write_text('{"schema": "1.1.1", "nodes": []}', encoding="utf-8")

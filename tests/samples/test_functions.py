@@ -159,8 +159,9 @@ def test_boxes_learn_the_truth_that_they_overlap_most() -> None:
     assert assign_max_iou(overlaps, 0.7, 0.3, keep_best=False).tolist() == [0, -2, -1, 1, -1]
     poor = torch.tensor([[0.4, 0.0], [0.2, 0.0], [0.35, 0.1]])
     assert assign_max_iou(poor, 0.7, 0.3).tolist() == [0, -1, 1]
-    # at the threshold a box learns; a truth that no box overlaps gets none
+    # at the upper threshold a box learns its truth, at the lower one neither; a truth that no box overlaps gets none
     assert assign_max_iou(torch.tensor([[0.7, 0.0]]), 0.7, 0.3, keep_best=False).tolist() == [0]
+    assert assign_max_iou(torch.tensor([[0.3, 0.0]]), 0.7, 0.3, keep_best=False).tolist() == [-2]
     assert assign_max_iou(torch.tensor([[0.1, 0.0], [0.0, 0.0]]), 0.7, 0.3).tolist() == [0, -1]
     assert assign_max_iou(torch.zeros(3, 0), 0.7, 0.3).tolist() == [-1, -1, -1]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from opgrip.samples.models.faster_rcnn import faster_rcnn
@@ -33,7 +34,48 @@ def test_every_parameter_learns_and_the_loss_falls() -> None:
         assert set(values) == {"rpn_cls", "rpn_box", "roi_cls", "roi_box"}
         loss = sum(values.values())
         loss.backward()
-        assert all(parameter.grad is not None for parameter in model.parameters())
+        # a loss that is multiplied by zero gives gradients too: they must say something
+        assert all(bool(parameter.grad.any()) for parameter in model.parameters())
         optimizer.step()
         losses.append(float(loss.detach()))
     assert losses[-1] < 0.7 * losses[0]
+
+
+@pytest.mark.parametrize(
+    ("loss", "parameter"),
+    [
+        ("rpn_cls", "rpn.objectness.weight"),
+        ("rpn_box", "rpn.deltas.weight"),
+        ("roi_cls", "roi_head.classifier.weight"),
+        ("roi_box", "roi_head.regressor.weight"),
+    ],
+)
+def test_each_loss_teaches_its_own_part(loss: str, parameter: str) -> None:
+    torch.manual_seed(0)
+    model, inputs = faster_rcnn(batch_size=1, input_size=(96, 96), run="loss")
+    model(**inputs)[loss].backward()
+    assert bool(model.get_parameter(parameter).grad.any())
+    assert bool(model.backbone.conv1.weight.grad.any())
+
+
+def test_the_same_seed_gives_the_same_losses() -> None:
+    losses = []
+    for _ in range(2):
+        torch.manual_seed(3)
+        model, inputs = faster_rcnn(batch_size=1, input_size=(96, 96), run="loss")
+        losses.append({name: float(value.detach()) for name, value in model(**inputs).items()})
+    assert losses[0] == losses[1]
+
+
+def test_inputs_have_objects_inside_the_image_where_the_run_needs_them() -> None:
+    assert set(faster_rcnn(run="predict", input_size=(64, 64))[1]) == {"images"}
+    for run in ("loss", "train"):
+        inputs = faster_rcnn(batch_size=3, input_size=(64, 200), run=run)[1]
+        assert inputs["images"].shape == (3, 3, 64, 200)
+        boxes = torch.cat([target["boxes"] for target in inputs["targets"]])
+        assert bool((boxes[:, 2:] > boxes[:, :2]).all())
+        assert float(boxes.min()) >= 0
+        assert float(boxes[:, 2].max()) <= 200
+        assert float(boxes[:, 3].max()) <= 64
+        # objects are spread over the image's longer side
+        assert float(boxes[:, 2].max()) > 64

@@ -131,6 +131,22 @@ def test_a_damaged_line_ends_the_trace_and_is_told(tmp_path: Path) -> None:
     assert "damaged after record 4" in reader.missing
 
 
+def test_records_that_are_missing_in_the_middle_are_told(tmp_path: Path) -> None:
+    reader = TraceReader(write(tmp_path / "t.jsonl", [record for record in RECORDS if not isinstance(record, Calls)]))
+    list(reader)
+    assert reader.missing is not None
+    assert "it holds 0 of 4 calls" in reader.missing
+
+
+def test_traces_that_were_joined_are_told(tmp_path: Path) -> None:
+    path = write(tmp_path / "t.jsonl")
+    path.write_bytes(path.read_bytes() * 2)
+    trace = load(path)
+    assert trace.missing is not None
+    assert "two traces were joined" in trace.missing
+    assert len(trace.calls) == 4
+
+
 def test_a_cut_file_is_refused_where_a_whole_one_is_wanted(tmp_path: Path) -> None:
     path = write(tmp_path / "t.jsonl", RECORDS[:-1])
     with pytest.raises(UserError, match=r"cut after record 10: load what there is with --partial"):
@@ -162,6 +178,7 @@ def test_types_and_fields_of_later_versions_are_passed_over_and_counted(tmp_path
         (b'{"type":"signature","id":0}\n', "is not a trace"),
         (b'{"type":"header","format":"opgrip-trace","version":"2.0"}\n', "newer than the 1.x"),
         (b'{"type":"header","format":"opgrip-trace","version":"x"}\n', "is not a trace"),
+        (b'{"type":"header","format":"opgrip-trace","version":"' + b"1" * 5000 + b'.0"}\n', "is not a trace"),
         (b'{"type":"header","format":"opgr', "is not a trace"),
         (b"[" * 100_000, "is not a trace"),
     ],

@@ -89,6 +89,13 @@ def test_offsets_still_ascend_from_their_first_to_their_last() -> None:
     assert (int(again[0]), int(again[-1])) == (int(offsets[0]), int(offsets[-1]))
 
 
+def test_the_largest_integers_can_be_drawn() -> None:
+    top = torch.iinfo(torch.int64).max
+    for tensor in (torch.arange(top - 99, top), torch.full((100,), top), torch.tensor([*range(99), top])):
+        again = drawn(fitted(tensor, Integers), tensor)
+        assert int(again.max()) == int(tensor.max())
+
+
 def test_large_integers_are_counted_on_a_sample_but_ranged_on_all() -> None:
     tensor = torch.zeros(1 << 19, dtype=torch.int64)
     tensor[12345] = 99

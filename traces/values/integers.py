@@ -87,7 +87,9 @@ class Integers:
         if self.low is None or self.high is None:
             values = torch.cat([values, frequent[:1].expand(missing)])
         else:
-            rest = torch.randint(self.low, self.high + 1, (missing,), generator=generator, device=device)
+            # the bound itself is put in below, and one above it may be none of 64 bits
+            bound = min(self.high + 1, torch.iinfo(torch.int64).max)
+            rest = torch.randint(self.low, max(bound, self.low + 1), (missing,), generator=generator, device=device)
             rest[:1], rest[1:2] = self.low, self.high
             values = torch.cat([values, rest])
         if self.ascending:

@@ -74,6 +74,6 @@ def value_model_from_json(form: Mapping[str, Json]) -> ValueModel:
         model.check()
     except FormatError:
         raise
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise FormatError(f"a {form['model']} value model that cannot be drawn from ({error})") from error
     return model
