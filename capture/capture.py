@@ -69,23 +69,25 @@ class Capture:
         self._force = force
         self._hooks = ExitStack()
         self._recorder: Recorder | None = None
+        self._flusher: Flusher | None = None
         self._entered = False
 
     def discard(self) -> None:
         """Leave no file at the end of the block; an older one of that name stays."""
-        if self._recorder is not None:
-            self._recorder.discarded = True
+        if self._flusher is not None:
+            self._flusher.discarded = True
 
     def __enter__(self) -> Capture:
         if self._entered:
             raise UserError(f"the capture to {self.path} is already running", "make another Capture for an inner block")
         header = Header(describe_environment() | self._details)
-        recorder = self._recorder = Recorder(TraceWriter(self.path, header, self._force))
+        recorder = self._recorder = Recorder(RecordingMode)
+        self._flusher = Flusher(recorder, TraceWriter(self.path, header, self._force))
         with ExitStack() as hooks:
-            hooks.enter_context(Flusher(recorder))
+            hooks.enter_context(self._flusher)
             hooks.enter_context(ScopeWatch(recorder, self._model))
             hooks.enter_context(ExtensionWatch(recorder, self._extensions))
-            hooks.enter_context(RecordingMode(recorder))
+            hooks.enter_context(recorder.mode_here())
             self._hooks = hooks.pop_all()
         self._entered = True
         return self
@@ -97,9 +99,9 @@ class Capture:
         self._hooks.__exit__(kind, error, traceback)
         recorder = self._recorder
         assert recorder is not None
-        self.calls, self.signatures = recorder.calls_written, recorder.signatures
+        self.calls, self.signatures = self._flusher.blocks.calls, recorder.signatures
         self.dropped = sum(recorder.dropped.values())
-        self.bytes_written = recorder.writer.bytes_written
-        self.failure = recorder.failure
+        self.bytes_written = self._flusher.writer.bytes_written
+        self.failure = self._flusher.failure
         if self.failure is not None:
             warnings.warn(f"the trace {self.path} could not be written: {self.failure}", RuntimeWarning, stacklevel=2)

@@ -1,23 +1,54 @@
-"""The dispatch mode: sees every operator that the dispatcher runs in its thread, below autograd and autocast."""
+"""The dispatch mode: sees every operator that the dispatcher runs in its thread, below autograd and autocast.
+
+What `__torch_dispatch__` does is done for every call of a program, so it is written for speed:
+`benchmarks/capture_overhead.py` measures it, docs/capture.md tells what each part costs.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from threading import enumerate as enumerate_threads
+from threading import get_ident
 from time import perf_counter_ns
-from types import FunctionType
+from types import FrameType, FunctionType
 from typing import Any, cast
 
+import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from opgrip.capture.recorder import NOT_RECORDED, Recorder
-from opgrip.capture.torch_private import hide_from_compiler
+from opgrip.capture.contexts import describe_autocast
+from opgrip.capture.places import BACKWARD, FORWARD, Place, is_running
+from opgrip.capture.predictions import LISTED, ONE, SEVERAL, TWO, Entry, Node, Predictions, sharing
+from opgrip.capture.recorder import Recorder
+from opgrip.capture.signatures import tensors_in
+from opgrip.capture.torch_private import (
+    NO_SEQUENCE,
+    current_autograd_node,
+    hide_from_compiler,
+    pin_storage,
+    sequence_number,
+    storage_address,
+)
 from opgrip.traces.records import OPERATOR
+
+PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
+NOTHING: Mapping[str, Any] = {}
+UNPAIRED = -(1 << 62)
+"""Sequence number of a call in a backward pass whose node no forward call made."""
+
+Storages = tuple[int, ...]
 
 
 class RecordingMode(TorchDispatchMode):
-    """Runs every operator as it was called, and tells the recorder.
+    """Records the calls of one thread, and runs every one as it was called.
 
-    Control flow such as `torch.cond` is one call; what it runs inside is not seen.
+    Attributes
+    ----------
+    place : where the thread is; hooks change it by `enter` and `leave`
+    rows : four integers a call: pair, start and end in ns, and sequence number of autograd, negative in a backward pass
+    flows : the storages of each call's tensors, those that it took before those that it gave
+    started, current : of the operator call that was entered last: its start in ns, its node
+    idle : calls are not recorded
     """
 
     supports_higher_order_operators = True
@@ -25,6 +56,23 @@ class RecordingMode(TorchDispatchMode):
     def __init__(self, recorder: Recorder) -> None:
         super().__init__()
         self.recorder = recorder
+        self.ident = get_ident()
+        # the engine's own threads are not Python's
+        self.thread_name = next((thread.name for thread in enumerate_threads() if thread.ident == self.ident), "autograd")
+        self.place = recorder.places.at(autocast=describe_autocast())
+        self.rows: list[int] = []
+        self.flows: list[int] = []
+        self.started = 0
+        self.idle = False
+        self.predictions = Predictions()
+        self.last: Node = self.predictions.nowhere
+        self.current: Node = self.last
+        self._around: list[tuple[int, Node]] = []
+        self._in_backward = False
+        self._before_backward = FORWARD
+        self._outer: list[tuple[object, Place, FrameType | None]] = []
+        self._storages = recorder.storages
+        self._numbers = recorder.storages.numbers
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -35,18 +83,209 @@ class RecordingMode(TorchDispatchMode):
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Record and run one operator."""
-        kwargs = kwargs or {}
-        recorder = self.recorder
-        signature = recorder.enter(func, OPERATOR, args, kwargs)
-        if signature == NOT_RECORDED:
-            return func(*args, **kwargs)
-        start = perf_counter_ns()
+        if self.idle or (types and not PLAIN.issuperset(types)):
+            return self._pass_by(func, types, args, kwargs or {})
+        autograd_node = current_autograd_node()
+        if autograd_node is not None and get_ident() != self.ident:
+            # the engine's threads inherit the mode of the thread that the forward pass ran in
+            return self.recorder.mode_here().__torch_dispatch__(func, types, args, kwargs)
+        taken: Storages | None = None
         try:
-            result = func(*args, **kwargs)
+            if autograd_node is None:
+                if self._in_backward:
+                    self._leave_backward()
+                sequence = sequence_number()
+            else:
+                sequence = self._enter_backward(autograd_node)
+            node = self.last.after
+            if node.func is func and (node.check_both(args, kwargs) if kwargs else node.check(args)):
+                layout, numbers = node.layout, self._numbers
+                if layout == ONE:
+                    memory = numbers.get(storage_address(args[0]))
+                    if memory is not None:
+                        taken = (memory,)
+                elif layout == TWO:
+                    memory = numbers.get(storage_address(args[0]))
+                    other = numbers.get(storage_address(args[1]))
+                    if memory is not None and other is not None and (memory != other) is (node.sharing is None):
+                        taken = (memory, other)
+                else:
+                    taken = self._taken(node, args, kwargs)
+            if taken is None:
+                node, taken = self._find(func, args, kwargs or NOTHING)
+            self.last = self.current = node
+        except Exception as error:
+            self.recorder.drop(str(func), error)
+            return func(*args, **(kwargs or {}))
+        self.started = start = perf_counter_ns()
+        try:
+            result = node.op(*args, **kwargs) if kwargs else node.op(*args)
         except BaseException as error:
-            recorder.leave(signature, start, perf_counter_ns(), None, error)
+            self._keep(node, taken, start, perf_counter_ns(), sequence, None, error)
             raise
-        recorder.leave(signature, start, perf_counter_ns(), result, None)
+        end = perf_counter_ns()
+        if node.layout and type(result) is torch.Tensor:
+            try:
+                alias = node.alias
+                made = taken[alias] if alias >= 0 else self._storages.pinned(pin_storage(result))
+                self.flows.extend((*taken, made))
+                self.rows.extend((node.pair, start, end, sequence))
+            except Exception as error:
+                self.recorder.drop(str(func), error)
+        else:
+            self._keep(node, taken, start, end, sequence, result, None)
         return result
 
     _hidden = hide_from_compiler(cast(FunctionType, __torch_dispatch__))
+
+    def call(self, name: str, kind: str, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Record and run a function that the dispatcher does not see; what it calls in turn is inside it."""
+        try:
+            sequence = self._sequence()
+            taken = self._storages_in(args, kwargs)
+            entry = self._by_key(name, kind, args, kwargs, taken)
+            node = Node(entry, (), *self.recorder.point(entry.number, self.place, len(taken) + 1), None)
+            self.enter(node, self.recorder.places.inside(self.place, name))
+        except Exception as error:
+            self.recorder.drop(name, error)
+            return function(*args, **kwargs)
+        start = perf_counter_ns()
+        self._around.append((start, node))
+        result, raised = None, None
+        try:
+            result = function(*args, **kwargs)
+        except BaseException as error:
+            raised = error
+            raise
+        finally:
+            end = perf_counter_ns()
+            self._around.pop()
+            self.leave(node)
+            self._keep(node, taken, start, end, sequence, result, raised)
+            # else the error would hold this frame, which holds the error
+            raised = None
+        return result
+
+    def running(self, last_written: int) -> list[tuple[int, Node]]:
+        """Start in ns and node of the calls that the thread is in, outermost first.
+
+        Parameters
+        ----------
+        last_written : start of the last call that was taken from `rows`
+        """
+        running = list(self._around)
+        started, current, rows = self.started, self.current, self.rows[-4:]
+        if started and started != (rows[1] if rows else last_written):
+            running.append((started, current))
+        return running
+
+    def enter(self, token: object, place: Place, frame: FrameType | None = None) -> None:
+        """Go to a place, until `leave` is called with the same token.
+
+        Parameters
+        ----------
+        frame : leaves the place when it ends, where nothing else tells that
+        """
+        self._outer.append((token, self.place, frame))
+        self._go(place)
+
+    def leave(self, token: object) -> None:
+        """Go back to where the thread was before it entered with this token, and thereby leave all places within."""
+        while any(entered is token for entered, _, _ in self._outer):
+            entered, outer, _ = self._outer.pop()
+            if entered is token:
+                self._go(outer)
+                return
+
+    def set_autocast(self, autocast: str) -> None:
+        """Take note of what autocast is on for in this thread."""
+        self._go(self.recorder.places.autocast(self.place, autocast))
+
+    def settle(self) -> None:
+        """Notice that a backward pass, or a step that failed, is over."""
+        if self._in_backward and current_autograd_node() is None:
+            self._leave_backward()
+        for token, _, frame in self._outer:
+            if frame is not None and not is_running(frame):
+                self.leave(token)
+                return
+
+    def _go(self, place: Place) -> None:
+        self.place = place
+        self.last = self.predictions.start_of(place, self.last)
+
+    def _sequence(self) -> int:
+        self.settle()
+        node = current_autograd_node()
+        return sequence_number() if node is None else self._enter_backward(node)
+
+    def _enter_backward(self, autograd_node: Any) -> int:
+        if not self._in_backward:
+            self._in_backward, self._before_backward = True, self.place.phase
+            self._go(self.recorder.places.phase(self.place, BACKWARD))
+        number = autograd_node._sequence_nr()
+        return UNPAIRED if number == NO_SEQUENCE else -1 - int(number)
+
+    def _leave_backward(self) -> None:
+        self._in_backward = False
+        self._go(self.recorder.places.phase(self.place, self._before_backward))
+
+    def _pass_by(self, func: Any, types: Sequence[type], args: Any, kwargs: Any) -> Any:
+        if self.idle:
+            return func(*args, **kwargs)
+        # the class that implements the operator calls others, which come here
+        self.recorder.pass_by(str(func), types)
+        return NotImplemented
+
+    def _taken(self, node: Node, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> Storages | None:
+        """The storages of a call's tensors; None where they share memory in another way than the node's."""
+        number = self._storages.number
+        if node.layout == SEVERAL:
+            taken = tuple([number(args[place]) for place in node.places])
+        elif node.layout == LISTED:
+            taken = tuple([number(item) for item in args[0]])
+        else:
+            taken = self._storages_in(args, kwargs or NOTHING)
+        return taken if sharing(taken) == node.sharing else None
+
+    def _storages_in(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Storages:
+        return tuple([self._storages.number(tensor) for tensor in tensors_in((*args, *kwargs.values()))])
+
+    def _find(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Node, Storages]:
+        """The node of a call that was not foreseen."""
+        self.settle()
+        taken = self._storages_in(args, kwargs)
+        entry = self.predictions.recent(func, args, kwargs, taken)
+        if entry is None:
+            entry = self._by_key(func, OPERATOR, args, kwargs, taken)
+        place, number = self.place, entry.number
+        point = lambda: self.recorder.point(number, place, len(taken) + 1)  # noqa: E731
+        return self.predictions.node(self.last, place, entry, point), taken
+
+    def _by_key(self, func: Any, kind: str, args: Any, kwargs: Any, taken: Storages) -> Entry:
+        number = self.recorder.signature(func, kind, args, kwargs)
+        if kind == OPERATOR and not self.recorder.is_open(number):
+            return self.predictions.entry(number, func, args, kwargs, taken)
+        return Entry(number, func, sharing(taken))
+
+    def _keep(
+        self,
+        node: Node,
+        taken: Storages,
+        start: int,
+        end: int,
+        sequence: int,
+        result: Any,
+        raised: BaseException | None,
+    ) -> None:
+        """Record a call that has ended."""
+        try:
+            recorder = self.recorder
+            if recorder.is_open(node.number):
+                recorder.close_signature(node.number, result, raised)
+            given = [self._storages.number(tensor) for tensor in tensors_in((result,))]
+            self.flows.extend((*taken, *given))
+            pair = recorder.pair(node.number, node.scope, len(taken) + len(given))
+            self.rows.extend((pair, start, end, sequence))
+        except Exception as error:
+            self.recorder.drop(f"signature {node.number}", error)

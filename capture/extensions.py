@@ -6,11 +6,10 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable, Iterable
-from time import perf_counter_ns
 from types import BuiltinFunctionType, ModuleType, TracebackType
 from typing import Any
 
-from opgrip.capture.recorder import NOT_RECORDED, Recorder
+from opgrip.capture.recorder import Recorder
 from opgrip.traces.records import EXTENSION
 
 KNOWN_EXTENSIONS = ("mmcv._ext",)
@@ -56,20 +55,6 @@ def _recording(recorder: Recorder, name: str, function: Callable[..., Any]) -> C
     def recorded(*args: Any, **kwargs: Any) -> Any:
         if recorder.at_own_work():
             return function(*args, **kwargs)
-        signature = recorder.enter(name, EXTENSION, args, kwargs)
-        if signature == NOT_RECORDED:
-            return function(*args, **kwargs)
-        outer, recorder.inside = recorder.inside, name
-        start = perf_counter_ns()
-        try:
-            result = function(*args, **kwargs)
-        except BaseException as error:
-            recorder.inside = outer
-            recorder.leave(signature, start, perf_counter_ns(), None, error)
-            raise
-        end = perf_counter_ns()
-        recorder.inside = outer
-        recorder.leave(signature, start, end, result, None)
-        return result
+        return recorder.mode_here().call(name, EXTENSION, function, args, kwargs)
 
     return recorded

@@ -1,4 +1,4 @@
-"""Keeps what the hooks see: numbers for what is met again, a few integers a call, and the way to the file."""
+"""One capture's tables: numbers for what is met again, and what is to be written of it."""
 
 from __future__ import annotations
 
@@ -8,62 +8,78 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from time import perf_counter_ns, sleep
-from typing import Any
+from time import perf_counter_ns
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 
+from opgrip.capture.contexts import describe_context, read_context
+from opgrip.capture.places import CallSites, Place, Places, Site, innermost_module
 from opgrip.capture.signatures import call_key, describe_call, describe_result
-from opgrip.capture.torch_private import current_autograd_node, unobserved
+from opgrip.capture.storages import Storages
+from opgrip.capture.torch_private import unobserved
 from opgrip.traces import values
 from opgrip.traces.arguments import Opaque
-from opgrip.traces.records import Calls, Dropped, End, Record, Scope, Signature, Thread, Values
+from opgrip.traces.records import Context, Dropped, Record, Scope, Signature, Values
 from opgrip.traces.values import ValueModel
-from opgrip.traces.writer import TraceWriter, encode_line
+from opgrip.traces.writer import encode_line
 
-FORWARD, BACKWARD, OPTIMIZER = "forward", "backward", "optimizer"
-NOT_RECORDED = -1
-BLOCK = 512
-"""Calls in one record."""
-COLUMNS = 5
-"""Integers kept a call: signature, scope, thread, start, duration."""
+if TYPE_CHECKING:
+    from opgrip.capture.dispatch import RecordingMode
 
-Place = tuple[str, str]
-"""Path and class of a module."""
+Sites = tuple[Site, ...]
 
 
 class Recorder:
-    """One capture's tables and buffers. Nothing here raises into the program that is watched.
+    """What all threads of one process share. Nothing here raises into the program that is watched.
 
-    A call is `enter`ed, runs, and is `leave`d. Its scope is the present `place` (module), `optimizing` and `inside`
-    (extension function), which the hooks that know them set.
+    Parameters
+    ----------
+    stack_depth : source lines kept of a scope
+    make_mode : makes the mode of a thread that has none
+
+    Attributes
+    ----------
+    modes : one for each thread, in the order in which they were met
+    pending : encoded records that are to be written before the calls that refer to them
+    path_of : the path of a module
+    pairs : signature, scope and number of tensors that a pair's number stands for
     """
 
-    def __init__(self, writer: TraceWriter) -> None:
-        self.writer = writer
+    def __init__(self, make_mode: Callable[[Recorder], RecordingMode], stack_depth: int = 1) -> None:
         self.started_ns = perf_counter_ns()
-        self.place: Place = ("", "")
-        self.optimizing = 0
-        self.inside: str | None = None
-        self.failure: Exception | None = None
-        self.discarded = False
+        self.pid = os.getpid()
+        self.places = Places()
+        self.storages = Storages()
+        self.modes: list[RecordingMode] = []
+        self.pending: list[bytes] = []
+        self.pairs: list[tuple[int, int, int]] = []
         self.dropped: Counter[tuple[str, str]] = Counter()
+        self.passed_by: Counter[tuple[str, str]] = Counter()
         self.without_values: Counter[tuple[str, str]] = Counter()
-        self.calls_written = 0
-        self._signatures_written = 0
-        self._pid = os.getpid()
+        self.signatures_closed = 0
+        self.path_of: Callable[[nn.Module], str | None] = lambda module: None
+        self._make_mode = make_mode
+        self._sites = CallSites(stack_depth)
+        self._here = threading.local()
         self._signatures: dict[Hashable, int] = {}
         self._open: dict[int, Signature] = {}
-        self._scopes: dict[tuple[Place, str, str | None], int] = {}
+        self._scopes: dict[Hashable, int] = {}
+        self._scope_records: list[Scope] = []
+        self._contexts: dict[Hashable, int] = {}
+        self._pair_numbers: dict[tuple[int, int, int], int] = {}
         self._values: dict[str, int] = {}
-        self._threads: dict[int, int] = {}
-        # already encoded: at a signature's first call that costs little, later it would hold up other calls
-        self._pending: list[bytes] = []
-        # one flat list: extending it by a call is a single step that no other thread can come into
-        self._calls: list[int] = []
         self._own_work: set[int] = set()
-        self._new = threading.Lock()
-        self._writing = threading.Lock()
+        self._new = threading.RLock()
+
+    def mode_here(self) -> RecordingMode:
+        """The mode that records this thread."""
+        mode: RecordingMode | None = getattr(self._here, "mode", None)
+        if mode is None:
+            mode = self._here.mode = self._make_mode(self)
+            self.modes.append(mode)
+        return mode
 
     @property
     def signatures(self) -> int:
@@ -89,81 +105,112 @@ class Recorder:
         """Whether this thread is inside an `own_work` block."""
         return threading.get_ident() in self._own_work
 
-    def enter(self, name: Hashable, kind: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
-        """The number of a call's signature, to be asked for before it runs; `NOT_RECORDED` where that failed.
+    def drop(self, op: str, reason: Exception) -> None:
+        """Count a call that could not be recorded."""
+        self.dropped[op, one_line(reason)] += 1
+
+    def pass_by(self, op: str, types: Sequence[type]) -> None:
+        """Count a call that is in the trace as the calls that it was made of."""
+        self.passed_by[op, f"run by {', '.join(kind.__name__ for kind in types)}"] += 1
+
+    def signature(self, name: Hashable, kind: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
+        """The number of a call's signature, to be asked for before it runs.
 
         Parameters
         ----------
         name : what `str` turns into the operator's name
         """
-        try:
-            key = call_key(name, args, kwargs)
-            number = self._signatures.get(key)
-            return self._add_signature(key, kind, args, kwargs) if number is None else number
-        except Exception as error:
-            self.drop(str(name), error)
-            return NOT_RECORDED
+        key = call_key(name, args, kwargs)
+        number = self._signatures.get(key)
+        return self._add_signature(key, kind, args, kwargs) if number is None else number
 
-    def leave(self, signature: int, start_ns: int, end_ns: int, result: Any, raised: BaseException | None) -> None:
-        """Keep an entered call that has returned, or raised."""
-        try:
-            if signature in self._open:
-                self._close_signature(signature, result, raised)
-            scope = self._scope()
-            self._calls.extend((signature, scope, threading.get_ident(), start_ns, end_ns - start_ns))
-        except Exception as error:
-            self.drop(f"signature {signature}", error)
+    def is_open(self, signature: int) -> bool:
+        """Whether no call of a signature has ended yet."""
+        return signature in self._open
 
-    def drop(self, op: str, reason: Exception) -> None:
-        """Count a call that could not be recorded."""
-        self.dropped[op, _one_line(reason)] += 1
+    def open_signature(self, signature: int) -> Signature | None:
+        """A signature of which no call has ended yet, as far as it is known."""
+        return self._open.get(signature)
 
-    def flush(self, pause_s: float = 0.0) -> None:
-        """Write what has come since the last time. Does nothing in a forked child, whose file is the parent's.
-
-        Parameters
-        ----------
-        pause_s : rest after each block of calls, so that the program's thread never waits long for Python's lock:
-            writing in one go would lengthen a call that it meets by the interpreter's switch interval of 5 ms
-        """
-        if os.getpid() != self._pid or self.failure is not None:
+    def close_signature(self, number: int, result: Any, raised: BaseException | None) -> None:
+        """Tell what the first call of a signature that has ended gave."""
+        signature = self._open.pop(number, None)
+        if signature is None:
             return
-        with self._writing:
-            try:
-                while self._calls or self._pending:
-                    # calls first, then records: what a call refers to is always in the second
-                    count = min(len(self._calls), BLOCK * COLUMNS)
-                    calls = self._calls[:count]
-                    del self._calls[:count]
-                    self.writer.write_lines(self._take_pending())
-                    for record in self._blocks(calls):
-                        self.writer.write(record)
-                    if pause_s:
-                        sleep(pause_s)
-                self.writer.flush()
-            except Exception as error:
-                self.failure = error
+        if raised is not None:
+            signature = replace(signature, raised=one_line(raised))
+        else:
+            signature = replace(signature, outputs=self._outputs(result))
+        self._pend(signature)
+        self.signatures_closed += 1
 
-    def finish(self) -> None:
-        """Write all that is left and the closing record; or leave no file, where the capture was discarded."""
-        if self.discarded and os.getpid() == self._pid:
-            self.writer.discard()
-            return
-        self.flush()
-        if self.failure is not None or os.getpid() != self._pid:
-            return
-        end = End(
-            calls=self.calls_written,
-            signatures=self._signatures_written,
-            duration_ns=perf_counter_ns() - self.started_ns,
-            dropped=_listed(self.dropped),
-            without_values=_listed(self.without_values),
-        )
-        try:
-            self.writer.write(end)
-            self.writer.close()
-        except Exception as error:
-            self.failure = error
+    def point(self, signature: int, place: Place, tensors: int) -> tuple[int, int]:
+        """Scope and pair of calls that are made from where this thread is."""
+        scope = self.scope(self._refined(place), self._sites.here(), self._context(place.autocast))
+        return scope, self.pair(signature, scope, tensors)
+
+    def pair(self, signature: int, scope: int, tensors: int) -> int:
+        """The number of a signature in a scope, for calls that take and give so many tensors."""
+        key = (signature, scope, tensors)
+        number = self._pair_numbers.get(key)
+        if number is None:
+            with self._new:
+                number = self._pair_numbers.setdefault(key, len(self.pairs))
+                if number == len(self.pairs):
+                    self.pairs.append(key)
+        return number
+
+    def scope(self, place: Place, sites: Sites, context: int, forward: int | None = None) -> int:
+        """The number of a scope."""
+        key = (place, sites, context, forward)
+        number = self._scopes.get(key)
+        if number is None:
+            with self._new:
+                site = sites[0] if sites else Site("", "", 0)
+                callers = tuple(f"{item.file}:{item.line} {item.function}" for item in sites[1:])
+                where = (place.module, place.module_type, place.phase, place.inside)
+                number = len(self._scope_records)
+                record = Scope(number, *where, site.function, site.file, site.line, callers, context, forward)
+                self._scopes[key] = number
+                self._scope_records.append(record)
+                self._pend(record)
+        return number
+
+    def backward_scope(self, scope: int, forward: int) -> int:
+        """The number of a backward call's scope with that of the forward call that caused it."""
+        key = (scope, forward)
+        number = self._scopes.get(key)
+        if number is None:
+            with self._new:
+                number = self._scopes[key] = len(self._scope_records)
+                record = replace(self._scope_records[scope], number=number, forward=forward)
+                self._scope_records.append(record)
+                self._pend(record)
+        return number
+
+    def take_pending(self) -> bytes:
+        """The records that are to be written before any call that is known by now."""
+        count = len(self.pending)
+        lines = b"".join(self.pending[:count])
+        del self.pending[:count]
+        return lines
+
+    def _refined(self, place: Place) -> Place:
+        """The place, in the module whose method runs where that is not the one that was called."""
+        module = innermost_module()
+        path = None if module is None else self.path_of(module)
+        if path is None or path == place.module or not place.module_type:
+            return place
+        return self.places.module(place, path, type(module).__name__)
+
+    def _context(self, autocast: str) -> int:
+        values = read_context()
+        number = self._contexts.get((values, autocast))
+        if number is None:
+            with self._new:
+                number = self._contexts.setdefault((values, autocast), len(self._contexts))
+                self._pend(Context(number, describe_context(values) | {"autocast": autocast}))
+        return number
 
     def _add_signature(self, key: tuple[Any, ...], kind: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
         op = str(key[0])
@@ -173,31 +220,20 @@ class Recorder:
             self._open[number] = Signature(number, kind, op, described_args, described_kwargs)
         return number
 
-    def _close_signature(self, number: int, result: Any, raised: BaseException | None) -> None:
-        signature = self._open.pop(number, None)
-        if signature is None:
-            return
-        if raised is not None:
-            signature = replace(signature, raised=_one_line(raised))
-        else:
-            signature = replace(signature, outputs=self._outputs(result))
-        self._pend(signature)
-        self._signatures_written += 1
-
     def _outputs(self, result: Any) -> Any:
         try:
             with self.own_work(), unobserved():
                 return describe_result(result)
         except Exception as error:
             # without its outputs, a signature still replays
-            return Opaque(_one_line(error))
+            return Opaque(one_line(error))
 
     def _fitter(self, op: str) -> Callable[[torch.Tensor], int | None]:
         def fit(tensor: torch.Tensor) -> int | None:
             try:
                 model = values.fit(tensor)
             except Exception as error:
-                self.without_values[op, _one_line(error)] += 1
+                self.without_values[op, one_line(error)] += 1
                 return None
             return None if model is None else self._value_number(model)
 
@@ -212,49 +248,18 @@ class Recorder:
             self._pend(Values(number, model))
         return number
 
-    def _scope(self) -> int:
-        phase = OPTIMIZER if self.optimizing else FORWARD
-        if current_autograd_node() is not None:
-            phase = BACKWARD
-        key = (self.place, phase, self.inside)
-        number = self._scopes.get(key)
-        if number is None:
-            number = self._scopes.setdefault(key, len(self._scopes))
-            self._pend(Scope(number, *self.place, phase, self.inside))
-        return number
-
     def _pend(self, record: Record) -> None:
+        # encoded here: at the first call of its kind that costs little, later it would hold up other calls
         with self.own_work():
-            self._pending.append(encode_line(record))
-
-    def _take_pending(self) -> bytes:
-        count = len(self._pending)
-        lines = b"".join(self._pending[:count])
-        del self._pending[:count]
-        return lines
-
-    def _blocks(self, calls: list[int]) -> Iterator[Record]:
-        """Records of these calls, one for each thread, and of threads that are new."""
-        idents = calls[2::COLUMNS]
-        for ident in dict.fromkeys(idents):
-            if ident not in self._threads:
-                # the engine's own threads are not Python's
-                names = {thread.ident: thread.name for thread in threading.enumerate()}
-                self._threads[ident] = len(self._threads)
-                yield Thread(self._threads[ident], names.get(ident, "autograd"))
-            rows = [row for row, owner in enumerate(idents) if owner == ident]
-            signature, scope, start, duration = (
-                [calls[row * COLUMNS + place] for row in rows] for place in (0, 1, 3, 4)
-            )
-            starts = [time - self.started_ns for time in start]
-            yield Calls(self._threads[ident], signature, scope, starts, duration)
-        self.calls_written += len(idents)
+            self.pending.append(encode_line(record))
 
 
-def _one_line(error: BaseException) -> str:
+def one_line(error: BaseException) -> str:
+    """An error's class and message, short."""
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text[:200]}"
 
 
-def _listed(counts: Counter[tuple[str, str]]) -> list[Dropped]:
+def listed(counts: Counter[tuple[str, str]]) -> list[Dropped]:
+    """Counts as the trace's last record holds them."""
     return [Dropped(op, reason, count) for (op, reason), count in sorted(counts.items())]

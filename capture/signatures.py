@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from opgrip.capture.torch_private import storage_identity
+from opgrip.capture.torch_private import storage_address
 from opgrip.traces.arguments import GeneratorSpec, Opaque, TensorSpec
 
 FitValues = Callable[[torch.Tensor], int | None]
@@ -30,7 +30,7 @@ def call_key(op: Hashable, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tu
         parts.append(name)
         _add_all(parts, found, (value,))
     if len(found) > 1:
-        storages = [storage_identity(tensor) for tensor in found]
+        storages = [storage_address(tensor) for tensor in found]
         if len(set(storages)) != len(storages):
             parts.append(tuple(map(storages.index, storages)))
     return tuple(parts)
@@ -101,10 +101,7 @@ def describe_call(
     ----------
     fit : gives the number of the value model of a tensor, or None
     """
-    found: list[torch.Tensor] = []
-    _collect(found, args)
-    _collect(found, list(kwargs.values()))
-    groups = _sharing(found)
+    groups = _sharing(tensors_in((*args, *kwargs.values())))
     described_args = tuple(_describe(value, groups, fit) for value in args)
     return described_args, {str(name): _describe(value, groups, fit) for name, value in kwargs.items()}
 
@@ -114,14 +111,21 @@ def describe_result(result: Any) -> Any:
     return _describe(result, {}, lambda tensor: None)
 
 
-def _collect(found: list[torch.Tensor], value: Any) -> None:
-    if isinstance(value, torch.Tensor):
-        found.append(value)
-    elif isinstance(value, list | tuple):
-        for item in value:
-            _collect(found, item)
-    elif isinstance(value, dict):
-        _collect(found, list(value.values()))
+def tensors_in(values: Iterable[Any]) -> list[torch.Tensor]:
+    """All tensors in arguments or results, in order."""
+    found: list[torch.Tensor] = []
+    _collect(found, values)
+    return found
+
+
+def _collect(found: list[torch.Tensor], values: Iterable[Any]) -> None:
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            found.append(value)
+        elif isinstance(value, list | tuple):
+            _collect(found, value)
+        elif isinstance(value, dict):
+            _collect(found, value.values())
 
 
 def _sharing(found: list[torch.Tensor]) -> dict[int, int]:
@@ -129,7 +133,7 @@ def _sharing(found: list[torch.Tensor]) -> dict[int, int]:
     by_storage: dict[int, list[torch.Tensor]] = {}
     for tensor in found:
         if tensor.layout is torch.strided and not tensor.is_nested:
-            by_storage.setdefault(storage_identity(tensor), []).append(tensor)
+            by_storage.setdefault(storage_address(tensor), []).append(tensor)
     shared = [group for group in by_storage.values() if len(group) > 1]
     return {id(tensor): number for number, group in enumerate(shared) for tensor in group}
 

@@ -5,19 +5,59 @@ Seen in torch 2.13; a name that another version lacks is replaced by what comes 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import FunctionType
+from typing import Any
 
 import torch
+
+Check = Callable[[Any], bool]
+
+_guards = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+_SINGLETONS = (type(None), bool, int, str, torch.dtype, torch.device, torch.layout, torch.memory_format)
 
 
 def _no_node() -> None:
     return None
 
 
-current_autograd_node: Callable[[], object | None] = getattr(torch._C, "_current_autograd_node", _no_node)
+def _no_number() -> int:
+    return 0
+
+
+current_autograd_node: Callable[[], Any] = getattr(torch._C, "_current_autograd_node", _no_node)
 """The node that the autograd engine runs in this thread; None outside a backward pass."""
+
+sequence_number: Callable[[], int] = getattr(torch._C._autograd, "_get_sequence_nr", _no_number)
+"""How many nodes of autograd this thread has made."""
+
+NO_SEQUENCE = (1 << 64) - 1
+"""What nodes that no operator made, those that accumulate gradients, have for a number."""
+
+
+def _storage_address(tensor: torch.Tensor) -> int:
+    address: int = tensor.untyped_storage()._cdata
+    return address
+
+
+storage_address: Callable[[torch.Tensor], int] = getattr(torch._C, "_storage_address", _storage_address)
+"""The address of a tensor's storage object: the same for all tensors that live in the same memory."""
+
+
+def pin_storage(tensor: torch.Tensor) -> int:
+    """The address of a tensor's storage object, which no other gets until `unpin_storage`. Keeps no memory alive."""
+    address: int = tensor.untyped_storage()._weak_ref()
+    return address
+
+
+unpin_storage: Callable[[int], None] = torch.UntypedStorage._free_weak_ref
+"""Give back an address that `pin_storage` gave, as often as it did."""
+
+storage_is_gone: Callable[[int], bool] = torch.UntypedStorage._expired
+"""Whether the storage of a pinned address has been freed."""
 
 
 def hide_from_compiler(function: FunctionType) -> bool:
@@ -43,7 +83,88 @@ def unobserved() -> Iterator[None]:
         yield
 
 
-def storage_identity(tensor: torch.Tensor) -> int:
-    """The address of a tensor's storage object: the same for all tensors that live in the same memory."""
-    identity: int = tensor.untyped_storage()._cdata
-    return identity
+def arguments_check(args: Sequence[Any]) -> Check | None:
+    """A compiled test of whether other arguments have the same metadata and scalars, under the same global state.
+
+    It tells what a signature tells, but for memory that arguments share: class, dtype, device, layout, shape, stride,
+    offset, `requires_grad`, conjugation and negation of tensors, type and value of all else; and gradient and inference
+    mode, autocast, deterministic and TF32 settings, number of threads. It never says yes where one of these differs.
+
+    Returns
+    -------
+    A function of the arguments as a tuple; None where they have a kind that it cannot tell, or this torch has no such
+    tests.
+    """
+    if _guards is None:
+        return None
+    try:
+        root = _guards.RootGuardManager()
+        root.add_global_state_guard(_guards.GlobalStateGuard(), [""], None)
+        if not _add_items(root, root.tuple_getitem_manager, args):
+            return None
+        check: Check = root.check
+        return check if check(tuple(args)) else None
+    except Exception:
+        # another version's guards take other arguments
+        return None
+
+
+def keywords_check(kwargs: Mapping[str, Any]) -> Check | None:
+    """The same for keyword arguments; its function takes the dictionary."""
+    if _guards is None:
+        return None
+    try:
+        root = _guards.RootGuardManager()
+        root.add_dict_length_check_guard(len(kwargs), [""], None)
+        for name, value in kwargs.items():
+            child = root.dict_getitem_manager(name, name, value, _plain_manager())
+            if not _add_value(child, value):
+                return None
+        check: Check = root.check
+        return check if check(kwargs) else None
+    except Exception:
+        return None
+
+
+def _plain_manager() -> Any:
+    from torch._dynamo.guards import GuardManagerType
+
+    return GuardManagerType.GUARD_MANAGER
+
+
+def _add_items(manager: Any, child_at: Callable[..., Any], items: Sequence[Any]) -> bool:
+    manager.add_length_check_guard(len(items), [""], None)
+    kind = _plain_manager()
+    return all(_add_value(child_at(place, str(place), item, kind), item) for place, item in enumerate(items))
+
+
+def _add_value(manager: Any, value: Any) -> bool:
+    kind = type(value)
+    if kind in _PLAIN:
+        return _add_tensor(manager, value)
+    if kind in _SINGLETONS:
+        manager.add_equals_match_guard(value, [""], None)
+    elif kind is float:
+        if math.isnan(value):
+            return False
+        manager.add_equals_match_guard(value, [""], None)
+        if value == 0:
+            sign = math.copysign(1.0, value)
+            manager.add_lambda_guard(lambda other: math.copysign(1.0, other) == sign, [""], None)
+    elif kind is list or kind is tuple:
+        manager.add_type_match_guard(id(kind), [""], None)
+        return _add_items(manager, manager.list_getitem_manager if kind is list else manager.tuple_getitem_manager, value)
+    else:
+        return False
+    return True
+
+
+def _add_tensor(manager: Any, tensor: torch.Tensor) -> bool:
+    if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized:
+        return False
+    shape, stride, keys = list(tensor.shape), list(tensor.stride()), torch._C._dispatch_keys(tensor)
+    manager.add_tensor_match_guard(tensor, shape, stride, "", [""], None, type(tensor), keys)
+    offset = tensor.storage_offset()
+    property_of = manager.tensor_property_storage_offset_manager
+    property_of(None, "", offset, _plain_manager()).add_equals_match_guard(offset, [""], None)
+    return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pandas as pd
 
 from opgrip.traces.errors import UserError
 from opgrip.traces.reader import TraceReader
-from opgrip.traces.records import Calls, End, Header, Scope, Signature, Thread, Values
+from opgrip.traces.records import Calls, Context, End, Entered, Header, Scope, Signature, Thread, Values
 from opgrip.traces.values import ValueModel
 
 
@@ -25,8 +26,13 @@ class Trace:
     signatures : all that calls are made of, in the order of their first calls
     scopes : where calls came from
     values : value models by number
-    calls : one row a call, in the order in which the calls started: signature, op, scope, module, phase, inside,
-        thread, start_ns (since the start of the capture), duration_ns
+    calls : one row a call, in the order in which the calls started: signature, op, scope, module, function, file, line,
+        phase, inside, thread, start_ns (since the start of the capture), duration_ns, tensors, first_storage. Module,
+        function and line of a call in a backward pass are those of the forward call that caused it, where it is known;
+        `own_module` is where it ran itself.
+    storages : the memory of each call's tensors: `tensors` numbers from `first_storage` on, as `Calls` has them
+    contexts : settings that scopes refer to, by number
+    unfinished : the calls that never ended, in a trace that was cut by that
     end : totals and what was dropped; None where the file has no closing record
     missing : what the file lacks, in words; None where it is whole
     unknown : record types and fields of a newer version that were passed over, with their counts
@@ -37,6 +43,9 @@ class Trace:
     scopes: list[Scope]
     values: dict[int, ValueModel]
     calls: pd.DataFrame
+    storages: np.ndarray[Any, np.dtype[np.int64]] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    contexts: dict[int, dict[str, Any]] = field(default_factory=dict)
+    unfinished: list[Entered] = field(default_factory=list)
     end: End | None = None
     missing: str | None = None
     unknown: dict[str, int] = field(default_factory=dict)
@@ -77,7 +86,9 @@ def load(path: str | Path, partial: bool = True) -> Trace:
     signatures: list[Signature] = []
     scopes: list[Scope] = []
     values: dict[int, ValueModel] = {}
-    threads: dict[int, str] = {}
+    contexts: dict[int, dict[str, Any]] = {}
+    threads: dict[int, Thread] = {}
+    entered: dict[int, list[Entered]] = {}
     blocks: list[Calls] = []
     end: End | None = None
     for record in reader:
@@ -90,8 +101,12 @@ def load(path: str | Path, partial: bool = True) -> Trace:
                 scopes.append(record)
             case Values():
                 values[record.number] = record.model
+            case Context():
+                contexts[record.number] = record.settings
             case Thread():
-                threads[record.number] = record.name
+                threads[record.number] = record
+            case Entered():
+                entered.setdefault(record.thread, []).append(record)
             case Calls():
                 blocks.append(record)
             case End():
@@ -99,31 +114,64 @@ def load(path: str | Path, partial: bool = True) -> Trace:
     if reader.missing and not partial:
         raise UserError(reader.missing, "load what there is with --partial")
     calls = _table(blocks, signatures, scopes, threads)
-    return Trace(header, signatures, scopes, values, calls, end, reader.missing, dict(reader.unknown))
+    pieces = [np.asarray(block.storages, dtype=np.int64) for block in blocks]
+    storages = np.concatenate(pieces) if pieces else np.empty(0, dtype=np.int64)
+    unfinished = _unfinished(entered, blocks)
+    return Trace(
+        *(header, signatures, scopes, values, calls, storages, contexts, unfinished),
+        *(end, reader.missing, dict(reader.unknown)),
+    )
+
+
+def _unfinished(entered: dict[int, list[Entered]], blocks: list[Calls]) -> list[Entered]:
+    """Of each thread, the calls that were entered and did not end: those that began last."""
+    found: list[Entered] = []
+    for thread, records in entered.items():
+        ended = [block for block in blocks if block.thread == thread]
+        starts = {start for block in ended for start in block.start_ns}
+        last = max(starts, default=-1)
+        by_start = {record.start_ns: record for record in records if record.start_ns not in starts}
+        # a call that is around others began before them
+        newest = max(by_start, default=-1)
+        found += [record for start, record in sorted(by_start.items()) if start > last or start == newest]
+    return found
 
 
 def _table(
-    blocks: list[Calls], signatures: list[Signature], scopes: list[Scope], threads: dict[int, str]
+    blocks: list[Calls], signatures: list[Signature], scopes: list[Scope], threads: dict[int, Thread]
 ) -> pd.DataFrame:
     def column(name: str) -> np.ndarray[Any, np.dtype[np.int64]]:
         pieces = [np.asarray(getattr(block, name), dtype=np.int64) for block in blocks]
         return np.concatenate(pieces) if pieces else np.empty(0, dtype=np.int64)
 
+    def of_scope(value: Callable[[Scope], Any]) -> pd.Categorical:
+        return _names(scope, {record.number: value(record) for record in scopes})
+
     signature, scope = column("signature"), column("scope")
-    op_of = {record.number: record.op for record in signatures}
-    scope_of = {record.number: record for record in scopes}
+    by_number = {record.number: record for record in scopes}
     thread = np.repeat([block.thread for block in blocks], [len(block.signature) for block in blocks])
+    tensors = np.concatenate([block.tensors or [0] * len(block.signature) for block in blocks] or [[]]).astype(np.int64)
+
+    def origin(record: Scope) -> Scope:
+        return by_number.get(record.forward, record) if record.forward is not None else record
+
     table = pd.DataFrame(
         {
             "signature": signature,
-            "op": _names(signature, op_of),
+            "op": _names(signature, {record.number: record.op for record in signatures}),
             "scope": scope,
-            "module": _names(scope, {number: record.module for number, record in scope_of.items()}),
-            "phase": _names(scope, {number: record.phase for number, record in scope_of.items()}),
-            "inside": _names(scope, {number: record.inside for number, record in scope_of.items()}),
-            "thread": _names(thread.astype(np.int64), threads),
+            "module": of_scope(lambda record: origin(record).module),
+            "function": of_scope(lambda record: origin(record).function),
+            "file": of_scope(lambda record: origin(record).file),
+            "line": pd.Series(of_scope(lambda record: origin(record).line)).astype("Int64").fillna(0).astype("int64"),
+            "own_module": of_scope(lambda record: record.module),
+            "phase": of_scope(lambda record: record.phase),
+            "inside": of_scope(lambda record: record.inside),
+            "thread": _names(thread.astype(np.int64), {number: record.name for number, record in threads.items()}),
             "start_ns": column("start_ns"),
             "duration_ns": column("duration_ns"),
+            "tensors": tensors,
+            "first_storage": np.cumsum(tensors) - tensors,
         }
     )
     return table.sort_values("start_ns", kind="stable", ignore_index=True)

@@ -1,0 +1,48 @@
+"""The settings of torch that change how an operator runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+SETTINGS: dict[str, Callable[[], Any]] = {
+    "grad": torch.is_grad_enabled,
+    "inference": torch.is_inference_mode_enabled,
+    "deterministic": torch.are_deterministic_algorithms_enabled,
+    "deterministic_warn_only": torch.is_deterministic_algorithms_warn_only_enabled,
+    "matmul_precision": torch.get_float32_matmul_precision,
+    "threads": torch.get_num_threads,
+    "default_dtype": lambda: str(torch.get_default_dtype()).removeprefix("torch."),
+}
+"""How each is read. Autocast is not among them: it is off below the dispatcher, where calls are seen."""
+
+CUDA_SETTINGS: dict[str, Callable[[], Any]] = {
+    "cudnn": lambda: torch.backends.cudnn.enabled,
+    "cudnn_benchmark": lambda: torch.backends.cudnn.benchmark,
+    "cudnn_deterministic": lambda: torch.backends.cudnn.deterministic,
+    "cudnn_tf32": lambda: torch.backends.cudnn.allow_tf32,
+    "stream": lambda: torch.cuda.current_stream().stream_id,
+}
+"""Those that are read once the program has started CUDA."""
+
+
+def read_context() -> tuple[Any, ...]:
+    """The values of all settings, in the order of the tables."""
+    values = [read() for read in SETTINGS.values()]
+    if torch.cuda.is_initialized():
+        values += [read() for read in CUDA_SETTINGS.values()]
+    return tuple(values)
+
+
+def describe_context(values: tuple[Any, ...]) -> dict[str, Any]:
+    """What `read_context` gave, by the settings' names."""
+    return dict(zip((*SETTINGS, *CUDA_SETTINGS), values, strict=False))
+
+
+def describe_autocast() -> str:
+    """The device types that autocast is on for in this thread, each with its dtype, such as `cpu:bfloat16`."""
+    devices = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
+    on = [device for device in devices if torch.is_autocast_enabled(device)]
+    return ",".join(f"{device}:{str(torch.get_autocast_dtype(device)).removeprefix('torch.')}" for device in on)

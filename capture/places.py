@@ -1,0 +1,153 @@
+"""Where a program is when it makes a call."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from types import CodeType, FrameType
+
+import torch
+from torch import nn
+
+FORWARD, BACKWARD, OPTIMIZER = "forward", "backward", "optimizer"
+
+_OWN_FOLDERS = (str(Path(torch.__file__).parent) + os.sep, str(Path(__file__).parent) + os.sep)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Place:
+    """What the hooks say of where a thread is. `Places` makes each only once, so that they compare by identity.
+
+    Attributes
+    ----------
+    module, module_type : path and class of the innermost module that runs; both empty outside all modules
+    phase : `forward`, `backward` or `optimizer`
+    inside : the extension function, gripped function or compiled region that runs; None outside them
+    autocast : the device types that autocast is on for, with its dtype, such as `cpu:bfloat16`; empty where it is off
+    """
+
+    module: str
+    module_type: str
+    phase: str
+    inside: str | None
+    autocast: str
+
+
+class Places:
+    """All places of a capture."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, str, str, str | None, str], Place] = {}
+
+    def at(
+        self,
+        module: str = "",
+        module_type: str = "",
+        phase: str = FORWARD,
+        inside: str | None = None,
+        autocast: str = "",
+    ) -> Place:
+        """The place with these attributes."""
+        key = (module, module_type, phase, inside, autocast)
+        place = self._known.get(key)
+        return self._known.setdefault(key, Place(*key)) if place is None else place
+
+    def module(self, place: Place, path: str, kind: str) -> Place:
+        """The same place, in another module."""
+        return self.at(path, kind, place.phase, place.inside, place.autocast)
+
+    def phase(self, place: Place, phase: str) -> Place:
+        """The same place, in another phase."""
+        return self.at(place.module, place.module_type, phase, place.inside, place.autocast)
+
+    def inside(self, place: Place, name: str) -> Place:
+        """The same place, inside a function that is a call of its own."""
+        return self.at(place.module, place.module_type, place.phase, name, place.autocast)
+
+    def autocast(self, place: Place, autocast: str) -> Place:
+        """The same place, under another autocast."""
+        return self.at(place.module, place.module_type, place.phase, place.inside, autocast)
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """A line of the program.
+
+    Attributes
+    ----------
+    function : its qualified name
+    file : relative to the working directory or to where packages are installed, if it is below one of these
+    """
+
+    function: str
+    file: str
+    line: int
+
+
+class CallSites:
+    """Finds the program's own frames on the stack: those of torch and of this package are passed over.
+
+    Parameters
+    ----------
+    depth : how many frames to give, from the innermost
+    """
+
+    def __init__(self, depth: int = 1) -> None:
+        self.depth = depth
+        self._files: dict[CodeType, str | None] = {}
+
+    def here(self) -> tuple[Site, ...]:
+        """The innermost frames of the program that runs in this thread."""
+        frame: FrameType | None = sys._getframe(1)
+        found: list[Site] = []
+        while frame is not None and len(found) < self.depth:
+            code = frame.f_code
+            if code not in self._files:
+                self._files[code] = _short_name(code.co_filename)
+            file = self._files[code]
+            if file is not None:
+                found.append(Site(getattr(code, "co_qualname", code.co_name), file, frame.f_lineno or 0))
+            frame = frame.f_back
+        return tuple(found)
+
+
+def innermost_module() -> nn.Module | None:
+    """The module that the innermost method on this thread's stack belongs to.
+
+    Hooks tell of calls of modules; of a method such as `head.loss()`, only the stack does.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        names = frame.f_code.co_varnames
+        if names and names[0] == "self" and frame.f_trace is None:
+            variables = frame.f_locals
+            owner = variables.get("self")
+            if sys.version_info < (3, 13):
+                # it is a copy that would keep the variables' values alive; later it is the variables themselves
+                variables.clear()
+            if isinstance(owner, nn.Module):
+                return owner
+        frame = frame.f_back
+    return None
+
+
+def is_running(frame: FrameType) -> bool:
+    """Whether a frame is on this thread's stack."""
+    above: FrameType | None = sys._getframe(1)
+    while above is not None:
+        if above is frame:
+            return True
+        above = above.f_back
+    return False
+
+
+def _short_name(file: str) -> str | None:
+    """A file's name as a trace holds it; None for a file that is not the program's."""
+    if file.startswith(_OWN_FOLDERS):
+        return None
+    for folder in sorted((os.getcwd(), *sys.path), key=len, reverse=True):
+        if folder and file.startswith(folder.rstrip(os.sep) + os.sep):
+            return file[len(folder.rstrip(os.sep)) + 1 :]
+    return file

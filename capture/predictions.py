@@ -1,0 +1,202 @@
+"""Recognizes a call by what followed last time, since programs repeat themselves.
+
+Building a call's key costs more than all else that a capture does. So a call is first held against the one that came
+next when the thread was last at this point: the same operator, and a compiled test of its arguments says whether they
+are the same. Only where that fails is the key built and looked up.
+
+A point is a `Node`: a signature in a place, after the same few signatures. It is made where it is first met, and then
+also tells the source line of the call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from opgrip.capture.places import Place
+from opgrip.capture.torch_private import Check, arguments_check, keywords_check
+
+HISTORY = 6
+"""Signatures that tell one point of a program from another."""
+CANDIDATES = 4
+"""Signatures of an operator that are tried before the key is built."""
+MOST_NODES = 100_000
+"""Nodes kept for a thread; beyond these, points are not remembered."""
+MOST_TESTS = 3
+"""Tests made for one signature, of which one can hold under another state of the dispatcher."""
+
+CAREFUL, ONE, TWO, SEVERAL, LISTED = range(5)
+"""Where a call's tensors are: anywhere; the first argument; the first two; some arguments; in the list that is first."""
+
+
+def sharing(storages: tuple[int, ...]) -> tuple[int, ...] | None:
+    """For each storage the place of its first mention; None where each is mentioned once."""
+    return None if len(set(storages)) == len(storages) else tuple(map(storages.index, storages))
+
+
+def never(*ignored: object) -> bool:
+    """A test that fails."""
+    return False
+
+
+class Entry:
+    """A signature, and how to recognize its calls.
+
+    Attributes
+    ----------
+    check : of the arguments of a call without keyword arguments
+    check_both : of the arguments and keyword arguments of a call with both
+    layout : where its tensors are, and `places`, the indices of the arguments that they are
+    alias : which of its tensors the single tensor that it returns shares memory with; -1 for memory of its own
+    sharing : which of its tensors share memory, as `sharing` gives it
+    """
+
+    __slots__ = ("alias", "check", "check_both", "func", "layout", "number", "op", "places", "sharing")
+
+    def __init__(self, number: int, func: Any, sharing: tuple[int, ...] | None = None) -> None:
+        self.number = number
+        self.func = func
+        self.op: Callable[..., Any] = getattr(func, "_op", func)
+        self.check: Check = never
+        self.check_both: Callable[[Any, Any], bool] = never
+        self.layout = CAREFUL
+        self.places: tuple[int, ...] = ()
+        self.alias = -1
+        self.sharing = sharing
+
+
+class Node(Entry):
+    """An entry at a point of the program.
+
+    Attributes
+    ----------
+    after : the node that followed last time
+    history : the last signatures, this one included
+    scope : number of its scope
+    pair : the number that its calls carry where they give one tensor
+    """
+
+    __slots__ = ("after", "history", "pair", "scope")
+
+    def __init__(self, entry: Entry, history: tuple[int, ...], scope: int, pair: int, after: Node | None) -> None:
+        for name in Entry.__slots__:
+            setattr(self, name, getattr(entry, name))
+        self.history = history
+        self.scope = scope
+        self.pair = pair
+        self.after = after or self
+
+
+class Predictions:
+    """The entries and nodes of one thread."""
+
+    def __init__(self) -> None:
+        self.nowhere = Node(Entry(-1, None), (), -1, -1, None)
+        self._recent: dict[int, list[Entry]] = {}
+        self._entries: dict[int, Entry] = {}
+        self._tests: dict[int, int] = {}
+        self._nodes: dict[tuple[Place, tuple[int, ...]], Node] = {}
+
+    def start_of(self, place: Place, last: Node) -> Node:
+        """The node that predicts what comes first after the program has come to another place."""
+        history = last.history[-2:]
+        key = (place, (-1, *history))
+        node = self._nodes.get(key)
+        if node is None:
+            node = Node(self.nowhere, history, -1, -1, self.nowhere)
+            self._keep(key, node)
+        return node
+
+    def recent(
+        self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], storages: tuple[int, ...]
+    ) -> Entry | None:
+        """The entry of a call, where it is among the operator's last ones."""
+        pattern = sharing(storages)
+        for entry in self._recent.get(id(func), ()):
+            if entry.sharing == pattern and (entry.check_both(args, kwargs) if kwargs else entry.check(args)):
+                return entry
+        return None
+
+    def entry(
+        self, number: int, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], storages: tuple[int, ...]
+    ) -> Entry:
+        """The entry of a signature that was met before, with a test that holds for these arguments."""
+        entry = self._entries.get(number)
+        if entry is None:
+            entry = self._entries[number] = Entry(number, func, sharing(storages))
+        if self._tests.get(number, 0) < MOST_TESTS:
+            self._tests[number] = self._tests.get(number, 0) + 1
+            add_tests(entry, args, kwargs)
+        recent = self._recent.setdefault(id(func), [])
+        if entry in recent:
+            recent.remove(entry)
+        recent.insert(0, entry)
+        del recent[CANDIDATES:]
+        return entry
+
+    def node(self, last: Node, place: Place, entry: Entry, point: Callable[[], tuple[int, int]]) -> Node:
+        """The node that an entry is at after another one.
+
+        Parameters
+        ----------
+        point : gives scope and pair of a new one
+        """
+        history = (*last.history, entry.number)[-HISTORY:]
+        node = self._nodes.get((place, history))
+        if node is None or node.check is not entry.check or node.check_both is not entry.check_both:
+            known = node
+            scope, pair = point() if known is None else (known.scope, known.pair)
+            node = Node(entry, history, scope, pair, self.nowhere)
+            if entry.layout != CAREFUL or entry.check is not never or entry.check_both is not never:
+                self._keep((place, history), node)
+        last.after = node
+        return node
+
+    def _keep(self, key: tuple[Place, tuple[int, ...]], node: Node) -> None:
+        if len(self._nodes) < MOST_NODES:
+            self._nodes[key] = node
+
+
+def add_tests(entry: Entry, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Give an entry the tests that hold for these arguments, and the layout of its tensors."""
+    check = arguments_check(args)
+    if check is None:
+        return
+    if kwargs:
+        of_keywords = keywords_check(kwargs)
+        if of_keywords is not None:
+            entry.check_both = lambda args, kwargs: check(args) and of_keywords(kwargs)
+    else:
+        entry.check = check
+    if any(isinstance(value, torch.Tensor | list | tuple) for value in kwargs.values()):
+        return
+    places = tuple(place for place, value in enumerate(args) if isinstance(value, torch.Tensor))
+    lists = [place for place, value in enumerate(args) if isinstance(value, list | tuple) and _has_tensors(value)]
+    if lists == [0] and not places and all(isinstance(item, torch.Tensor) for item in args[0]):
+        entry.layout = LISTED
+    elif not lists:
+        entry.layout = {(0,): ONE, (0, 1): TWO}.get(places, SEVERAL)
+        entry.places = places
+    if entry.layout in (ONE, TWO, SEVERAL):
+        entry.alias = _alias(entry.func, places)
+
+
+def _has_tensors(values: Sequence[Any]) -> bool:
+    return any(isinstance(item, torch.Tensor | list | tuple) for item in values)
+
+
+def _alias(func: Any, places: tuple[int, ...]) -> int:
+    """Which of the tensor arguments an operator's single result always shares memory with; -1 for none."""
+    schema = getattr(func, "_schema", None)
+    if schema is None or len(schema.returns) != 1 or schema.returns[0].alias_info is None:
+        return -1
+    if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"):
+        # such as aten.to, which may return its argument and may not
+        return -1
+    wanted = schema.returns[0].alias_info.before_set
+    for index, argument in enumerate(schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.before_set == wanted and index in places:
+            return places.index(index)
+    return -1
