@@ -1,5 +1,6 @@
 """Watches a program, and writes what it runs to a trace."""
 
 from opgrip.capture.capture import Capture
+from opgrip.capture.schedule import Schedule
 
-__all__ = ["Capture"]
+__all__ = ["Capture", "Schedule"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from itertools import chain
 
@@ -33,12 +32,19 @@ class Blocks:
         self._forward: dict[int, dict[int, int]] = {}
         self._last_start: dict[int, int] = {}
 
-    def take(self) -> list[tuple[RecordingMode, list[int], list[int]]]:
-        """Rows and flows of at most a block of calls of each thread, removed from its mode."""
+    def take(self, room: int | None = None) -> list[tuple[RecordingMode, list[int], list[int]]]:
+        """Rows and flows of at most a block of calls of each thread, removed from its mode.
+
+        Parameters
+        ----------
+        room : the most calls to take in all
+        """
         taken = []
+        left = BLOCK * len(self.recorder.modes) if room is None else room
         # the last threads first: what they run backward, those before them ran forward, and is taken afterwards
         for mode in reversed(self.recorder.modes):
-            rows = mode.rows[: min(len(mode.rows) // COLUMNS, BLOCK) * COLUMNS]
+            rows = mode.rows[: min(len(mode.rows) // COLUMNS, BLOCK, left) * COLUMNS]
+            left -= len(rows) // COLUMNS
             if rows:
                 del mode.rows[: len(rows)]
                 pairs = self.recorder.pairs

@@ -1,25 +1,37 @@
-"""`Capture`: watches a block of a program and writes what it runs to a trace."""
+"""`Capture`: watches a program, or some of its steps, and writes what it runs to a trace."""
 
 from __future__ import annotations
 
+import atexit
+import functools
+import os
+import time
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from torch import nn
 
 from opgrip.capture.dispatch import RecordingMode
 from opgrip.capture.environment import describe_environment
 from opgrip.capture.extensions import KNOWN_EXTENSIONS, ExtensionWatch
-from opgrip.capture.flusher import Flusher
+from opgrip.capture.flusher import Flusher, Limits
+from opgrip.capture.processes import ForkWatch, rank, with_mark
 from opgrip.capture.recorder import Recorder
+from opgrip.capture.schedule import Schedule
 from opgrip.capture.scopes import ScopeWatch
+from opgrip.capture.threads import ThreadWatch
 from opgrip.traces.errors import UserError
 from opgrip.traces.records import Header
 from opgrip.traces.writer import TraceWriter
+
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
+
+ALWAYS = Schedule()
 
 
 class Capture:
@@ -30,11 +42,24 @@ class Capture:
         with Capture("step.jsonl"):
             model(images)
 
+        with Capture("steps.jsonl", schedule=Schedule(skip=1000, active=1, repeat=2)) as capture:
+            for batch in batches:
+                train(batch)
+                capture.step()
+
+    As a decorator it records every call of the function, until `close` or the end of the program.
+
     Parameters
     ----------
-    path : the trace file, compressed where it ends in `.gz` or `.zst`; `-` for standard output
+    path : the trace file, compressed where it ends in `.gz` or `.zst`; `-` for standard output. A rank of a program
+        that torchrun started adds its number, a process that the program forks its own: `step.rank1.jsonl`
     model : the module that module paths begin at; else each outermost module that is called begins its own
     extensions : names of extension modules whose functions are recorded, where the program has loaded them
+    schedule : which steps are recorded; the program tells by `step` that one has ended. Between them it runs at full
+        speed
+    max_calls, max_bytes : end the recording, and not the program, after so many calls, or bytes before compression
+    stack_depth : source lines kept of each scope
+    write_ahead : write every call before it runs, so that the trace of a crash ends in the call that caused it; slow
     details : fields to add to the trace's header
     force : replace an existing file
 
@@ -43,6 +68,7 @@ class Capture:
     calls, signatures, dropped : after the block, how many calls were recorded, how many distinct ones there were,
         and how many could not be recorded
     bytes_written : size of the trace before compression
+    failure : what kept the trace from being written, None where nothing did
 
     Raises
     ------
@@ -57,51 +83,149 @@ class Capture:
         *,
         model: nn.Module | None = None,
         extensions: Iterable[str] = KNOWN_EXTENSIONS,
+        schedule: Schedule = ALWAYS,
+        max_calls: int | None = None,
+        max_bytes: int | None = None,
+        stack_depth: int = 1,
+        write_ahead: bool = False,
         details: Mapping[str, Any] | None = None,
         force: bool = False,
     ) -> None:
-        self.path = path
+        number = rank()
+        self.path = path if number is None or str(path) == "-" else with_mark(path, f"rank{number}")
+        self.schedule = schedule
         self.calls = self.signatures = self.dropped = self.bytes_written = 0
         self.failure: Exception | None = None
-        self._model = model
-        self._extensions = tuple(extensions)
         self._details = dict(details or {})
         self._force = force
+        self._limits = Limits(max_calls, max_bytes)
+        self._recorder = Recorder(RecordingMode, stack_depth, write_ahead)
+        self._recorder.write_now = self._write_now
+        self._watches = (
+            ScopeWatch(self._recorder, model),
+            ExtensionWatch(self._recorder, tuple(extensions)),
+            ThreadWatch(self._recorder),
+        )
+        self._forks = ForkWatch(self._begin_in_child, self.close)
         self._hooks = ExitStack()
-        self._recorder: Recorder | None = None
         self._flusher: Flusher | None = None
-        self._entered = False
+        self._step = 0
+        self._recording = False
+        self._depth = 0
 
     def discard(self) -> None:
         """Leave no file at the end of the block; an older one of that name stays."""
         if self._flusher is not None:
             self._flusher.discarded = True
 
+    def step(self) -> None:
+        """Tell that a step of the program has ended, for the schedule."""
+        if self._flusher is None:
+            return
+        self._step += 1
+        self._follow_schedule()
+
+    def close(self) -> None:
+        """End the recording and write the rest of the trace. Does nothing where it has ended."""
+        flusher, self._flusher = self._flusher, None
+        if flusher is None:
+            return
+        self._pause()
+        self._forks.active = False
+        recorder = self._recorder
+        recorder.set_idle(True)
+        flusher.__exit__(None, None, None)
+        self.calls, self.signatures = flusher.blocks.calls, recorder.signatures
+        self.dropped = sum(recorder.dropped.values())
+        self.bytes_written = 0 if flusher.writer is None else flusher.writer.bytes_written
+        self.failure = flusher.failure
+        if self.failure is not None:
+            warnings.warn(f"the trace {self.path} could not be written: {self.failure}", RuntimeWarning, stacklevel=3)
+
     def __enter__(self) -> Capture:
-        if self._entered:
-            raise UserError(f"the capture to {self.path} is already running", "make another Capture for an inner block")
-        header = Header(describe_environment() | self._details)
-        recorder = self._recorder = Recorder(RecordingMode)
-        self._flusher = Flusher(recorder, TraceWriter(self.path, header, self._force))
-        with ExitStack() as hooks:
-            hooks.enter_context(self._flusher)
-            hooks.enter_context(ScopeWatch(recorder, self._model))
-            hooks.enter_context(ExtensionWatch(recorder, self._extensions))
-            hooks.enter_context(recorder.mode_here())
-            self._hooks = hooks.pop_all()
-        self._entered = True
+        self._open()
+        self._follow_schedule()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._entered = False
-        self._hooks.__exit__(kind, error, traceback)
-        recorder = self._recorder
-        assert recorder is not None
-        self.calls, self.signatures = self._flusher.blocks.calls, recorder.signatures
-        self.dropped = sum(recorder.dropped.values())
-        self.bytes_written = self._flusher.writer.bytes_written
-        self.failure = self._flusher.failure
-        if self.failure is not None:
-            warnings.warn(f"the trace {self.path} could not be written: {self.failure}", RuntimeWarning, stacklevel=2)
+        self.close()
+
+    def __call__(self, function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+        """The function, with its calls recorded."""
+
+        @functools.wraps(function)
+        def captured(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
+            if self._flusher is None and not self._step:
+                self._open()
+                atexit.register(self.close)
+            self._depth += 1
+            if self._depth == 1 and self._flusher is not None:
+                self._follow_schedule()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                self._depth -= 1
+                if self._depth == 0 and self._flusher is not None:
+                    self._pause()
+                    self._step += 1
+
+        return captured
+
+    def _open(self) -> None:
+        if self._flusher is not None:
+            raise UserError(f"the capture to {self.path} is already running", "make another Capture for an inner block")
+        self._recorder.begin()
+        flusher = Flusher(self._recorder, functools.partial(self._begin_file, self.path, self._details), self._limits)
+        flusher.open()
+        flusher.__enter__()
+        self._flusher = flusher
+        self._forks.active = True
+
+    def _begin_file(self, path: str | Path, details: Mapping[str, Any]) -> TraceWriter:
+        started = time.time_ns() - (time.perf_counter_ns() - self._recorder.started_ns)
+        return TraceWriter(path, Header(describe_environment() | {"started_unix_ns": started, **details}), self._force)
+
+    def _follow_schedule(self) -> None:
+        if self.schedule.records(self._step):
+            self._resume()
+        else:
+            self._pause()
+            if self.schedule.is_over(self._step):
+                self.close()
+
+    def _resume(self) -> None:
+        if self._recording:
+            return
+        self._recording = True
+        self._recorder.set_idle(False)
+        with ExitStack() as hooks:
+            for watch in self._watches:
+                hooks.enter_context(watch)
+            hooks.enter_context(self._recorder.mode_here())
+            self._hooks = hooks.pop_all()
+
+    def _pause(self) -> None:
+        if self._recording:
+            self._recording = False
+            self._recorder.set_idle(True)
+            self._hooks.close()
+
+    def _write_now(self) -> None:
+        if self._flusher is not None:
+            self._flusher.flush()
+            self._flusher.write_running()
+
+    def _begin_in_child(self) -> None:
+        """Go on in a forked process, which writes a file of its own once it makes a call."""
+        parent = self._flusher
+        if parent is None:
+            return
+        if parent.writer is not None:
+            parent.writer.abandon()
+        self._recorder.begin()
+        path = Path(os.devnull) if str(self.path) == "-" else with_mark(self.path, f"pid{os.getpid()}")
+        details = self._details | {"parent_pid": os.getppid()}
+        self._flusher = Flusher(self._recorder, functools.partial(self._begin_file, path, details), self._limits)
+        self._flusher.__enter__()

@@ -7,16 +7,20 @@ from typing import Any
 
 import torch
 
-SETTINGS: dict[str, Callable[[], Any]] = {
+MODES: dict[str, Callable[[], Any]] = {
     "grad": torch.is_grad_enabled,
     "inference": torch.is_inference_mode_enabled,
+}
+"""Those that a program changes all the time."""
+
+SETTINGS: dict[str, Callable[[], Any]] = {
     "deterministic": torch.are_deterministic_algorithms_enabled,
     "deterministic_warn_only": torch.is_deterministic_algorithms_warn_only_enabled,
     "matmul_precision": torch.get_float32_matmul_precision,
     "threads": torch.get_num_threads,
-    "default_dtype": lambda: str(torch.get_default_dtype()).removeprefix("torch."),
+    "default_dtype": torch.get_default_dtype,
 }
-"""How each is read. Autocast is not among them: it is off below the dispatcher, where calls are seen."""
+"""Those that it seldom changes. Autocast is not among them: it is off below the dispatcher, where calls are seen."""
 
 CUDA_SETTINGS: dict[str, Callable[[], Any]] = {
     "cudnn": lambda: torch.backends.cudnn.enabled,
@@ -29,6 +33,11 @@ CUDA_SETTINGS: dict[str, Callable[[], Any]] = {
 
 
 def read_context() -> tuple[Any, ...]:
+    """The values of all modes and settings, in the order of the tables."""
+    return (*[read() for read in MODES.values()], *read_settings())
+
+
+def read_settings() -> tuple[Any, ...]:
     """The values of all settings, in the order of the tables."""
     values = [read() for read in SETTINGS.values()]
     if torch.cuda.is_initialized():
@@ -37,8 +46,12 @@ def read_context() -> tuple[Any, ...]:
 
 
 def describe_context(values: tuple[Any, ...]) -> dict[str, Any]:
-    """What `read_context` gave, by the settings' names."""
-    return dict(zip((*SETTINGS, *CUDA_SETTINGS), values, strict=False))
+    """What `read_context` gave, by name."""
+    described = zip((*MODES, *SETTINGS, *CUDA_SETTINGS), values, strict=False)
+    return {
+        name: str(value).removeprefix("torch.") if isinstance(value, torch.dtype) else value
+        for name, value in described
+    }
 
 
 def describe_autocast() -> str:

@@ -14,9 +14,10 @@ from types import FrameType, FunctionType
 from typing import Any, cast
 
 import torch
+from torch import is_grad_enabled
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from opgrip.capture.contexts import describe_autocast
+from opgrip.capture.contexts import describe_autocast, read_settings
 from opgrip.capture.places import BACKWARD, FORWARD, Place, is_running
 from opgrip.capture.predictions import LISTED, ONE, SEVERAL, TWO, Entry, Node, Predictions, sharing
 from opgrip.capture.recorder import Recorder
@@ -25,14 +26,17 @@ from opgrip.capture.torch_private import (
     NO_SEQUENCE,
     current_autograd_node,
     hide_from_compiler,
-    pin_storage,
+    pin,
     sequence_number,
     storage_address,
+    unpin,
 )
 from opgrip.traces.records import OPERATOR
 
 PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 NOTHING: Mapping[str, Any] = {}
+SWEEP = 256
+"""New storages after which those that are gone are looked for: soon, their addresses are in the processor's cache."""
 UNPAIRED = -(1 << 62)
 """Sequence number of a call in a backward pass whose node no forward call made."""
 
@@ -47,7 +51,7 @@ class RecordingMode(TorchDispatchMode):
     place : where the thread is; hooks change it by `enter` and `leave`
     rows : four integers a call: pair, start and end in ns, and sequence number of autograd, negative in a backward pass
     flows : the storages of each call's tensors, those that it took before those that it gave
-    started, current : of the operator call that was entered last: its start in ns, its node
+    last, started : of the operator call that was entered last: its node, its start in ns
     idle : calls are not recorded
     """
 
@@ -56,23 +60,32 @@ class RecordingMode(TorchDispatchMode):
     def __init__(self, recorder: Recorder) -> None:
         super().__init__()
         self.recorder = recorder
-        self.ident = get_ident()
-        # the engine's own threads are not Python's
-        self.thread_name = next((thread.name for thread in enumerate_threads() if thread.ident == self.ident), "autograd")
         self.place = recorder.places.at(autocast=describe_autocast())
-        self.rows: list[int] = []
-        self.flows: list[int] = []
-        self.started = 0
-        self.idle = False
-        self.predictions = Predictions()
-        self.last: Node = self.predictions.nowhere
-        self.current: Node = self.last
+        self.idle = recorder.idle
+        self._ahead = recorder.write_ahead
         self._around: list[tuple[int, Node]] = []
         self._in_backward = False
         self._before_backward = FORWARD
-        self._outer: list[tuple[object, Place, FrameType | None]] = []
-        self._storages = recorder.storages
-        self._numbers = recorder.storages.numbers
+        self._outer: list[tuple[object, Place]] = []
+        self._frames: list[tuple[object, FrameType]] = []
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin with empty tables where the program is."""
+        self.ident = get_ident()
+        # the engine's own threads are not Python's
+        names = (thread.name for thread in enumerate_threads() if thread.ident == self.ident)
+        self.thread_name = next(names, "autograd")
+        self.rows: list[int] = []
+        self.flows: list[int] = []
+        self.started = 0
+        self.predictions = Predictions()
+        self.last: Node = self.predictions.nowhere
+        self._settings = read_settings()
+        self._storages = self.recorder.storages
+        self._numbers = self._storages.numbers
+        self._new_number = self._storages.new_number
+        self._young = self._storages.young
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -98,26 +111,31 @@ class RecordingMode(TorchDispatchMode):
             else:
                 sequence = self._enter_backward(autograd_node)
             node = self.last.after
-            if node.func is func and (node.check_both(args, kwargs) if kwargs else node.check(args)):
-                layout, numbers = node.layout, self._numbers
+            if (
+                node.func is func
+                and node.grad is is_grad_enabled()
+                and (node.check_both(args, kwargs) if kwargs else node.check(args))
+            ):
+                layout, number = node.layout, self._numbers.get
                 if layout == ONE:
-                    memory = numbers.get(storage_address(args[0]))
+                    memory = number(storage_address(args[0]))
                     if memory is not None:
                         taken = (memory,)
                 elif layout == TWO:
-                    memory = numbers.get(storage_address(args[0]))
-                    other = numbers.get(storage_address(args[1]))
+                    memory, other = number(storage_address(args[0])), number(storage_address(args[1]))
                     if memory is not None and other is not None and (memory != other) is (node.sharing is None):
                         taken = (memory, other)
                 else:
                     taken = self._taken(node, args, kwargs)
             if taken is None:
                 node, taken = self._find(func, args, kwargs or NOTHING)
-            self.last = self.current = node
+            self.last = node
         except Exception as error:
             self.recorder.drop(str(func), error)
             return func(*args, **(kwargs or {}))
         self.started = start = perf_counter_ns()
+        if self._ahead:
+            self.recorder.write_now()
         try:
             result = node.op(*args, **kwargs) if kwargs else node.op(*args)
         except BaseException as error:
@@ -127,7 +145,20 @@ class RecordingMode(TorchDispatchMode):
         if node.layout and type(result) is torch.Tensor:
             try:
                 alias = node.alias
-                made = taken[alias] if alias >= 0 else self._storages.pinned(pin_storage(result))
+                if alias >= 0:
+                    made = taken[alias]
+                else:
+                    address = pin(result.untyped_storage())
+                    known = self._numbers.get(address)
+                    if known is None:
+                        # no other thread has this tensor yet
+                        made = self._numbers[address] = next(self._new_number)
+                        self._young.append(address)
+                        if len(self._young) > SWEEP:
+                            self._storages.sweep()
+                    else:
+                        made = known
+                        unpin(address)
                 self.flows.extend((*taken, made))
                 self.rows.extend((node.pair, start, end, sequence))
             except Exception as error:
@@ -140,17 +171,22 @@ class RecordingMode(TorchDispatchMode):
 
     def call(self, name: str, kind: str, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Record and run a function that the dispatcher does not see; what it calls in turn is inside it."""
+        if self.idle:
+            return function(*args, **kwargs)
         try:
             sequence = self._sequence()
             taken = self._storages_in(args, kwargs)
             entry = self._by_key(name, kind, args, kwargs, taken)
-            node = Node(entry, (), *self.recorder.point(entry.number, self.place, len(taken) + 1), None)
+            scope, pair = self.recorder.point(entry.number, self.place, len(taken) + 1)
+            node = Node(entry, (), scope, pair, None)
             self.enter(node, self.recorder.places.inside(self.place, name))
         except Exception as error:
             self.recorder.drop(name, error)
             return function(*args, **kwargs)
         start = perf_counter_ns()
         self._around.append((start, node))
+        if self._ahead:
+            self.recorder.write_now()
         result, raised = None, None
         try:
             result = function(*args, **kwargs)
@@ -174,7 +210,7 @@ class RecordingMode(TorchDispatchMode):
         last_written : start of the last call that was taken from `rows`
         """
         running = list(self._around)
-        started, current, rows = self.started, self.current, self.rows[-4:]
+        started, current, rows = self.started, self.last, self.rows[-4:]
         if started and started != (rows[1] if rows else last_written):
             running.append((started, current))
         return running
@@ -186,29 +222,41 @@ class RecordingMode(TorchDispatchMode):
         ----------
         frame : leaves the place when it ends, where nothing else tells that
         """
-        self._outer.append((token, self.place, frame))
+        self._outer.append((token, self.place))
+        if frame is not None:
+            self._frames.append((token, frame))
         self._go(place)
 
     def leave(self, token: object) -> None:
         """Go back to where the thread was before it entered with this token, and thereby leave all places within."""
-        while any(entered is token for entered, _, _ in self._outer):
-            entered, outer, _ = self._outer.pop()
-            if entered is token:
-                self._go(outer)
+        outer = self._outer
+        if not outer or outer[-1][0] is not token:
+            if all(entered is not token for entered, _ in outer):
                 return
+            while outer[-1][0] is not token:
+                outer.pop()
+        self._go(outer.pop()[1])
+        if self._frames and self._frames[-1][0] is token:
+            self._frames.pop()
 
     def set_autocast(self, autocast: str) -> None:
         """Take note of what autocast is on for in this thread."""
         self._go(self.recorder.places.autocast(self.place, autocast))
 
+    def look_at_settings(self) -> None:
+        """Notice that settings of torch were changed, which the scopes of calls to come refer to."""
+        settings = read_settings()
+        if settings != self._settings:
+            self._settings = settings
+            self.predictions.forget_nodes()
+            self.last = self.predictions.nowhere
+
     def settle(self) -> None:
         """Notice that a backward pass, or a step that failed, is over."""
         if self._in_backward and current_autograd_node() is None:
             self._leave_backward()
-        for token, _, frame in self._outer:
-            if frame is not None and not is_running(frame):
-                self.leave(token)
-                return
+        while self._frames and not is_running(self._frames[-1][1]):
+            self.leave(self._frames[-1][0])
 
     def _go(self, place: Place) -> None:
         self.place = place
@@ -239,14 +287,18 @@ class RecordingMode(TorchDispatchMode):
 
     def _taken(self, node: Node, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> Storages | None:
         """The storages of a call's tensors; None where they share memory in another way than the node's."""
-        number = self._storages.number
+        number = self._numbers.get
         if node.layout == SEVERAL:
-            taken = tuple([number(args[place]) for place in node.places])
+            taken = [number(storage_address(args[place])) for place in node.places]
         elif node.layout == LISTED:
-            taken = tuple([number(item) for item in args[0]])
+            taken = [number(storage_address(item)) for item in args[0]]
         else:
-            taken = self._storages_in(args, kwargs or NOTHING)
-        return taken if sharing(taken) == node.sharing else None
+            taken = list(self._storages_in(args, kwargs or NOTHING))
+        if None in taken:
+            return None
+        alone = len(set(taken)) == len(taken)
+        known = cast(Storages, tuple(taken))
+        return known if (alone and node.sharing is None) or (not alone and sharing(known) == node.sharing) else None
 
     def _storages_in(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Storages:
         return tuple([self._storages.number(tensor) for tensor in tensors_in((*args, *kwargs.values()))])
@@ -260,7 +312,7 @@ class RecordingMode(TorchDispatchMode):
             entry = self._by_key(func, OPERATOR, args, kwargs, taken)
         place, number = self.place, entry.number
         point = lambda: self.recorder.point(number, place, len(taken) + 1)  # noqa: E731
-        return self.predictions.node(self.last, place, entry, point), taken
+        return self.predictions.node(self.last, place, entry, is_grad_enabled(), point), taken
 
     def _by_key(self, func: Any, kind: str, args: Any, kwargs: Any, taken: Storages) -> Entry:
         number = self.recorder.signature(func, kind, args, kwargs)

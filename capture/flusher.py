@@ -4,36 +4,60 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from time import perf_counter_ns, sleep
 from types import TracebackType
 
 from opgrip.capture.blocks import Blocks
 from opgrip.capture.recorder import Recorder, listed
-from opgrip.traces.records import End
-from opgrip.traces.writer import TraceWriter
+from opgrip.traces.records import End, Record
+from opgrip.traces.writer import TraceWriter, encode_line
 
 INTERVAL_S = 0.5
 PAUSE_S = 50e-6
 
 
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Where a recording ends although the program goes on: after so many calls, or bytes before compression."""
+
+    calls: int | None = None
+    bytes: int | None = None
+
+
 class Flusher:
     """A thread that writes what a recorder has while it is entered, and the rest at the end.
+
+    Parameters
+    ----------
+    open_writer : begins the file, when there is something to write
 
     Attributes
     ----------
     failure : what stopped the writing, None where nothing did
     discarded : leave no file
+    reached : the limit that ended the recording, None where none did
     """
 
-    def __init__(self, recorder: Recorder, writer: TraceWriter) -> None:
+    def __init__(self, recorder: Recorder, open_writer: Callable[[], TraceWriter], limits: Limits = Limits()) -> None:
         self.recorder = recorder
-        self.writer = writer
+        self.limits = limits
+        self.writer: TraceWriter | None = None
         self.failure: Exception | None = None
         self.discarded = False
+        self.reached: str | None = None
         self.blocks = Blocks(recorder)
+        self._open_writer = open_writer
         self._writing = threading.Lock()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="opgrip-flusher", daemon=True)
+
+    def open(self) -> TraceWriter:
+        """The file's writer, made where there is none."""
+        if self.writer is None:
+            self.writer = self._open_writer()
+        return self.writer
 
     def __enter__(self) -> Flusher:
         self._thread.start()
@@ -42,9 +66,6 @@ class Flusher:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if os.getpid() != self.recorder.pid:
-            # a fork has neither the thread nor the file
-            return
         self._stop.set()
         self._thread.join()
         self.finish()
@@ -61,20 +82,15 @@ class Flusher:
             return
         with self._writing:
             try:
-                more = True
-                while more:
-                    more = False
-                    for mode, rows, flows in self.blocks.take():
-                        more = True
-                        records = list(self.blocks.records(mode, rows, flows))
-                        # after the calls are known: what they refer to is in these
-                        self.writer.write_lines(self.recorder.take_pending())
-                        for record in records:
-                            self.writer.write(record)
+                while self.reached is None and (taken := self.blocks.take(self._room())):
+                    for mode, rows, flows in taken:
+                        self._write(self.blocks.records(mode, rows, flows))
                         if pause_s:
                             sleep(pause_s)
-                self.writer.write_lines(self.recorder.take_pending())
-                self.writer.flush()
+                    self._look_at_limits()
+                if self.writer is not None or self.recorder.pending:
+                    self._write(())
+                    self.open().flush()
             except Exception as error:
                 self.failure = error
 
@@ -82,21 +98,39 @@ class Flusher:
         """Write which calls the threads are in."""
         with self._writing:
             try:
-                records = list(self.blocks.running())
-                self.writer.write_lines(self.recorder.take_pending())
-                for record in records:
-                    self.writer.write(record)
-                self.writer.flush()
+                running = list(self.blocks.running())
+                if running and self.reached is None:
+                    self._write(running)
+                    self.open().flush()
             except Exception as error:
                 self.failure = error
+
+    def _write(self, records: Iterable[Record]) -> None:
+        lines = [encode_line(record) for record in records]
+        # what the records refer to was known by then, and goes before them
+        self.open().write_lines(self.recorder.take_pending())
+        self.open().write_lines(b"".join(lines))
+
+    def _room(self) -> int | None:
+        return None if self.limits.calls is None else self.limits.calls - self.blocks.calls
+
+    def _look_at_limits(self) -> None:
+        calls, size = self.limits.calls, self.limits.bytes
+        if calls is not None and self.blocks.calls >= calls:
+            self.reached = f"{calls} calls"
+        elif size is not None and self.open().bytes_written >= size:
+            self.reached = f"{size} bytes"
+        if self.reached is not None:
+            self.recorder.stop()
 
     def finish(self) -> None:
         """Write all that is left and the closing record; or leave no file, where the capture was discarded."""
         if self.discarded:
-            self.writer.discard()
+            if self.writer is not None:
+                self.writer.discard()
             return
         self.flush()
-        if self.failure is not None:
+        if self.failure is not None or self.writer is None:
             return
         recorder = self.recorder
         end = End(
@@ -106,6 +140,7 @@ class Flusher:
             dropped=listed(recorder.dropped),
             passed_by=listed(recorder.passed_by),
             without_values=listed(recorder.without_values),
+            stopped=self.reached,
         )
         try:
             self.writer.write(end)
@@ -118,5 +153,4 @@ class Flusher:
         with self.recorder.own_work():
             while not self._stop.wait(INTERVAL_S):
                 self.flush(PAUSE_S)
-                self.recorder.storages.sweep()
                 self.write_running()

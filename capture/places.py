@@ -13,6 +13,7 @@ from torch import nn
 
 FORWARD, BACKWARD, OPTIMIZER = "forward", "backward", "optimizer"
 
+_CALLS_FORWARD = nn.Module._call_impl.__code__
 _OWN_FOLDERS = (str(Path(torch.__file__).parent) + os.sep, str(Path(__file__).parent) + os.sep)
 
 
@@ -116,10 +117,11 @@ class CallSites:
 def innermost_module() -> nn.Module | None:
     """The module that the innermost method on this thread's stack belongs to.
 
-    Hooks tell of calls of modules; of a method such as `head.loss()`, only the stack does.
+    Hooks tell of calls of modules; of a method such as `head.loss()`, only the stack does. It is looked at as far as the
+    call that hooks told of.
     """
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
+    while frame is not None and frame.f_code is not _CALLS_FORWARD:
         names = frame.f_code.co_varnames
         if names and names[0] == "self" and frame.f_trace is None:
             variables = frame.f_locals

@@ -10,6 +10,7 @@ also tells the source line of the call.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -20,12 +21,17 @@ from opgrip.capture.torch_private import Check, arguments_check, keywords_check
 
 HISTORY = 6
 """Signatures that tell one point of a program from another."""
-CANDIDATES = 4
+CANDIDATES = 3
 """Signatures of an operator that are tried before the key is built."""
 MOST_NODES = 100_000
 """Nodes kept for a thread; beyond these, points are not remembered."""
+SIGHTINGS = 6
+"""Calls of a signature before a test is made for it, which costs as much as some lookups by key."""
 MOST_TESTS = 3
-"""Tests made for one signature, of which one can hold under another state of the dispatcher."""
+"""Tests made for one signature: one may fail under another state of the dispatcher."""
+
+Point = tuple[Place, bool, tuple[int, ...]]
+"""Place, whether gradients are on, history."""
 
 CAREFUL, ONE, TWO, SEVERAL, LISTED = range(5)
 """Where a call's tensors are: anywhere; the first argument; the first two; some arguments; in the list that is first."""
@@ -74,19 +80,31 @@ class Node(Entry):
     ----------
     after : the node that followed last time
     history : the last signatures, this one included
+    grad : whether gradients are on
+    turns : the nodes to go on from where the program goes to another place
     scope : number of its scope
     pair : the number that its calls carry where they give one tensor
     """
 
-    __slots__ = ("after", "history", "pair", "scope")
+    __slots__ = ("after", "grad", "history", "pair", "scope", "turns")
 
-    def __init__(self, entry: Entry, history: tuple[int, ...], scope: int, pair: int, after: Node | None) -> None:
+    def __init__(
+        self,
+        entry: Entry,
+        history: tuple[int, ...],
+        scope: int,
+        pair: int,
+        after: Node | None,
+        grad: bool = False,
+    ) -> None:
         for name in Entry.__slots__:
             setattr(self, name, getattr(entry, name))
         self.history = history
         self.scope = scope
         self.pair = pair
+        self.grad = grad
         self.after = after or self
+        self.turns: dict[Place, Node] = {}
 
 
 class Predictions:
@@ -96,18 +114,21 @@ class Predictions:
         self.nowhere = Node(Entry(-1, None), (), -1, -1, None)
         self._recent: dict[int, list[Entry]] = {}
         self._entries: dict[int, Entry] = {}
-        self._tests: dict[int, int] = {}
-        self._nodes: dict[tuple[Place, tuple[int, ...]], Node] = {}
+        self._sightings: Counter[int] = Counter()
+        self._tests: Counter[int] = Counter()
+        self._nodes: dict[Point, Node] = {}
 
     def start_of(self, place: Place, last: Node) -> Node:
         """The node that predicts what comes first after the program has come to another place."""
-        history = last.history[-2:]
-        key = (place, (-1, *history))
-        node = self._nodes.get(key)
-        if node is None:
-            node = Node(self.nowhere, history, -1, -1, self.nowhere)
-            self._keep(key, node)
-        return node
+        start = last.turns.get(place)
+        if start is None:
+            history = last.history[-2:]
+            start = self._nodes.get((place, False, (-1, *history)))
+            if start is None:
+                start = Node(self.nowhere, history, -1, -1, self.nowhere)
+                self._keep((place, False, (-1, *history)), start)
+            last.turns[place] = start
+        return start
 
     def recent(
         self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], storages: tuple[int, ...]
@@ -126,8 +147,12 @@ class Predictions:
         entry = self._entries.get(number)
         if entry is None:
             entry = self._entries[number] = Entry(number, func, sharing(storages))
-        if self._tests.get(number, 0) < MOST_TESTS:
-            self._tests[number] = self._tests.get(number, 0) + 1
+        self._sightings[number] += 1
+        if self._sightings[number] < SIGHTINGS:
+            return entry
+        holds = entry.check_both(args, kwargs) if kwargs else entry.check(args)
+        if not holds and self._tests[number] < MOST_TESTS:
+            self._tests[number] += 1
             add_tests(entry, args, kwargs)
         recent = self._recent.setdefault(id(func), [])
         if entry in recent:
@@ -136,32 +161,39 @@ class Predictions:
         del recent[CANDIDATES:]
         return entry
 
-    def node(self, last: Node, place: Place, entry: Entry, point: Callable[[], tuple[int, int]]) -> Node:
+    def node(self, last: Node, place: Place, entry: Entry, grad: bool, point: Callable[[], tuple[int, int]]) -> Node:
         """The node that an entry is at after another one.
 
         Parameters
         ----------
+        grad : whether gradients are on
         point : gives scope and pair of a new one
         """
         history = (*last.history, entry.number)[-HISTORY:]
-        node = self._nodes.get((place, history))
+        node = self._nodes.get((place, grad, history))
         if node is None or node.check is not entry.check or node.check_both is not entry.check_both:
             known = node
             scope, pair = point() if known is None else (known.scope, known.pair)
-            node = Node(entry, history, scope, pair, self.nowhere)
-            if entry.layout != CAREFUL or entry.check is not never or entry.check_both is not never:
-                self._keep((place, history), node)
+            node = Node(entry, history, scope, pair, self.nowhere, grad)
+            if entry.number in self._entries:
+                # met before, so it may well come again
+                self._keep((place, grad, history), node)
         last.after = node
         return node
 
-    def _keep(self, key: tuple[Place, tuple[int, ...]], node: Node) -> None:
+    def forget_nodes(self) -> None:
+        """Begin anew with all points, whose scopes may be others now."""
+        self.nowhere = Node(Entry(-1, None), (), -1, -1, None)
+        self._nodes.clear()
+
+    def _keep(self, key: Point, node: Node) -> None:
         if len(self._nodes) < MOST_NODES:
             self._nodes[key] = node
 
 
 def add_tests(entry: Entry, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
     """Give an entry the tests that hold for these arguments, and the layout of its tensors."""
-    check = arguments_check(args)
+    check = arguments_check(args, _has_typed_lists(entry.func))
     if check is None:
         return
     if kwargs:
@@ -181,6 +213,12 @@ def add_tests(entry: Entry, args: Sequence[Any], kwargs: Mapping[str, Any]) -> N
         entry.places = places
     if entry.layout in (ONE, TWO, SEVERAL):
         entry.alias = _alias(entry.func, places)
+
+
+def _has_typed_lists(func: Any) -> bool:
+    """Whether what an operator takes as a list of whole numbers holds nothing else that is equal to one."""
+    schema = getattr(func, "_schema", None)
+    return schema is not None and all("Scalar[]" not in str(argument.type) for argument in schema.arguments)
 
 
 def _has_tensors(values: Sequence[Any]) -> bool:

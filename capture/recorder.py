@@ -36,8 +36,9 @@ class Recorder:
 
     Parameters
     ----------
-    stack_depth : source lines kept of a scope
     make_mode : makes the mode of a thread that has none
+    stack_depth : source lines kept of a scope
+    write_ahead : `write_now` is called before every call runs
 
     Attributes
     ----------
@@ -47,22 +48,31 @@ class Recorder:
     pairs : signature, scope and number of tensors that a pair's number stands for
     """
 
-    def __init__(self, make_mode: Callable[[Recorder], RecordingMode], stack_depth: int = 1) -> None:
+    def __init__(
+        self, make_mode: Callable[[Recorder], RecordingMode], stack_depth: int = 1, write_ahead: bool = False
+    ) -> None:
+        self.places = Places()
+        self.path_of: Callable[[nn.Module], str | None] = lambda module: None
+        self.write_ahead = write_ahead
+        self.write_now: Callable[[], None] = lambda: None
+        self.idle = False
+        self._make_mode = make_mode
+        self._sites = CallSites(stack_depth)
+        self._here = threading.local()
+        self.modes: list[RecordingMode] = []
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin with empty tables, as a forked process does, of whose threads this one alone is left."""
         self.started_ns = perf_counter_ns()
         self.pid = os.getpid()
-        self.places = Places()
         self.storages = Storages()
-        self.modes: list[RecordingMode] = []
         self.pending: list[bytes] = []
         self.pairs: list[tuple[int, int, int]] = []
         self.dropped: Counter[tuple[str, str]] = Counter()
         self.passed_by: Counter[tuple[str, str]] = Counter()
         self.without_values: Counter[tuple[str, str]] = Counter()
         self.signatures_closed = 0
-        self.path_of: Callable[[nn.Module], str | None] = lambda module: None
-        self._make_mode = make_mode
-        self._sites = CallSites(stack_depth)
-        self._here = threading.local()
         self._signatures: dict[Hashable, int] = {}
         self._open: dict[int, Signature] = {}
         self._scopes: dict[Hashable, int] = {}
@@ -72,6 +82,28 @@ class Recorder:
         self._values: dict[str, int] = {}
         self._own_work: set[int] = set()
         self._new = threading.RLock()
+        self._stopped = False
+        here: RecordingMode | None = getattr(self._here, "mode", None)
+        self._here = threading.local()
+        self.modes[:] = []
+        if here is not None:
+            self._here.mode = here
+            self.modes.append(here)
+            here.begin()
+
+    def set_idle(self, idle: bool) -> None:
+        """Record calls, or let them pass."""
+        self.idle = idle or self._stopped
+        for mode in self.modes:
+            mode.idle = self.idle
+
+    def stop(self) -> None:
+        """Record no more, and forget what was not written."""
+        self._stopped = True
+        self.set_idle(True)
+        for mode in self.modes:
+            mode.rows.clear()
+            mode.flows.clear()
 
     def mode_here(self) -> RecordingMode:
         """The mode that records this thread."""
@@ -197,9 +229,9 @@ class Recorder:
 
     def _refined(self, place: Place) -> Place:
         """The place, in the module whose method runs where that is not the one that was called."""
-        module = innermost_module()
+        module = innermost_module() if place.module_type else None
         path = None if module is None else self.path_of(module)
-        if path is None or path == place.module or not place.module_type:
+        if path is None or path == place.module:
             return place
         return self.places.module(place, path, type(module).__name__)
 

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
-from types import TracebackType
-from typing import Any
+from types import FunctionType, TracebackType
+from typing import Any, cast
 from weakref import ref
 
 import torch
 from torch import nn
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from opgrip.capture.contexts import describe_autocast
-from opgrip.capture.places import OPTIMIZER
+from opgrip.capture.dispatch import RecordingMode
+from opgrip.capture.places import OPTIMIZER, Place
 from opgrip.capture.recorder import Recorder
+from opgrip.capture.torch_private import hide_from_compiler
 
 
 class ModulePaths:
@@ -66,22 +68,18 @@ class ScopeWatch:
     def __init__(self, recorder: Recorder, model: nn.Module | None = None) -> None:
         self.recorder = recorder
         self._paths = ModulePaths(model)
+        # where calling a module from a place leads to
+        self._places: dict[tuple[int, Place], tuple[ref[nn.Module], Place]] = {}
         self._hooks = ExitStack()
         recorder.path_of = self._paths.of
 
     def __enter__(self) -> ScopeWatch:
-        hooks = (
-            register_module_forward_pre_hook(self._enter_module),
-            register_module_forward_hook(self._leave_module, always_call=True),
-            register_optimizer_step_pre_hook(self._enter_optimizer),
-            register_optimizer_step_post_hook(self._leave_optimizer),
-        )
-        for hook in hooks:
-            self._hooks.callback(hook.remove)
+        self._hooks.callback(register_optimizer_step_pre_hook(self._enter_optimizer).remove)
+        self._hooks.callback(register_optimizer_step_post_hook(self._leave_optimizer).remove)
+        # torch's hooks around forward cost three times as much
+        self._replace(nn.Module, "__call__", self._watching_call)
         for name in ("__enter__", "__exit__"):
-            original = getattr(torch.autocast, name)
-            setattr(torch.autocast, name, self._watching_autocast(original))
-            self._hooks.callback(setattr, torch.autocast, name, original)
+            self._replace(torch.autocast, name, self._watching_autocast)
         return self
 
     def __exit__(
@@ -89,26 +87,48 @@ class ScopeWatch:
     ) -> None:
         self._hooks.close()
 
-    def _enter_module(self, module: nn.Module, inputs: Any) -> None:
+    def _replace(self, owner: type, name: str, watching: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+        original = getattr(owner, name)
+        setattr(owner, name, watching(original))
+        self._hooks.callback(setattr, owner, name, original)
+
+    def _watching_call(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        enter = self._enter_module
+
+        def watched(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            mode = enter(module)
+            try:
+                return original(module, *args, **kwargs)
+            finally:
+                if mode is not None:
+                    mode.leave(module)
+
+        hide_from_compiler(cast(FunctionType, watched))
+        return functools.wraps(original)(watched)
+
+    def _enter_module(self, module: nn.Module) -> RecordingMode | None:
         try:
             mode = self.recorder.mode_here()
             mode.settle()
             place = mode.place
-            path = self._paths.called(module, place.module if place.module_type else None)
-            mode.enter(module, self.recorder.places.module(place, path, type(module).__name__))
+            there = self._places.get((id(module), place))
+            if there is None or there[0]() is not module:
+                path = self._paths.called(module, place.module if place.module_type else None)
+                there = (ref(module), self.recorder.places.module(place, path, type(module).__name__))
+                self._places[id(module), place] = there
+            if not place.module_type:
+                mode.look_at_settings()
+            mode.enter(module, there[1])
+            return mode
         except Exception as error:
             self.recorder.drop("module scope", error)
-
-    def _leave_module(self, module: nn.Module, inputs: Any, result: Any) -> None:
-        try:
-            self.recorder.mode_here().leave(module)
-        except Exception as error:
-            self.recorder.drop("module scope", error)
+            return None
 
     def _enter_optimizer(self, optimizer: Any, *ignored: Any) -> None:
         try:
             mode = self.recorder.mode_here()
             mode.settle()
+            mode.look_at_settings()
             # the frame that runs the step: if that fails, no hook tells
             mode.enter(optimizer, self.recorder.places.phase(mode.place, OPTIMIZER), sys._getframe(1))
         except Exception as error:

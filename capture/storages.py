@@ -11,11 +11,11 @@ from itertools import count
 
 import torch
 
-from opgrip.capture.torch_private import pin_storage, storage_address, storage_is_gone, unpin_storage
+from opgrip.capture.torch_private import pin, storage_address, storage_is_gone, unpin
 from opgrip.traces.records import NO_STORAGE
 
 OLD_SWEEPS = 20
-"""Storages that have lived through one sweep are looked at again at every so many."""
+"""Storages that have lived through one sweep are looked at again at every so many, if they have doubled in number."""
 
 
 class Storages:
@@ -23,14 +23,19 @@ class Storages:
 
     Attributes
     ----------
-    numbers : number of each pinned address; the hot path looks here
+    numbers : number of each pinned address
+    new_number : the numbers to come
+    young : the addresses that were pinned since the last sweep
+
+    The hot path reads and adds to these itself.
     """
 
     def __init__(self) -> None:
         self.numbers: dict[int, int] = {}
-        self._counter = count()
-        self._young: list[int] = []
+        self.new_number = count()
+        self.young: list[int] = []
         self._old: list[int] = []
+        self._old_alive = 0
         self._sweeps = 0
         self._sweeping = threading.Lock()
 
@@ -38,42 +43,44 @@ class Storages:
         """The number of a tensor's storage, a new one where it has none; `NO_STORAGE` for a tensor without one."""
         try:
             known = self.numbers.get(storage_address(tensor))
-            return self.pinned(pin_storage(tensor)) if known is None else known
+            return self._first(pin(tensor.untyped_storage())) if known is None else known
         except (RuntimeError, NotImplementedError):
             # sparse layouts, and subclasses that are no memory themselves
             return NO_STORAGE
 
-    def pinned(self, address: int) -> int:
-        """The number of a storage that was just pinned."""
-        known = self.numbers.get(address)
-        if known is None:
-            number = next(self._counter)
-            known = self.numbers.setdefault(address, number)
-            if known == number:
-                self._young.append(address)
-                return number
-        # pinned before: once is enough
-        unpin_storage(address)
-        return known
-
     def sweep(self) -> None:
         """Forget the storages that are gone, and let their addresses be used again."""
-        with self._sweeping:
+        if not self._sweeping.acquire(blocking=False):
+            return
+        try:
             self._sweeps += 1
-            young = len(self._young)
-            self._old += self._forget(self._young[:young])
-            del self._young[:young]
-            if self._sweeps % OLD_SWEEPS == 0:
+            known = len(self.young)
+            self._old += self._forget(self.young[:known])
+            del self.young[:known]
+            if self._sweeps % OLD_SWEEPS == 0 and len(self._old) > 2 * self._old_alive:
                 self._old = self._forget(self._old)
+                self._old_alive = len(self._old)
+        finally:
+            self._sweeping.release()
 
     def close(self) -> None:
         """Forget all storages."""
         with self._sweeping:
-            for address in [*self._young, *self._old]:
+            for address in [*self.young, *self._old]:
                 del self.numbers[address]
-                unpin_storage(address)
-            self._young.clear()
+                unpin(address)
+            self.young.clear()
             self._old.clear()
+
+    def _first(self, address: int) -> int:
+        number = next(self.new_number)
+        known = self.numbers.setdefault(address, number)
+        if known == number:
+            self.young.append(address)
+        else:
+            # another thread was faster: pinned once is enough
+            unpin(address)
+        return known
 
     def _forget(self, addresses: list[int]) -> list[int]:
         alive = []
@@ -81,7 +88,7 @@ class Storages:
             if storage_is_gone(address):
                 # first the number: once unpinned, the address may be another storage's
                 del self.numbers[address]
-                unpin_storage(address)
+                unpin(address)
             else:
                 alive.append(address)
         return alive

@@ -47,14 +47,11 @@ storage_address: Callable[[torch.Tensor], int] = getattr(torch._C, "_storage_add
 """The address of a tensor's storage object: the same for all tensors that live in the same memory."""
 
 
-def pin_storage(tensor: torch.Tensor) -> int:
-    """The address of a tensor's storage object, which no other gets until `unpin_storage`. Keeps no memory alive."""
-    address: int = tensor.untyped_storage()._weak_ref()
-    return address
+pin: Callable[[torch.UntypedStorage], int] = torch.UntypedStorage._weak_ref
+"""The address of a storage object, which no other gets until `unpin`. Keeps no memory alive."""
 
-
-unpin_storage: Callable[[int], None] = torch.UntypedStorage._free_weak_ref
-"""Give back an address that `pin_storage` gave, as often as it did."""
+unpin: Callable[[int], None] = torch.UntypedStorage._free_weak_ref
+"""Give back an address that `pin` gave, as often as it did."""
 
 storage_is_gone: Callable[[int], bool] = torch.UntypedStorage._expired
 """Whether the storage of a pinned address has been freed."""
@@ -83,12 +80,16 @@ def unobserved() -> Iterator[None]:
         yield
 
 
-def arguments_check(args: Sequence[Any]) -> Check | None:
-    """A compiled test of whether other arguments have the same metadata and scalars, under the same global state.
+def arguments_check(args: Sequence[Any], typed_lists: bool = False) -> Check | None:
+    """A compiled test of whether other arguments have the same metadata and scalars.
 
     It tells what a signature tells, but for memory that arguments share: class, dtype, device, layout, shape, stride,
-    offset, `requires_grad`, conjugation and negation of tensors, type and value of all else; and gradient and inference
-    mode, autocast, deterministic and TF32 settings, number of threads. It never says yes where one of these differs.
+    offset, `requires_grad`, conjugation and negation of tensors, type and value of all else. It never says yes where
+    one of these differs. It may say no where all are the same, under another state of the dispatcher.
+
+    Parameters
+    ----------
+    typed_lists : where one call has a list of whole numbers, all have; a cheaper test will do
 
     Returns
     -------
@@ -99,8 +100,7 @@ def arguments_check(args: Sequence[Any]) -> Check | None:
         return None
     try:
         root = _guards.RootGuardManager()
-        root.add_global_state_guard(_guards.GlobalStateGuard(), [""], None)
-        if not _add_items(root, root.tuple_getitem_manager, args):
+        if not _add_items(root, root.tuple_getitem_manager, args, typed_lists):
             return None
         check: Check = root.check
         return check if check(tuple(args)) else None
@@ -118,7 +118,7 @@ def keywords_check(kwargs: Mapping[str, Any]) -> Check | None:
         root.add_dict_length_check_guard(len(kwargs), [""], None)
         for name, value in kwargs.items():
             child = root.dict_getitem_manager(name, name, value, _plain_manager())
-            if not _add_value(child, value):
+            if not _add_value(child, value, False):
                 return None
         check: Check = root.check
         return check if check(kwargs) else None
@@ -132,13 +132,15 @@ def _plain_manager() -> Any:
     return GuardManagerType.GUARD_MANAGER
 
 
-def _add_items(manager: Any, child_at: Callable[..., Any], items: Sequence[Any]) -> bool:
+def _add_items(manager: Any, child_at: Callable[..., Any], items: Sequence[Any], typed_lists: bool) -> bool:
     manager.add_length_check_guard(len(items), [""], None)
     kind = _plain_manager()
-    return all(_add_value(child_at(place, str(place), item, kind), item) for place, item in enumerate(items))
+    return all(
+        _add_value(child_at(place, str(place), item, kind), item, typed_lists) for place, item in enumerate(items)
+    )
 
 
-def _add_value(manager: Any, value: Any) -> bool:
+def _add_value(manager: Any, value: Any, typed_lists: bool) -> bool:
     kind = type(value)
     if kind in _PLAIN:
         return _add_tensor(manager, value)
@@ -151,9 +153,12 @@ def _add_value(manager: Any, value: Any) -> bool:
         if value == 0:
             sign = math.copysign(1.0, value)
             manager.add_lambda_guard(lambda other: math.copysign(1.0, other) == sign, [""], None)
+    elif kind is list and typed_lists and all(type(item) is int for item in value):
+        manager.add_equals_match_guard(value, [""], None)
     elif kind is list or kind is tuple:
         manager.add_type_match_guard(id(kind), [""], None)
-        return _add_items(manager, manager.list_getitem_manager if kind is list else manager.tuple_getitem_manager, value)
+        child_at = manager.list_getitem_manager if kind is list else manager.tuple_getitem_manager
+        return _add_items(manager, child_at, value, typed_lists)
     else:
         return False
     return True

@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from itertools import count
 from pathlib import Path
 from typing import IO
 
 from opgrip.traces.errors import UserError
+
+_parts = count()
 
 
 def partial_path(path: Path) -> Path:
@@ -16,7 +19,7 @@ def partial_path(path: Path) -> Path:
     # a link stays one: what it points to is replaced
     path = path.resolve()
     stem, dot, suffixes = path.name.partition(".")
-    return path.with_name(f"{stem}.part{os.getpid()}{dot}{suffixes}")
+    return path.with_name(f"{stem}.part{os.getpid()}-{next(_parts)}{dot}{suffixes}")
 
 
 def check_writable(path: Path, force: bool) -> None:
@@ -37,20 +40,20 @@ def create(path: Path, force: bool) -> IO[bytes]:
     """The open temporary file of `path`; `commit` gives it its name."""
     check_writable(path, force)
     try:
-        return partial_path(path).open("wb")
+        return partial_path(path).open("xb")
     except OSError as error:
         raise UserError(f"{path} cannot be written", (error.strerror or str(error)).lower()) from error
 
 
-def commit(path: Path) -> None:
-    """Give the written and closed temporary file its name."""
-    partial_path(path).replace(path.resolve())
+def commit(file: IO[bytes], path: Path) -> None:
+    """Give a written and closed temporary file its name."""
+    Path(file.name).replace(path.resolve())
 
 
-def discard(path: Path) -> None:
-    """Remove the temporary file, if it is there."""
+def discard(file: IO[bytes]) -> None:
+    """Remove a temporary file, if it is there."""
     with suppress(OSError):
-        partial_path(path).unlink()
+        Path(file.name).unlink()
 
 
 @contextmanager
@@ -61,6 +64,6 @@ def whole_file(path: Path, force: bool) -> Iterator[IO[bytes]]:
         with file:
             yield file
     except BaseException:
-        discard(path)
+        discard(file)
         raise
-    commit(path)
+    commit(file, path)

@@ -180,6 +180,7 @@ class End:
     duration_ns : of the whole capture
     dropped : calls that are not in the trace
     passed_by : calls that are in the trace as those that they were made of
+    stopped : the limit that ended the recording while the program went on; None where none did
     without_values : tensors that are, without a value model
     """
 
@@ -189,6 +190,7 @@ class End:
     dropped: list[Dropped] = field(default_factory=list)
     passed_by: list[Dropped] = field(default_factory=list)
     without_values: list[Dropped] = field(default_factory=list)
+    stopped: str | None = None
 
 
 T = TypeVar("T")
@@ -351,9 +353,7 @@ def _calls_from_json(form: Mapping[str, Json]) -> Calls:
     storages = decode_storages(_integers(form.get("storages", [])), newest)
     if tensors and (len(tensors) != len(starts) or min(tensors) < 0 or sum(tensors) != len(storages)):
         raise FormatError("a block of calls whose storages are not those of its calls")
-    return Calls(
-        _integer(form["thread"]), columns[0], columns[1], starts, columns[3], tensors, storages, newest
-    )
+    return Calls(_integer(form["thread"]), columns[0], columns[1], starts, columns[3], tensors, storages, newest)
 
 
 FAR = 999
@@ -413,6 +413,8 @@ def _end_to_json(record: End) -> dict[str, Json]:
     form: dict[str, Json] = {"type": "end", "calls": record.calls, "signatures": record.signatures}
     form |= {"duration_ns": record.duration_ns, "dropped": _dropped_to_json(record.dropped)}
     form["passed_by"] = _dropped_to_json(record.passed_by)
+    if record.stopped is not None:
+        form["stopped"] = record.stopped
     return form | {"without_values": _dropped_to_json(record.without_values)}
 
 
@@ -428,6 +430,7 @@ def _end_from_json(form: Mapping[str, Json]) -> End:
         dropped=_dropped_from_json(form["dropped"]),
         passed_by=_dropped_from_json(form.get("passed_by", [])),
         without_values=_dropped_from_json(form.get("without_values", [])),
+        stopped=_optional(_text, form.get("stopped")),
     )
 
 
@@ -494,5 +497,5 @@ _FIELDS: dict[str, set[str]] = {
         "newest",
     },
     "entered": {"type", "thread", "start_ns", "scope", "signature", "opened"},
-    "end": {"type", "calls", "signatures", "duration_ns", "dropped", "passed_by", "without_values"},
+    "end": {"type", "calls", "signatures", "duration_ns", "dropped", "passed_by", "without_values", "stopped"},
 }

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import cast
+from typing import IO, cast
 
 from opgrip.traces.output import commit, create, discard
 from opgrip.traces.records import Header, Record, to_json
@@ -36,11 +38,18 @@ class TraceWriter:
         self.path = None if str(path) == "-" else Path(path)
         # not sys.stdout: a command that writes a trace there sends all else to stderr
         self._sink = cast(ByteSink, sys.__stdout__.buffer)  # type: ignore[union-attr]
+        self._file: IO[bytes] | None = None
         if self.path is not None:
-            self._sink = compress_to(create(self.path, force), self.path.name)
+            self._file = create(self.path, force)
         self.bytes_written = 0
-        self.write(header)
-        self.flush()
+        try:
+            if self._file is not None and self.path is not None:
+                self._sink = compress_to(self._file, self.path.name)
+            self.write(header)
+            self.flush()
+        except BaseException:
+            self.discard()
+            raise
 
     def write(self, record: Record) -> None:
         """Add a record."""
@@ -61,13 +70,22 @@ class TraceWriter:
             self._sink.flush()
             return
         self._sink.close()
-        commit(self.path)
+        assert self._file is not None
+        commit(self._file, self.path)
 
     def discard(self) -> None:
         """Leave no file."""
-        if self.path is not None:
-            self._sink.close()
-            discard(self.path)
+        if self._file is not None:
+            with suppress(OSError):
+                self._sink.close()
+            discard(self._file)
+
+    def abandon(self) -> None:
+        """Let nothing that this process still holds of the file reach it: after a fork, it is the parent's."""
+        if self._file is not None:
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, self._file.fileno())
+            os.close(nowhere)
 
     def __enter__(self) -> TraceWriter:
         return self

@@ -1,0 +1,55 @@
+"""Threads that the program starts: each gets a mode of its own."""
+
+from __future__ import annotations
+
+import threading
+from types import TracebackType
+
+from opgrip.capture.recorder import Recorder
+
+
+class ThreadWatch:
+    """While it is entered, threads that are started with `threading.Thread` record their calls.
+
+    Those that ran before are not seen, nor those of other libraries' own making.
+    """
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder = recorder
+        self._start = threading.Thread.start
+
+    def __enter__(self) -> ThreadWatch:
+        self._start = start = threading.Thread.start
+
+        def watched_start(thread: threading.Thread) -> None:
+            if not self.recorder.at_own_work():
+                self._watch(thread)
+            start(thread)
+
+        threading.Thread.start = watched_start  # type: ignore[method-assign]
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        threading.Thread.start = self._start  # type: ignore[method-assign]
+
+    def _watch(self, thread: threading.Thread) -> None:
+        run = thread.run
+
+        def recorded() -> None:
+            # as it was: a thread that holds itself would live on
+            thread.__dict__.pop("run", None)
+            try:
+                mode = self.recorder.mode_here()
+                mode.__enter__()
+            except Exception as error:
+                self.recorder.drop(f"thread {thread.name}", error)
+                run()
+                return
+            try:
+                run()
+            finally:
+                mode.__exit__(None, None, None)
+
+        thread.run = recorded  # type: ignore[method-assign]
