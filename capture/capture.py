@@ -15,6 +15,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from torch import nn
 
+from opgrip.capture.compiled import OPAQUE, OPERATORS, CompiledWatch, OpaqueMode
 from opgrip.capture.dispatch import RecordingMode
 from opgrip.capture.environment import describe_environment
 from opgrip.capture.extensions import KNOWN_EXTENSIONS, ExtensionWatch
@@ -24,6 +25,7 @@ from opgrip.capture.recorder import Recorder
 from opgrip.capture.schedule import Schedule
 from opgrip.capture.scopes import ScopeWatch
 from opgrip.capture.threads import ThreadWatch
+from opgrip.capture.torch_private import load_private
 from opgrip.traces.errors import UserError
 from opgrip.traces.records import Header
 from opgrip.traces.writer import TraceWriter
@@ -59,6 +61,8 @@ class Capture:
         speed
     max_calls, max_bytes : end the recording, and not the program, after so many calls, or bytes before compression
     stack_depth : source lines kept of each scope
+    compiled : `operators` runs what torch.compile compiled as the operators it was made of; `opaque` lets compiled
+        regions run, and makes each run one call
     write_ahead : write every call before it runs, so that the trace of a crash ends in the call that caused it; slow
     details : fields to add to the trace's header
     force : replace an existing file
@@ -87,6 +91,7 @@ class Capture:
         max_calls: int | None = None,
         max_bytes: int | None = None,
         stack_depth: int = 1,
+        compiled: str = OPERATORS,
         write_ahead: bool = False,
         details: Mapping[str, Any] | None = None,
         force: bool = False,
@@ -99,12 +104,14 @@ class Capture:
         self._details = dict(details or {})
         self._force = force
         self._limits = Limits(max_calls, max_bytes)
-        self._recorder = Recorder(RecordingMode, stack_depth, write_ahead)
+        make_mode = OpaqueMode if compiled == OPAQUE else RecordingMode
+        self._recorder = Recorder(make_mode, stack_depth, write_ahead)
         self._recorder.write_now = self._write_now
         self._watches = (
             ScopeWatch(self._recorder, model),
             ExtensionWatch(self._recorder, tuple(extensions)),
             ThreadWatch(self._recorder),
+            CompiledWatch(self._recorder, compiled),
         )
         self._forks = ForkWatch(self._begin_in_child, self.close)
         self._hooks = ExitStack()
@@ -176,6 +183,7 @@ class Capture:
     def _open(self) -> None:
         if self._flusher is not None:
             raise UserError(f"the capture to {self.path} is already running", "make another Capture for an inner block")
+        load_private()
         self._recorder.begin()
         flusher = Flusher(self._recorder, functools.partial(self._begin_file, self.path, self._details), self._limits)
         flusher.open()

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from opgrip.capture.collectives import describe_script_object
 from opgrip.capture.torch_private import storage_address
 from opgrip.traces.arguments import GeneratorSpec, Opaque, TensorSpec
 
@@ -77,6 +78,8 @@ def _add_unusual(parts: list[Any], found: list[torch.Tensor], value: Any) -> Non
         _add_all(parts, found, (value.item(),))
     elif isinstance(value, _SIMPLE_BASES):
         parts += (kind, repr(value))
+    elif isinstance(value, torch.ScriptObject):
+        parts += (kind, describe_script_object(value))
     else:
         parts.append(kind)
 
@@ -156,6 +159,8 @@ def _describe(value: Any, groups: Mapping[int, int], fit: FitValues) -> Any:
         return GeneratorSpec(str(value.device), value.initial_seed())
     if isinstance(value, np.generic):
         return _describe(value.item(), groups, fit)
+    if isinstance(value, torch.ScriptObject):
+        return describe_script_object(value)
     for base in _SIMPLE_BASES:
         # enumerations and the like: an operator takes them for the number or text that they are
         if isinstance(value, base):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FunctionType
 from typing import Any
 
@@ -124,6 +124,13 @@ def keywords_check(kwargs: Mapping[str, Any]) -> Check | None:
         return check if check(kwargs) else None
     except Exception:
         return None
+
+
+def load_private() -> None:
+    """Import what the tests need, which takes torch a second, before a program is watched."""
+    if _guards is not None:
+        with suppress(ImportError):
+            _plain_manager()
 
 
 def _plain_manager() -> Any:

@@ -70,6 +70,30 @@ class GeneratorSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class GroupSpec:
+    """A group of processes that a collective runs in.
+
+    Attributes
+    ----------
+    backend : such as `gloo` or `nccl`
+    ranks : of its members in the whole program
+    rank : of this process in the group
+    """
+
+    name: str
+    backend: str
+    ranks: tuple[int, ...]
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReductionSpec:
+    """What a collective reduces by: `SUM`, `MAX`, ..."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
 class Opaque:
     """An argument that a trace cannot hold, by the name of its type."""
 
@@ -218,6 +242,15 @@ def _decode_generator(body: Mapping[str, Json]) -> GeneratorSpec:
     return GeneratorSpec(_device_name(body["device"]), int(body["seed"]))
 
 
+def _encode_group(group: GroupSpec) -> Json:
+    form = {"name": group.name, "backend": group.backend, "ranks": list(group.ranks), "rank": group.rank}
+    return {"group": form}
+
+
+def _decode_group(body: Mapping[str, Json]) -> GroupSpec:
+    return GroupSpec(str(body["name"]), str(body["backend"]), _sizes(body["ranks"]), int(body["rank"]))
+
+
 def _plain_name(value: object) -> str:
     return str(value).removeprefix("torch.")
 
@@ -236,6 +269,8 @@ _ENCODERS: dict[type, Callable[[Any], Json]] = {
     torch.memory_format: lambda value: {"memory_format": _plain_name(value)},
     TensorSpec: _encode_tensor,
     GeneratorSpec: lambda value: {"generator": {"device": value.device, "seed": value.seed}},
+    GroupSpec: _encode_group,
+    ReductionSpec: lambda value: {"reduction": value.name},
     Opaque: lambda value: {"opaque": value.type_name},
 }
 
@@ -251,5 +286,7 @@ _DECODERS: dict[str, Callable[[Any], Any]] = {
     "memory_format": lambda body: MEMORY_FORMATS[body],
     "tensor": _decode_tensor,
     "generator": _decode_generator,
+    "group": _decode_group,
+    "reduction": lambda body: ReductionSpec(str(body)),
     "opaque": lambda body: Opaque(str(body)),
 }

@@ -1,0 +1,160 @@
+"""Holds a trace against what torch's own record functions saw of the same steps, to name what a capture misses."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from opgrip.traces.records import OPERATOR, Calls, Signature
+from opgrip.traces.reader import read
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """An operator that torch and the trace count differently.
+
+    Attributes
+    ----------
+    explained : why the capture does not see it, where that is known; see docs/capture.md
+    """
+
+    op: str
+    torch_calls: int
+    trace_calls: int
+    explained: str | None = None
+
+
+def audit(trace: str | Path, steps: Callable[[], object]) -> list[Difference]:
+    """What torch counts in some steps and a trace of the same steps does not, or the other way round.
+
+    Torch tells of an operator and of those that it calls in turn. An operator that the trace has by name counts as one
+    call, and what is below it is its own affair; of another, those below it count. Forms of one operator, such as
+    `add` and `add_`, count together: torch picks another one under a dispatch mode here and there.
+    """
+    recorded = count_calls(trace)
+    names = {form_of(name) for name in recorded}
+    with profile(activities=[ProfilerActivity.CPU]) as session:
+        steps()
+    seen: Counter[str] = Counter()
+    for event in session.events():
+        if event.cpu_parent is None:
+            seen.update(_outermost(event, names))
+    return differences(seen, recorded)
+
+
+def differences(seen: Mapping[str, int], recorded: Mapping[str, int]) -> list[Difference]:
+    """What two counts of calls differ in, by falling difference."""
+    found = []
+    for name in {form_of(name) for name in (*seen, *recorded)}:
+        forms = [form for form in {*seen, *recorded} if form_of(form) == name]
+        by_torch, in_trace = (sum(counts.get(form, 0) for form in forms) for counts in (seen, recorded))
+        if by_torch != in_trace:
+            found.append(Difference(name, by_torch, in_trace, explanation(name, by_torch, in_trace)))
+        elif any(seen.get(form, 0) != recorded.get(form, 0) for form in forms):
+            found += [
+                Difference(form, seen.get(form, 0), recorded.get(form, 0), OTHER_FORM) for form in sorted(forms)
+            ]
+    return sorted(found, key=lambda item: (-abs(item.torch_calls - item.trace_calls), item.op))
+
+
+def form_of(name: str) -> str:
+    """The name that the forms of an operator count under: `aten::add` for `aten::add_`."""
+    if name.endswith("_") and not name.endswith("__"):
+        name = name[:-1]
+    return SAME.get(name, name)
+
+
+def count_calls(trace: str | Path) -> Counter[str]:
+    """Calls of each operator in a trace, all overloads together, by the dispatcher's names: `aten::add`."""
+    names: dict[int, str] = {}
+    calls: Counter[int] = Counter()
+    for record in read(trace):
+        if isinstance(record, Signature) and record.kind == OPERATOR:
+            namespace, _, rest = record.op.partition(".")
+            names[record.number] = f"{namespace}::{rest.partition('.')[0]}"
+        elif isinstance(record, Calls):
+            calls.update(record.signature)
+    counts: Counter[str] = Counter()
+    for number, count in calls.items():
+        if number in names:
+            counts[names[number]] += count
+    return counts
+
+
+def explanation(name: str, torch_calls: int, trace_calls: int) -> str | None:
+    """Why a capture does not see an operator, or torch's record functions do not; None where that is not known."""
+    if name.startswith("profiler::"):
+        return "marks of the profiler, which itself makes others"
+    if torch_calls < trace_calls:
+        return NOT_TOLD.get(name)
+    if name in NOT_DISPATCHED:
+        return NOT_DISPATCHED[name]
+    if _is_composite(name):
+        return "composite, and called no other operator"
+    return None
+
+
+SAME = {
+    "aten::_reshape_alias": "aten::view",
+    "aten::_index_put_impl": "aten::index_put",
+    "aten::maximum": "aten::max",
+    "aten::minimum": "aten::min",
+}
+"""Operators that others turn into."""
+
+OTHER_FORM = "the same number in all forms: autograd picks another form where a dispatch mode is active"
+
+MADE_OF_ITS_LIKE = frozenset({"aten::repeat_interleave"})
+"""Operators with an overload that calls another overload."""
+
+NOT_DISPATCHED = {
+    "aten::empty": "memory that torch takes past the dispatcher, as torch.tensor() does",
+}
+"""Operators that do not always reach a dispatch mode, and why."""
+
+NOT_TOLD = {
+    "aten::detach": "torch copies tensors' metadata for itself, which is an operator only where a dispatch mode is active",
+}
+"""Operators that reach a dispatch mode alone, and why."""
+
+
+def _outermost(event: Any, recorded: Collection[str]) -> Iterator[str]:
+    name = event.name
+    is_made_of_its_like = name in MADE_OF_ITS_LIKE and any(child.name == name for child in event.cpu_children)
+    if form_of(name) in recorded and not is_made_of_its_like:
+        yield name
+    elif event.cpu_children:
+        for child in event.cpu_children:
+            yield from _outermost(child, recorded)
+    elif "::" in name and _is_operator(name):
+        yield name
+
+
+def _is_operator(name: str) -> bool:
+    return bool(torch._C._jit_get_schemas_for_operator(name))
+
+
+def _is_composite(name: str) -> bool:
+    """Whether every overload of an operator is made of others."""
+    kernels = _composite_kernels(name)
+    return True in kernels and False not in kernels
+
+
+def _composite_kernels(name: str) -> list[bool | None]:
+    overloads = torch._C._jit_get_schemas_for_operator(name)
+    names = (f"{name}.{overload.overload_name}" if overload.overload_name else name for overload in overloads)
+    return [_has_composite_kernel(name) for name in names]
+
+
+def _has_composite_kernel(name: str) -> bool | None:
+    try:
+        return torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd")
+    except RuntimeError:
+        # TorchScript's alone
+        return None

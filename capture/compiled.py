@@ -1,0 +1,95 @@
+"""Programs with compiled regions: run as the operators they were made of, or recorded region by region."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from opgrip.capture.dispatch import RecordingMode
+from opgrip.capture.recorder import Recorder
+from opgrip.traces.records import COMPILED
+
+OPERATORS, OPAQUE = "operators", "opaque"
+CHOICES = (OPERATORS, OPAQUE)
+
+_KERNEL = re.compile(r"^(\w+) = async_compile\.\w+\(|\b(extern_kernels\.\w+|torch\.ops(?:\.\w+)+)\(", re.MULTILINE)
+
+
+class OpaqueMode(RecordingMode):
+    """Leaves compiled code as it is, and sees the operators that it still calls."""
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Whether torch may run compiled code under this mode."""
+        return True
+
+
+class CompiledWatch:
+    """While it is entered, compiled regions are seen.
+
+    Parameters
+    ----------
+    compiled : `operators` runs what is compiled without the compiler, so that its operators are seen, and leaves what is
+        compiled as it is; `opaque` makes each call of a region that inductor compiled one call
+    """
+
+    def __init__(self, recorder: Recorder, compiled: str) -> None:
+        self.recorder = recorder
+        self.compiled = compiled
+        self._hooks = ExitStack()
+
+    def __enter__(self) -> CompiledWatch:
+        if self.compiled == OPERATORS:
+            # else torch marks what it meets under a mode as not to be compiled, for good
+            stance: AbstractContextManager[Any] = torch.compiler.set_stance("force_eager")
+            self._hooks.enter_context(stance)
+        else:
+            from torch._inductor.output_code import CompiledFxGraph
+
+            original = CompiledFxGraph.__call__
+            CompiledFxGraph.__call__ = self._recording(original)  # type: ignore[method-assign]
+            self._hooks.callback(setattr, CompiledFxGraph, "__call__", original)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._hooks.close()
+
+    def _recording(self, original: Callable[[Any, Sequence[Any]], Any]) -> Callable[[Any, Sequence[Any]], Any]:
+        @functools.wraps(original)
+        def recorded(graph: Any, inputs: Sequence[Any]) -> Any:
+            def run(*args: Any) -> Any:
+                # the region takes the list itself, and empties it to free its inputs early
+                del args
+                return original(graph, inputs)
+
+            try:
+                name = f"torch.compile:{region_name(graph)}"
+                args = tuple(inputs)
+            except Exception as error:
+                self.recorder.drop("compiled region", error)
+                return original(graph, inputs)
+            return self.recorder.mode_here().call(name, COMPILED, run, args, {})
+
+        return recorded
+
+
+def region_name(graph: Any) -> str:
+    """The kernels that a compiled region launches, in order, as inductor's code names them."""
+    known: str | None = getattr(graph, "_opgrip_name", None)
+    if known is None:
+        found = (kernel or call for kernel, call in _KERNEL.findall(graph.source_code or ""))
+        known = "+".join(dict.fromkeys(name for name in found if not name.endswith(_NOT_KERNELS))) or "region"
+        graph._opgrip_name = known
+    return known
+
+
+_NOT_KERNELS = ("_reinterpret_tensor", "empty_strided_cpu", "empty_strided_cuda", "assert_size_stride")
+

@@ -1,0 +1,72 @@
+"""Runs a user's script or module in this process, as `python` would."""
+
+from __future__ import annotations
+
+import runpy
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+
+from opgrip.traces.errors import UserError
+
+
+def script_name(arguments: Sequence[str]) -> str:
+    """The name of what is run, fit for a file's.
+
+    Parameters
+    ----------
+    arguments : what follows `python`: a file or `-m` and a module, then its own arguments
+
+    Raises
+    ------
+    UserError : where they name nothing that can be run
+    """
+    if arguments[:1] == ["-m"] and len(arguments) > 1:
+        return arguments[1].rpartition(".")[2]
+    if not arguments or arguments[0].startswith("-"):
+        raise UserError("nothing to run follows --", "name a script, or -m and a module, then its own arguments")
+    if not Path(arguments[0]).exists():
+        raise UserError(f"{arguments[0]} is not there", "name a script, or -m and a module")
+    return Path(arguments[0]).stem
+
+
+def run_script(arguments: Sequence[str]) -> int:
+    """Run it, and give the exit status that `python` would have ended with; an error's traceback goes to stderr."""
+    before = list(sys.argv), list(sys.path)
+    try:
+        if arguments[0] == "-m":
+            sys.argv[:] = arguments[1:]
+            sys.path.insert(0, "")
+            runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
+        else:
+            sys.argv[:] = arguments
+            sys.path.insert(0, str(Path(arguments[0]).resolve().parent))
+            runpy.run_path(arguments[0], run_name="__main__")
+    except SystemExit as error:
+        return _status(error.code)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        _print_own_frames(error)
+        return 1
+    finally:
+        sys.argv[:], sys.path[:] = before
+    return 0
+
+
+def _status(code: object) -> int:
+    if code is None:
+        return 0
+    if isinstance(code, int):
+        return code
+    print(code, file=sys.stderr)
+    return 1
+
+
+def _print_own_frames(error: BaseException) -> None:
+    """The traceback without the frames that ran the script."""
+    frames = error.__traceback__
+    while frames is not None and Path(frames.tb_frame.f_code.co_filename).name in (Path(__file__).name, "<frozen runpy>"):
+        frames = frames.tb_next
+    traceback.print_exception(type(error), error, frames)
