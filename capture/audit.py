@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
@@ -11,8 +12,8 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from opgrip.traces.records import OPERATOR, Calls, Signature
 from opgrip.traces.reader import read
+from opgrip.traces.records import OPERATOR, Calls, Signature
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,8 @@ def audit(trace: str | Path, steps: Callable[[], object]) -> list[Difference]:
     """
     recorded = count_calls(trace)
     names = {form_of(name) for name in recorded}
+    # its own messages are not the audit's
+    os.environ.setdefault("KINETO_LOG_LEVEL", "9")
     with profile(activities=[ProfilerActivity.CPU]) as session:
         steps()
     seen: Counter[str] = Counter()
@@ -58,7 +61,9 @@ def differences(seen: Mapping[str, int], recorded: Mapping[str, int]) -> list[Di
             found.append(Difference(name, by_torch, in_trace, explanation(name, by_torch, in_trace)))
         elif any(seen.get(form, 0) != recorded.get(form, 0) for form in forms):
             found += [
-                Difference(form, seen.get(form, 0), recorded.get(form, 0), OTHER_FORM) for form in sorted(forms)
+                Difference(form, seen.get(form, 0), recorded.get(form, 0), OTHER_FORM)
+                for form in forms
+                if seen.get(form, 0) != recorded.get(form, 0)
             ]
     return sorted(found, key=lambda item: (-abs(item.torch_calls - item.trace_calls), item.op))
 
@@ -115,11 +120,13 @@ MADE_OF_ITS_LIKE = frozenset({"aten::repeat_interleave"})
 
 NOT_DISPATCHED = {
     "aten::empty": "memory that torch takes past the dispatcher, as torch.tensor() does",
+    "aten::detach": "torch.tensor() detaches what it makes past the dispatcher",
 }
 """Operators that do not always reach a dispatch mode, and why."""
 
 NOT_TOLD = {
-    "aten::detach": "torch copies tensors' metadata for itself, which is an operator only where a dispatch mode is active",
+    "aten::detach": "torch's own copies of a tensor's metadata are operators only where a dispatch mode is active",
+    "aten::scalar_tensor": "autograd makes tensors of numbers only where a dispatch mode is active",
 }
 """Operators that reach a dispatch mode alone, and why."""
 

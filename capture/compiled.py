@@ -92,4 +92,3 @@ def region_name(graph: Any) -> str:
 
 
 _NOT_KERNELS = ("_reinterpret_tensor", "empty_strided_cpu", "empty_strided_cuda", "assert_size_stride")
-

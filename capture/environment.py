@@ -12,10 +12,14 @@ from typing import Any
 
 import torch
 
+from opgrip.capture.processes import rank
+
 
 def describe_environment() -> dict[str, Any]:
     """Fields of a trace's header: versions, command, devices, settings, time."""
-    return {
+    number = rank()
+    ranks = {} if number is None else {"rank": number, "world_size": int(os.environ["WORLD_SIZE"])}
+    return ranks | {
         "opgrip": _version("opgrip"),
         "torch": torch.__version__,
         "python": platform.python_version(),

@@ -8,14 +8,19 @@ import warnings
 from collections.abc import Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import nn
 
+from opgrip.capture.audit import Difference, audit
 from opgrip.capture.capture import Capture
+from opgrip.capture.compiled import CHOICES, OPERATORS
 from opgrip.capture.extensions import KNOWN_EXTENSIONS
 from opgrip.capture.models import load_program, model_sources
 from opgrip.capture.program import RUNS, ModelOptions, Program
-from opgrip.traces.command import OneLineParser, add_debug, not_negative, positive, run_command, seed
+from opgrip.capture.script import run_script, script_name
+from opgrip.traces.command import USAGE_ERROR, OneLineParser, add_debug, not_negative, positive, run_command, seed
 from opgrip.traces.errors import UserError
 from opgrip.traces.output import check_writable
 from opgrip.traces.progress import Reporter
@@ -28,17 +33,29 @@ examples:
   opcapture --model faster-rcnn_r50_fpn_1x_coco.py --run train -o traces/faster_rcnn.jsonl.gz
   opcapture --model my_package.models:small_unet --batch-size 8 --device cuda
   opcapture --model retinanet_r50_fpn_1x_coco.py --cfg-options model.test_cfg.score_thr=0 -o - | jq .op
+  opcapture --model bert.py:make --run train --audit      name what torch ran and the trace does not have
+  opcapture -o train.jsonl.zst -- train.py --epochs 1     any script, or -- -m package, with its own exit status
+  torchrun --nproc-per-node 2 --no-python opcapture -o step.jsonl -- train.py     one trace a rank
 """
+MODEL_OPTIONS = ("model", "run", "batch_size", "input_size", "device", "warmup", "steps", "checkpoint", "cfg_options")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; see `opcapture --help`."""
-    return run_command(make_parser(), run, argv)
+    own, found, program = _split(sys.argv[1:] if argv is None else list(argv))
+    return run_command(make_parser(), lambda args: run(args, program if found else None), own)
+
+
+def _split(argv: list[str]) -> tuple[list[str], bool, list[str]]:
+    """What stands before and after `--`, and whether there is one."""
+    place = argv.index("--") if "--" in argv else len(argv)
+    return argv[:place], place < len(argv), argv[place + 1 :]
 
 
 def make_parser() -> argparse.ArgumentParser:
     """The command's options."""
-    parser = OneLineParser("opcapture", description=DESCRIPTION, epilog=EXAMPLES)
+    usage = "opcapture [options] [-- SCRIPT [ARGUMENT ...] | -- -m MODULE [ARGUMENT ...]]"
+    parser = OneLineParser("opcapture", usage=usage, description=DESCRIPTION, epilog=EXAMPLES)
     forms = "; ".join(source.form for source in model_sources.values())
     parser.add_argument(
         "-m", "--model", metavar="SOURCE", default=DEFAULT_MODEL, help=f"{forms} (default: %(default)s)"
@@ -80,15 +97,69 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="MODULE",
         help=f"an extension module to record too, besides {', '.join(KNOWN_EXTENSIONS)}; can be repeated",
     )
+    _add_recording_options(parser)
     add_debug(parser)
     return parser
 
 
-def run(args: argparse.Namespace) -> int:
-    """Load the model, warm it up, capture it."""
+def _add_recording_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--compiled",
+        choices=CHOICES,
+        default=OPERATORS,
+        help="record compiled regions as the operators they were made of, or each as one call (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--stack-depth",
+        type=positive,
+        default=1,
+        metavar="N",
+        help="source lines kept of a call (default: %(default)s)",
+    )
+    parser.add_argument("--max-calls", type=positive, metavar="N", help="end the recording, not the program, after N")
+    parser.add_argument(
+        "--max-bytes", type=positive, metavar="N", help="the same, after N bytes of trace before compression"
+    )
+    parser.add_argument(
+        "--write-ahead",
+        action="store_true",
+        help="write each call before it runs, to find the one that crashes or hangs; slow",
+    )
+    parser.add_argument(
+        "--audit",
+        action="store_true",
+        help="build the model once more, and compare with what torch counts of its steps",
+    )
+
+
+def run(args: argparse.Namespace, program: Sequence[str] | None) -> int:
+    """Capture a script, or load a model, warm it up and capture it."""
     reporter = Reporter("opcapture")
+    return _run_script(args, program, reporter) if program is not None else _run_model(args, reporter)
+
+
+def _run_script(args: argparse.Namespace, arguments: Sequence[str], reporter: Reporter) -> int:
+    defaults = make_parser().parse_args([])
+    for name in (*MODEL_OPTIONS, "audit"):
+        if getattr(args, name) != getattr(defaults, name):
+            raise UserError(f"--{name.replace('_', '-')} is for models", "a script after -- has its own options")
+    capture = _make_capture(args, args.output or f"{script_name(arguments)}.jsonl", {"script": list(arguments)})
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="the trace .* could not be written")
+        with capture:
+            status = run_script(arguments)
+    if capture.failure is None:
+        _tell(capture, reporter)
+        return status
+    reporter.say(f"error: {capture.path} could not be written: {capture.failure}")
+    return status or USAGE_ERROR
+
+
+def _run_model(args: argparse.Namespace, reporter: Reporter) -> int:
     if args.output not in (None, "-"):
         check_writable(Path(args.output), args.force)
+    if args.audit and args.output == "-":
+        raise UserError("--audit reads the trace again", "name a file with --output")
     options = ModelOptions(
         run=args.run,
         batch_size=args.batch_size,
@@ -101,35 +172,55 @@ def run(args: argparse.Namespace) -> int:
     with redirect_stdout(sys.stderr), warnings.catch_warnings():
         # told below, as an error
         warnings.filterwarnings("ignore", message="the trace .* could not be written")
-        torch.manual_seed(args.seed)
-        with reporter.doing(f"building {args.model}"):
-            program = load_program(args.model, options)
+        program = _load(args, options, reporter)
         capture = _capture(program, args, reporter)
-    if isinstance(capture.failure, BrokenPipeError):
-        raise capture.failure
-    if capture.failure is not None:
-        raise UserError(f"{capture.path} could not be written", str(capture.failure))
-    _tell(capture, reporter)
+        if isinstance(capture.failure, BrokenPipeError):
+            raise capture.failure
+        if capture.failure is not None:
+            raise UserError(f"{capture.path} could not be written", str(capture.failure))
+        _tell(capture, reporter)
+        if args.audit:
+            del program
+            _tell_audit(_audit(_load(args, options, reporter), capture, args, reporter), reporter)
     return 0
+
+
+def _load(args: argparse.Namespace, options: ModelOptions, reporter: Reporter) -> Program:
+    torch.manual_seed(args.seed)
+    with reporter.doing(f"building {args.model}"):
+        return load_program(args.model, options)
+
+
+def _make_capture(
+    args: argparse.Namespace, output: str, details: dict[str, Any], model: nn.Module | None = None
+) -> Capture:
+    return Capture(
+        output,
+        model=model,
+        extensions=(*KNOWN_EXTENSIONS, *(args.extension or ())),
+        max_calls=args.max_calls,
+        max_bytes=args.max_bytes,
+        stack_depth=args.stack_depth,
+        compiled=args.compiled,
+        write_ahead=args.write_ahead,
+        details=details,
+        force=args.force,
+    )
 
 
 def _capture(program: Program, args: argparse.Namespace, reporter: Reporter) -> Capture:
     model = {"name": program.name, "run": args.run, **program.details}
     settings = {"seed": args.seed, "warmup": args.warmup, "steps": args.steps, "device": args.device}
-    capture = Capture(
-        args.output or f"{program.name}.jsonl",
-        model=program.model,
-        extensions=(*KNOWN_EXTENSIONS, *(args.extension or ())),
-        details={"model": model, **settings},
-        force=args.force,
-    )
-    inputs = [program.inputs() for _ in range(args.warmup + args.steps)]
-    with reporter.doing(f"running {args.warmup} warm-up and {args.steps} captured steps", len(inputs)) as advance:
+    capture = _make_capture(args, args.output or f"{program.name}.jsonl", {"model": model, **settings}, program.model)
+    total = args.warmup + args.steps
+    with reporter.doing(f"running {args.warmup} warm-up and {args.steps} captured steps", total) as advance:
         for _ in range(args.warmup):
-            _step(program, inputs.pop())
+            _step(program, program.inputs())
             advance()
+        # made outside of the capture, where they are few
+        inputs = [program.inputs() for _ in range(args.steps)]
         with capture:
-            for _ in range(args.steps):
+            while inputs:
                 try:
                     _step(program, inputs.pop())
                 except UserError:
@@ -137,6 +228,29 @@ def _capture(program: Program, args: argparse.Namespace, reporter: Reporter) -> 
                     raise
                 advance()
     return capture
+
+
+def _audit(program: Program, capture: Capture, args: argparse.Namespace, reporter: Reporter) -> list[Difference]:
+    with reporter.doing("auditing"):
+        for _ in range(args.warmup):
+            _step(program, program.inputs())
+        inputs = [program.inputs() for _ in range(args.steps)]
+
+        def steps() -> None:
+            while inputs:
+                _step(program, inputs.pop())
+
+        return audit(capture.path, steps)
+
+
+def _tell_audit(found: list[Difference], reporter: Reporter) -> None:
+    unexplained = [item for item in found if item.explained is None]
+    for item in found:
+        reporter.say(
+            f"audit: {item.op}: torch counts {item.torch_calls:,}, the trace {item.trace_calls:,}: "
+            f"{item.explained or 'NOT EXPLAINED'}"
+        )
+    reporter.say(f"audit: {len(found)} operators differ, {len(unexplained)} without an explanation")
 
 
 def _step(program: Program, inputs: object) -> None:

@@ -55,7 +55,7 @@ def run_command(
     except UserError as error:
         if args.debug:
             traceback.print_exc()
-        print(f"{prog}: error: {error}", file=sys.stderr)
+        print(f"{prog}: error: {printable(error)}", file=sys.stderr)
         return USAGE_ERROR
     except KeyboardInterrupt:
         print(f"{prog}: interrupted", file=sys.stderr)
@@ -65,6 +65,13 @@ def run_command(
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     return status
+
+
+def printable(text: object) -> str:
+    """Text that a file holds, for a terminal: what would steer it is shown as an escape."""
+    return "".join(
+        character if character.isprintable() else character.encode("unicode_escape").decode() for character in str(text)
+    )
 
 
 def positive(text: str) -> int:

@@ -27,7 +27,7 @@ class Trace:
     scopes : where calls came from
     values : value models by number
     calls : one row a call, in the order in which the calls started: signature, op, scope, module, function, file, line,
-        phase, inside, thread, start_ns (since the start of the capture), duration_ns, tensors, first_storage. Module,
+        phase, inside, process (in a merged trace), thread, start_ns (since the start of the capture), duration_ns, tensors, first_storage. Module,
         function and line of a call in a backward pass are those of the forward call that caused it, where it is known;
         `own_module` is where it ran itself.
     storages : the memory of each call's tensors: `tensors` numbers from `first_storage` on, as `Calls` has them
@@ -149,7 +149,8 @@ def _table(
 
     signature, scope = column("signature"), column("scope")
     by_number = {record.number: record for record in scopes}
-    thread = np.repeat([block.thread for block in blocks], [len(block.signature) for block in blocks])
+    lengths = [len(block.signature) for block in blocks]
+    thread = np.repeat([block.thread for block in blocks], lengths).astype(np.int64)
     tensors = np.concatenate([block.tensors or [0] * len(block.signature) for block in blocks] or [[]]).astype(np.int64)
 
     def origin(record: Scope) -> Scope:
@@ -167,7 +168,8 @@ def _table(
             "own_module": of_scope(lambda record: record.module),
             "phase": of_scope(lambda record: record.phase),
             "inside": of_scope(lambda record: record.inside),
-            "thread": _names(thread.astype(np.int64), {number: record.name for number, record in threads.items()}),
+            "process": _names(thread, {number: record.process for number, record in threads.items()}),
+            "thread": _names(thread, {number: record.name for number, record in threads.items()}),
             "start_ns": column("start_ns"),
             "duration_ns": column("duration_ns"),
             "tensors": tensors,

@@ -1,0 +1,36 @@
+"""`opgrip trace merge`: one trace of several processes'."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from opgrip.tools.verbs.verb import Verb, verbs
+from opgrip.traces.command import add_debug
+from opgrip.traces.merge import merge
+
+EXAMPLES = """\
+examples:
+  opgrip trace merge step.rank0.jsonl step.rank1.jsonl -o step.jsonl
+  opgrip trace merge train.jsonl train.pid*.jsonl -o all.jsonl.zst      a program and its DataLoader workers
+"""
+
+
+def prepare(parser: argparse.ArgumentParser) -> None:
+    """The verb's options."""
+    parser.add_argument("traces", type=Path, nargs="+", metavar="TRACE", help="files that opcapture wrote")
+    parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help="the trace to write")
+    parser.add_argument("-f", "--force", action="store_true", help="replace an existing file")
+    parser.add_argument("--partial", action="store_true", help="take what there is of cut and damaged traces")
+    add_debug(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Merge."""
+    merge(args.traces, args.output, args.force, args.partial)
+    print(f"{len(args.traces)} traces, in {args.output}", file=sys.stderr)
+    return 0
+
+
+verbs.register("trace merge")(Verb("join the traces of several processes", EXAMPLES, prepare, run))

@@ -1,0 +1,215 @@
+"""The dataflow of a trace: which call made what another one took, its critical path, and the memory that is alive."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from opgrip.traces.arguments import TensorSpec, leaves
+from opgrip.traces.records import NO_STORAGE, OPERATOR, Signature
+from opgrip.traces.trace import Trace
+
+
+@dataclass(slots=True)
+class Step:
+    """One call of a graph.
+
+    Attributes
+    ----------
+    number : place of the call in the trace's table
+    after : the calls that made or last wrote the memory that this one takes
+    takes, gives : storages of its arguments and of its results
+    writes : storages of arguments that it writes into
+    """
+
+    number: int
+    op: str
+    module: str
+    phase: str
+    thread: str
+    start_ns: int
+    duration_ns: int
+    takes: list[int]
+    gives: list[int]
+    writes: list[int]
+    after: list[int] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Storage:
+    """Memory that tensors live in.
+
+    Attributes
+    ----------
+    bytes : from its start to the end of the last tensor that a call took or gave in it
+    made_by : the call that gave it first; None for what was there before, such as parameters
+    first, last : the calls that mention it first and last
+    """
+
+    number: int
+    bytes: int
+    made_by: int | None
+    first: int
+    last: int
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """Calls, storages, and what follows from them.
+
+    Attributes
+    ----------
+    steps : by number; calls that were made inside another one belong to that
+    critical_path : the chain of calls, each after the one before it, that takes longest
+    critical_ns : sum of their durations
+    peak_bytes : the most memory that is mentioned before and after a call at once, without what was there before
+    peak_at : that call
+    outside_bytes : memory that was there before
+    """
+
+    steps: dict[int, Step]
+    storages: dict[int, Storage]
+    critical_path: list[int]
+    critical_ns: int
+    peak_bytes: int
+    peak_at: int | None
+    outside_bytes: int
+
+
+def make_graph(trace: Trace) -> Graph:
+    """The dataflow of a trace's calls."""
+    steps: dict[int, Step] = {}
+    storages: dict[int, Storage] = {}
+    writer: dict[int, int] = {}
+    for step, sizes in _steps(trace):
+        steps[step.number] = step
+        step.after = sorted({writer[number] for number in step.takes if number in writer})
+        for number in (*step.takes, *step.gives):
+            known = storages.get(number)
+            size = sizes.get(number, 0)
+            if known is None:
+                made_by = None if number in step.takes else step.number
+                storages[number] = Storage(number, size, made_by, step.number, step.number)
+                if made_by is not None:
+                    writer[number] = step.number
+            else:
+                known.bytes, known.last = max(known.bytes, size), step.number
+        writer.update(dict.fromkeys(step.writes, step.number))
+    path = _critical_path(steps)
+    peak, at = _peak(steps, storages)
+    outside = sum(storage.bytes for storage in storages.values() if storage.made_by is None)
+    return Graph(steps, storages, path, sum(steps[number].duration_ns for number in path), peak, at, outside)
+
+
+def _steps(trace: Trace) -> Iterator[tuple[Step, dict[int, int]]]:
+    """The calls of a trace in the order in which they started, each with the bytes of its storages that it tells."""
+    signatures = {signature.number: signature for signature in trace.signatures}
+    own = trace.calls[trace.calls["inside"].isna()]
+    columns = ("signature", "op", "module", "phase", "thread", "start_ns", "duration_ns", "tensors", "first_storage")
+    for number, *values in zip(own.index, *(own[name] for name in columns), strict=True):
+        signature, op, module, phase, thread, start, duration, count, first = values
+        mentioned = [int(item) for item in trace.storages[first : first + count]]
+        shape = _shape_of(signatures.get(int(signature)), len(mentioned))
+        sizes: dict[int, int] = {}
+        for storage, spec in zip(mentioned, shape.specs, strict=True):
+            if spec is not None:
+                sizes[storage] = max(sizes.get(storage, 0), _extent(spec))
+        takes, gives = mentioned[: shape.taken], mentioned[shape.taken :]
+        writes = [storage for storage, written in zip(takes, shape.written, strict=True) if written]
+        step = Step(
+            *(int(number), str(op), str(module), str(phase), str(thread), int(start), int(duration)),
+            takes=_known(takes),
+            gives=_known(gives),
+            writes=_known(writes),
+        )
+        yield step, sizes
+
+
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """What a signature says of its tensors: how many it takes, the spec of each, which of the taken are written."""
+
+    taken: int
+    specs: list[TensorSpec | None]
+    written: list[bool]
+
+
+def _shape_of(signature: Signature | None, count: int) -> _Shape:
+    if signature is None:
+        return _Shape(0, [None] * count, [])
+    written = _written(signature)
+    tree = [(index, leaf) for index, arg in enumerate(signature.args) for leaf in leaves(arg)]
+    named = [(name, leaf) for name, arg in signature.kwargs.items() for leaf in leaves(arg)]
+    taken = [(place, leaf) for place, leaf in (*tree, *named) if isinstance(leaf, TensorSpec)]
+    given = [leaf for leaf in leaves(signature.outputs) if isinstance(leaf, TensorSpec)]
+    number = min(len(taken), count)
+    specs: list[TensorSpec | None] = [leaf for _, leaf in taken[:number]]
+    specs += given[: count - number]
+    specs += [None] * (count - len(specs))
+    return _Shape(number, specs, [place in written for place, _ in taken[:number]])
+
+
+def _written(signature: Signature) -> set[int | str]:
+    """The places of the arguments that a call may write into."""
+    everything: set[int | str] = {*range(len(signature.args)), *signature.kwargs}
+    if signature.kind != OPERATOR:
+        return everything
+    namespace, _, rest = signature.op.partition(".")
+    name, _, overload = rest.rpartition(".")
+    schema: Any = None
+    for candidate in torch._C._jit_get_schemas_for_operator(f"{namespace}::{name}"):
+        if candidate.overload_name == ("" if overload == "default" else overload):
+            schema = candidate
+    if schema is None:
+        return everything
+    arguments = list(enumerate(schema.arguments))
+    written = [(index, item.name) for index, item in arguments if item.alias_info and item.alias_info.is_write]
+    return {place for pair in written for place in pair}
+
+
+def _extent(spec: TensorSpec) -> int:
+    """Bytes from the start of a storage to the end of a tensor in it."""
+    if 0 in spec.shape or spec.stride is None:
+        return 0
+    steps = zip(spec.shape, spec.stride, strict=True)
+    return (spec.offset + sum((size - 1) * step for size, step in steps) + 1) * spec.dtype.itemsize
+
+
+def _known(numbers: list[int]) -> list[int]:
+    return list(dict.fromkeys(number for number in numbers if number != NO_STORAGE))
+
+
+def _critical_path(steps: dict[int, Step]) -> list[int]:
+    """The chain of calls with the longest sum of durations; calls come after those that they depend on."""
+    longest: dict[int, int] = {}
+    before: dict[int, int | None] = {}
+    for number, step in steps.items():
+        previous = max(step.after, key=lambda other: longest.get(other, 0), default=None)
+        before[number] = previous
+        longest[number] = step.duration_ns + (0 if previous is None else longest.get(previous, 0))
+    last = max(longest, key=lambda number: longest[number], default=None)
+    path: list[int] = []
+    while last is not None:
+        path.append(last)
+        last = before[last]
+    return path[::-1]
+
+
+def _peak(steps: dict[int, Step], storages: dict[int, Storage]) -> tuple[int, int | None]:
+    begins: dict[int, int] = {}
+    ends: dict[int, int] = {}
+    for storage in storages.values():
+        if storage.made_by is not None:
+            begins[storage.first] = begins.get(storage.first, 0) + storage.bytes
+            ends[storage.last] = ends.get(storage.last, 0) + storage.bytes
+    alive = peak = 0
+    at: int | None = None
+    for number in steps:
+        alive += begins.get(number, 0)
+        if alive > peak:
+            peak, at = alive, number
+        alive -= ends.get(number, 0)
+    return peak, at

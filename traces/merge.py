@@ -1,0 +1,192 @@
+"""Joins the traces of several processes to one."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from opgrip.traces.arguments import TensorSpec, map_leaves
+from opgrip.traces.errors import UserError
+from opgrip.traces.reader import TraceReader, read_header
+from opgrip.traces.records import (
+    NO_STORAGE,
+    Calls,
+    Context,
+    Dropped,
+    End,
+    Entered,
+    Header,
+    Record,
+    Scope,
+    Signature,
+    Thread,
+    Values,
+    to_json,
+)
+from opgrip.traces.writer import TraceWriter
+
+
+def merge(paths: Sequence[Path], output: Path, force: bool = False, partial: bool = False) -> None:
+    """Write one trace with the calls of all, on one clock. What several have alike, it has once.
+
+    Parameters
+    ----------
+    force : replace an existing file
+    partial : take what there is of cut and damaged traces
+
+    Raises
+    ------
+    UserError : for a file that is no trace, or is cut and `partial` is false; nothing is written then
+    """
+    headers = [read_header(path).fields for path in paths]
+    starts = [header.get("started_unix_ns") for header in headers]
+    known = [start for start in starts if isinstance(start, int)]
+    merged = headers[0] | {"processes": headers}
+    if known:
+        merged["started_unix_ns"] = min(known)
+    writer = TraceWriter(output, Header({name: value for name, value in merged.items() if name not in _OWN}), force)
+    try:
+        join = _Join(writer)
+        for process, (path, start) in enumerate(zip(paths, starts, strict=True)):
+            join.add(path, process, start - min(known) if isinstance(start, int) else 0, partial)
+        writer.write(join.end())
+        writer.close()
+    except BaseException:
+        writer.discard()
+        raise
+
+
+_OWN = ("format", "version", "rank")
+"""Fields of a header that are not those of the whole."""
+
+
+@dataclass(slots=True)
+class _Numbers:
+    """The new numbers of one file's records."""
+
+    signatures: dict[int, int] = field(default_factory=dict)
+    scopes: dict[int, int] = field(default_factory=dict)
+    contexts: dict[int, int] = field(default_factory=dict)
+    values: dict[int, int] = field(default_factory=dict)
+    threads: dict[int, int] = field(default_factory=dict)
+
+
+class _Join:
+    def __init__(self, writer: TraceWriter) -> None:
+        self.writer = writer
+        self._known: dict[tuple[str, str], int] = {}
+        self._counts: Counter[str] = Counter()
+        self._newest = -1
+        self._end = End(0, 0, 0)
+
+    def add(self, path: Path, process: int, shift_ns: int, partial: bool) -> None:
+        """Write the records of one file."""
+        reader = TraceReader(path)
+        numbers, first_storage = _Numbers(), self._newest + 1
+        for record in reader:
+            match record:
+                case Signature():
+                    number = self._signature(record, numbers)
+                    numbers.signatures[record.number] = number
+                case Scope():
+                    context, forward = record.context, record.forward
+                    moved = replace(
+                        record,
+                        context=None if context is None else numbers.contexts.get(context),
+                        forward=None if forward is None else numbers.scopes.get(forward),
+                    )
+                    numbers.scopes[record.number] = self._once("scope", moved)
+                case Context():
+                    numbers.contexts[record.number] = self._once("context", record)
+                case Values():
+                    numbers.values[record.number] = self._once("values", record)
+                case Thread():
+                    numbers.threads[record.number] = self._counts["thread"]
+                    self.writer.write(Thread(self._counts["thread"], record.name, process))
+                    self._counts["thread"] += 1
+                case Calls():
+                    self._calls(record, numbers, first_storage, shift_ns)
+                case Entered():
+                    self._entered(record, numbers, shift_ns)
+                case End():
+                    self._add_end(record, shift_ns)
+                case Header():
+                    pass
+        if reader.missing and not partial:
+            raise UserError(reader.missing, "merge what there is with --partial")
+
+    def end(self) -> End:
+        """The closing record of the whole."""
+        return replace(self._end, calls=self._counts["calls"], signatures=self._counts["signature"])
+
+    def _once(self, kind: str, record: Any) -> int:
+        """The number of a record that is written only where none like it was."""
+        text = json.dumps(to_json(replace(record, number=0)), sort_keys=True)
+        number = self._known.get((kind, text))
+        if number is None:
+            number = self._known[kind, text] = self._counts[kind]
+            self._counts[kind] += 1
+            self.writer.write(replace(record, number=number))
+        return number
+
+    def _moved(self, record: Signature, numbers: _Numbers) -> Signature:
+        def move(leaf: Any) -> Any:
+            if not isinstance(leaf, TensorSpec) or leaf.values is None:
+                return leaf
+            return replace(leaf, values=numbers.values.get(leaf.values))
+
+        return replace(record, args=map_leaves(move, record.args), kwargs=map_leaves(move, record.kwargs))
+
+    def _signature(self, record: Signature, numbers: _Numbers) -> int:
+        return self._once("signature", self._moved(record, numbers))
+
+    def _calls(self, record: Calls, numbers: _Numbers, first_storage: int, shift_ns: int) -> None:
+        storages = [item if item == NO_STORAGE else item + first_storage for item in record.storages]
+        moved: Record = replace(
+            record,
+            thread=numbers.threads.get(record.thread, 0),
+            signature=[numbers.signatures[number] for number in record.signature],
+            scope=[numbers.scopes[number] for number in record.scope],
+            start_ns=[start + shift_ns for start in record.start_ns],
+            storages=storages,
+            newest=self._newest,
+        )
+        self.writer.write(moved)
+        self._newest = max(self._newest, *storages) if storages else self._newest
+        self._counts["calls"] += len(record.signature)
+
+    def _entered(self, record: Entered, numbers: _Numbers, shift_ns: int) -> None:
+        opened = record.opened
+        if opened is None and record.signature not in numbers.signatures:
+            return
+        moved = replace(
+            record,
+            thread=numbers.threads.get(record.thread, 0),
+            start_ns=record.start_ns + shift_ns,
+            scope=numbers.scopes.get(record.scope, 0),
+            signature=numbers.signatures.get(record.signature, 0),
+            opened=None if opened is None else self._moved(opened, numbers),
+        )
+        self.writer.write(moved)
+
+    def _add_end(self, record: End, shift_ns: int) -> None:
+        end = self._end
+        self._end = replace(
+            end,
+            duration_ns=max(end.duration_ns, record.duration_ns + shift_ns),
+            dropped=_sum(end.dropped, record.dropped),
+            passed_by=_sum(end.passed_by, record.passed_by),
+            without_values=_sum(end.without_values, record.without_values),
+            stopped=end.stopped or record.stopped,
+        )
+
+
+def _sum(*lists: list[Dropped]) -> list[Dropped]:
+    counts: Counter[tuple[str, str]] = Counter()
+    for item in (item for items in lists for item in items):
+        counts[item.op, item.reason] += item.count
+    return [Dropped(op, reason, count) for (op, reason), count in sorted(counts.items())]
