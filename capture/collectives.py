@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import Any, cast
 
 import torch
 
@@ -12,7 +13,7 @@ _PREFIX = "__torch__.torch.classes."
 
 
 def describe_script_object(value: torch.ScriptObject) -> GroupSpec | ReductionSpec | Opaque:
-    """A custom object of the dispatcher as a signature holds it: groups and reductions by what they are, others by type."""
+    """A custom object of the dispatcher as a signature holds it: what groups and reductions are, the type of others."""
     name = value._type().qualified_name().removeprefix(_PREFIX)
     if "torch.distributed.distributed_c10d" not in sys.modules:
         return Opaque(name)
@@ -23,7 +24,7 @@ def describe_script_object(value: torch.ScriptObject) -> GroupSpec | ReductionSp
         ranks = tuple(distributed.get_process_group_ranks(group))
         return GroupSpec(group.group_name, group.name(), ranks, group.rank())
     if name == "c10d.ReduceOp":
-        number = value.op()
+        number = cast(Any, value).op()
         kinds = vars(distributed.ReduceOp.RedOpType)["__members__"]
         names = (kind for kind, member in kinds.items() if int(member) == number)
         return ReductionSpec(next(names, str(number)))

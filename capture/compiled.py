@@ -35,8 +35,8 @@ class CompiledWatch:
 
     Parameters
     ----------
-    compiled : `operators` runs what is compiled without the compiler, so that its operators are seen, and leaves what is
-        compiled as it is; `opaque` makes each call of a region that inductor compiled one call
+    compiled : `operators` runs what is compiled as the operators that it was made of, and leaves it compiled; `opaque`
+        makes each call of a region that inductor compiled one call
     """
 
     def __init__(self, recorder: Recorder, compiled: str) -> None:
@@ -53,7 +53,7 @@ class CompiledWatch:
             from torch._inductor.output_code import CompiledFxGraph
 
             original = CompiledFxGraph.__call__
-            CompiledFxGraph.__call__ = self._recording(original)  # type: ignore[method-assign]
+            CompiledFxGraph.__call__ = self._recording(original)  # type: ignore[method-assign, assignment]
             self._hooks.callback(setattr, CompiledFxGraph, "__call__", original)
         return self
 
@@ -65,18 +65,13 @@ class CompiledWatch:
     def _recording(self, original: Callable[[Any, Sequence[Any]], Any]) -> Callable[[Any, Sequence[Any]], Any]:
         @functools.wraps(original)
         def recorded(graph: Any, inputs: Sequence[Any]) -> Any:
-            def run(*args: Any) -> Any:
-                # the region takes the list itself, and empties it to free its inputs early
-                del args
-                return original(graph, inputs)
-
             try:
                 name = f"torch.compile:{region_name(graph)}"
-                args = tuple(inputs)
+                mode = self.recorder.mode_here()
             except Exception as error:
                 self.recorder.drop("compiled region", error)
                 return original(graph, inputs)
-            return self.recorder.mode_here().call(name, COMPILED, run, args, {})
+            return mode.call(name, COMPILED, lambda: original(graph, inputs), tuple(inputs), {})
 
         return recorded
 

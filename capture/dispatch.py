@@ -169,10 +169,16 @@ class RecordingMode(TorchDispatchMode):
 
     _hidden = hide_from_compiler(cast(FunctionType, __torch_dispatch__))
 
-    def call(self, name: str, kind: str, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Record and run a function that the dispatcher does not see; what it calls in turn is inside it."""
+    def call(self, name: str, kind: str, run: Callable[[], Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Record and run a function that the dispatcher does not see; what it calls in turn is inside it.
+
+        Parameters
+        ----------
+        run : calls the function
+        args, kwargs : of the function, for the record alone
+        """
         if self.idle:
-            return function(*args, **kwargs)
+            return run()
         try:
             sequence = self._sequence()
             taken = self._storages_in(args, kwargs)
@@ -182,14 +188,16 @@ class RecordingMode(TorchDispatchMode):
             self.enter(node, self.recorder.places.inside(self.place, name))
         except Exception as error:
             self.recorder.drop(name, error)
-            return function(*args, **kwargs)
+            return run()
+        # a compiled region frees its inputs as it goes
+        del args, kwargs
         start = perf_counter_ns()
         self._around.append((start, node))
         if self._ahead:
             self.recorder.write_now()
         result, raised = None, None
         try:
-            result = function(*args, **kwargs)
+            result = run()
         except BaseException as error:
             raised = error
             raise

@@ -55,6 +55,6 @@ def _recording(recorder: Recorder, name: str, function: Callable[..., Any]) -> C
     def recorded(*args: Any, **kwargs: Any) -> Any:
         if recorder.at_own_work():
             return function(*args, **kwargs)
-        return recorder.mode_here().call(name, EXTENSION, function, args, kwargs)
+        return recorder.mode_here().call(name, EXTENSION, lambda: function(*args, **kwargs), args, kwargs)
 
     return recorded

@@ -114,7 +114,7 @@ def _add_recording_options(parser: argparse.ArgumentParser) -> None:
         type=positive,
         default=1,
         metavar="N",
-        help="source lines kept of a call (default: %(default)s)",
+        help="source lines kept (default: %(default)s)",
     )
     parser.add_argument("--max-calls", type=positive, metavar="N", help="end the recording, not the program, after N")
     parser.add_argument(
@@ -128,7 +128,7 @@ def _add_recording_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--audit",
         action="store_true",
-        help="build the model once more, and compare with what torch counts of its steps",
+        help="build the model again, and compare with what torch counts of its steps",
     )
 
 

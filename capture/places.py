@@ -117,8 +117,8 @@ class CallSites:
 def innermost_module() -> nn.Module | None:
     """The module that the innermost method on this thread's stack belongs to.
 
-    Hooks tell of calls of modules; of a method such as `head.loss()`, only the stack does. It is looked at as far as the
-    call that hooks told of.
+    Hooks tell of calls of modules; of a method such as `head.loss()`, only the stack does. It is looked at as far as
+    the call that hooks told of.
     """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code is not _CALLS_FORWARD:

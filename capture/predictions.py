@@ -34,7 +34,7 @@ Point = tuple[Place, bool, tuple[int, ...]]
 """Place, whether gradients are on, history."""
 
 CAREFUL, ONE, TWO, SEVERAL, LISTED = range(5)
-"""Where a call's tensors are: anywhere; the first argument; the first two; some arguments; in the list that is first."""
+"""Where a call's tensors are: anywhere; the first argument; the first two; some arguments; in a list, the first one."""
 
 
 def sharing(storages: tuple[int, ...]) -> tuple[int, ...] | None:

@@ -11,7 +11,7 @@ from weakref import WeakSet
 
 
 def rank() -> int | None:
-    """This process's rank, where a launcher such as torchrun started several; None elsewhere."""
+    """The rank of this process, where a launcher such as torchrun started several; None elsewhere."""
     number, size = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
     if not number.isdecimal() or not size.isdecimal() or int(size) < 2:
         return None
@@ -31,21 +31,22 @@ class ForkWatch:
     Neither is called where the child ends without Python's knowledge, as by `os._exit` or a signal.
     """
 
-    _all: WeakSet[ForkWatch] = WeakSet()
-
     def __init__(self, forked: Callable[[], None], ended: Callable[[], None]) -> None:
         self.forked = forked
         self.ended = ended
         self.active = False
-        if not ForkWatch._all:
+        if not _watches:
             os.register_at_fork(after_in_child=_after_fork)
-        ForkWatch._all.add(self)
+        _watches.add(self)
         # a child of multiprocessing forgets all that is to be done at its end, and then calls this
         util.register_after_fork(self, _at_end_of_child)
 
 
+_watches: WeakSet[ForkWatch] = WeakSet()
+
+
 def _after_fork() -> None:
-    for watch in list(ForkWatch._all):
+    for watch in list(_watches):
         if watch.active:
             watch.forked()
             atexit.register(watch.ended)

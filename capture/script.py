@@ -66,10 +66,7 @@ def _status(code: object) -> int:
 
 def _print_own_frames(error: BaseException) -> None:
     """The traceback without the frames that ran the script."""
-    frames = error.__traceback__
-    while frames is not None and Path(frames.tb_frame.f_code.co_filename).name in (
-        Path(__file__).name,
-        "<frozen runpy>",
-    ):
+    frames, own = error.__traceback__, (__file__, "<frozen runpy>")
+    while frames is not None and frames.tb_frame.f_code.co_filename in own:
         frames = frames.tb_next
     traceback.print_exception(type(error), error, frames)

@@ -26,7 +26,7 @@ class ThreadWatch:
                 self._watch(thread)
             start(thread)
 
-        threading.Thread.start = watched_start  # type: ignore[method-assign]
+        threading.Thread.start = watched_start  # type: ignore[method-assign, assignment]
         return self
 
     def __exit__(

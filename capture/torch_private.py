@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from types import FunctionType
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -47,13 +47,13 @@ storage_address: Callable[[torch.Tensor], int] = getattr(torch._C, "_storage_add
 """The address of a tensor's storage object: the same for all tensors that live in the same memory."""
 
 
-pin: Callable[[torch.UntypedStorage], int] = torch.UntypedStorage._weak_ref
+pin = cast(Callable[[torch.UntypedStorage], int], torch.UntypedStorage._weak_ref)
 """The address of a storage object, which no other gets until `unpin`. Keeps no memory alive."""
 
 unpin: Callable[[int], None] = torch.UntypedStorage._free_weak_ref
 """Give back an address that `pin` gave, as often as it did."""
 
-storage_is_gone: Callable[[int], bool] = torch.UntypedStorage._expired
+storage_is_gone = cast(Callable[[int], bool], torch.UntypedStorage._expired)
 """Whether the storage of a pinned address has been freed."""
 
 

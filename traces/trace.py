@@ -26,10 +26,10 @@ class Trace:
     signatures : all that calls are made of, in the order of their first calls
     scopes : where calls came from
     values : value models by number
-    calls : one row a call, in the order in which the calls started: signature, op, scope, module, function, file, line,
-        phase, inside, process (in a merged trace), thread, start_ns (since the start of the capture), duration_ns, tensors, first_storage. Module,
-        function and line of a call in a backward pass are those of the forward call that caused it, where it is known;
-        `own_module` is where it ran itself.
+    calls : one row a call, in the order in which the calls started: signature, op, scope, module, function, file,
+        line, own_module, phase, inside, process (in a merged trace), thread, start_ns (since the start of the capture),
+        duration_ns, tensors, first_storage. Module, function, file and line of a call in a backward pass are those of
+        the forward call that caused it, where it is known; `own_module` is where it ran itself.
     storages : the memory of each call's tensors: `tensors` numbers from `first_storage` on, as `Calls` has them
     contexts : settings that scopes refer to, by number
     unfinished : the calls that never ended, in a trace that was cut by that

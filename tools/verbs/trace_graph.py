@@ -60,7 +60,7 @@ def as_json(graph: Graph) -> Iterator[str]:
     yield f'"live_memory": {json.dumps(memory)},'
     for name, items in (("calls", graph.steps.values()), ("storages", graph.storages.values())):
         yield f'"{name}": ['
-        lines = [json.dumps(asdict(item)) for item in items]  # type: ignore[call-overload]
+        lines = [json.dumps(asdict(item)) for item in items]
         yield from (f"{line}," for line in lines[:-1])
         yield from lines[-1:]
         yield "]," if name == "calls" else "]}"
@@ -89,9 +89,8 @@ def _facts(graph: Graph, total_ns: int) -> Iterator[str]:
         f"{total_ns / 1e6:,.2f} ms ({graph.critical_ns / max(total_ns, 1):.0%})"
     )
     at = "" if graph.peak_at is None else f" at call {graph.peak_at} ({printable(graph.steps[graph.peak_at].op)})"
-    yield f"live memory    {graph.peak_bytes / 1e6:,.2f} MB at most{at}, and {graph.outside_bytes / 1e6:,.2f} MB from before"
+    peak, outside = graph.peak_bytes / 1e6, graph.outside_bytes / 1e6
+    yield f"live memory    {peak:,.2f} MB at most{at}, and {outside:,.2f} MB from before"
 
 
-verbs.register("trace graph")(
-    Verb("show what depends on what, the critical path and live memory", EXAMPLES, prepare, run)
-)
+verbs.register("trace graph")(Verb("show dependencies, the critical path and live memory", EXAMPLES, prepare, run))
