@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from opgrip.capture.dispatch import RecordingMode
+from opgrip.capture.patches import Patches
 from opgrip.capture.recorder import Recorder
 from opgrip.traces.records import COMPILED
 
@@ -43,6 +44,7 @@ class CompiledWatch:
         self.recorder = recorder
         self.compiled = compiled
         self._hooks = ExitStack()
+        self._patches = Patches()
 
     def __enter__(self) -> CompiledWatch:
         if self.compiled == OPERATORS:
@@ -52,15 +54,14 @@ class CompiledWatch:
         else:
             from torch._inductor.output_code import CompiledFxGraph
 
-            original = CompiledFxGraph.__call__
-            CompiledFxGraph.__call__ = self._recording(original)  # type: ignore[method-assign, assignment]
-            self._hooks.callback(setattr, CompiledFxGraph, "__call__", original)
+            self._patches.replace(CompiledFxGraph, "__call__", self._recording)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._hooks.close()
+        self._patches.undo()
 
     def _recording(self, original: Callable[[Any, Sequence[Any]], Any]) -> Callable[[Any, Sequence[Any]], Any]:
         @functools.wraps(original)

@@ -2,59 +2,154 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
-import inspect
 import sys
-from collections.abc import Callable, Iterable
-from types import BuiltinFunctionType, ModuleType, TracebackType
+from collections.abc import Callable, Iterable, Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from types import FunctionType, ModuleType, TracebackType
 from typing import Any
 
+from opgrip.capture.patches import Patches
 from opgrip.capture.recorder import Recorder
 from opgrip.traces.records import EXTENSION
 
 KNOWN_EXTENSIONS = ("mmcv._ext",)
 """Extension modules that are watched wherever the program has loaded them."""
 
+_FUNCTION_POINTER: type = type(ctypes.pythonapi.Py_IsInitialized).__mro__[1]
+
 
 class ExtensionWatch:
     """While it is entered, the functions of the named extension modules record their calls.
 
     The operators that a function runs inside are recorded too, with its name in their scope. A module that the program
-    has not loaded by then is passed over.
+    loads later is watched from then on. Of a module that uses ctypes, the functions of its libraries are watched.
     """
 
     def __init__(self, recorder: Recorder, names: Iterable[str] = KNOWN_EXTENSIONS) -> None:
         self.recorder = recorder
         self.names = tuple(names)
-        self._originals: list[tuple[ModuleType, str, Any]] = []
+        self._patches = Patches()
+        self._libraries: list[tuple[ctypes.CDLL, type]] = []
+        self._finder = _LateFinder(self.names, self._watch_module)
 
     def __enter__(self) -> ExtensionWatch:
         for name in self.names:
             module = sys.modules.get(name)
             if module is not None:
-                self._wrap_functions(name, module)
+                self._watch_module(module)
+        sys.meta_path.insert(0, self._finder)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        for module, attribute, original in self._originals:
-            setattr(module, attribute, original)
-        self._originals.clear()
+        sys.meta_path.remove(self._finder)
+        self._patches.undo()
+        for library, original in self._libraries:
+            library.__class__ = original
+        self._libraries.clear()
 
-    def _wrap_functions(self, name: str, module: ModuleType) -> None:
-        for attribute, original in list(vars(module).items()):
-            # unwrapped: another capture may be watching already
-            if isinstance(inspect.unwrap(original), BuiltinFunctionType):
-                self._originals.append((module, attribute, original))
-                setattr(module, attribute, _recording(self.recorder, f"{name}:{attribute}", original))
+    def _watch_module(self, module: ModuleType) -> None:
+        try:
+            for attribute, value in list(vars(module).items()):
+                if isinstance(value, ctypes.CDLL):
+                    self._watch_library(f"{module.__name__}:{attribute}", value)
+                elif _is_compiled_function(value):
+                    name = f"{module.__name__}:{attribute}"
+                    self._patches.replace(module, attribute, functools.partial(self._recording, name))
+        except Exception as error:
+            self.recorder.drop(f"extension {module.__name__}", error)
+
+    def _watch_library(self, name: str, library: ctypes.CDLL) -> None:
+        """Watch the functions that a library has been asked for, and those that it will be."""
+        original = type(library)
+        patches, recording = self._patches, self._recording
+
+        class Watched(original):  # type: ignore[misc, valid-type]
+            def __getattr__(self, attribute: str) -> Any:
+                super().__getattr__(attribute)
+                patches.replace(self, attribute, functools.partial(recording, f"{name}.{attribute}"))
+                return vars(self)[attribute]
+
+        for attribute, value in list(vars(library).items()):
+            if isinstance(value, _FUNCTION_POINTER):
+                patches.replace(library, attribute, functools.partial(recording, f"{name}.{attribute}"))
+        library.__class__ = Watched
+        self._libraries.append((library, original))
+
+    def _recording(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        recorder = self.recorder
+
+        def recorded(*args: Any, **kwargs: Any) -> Any:
+            if recorder.at_own_work():
+                return function(*args, **kwargs)
+            return recorder.mode_here().call(name, EXTENSION, lambda: function(*args, **kwargs), args, kwargs)
+
+        if isinstance(function, _FUNCTION_POINTER):
+            return _Pointer(function, recorded)
+        return functools.wraps(function)(recorded)
 
 
-def _recording(recorder: Recorder, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(function)
-    def recorded(*args: Any, **kwargs: Any) -> Any:
-        if recorder.at_own_work():
-            return function(*args, **kwargs)
-        return recorder.mode_here().call(name, EXTENSION, lambda: function(*args, **kwargs), args, kwargs)
+class _Pointer:
+    """A function of a library with its calls recorded; its types can be read and set as before."""
 
-    return recorded
+    def __init__(self, function: Any, recorded: Callable[..., Any]) -> None:
+        self.__dict__.update(_function=function, _recorded=recorded)
+
+    def __call__(self, *args: Any) -> Any:
+        return self._recorded(*args)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._function, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name.startswith("_opgrip"):
+            self.__dict__[name] = value
+        else:
+            setattr(self._function, name, value)
+
+
+class _LateFinder(MetaPathFinder):
+    """Tells of named modules once they have been loaded."""
+
+    def __init__(self, names: tuple[str, ...], loaded: Callable[[ModuleType], None]) -> None:
+        self.names = names
+        self.loaded = loaded
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """The spec of a watched module, whose loader tells of it."""
+        if fullname not in self.names:
+            return None
+        spec = PathFinder.find_spec(fullname, path, target)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _TellingLoader(spec.loader, self.loaded)
+        return spec
+
+
+class _TellingLoader(Loader):
+    def __init__(self, loader: Loader, loaded: Callable[[ModuleType], None]) -> None:
+        self.loader = loader
+        self.loaded = loaded
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        """What the module's own loader creates."""
+        return self.loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Load the module, and tell."""
+        self.loader.exec_module(module)
+        assert module.__spec__ is not None
+        module.__spec__.loader = module.__loader__ = self.loader
+        self.loaded(module)
+
+
+def _is_compiled_function(value: Any) -> bool:
+    """Whether it is a function that is not Python's, as pybind and ctypes make them."""
+    if isinstance(value, type | FunctionType | ModuleType) and not hasattr(value, "_opgrip_patch"):
+        return False
+    return callable(value) and type(value).__module__ in ("builtins", "_ctypes", "ctypes", "nanobind")

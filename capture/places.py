@@ -79,7 +79,7 @@ class Site:
     Attributes
     ----------
     function : its qualified name
-    file : relative to the working directory or to where packages are installed, if it is below one of these
+    file : of a module by its name, `mmdet/models/necks/fpn.py`; of a script below the working directory from there
     """
 
     function: str
@@ -106,7 +106,7 @@ class CallSites:
         while frame is not None and len(found) < self.depth:
             code = frame.f_code
             if code not in self._files:
-                self._files[code] = _short_name(code.co_filename)
+                self._files[code] = _short_name(code.co_filename, frame.f_globals.get("__name__"))
             file = self._files[code]
             if file is not None:
                 found.append(Site(getattr(code, "co_qualname", code.co_name), file, frame.f_lineno or 0))
@@ -145,11 +145,12 @@ def is_running(frame: FrameType) -> bool:
     return False
 
 
-def _short_name(file: str) -> str | None:
+def _short_name(file: str, module: object) -> str | None:
     """A file's name as a trace holds it; None for a file that is not the program's."""
     if file.startswith(_OWN_FOLDERS):
         return None
-    for folder in sorted((os.getcwd(), *sys.path), key=len, reverse=True):
-        if folder and file.startswith(folder.rstrip(os.sep) + os.sep):
-            return file[len(folder.rstrip(os.sep)) + 1 :]
-    return file
+    if isinstance(module, str) and module != "__main__" and file.endswith(".py"):
+        path = module.replace(".", "/")
+        return f"{path}/__init__.py" if Path(file).name == "__init__.py" else f"{path}.py"
+    here = os.getcwd() + os.sep
+    return file.removeprefix(here)

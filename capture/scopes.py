@@ -16,6 +16,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from opgrip.capture.contexts import describe_autocast
 from opgrip.capture.dispatch import RecordingMode
+from opgrip.capture.patches import Patches
 from opgrip.capture.places import OPTIMIZER, Place
 from opgrip.capture.recorder import Recorder
 from opgrip.capture.torch_private import hide_from_compiler
@@ -71,26 +72,23 @@ class ScopeWatch:
         # where calling a module from a place leads to
         self._places: dict[tuple[int, Place], tuple[ref[nn.Module], Place]] = {}
         self._hooks = ExitStack()
+        self._patches = Patches()
         recorder.path_of = self._paths.of
 
     def __enter__(self) -> ScopeWatch:
         self._hooks.callback(register_optimizer_step_pre_hook(self._enter_optimizer).remove)
         self._hooks.callback(register_optimizer_step_post_hook(self._leave_optimizer).remove)
         # torch's hooks around forward cost three times as much
-        self._replace(nn.Module, "__call__", self._watching_call)
+        self._patches.replace(nn.Module, "__call__", self._watching_call)
         for name in ("__enter__", "__exit__"):
-            self._replace(torch.autocast, name, self._watching_autocast)
+            self._patches.replace(torch.autocast, name, self._watching_autocast)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        self._patches.undo()
         self._hooks.close()
-
-    def _replace(self, owner: type, name: str, watching: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-        original = getattr(owner, name)
-        setattr(owner, name, watching(original))
-        self._hooks.callback(setattr, owner, name, original)
 
     def _watching_call(self, original: Callable[..., Any]) -> Callable[..., Any]:
         enter = self._enter_module

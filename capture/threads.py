@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from types import TracebackType
 
+from opgrip.capture.patches import Patches
 from opgrip.capture.recorder import Recorder
 
 
@@ -16,23 +18,24 @@ class ThreadWatch:
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
-        self._start = threading.Thread.start
+        self._patches = Patches()
 
     def __enter__(self) -> ThreadWatch:
-        self._start = start = threading.Thread.start
-
-        def watched_start(thread: threading.Thread) -> None:
-            if not self.recorder.at_own_work():
-                self._watch(thread)
-            start(thread)
-
-        threading.Thread.start = watched_start  # type: ignore[method-assign, assignment]
+        self._patches.replace(threading.Thread, "start", self._watching)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        threading.Thread.start = self._start  # type: ignore[method-assign]
+        self._patches.undo()
+
+    def _watching(self, start: Callable[[threading.Thread], None]) -> Callable[[threading.Thread], None]:
+        def watched(thread: threading.Thread) -> None:
+            if not self.recorder.at_own_work():
+                self._watch(thread)
+            start(thread)
+
+        return watched
 
     def _watch(self, thread: threading.Thread) -> None:
         run = thread.run

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from typing import Any
 
 import pandas as pd
 
@@ -26,6 +27,7 @@ class Case:
     captured_us : median duration of those calls in the program
     captured_total_us : sum of their durations
     share : of the selected calls' time, 0 to 1
+    context : the settings that most of those calls ran under
     """
 
     signature: Signature
@@ -34,6 +36,7 @@ class Case:
     captured_us: float
     captured_total_us: float
     share: float
+    context: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def number(self) -> int:
@@ -80,12 +83,14 @@ def make_cases(trace: Trace, selection: Selection = Selection()) -> list[Case]:
     times = calls.groupby("signature")["duration_ns"].agg(["size", "median", "sum"])
     of_signature = {int(row[0]): (int(row[1]), float(row[2]), int(row[3])) for row in times.itertuples()}
     total = max(sum(time for _, _, time in of_signature.values()), 1)
+    contexts = _contexts(trace, calls)
     cases = []
     for signature in trace.signatures:
         if signature.number in of_signature:
             count, median_ns, sum_ns = of_signature[signature.number]
             values = _values_of(signature, trace.values)
-            cases.append(Case(signature, values, count, median_ns / 1e3, sum_ns / 1e3, sum_ns / total))
+            context = contexts.get(signature.number, {})
+            cases.append(Case(signature, values, count, median_ns / 1e3, sum_ns / 1e3, sum_ns / total, context))
     if not cases:
         raise UserError("no call of the trace refers to a signature that it holds", "capture it again")
     cases.sort(key=lambda case: (-case.share, case.number))
@@ -103,6 +108,16 @@ def _matching(calls: pd.DataFrame, column: str, patterns: Sequence[str], flag: s
         examples = ", ".join(repr(str(name)) for name in known)
         raise UserError(f"no {column} matches {flag} {' '.join(patterns)}", f"the trace has {examples} and others")
     return selected
+
+
+def _contexts(trace: Trace, calls: pd.DataFrame) -> dict[int, Mapping[str, Any]]:
+    """By signature, the settings that most of its calls ran under."""
+    context_of = {scope.number: scope.context for scope in trace.scopes}
+    numbers = calls["scope"].map(context_of)
+    known = pd.DataFrame({"signature": calls["signature"], "context": numbers}).dropna()
+    most = known.groupby("signature")["context"].agg(lambda column: column.value_counts().index[0])
+    pairs = zip(most.index.tolist(), most.tolist(), strict=True)
+    return {int(signature): trace.contexts.get(int(context), {}) for signature, context in pairs}
 
 
 def _values_of(signature: Signature, values: Mapping[int, ValueModel]) -> dict[int, ValueModel]:

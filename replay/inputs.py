@@ -9,7 +9,16 @@ from typing import Any
 import torch
 
 from opgrip.replay.operators import Unsupported
-from opgrip.traces.arguments import GeneratorSpec, Opaque, TensorSpec, map_leaves, tensors
+from opgrip.traces.arguments import (
+    GeneratorSpec,
+    GroupSpec,
+    Opaque,
+    ReductionSpec,
+    TensorSpec,
+    leaves,
+    map_leaves,
+    tensors,
+)
 from opgrip.traces.values import ValueModel
 
 DeviceMap = Callable[[str], str]
@@ -104,6 +113,8 @@ class Inputs:
     def _plan(self, specs: list[TensorSpec]) -> list[_Planned]:
         for leaf in (leaf for tree in (self._args, self._kwargs) for leaf in _opaque(tree)):
             raise Unsupported(f"a trace cannot hold an argument of type {leaf.type_name}")
+        if any(isinstance(leaf, GroupSpec | ReductionSpec) for leaf in leaves([self._args, self._kwargs])):
+            raise Unsupported("it takes a process group, which a replay has none of")
         groups: dict[Any, list[TensorSpec]] = {}
         for index, spec in enumerate(specs):
             _check_supported(spec)

@@ -10,6 +10,7 @@ import nvtx
 import torch
 
 from opgrip.replay.cases import Case
+from opgrip.replay.contexts import restored
 from opgrip.replay.inputs import DeviceMap, Inputs
 from opgrip.replay.operators import TRUSTED_EXTENSIONS, Operator, Unsupported, find_operator
 from opgrip.replay.results import FAILED, OK, SKIPPED, UNSUPPORTED, Result, describe_shapes, same_outputs
@@ -63,7 +64,7 @@ def _replay_case(case: Case, settings: Settings) -> Result:
         return replace(result, status=SKIPPED, error=f"it raised when it was captured: {case.signature.raised}")
     try:
         # captured below autograd, so replayed without it
-        with torch.no_grad():
+        with torch.no_grad(), restored(case.context):
             return _measure_case(case, settings, result)
     except Unsupported as error:
         return replace(result, status=UNSUPPORTED, error=str(error))

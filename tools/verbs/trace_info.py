@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
@@ -15,13 +16,15 @@ from rich.text import Text
 
 from opgrip.tools.verbs.verb import Verb, verbs
 from opgrip.traces import Trace, load
-from opgrip.traces.command import add_debug, positive
-from opgrip.traces.records import Dropped
+from opgrip.traces.arguments import TensorSpec, leaves
+from opgrip.traces.command import add_debug, positive, printable
+from opgrip.traces.records import Dropped, Entered
 
 EXAMPLES = """\
 examples:
   opgrip trace info traces/faster_rcnn.jsonl
   opgrip trace info traces/faster_rcnn.jsonl --top 30 | less
+  opgrip trace info traces/faster_rcnn.jsonl --by function --by line
 """
 PIPE_WIDTH = 120
 
@@ -31,6 +34,12 @@ def prepare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("trace", type=Path, metavar="TRACE", help="a file that opcapture wrote")
     parser.add_argument(
         "--top", type=positive, default=12, metavar="N", help="rows of each table (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--by",
+        choices=tuple(GROUPS),
+        action="append",
+        help="one table of time by this; can be repeated (default: op and module)",
     )
     parser.add_argument("--partial", action="store_true", help="show what there is of a cut or damaged trace")
     add_debug(parser)
@@ -43,23 +52,44 @@ def run(args: argparse.Namespace) -> int:
     if not console.is_terminal:
         console = Console(file=sys.stdout, width=PIPE_WIDTH, highlight=False)
     for name, value in _facts(trace):
-        console.print(Text(f"{name:<12}{value}"), soft_wrap=True)
-    summary = trace.summary()
-    _print_table(console, f"operators by share of time ({len(summary)} in all)", _operator_rows(summary.head(args.top)))
-    modules = by_module(trace)
-    _print_table(console, f"modules by share of time ({len(modules)} in all)", _module_rows(modules.head(args.top)))
+        console.print(Text(f"{name:<12}{printable(value)}"), soft_wrap=True)
+    for by in args.by or ("op", "module"):
+        table = summarize(trace, by)
+        title = f"{GROUPS[by].title} by share of time ({len(table)} in all)"
+        _print_table(console, title, list(_rows(table.head(args.top), by)))
     return 0
 
 
-def by_module(trace: Trace) -> pd.DataFrame:
-    """One row a module path and phase, by falling share of time: module, phase, calls, time_us, share."""
+@dataclass(frozen=True, slots=True)
+class Group:
+    """What one table has a row of."""
+
+    title: str
+    columns: tuple[str, ...]
+
+
+GROUPS = {
+    "op": Group("operators", ("op",)),
+    "module": Group("modules", ("module", "phase")),
+    "function": Group("functions", ("function", "file", "phase")),
+    "line": Group("lines", ("file", "line", "function", "phase")),
+}
+"""The tables by the name that the user gives them; calls of a backward pass count to what caused them."""
+
+
+def summarize(trace: Trace, by: str) -> pd.DataFrame:
+    """One row a group of calls, by falling share of time: the group's columns, calls, signatures, time_us, share.
+
+    Calls that an extension function made count to the function's time.
+    """
     own = trace.calls[trace.calls["inside"].isna()]
-    groups = own.groupby(["module", "phase"], observed=True)["duration_ns"]
-    table = groups.agg(["size", "sum"]).reset_index()
-    table["share"] = table["sum"] / max(int(table["sum"].sum()), 1)
-    table["time_us"] = table["sum"] / 1e3
-    table = table.rename(columns={"size": "calls"}).drop(columns="sum")
-    return table.sort_values(["share", "calls"], ascending=False, ignore_index=True)
+    columns = list(GROUPS[by].columns)
+    groups = own.groupby(columns, observed=True)
+    table = groups.agg(calls=("signature", "size"), signatures=("signature", "nunique"), time=("duration_ns", "sum"))
+    table = table.reset_index()
+    table["share"] = table["time"] / max(int(table["time"].sum()), 1)
+    table["time_us"] = table["time"] / 1e3
+    return table.drop(columns="time").sort_values(["share", "calls"], ascending=False, ignore_index=True)
 
 
 def _facts(trace: Trace) -> Iterable[tuple[str, str]]:
@@ -68,8 +98,12 @@ def _facts(trace: Trace) -> Iterable[tuple[str, str]]:
     if isinstance(model, dict):
         yield "model", ", ".join(str(model[name]) for name in ("name", "class", "source") if name in model)
         yield "run", f"{model.get('run')}, {header.get('steps')} steps after {header.get('warmup')} to warm up"
-    yield "command", " ".join(map(str, header.get("command", [])))
+    command = header.get("command")
+    yield "command", " ".join(map(str, command)) if isinstance(command, list) else str(command)
     versions = (f"{name} {header[name]}" for name in ("opgrip", "torch", "python") if name in header)
+    processes = header.get("processes")
+    if isinstance(processes, list):
+        yield "processes", str(len(processes))
     yield "made by", ", ".join(versions)
     devices = header.get("devices")
     if isinstance(devices, dict):
@@ -87,8 +121,14 @@ def _losses(trace: Trace) -> Iterable[tuple[str, str]]:
         yield "incomplete", trace.missing
     if trace.end is not None:
         yield "dropped", _counted(trace.end.dropped)
+        if trace.end.passed_by:
+            yield "passed by", _counted(trace.end.passed_by)
+        if trace.end.stopped:
+            yield "stopped", f"at {trace.end.stopped}, and the program went on"
         if trace.end.without_values:
             yield "no values", _counted(trace.end.without_values)
+    for entered in trace.unfinished:
+        yield "unfinished", _entered(trace, entered)
     raised = [item for item in trace.signatures if item.raised is not None]
     if raised:
         yield "raised", "; ".join(f"{item.op}: {item.raised}" for item in raised)
@@ -96,35 +136,39 @@ def _losses(trace: Trace) -> Iterable[tuple[str, str]]:
         yield "passed over", ", ".join(f"{count} {name}" for name, count in trace.unknown.items())
 
 
+def _entered(trace: Trace, entered: Entered) -> str:
+    """A call that was entered and not left, with what it was called on."""
+    signature = entered.opened or next((item for item in trace.signatures if item.number == entered.signature), None)
+    scope = next((item for item in trace.scopes if item.number == entered.scope), None)
+    where = f" at {scope.file}:{scope.line} in {scope.function}" if scope is not None and scope.function else ""
+    if signature is None:
+        return f"signature {entered.signature}{where}"
+    return f"{signature.op}({', '.join(map(_outline, leaves([signature.args, signature.kwargs])))}){where}"
+
+
+def _outline(leaf: object) -> str:
+    if not isinstance(leaf, TensorSpec):
+        return str(leaf)
+    return f"{str(leaf.dtype).removeprefix('torch.')}[{','.join(map(str, leaf.shape))}]"
+
+
 def _counted(dropped: list[Dropped]) -> str:
     return "; ".join(f"{item.count:,} {item.op}: {item.reason}" for item in dropped) or "nothing"
 
 
-def _operator_rows(table: pd.DataFrame) -> list[tuple[str, ...]]:
-    return [
-        ("share", "time us", "calls", "signatures", "operator"),
-        *(
-            (f"{row.share:.1%}", f"{row.time_us:,.0f}", f"{row.calls:,}", str(row.signatures), str(row.op))
-            for row in table.itertuples()
-        ),
-    ]
-
-
-def _module_rows(table: pd.DataFrame) -> list[tuple[str, ...]]:
-    return [
-        ("share", "time us", "calls", "phase", "module"),
-        *(
-            (f"{row.share:.1%}", f"{row.time_us:,.0f}", f"{row.calls:,}", str(row.phase), str(row.module) or "(root)")
-            for row in table.itertuples()
-        ),
-    ]
+def _rows(table: pd.DataFrame, by: str) -> Iterator[tuple[str, ...]]:
+    names = GROUPS[by].columns
+    yield ("share", "time us", "calls", "signatures", *("operator" if name == "op" else name for name in names))
+    for row in table.to_dict("records"):
+        where = (printable(row[name]) or ("(root)" if name == "module" else "") for name in names)
+        yield (f"{row['share']:.1%}", f"{row['time_us']:,.0f}", f"{row['calls']:,}", str(row["signatures"]), *where)
 
 
 def _print_table(console: Console, title: str, rows: list[tuple[str, ...]]) -> None:
     names, *body = rows
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=title, title_justify="left")
     for place, name in enumerate(names):
-        table.add_column(name, justify="right" if place < 3 else "left", overflow="fold")
+        table.add_column(name, justify="right" if place < 4 else "left", overflow="fold")
     for row in body:
         table.add_row(*map(Text, row))
     console.print(table)
