@@ -59,33 +59,33 @@ class Blocks:
         table = np.array(rows, dtype=np.int64).reshape(-1, COLUMNS)
         pairs = self.recorder.pairs
         signature, scope, tensors = zip(*[pairs[pair] for pair in table[:, 0].tolist()], strict=True)
-        scopes = self._paired(mode.ident, list(scope), table[:, 3].tolist())
+        scopes = self._paired(mode.number, list(scope), table[:, 3].tolist())
         yield from self._thread(mode)
         start, duration = table[:, 1] - self.recorder.started_ns, table[:, 2] - table[:, 1]
         columns = (list(signature), scopes, start.tolist(), duration.tolist(), list(tensors))
-        yield Calls(self._threads[mode.ident], *columns, flows, self._newest)
-        self._last_start[mode.ident] = int(table[-1, 1])
+        yield Calls(self._threads[mode.number], *columns, flows, self._newest)
+        self._last_start[mode.number] = int(table[-1, 1])
         self._newest = max(self._newest, *flows) if flows else self._newest
         self.calls += len(table)
 
     def running(self) -> Iterator[Record]:
         """The calls that each thread is in, outermost first."""
         for mode in self.recorder.modes:
-            for start, node in mode.running(self._last_start.get(mode.ident, 0)):
+            for start, node in mode.running(self._last_start.get(mode.number, 0)):
                 yield from self._thread(mode)
                 opened = self.recorder.open_signature(node.number)
                 since = start - self.recorder.started_ns
-                yield Entered(self._threads[mode.ident], since, node.scope, node.number, opened)
+                yield Entered(self._threads[mode.number], since, node.scope, node.number, opened)
 
     def _thread(self, mode: RecordingMode) -> Iterator[Record]:
-        if mode.ident not in self._threads:
-            self._threads[mode.ident] = len(self._threads)
-            yield Thread(self._threads[mode.ident], mode.thread_name)
+        if mode.number not in self._threads:
+            self._threads[mode.number] = len(self._threads)
+            yield Thread(self._threads[mode.number], mode.thread_name)
 
-    def _paired(self, ident: int, scopes: list[int], sequences: list[int]) -> list[int]:
+    def _paired(self, mode: int, scopes: list[int], sequences: list[int]) -> list[int]:
         """The scopes of a thread's calls, with those of the forward calls for the calls in a backward pass."""
-        forward = self._forward.setdefault(ident, {})
-        last = self._last.get(ident, -1)
+        forward = self._forward.setdefault(mode, {})
+        last = self._last.get(mode, -1)
         paired = []
         for scope, sequence in zip(scopes, sequences, strict=True):
             if sequence >= 0:
@@ -98,7 +98,7 @@ class Blocks:
                 if caused_by is not None:
                     scope = self.recorder.backward_scope(scope, caused_by)
             paired.append(scope)
-        self._last[ident] = last
+        self._last[mode] = last
         for number in list(forward)[: len(forward) - MOST_SEQUENCES]:
             del forward[number]
         return paired

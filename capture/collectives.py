@@ -25,7 +25,7 @@ def describe_script_object(value: torch.ScriptObject) -> GroupSpec | ReductionSp
         return GroupSpec(group.group_name, group.name(), ranks, group.rank())
     if name == "c10d.ReduceOp":
         number = cast(Any, value).op()
-        kinds = vars(distributed.ReduceOp.RedOpType)["__members__"]
+        kinds = distributed.ReduceOp.RedOpType.__members__
         names = (kind for kind, member in kinds.items() if int(member) == number)
         return ReductionSpec(next(names, str(number)))
     return Opaque(name)

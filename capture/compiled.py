@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 import re
+import threading
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from types import TracebackType
 from typing import Any
 
@@ -49,8 +50,7 @@ class CompiledWatch:
     def __enter__(self) -> CompiledWatch:
         if self.compiled == OPERATORS:
             # else torch marks what it meets under a mode as not to be compiled, for good
-            stance: AbstractContextManager[Any] = torch.compiler.set_stance("force_eager")
-            self._hooks.enter_context(stance)
+            self._hooks.enter_context(_eager)
         else:
             from torch._inductor.output_code import CompiledFxGraph
 
@@ -75,6 +75,31 @@ class CompiledWatch:
             return mode.call(name, COMPILED, lambda: original(graph, inputs), tuple(inputs), {})
 
         return recorded
+
+
+class _Eager:
+    """Torch's stance to run without the compiler, from the first capture's start to the last one's end."""
+
+    def __init__(self) -> None:
+        self._captures = 0
+        self._stance: AbstractContextManager[Any] = nullcontext()
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> None:
+        with self._lock:
+            self._captures += 1
+            if self._captures == 1:
+                self._stance = torch.compiler.set_stance("force_eager")
+                self._stance.__enter__()
+
+    def __exit__(self, *ignored: object) -> None:
+        with self._lock:
+            self._captures -= 1
+            if self._captures == 0:
+                self._stance.__exit__(None, None, None)
+
+
+_eager = _Eager()
 
 
 def region_name(graph: Any) -> str:

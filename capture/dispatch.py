@@ -60,6 +60,8 @@ class RecordingMode(TorchDispatchMode):
     def __init__(self, recorder: Recorder) -> None:
         super().__init__()
         self.recorder = recorder
+        # a thread's ident goes to another thread when it ends
+        self.number = recorder.next_mode()
         self.place = recorder.places.at(autocast=describe_autocast())
         self.idle = recorder.idle
         self._ahead = recorder.write_ahead

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import count
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
@@ -59,6 +60,7 @@ class Recorder:
         self._make_mode = make_mode
         self._sites = CallSites(stack_depth)
         self._here = threading.local()
+        self.next_mode = count().__next__
         self.modes: list[RecordingMode] = []
         self.begin()
 

@@ -58,9 +58,16 @@ class ModulePaths:
         return path
 
     def _name_all(self, root: nn.Module) -> None:
-        for path, module in root.named_modules():
+        # not by named_modules, which passes over a module that equals another one
+        found, seen = [("", root)], set()
+        for path, module in found:
+            if id(module) in seen:
+                continue
+            seen.add(id(module))
             if self.of(module) is None:
                 self._known[id(module)] = (ref(module), path)
+            children = ((name, child) for name, child in module._modules.items() if child is not None)
+            found += [(f"{path}.{name}" if path else name, child) for name, child in children]
 
 
 class ScopeWatch:

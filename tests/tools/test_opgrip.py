@@ -8,7 +8,7 @@ import pytest
 from example_trace import RECORDS, write
 from programs import SHIPPED_TRACES, run_command
 
-from opgrip.tools.verbs.trace_info import by_module
+from opgrip.tools.verbs.trace_info import GROUPS, summarize
 from opgrip.traces import load
 
 
@@ -24,12 +24,12 @@ def test_info_shows_what_is_in_a_trace(detector_trace: Path) -> None:
     assert facts["signatures"].startswith(f"{len(trace.signatures):,} of ")
     assert facts["dropped"] == "nothing"
     assert trace.summary()["op"][0] in done.stdout
-    assert by_module(trace)["module"][0] in done.stdout
+    assert summarize(trace, "module")["module"][0] in done.stdout
 
 
-def test_shares_of_operators_and_of_modules_both_add_up(detector_trace: Path) -> None:
+def test_shares_add_up_by_whatever_calls_are_grouped(detector_trace: Path) -> None:
     trace = load(detector_trace)
-    for table in (trace.summary(), by_module(trace)):
+    for table in (trace.summary(), *(summarize(trace, by) for by in GROUPS)):
         assert table["share"].sum() == pytest.approx(1)
         assert table["share"].is_monotonic_decreasing
         assert table["calls"].sum() == len(trace.calls)
@@ -66,3 +66,11 @@ def test_shipped_traces_are_whole_and_dropped_nothing(path: Path) -> None:
     assert trace.end is not None
     assert not trace.end.dropped
     assert trace.end.calls == len(trace.calls)
+
+
+def test_info_groups_by_function_and_line(detector_trace: Path) -> None:
+    done = run_command("opgrip", "trace", "info", detector_trace, "--by", "function", "--by", "line", "--top", "3")
+    assert done.returncode == 0, done.stderr
+    assert "functions by share of time" in done.stdout
+    assert "lines by share of time" in done.stdout
+    assert "opgrip/samples/" in done.stdout

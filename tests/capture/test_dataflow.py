@@ -1,0 +1,144 @@
+"""Which call made what another one takes."""
+
+from __future__ import annotations
+
+import gc
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from programs import run_command, train_tiny_net
+
+from opgrip.capture import Capture
+from opgrip.capture.storages import Storages
+from opgrip.traces import Trace, load
+from opgrip.traces.graph import make_graph
+from opgrip.traces.records import NO_STORAGE, decode_storages, encode_storages
+
+
+def capture(path: Path, function: Any) -> Trace:
+    with Capture(path / "t.jsonl", force=True):
+        function()
+    return load(path / "t.jsonl", partial=False)
+
+
+def storages(trace: Trace) -> list[list[int]]:
+    return [
+        trace.storages[row.first_storage : row.first_storage + row.tensors].tolist() for row in trace.calls.itertuples()
+    ]
+
+
+@given(st.lists(st.integers(NO_STORAGE, 5000)), st.integers(-1, 5000))
+def test_numbers_of_storages_survive_the_file(numbers: list[int], newest: int) -> None:
+    assert decode_storages(encode_storages(numbers, newest), newest) == numbers
+
+
+def test_a_result_is_known_again_as_an_argument(tmp_path: Path) -> None:
+    x = torch.ones(3)
+    sine, cosine, both = storages(capture(tmp_path, lambda: x.sin() + x.cos()))
+    assert sine[0] == cosine[0]
+    assert len({*sine, *cosine}) == 3
+    assert both[:2] == [sine[1], cosine[1]]
+
+
+def test_views_and_results_of_operators_in_place_are_the_memory_they_are_of(tmp_path: Path) -> None:
+    x = torch.ones(4)
+
+    def program() -> None:
+        x[:2].add_(1)
+        x.view(2, 2).split(1)
+
+    for call in storages(capture(tmp_path, program)):
+        assert len(set(call)) == 1
+
+
+def test_an_address_that_is_used_again_is_another_storage(tmp_path: Path) -> None:
+    addresses, x = [], torch.ones(1000)
+
+    def program() -> None:
+        for _ in range(50):
+            y = x + 1
+            addresses.append(y.untyped_storage().data_ptr())
+            del y
+
+    calls = storages(capture(tmp_path, program))
+    # the allocator did give the same memory again
+    assert len(set(addresses)) < 50
+    assert len({call[-1] for call in calls}) == 50
+
+
+def test_memory_that_no_call_made_is_told_from_what_had_its_address(tmp_path: Path) -> None:
+    import numpy as np
+
+    def program() -> None:
+        for _ in range(20):
+            torch.from_numpy(np.ones(1000, dtype=np.float32)).sin()
+
+    assert len({call[0] for call in storages(capture(tmp_path, program))}) == 20
+
+
+def test_storages_are_freed_when_the_program_frees_them() -> None:
+    import weakref
+
+    known = Storages()
+    x = torch.ones(3)
+    number, alive = known.number(x), weakref.ref(x.untyped_storage())
+    assert known.number(x[1:]) == number
+    del x
+    gc.collect()
+    assert alive() is None
+    known.sweep()
+    assert not known.numbers
+    known.close()
+
+
+def test_the_table_of_storages_does_not_grow_with_the_calls(tmp_path: Path) -> None:
+    x = torch.ones(3)
+    with Capture(tmp_path / "t.jsonl") as watched:
+        for _ in range(5000):
+            x + 1
+        assert len(watched._recorder.storages.numbers) < 1000
+
+
+def test_backward_calls_take_what_forward_calls_made(tmp_path: Path) -> None:
+    def program() -> None:
+        torch.ones(3, requires_grad=True).sin().exp().sum().backward()
+
+    trace = capture(tmp_path, program)
+    calls = list(zip(trace.calls["op"].astype(str), storages(trace), strict=True))
+    ((_, result),) = (numbers for op, numbers in calls if op == "aten.exp.default")
+    # the derivative of exp is its result, which the backward pass has from a saved variable
+    assert any(result in numbers for op, numbers in calls if op == "aten.mul.Tensor")
+
+
+def test_a_graph_follows_results_and_writes(tmp_path: Path) -> None:
+    def program() -> None:
+        x = torch.ones(1000)  # 0
+        y = x.sin()  # 1
+        z = x.cos()  # 2
+        y.add_(1)  # 3
+        (y + z).sum()  # 4, 5
+
+    graph = make_graph(capture(tmp_path, program))
+    after = {number: step.after for number, step in graph.steps.items()}
+    assert after == {0: [], 1: [0], 2: [0], 3: [1], 4: [2, 3], 5: [4]}
+    assert graph.critical_path[0] == 0
+    assert graph.critical_path[-1] == 5
+    assert graph.critical_ns == sum(graph.steps[number].duration_ns for number in graph.critical_path)
+    assert graph.peak_bytes == 3 * 4000
+    assert graph.peak_at == 2
+
+
+def test_the_graph_verb_writes_json_and_dot(tmp_path: Path) -> None:
+    train_tiny_net(tmp_path / "t.jsonl")
+    done = run_command("opgrip", "trace", "graph", tmp_path / "t.jsonl", "-o", tmp_path / "g.json")
+    assert done.returncode == 0, done.stderr
+    assert "critical path" in done.stdout
+    graph = json.loads((tmp_path / "g.json").read_text(encoding="utf-8"))
+    assert len(graph["calls"]) == len(load(tmp_path / "t.jsonl").calls)
+    assert run_command("opgrip", "trace", "graph", tmp_path / "t.jsonl", "-o", tmp_path / "g.dot").returncode == 0
+    assert (tmp_path / "g.dot").read_text(encoding="utf-8").startswith("digraph")
+    assert run_command("opgrip", "trace", "graph", tmp_path / "t.jsonl", "-o", tmp_path / "g.svg").returncode == 2

@@ -1,0 +1,247 @@
+"""Programs of several threads and processes, that fork, are launched as ranks, crash and hang."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+from programs import run_command
+
+from opgrip.capture import Capture
+from opgrip.traces import load
+from opgrip.traces.arguments import GroupSpec, ReductionSpec, leaves
+
+NO_RANK = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
+
+
+def run_program(text: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", text], cwd=folder, capture_output=True, text=True, timeout=120, check=False, env=NO_RANK
+    )
+
+
+def test_threads_of_the_program_are_recorded_under_their_names(tmp_path: Path) -> None:
+    x = torch.ones(3)
+    with Capture(tmp_path / "t.jsonl"):
+        thread = threading.Thread(target=x.sin, name="worker")
+        thread.start()
+        thread.join()
+        with ThreadPoolExecutor(2, thread_name_prefix="pool") as pool:
+            list(pool.map(lambda _: x.cos(), range(20)))
+        x.tan()
+    trace = load(tmp_path / "t.jsonl", partial=False)
+    threads = trace.calls.groupby("op", observed=True)["thread"].agg(lambda column: sorted(set(column)))
+    assert threads["aten.sin.default"] == ["worker"]
+    assert threads["aten.tan.default"] == ["MainThread"]
+    assert set(threads["aten.cos.default"]) <= {"pool_0", "pool_1"}
+    assert (trace.calls["op"] == "aten.cos.default").sum() == 20
+
+
+def test_many_threads_at_once_lose_no_call(tmp_path: Path) -> None:
+    x = torch.ones(3)
+
+    def work() -> None:
+        for _ in range(300):
+            (x + 1).sum()
+
+    with Capture(tmp_path / "t.jsonl") as watched:
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert (watched.calls, watched.dropped) == (4 * 600, 0)
+    load(tmp_path / "t.jsonl", partial=False)
+
+
+def test_a_thread_that_outlives_the_capture_runs_on_unrecorded(tmp_path: Path) -> None:
+    x, go, results = torch.ones(3), threading.Event(), []
+
+    def work() -> None:
+        go.wait()
+        results.append(x + 1)
+
+    with Capture(tmp_path / "t.jsonl") as watched:
+        thread = threading.Thread(target=work)
+        thread.start()
+    go.set()
+    thread.join()
+    assert torch.equal(results[0], x + 1)
+    assert watched.calls == 0
+
+
+def test_a_forked_process_writes_a_file_of_its_own(tmp_path: Path) -> None:
+    done = run_program(
+        """
+import os, torch
+from opgrip.capture import Capture
+x = torch.ones(3)
+with Capture("t.jsonl"):
+    x.sin()
+    child = os.fork()
+    x.cos()
+    if child:
+        os.waitpid(child, 0)
+        x.tan()
+""",
+        tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    (own,) = tmp_path.glob("t.pid*.jsonl")
+    assert load(tmp_path / "t.jsonl", partial=False).calls["op"].tolist() == [
+        *("aten.sin.default", "aten.cos.default", "aten.tan.default"),
+    ]
+    trace = load(own, partial=False)
+    assert trace.calls["op"].tolist() == ["aten.cos.default"]
+    assert trace.header["parent_pid"] == load(tmp_path / "t.jsonl").header["pid"]
+
+
+def test_dataloader_workers_are_recorded_and_merged(tmp_path: Path) -> None:
+    done = run_program(
+        """
+import torch
+from torch.utils.data import DataLoader, Dataset
+from opgrip.capture import Capture
+
+class Squares(Dataset):
+    def __len__(self):
+        return 8
+    def __getitem__(self, index):
+        return torch.full((3,), float(index)).square()
+
+with Capture("t.jsonl"):
+    total = sum(batch.sum() for batch in DataLoader(Squares(), batch_size=2, num_workers=2))
+assert total == 3 * 140
+""",
+        tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    workers = sorted(tmp_path.glob("t.pid*.jsonl"))
+    assert len(workers) == 2
+    merged = tmp_path / "all.jsonl"
+    done = run_command("opgrip", "trace", "merge", tmp_path / "t.jsonl", *workers, "-o", merged)
+    assert done.returncode == 0, done.stderr
+    whole = load(merged, partial=False)
+    parts = [load(path, partial=False) for path in (tmp_path / "t.jsonl", *workers)]
+    assert len(whole.calls) == sum(len(part.calls) for part in parts)
+    squares = whole.calls[whole.calls["op"] == "aten.pow.Tensor_Scalar"]
+    assert squares.groupby("process", observed=True).size().to_dict() == {1: 4, 2: 4}
+    # what the workers have alike stands there once
+    assert len(whole.signatures) < sum(len(part.signatures) for part in parts)
+    assert len(set(whole.storages)) == sum(len(set(part.storages)) for part in parts)
+
+
+def test_ranks_write_one_file_each_with_their_collectives(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        """
+import torch
+import torch.distributed as dist
+dist.init_process_group("gloo")
+x = torch.full((4,), float(dist.get_rank()))
+dist.all_reduce(x, op=dist.ReduceOp.MAX)
+dist.broadcast(x, 1)
+pair = dist.new_group([1, 0])
+dist.all_gather([torch.empty(4), torch.empty(4)], x, group=pair)
+assert x.tolist() == [1.0] * 4
+dist.destroy_process_group()
+""",
+        encoding="utf-8",
+    )
+    options = ("--nproc-per-node", "2", "--master-port", "29617", "--no-python")
+    done = run_command(
+        "torchrun", *options, Path(sys.executable).parent / "opcapture", "-o", "t.jsonl", "--", "train.py", cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    for rank in (0, 1):
+        trace = load(tmp_path / f"t.rank{rank}.jsonl", partial=False)
+        assert (trace.header["rank"], trace.header["world_size"]) == (rank, 2)
+        collectives = {item.op: item for item in trace.signatures if item.op.startswith("c10d.")}
+        reduce = list(leaves(collectives["c10d.allreduce_.default"].args))
+        (group,) = (leaf for leaf in reduce if isinstance(leaf, GroupSpec))
+        assert (group.backend, group.ranks, group.rank) == ("gloo", (0, 1), rank)
+        assert ReductionSpec("MAX") in reduce
+        assert "c10d.broadcast_.default" in collectives
+        assert "c10d.allgather_.default" in collectives
+    merged = tmp_path / "all.jsonl"
+    assert run_command("opgrip", "trace", "merge", *tmp_path.glob("t.rank*"), "-o", merged).returncode == 0
+    assert len(load(merged, partial=False).header["processes"]) == 2
+
+
+def partial_file(folder: Path) -> Path:
+    (path,) = folder.glob("t.part*")
+    return path
+
+
+def test_a_call_that_kills_the_program_is_the_last_that_was_entered(tmp_path: Path) -> None:
+    done = run_program(
+        """
+import ctypes, os, torch
+from opgrip.capture import Capture
+with Capture("t.jsonl", extensions=["posix"], write_ahead=True):
+    torch.ones(3).sin()
+    os.abort if False else __import__("posix").kill(os.getpid(), 11)
+""",
+        tmp_path,
+    )
+    assert done.returncode == -signal.SIGSEGV
+    trace = load(partial_file(tmp_path))
+    (last,) = trace.unfinished
+    assert last.opened is not None
+    assert (last.opened.op, last.opened.args[1]) == ("posix:kill", 11)
+    assert trace.calls["op"].tolist()[:2] == ["aten.ones.default", "aten.sin.default"]
+    done = run_command("opgrip", "trace", "info", "--partial", partial_file(tmp_path))
+    assert "unfinished  posix:kill(" in done.stdout
+
+
+def test_a_call_that_hangs_is_in_the_trace_when_the_program_is_killed(tmp_path: Path) -> None:
+    program = """
+import time, torch
+from opgrip.capture import Capture
+with Capture("t.jsonl", extensions=["time"]):
+    torch.ones(3)
+    time.sleep(100)
+"""
+    with subprocess.Popen([sys.executable, "-c", program], cwd=tmp_path, env=NO_RANK) as process:
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
+            files = list(tmp_path.glob("t.part*"))
+            if files and b'"entered"' in files[0].read_bytes():
+                break
+            time.sleep(0.05)
+        process.kill()
+    trace = load(partial_file(tmp_path))
+    assert [entered.opened.op for entered in trace.unfinished if entered.opened] == ["time:sleep"]
+
+
+def test_a_whole_trace_has_no_unfinished_calls(tmp_path: Path) -> None:
+    x = torch.ones(3)
+    with Capture(tmp_path / "t.jsonl", write_ahead=True):
+        for _ in range(5):
+            x.sin()
+    assert not load(tmp_path / "t.jsonl", partial=False).unfinished
+
+
+@pytest.mark.parametrize("order", ["first in first out", "last in first out"])
+def test_captures_that_overlap_leave_nothing_behind(tmp_path: Path, order: str) -> None:
+    import math
+
+    before = (torch.nn.Module.__call__, threading.Thread.start, math.hypot)
+    stance = torch._dynamo.eval_frame._stance.stance
+    one, two = (Capture(tmp_path / f"{number}.jsonl", extensions=["math"]) for number in (1, 2))
+    mode = [one.__enter__(), two.__enter__()]
+    math.hypot(3.0, 4.0)
+    for watched in mode if order.startswith("first") else reversed(mode):
+        watched.close()
+    assert (torch.nn.Module.__call__, threading.Thread.start, math.hypot) == before
+    assert torch._dynamo.eval_frame._stance.stance == stance
+    for number in (1, 2):
+        assert "math:hypot" in load(tmp_path / f"{number}.jsonl", partial=False).calls["op"].tolist()

@@ -1,0 +1,230 @@
+"""Where calls come from: modules, functions, lines, phases, settings."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from opgrip.capture import Capture
+from opgrip.traces import Trace, load
+
+
+def capture(path: Path, function: Any, **options: Any) -> Trace:
+    with Capture(path / "t.jsonl", force=True, **options):
+        function()
+    return load(path / "t.jsonl", partial=False)
+
+
+def by_op(trace: Trace, *columns: str) -> dict[str, tuple[Any, ...]]:
+    names = trace.calls["op"].astype(str)
+    return dict(zip(names, trace.calls[list(columns)].itertuples(index=False, name=None), strict=True))
+
+
+def line_of(function: Any, text: str) -> int:
+    lines, start = inspect.getsourcelines(function)
+    return start + next(place for place, line in enumerate(lines) if text in line)
+
+
+class Head(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+
+    def loss(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x).exp().sum()
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = Head()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head.loss(x.sin())
+
+
+def test_calls_know_the_line_of_the_program_that_made_them(tmp_path: Path) -> None:
+    def program() -> None:
+        x = torch.ones(3)
+        nn.functional.gelu(x)
+
+    trace = capture(tmp_path, program)
+    gelu = by_op(trace, "function", "file", "line")["aten.gelu.default"]
+    assert gelu[0].endswith("program")
+    assert gelu[1].endswith("test_scopes.py")
+    assert gelu[2] == line_of(program, "gelu")
+
+
+def test_the_callers_are_kept_as_deep_as_was_asked(tmp_path: Path) -> None:
+    def inner() -> torch.Tensor:
+        return torch.ones(3)
+
+    def program() -> None:
+        inner()
+
+    trace = capture(tmp_path, program, stack_depth=3)
+    (scope,) = trace.scopes
+    assert len(scope.callers) == 2
+    assert scope.callers[0].endswith("program")
+
+
+def test_a_method_that_is_not_forward_counts_to_its_module(tmp_path: Path) -> None:
+    model = Model()
+    trace = capture(tmp_path, lambda: model(torch.ones(2, 3)), model=model)
+    modules = by_op(trace, "module")
+    assert modules["aten.sin.default"] == ("",)
+    assert modules["aten.exp.default"] == ("head",)
+    assert modules["aten.addmm.default"] == ("head.linear",)
+
+
+def test_backward_calls_carry_the_scope_of_the_forward_call_that_caused_them(tmp_path: Path) -> None:
+    model = Model()
+
+    def program() -> None:
+        loss = model(torch.ones(2, 3))
+        loss.backward()
+
+    trace = capture(tmp_path, program, model=model)
+    backward = trace.calls[trace.calls["phase"] == "backward"]
+    found = {row.op: (row.module, row.line, row.own_module) for row in backward.itertuples()}
+    assert found["aten.mm.default"] == ("head.linear", line_of(Head.loss, "exp"), "")
+    assert found["aten.mul.Tensor"] == ("head", line_of(Head.loss, "exp"), "")
+    origins = {scope.number: scope for scope in trace.scopes}
+    paired = [scope for scope in trace.scopes if scope.forward is not None]
+    assert paired
+    assert all(origins[scope.forward].phase == "forward" for scope in paired if scope.forward is not None)
+
+
+def test_backward_is_paired_in_the_thread_that_it_runs_in(tmp_path: Path) -> None:
+    import threading
+
+    losses = []
+
+    def forward() -> None:
+        losses.append(torch.ones(3, requires_grad=True).sin().sum())
+
+    def program() -> None:
+        for target in (forward, lambda: losses[0].backward()):
+            thread = threading.Thread(target=target)
+            thread.start()
+            thread.join()
+
+    trace = capture(tmp_path, program)
+    backward = trace.calls[(trace.calls["phase"] == "backward") & (trace.calls["op"] == "aten.cos.default")]
+    assert backward["line"].tolist() == [line_of(forward, "sin")]
+
+
+def test_double_backward_is_backward_too(tmp_path: Path) -> None:
+    def program() -> None:
+        x = torch.ones(3, requires_grad=True)
+        (first,) = torch.autograd.grad(x.sin().sum(), x, create_graph=True)
+        first.sum().backward()
+
+    trace = capture(tmp_path, program)
+    # the derivative of the cosine that the first pass ran
+    (row,) = trace.calls[trace.calls["op"] == "aten.neg.default"].itertuples()
+    assert row.phase == "backward"
+
+
+def test_an_optimizer_whose_step_fails_is_left(tmp_path: Path) -> None:
+    class Fails(torch.optim.SGD):
+        @torch.no_grad()
+        def step(self, closure: Any = None) -> None:
+            torch.ones(3)
+            raise ValueError("planted")
+
+    def program() -> None:
+        with pytest.raises(ValueError, match="planted"):
+            Fails(nn.Linear(2, 2).parameters(), lr=0.1).step()
+        torch.zeros(3)
+
+    trace = capture(tmp_path, program)
+    phases = by_op(trace, "phase")
+    assert phases["aten.ones.default"] == ("optimizer",)
+    assert phases["aten.zeros.default"] == ("forward",)
+
+
+def test_a_closure_of_an_optimizer_goes_backward_and_comes_back(tmp_path: Path) -> None:
+    weight = nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.LBFGS([weight], max_iter=1)
+
+    def closure() -> torch.Tensor:
+        loss = weight.sin().sum()
+        loss.backward()
+        return loss
+
+    trace = capture(tmp_path, lambda: optimizer.step(closure))
+    phases = by_op(trace, "phase")
+    assert phases["aten.cos.default"] == ("backward",)
+    assert phases["aten.abs.default"] == ("optimizer",)
+
+
+def test_modules_may_compare_as_they_like(tmp_path: Path) -> None:
+    class Alike(nn.ReLU):
+        def __eq__(self, other: object) -> bool:
+            return True
+
+        def __hash__(self) -> int:
+            return 1
+
+    model = nn.Sequential(Alike(), nn.Sequential(Alike()))
+    trace = capture(tmp_path, lambda: model(torch.ones(3)))
+    assert trace.calls[trace.calls["op"] == "aten.relu.default"]["module"].tolist() == ["0", "1.0"]
+
+
+def test_settings_are_kept_with_the_calls_where_they_change(tmp_path: Path) -> None:
+    x = torch.ones(4, 4)
+
+    def program() -> None:
+        x.sin()
+        with torch.no_grad():
+            x.cos()
+        with torch.inference_mode():
+            x.tan()
+        with torch.autocast("cpu", torch.bfloat16):
+            x @ x
+
+    trace = capture(tmp_path, program)
+    context_of = {scope.number: trace.contexts[scope.context] for scope in trace.scopes if scope.context is not None}
+    settings = {row.op: context_of[row.scope] for row in trace.calls.itertuples()}
+    assert settings["aten.sin.default"]["grad"]
+    assert not settings["aten.cos.default"]["grad"]
+    assert settings["aten.tan.default"]["inference"]
+    assert settings["aten.mm.default"]["autocast"] == "cpu:bfloat16"
+    assert settings["aten.sin.default"]["threads"] == torch.get_num_threads()
+
+
+def test_settings_that_change_between_steps_are_noticed(tmp_path: Path) -> None:
+    model, x = nn.ReLU(), torch.ones(3)
+
+    def program() -> None:
+        for deterministic in (False, True):
+            torch.use_deterministic_algorithms(deterministic)
+            for _ in range(10):
+                model(x)
+        torch.use_deterministic_algorithms(False)
+
+    trace = capture(tmp_path, program)
+    settings = {scope.number: trace.contexts[scope.context] for scope in trace.scopes if scope.context is not None}
+    assert [settings[scope]["deterministic"] for scope in trace.calls["scope"]] == [False] * 10 + [True] * 10
+
+
+def test_looking_for_a_method_keeps_no_local_variable_alive(tmp_path: Path) -> None:
+    import weakref
+
+    class Frees(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = x.sin()
+            alive = weakref.ref(y)
+            z = y.cos()
+            del y
+            assert alive() is None
+            return z
+
+    model = Frees()
+    capture(tmp_path, lambda: [model(torch.ones(3)) for _ in range(3)])

@@ -1,0 +1,108 @@
+"""`opcapture -- script`: any program, unchanged."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from programs import run_command
+
+from opgrip.traces import load
+
+SCRIPT = """
+import sys
+import torch
+import beside
+print(sys.argv[1:], __name__, beside.VALUE)
+print("a warning", file=sys.stderr)
+torch.nn.Linear(2, 2)(torch.ones(1, 2)).sum().backward()
+if "--fail" in sys.argv:
+    raise ValueError("planted")
+sys.exit(7 if "--seven" in sys.argv else 0)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "train.py").write_text(SCRIPT, encoding="utf-8")
+    (tmp_path / "beside.py").write_text("VALUE = 42\n", encoding="utf-8")
+    package = tmp_path / "package"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "__main__.py").write_text("import torch; torch.ones(3).sin()", encoding="utf-8")
+    return tmp_path
+
+
+def test_a_script_runs_as_it_does_alone(folder: Path) -> None:
+    done = run_command("opcapture", "--", "train.py", "--epochs", "1", "-o", "x", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "['--epochs', '1', '-o', 'x'] __main__ 42\n"
+    assert done.stderr.startswith("a warning\n")
+    trace = load(folder / "train.jsonl", partial=False)
+    assert trace.header["script"] == ["train.py", "--epochs", "1", "-o", "x"]
+    line = SCRIPT.splitlines().index("torch.nn.Linear(2, 2)(torch.ones(1, 2)).sum().backward()") + 1
+    addmm = trace.calls[trace.calls["op"] == "aten.addmm.default"]
+    assert addmm[["file", "line"]].to_numpy().tolist() == [["train.py", line]]
+
+
+@pytest.mark.parametrize(("flag", "status"), [("--seven", 7), ("--fail", 1)])
+def test_a_script_ends_with_its_own_status_and_leaves_a_whole_trace(folder: Path, flag: str, status: int) -> None:
+    done = run_command("opcapture", "-o", "t.jsonl", "--", "train.py", flag, cwd=folder)
+    assert done.returncode == status
+    load(folder / "t.jsonl", partial=False)
+    if status == 1:
+        lines = done.stderr.splitlines()
+        assert "ValueError: planted" in lines
+        assert not [line for line in lines if "runpy" in line or "capture/script" in line]
+
+
+def test_a_module_runs_by_its_name(folder: Path) -> None:
+    done = run_command("opcapture", "-o", "t.jsonl", "--", "-m", "package", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert load(folder / "t.jsonl", partial=False).calls["op"].tolist() == ["aten.ones.default", "aten.sin.default"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--",), "nothing to run follows --"),
+        (("--", "nowhere.py"), "nowhere.py is not there"),
+        (("--run", "train", "--", "train.py"), "--run is for models"),
+    ],
+)
+def test_what_cannot_be_run_is_one_line(folder: Path, arguments: tuple[str, ...], message: str) -> None:
+    done = run_command("opcapture", *arguments, cwd=folder)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert message in done.stderr
+    assert not list(folder.glob("*.jsonl"))
+
+
+def test_an_extension_that_the_script_loads_is_recorded(folder: Path) -> None:
+    (folder / "uses.py").write_text("import cmath; cmath.phase(1j)", encoding="utf-8")
+    done = run_command("opcapture", "--extension", "cmath", "--", "uses.py", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert load(folder / "uses.jsonl", partial=False).calls["op"].tolist() == ["cmath:phase"]
+
+
+def test_functions_of_a_ctypes_library_are_recorded(folder: Path) -> None:
+    (folder / "library.py").write_text(
+        """
+import ctypes, ctypes.util
+lib = ctypes.CDLL(ctypes.util.find_library("m"))
+""",
+        encoding="utf-8",
+    )
+    (folder / "uses.py").write_text(
+        """
+import ctypes
+from library import lib
+lib.cos.restype, lib.cos.argtypes = ctypes.c_double, [ctypes.c_double]
+print(lib.cos(0.0))
+""",
+        encoding="utf-8",
+    )
+    done = run_command("opcapture", "--extension", "library", "--", "uses.py", cwd=folder)
+    assert (done.returncode, done.stdout) == (0, "1.0\n"), done.stderr
+    trace = load(folder / "uses.jsonl", partial=False)
+    assert [(item.op, item.args, item.outputs) for item in trace.signatures] == [("library:lib.cos", (0.0,), 1.0)]

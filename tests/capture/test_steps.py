@@ -1,0 +1,109 @@
+"""Parts of a long program: schedules, limits, decorated functions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from programs import run_command
+
+from opgrip.capture import Capture, Schedule
+from opgrip.traces import load
+
+X = torch.ones(3)
+
+
+def steps_of(path: Path, schedule: Schedule, steps: int = 12) -> list[int]:
+    with Capture(path, schedule=schedule) as watched:
+        for step in range(steps):
+            X + step
+            watched.step()
+    trace = load(path, partial=False)
+    by_number = {item.number: item.args[1] for item in trace.signatures}
+    return [by_number[number] for number in trace.calls["signature"]]
+
+
+@pytest.mark.parametrize(
+    ("schedule", "expected"),
+    [
+        (Schedule(), list(range(12))),
+        (Schedule(skip=2, wait=1, active=2, repeat=2), [3, 4, 6, 7]),
+        (Schedule(wait=5), [5, 11]),
+        (Schedule(skip=3, repeat=1), [3]),
+        (Schedule(skip=20), []),
+    ],
+)
+def test_the_steps_that_a_schedule_names_are_recorded(tmp_path: Path, schedule: Schedule, expected: list[int]) -> None:
+    assert steps_of(tmp_path / "t.jsonl", schedule) == expected
+
+
+def test_between_recorded_steps_nothing_watches(tmp_path: Path) -> None:
+    from torch.utils._python_dispatch import _get_current_dispatch_mode
+
+    before = torch.nn.Module.__call__
+    with Capture(tmp_path / "t.jsonl", schedule=Schedule(wait=1)) as watched:
+        assert _get_current_dispatch_mode() is None
+        assert torch.nn.Module.__call__ is before
+        watched.step()
+        assert _get_current_dispatch_mode() is not None
+
+
+def test_a_schedule_without_steps_is_refused() -> None:
+    with pytest.raises(ValueError, match="at least 1 active step"):
+        Schedule(active=0)
+
+
+def test_the_trace_is_whole_as_soon_as_its_schedule_is_over(tmp_path: Path) -> None:
+    with Capture(tmp_path / "t.jsonl", schedule=Schedule(repeat=1)) as watched:
+        X + 1
+        watched.step()
+        assert len(load(tmp_path / "t.jsonl", partial=False).calls) == 1
+        X + 2
+
+
+def test_limits_end_the_recording_and_not_the_program(tmp_path: Path) -> None:
+    results = []
+    with Capture(tmp_path / "calls.jsonl", max_calls=1000) as watched:
+        results += [X + step % 7 for step in range(3000)]
+    assert len(results) == 3000
+    assert watched.calls == 1000
+    trace = load(tmp_path / "calls.jsonl", partial=False)
+    assert len(trace.calls) == 1000
+    assert trace.end is not None
+    assert trace.end.stopped == "1000 calls"
+    with Capture(tmp_path / "bytes.jsonl", max_bytes=20_000):
+        for step in range(3000):
+            X + step % 7
+    assert 20_000 <= (tmp_path / "bytes.jsonl").stat().st_size < 40_000
+    done = run_command("opgrip", "trace", "info", tmp_path / "bytes.jsonl")
+    assert "stopped     at 20000 bytes" in done.stdout
+
+
+def test_a_decorated_function_records_all_its_calls_and_nothing_else(tmp_path: Path) -> None:
+    watched = Capture(tmp_path / "t.jsonl")
+
+    @watched
+    def step(number: int) -> torch.Tensor:
+        """Adds."""
+        return X + number if number == 0 else step(number - 1)
+
+    assert step.__doc__ == "Adds."
+    step(2)
+    X.sin()
+    step(0)
+    watched.close()
+    assert load(tmp_path / "t.jsonl", partial=False).calls["op"].tolist() == ["aten.add.Tensor"] * 2
+
+
+def test_a_function_that_fails_when_decorated_fails_as_it_did(tmp_path: Path) -> None:
+    watched = Capture(tmp_path / "t.jsonl")
+
+    @watched
+    def step() -> None:
+        raise KeyError("planted")
+
+    with pytest.raises(KeyError, match="planted"):
+        step()
+    watched.close()
+    assert load(tmp_path / "t.jsonl", partial=False).missing is None

@@ -1,0 +1,288 @@
+"""Small models of many kinds run bit for bit as they do without a capture, also where they or the capture fail."""
+
+from __future__ import annotations
+
+import importlib.util
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from counting import Counting
+from small_models import SMALL_PROGRAMS, TRANSFORMERS_PROGRAMS, SmallProgram
+from torch import Tensor, nn
+
+from opgrip.capture import Capture
+from opgrip.capture.dispatch import RecordingMode
+from opgrip.capture.recorder import Recorder
+from opgrip.capture.scopes import ModulePaths
+from opgrip.traces import Trace, load
+
+STEPS = 3
+"""The first meets each call, the others find it foreseen."""
+RUNS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+    "train": nullcontext,
+    "predict without gradients": torch.no_grad,
+    "predict in inference mode": torch.inference_mode,
+}
+
+needs_transformers = pytest.mark.skipif(
+    importlib.util.find_spec("transformers") is None, reason="transformers is not installed: pip install transformers"
+)
+
+Watch = Callable[[nn.Module], AbstractContextManager[Any]]
+Observed = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Run:
+    plain: Observed
+    captured: Observed
+    counts: Counter[str]
+    capture: Capture
+    trace: Trace
+
+
+def without_capture(model: nn.Module) -> AbstractContextManager[Any]:
+    return nullcontext()
+
+
+def observe(build: Callable[[], SmallProgram], run: str, watch: Watch) -> Observed:
+    """Build the program anew and run its steps while something watches; all that the program can see of them."""
+    torch.manual_seed(0)
+    program = build()
+    training = run == "train"
+    program.model.train(training)
+    step = program.train if training else program.predict
+    torch.manual_seed(1)
+    random.seed(1)
+    with watch(program.model), RUNS[run]():
+        outputs = [step() for _ in range(STEPS)]
+    return dict(facts(program, outputs))
+
+
+def facts(program: SmallProgram, outputs: Any) -> Iterator[tuple[str, Any]]:
+    yield "outputs", [as_seen(tensor) for tensor in flat_tensors(outputs)]
+    for name, parameter in program.model.named_parameters():
+        yield f"parameter {name}", as_seen(parameter)
+        yield f"gradient of {name}", None if parameter.grad is None else as_seen(parameter.grad)
+    for name, buffer in program.model.named_buffers():
+        yield f"buffer {name}", as_seen(buffer)
+    for number, optimizer in enumerate(program.optimizers):
+        state = optimizer.state_dict()["state"]
+        yield f"optimizer {number}", [as_seen(tensor) for tensor in flat_tensors(state)]
+    yield "random numbers of torch", as_seen(torch.get_rng_state())
+    yield "random numbers of Python", random.getstate()
+
+
+def as_seen(tensor: Tensor) -> tuple[Any, ...]:
+    """What a program can see of a tensor, its numbers by their bits: nan equals itself, and 0.0 is not -0.0."""
+    bits = tensor.detach().clone().reshape(-1).contiguous().view(torch.uint8)
+    made_by = type(tensor.grad_fn).__name__
+    return (
+        type(tensor),
+        tensor.dtype,
+        tensor.shape,
+        tensor.stride(),
+        tensor.requires_grad,
+        made_by,
+        bytes(bits.tolist()),
+    )
+
+
+def flat_tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from flat_tensors(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from flat_tensors(item)
+
+
+def differences(plain: Observed, captured: Observed) -> list[str]:
+    assert plain.keys() == captured.keys()
+    return [name for name, fact in plain.items() if captured[name] != fact]
+
+
+def run_of(build: Callable[[], SmallProgram], run: str, path: Path) -> Run:
+    counting, captures = Counting(), []
+
+    def capture(model: nn.Module) -> Capture:
+        captures.append(Capture(path, model=model))
+        return captures[-1]
+
+    plain = observe(build, run, without_capture)
+    observe(build, run, lambda model: counting)
+    captured = observe(build, run, capture)
+    return Run(plain, captured, counting.counts, captures[0], load(path, partial=False))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    # with more, the gradients of the detector's indexing differ from run to run, also without a capture
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        *(pytest.param((build, run), id=f"{name}, {run}") for name, build in SMALL_PROGRAMS.items() for run in RUNS),
+        *(
+            pytest.param((build, run), id=f"{name}, {run}", marks=needs_transformers)
+            for name, build in TRANSFORMERS_PROGRAMS.items()
+            for run in RUNS
+        ),
+    ],
+)
+def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    build, mode = request.param
+    return run_of(build, mode, tmp_path_factory.mktemp("undisturbed") / "t.jsonl")
+
+
+def test_all_that_a_program_sees_is_bit_for_bit_the_same(run: Run) -> None:
+    assert run.plain["outputs"]
+    assert differences(run.plain, run.captured) == []
+
+
+def test_the_trace_is_whole_and_nothing_was_dropped(run: Run) -> None:
+    assert run.capture.failure is None
+    assert run.capture.dropped == 0
+    assert run.trace.missing is None
+    assert run.trace.end is not None
+    assert not run.trace.end.dropped
+
+
+def test_operator_counts_equal_those_of_an_independent_mode(run: Run) -> None:
+    kinds = {signature.number: signature.kind for signature in run.trace.signatures}
+    operators = run.trace.calls[run.trace.calls["signature"].map(kinds) == "operator"]
+    assert Counter(operators["op"].astype(str)) == run.counts
+
+
+class Broken(Exception):
+    """An error with arguments that its message does not tell."""
+
+    def __str__(self) -> str:
+        return "broken"
+
+
+class RaisesInBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, error: BaseException) -> Tensor:
+        ctx.error = error
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        torch.ones(3).sin()
+        raise ctx.error
+
+
+class Raising(nn.Module):
+    """Raises an error where it is told to."""
+
+    def __init__(self, where: str, error: BaseException) -> None:
+        super().__init__()
+        self.inner = nn.Linear(3, 3)
+        self.where = where
+        self.error = error
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.inner(x)
+        if self.where == "forward":
+            raise self.error
+        if self.where == "operator":
+            return y @ torch.ones(5)
+        if self.where == "backward":
+            return RaisesInBackward.apply(y, self.error)
+        y.register_hook(self._raise)
+        return y
+
+    def _raise(self, gradient: Tensor) -> Tensor:
+        raise self.error
+
+
+def error_of(where: str, error: BaseException, watch: Watch) -> BaseException:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 3), Raising(where, error))
+    try:
+        with watch(model):
+            model(torch.ones(2, 3)).sum().backward()
+    except BaseException as reached:
+        return reached
+    raise AssertionError("nothing was raised")
+
+
+@pytest.mark.parametrize(
+    "error", [Broken("a", 3, None), KeyboardInterrupt(7), StopIteration([1]), KeyError("k")], ids=repr
+)
+@pytest.mark.parametrize("where", ["forward", "backward", "gradient hook"])
+def test_an_error_of_the_program_reaches_it_as_it_was_raised(tmp_path: Path, where: str, error: BaseException) -> None:
+    capture = Capture(tmp_path / "t.jsonl")
+    plain = error_of(where, error, without_capture)
+    told = type(plain), str(plain), plain.args, plain.__cause__, plain.__context__
+    captured = error_of(where, error, lambda model: capture)
+    assert plain is error
+    assert captured is error
+    assert (type(captured), str(captured), captured.args, captured.__cause__, captured.__context__) == told
+    assert capture.dropped == 0
+    assert load(tmp_path / "t.jsonl", partial=False).missing is None
+
+
+def test_an_error_of_an_operator_reaches_the_program_as_it_was_raised(tmp_path: Path) -> None:
+    capture = Capture(tmp_path / "t.jsonl")
+    plain, captured = (error_of("operator", Broken(), watch) for watch in (without_capture, lambda model: capture))
+    assert type(plain) is type(captured) is RuntimeError
+    assert plain.args == captured.args
+    assert (captured.__cause__, captured.__context__) == (plain.__cause__, plain.__context__)
+    assert capture.dropped == 0
+
+
+HOOKS = [
+    (RecordingMode, "_find"),
+    (RecordingMode, "_keep"),
+    (RecordingMode, "_taken"),
+    (RecordingMode, "enter"),
+    (Recorder, "signature"),
+    (Recorder, "point"),
+    (Recorder, "pair"),
+    (ModulePaths, "called"),
+]
+
+
+@pytest.mark.parametrize("every", [1, 3], ids=["always", "every third time"])
+@pytest.mark.parametrize(("owner", "hook"), HOOKS, ids=[f"{owner.__name__}.{hook}" for owner, hook in HOOKS])
+@pytest.mark.parametrize("name", ["u-net", "transformer encoder"])
+def test_a_fault_of_a_hook_is_counted_and_the_program_does_not_notice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: type, hook: str, every: int, name: str
+) -> None:
+    original, calls, captures = getattr(owner, hook), count(1), []
+
+    def faulty(*args: Any, **kwargs: Any) -> Any:
+        if next(calls) % every == 0:
+            raise OSError("planted")
+        return original(*args, **kwargs)
+
+    def capture(model: nn.Module) -> Capture:
+        captures.append(Capture(tmp_path / "t.jsonl", model=model))
+        return captures[-1]
+
+    plain = observe(SMALL_PROGRAMS[name], "train", without_capture)
+    monkeypatch.setattr(owner, hook, faulty)
+    captured = observe(SMALL_PROGRAMS[name], "train", capture)
+    assert differences(plain, captured) == []
+    assert captures[0].failure is None
+    assert captures[0].dropped > 0
+    end = load(tmp_path / "t.jsonl", partial=False).end
+    assert end is not None
+    assert {item.reason for item in end.dropped} == {"OSError: planted"}
