@@ -1,9 +1,10 @@
 """What one captured call costs, beside what other observers of a PyTorch program cost.
 
 Every observer watches the same workloads in the same run, in turns; a figure is the median over the rounds. What an
-observer adds to the watched steps, and what it takes afterwards to close and write its file, stand apart.
+observer adds to the watched steps, and what it takes afterwards to close and write its file, stand apart. Peak memory is
+of a process of its own, above that of the program alone.
 
-    python benchmarks/capture_overhead.py [--rounds 5]
+    python benchmarks/capture_overhead.py [--rounds 5] [--workload 'tiny operators'] [--million]
 """
 
 from __future__ import annotations
@@ -11,11 +12,13 @@ from __future__ import annotations
 import argparse
 import os
 import platform
+import resource
 import statistics
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -24,17 +27,18 @@ os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 os.environ.setdefault("KINETO_LOG_LEVEL", "9")
 
 import torch
+import zstandard
 from rich.console import Console
 from rich.table import Table
-from torch import nn
 from torch.profiler import ExecutionTraceObserver, ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
+from workloads import WORKLOADS, Workload
 
 from opgrip.capture import Capture
-from opgrip.samples.models.faster_rcnn import faster_rcnn
 
-Workload = Callable[[], object]
 Observer = Callable[[Path], Any]
+NATIVE, EMPTY, OPGRIP = "native", "empty dispatch mode", "opgrip"
 
 
 class EmptyMode(TorchDispatchMode):
@@ -75,54 +79,51 @@ def execution_trace(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def profiler_with_shapes(path: Path) -> Iterator[None]:
-    with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as session:
+def debug_mode(path: Path) -> Iterator[None]:
+    from torch.utils._debug_mode import DebugMode
+
+    with DebugMode() as mode:
         yield
-    session.export_chrome_trace(str(path))
+    path.write_text(mode.debug_string(), encoding="utf-8")
+
+
+@contextmanager
+def flop_counter(path: Path) -> Iterator[None]:
+    with FlopCounterMode(display=False):
+        yield
+
+
+def profiler(**options: bool) -> Observer:
+    @contextmanager
+    def watch(path: Path) -> Iterator[None]:
+        with profile(activities=[ProfilerActivity.CPU], **options) as session:
+            yield
+        session.export_chrome_trace(str(path))
+
+    return watch
 
 
 OBSERVERS: dict[str, Observer] = {
-    "native": nobody,
-    "empty dispatch mode": empty_mode,
-    "opgrip": lambda path: Capture(path, force=True),
+    NATIVE: nobody,
+    EMPTY: empty_mode,
+    OPGRIP: lambda path: Capture(path, force=True),
+    "FlopCounterMode": flop_counter,
     "ExecutionTraceObserver": execution_trace,
-    "profiler, record_shapes": profiler_with_shapes,
+    "DebugMode": debug_mode,
+    "profiler, shapes": profiler(record_shapes=True),
+    "profiler, shapes, stacks, modules": profiler(record_shapes=True, with_stack=True, with_modules=True),
 }
 
 
-def tiny_operators() -> Workload:
-    """Operators so small that the observer's cost is most of the time: 64 boxes, layers 32 wide."""
-    torch.manual_seed(0)
-    boxes, deltas = torch.rand(64, 4), torch.rand(64, 4)
-    layers = nn.Sequential(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 32))
-    hidden = torch.rand(64, 32)
+@dataclass
+class Figures:
+    """What one observer cost, a list having an entry for each round."""
 
-    def run() -> None:
-        with torch.no_grad():
-            for _ in range(150):
-                size = boxes[:, 2:] - boxes[:, :2]
-                centre = boxes[:, :2] + size * 0.5 + deltas[:, :2] * size
-                half = size * deltas[:, 2:].exp() * 0.5
-                torch.cat([centre - half, centre + half], dim=1).clamp(min=0.0, max=100.0)
-                layers(hidden)
-
-    return run
-
-
-def detector() -> Workload:
-    """The built-in two-stage detector, one prediction."""
-    torch.manual_seed(0)
-    model, inputs = faster_rcnn()
-    model.eval()
-
-    def run() -> None:
-        with torch.no_grad():
-            model(**inputs)
-
-    return run
-
-
-WORKLOADS: dict[str, Callable[[], Workload]] = {"tiny operators": tiny_operators, "detector": detector}
+    steps_s: list[float]
+    closing_s: list[float]
+    bytes: int = 0
+    compressed: int = 0
+    peak_mb: float = 0.0
 
 
 def main() -> int:
@@ -130,57 +131,121 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=5, help="steps in a round")
+    parser.add_argument("--workload", action="append", choices=tuple(WORKLOADS), help="default: all")
+    parser.add_argument("--million", action="store_true", help="follow memory over a million calls instead")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    console = Console(width=100)
+    console = Console(width=120)
     console.print(f"torch {torch.__version__}, Python {platform.python_version()}, {cpu()}, one thread")
-    for name, make in WORKLOADS.items():
-        console.print(measure(name, make(), args.rounds, args.steps))
+    if args.million:
+        console.print(million())
+        return 0
+    for name in args.workload or WORKLOADS:
+        workload = WORKLOADS[name]()
+        if workload is None:
+            console.print(f"{name}: passed over, its package is not installed")
+        else:
+            console.print(measure(name, workload, args.rounds, args.steps))
     return 0
 
 
 def measure(name: str, workload: Workload, rounds: int, steps: int) -> Table:
     """The table of all observers on one workload."""
+    workload()
     with CountingMode() as counting:
         workload()
-    calls = counting.calls * steps
-    times: dict[str, list[float]] = {observer: [] for observer in OBSERVERS}
-    closing: dict[str, list[float]] = {observer: [] for observer in OBSERVERS}
-    sizes: dict[str, int] = {}
+    figures = {observer: Figures([], []) for observer in OBSERVERS}
     with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.json"
         for _ in range(rounds):
             for observer, watch in OBSERVERS.items():
-                path = Path(folder) / "trace.json"
-                with watch(path):
-                    workload()
-                    start = perf_counter()
-                    for _ in range(steps):
-                        workload()
-                    end = perf_counter()
-                times[observer].append(end - start)
-                closing[observer].append(perf_counter() - end)
-                sizes[observer] = path.stat().st_size if path.exists() else 0
-                path.unlink(missing_ok=True)
-    # each file also holds the step before those that are timed
-    recorded = calls * (steps + 1) / steps
-    cost = {observer: statistics.median(values) / calls * 1e6 for observer, values in times.items()}
-    after = {observer: statistics.median(values) / recorded * 1e6 for observer, values in closing.items()}
-    bytes_a_call = {observer: size / recorded for observer, size in sizes.items()}
-    return table(f"{name}: {calls // steps:,} calls a step, {steps} steps a round", cost, after, bytes_a_call)
+                run_once(figures[observer], watch, workload, steps, path)
+        for observer, watch in OBSERVERS.items():
+            figures[observer].peak_mb = peak_of(watch, workload, steps, path)
+    return table(f"{name}: {counting.calls:,} calls a step, {steps} steps a round", figures, counting.calls, steps)
 
 
-def table(title: str, cost: dict[str, float], after: dict[str, float], size: dict[str, float]) -> Table:
-    """Microseconds and bytes a call, of each observer."""
-    added = {observer: value - cost["native"] for observer, value in cost.items()}
-    rows = Table("observer", "us/call", "added us/call", "x empty mode", "closing us/call", "bytes/call", title=title)
+def run_once(figures: Figures, watch: Observer, workload: Workload, steps: int, path: Path) -> None:
+    """Watch a step that is not timed and those that are."""
+    with watch(path):
+        workload()
+        start = perf_counter()
+        for _ in range(steps):
+            workload()
+        end = perf_counter()
+    figures.steps_s.append(end - start)
+    figures.closing_s.append(perf_counter() - end)
+    if path.exists():
+        data = path.read_bytes()
+        figures.bytes, figures.compressed = len(data), len(zstandard.ZstdCompressor(level=9).compress(data))
+        path.unlink()
+
+
+def peak_of(watch: Observer, workload: Workload, steps: int, path: Path) -> float:
+    """Peak of resident memory in MB, in a process of its own."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        with watch(path):
+            for _ in range(steps):
+                workload()
+        os.write(writer, str(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss).encode())
+        os._exit(0)
+    os.close(writer)
+    with open(reader, "rb") as pipe:
+        peak = int(pipe.read() or 0) / 1000
+    os.waitpid(child, 0)
+    return peak
+
+
+def table(title: str, figures: dict[str, Figures], calls: int, steps: int) -> Table:
+    """Microseconds, bytes and memory, of each observer."""
+
+    def per_call(times: list[float], count: int) -> float:
+        return statistics.median(times) / (calls * count) * 1e6
+
+    native = per_call(figures[NATIVE].steps_s, steps)
+    empty = per_call(figures[EMPTY].steps_s, steps) - native
+    columns = ("added us/call", "x empty mode", "closing us/call", "bytes/call", ".zst", "peak MB")
+    rows = Table("observer", *columns, title=title)
     for column in rows.columns[1:]:
         column.justify = "right"
-    for observer in OBSERVERS:
-        ratio = f"{added[observer] / added['empty dispatch mode']:.2f}" if observer != "native" else "-"
-        written = f"{size[observer]:.0f}" if size[observer] else "-"
-        times = (f"{cost[observer]:.1f}", f"{added[observer]:.1f}", ratio, f"{after[observer]:.1f}")
-        rows.add_row(observer, *times, written)
+    for observer, figure in figures.items():
+        added = per_call(figure.steps_s, steps) - native
+        # each file also holds the step before those that are timed
+        recorded = calls * (steps + 1)
+        sizes = [f"{size / recorded:.1f}" if size else "-" for size in (figure.bytes, figure.compressed)]
+        ratio = f"{added / empty:.2f}" if observer != NATIVE else "-"
+        closing = f"{per_call(figure.closing_s, steps + 1):.1f}"
+        peak = f"{figure.peak_mb - figures[NATIVE].peak_mb:+.0f}"
+        rows.add_row(observer, f"{added:.1f}", ratio, closing, *sizes, peak)
     return rows
+
+
+def million() -> Table:
+    """Resident memory of a capture over a million calls, and the bytes that it wrote."""
+    workload = WORKLOADS["tiny operators"]()
+    assert workload is not None
+    rows = Table("calls", "resident MB", "bytes/call", title="opgrip over a million calls", min_width=40)
+    with CountingMode() as counting:
+        workload()
+    with tempfile.TemporaryDirectory() as folder, Capture(Path(folder) / "trace.jsonl") as capture:
+        done, shown = 0, 0
+        while done < 1_000_000:
+            workload()
+            done += counting.calls
+            if done - shown >= 100_000:
+                shown = done
+                written = sum(path.stat().st_size for path in Path(folder).iterdir())
+                rows.add_row(f"{done:,}", f"{resident_mb():.0f}", f"{written / done:.0f}")
+    assert capture.dropped == 0
+    return rows
+
+
+def resident_mb() -> float:
+    """Memory of this process."""
+    pages = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[1])
+    return pages * os.sysconf("SC_PAGESIZE") / 1e6
 
 
 def cpu() -> str:

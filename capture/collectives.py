@@ -24,8 +24,8 @@ def describe_script_object(value: torch.ScriptObject) -> GroupSpec | ReductionSp
         ranks = tuple(distributed.get_process_group_ranks(group))
         return GroupSpec(group.group_name, group.name(), ranks, group.rank())
     if name == "c10d.ReduceOp":
-        number = cast(Any, value).op()
+        number = int(cast(Any, value).op())
         kinds = distributed.ReduceOp.RedOpType.__members__
-        names = (kind for kind, member in kinds.items() if int(member) == number)
+        names = (kind for kind, member in kinds.items() if member.value == number)
         return ReductionSpec(next(names, str(number)))
     return Opaque(name)

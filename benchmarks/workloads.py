@@ -1,0 +1,83 @@
+"""Programs that the benchmarks run."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from opgrip.capture.models import load_program
+from opgrip.capture.program import ModelOptions
+
+Workload = Callable[[], object]
+
+
+def tiny_operators() -> Workload:
+    """Operators so small that the observer's cost is most of the time: 64 boxes, layers 32 wide."""
+    torch.manual_seed(0)
+    boxes, deltas = torch.rand(64, 4), torch.rand(64, 4)
+    layers = nn.Sequential(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 32))
+    hidden = torch.rand(64, 32)
+
+    def run() -> None:
+        with torch.no_grad():
+            for _ in range(150):
+                size = boxes[:, 2:] - boxes[:, :2]
+                centre = boxes[:, :2] + size * 0.5 + deltas[:, :2] * size
+                half = size * deltas[:, 2:].exp() * 0.5
+                torch.cat([centre - half, centre + half], dim=1).clamp(min=0.0, max=100.0)
+                layers(hidden)
+
+    return run
+
+
+def detector_predict() -> Workload:
+    """The built-in two-stage detector, one prediction."""
+    return _detector("predict")
+
+
+def detector_train() -> Workload:
+    """The built-in two-stage detector, loss, backward and optimizer step."""
+    return _detector("train")
+
+
+def _detector(run: str) -> Workload:
+    torch.manual_seed(0)
+    program = load_program("builtin:faster_rcnn", ModelOptions(run=run))
+
+    def step() -> None:
+        # the same proposals and samples each time
+        torch.manual_seed(1)
+        program.step(program.inputs())
+
+    return step
+
+
+def bert_train() -> Workload | None:
+    """A training step of a BERT of 4 layers, 128 wide, from transformers; None where that is not installed."""
+    if importlib.util.find_spec("transformers") is None:
+        return None
+    from transformers import BertConfig, BertForMaskedLM
+
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 512}
+    model = BertForMaskedLM(BertConfig(vocab_size=1000, **sizes)).train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    words = torch.randint(0, 1000, (4, 64))
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(input_ids=words, labels=words).loss.backward()
+        optimizer.step()
+
+    return step
+
+
+WORKLOADS: dict[str, Callable[[], Workload | None]] = {
+    "tiny operators": tiny_operators,
+    "Faster R-CNN predict": detector_predict,
+    "Faster R-CNN train": detector_train,
+    "BERT train": bert_train,
+}
