@@ -26,6 +26,7 @@ from opgrip.capture.torch_private import (
     NO_SEQUENCE,
     current_autograd_node,
     hide_from_compiler,
+    is_made_of_tensors,
     pin,
     sequence_number,
     storage_address,
@@ -205,8 +206,11 @@ class RecordingMode(TorchDispatchMode):
             raise
         finally:
             end = perf_counter_ns()
-            self._around.pop()
-            self.leave(node)
+            try:
+                self._around.pop()
+                self.leave(node)
+            except Exception as error:
+                self.recorder.drop(name, error)
             self._keep(node, taken, start, end, sequence, result, raised)
             # else the error would hold this frame, which holds the error
             raised = None
@@ -244,10 +248,10 @@ class RecordingMode(TorchDispatchMode):
             if all(entered is not token for entered, _ in outer):
                 return
             while outer[-1][0] is not token:
-                outer.pop()
-        self._go(outer.pop()[1])
-        if self._frames and self._frames[-1][0] is token:
-            self._frames.pop()
+                self._forget_frame(outer.pop()[0])
+        place = outer.pop()[1]
+        self._forget_frame(token)
+        self._go(place)
 
     def set_autocast(self, autocast: str) -> None:
         """Take note of what autocast is on for in this thread."""
@@ -266,7 +270,11 @@ class RecordingMode(TorchDispatchMode):
         if self._in_backward and current_autograd_node() is None:
             self._leave_backward()
         while self._frames and not is_running(self._frames[-1][1]):
-            self.leave(self._frames[-1][0])
+            self.leave(self._frames.pop()[0])
+
+    def _forget_frame(self, token: object) -> None:
+        if self._frames and self._frames[-1][0] is token:
+            self._frames.pop()
 
     def _go(self, place: Place) -> None:
         self.place = place
@@ -291,9 +299,12 @@ class RecordingMode(TorchDispatchMode):
     def _pass_by(self, func: Any, types: Sequence[type], args: Any, kwargs: Any) -> Any:
         if self.idle:
             return func(*args, **kwargs)
-        # the class that implements the operator calls others, which come here
         self.recorder.pass_by(str(func), types)
-        return NotImplemented
+        if all(kind in PLAIN or is_made_of_tensors(kind) for kind in types):
+            # it calls others, which come here
+            return NotImplemented
+        # such as those that stand for tensors while a program is traced
+        return func(*args, **kwargs)
 
     def _taken(self, node: Node, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> Storages | None:
         """The storages of a call's tensors; None where they share memory in another way than the node's."""

@@ -168,15 +168,17 @@ class Recorder:
 
     def close_signature(self, number: int, result: Any, raised: BaseException | None) -> None:
         """Tell what the first call of a signature that has ended gave."""
-        signature = self._open.pop(number, None)
-        if signature is None:
-            return
-        if raised is not None:
-            signature = replace(signature, raised=one_line(raised))
-        else:
-            signature = replace(signature, outputs=self._outputs(result))
-        self._pend(signature)
-        self.signatures_closed += 1
+        with self._new:
+            signature = self._open.get(number)
+            if signature is None:
+                return
+            if raised is not None:
+                signature = replace(signature, raised=one_line(raised))
+            else:
+                signature = replace(signature, outputs=self._outputs(result))
+            self._pend(signature)
+            del self._open[number]
+            self.signatures_closed += 1
 
     def point(self, signature: int, place: Place, tensors: int) -> tuple[int, int]:
         """Scope and pair of calls that are made from where this thread is."""
@@ -290,8 +292,11 @@ class Recorder:
 
 def one_line(error: BaseException) -> str:
     """An error's class and message, short."""
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text[:200]}"
+    try:
+        text = " ".join(str(error).split())[:200]
+    except Exception:
+        text = "its message cannot be had"
+    return f"{type(error).__name__}: {text}"
 
 
 def listed(counts: Counter[tuple[str, str]]) -> list[Dropped]:

@@ -106,7 +106,7 @@ class ScopeWatch:
                 return original(module, *args, **kwargs)
             finally:
                 if mode is not None:
-                    mode.leave(module)
+                    self._leave_module(mode, module)
 
         hide_from_compiler(cast(FunctionType, watched))
         return functools.wraps(original)(watched)
@@ -128,6 +128,12 @@ class ScopeWatch:
         except Exception as error:
             self.recorder.drop("module scope", error)
             return None
+
+    def _leave_module(self, mode: RecordingMode, module: nn.Module) -> None:
+        try:
+            mode.leave(module)
+        except Exception as error:
+            self.recorder.drop("module scope", error)
 
     def _enter_optimizer(self, optimizer: Any, *ignored: Any) -> None:
         try:

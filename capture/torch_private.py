@@ -57,6 +57,11 @@ storage_is_gone = cast(Callable[[int], bool], torch.UntypedStorage._expired)
 """Whether the storage of a pinned address has been freed."""
 
 
+def is_made_of_tensors(kind: type) -> bool:
+    """Whether a class of tensors runs its operators on tensors that it holds, as nested and distributed ones do."""
+    return hasattr(kind, "__tensor_flatten__") and kind.__name__ != "FunctionalTensor"
+
+
 def hide_from_compiler(function: FunctionType) -> bool:
     """Keep torch.compile from tracing a function and all that it calls; False where this torch has no means to.
 
