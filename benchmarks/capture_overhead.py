@@ -1,8 +1,8 @@
 """What one captured call costs, beside what other observers of a PyTorch program cost.
 
 Every observer watches the same workloads in the same run, in turns; a figure is the median over the rounds. What an
-observer adds to the watched steps, and what it takes afterwards to close and write its file, stand apart. Peak memory is
-of a process of its own, above that of the program alone.
+observer adds to the watched steps, and what it takes afterwards to close and write its file, stand apart. Peak memory
+is of a process of its own, above that of the program alone.
 
     python benchmarks/capture_overhead.py [--rounds 5] [--workload 'tiny operators'] [--million]
 """

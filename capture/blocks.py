@@ -30,7 +30,7 @@ class Blocks:
         # by thread: the last sequence number, and the scope of the forward call that made each node
         self._last: dict[int, int] = {}
         self._forward: dict[int, dict[int, int]] = {}
-        self._last_start: dict[int, int] = {}
+        self._last_end: dict[int, int] = {}
 
     def take(self, room: int | None = None) -> list[tuple[RecordingMode, list[int], list[int]]]:
         """Rows and flows of at most a block of calls of each thread, removed from its mode.
@@ -64,14 +64,14 @@ class Blocks:
         start, duration = table[:, 1] - self.recorder.started_ns, table[:, 2] - table[:, 1]
         columns = (list(signature), scopes, start.tolist(), duration.tolist(), list(tensors))
         yield Calls(self._threads[mode.number], *columns, flows, self._newest)
-        self._last_start[mode.number] = int(table[-1, 1])
+        self._last_end[mode.number] = int(table[-1, 2])
         self._newest = max(self._newest, *flows) if flows else self._newest
         self.calls += len(table)
 
     def running(self) -> Iterator[Record]:
         """The calls that each thread is in, outermost first."""
         for mode in self.recorder.modes:
-            for start, node in mode.running(self._last_start.get(mode.number, 0)):
+            for start, node in mode.running(self._last_end.get(mode.number, 1)):
                 yield from self._thread(mode)
                 opened = self.recorder.open_signature(node.number)
                 since = start - self.recorder.started_ns

@@ -221,11 +221,12 @@ class RecordingMode(TorchDispatchMode):
 
         Parameters
         ----------
-        last_written : start of the last call that was taken from `rows`
+        last_written : end of the last call that was taken from `rows`
         """
         running = list(self._around)
         started, current, rows = self.started, self.last, self.rows[-4:]
-        if started and started != (rows[1] if rows else last_written):
+        # calls stand in the order in which they ended
+        if started >= (rows[2] if rows else last_written) and current.pair >= 0:
             running.append((started, current))
         return running
 

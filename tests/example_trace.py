@@ -6,23 +6,44 @@ from pathlib import Path
 
 import torch
 
-from opgrip.traces.arguments import TensorSpec
-from opgrip.traces.records import Calls, Dropped, End, Header, Record, Scope, Signature, Thread, Values
+from opgrip.traces.arguments import GroupSpec, ReductionSpec, TensorSpec
+from opgrip.traces.records import (
+    NO_STORAGE,
+    Calls,
+    Context,
+    Dropped,
+    End,
+    Entered,
+    Header,
+    Record,
+    Scope,
+    Signature,
+    Thread,
+    Values,
+)
 from opgrip.traces.values.booleans import Booleans
 from opgrip.traces.writer import TraceWriter
 
 SPEC = TensorSpec((2, 3), (3, 1), torch.float32, "cpu", values=0)
+GROUP = GroupSpec("0", "gloo", (0, 1), 1)
+REDUCTION = ReductionSpec("SUM")
 RECORDS: list[Record] = [
     Values(0, Booleans(3, 70)),
     Signature(0, "operator", "aten.mul.Tensor", (SPEC, 2.5), {}, SPEC),
     Signature(1, "extension", "mmcv._ext:nms", (SPEC,), {"iou_threshold": 0.7}, raised="ValueError: no"),
     Scope(0, "backbone.überconv", "Conv2d", "forward"),
-    Scope(1, "", "", "backward", inside="mmcv._ext:nms"),
+    Context(0, {"grad": True, "threads": 2, "autocast": "cpu:bfloat16"}),
+    Scope(
+        *(1, "", "", "backward", "mmcv._ext:nms", "Net.forward", "nets.py", 7),
+        *(("train.py:3 main",), 0, 0),
+    ),
     Thread(0, "MainThread"),
     Thread(1, "autograd"),
-    Calls(0, [0, 1, 0], [0, 0, 1], [10, 90, 50], [5, 6, 7]),
-    Calls(1, [0], [1], [70], [8]),
-    End(4, 2, 100, [Dropped("aten.x", "ValueError: no", 2)]),
+    Calls(0, [0, 1, 0], [0, 0, 1], [10, 90, 50], [5, 6, 7], [2, 1, 2], [0, 1, 1, 2000, NO_STORAGE]),
+    Calls(1, [0], [1], [70], [8], [2], [1, 2001], 2000),
+    Entered(0, 90, 0, 1),
+    Entered(1, 80, 1, 2, Signature(2, "operator", "c10d.barrier.default", (GROUP, REDUCTION), {})),
+    End(4, 2, 100, [Dropped("aten.x", "ValueError: no", 2)], [Dropped("aten.y", "run by Twice", 1)], stopped="4 calls"),
 ]
 
 
