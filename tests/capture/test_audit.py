@@ -1,0 +1,84 @@
+"""What torch counts and a trace does not have, named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from programs import needs_openmmlab, run_command
+
+from opgrip.capture import Capture
+from opgrip.capture.audit import Difference, audit, count_calls, differences
+from opgrip.capture.models import load_program
+from opgrip.capture.program import ModelOptions
+
+OPENMMLAB = [
+    "faster-rcnn_r50_fpn_1x_coco.py",
+    "retinanet_r50_fpn_1x_coco.py",
+    "mask-rcnn_r50_fpn_1x_coco.py",
+    "deformable-detr_r50_16xb2-50e_coco.py",
+]
+
+
+def audit_model(path: Path, source: str, options: ModelOptions) -> list[Difference]:
+    def build() -> tuple[object, object]:
+        torch.manual_seed(0)
+        program = load_program(source, options)
+        return program, program.inputs()
+
+    program, inputs = build()
+    with Capture(path, model=program.model):  # type: ignore[attr-defined]
+        program.step(inputs)  # type: ignore[attr-defined]
+    program, inputs = build()
+    return audit(path, lambda: program.step(inputs))  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("run", ["predict", "train"])
+def test_the_built_in_detector_leaves_nothing_unexplained(tmp_path: Path, run: str) -> None:
+    found = audit_model(tmp_path / "t.jsonl", "builtin:faster_rcnn", ModelOptions(run=run))
+    assert found
+    assert [item for item in found if item.explained is None] == []
+
+
+@needs_openmmlab
+@pytest.mark.slow
+@pytest.mark.parametrize("run", ["predict", "train"])
+@pytest.mark.parametrize("source", OPENMMLAB)
+def test_detectors_of_openmmlab_leave_nothing_unexplained(tmp_path: Path, source: str, run: str) -> None:
+    found = audit_model(tmp_path / "t.jsonl", source, ModelOptions(run=run, input_size=(128, 128)))
+    assert [item for item in found if item.explained is None] == []
+
+
+def test_what_a_capture_misses_is_named(tmp_path: Path) -> None:
+    x = torch.ones(3)
+    with Capture(tmp_path / "t.jsonl"):
+        x.sin()
+    (missed,) = audit(tmp_path / "t.jsonl", lambda: (x.sin(), x.cos()))
+    assert missed == Difference("aten::cos", 1, 0)
+
+
+def test_what_an_operator_is_made_of_counts_where_the_trace_lacks_it(tmp_path: Path) -> None:
+    linear, x = torch.nn.Linear(2, 2), torch.ones(1, 2)
+    with Capture(tmp_path / "t.jsonl"):
+        linear(x)
+    assert count_calls(tmp_path / "t.jsonl") == {"aten::t": 1, "aten::addmm": 1}
+    assert audit(tmp_path / "t.jsonl", lambda: linear(x)) == []
+
+
+def test_forms_of_an_operator_count_together() -> None:
+    found = differences({"aten::add_": 3, "aten::sin": 1}, {"aten::add": 1, "aten::add_": 2, "aten::sin": 1})
+    assert {(item.op, item.torch_calls, item.trace_calls) for item in found} == {
+        ("aten::add_", 3, 2),
+        ("aten::add", 0, 1),
+    }
+    assert all(item.explained for item in found)
+
+
+def test_the_command_tells_what_differs(tmp_path: Path) -> None:
+    done = run_command("opcapture", "--audit", "-o", tmp_path / "t.jsonl")
+    assert done.returncode == 0, done.stderr
+    assert "audit: aten::to: torch counts 7, the trace 0: composite, and called no other operator" in done.stderr
+    assert "without an explanation" in done.stderr.splitlines()[-1]
+    assert ", 0 without" in done.stderr.splitlines()[-1]
+    assert run_command("opcapture", "--audit", "-o", "-").returncode == 2

@@ -1,0 +1,72 @@
+"""Cases run under the settings that they were captured under."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from opgrip.capture import Capture
+from opgrip.replay.cases import make_cases
+from opgrip.replay.contexts import restored
+from opgrip.replay.inputs import device_map
+from opgrip.replay.replay import Settings, replay
+from opgrip.replay.timing import Effort
+from opgrip.traces import load
+
+
+def settings_now() -> dict[str, Any]:
+    return {
+        "inference": torch.is_inference_mode_enabled(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "deterministic_warn_only": torch.is_deterministic_algorithms_warn_only_enabled(),
+        "matmul_precision": torch.get_float32_matmul_precision(),
+        "threads": torch.get_num_threads(),
+        "default_dtype": str(torch.get_default_dtype()).removeprefix("torch."),
+    }
+
+
+def test_settings_hold_in_the_block_and_are_as_before_after_it() -> None:
+    before = settings_now()
+    wanted = {
+        "inference": True,
+        "deterministic": True,
+        "deterministic_warn_only": True,
+        "matmul_precision": "high",
+        "threads": 1,
+        "default_dtype": "float64",
+    }
+    assert wanted != before
+    with restored(wanted):
+        assert settings_now() == wanted
+    assert settings_now() == before
+
+
+def test_settings_of_a_stranger_are_passed_over() -> None:
+    before = settings_now()
+    with restored({"threads": -3, "matmul_precision": "rm -rf", "default_dtype": "int64", "inference": "yes", "x": 1}):
+        assert settings_now() == before
+
+
+def test_a_case_runs_under_its_own_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y = torch.ones(3), torch.ones(4)
+    with Capture(tmp_path / "t.jsonl"):
+        x.sin()
+        with torch.inference_mode():
+            y.sin()
+    cases = make_cases(load(tmp_path / "t.jsonl"))
+    assert {case.signature.args[0].shape: case.context["inference"] for case in cases} == {(3,): False, (4,): True}
+    seen = []
+    original = torch.inference_mode
+
+    def watching(on: bool) -> Any:
+        seen.append(on)
+        return original(on)
+
+    monkeypatch.setattr(torch, "inference_mode", watching)
+    effort = Effort(warmup=0, iterations=1)
+    results = list(replay(cases, Settings(device_map("cpu", None), "cpu", effort)))
+    assert [result.status for result in results] == ["ok", "ok"]
+    assert seen == [case.context["inference"] for case in cases]
