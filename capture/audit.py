@@ -133,14 +133,19 @@ NOT_TOLD = {
 
 def _outermost(event: Any, recorded: Collection[str]) -> Iterator[str]:
     name = event.name
-    is_made_of_its_like = name in MADE_OF_ITS_LIKE and any(child.name == name for child in event.cpu_children)
-    if form_of(name) in recorded and not is_made_of_its_like:
+    if form_of(name) in recorded and not _stands_for_its_like(event):
         yield name
     elif event.cpu_children:
         for child in event.cpu_children:
             yield from _outermost(child, recorded)
     elif "::" in name and _is_operator(name):
         yield name
+
+
+def _stands_for_its_like(event: Any) -> bool:
+    """Whether it is an overload that is made of another, or casts its arguments by autocast and calls itself again."""
+    below = {child.name for child in event.cpu_children}
+    return event.name in below and (event.name in MADE_OF_ITS_LIKE or "aten::to" in below)
 
 
 def _is_operator(name: str) -> bool:
