@@ -39,7 +39,7 @@ NOTHING: Mapping[str, Any] = {}
 SWEEP = 256
 """New storages after which those that are gone are looked for: soon, their addresses are in the processor's cache."""
 UNPAIRED = -(1 << 62)
-"""Sequence number of a call in a backward pass whose node no forward call made."""
+"""Sequence number of a call that made no node, and of one in a backward pass whose node no forward call made."""
 
 Storages = tuple[int, ...]
 
@@ -107,16 +107,18 @@ class RecordingMode(TorchDispatchMode):
             return self.recorder.mode_here().__torch_dispatch__(func, types, args, kwargs)
         taken: Storages | None = None
         try:
+            grad = is_grad_enabled()
             if autograd_node is None:
                 if self._in_backward:
                     self._leave_backward()
-                sequence = sequence_number()
+                # without gradients, no node is made
+                sequence = sequence_number() if grad else UNPAIRED
             else:
                 sequence = self._enter_backward(autograd_node)
             node = self.last.after
             if (
                 node.func is func
-                and node.grad is is_grad_enabled()
+                and node.grad is grad
                 and (node.check_both(args, kwargs) if kwargs else node.check(args))
             ):
                 layout, number = node.layout, self._numbers.get
@@ -240,7 +242,8 @@ class RecordingMode(TorchDispatchMode):
         self._outer.append((token, self.place))
         if frame is not None:
             self._frames.append((token, frame))
-        self._go(place)
+        self.place, last = place, self.last
+        self.last = last.turns.get(place) or self.predictions.start_of(place, last)
 
     def leave(self, token: object) -> None:
         """Go back to where the thread was before it entered with this token, and thereby leave all places within."""
@@ -251,8 +254,10 @@ class RecordingMode(TorchDispatchMode):
             while outer[-1][0] is not token:
                 self._forget_frame(outer.pop()[0])
         place = outer.pop()[1]
-        self._forget_frame(token)
-        self._go(place)
+        if self._frames:
+            self._forget_frame(token)
+        self.place, last = place, self.last
+        self.last = last.turns.get(place) or self.predictions.start_of(place, last)
 
     def set_autocast(self, autocast: str) -> None:
         """Take note of what autocast is on for in this thread."""

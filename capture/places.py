@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import CodeType, FrameType
+from weakref import ref
 
 import torch
 from torch import nn
@@ -27,6 +28,7 @@ class Place:
     phase : `forward`, `backward` or `optimizer`
     inside : the extension function, gripped function or compiled region that runs; None outside them
     autocast : the device types that autocast is on for, with its dtype, such as `cpu:bfloat16`; empty where it is off
+    modules : by a module's id, the module and the place that calling it from here leads to
     """
 
     module: str
@@ -34,6 +36,7 @@ class Place:
     phase: str
     inside: str | None
     autocast: str
+    modules: dict[int, tuple[ref[nn.Module], Place]] = field(default_factory=dict, repr=False)
 
 
 class Places:

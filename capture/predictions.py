@@ -25,8 +25,8 @@ CANDIDATES = 3
 """Signatures of an operator that are tried before the key is built."""
 MOST_NODES = 100_000
 """Nodes kept for a thread; beyond these, points are not remembered."""
-SIGHTINGS = 6
-"""Calls of a signature before a test is made for it, which costs as much as some lookups by key."""
+SIGHTINGS = 16
+"""Calls of a signature before a test is made for it, which costs as much as four lookups by key."""
 MOST_TESTS = 3
 """Tests made for one signature: one may fail under another state of the dispatcher."""
 

@@ -17,7 +17,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from opgrip.capture.contexts import describe_autocast
 from opgrip.capture.dispatch import RecordingMode
 from opgrip.capture.patches import Patches
-from opgrip.capture.places import OPTIMIZER, Place
+from opgrip.capture.places import OPTIMIZER
 from opgrip.capture.recorder import Recorder
 from opgrip.capture.torch_private import hide_from_compiler
 
@@ -76,8 +76,6 @@ class ScopeWatch:
     def __init__(self, recorder: Recorder, model: nn.Module | None = None) -> None:
         self.recorder = recorder
         self._paths = ModulePaths(model)
-        # where calling a module from a place leads to
-        self._places: dict[tuple[int, Place], tuple[ref[nn.Module], Place]] = {}
         self._hooks = ExitStack()
         self._patches = Patches()
         recorder.path_of = self._paths.of
@@ -116,11 +114,11 @@ class ScopeWatch:
             mode = self.recorder.mode_here()
             mode.settle()
             place = mode.place
-            there = self._places.get((id(module), place))
+            there = place.modules.get(id(module))
             if there is None or there[0]() is not module:
                 path = self._paths.called(module, place.module if place.module_type else None)
                 there = (ref(module), self.recorder.places.module(place, path, type(module).__name__))
-                self._places[id(module), place] = there
+                place.modules[id(module)] = there
             if not place.module_type:
                 mode.look_at_settings()
             mode.enter(module, there[1])
