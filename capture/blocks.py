@@ -63,7 +63,8 @@ class Blocks:
         yield from self._thread(mode)
         start, duration = table[:, 1] - self.recorder.started_ns, table[:, 2] - table[:, 1]
         columns = (list(signature), scopes, start.tolist(), duration.tolist(), list(tensors))
-        yield Calls(self._threads[mode.number], *columns, flows, self._newest)
+        device_ns = mode.device.times_ns(table[:, 1].tolist())
+        yield Calls(self._threads[mode.number], *columns, flows, self._newest, device_ns)
         self._last_end[mode.number] = int(table[-1, 2])
         self._newest = max(self._newest, *flows) if flows else self._newest
         self.calls += len(table)

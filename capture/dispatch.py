@@ -18,6 +18,7 @@ from torch import is_grad_enabled
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from opgrip.capture.contexts import describe_autocast, read_settings
+from opgrip.capture.device_time import DeviceTimer, runs_on_device
 from opgrip.capture.places import BACKWARD, FORWARD, Place, is_running
 from opgrip.capture.predictions import LISTED, ONE, SEVERAL, TWO, Entry, Node, Predictions, sharing
 from opgrip.capture.recorder import Recorder
@@ -54,6 +55,7 @@ class RecordingMode(TorchDispatchMode):
     flows : the storages of each call's tensors, those that it took before those that it gave
     last, started : of the operator call that was entered last: its node, its start in ns
     idle : calls are not recorded
+    device : times of the calls on an accelerator
     """
 
     supports_higher_order_operators = True
@@ -82,6 +84,7 @@ class RecordingMode(TorchDispatchMode):
         self.rows: list[int] = []
         self.flows: list[int] = []
         self.started = 0
+        self.device = DeviceTimer()
         self.predictions = Predictions()
         self.last: Node = self.predictions.nowhere
         self._settings = read_settings()
@@ -344,8 +347,12 @@ class RecordingMode(TorchDispatchMode):
     def _by_key(self, func: Any, kind: str, args: Any, kwargs: Any, taken: Storages) -> Entry:
         number = self.recorder.signature(func, kind, args, kwargs)
         if kind == OPERATOR and not self.recorder.is_open(number):
-            return self.predictions.entry(number, func, args, kwargs, taken)
-        return Entry(number, func, sharing(taken))
+            entry = self.predictions.entry(number, func, args, kwargs, taken)
+        else:
+            entry = Entry(number, func, sharing(taken))
+        if kind == OPERATOR and not entry.timed and runs_on_device(tensors_in((*args, *kwargs.values()))):
+            entry.timed, entry.op = True, self.device.timed(entry.op, lambda: self.started)
+        return entry
 
     def _keep(
         self,

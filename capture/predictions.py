@@ -57,9 +57,10 @@ class Entry:
     layout : where its tensors are, and `places`, the indices of the arguments that they are
     alias : which of its tensors the single tensor that it returns shares memory with; -1 for memory of its own
     sharing : which of its tensors share memory, as `sharing` gives it
+    timed : whether `op` also times the operator on its device
     """
 
-    __slots__ = ("alias", "check", "check_both", "func", "layout", "number", "op", "places", "sharing")
+    __slots__ = ("alias", "check", "check_both", "func", "layout", "number", "op", "places", "sharing", "timed")
 
     def __init__(self, number: int, func: Any, sharing: tuple[int, ...] | None = None) -> None:
         self.number = number
@@ -67,6 +68,7 @@ class Entry:
         self.op: Callable[..., Any] = getattr(func, "_op", func)
         self.check: Check = never
         self.check_both: Callable[[Any, Any], bool] = never
+        self.timed = False
         self.layout = CAREFUL
         self.places: tuple[int, ...] = ()
         self.alias = -1

@@ -132,6 +132,7 @@ class Calls:
     storages : the memory that these tensors live in, `sum(tensors)` numbers: of each call those of its arguments, in
         their order, then those of its results. A number stands for the same memory in the whole trace.
     newest : the largest number of a storage in the blocks before; numbers are written by their distance to it
+    device_ns : how long each call kept an accelerator busy, -1 for one that ran on the host alone; empty where none did
     """
 
     thread: int
@@ -142,6 +143,7 @@ class Calls:
     tensors: list[int] = field(default_factory=list)
     storages: list[int] = field(default_factory=list)
     newest: int = -1
+    device_ns: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,7 +331,7 @@ def _thread_from_json(form: Mapping[str, Json]) -> Thread:
 def _calls_to_json(record: Calls) -> dict[str, Json]:
     starts = record.start_ns
     after = [later - earlier for earlier, later in pairwise(starts)]
-    return {
+    form: dict[str, Json] = {
         "type": "calls",
         "thread": record.thread,
         "start_ns": starts[0] if starts else 0,
@@ -341,6 +343,7 @@ def _calls_to_json(record: Calls) -> dict[str, Json]:
         "newest": record.newest,
         "storages": encode_storages(record.storages, record.newest),
     }
+    return form | {"device_ns": record.device_ns} if record.device_ns else form
 
 
 def _calls_from_json(form: Mapping[str, Json]) -> Calls:
@@ -353,7 +356,13 @@ def _calls_from_json(form: Mapping[str, Json]) -> Calls:
     storages = decode_storages(_integers(form.get("storages", [])), newest)
     if tensors and (len(tensors) != len(starts) or min(tensors) < 0 or sum(tensors) != len(storages)):
         raise FormatError("a block of calls whose storages are not those of its calls")
-    return Calls(_integer(form["thread"]), columns[0], columns[1], starts, columns[3], tensors, storages, newest)
+    device_ns = _integers(form.get("device_ns", []))
+    if device_ns and len(device_ns) != len(starts):
+        raise FormatError("a block of calls whose columns differ in length")
+    return Calls(
+        *(_integer(form["thread"]), columns[0], columns[1], starts, columns[3]),
+        *(tensors, storages, newest, device_ns),
+    )
 
 
 FAR = 999
@@ -494,7 +503,7 @@ _FIELDS: dict[str, set[str]] = {
     "thread": {"type", "id", "name", "process"},
     "calls": {
         *("type", "thread", "start_ns", "signature", "scope", "after_ns", "duration_ns", "tensors", "storages"),
-        "newest",
+        *("newest", "device_ns"),
     },
     "entered": {"type", "thread", "start_ns", "scope", "signature", "opened"},
     "end": {"type", "calls", "signatures", "duration_ns", "dropped", "passed_by", "without_values", "stopped"},

@@ -28,8 +28,9 @@ class Trace:
     values : value models by number
     calls : one row a call, in the order in which the calls started: signature, op, scope, module, function, file,
         line, own_module, phase, inside, process (in a merged trace), thread, start_ns (since the start of the capture),
-        duration_ns, tensors, first_storage. Module, function, file and line of a call in a backward pass are those of
-        the forward call that caused it, where it is known; `own_module` is where it ran itself.
+        duration_ns, device_ns (nan for what ran on the host alone), tensors, first_storage. Module, function, file and
+        line of a call in a backward pass are those of the forward call that caused it, where it is known; `own_module`
+        is where it ran itself.
     storages : the memory of each call's tensors: `tensors` numbers from `first_storage` on, as `Calls` has them
     contexts : settings that scopes refer to, by number
     unfinished : the calls that never ended, in a trace that was cut by that
@@ -172,11 +173,18 @@ def _table(
             "thread": _names(thread, {number: record.name for number, record in threads.items()}),
             "start_ns": column("start_ns"),
             "duration_ns": column("duration_ns"),
+            "device_ns": _device_times(blocks),
             "tensors": tensors,
             "first_storage": np.cumsum(tensors) - tensors,
         }
     )
     return table.sort_values("start_ns", kind="stable", ignore_index=True)
+
+
+def _device_times(blocks: list[Calls]) -> np.ndarray[Any, np.dtype[np.float64]]:
+    pieces = [np.asarray(block.device_ns or [-1] * len(block.signature), dtype=np.float64) for block in blocks]
+    times = np.concatenate(pieces) if pieces else np.empty(0)
+    return np.where(times < 0, np.nan, times)
 
 
 def _names(numbers: np.ndarray[Any, np.dtype[np.int64]], names: dict[int, Any]) -> pd.Categorical:

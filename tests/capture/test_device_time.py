@@ -1,0 +1,91 @@
+"""Times on an accelerator. No GPU is at hand here: events and tensors' devices are stand-ins, all else is real."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from opgrip.capture import Capture, dispatch
+from opgrip.capture.device_time import DeviceTimer
+from opgrip.traces import load
+
+
+class Clock:
+    """A device whose every mark is a millisecond after the one before."""
+
+    now = 0
+    events = 0
+    waited = 0
+
+
+class Mark:
+    def __init__(self) -> None:
+        Clock.events += 1
+        self.time = 0
+
+    def record(self) -> None:
+        Clock.now += 1
+        self.time = Clock.now
+
+    def synchronize(self) -> None:
+        Clock.waited += 1
+
+    def elapsed_time(self, later: Any) -> float:
+        return float(later.time - self.time)
+
+
+@pytest.fixture
+def _device(monkeypatch: pytest.MonkeyPatch) -> None:
+    Clock.now = Clock.events = Clock.waited = 0
+    monkeypatch.setattr(dispatch, "DeviceTimer", lambda: DeviceTimer(Mark))
+    monkeypatch.setattr(dispatch, "runs_on_device", lambda tensors: any(tensor.numel() > 10 for tensor in tensors))
+
+
+@pytest.mark.usefixtures("_device")
+def test_calls_on_a_device_have_their_time_there_and_others_none(tmp_path: Path) -> None:
+    large, small = torch.ones(20), torch.ones(3)
+    with Capture(tmp_path / "t.jsonl"):
+        for _ in range(40):
+            large.sin()
+            small.sin()
+        assert Clock.waited == 0
+    trace = load(tmp_path / "t.jsonl", partial=False)
+    times = trace.calls["device_ns"]
+    assert times[0::2].tolist() == [1e6] * 40
+    assert times[1::2].isna().all()
+
+
+@pytest.mark.usefixtures("_device")
+def test_events_are_used_again(tmp_path: Path) -> None:
+    large = torch.ones(20)
+    with Capture(tmp_path / "t.jsonl") as watched:
+        for _ in range(10):
+            large.sin()
+            assert watched._flusher is not None
+            watched._flusher.flush()
+    assert Clock.events <= 4
+    assert Clock.waited == 10
+
+
+@pytest.mark.usefixtures("_device")
+def test_an_operator_that_fails_on_a_device_is_recorded(tmp_path: Path) -> None:
+    large = torch.ones(20)
+    with Capture(tmp_path / "t.jsonl") as watched:
+        with pytest.raises(RuntimeError):
+            large.view(7)
+        large.sin()
+    assert (watched.calls, watched.dropped) == (2, 0)
+    assert load(tmp_path / "t.jsonl").calls["device_ns"].isna().tolist() == [True, False]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+def test_a_gpu_is_timed(tmp_path: Path) -> None:
+    x = torch.rand(2048, 2048, device="cuda")
+    with Capture(tmp_path / "t.jsonl"):
+        for _ in range(20):
+            x @ x
+    times = load(tmp_path / "t.jsonl", partial=False).calls
+    assert (times[times["op"] == "aten.mm.default"]["device_ns"] > 0).all()
