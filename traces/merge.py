@@ -12,6 +12,7 @@ from typing import Any
 from opgrip.traces.arguments import TensorSpec, map_leaves
 from opgrip.traces.errors import UserError
 from opgrip.traces.reader import TraceReader, read_header
+from opgrip.traces.record_forms import to_json
 from opgrip.traces.records import (
     NO_STORAGE,
     Calls,
@@ -25,7 +26,6 @@ from opgrip.traces.records import (
     Signature,
     Thread,
     Values,
-    to_json,
 )
 from opgrip.traces.writer import TraceWriter
 

@@ -12,7 +12,8 @@ from pathlib import Path
 
 from opgrip.traces.arguments import FormatError
 from opgrip.traces.errors import UserError
-from opgrip.traces.records import FORMAT, MAJOR, Calls, End, Header, Record, Signature, from_json, unknown_fields
+from opgrip.traces.record_forms import from_json, unknown_fields
+from opgrip.traces.records import FORMAT, MAJOR, Calls, End, Header, Record, Signature
 from opgrip.traces.streams import Damage, read_chunks
 
 

@@ -11,7 +11,8 @@ from types import TracebackType
 from typing import IO, cast
 
 from opgrip.traces.output import commit, create, discard
-from opgrip.traces.records import Header, Record, to_json
+from opgrip.traces.record_forms import to_json
+from opgrip.traces.records import Header, Record
 from opgrip.traces.streams import ByteSink, compress_to
 
 

@@ -16,7 +16,8 @@ from opgrip.capture import Capture
 from opgrip.capture.storages import Storages
 from opgrip.traces import Trace, load
 from opgrip.traces.graph import make_graph
-from opgrip.traces.records import NO_STORAGE, decode_storages, encode_storages
+from opgrip.traces.records import NO_STORAGE
+from opgrip.traces.storage_codes import decode_storages, encode_storages
 
 
 def capture(path: Path, function: Any) -> Trace:

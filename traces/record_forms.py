@@ -1,0 +1,310 @@
+"""The records of a trace as the JSON objects that stand in the file.
+
+`to_json` and `from_json` are each other's inverse. `from_json` checks what it reads: whatever it returns has the
+types that its record declares.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from itertools import pairwise
+from typing import Any, TypeVar
+
+from opgrip.traces.arguments import FormatError, Json, Opaque, decode, encode
+from opgrip.traces.records import (
+    FORMAT,
+    KINDS,
+    MAJOR,
+    MINOR,
+    Calls,
+    Context,
+    Dropped,
+    End,
+    Entered,
+    Header,
+    Record,
+    Scope,
+    Signature,
+    Thread,
+    Values,
+)
+from opgrip.traces.storage_codes import decode_storages, encode_storages
+from opgrip.traces.values import value_model_from_json, value_model_to_json, value_models
+
+LIMIT = 1 << 63
+"""Bound of the whole numbers in a trace."""
+
+T = TypeVar("T")
+
+
+def to_json(record: Record) -> dict[str, Json]:
+    """The JSON object of a record."""
+    return _TO_JSON[type(record)](record)
+
+
+def from_json(form: Mapping[str, Json]) -> Record | None:
+    """The record of a JSON object; None for a type of record or value model that this version does not know.
+
+    Raises
+    ------
+    FormatError : for an object that is not what its type asks for
+    """
+    reader = _FROM_JSON.get(form.get("type", ""))
+    if reader is None or (reader is _values_from_json and value_models.get(str(form.get("model"))) is None):
+        return None
+    try:
+        return reader(form)
+    except FormatError:
+        raise
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        reason = f"it has no {error}" if isinstance(error, KeyError) else str(error)
+        raise FormatError(f"not a whole {form['type']} record: {reason}") from error
+
+
+def unknown_fields(form: Mapping[str, Json]) -> list[str]:
+    """Fields of a known type of record that this version does not know; a header may hold any."""
+    known = _FIELDS.get(form["type"])
+    return [] if known is None else [name for name in form if name not in known]
+
+
+def _header_to_json(record: Header) -> dict[str, Json]:
+    return {"type": "header", "format": FORMAT, "version": f"{MAJOR}.{MINOR}", **record.fields}
+
+
+def _header_from_json(form: Mapping[str, Json]) -> Header:
+    return Header({name: value for name, value in form.items() if name != "type"})
+
+
+def _signature_to_json(record: Signature) -> dict[str, Json]:
+    form: dict[str, Json] = {"type": "signature", "id": record.number, "kind": record.kind, "op": record.op}
+    form["args"] = [encode(item) for item in record.args]
+    if record.kwargs:
+        form["kwargs"] = {name: encode(item) for name, item in record.kwargs.items()}
+    if record.raised is None:
+        form["outputs"] = encode(record.outputs)
+    else:
+        form["raised"] = record.raised
+    return form
+
+
+def _signature_from_json(form: Mapping[str, Json]) -> Signature:
+    kind = _text(form["kind"])
+    if kind not in KINDS:
+        raise FormatError(f"a signature of unknown kind {kind[:60]!r}")
+    kwargs = form.get("kwargs", {})
+    if not isinstance(kwargs, dict) or not isinstance(form["args"], list):
+        raise FormatError("a signature whose arguments are not a list and an object")
+    return Signature(
+        number=_integer(form["id"]),
+        kind=kind,
+        op=_text(form["op"]),
+        args=tuple(decode(item) for item in form["args"]),
+        kwargs={_text(name): decode(item) for name, item in kwargs.items()},
+        outputs=decode(form["outputs"]) if "outputs" in form else Opaque("not recorded"),
+        raised=_optional(_text, form.get("raised")),
+    )
+
+
+def _scope_to_json(record: Scope) -> dict[str, Json]:
+    form: dict[str, Json] = {"type": "scope", "id": record.number, "module": record.module}
+    form |= {"module_type": record.module_type, "phase": record.phase}
+    if record.inside is not None:
+        form["inside"] = record.inside
+    if record.function:
+        form |= {"function": record.function, "file": record.file, "line": record.line}
+    if record.callers:
+        form["callers"] = list(record.callers)
+    if record.context is not None:
+        form["context"] = record.context
+    if record.forward is not None:
+        form["forward"] = record.forward
+    return form
+
+
+def _scope_from_json(form: Mapping[str, Json]) -> Scope:
+    return Scope(
+        number=_integer(form["id"]),
+        module=_text(form["module"]),
+        module_type=_text(form["module_type"]),
+        phase=_text(form["phase"]),
+        inside=_optional(_text, form.get("inside")),
+        function=_text(form.get("function", "")),
+        file=_text(form.get("file", "")),
+        line=_integer(form.get("line", 0)),
+        callers=tuple(_text(caller) for caller in form.get("callers", ())),
+        context=_optional(_integer, form.get("context")),
+        forward=_optional(_integer, form.get("forward")),
+    )
+
+
+def _context_to_json(record: Context) -> dict[str, Json]:
+    return {"type": "context", "id": record.number, "settings": record.settings}
+
+
+def _context_from_json(form: Mapping[str, Json]) -> Context:
+    settings = form["settings"]
+    if not isinstance(settings, dict) or any(isinstance(value, dict | list) for value in settings.values()):
+        raise FormatError("a context whose settings are not an object of plain values")
+    return Context(_integer(form["id"]), settings)
+
+
+def _values_to_json(record: Values) -> dict[str, Json]:
+    return {"type": "values", "id": record.number, **value_model_to_json(record.model)}
+
+
+def _values_from_json(form: Mapping[str, Json]) -> Values:
+    return Values(_integer(form["id"]), value_model_from_json(form))
+
+
+def _thread_to_json(record: Thread) -> dict[str, Json]:
+    form: dict[str, Json] = {"type": "thread", "id": record.number, "name": record.name}
+    return form if record.process is None else form | {"process": record.process}
+
+
+def _thread_from_json(form: Mapping[str, Json]) -> Thread:
+    return Thread(_integer(form["id"]), _text(form["name"]), _optional(_integer, form.get("process")))
+
+
+def _calls_to_json(record: Calls) -> dict[str, Json]:
+    starts = record.start_ns
+    after = [later - earlier for earlier, later in pairwise(starts)]
+    form: dict[str, Json] = {
+        "type": "calls",
+        "thread": record.thread,
+        "start_ns": starts[0] if starts else 0,
+        "signature": record.signature,
+        "scope": record.scope,
+        "after_ns": [0, *after] if starts else [],
+        "duration_ns": record.duration_ns,
+        "tensors": record.tensors,
+        "newest": record.newest,
+        "storages": encode_storages(record.storages, record.newest),
+    }
+    return form | {"device_ns": record.device_ns} if record.device_ns else form
+
+
+def _calls_from_json(form: Mapping[str, Json]) -> Calls:
+    columns = [_integers(form[name]) for name in ("signature", "scope", "after_ns", "duration_ns")]
+    if len({len(column) for column in columns}) != 1:
+        raise FormatError("a block of calls whose columns differ in length")
+    start = _integer(form["start_ns"])
+    starts = _integers([start := start + after for after in columns[2]])
+    tensors, newest = _integers(form.get("tensors", [])), _integer(form.get("newest", -1))
+    storages = _integers(decode_storages(_integers(form.get("storages", [])), newest))
+    if tensors and (len(tensors) != len(starts) or min(tensors) < 0 or sum(tensors) != len(storages)):
+        raise FormatError("a block of calls whose storages are not those of its calls")
+    device_ns = _integers(form.get("device_ns", []))
+    if device_ns and len(device_ns) != len(starts):
+        raise FormatError("a block of calls whose columns differ in length")
+    return Calls(
+        *(_integer(form["thread"]), columns[0], columns[1], starts, columns[3]),
+        *(tensors, storages, newest, device_ns),
+    )
+
+
+def _entered_to_json(record: Entered) -> dict[str, Json]:
+    form: dict[str, Json] = {"type": "entered", "thread": record.thread, "start_ns": record.start_ns}
+    form |= {"scope": record.scope, "signature": record.signature}
+    return form if record.opened is None else form | {"opened": _signature_to_json(record.opened)}
+
+
+def _entered_from_json(form: Mapping[str, Json]) -> Entered:
+    return Entered(
+        thread=_integer(form["thread"]),
+        start_ns=_integer(form["start_ns"]),
+        scope=_integer(form["scope"]),
+        signature=_integer(form["signature"]),
+        opened=_optional(_signature_from_json, form.get("opened")),
+    )
+
+
+def _end_to_json(record: End) -> dict[str, Json]:
+    form: dict[str, Json] = {"type": "end", "calls": record.calls, "signatures": record.signatures}
+    form |= {"duration_ns": record.duration_ns, "dropped": _dropped_to_json(record.dropped)}
+    form["passed_by"] = _dropped_to_json(record.passed_by)
+    if record.stopped is not None:
+        form["stopped"] = record.stopped
+    return form | {"without_values": _dropped_to_json(record.without_values)}
+
+
+def _dropped_to_json(dropped: list[Dropped]) -> list[dict[str, Json]]:
+    return [{"op": item.op, "reason": item.reason, "count": item.count} for item in dropped]
+
+
+def _end_from_json(form: Mapping[str, Json]) -> End:
+    return End(
+        calls=_integer(form["calls"]),
+        signatures=_integer(form["signatures"]),
+        duration_ns=_integer(form["duration_ns"]),
+        dropped=_dropped_from_json(form["dropped"]),
+        passed_by=_dropped_from_json(form.get("passed_by", [])),
+        without_values=_dropped_from_json(form.get("without_values", [])),
+        stopped=_optional(_text, form.get("stopped")),
+    )
+
+
+def _dropped_from_json(items: list[Mapping[str, Json]]) -> list[Dropped]:
+    return [Dropped(_text(item["op"]), _text(item["reason"]), _integer(item["count"])) for item in items]
+
+
+def _integer(value: Json) -> int:
+    if type(value) is not int or not -LIMIT <= value < LIMIT:
+        raise FormatError(f"{str(value)[:60]!r} stands where a whole number of 64 bits should")
+    return value
+
+
+def _integers(value: Json) -> list[int]:
+    if not isinstance(value, list):
+        raise FormatError(f"{str(value)[:60]!r} stands where a list of whole numbers should")
+    return [_integer(item) for item in value]
+
+
+def _text(value: Json) -> str:
+    if not isinstance(value, str):
+        raise FormatError(f"{str(value)[:60]!r} stands where text should")
+    return value
+
+
+def _optional(read: Callable[[Any], T], value: Json) -> T | None:
+    return None if value is None else read(value)
+
+
+_TO_JSON: dict[type, Callable[[Any], dict[str, Json]]] = {
+    Header: _header_to_json,
+    Signature: _signature_to_json,
+    Scope: _scope_to_json,
+    Context: _context_to_json,
+    Values: _values_to_json,
+    Thread: _thread_to_json,
+    Calls: _calls_to_json,
+    Entered: _entered_to_json,
+    End: _end_to_json,
+}
+
+_FROM_JSON: dict[str, Callable[[Mapping[str, Json]], Record]] = {
+    "header": _header_from_json,
+    "signature": _signature_from_json,
+    "scope": _scope_from_json,
+    "context": _context_from_json,
+    "values": _values_from_json,
+    "thread": _thread_from_json,
+    "calls": _calls_from_json,
+    "entered": _entered_from_json,
+    "end": _end_from_json,
+}
+
+_FIELDS: dict[str, set[str]] = {
+    "signature": {"type", "id", "kind", "op", "args", "kwargs", "outputs", "raised"},
+    "scope": {
+        *("type", "id", "module", "module_type", "phase", "inside", "function", "file", "line", "callers", "context"),
+        "forward",
+    },
+    "context": {"type", "id", "settings"},
+    "thread": {"type", "id", "name", "process"},
+    "calls": {
+        *("type", "thread", "start_ns", "signature", "scope", "after_ns", "duration_ns", "tensors", "storages"),
+        *("newest", "device_ns"),
+    },
+    "entered": {"type", "thread", "start_ns", "scope", "signature", "opened"},
+    "end": {"type", "calls", "signatures", "duration_ns", "dropped", "passed_by", "without_values", "stopped"},
+}
