@@ -46,11 +46,12 @@ def detector_train() -> Workload:
 def _detector(run: str) -> Workload:
     torch.manual_seed(0)
     program = load_program("builtin:faster_rcnn", ModelOptions(run=run))
+    inputs = program.inputs()
 
     def step() -> None:
         # the same proposals and samples each time
         torch.manual_seed(1)
-        program.step(program.inputs())
+        program.step(inputs)
 
     return step
 

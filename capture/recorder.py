@@ -21,7 +21,7 @@ from opgrip.capture.signatures import call_key, describe_call, describe_result
 from opgrip.capture.storages import Storages
 from opgrip.capture.torch_private import unobserved
 from opgrip.traces import values
-from opgrip.traces.arguments import Opaque
+from opgrip.traces.arguments import Opaque, tensors
 from opgrip.traces.records import Context, Dropped, Record, Scope, Signature, Values
 from opgrip.traces.values import ValueModel
 from opgrip.traces.writer import encode_line
@@ -82,6 +82,7 @@ class Recorder:
         self._contexts: dict[Hashable, int] = {}
         self._pair_numbers: dict[tuple[int, int, int], int] = {}
         self._values: dict[str, int] = {}
+        self._fitted: dict[Hashable, list[int | None]] = {}
         self._own_work: set[int] = set()
         self._new = threading.RLock()
         self._stopped = False
@@ -251,10 +252,33 @@ class Recorder:
     def _add_signature(self, key: tuple[Any, ...], kind: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
         op = str(key[0])
         with self._new, self.own_work(), unobserved():
-            described_args, described_kwargs = describe_call(args, kwargs, self._fitter(op))
+            described_args, described_kwargs = self._describe(op, args, kwargs)
             number = self._signatures.setdefault(key, len(self._signatures))
             self._open[number] = Signature(number, kind, op, described_args, described_kwargs)
         return number
+
+    def _describe(
+        self, op: str, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Arguments with value models: those of another signature whose tensors are alike, or new ones.
+
+        An optimizer whose step counts in a scalar has another signature in each step, of the same hundred tensors.
+        """
+        plain = describe_call(args, kwargs, lambda tensor: None)
+        alike = (op, tuple(tensors(plain)))
+        fitted = self._fitted.get(alike)
+        if fitted is not None:
+            numbers = iter(fitted)
+            return describe_call(args, kwargs, lambda tensor: next(numbers))
+        fitted, fit = [], self._fitter(op)
+
+        def remember(tensor: torch.Tensor) -> int | None:
+            fitted.append(fit(tensor))
+            return fitted[-1]
+
+        described = describe_call(args, kwargs, remember)
+        self._fitted[alike] = fitted
+        return described
 
     def _outputs(self, result: Any) -> Any:
         try:

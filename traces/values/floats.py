@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
 
 from opgrip.traces.arguments import FormatError
-from opgrip.traces.values.model import value_models
+from opgrip.traces.values.model import sample, value_models
+
+SAMPLED = 1 << 15
+"""Above this many elements, all but the range is of an even sample."""
 
 
 @value_models.register("floats")
@@ -43,6 +46,12 @@ class Floats:
             tensor = torch.view_as_real(tensor.resolve_conj())
         if not tensor.dtype.is_floating_point:
             return None
+        if tensor.numel() > SAMPLED:
+            part = cls.fit(sample(tensor, SAMPLED))
+            # half and 8-bit floats lack some operations
+            bounds = [float(bound) for bound in torch.aminmax(tensor if tensor.itemsize > 3 else tensor.float())]
+            if part is not None and all(math.isfinite(bound) for bound in bounds):
+                return replace(part, low=bounds[0], high=bounds[1]) if part.low != part.high or part.zeros < 1 else part
         # half and 8-bit floats lack some of these operations
         values = tensor if tensor.dtype in (torch.float32, torch.float64) else tensor.float()
         total = values.numel()

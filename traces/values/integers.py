@@ -8,11 +8,13 @@ from typing import ClassVar
 import torch
 
 from opgrip.traces.arguments import FormatError
-from opgrip.traces.values.model import value_models
+from opgrip.traces.values.model import sample, value_models
 
 FREQUENT = 64
 """How many distinct values are kept with their counts."""
-SAMPLED = 1 << 18
+NARROW = 1 << 16
+"""Within a range of so many, all elements are counted."""
+SAMPLED = 1 << 15
 """Above this many elements, frequent values are counted on an even sample."""
 
 
@@ -47,22 +49,20 @@ class Integers:
             return None
         # torch lacks most operations for the wider unsigned types
         flat = tensor.reshape(-1).to(torch.int64)
-        sample = flat[:: -(-flat.numel() // SAMPLED)]
-        values, counts = torch.unique(sample, return_counts=True)
+        values, counts, scale = _distinct(flat)
         counts, order = counts.sort(descending=True, stable=True)
         values = values[order]
         kept = min(FREQUENT, len(values))
         # a value met once tells nothing that the range does not, unless all values are kept
         if kept < len(values):
             kept = int((counts[:FREQUENT] > 1).sum())
-        scale = flat.numel() / sample.numel()
         frequent = [
             [value, round(n * scale)] for value, n in zip(values[:kept].tolist(), counts[:kept].tolist(), strict=True)
         ]
-        rest = flat[~torch.isin(flat, values[:kept])]
-        low, high = (int(rest.min()), int(rest.max())) if rest.numel() else (None, None)
+        low, high = _range_without(flat, values, values[:kept])
+        others = 0 if low is None else max(1, flat.numel() - sum(count for _, count in frequent))
         ascending = bool((flat[1:] >= flat[:-1]).all()) if flat.numel() > 1 else False
-        return cls(frequent, low, high, rest.numel(), ascending)
+        return cls(frequent, low, high, others, ascending)
 
     def check(self) -> None:
         """Counts are positive and the range is one."""
@@ -97,3 +97,30 @@ class Integers:
         else:
             values = values[torch.randperm(count, generator=generator, device=device)]
         return values.to(dtype).reshape(shape)
+
+
+def _distinct(flat: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, float]:
+    """Distinct values, how often each was counted, and how many elements each count stands for."""
+    low, high = (int(bound) for bound in torch.aminmax(flat))
+    if high - low < NARROW:
+        histogram = torch.bincount(flat - low)
+        values = histogram.nonzero().reshape(-1)
+        return values + low, histogram[values], 1.0
+    part = sample(flat, SAMPLED)
+    values, counts = torch.unique(part, return_counts=True)
+    return values, counts, flat.numel() / part.numel()
+
+
+def _range_without(flat: torch.Tensor, values: torch.Tensor, known: torch.Tensor) -> tuple[int | None, int | None]:
+    """Smallest and largest element that is none of the known values; None where there is none.
+
+    Parameters
+    ----------
+    values : the distinct values of `flat`, or of a sample of it
+    """
+    rest = values[~torch.isin(values, known)]
+    low, high = (int(bound) for bound in torch.aminmax(flat))
+    # what a sample missed lies between the bounds of all
+    ends = torch.tensor([low, high], device=flat.device)
+    rest = torch.cat([rest, ends[~torch.isin(ends, known)]])
+    return (int(rest.min()), int(rest.max())) if rest.numel() else (None, None)

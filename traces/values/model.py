@@ -53,6 +53,24 @@ def fit(tensor: torch.Tensor) -> ValueModel | None:
     return None
 
 
+def sample(tensor: torch.Tensor, most: int) -> torch.Tensor:
+    """Some elements of a large tensor, evenly from all of it; a view that copies nothing.
+
+    Parameters
+    ----------
+    most : elements that a tensor may have to be given whole
+    """
+    while tensor.numel() > most:
+        longest = max(range(tensor.dim()), key=lambda dimension: tensor.shape[dimension])
+        if tensor.shape[longest] == 1:
+            break
+        # by threes: every second element of interleaved pairs would be one of the two alone
+        steps = [slice(None)] * tensor.dim()
+        steps[longest] = slice(None, None, 3)
+        tensor = tensor[tuple(steps)]
+    return tensor
+
+
 def value_model_to_json(model: ValueModel) -> dict[str, Json]:
     """The fields of a model, with its name under `model`."""
     name = next(name for name, kind in value_models.items() if kind is type(model))
