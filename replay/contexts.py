@@ -24,7 +24,9 @@ def restored(settings: Mapping[str, Any]) -> Iterator[None]:
             if name in _SETTERS:
                 _SETTERS[name](stack, value)
         _deterministic(stack, settings)
-        stack.enter_context(torch.inference_mode(settings.get("inference") is True))
+        if settings.get("inference") is True:
+            # never with False, which would turn gradients on
+            stack.enter_context(torch.inference_mode())
         yield
 
 

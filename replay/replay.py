@@ -64,7 +64,7 @@ def _replay_case(case: Case, settings: Settings) -> Result:
         return replace(result, status=SKIPPED, error=f"it raised when it was captured: {case.signature.raised}")
     try:
         # captured below autograd, so replayed without it
-        with torch.no_grad(), restored(case.context):
+        with restored(case.context), torch.no_grad():
             return _measure_case(case, settings, result)
     except Unsupported as error:
         return replace(result, status=UNSUPPORTED, error=str(error))

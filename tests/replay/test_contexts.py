@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+import opgrip.replay.replay as replay_module
 from opgrip.capture import Capture
 from opgrip.replay.cases import make_cases
 from opgrip.replay.contexts import restored
@@ -59,14 +60,14 @@ def test_a_case_runs_under_its_own_settings(tmp_path: Path, monkeypatch: pytest.
     cases = make_cases(load(tmp_path / "t.jsonl"))
     assert {case.signature.args[0].shape: case.context["inference"] for case in cases} == {(3,): False, (4,): True}
     seen = []
-    original = torch.inference_mode
+    original = replay_module.find_operator
 
-    def watching(on: bool) -> Any:
-        seen.append(on)
-        return original(on)
+    def watching(*args: Any) -> Any:
+        seen.append((torch.is_inference_mode_enabled(), torch.is_grad_enabled()))
+        return original(*args)
 
-    monkeypatch.setattr(torch, "inference_mode", watching)
+    monkeypatch.setattr(replay_module, "find_operator", watching)
     effort = Effort(warmup=0, iterations=1)
     results = list(replay(cases, Settings(device_map("cpu", None), "cpu", effort)))
     assert [result.status for result in results] == ["ok", "ok"]
-    assert seen == [case.context["inference"] for case in cases]
+    assert seen == [(case.context["inference"], False) for case in cases]
