@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import chain
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -14,9 +14,18 @@ from opgrip.traces.records import Calls, Entered, Record, Thread
 BLOCK = 512
 """Calls in one record."""
 COLUMNS = 4
-"""Integers that a mode keeps of a call."""
+"""Integers that a mode keeps of a call, before those of its tensors."""
 MOST_SEQUENCES = 1 << 18
 """Forward calls that wait for their backward calls."""
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """Some calls of a thread, each with the storages of its tensors."""
+
+    mode: RecordingMode
+    calls: list[list[int]]
+    flows: list[list[int]]
 
 
 class Blocks:
@@ -27,52 +36,67 @@ class Blocks:
         self.calls = 0
         self._threads: dict[int, int] = {}
         self._newest = -1
-        # by thread: the last sequence number, and the scope of the forward call that made each node
-        self._last: dict[int, int] = {}
+        # by thread: the last sequence number, the scope of the forward call that made each node, the last call
+        self._sequence: dict[int, int] = {}
         self._forward: dict[int, dict[int, int]] = {}
-        self._last_end: dict[int, int] = {}
+        self._last: dict[int, tuple[int, int]] = {}
 
-    def take(self, room: int | None = None) -> list[tuple[RecordingMode, list[int], list[int]]]:
-        """Rows and flows of at most a block of calls of each thread, removed from its mode.
+    def take(self, room: int | None = None) -> list[Taken]:
+        """All calls that are there, removed from their modes, in parts of at most a block.
 
         Parameters
         ----------
         room : the most calls to take in all
         """
-        taken = []
-        left = BLOCK * len(self.recorder.modes) if room is None else room
+        taken: list[Taken] = []
+        left = room
         # the last threads first: what they run backward, those before them ran forward, and is taken afterwards
         for mode in reversed(self.recorder.modes):
-            rows = mode.rows[: min(len(mode.rows) // COLUMNS, BLOCK, left) * COLUMNS]
-            left -= len(rows) // COLUMNS
-            if rows:
-                del mode.rows[: len(rows)]
-                pairs = self.recorder.pairs
-                count = sum([pairs[pair][2] for pair in rows[::COLUMNS]])
-                flows = mode.flows[:count]
-                del mode.flows[:count]
-                taken.append((mode, rows, flows))
-        return taken[::-1]
+            count = len(mode.rows)
+            values = mode.rows[:count]
+            calls, flows, used = self._split(values, left)
+            del mode.rows[:used]
+            if left is not None:
+                left -= len(calls)
+            firsts = range(0, len(calls), BLOCK)
+            taken[:0] = [Taken(mode, calls[first : first + BLOCK], flows[first : first + BLOCK]) for first in firsts]
+        # all forward calls are known before the first call of a backward pass is paired
+        for part in taken:
+            self._remember_forward(part)
+        return taken
 
-    def records(self, mode: RecordingMode, rows: list[int], flows: list[int]) -> Iterator[Record]:
+    def records(self, taken: Taken) -> Iterator[Record]:
         """The records of what `take` gave."""
-        table = np.array(rows, dtype=np.int64).reshape(-1, COLUMNS)
-        pairs = self.recorder.pairs
+        mode, pairs = taken.mode, self.recorder.pairs
+        table = np.array(taken.calls, dtype=np.int64)
         signature, scope, tensors = zip(*[pairs[pair] for pair in table[:, 0].tolist()], strict=True)
-        scopes = self._paired(mode.number, list(scope), table[:, 3].tolist())
+        scopes = self._paired(list(scope), table[:, 3].tolist())
         yield from self._thread(mode)
         start, duration = table[:, 1] - self.recorder.started_ns, table[:, 2] - table[:, 1]
+        flows = [number for flow in taken.flows for number in flow]
         columns = (list(signature), scopes, start.tolist(), duration.tolist(), list(tensors))
         device_ns = mode.device.times_ns(table[:, 1].tolist())
         yield Calls(self._threads[mode.number], *columns, flows, self._newest, device_ns)
-        self._last_end[mode.number] = int(table[-1, 2])
+        self._last[mode.number] = int(table[-1, 1]), int(table[-1, 2])
         self._newest = max(self._newest, *flows) if flows else self._newest
         self.calls += len(table)
+
+    def _split(self, values: list[int], most: int | None) -> tuple[list[list[int]], list[list[int]], int]:
+        """Calls and flows of a mode's rows, and how many integers these were."""
+        calls: list[list[int]] = []
+        flows: list[list[int]] = []
+        place, pairs = 0, self.recorder.pairs
+        while place < len(values) and (most is None or len(calls) < most):
+            after = place + COLUMNS + pairs[values[place]][2]
+            calls.append(values[place : place + COLUMNS])
+            flows.append(values[place + COLUMNS : after])
+            place = after
+        return calls, flows, place
 
     def running(self) -> Iterator[Record]:
         """The calls that each thread is in, outermost first."""
         for mode in self.recorder.modes:
-            for start, node in mode.running(self._last_end.get(mode.number, 1)):
+            for start, node in mode.running(*self._last.get(mode.number, (0, 1))):
                 yield from self._thread(mode)
                 opened = self.recorder.open_signature(node.number)
                 since = start - self.recorder.started_ns
@@ -83,27 +107,30 @@ class Blocks:
             self._threads[mode.number] = len(self._threads)
             yield Thread(self._threads[mode.number], mode.thread_name)
 
-    def _paired(self, mode: int, scopes: list[int], sequences: list[int]) -> list[int]:
+    def _remember_forward(self, taken: Taken) -> None:
+        forward = self._forward.setdefault(taken.mode.number, {})
+        last = self._sequence.get(taken.mode.number, -1)
+        for pair, _, _, sequence in taken.calls:
+            signature, scope, _ = self.recorder.pairs[pair]
+            if sequence >= 0 and sequence != last and signature in self.recorder.differentiable:
+                # a node is made before its operator is seen, and counted by then
+                forward[sequence - 1] = scope
+                last = sequence
+        self._sequence[taken.mode.number] = last
+        for number in list(forward)[: max(0, len(forward) - MOST_SEQUENCES)]:
+            del forward[number]
+
+    def _paired(self, scopes: list[int], sequences: list[int]) -> list[int]:
         """The scopes of a thread's calls, with those of the forward calls for the calls in a backward pass."""
-        forward = self._forward.setdefault(mode, {})
-        last = self._last.get(mode, -1)
         paired = []
         for scope, sequence in zip(scopes, sequences, strict=True):
-            if sequence >= 0:
-                if sequence != last:
-                    # a node is made before its operator is seen, and counted by then
-                    forward[sequence - 1] = scope
-                    last = sequence
-            elif sequence != UNPAIRED:
-                caused_by = self._forward_scope(forward, -1 - sequence)
-                if caused_by is not None:
-                    scope = self.recorder.backward_scope(scope, caused_by)
-            paired.append(scope)
-        self._last[mode] = last
-        for number in list(forward)[: len(forward) - MOST_SEQUENCES]:
-            del forward[number]
+            caused_by = None
+            if sequence < 0 and sequence != UNPAIRED:
+                caused_by = self._forward_scope(-1 - sequence)
+            paired.append(scope if caused_by is None else self.recorder.backward_scope(scope, caused_by))
         return paired
 
-    def _forward_scope(self, own: dict[int, int], number: int) -> int | None:
-        # the engine's threads run what another thread ran forward
-        return next((scopes[number] for scopes in chain((own,), self._forward.values()) if number in scopes), None)
+    def _forward_scope(self, number: int) -> int | None:
+        """The scope of the forward call that made a node; None where several threads made one of this number."""
+        found = [scopes[number] for scopes in self._forward.values() if number in scopes]
+        return found[0] if len(found) == 1 else None

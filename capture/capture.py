@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import functools
 import os
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping
@@ -97,7 +98,11 @@ class Capture:
         force: bool = False,
     ) -> None:
         number = rank()
-        self.path = path if number is None or str(path) == "-" else with_mark(path, f"rank{number}")
+        if str(path) != "-":
+            # the program may go to another folder
+            path = Path(path).absolute()
+            path = path if number is None else with_mark(path, f"rank{number}")
+        self.path = path
         self.schedule = schedule
         self.calls = self.signatures = self.dropped = self.bytes_written = 0
         self.failure: Exception | None = None
@@ -118,6 +123,7 @@ class Capture:
         self._flusher: Flusher | None = None
         self._step = 0
         self._recording = False
+        self._thread = 0
         self._depth = 0
 
     def discard(self) -> None:
@@ -151,7 +157,12 @@ class Capture:
 
     def __enter__(self) -> Capture:
         self._open()
-        self._follow_schedule()
+        try:
+            self._follow_schedule()
+        except BaseException:
+            self.discard()
+            self.close()
+            raise
         return self
 
     def __exit__(
@@ -205,8 +216,9 @@ class Capture:
 
     def _resume(self) -> None:
         if self._recording:
+            self._recorder.set_idle(False)
             return
-        self._recording = True
+        self._recording, self._thread = True, threading.get_ident()
         self._recorder.set_idle(False)
         with ExitStack() as hooks:
             for watch in self._watches:
@@ -216,14 +228,17 @@ class Capture:
 
     def _pause(self) -> None:
         if self._recording:
-            self._recording = False
             self._recorder.set_idle(True)
-            self._hooks.close()
+            if threading.get_ident() == self._thread:
+                # a mode can be taken off by its own thread alone; elsewhere, all of it is idle from now on
+                self._recording = False
+                self._hooks.close()
 
     def _write_now(self) -> None:
-        if self._flusher is not None:
-            self._flusher.flush()
-            self._flusher.write_running()
+        flusher = self._flusher
+        if flusher is not None:
+            flusher.flush()
+            flusher.write_running()
 
     def _begin_in_child(self) -> None:
         """Go on in a forked process, which writes a file of its own once it makes a call."""

@@ -87,10 +87,10 @@ class _Eager:
 
     def __enter__(self) -> None:
         with self._lock:
-            self._captures += 1
-            if self._captures == 1:
+            if self._captures == 0:
                 self._stance = torch.compiler.set_stance("force_eager")
                 self._stance.__enter__()
+            self._captures += 1
 
     def __exit__(self, *ignored: object) -> None:
         with self._lock:

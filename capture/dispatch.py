@@ -14,7 +14,7 @@ from types import FrameType, FunctionType
 from typing import Any, cast
 
 import torch
-from torch import is_grad_enabled
+from torch import is_grad_enabled, is_inference_mode_enabled
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from opgrip.capture.contexts import describe_autocast, read_settings
@@ -37,8 +37,9 @@ from opgrip.traces.records import OPERATOR
 
 PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 NOTHING: Mapping[str, Any] = {}
-SWEEP = 256
-"""New storages after which those that are gone are looked for: soon, their addresses are in the processor's cache."""
+SWEEP, SWEEP_BYTES = 256, 1 << 25
+"""New storages, and bytes in them, after which those that are gone are looked for. Soon: their addresses are in the
+processor's cache, and beside what keeps an address the allocator leaves holes."""
 UNPAIRED = -(1 << 62)
 """Sequence number of a call that made no node, and of one in a backward pass whose node no forward call made."""
 
@@ -51,8 +52,9 @@ class RecordingMode(TorchDispatchMode):
     Attributes
     ----------
     place : where the thread is; hooks change it by `enter` and `leave`
-    rows : four integers a call: pair, start and end in ns, and sequence number of autograd, negative in a backward pass
-    flows : the storages of each call's tensors, those that it took before those that it gave
+    rows : of each call: pair, start and end in ns, sequence number of autograd, negative in a backward pass, and the
+        storages of its tensors, those that it took before those that it gave. A call is added in one go, which nothing
+        can come between
     last, started : of the operator call that was entered last: its node, its start in ns
     idle : calls are not recorded
     device : times of the calls on an accelerator
@@ -82,8 +84,8 @@ class RecordingMode(TorchDispatchMode):
         names = (thread.name for thread in enumerate_threads() if thread.ident == self.ident)
         self.thread_name = next(names, "autograd")
         self.rows: list[int] = []
-        self.flows: list[int] = []
         self.started = 0
+        self._pinned_bytes = 0
         self.device = DeviceTimer()
         self.predictions = Predictions()
         self.last: Node = self.predictions.nowhere
@@ -143,7 +145,7 @@ class RecordingMode(TorchDispatchMode):
             return func(*args, **(kwargs or {}))
         self.started = start = perf_counter_ns()
         if self._ahead:
-            self.recorder.write_now()
+            self.recorder.write_ahead_of(node.number)
         try:
             result = node.op(*args, **kwargs) if kwargs else node.op(*args)
         except BaseException as error:
@@ -156,19 +158,21 @@ class RecordingMode(TorchDispatchMode):
                 if alias >= 0:
                     made = taken[alias]
                 else:
-                    address = pin(result.untyped_storage())
+                    storage = result.untyped_storage()
+                    address = pin(storage)
                     known = self._numbers.get(address)
                     if known is None:
                         # no other thread has this tensor yet
                         made = self._numbers[address] = next(self._new_number)
                         self._young.append(address)
-                        if len(self._young) > SWEEP:
+                        self._pinned_bytes += storage.nbytes()
+                        if len(self._young) > SWEEP or self._pinned_bytes > SWEEP_BYTES:
+                            self._pinned_bytes = 0
                             self._storages.sweep()
                     else:
                         made = known
                         unpin(address)
-                self.flows.extend((*taken, made))
-                self.rows.extend((node.pair, start, end, sequence))
+                self.rows.extend((node.pair, start, end, sequence, *taken, made))
             except Exception as error:
                 self.recorder.drop(str(func), error)
         else:
@@ -202,7 +206,7 @@ class RecordingMode(TorchDispatchMode):
         start = perf_counter_ns()
         self._around.append((start, node))
         if self._ahead:
-            self.recorder.write_now()
+            self.recorder.write_ahead_of(node.number)
         result, raised = None, None
         try:
             result = run()
@@ -221,17 +225,17 @@ class RecordingMode(TorchDispatchMode):
             raised = None
         return result
 
-    def running(self, last_written: int) -> list[tuple[int, Node]]:
+    def running(self, last_start: int, last_end: int) -> list[tuple[int, Node]]:
         """Start in ns and node of the calls that the thread is in, outermost first.
 
         Parameters
         ----------
-        last_written : end of the last call that was taken from `rows`
+        last_start, last_end : of the last call that was taken from `rows`
         """
         running = list(self._around)
-        started, current, rows = self.started, self.last, self.rows[-4:]
-        # calls stand in the order in which they ended
-        if started >= (rows[2] if rows else last_written) and current.pair >= 0:
+        started, current = self.started, self.last
+        # of a call that is over, the row is still here, or it was taken, or it ended before one that was
+        if not self.rows and started != last_start and started >= last_end and current.pair >= 0:
             running.append((started, current))
         return running
 
@@ -245,8 +249,9 @@ class RecordingMode(TorchDispatchMode):
         self._outer.append((token, self.place))
         if frame is not None:
             self._frames.append((token, frame))
-        self.place, last = place, self.last
-        self.last = last.turns.get(place) or self.predictions.start_of(place, last)
+        before, last = self.place, self.last
+        self.place = place
+        self.last = last.turns.get(place) or self.predictions.start_of(place, last, before)
 
     def leave(self, token: object) -> None:
         """Go back to where the thread was before it entered with this token, and thereby leave all places within."""
@@ -259,8 +264,9 @@ class RecordingMode(TorchDispatchMode):
         place = outer.pop()[1]
         if self._frames:
             self._forget_frame(token)
-        self.place, last = place, self.last
-        self.last = last.turns.get(place) or self.predictions.start_of(place, last)
+        before, last = self.place, self.last
+        self.place = place
+        self.last = last.turns.get(place) or self.predictions.start_of(place, last, before)
 
     def set_autocast(self, autocast: str) -> None:
         """Take note of what autocast is on for in this thread."""
@@ -286,8 +292,8 @@ class RecordingMode(TorchDispatchMode):
             self._frames.pop()
 
     def _go(self, place: Place) -> None:
-        self.place = place
-        self.last = self.predictions.start_of(place, self.last)
+        before, self.place = self.place, place
+        self.last = self.predictions.start_of(place, self.last, before)
 
     def _sequence(self) -> int:
         self.settle()
@@ -342,7 +348,8 @@ class RecordingMode(TorchDispatchMode):
             entry = self._by_key(func, OPERATOR, args, kwargs, taken)
         place, number = self.place, entry.number
         point = lambda: self.recorder.point(number, place, len(taken) + 1)  # noqa: E731
-        return self.predictions.node(self.last, place, entry, is_grad_enabled(), point), taken
+        modes = is_grad_enabled(), is_inference_mode_enabled()
+        return self.predictions.node(self.last, place, entry, modes, point), taken
 
     def _by_key(self, func: Any, kind: str, args: Any, kwargs: Any, taken: Storages) -> Entry:
         number = self.recorder.signature(func, kind, args, kwargs)
@@ -370,8 +377,7 @@ class RecordingMode(TorchDispatchMode):
             if recorder.is_open(node.number):
                 recorder.close_signature(node.number, result, raised)
             given = [self._storages.number(tensor) for tensor in tensors_in((result,))]
-            self.flows.extend((*taken, *given))
             pair = recorder.pair(node.number, node.scope, len(taken) + len(given))
-            self.rows.extend((pair, start, end, sequence))
+            self.rows.extend((pair, start, end, sequence, *taken, *given))
         except Exception as error:
             self.recorder.drop(f"signature {node.number}", error)

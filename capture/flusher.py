@@ -83,16 +83,19 @@ class Flusher:
         with self._writing:
             try:
                 while self.reached is None and (taken := self.blocks.take(self._room())):
-                    for mode, rows, flows in taken:
-                        self._write(self.blocks.records(mode, rows, flows))
+                    for part in taken:
+                        self._write(self.blocks.records(part))
+                        if self._at_limit():
+                            break
                         if pause_s:
                             sleep(pause_s)
-                    self._look_at_limits()
                 if self.writer is not None or self.recorder.pending:
                     self._write(())
                     self.open().flush()
             except Exception as error:
                 self.failure = error
+                # what cannot be written is not kept either
+                self.recorder.stop()
 
     def write_running(self) -> None:
         """Write which calls the threads are in."""
@@ -114,7 +117,7 @@ class Flusher:
     def _room(self) -> int | None:
         return None if self.limits.calls is None else self.limits.calls - self.blocks.calls
 
-    def _look_at_limits(self) -> None:
+    def _at_limit(self) -> bool:
         calls, size = self.limits.calls, self.limits.bytes
         if calls is not None and self.blocks.calls >= calls:
             self.reached = f"{calls} calls"
@@ -122,6 +125,7 @@ class Flusher:
             self.reached = f"{size} bytes"
         if self.reached is not None:
             self.recorder.stop()
+        return self.reached is not None
 
     def finish(self) -> None:
         """Write all that is left and the closing record; or leave no file, where the capture was discarded."""

@@ -143,6 +143,8 @@ def _run_script(args: argparse.Namespace, arguments: Sequence[str], reporter: Re
     for name in (*MODEL_OPTIONS, "audit"):
         if getattr(args, name) != getattr(defaults, name):
             raise UserError(f"--{name.replace('_', '-')} is for models", "a script after -- has its own options")
+    if args.output == "-":
+        raise UserError("a script's own output goes to stdout", "name a file for the trace with --output")
     capture = _make_capture(args, args.output or f"{script_name(arguments)}.jsonl", {"script": list(arguments)})
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="the trace .* could not be written")

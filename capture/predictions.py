@@ -30,8 +30,9 @@ SIGHTINGS = 16
 MOST_TESTS = 3
 """Tests made for one signature: one may fail under another state of the dispatcher."""
 
-Point = tuple[Place, bool, tuple[int, ...]]
-"""Place, whether gradients are on, history."""
+Point = tuple[Place, tuple[bool, bool], tuple[int, ...]]
+"""Place, whether gradients and inference mode are on, history."""
+NO_MODES = (False, False)
 
 CAREFUL, ONE, TWO, SEVERAL, LISTED = range(5)
 """Where a call's tensors are: anywhere; the first argument; the first two; some arguments; in a list, the first one."""
@@ -120,15 +121,20 @@ class Predictions:
         self._tests: Counter[int] = Counter()
         self._nodes: dict[Point, Node] = {}
 
-    def start_of(self, place: Place, last: Node) -> Node:
-        """The node that predicts what comes first after the program has come to another place."""
+    def start_of(self, place: Place, last: Node, before: Place) -> Node:
+        """The node that predicts what comes first after the program has come to another place.
+
+        Parameters
+        ----------
+        before : the place that it left
+        """
         start = last.turns.get(place)
         if start is None:
-            history = last.history[-2:]
-            start = self._nodes.get((place, False, (-1, *history)))
+            history = (-1, id(before), *last.history[-2:])
+            start = self._nodes.get((place, NO_MODES, history))
             if start is None:
                 start = Node(self.nowhere, history, -1, -1, self.nowhere)
-                self._keep((place, False, (-1, *history)), start)
+                self._keep((place, NO_MODES, history), start)
             last.turns[place] = start
         return start
 
@@ -163,23 +169,25 @@ class Predictions:
         del recent[CANDIDATES:]
         return entry
 
-    def node(self, last: Node, place: Place, entry: Entry, grad: bool, point: Callable[[], tuple[int, int]]) -> Node:
+    def node(
+        self, last: Node, place: Place, entry: Entry, modes: tuple[bool, bool], point: Callable[[], tuple[int, int]]
+    ) -> Node:
         """The node that an entry is at after another one.
 
         Parameters
         ----------
-        grad : whether gradients are on
+        modes : whether gradients are on, and inference mode
         point : gives scope and pair of a new one
         """
         history = (*last.history, entry.number)[-HISTORY:]
-        node = self._nodes.get((place, grad, history))
+        node = self._nodes.get((place, modes, history))
         if node is None or node.check is not entry.check or node.check_both is not entry.check_both:
             known = node
             scope, pair = point() if known is None else (known.scope, known.pair)
-            node = Node(entry, history, scope, pair, self.nowhere, grad)
+            node = Node(entry, history, scope, pair, self.nowhere, modes[0])
             if entry.number in self._entries:
                 # met before, so it may well come again
-                self._keep((place, grad, history), node)
+                self._keep((place, modes, history), node)
         last.after = node
         return node
 

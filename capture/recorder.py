@@ -56,6 +56,7 @@ class Recorder:
         self.path_of: Callable[[nn.Module], str | None] = lambda module: None
         self.write_ahead = write_ahead
         self.write_now: Callable[[], None] = lambda: None
+        self.differentiable: set[int] = set()
         self.idle = False
         self._make_mode = make_mode
         self._sites = CallSites(stack_depth)
@@ -75,6 +76,7 @@ class Recorder:
         self.passed_by: Counter[tuple[str, str]] = Counter()
         self.without_values: Counter[tuple[str, str]] = Counter()
         self.signatures_closed = 0
+        self.differentiable = set()
         self._signatures: dict[Hashable, int] = {}
         self._open: dict[int, Signature] = {}
         self._scopes: dict[Hashable, int] = {}
@@ -106,7 +108,6 @@ class Recorder:
         self.set_idle(True)
         for mode in self.modes:
             mode.rows.clear()
-            mode.flows.clear()
 
     def mode_here(self) -> RecordingMode:
         """The mode that records this thread."""
@@ -147,6 +148,13 @@ class Recorder:
     def pass_by(self, op: str, types: Sequence[type]) -> None:
         """Count a call that is in the trace as the calls that it was made of."""
         self.passed_by[op, f"run by {', '.join(kind.__name__ for kind in types)}"] += 1
+
+    def write_ahead_of(self, signature: int) -> None:
+        """Write all that is known, before a call runs."""
+        try:
+            self.write_now()
+        except Exception as error:
+            self.drop(f"signature {signature}", error)
 
     def signature(self, name: Hashable, kind: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
         """The number of a call's signature, to be asked for before it runs.
@@ -254,6 +262,8 @@ class Recorder:
         with self._new, self.own_work(), unobserved():
             described_args, described_kwargs = self._describe(op, args, kwargs)
             number = self._signatures.setdefault(key, len(self._signatures))
+            if any(spec.requires_grad for spec in tensors((described_args, described_kwargs))):
+                self.differentiable.add(number)
             self._open[number] = Signature(number, kind, op, described_args, described_kwargs)
         return number
 

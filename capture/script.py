@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import runpy
 import sys
+import threading
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
@@ -51,8 +52,16 @@ def run_script(arguments: Sequence[str]) -> int:
         _print_own_frames(error)
         return 1
     finally:
+        _wait_for_threads()
         sys.argv[:], sys.path[:] = before
     return 0
+
+
+def _wait_for_threads() -> None:
+    """As `python` does at its end."""
+    for thread in threading.enumerate():
+        if not thread.daemon and thread is not threading.current_thread():
+            thread.join()
 
 
 def _status(code: object) -> int:

@@ -65,12 +65,17 @@ class Storages:
 
     def close(self) -> None:
         """Forget all storages."""
-        with self._sweeping:
+        # not for ever: a sweep that a signal broke off may have left it locked
+        locked = self._sweeping.acquire(timeout=1)
+        try:
             for address in [*self.young, *self._old]:
-                del self.numbers[address]
-                unpin(address)
+                if self.numbers.pop(address, None) is not None:
+                    unpin(address)
             self.young.clear()
             self._old.clear()
+        finally:
+            if locked:
+                self._sweeping.release()
 
     def _first(self, address: int) -> int:
         number = next(self.new_number)

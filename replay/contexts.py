@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 import torch
@@ -22,7 +23,8 @@ def restored(settings: Mapping[str, Any]) -> Iterator[None]:
     with ExitStack() as stack:
         for name, value in settings.items():
             if name in _SETTERS:
-                _SETTERS[name](stack, value)
+                with suppress(ValueError, TypeError, RuntimeError, OverflowError):
+                    _SETTERS[name](stack, value)
         _deterministic(stack, settings)
         if settings.get("inference") is True:
             # never with False, which would turn gradients on
@@ -51,7 +53,7 @@ def _precision(stack: ExitStack, value: Any) -> None:
 
 
 def _threads(stack: ExitStack, value: Any) -> None:
-    if type(value) is int and value > 0:
+    if type(value) is int and 0 < value <= (os.cpu_count() or 1):
         _set(torch.get_num_threads, torch.set_num_threads, stack, value)
 
 

@@ -55,6 +55,9 @@ def merge(paths: Sequence[Path], output: Path, force: bool = False, partial: boo
             join.add(path, process, start - min(known) if isinstance(start, int) else 0, partial)
         writer.write(join.end())
         writer.close()
+    except KeyError as error:
+        writer.discard()
+        raise UserError("a trace refers to a record that it does not hold", "capture it again") from error
     except BaseException:
         writer.discard()
         raise
