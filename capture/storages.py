@@ -14,8 +14,8 @@ import torch
 from opgrip.capture.torch_private import pin, storage_address, storage_is_gone, unpin
 from opgrip.traces.records import NO_STORAGE
 
-OLD_SWEEPS = 20
-"""Storages that have lived through one sweep are looked at again at every so many, if they have doubled in number."""
+MIDDLE_SWEEPS, OLD_SWEEPS = 8, 64
+"""After so many sweeps, storages that lived on are looked at no more in each one, and those are looked at again."""
 
 
 class Storages:
@@ -34,8 +34,8 @@ class Storages:
         self.numbers: dict[int, int] = {}
         self.new_number = count()
         self.young: list[int] = []
+        self._middle: list[int] = []
         self._old: list[int] = []
-        self._old_alive = 0
         self._sweeps = 0
         self._sweeping = threading.Lock()
 
@@ -55,11 +55,13 @@ class Storages:
         try:
             self._sweeps += 1
             known = len(self.young)
-            self._old += self._forget(self.young[:known])
+            self._middle = self._forget([*self._middle, *self.young[:known]])
             del self.young[:known]
-            if self._sweeps % OLD_SWEEPS == 0 and len(self._old) > 2 * self._old_alive:
+            if self._sweeps % MIDDLE_SWEEPS == 0:
+                self._old += self._middle
+                self._middle = []
+            if self._sweeps % OLD_SWEEPS == 0:
                 self._old = self._forget(self._old)
-                self._old_alive = len(self._old)
         finally:
             self._sweeping.release()
 
@@ -68,10 +70,11 @@ class Storages:
         # not for ever: a sweep that a signal broke off may have left it locked
         locked = self._sweeping.acquire(timeout=1)
         try:
-            for address in [*self.young, *self._old]:
+            for address in [*self.young, *self._middle, *self._old]:
                 if self.numbers.pop(address, None) is not None:
                     unpin(address)
             self.young.clear()
+            self._middle.clear()
             self._old.clear()
         finally:
             if locked:
