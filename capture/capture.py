@@ -98,11 +98,9 @@ class Capture:
         force: bool = False,
     ) -> None:
         number = rank()
-        if str(path) != "-":
-            # the program may go to another folder
-            path = Path(path).absolute()
-            path = path if number is None else with_mark(path, f"rank{number}")
-        self.path = path
+        self.path = path if number is None or str(path) == "-" else with_mark(path, f"rank{number}")
+        # the program may go to another folder
+        self._file = self.path if str(path) == "-" else Path(self.path).absolute()
         self.schedule = schedule
         self.calls = self.signatures = self.dropped = self.bytes_written = 0
         self.failure: Exception | None = None
@@ -196,7 +194,7 @@ class Capture:
             raise UserError(f"the capture to {self.path} is already running", "make another Capture for an inner block")
         load_private()
         self._recorder.begin()
-        flusher = Flusher(self._recorder, functools.partial(self._begin_file, self.path, self._details), self._limits)
+        flusher = Flusher(self._recorder, functools.partial(self._begin_file, self._file, self._details), self._limits)
         flusher.open()
         flusher.__enter__()
         self._flusher = flusher
@@ -248,7 +246,7 @@ class Capture:
         if parent.writer is not None:
             parent.writer.abandon()
         self._recorder.begin()
-        path = Path(os.devnull) if str(self.path) == "-" else with_mark(self.path, f"pid{os.getpid()}")
+        path = Path(os.devnull) if str(self.path) == "-" else with_mark(self._file, f"pid{os.getpid()}")
         details = self._details | {"parent_pid": os.getppid()}
         self._flusher = Flusher(self._recorder, functools.partial(self._begin_file, path, details), self._limits)
         self._flusher.__enter__()
