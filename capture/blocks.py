@@ -109,7 +109,7 @@ class Blocks:
 
     def _remember_forward(self, taken: Taken) -> None:
         forward = self._forward.setdefault(taken.mode.number, {})
-        last = self._sequence.get(taken.mode.number, -1)
+        last = self._sequence.get(taken.mode.number, taken.mode.first_sequence)
         for pair, _, _, sequence in taken.calls:
             signature, scope, _ = self.recorder.pairs[pair]
             if sequence >= 0 and sequence != last and signature in self.recorder.differentiable:

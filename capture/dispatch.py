@@ -56,6 +56,7 @@ class RecordingMode(TorchDispatchMode):
         storages of its tensors, those that it took before those that it gave. A call is added in one go, which nothing
         can come between
     last, started : of the operator call that was entered last: its node, its start in ns
+    first_sequence : sequence number of autograd before the first call
     idle : calls are not recorded
     device : times of the calls on an accelerator
     """
@@ -85,6 +86,7 @@ class RecordingMode(TorchDispatchMode):
         self.thread_name = next(names, "autograd")
         self.rows: list[int] = []
         self.started = 0
+        self.first_sequence = sequence_number()
         self._pinned_bytes = 0
         self.device = DeviceTimer()
         self.predictions = Predictions()

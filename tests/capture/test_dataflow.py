@@ -143,3 +143,17 @@ def test_the_graph_verb_writes_json_and_dot(tmp_path: Path) -> None:
     assert run_command("opgrip", "trace", "graph", tmp_path / "t.jsonl", "-o", tmp_path / "g.dot").returncode == 0
     assert (tmp_path / "g.dot").read_text(encoding="utf-8").startswith("digraph")
     assert run_command("opgrip", "trace", "graph", tmp_path / "t.jsonl", "-o", tmp_path / "g.svg").returncode == 2
+
+
+def test_large_tensors_that_a_program_frees_do_not_add_up(tmp_path: Path) -> None:
+    def resident_mb() -> float:
+        return int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[1]) * 4096 / 1e6
+
+    x = torch.ones(3 << 20)
+    x.add(1)
+    before = resident_mb()
+    with Capture(tmp_path / "t.jsonl"):
+        for _ in range(300):
+            x.add(1).mul(2)
+    # 12 MB each; 300 of them would be 3,600
+    assert resident_mb() - before < 400

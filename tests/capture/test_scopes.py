@@ -228,3 +228,63 @@ def test_looking_for_a_method_keeps_no_local_variable_alive(tmp_path: Path) -> N
 
     model = Frees()
     capture(tmp_path, lambda: [model(torch.ones(3)) for _ in range(3)])
+
+
+def test_a_function_of_ones_own_is_not_taken_for_what_follows_it(tmp_path: Path) -> None:
+    class Double(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+            return gradient.asinh()
+
+    def program() -> None:
+        y = Double.apply(torch.ones(3, requires_grad=True))
+        torch.zeros(3)
+        y.sin().sum().backward()
+
+    calls = capture(tmp_path, program).calls
+    found = {row.op: row.line for row in calls.itertuples() if row.phase == "backward"}
+    assert found["aten.cos.default"] == line_of(program, "sin()")
+    assert found["aten.asinh.default"] != line_of(program, "zeros")
+
+
+def test_backward_of_what_other_threads_ran_forward_is_paired(tmp_path: Path) -> None:
+    import threading
+
+    results = []
+
+    def forward() -> None:
+        x = torch.ones(3, requires_grad=True)
+        for _ in range(700):
+            x = x.sin()
+        results.append(x.sum())
+
+    def program() -> None:
+        thread = threading.Thread(target=forward)
+        thread.start()
+        thread.join()
+        results[0].backward()
+
+    calls = capture(tmp_path, program).calls
+    cosines = calls[calls["op"] == "aten.cos.default"]
+    assert set(cosines["line"]) == {line_of(forward, "sin()")}
+
+
+def test_lines_of_like_layers_are_told_apart(tmp_path: Path) -> None:
+    class Attention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.q, self.k = nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            q = self.q(x).view(2, 2, 2)
+            k = self.k(x).view(2, 2, 2)
+            return q + k
+
+    model = Attention()
+    calls = capture(tmp_path, lambda: [model(torch.ones(2, 4)) for _ in range(20)]).calls
+    views = calls[calls["op"] == "aten.view.default"]["line"].value_counts().to_dict()
+    assert views == {line_of(Attention.forward, "self.q(x)"): 20, line_of(Attention.forward, "self.k(x)"): 20}

@@ -106,3 +106,14 @@ print(lib.cos(0.0))
     assert (done.returncode, done.stdout) == (0, "1.0\n"), done.stderr
     trace = load(folder / "uses.jsonl", partial=False)
     assert [(item.op, item.args, item.outputs) for item in trace.signatures] == [("library:lib.cos", (0.0,), 1.0)]
+
+
+def test_a_script_that_goes_to_another_folder_leaves_what_is_there(folder: Path) -> None:
+    other = folder / "other"
+    other.mkdir()
+    (other / "t.jsonl").write_text("precious", encoding="utf-8")
+    (folder / "goes.py").write_text("import os, torch; os.chdir('other'); torch.ones(3)", encoding="utf-8")
+    done = run_command("opcapture", "-o", "t.jsonl", "--", "goes.py", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert (other / "t.jsonl").read_text(encoding="utf-8") == "precious"
+    load(folder / "t.jsonl", partial=False)
