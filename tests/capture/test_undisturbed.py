@@ -19,7 +19,7 @@ from small_models import SMALL_PROGRAMS, TRANSFORMERS_PROGRAMS, SmallProgram
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from opgrip.capture import Capture
+from opgrip.capture import Capture, predictions
 from opgrip.capture.dispatch import RecordingMode
 from opgrip.capture.recorder import Recorder
 from opgrip.capture.scopes import ModulePaths
@@ -319,6 +319,8 @@ def test_a_fault_of_a_hook_is_counted_and_the_program_does_not_notice(
 
     plain = observe(SMALL_PROGRAMS[name], "train", without_capture)
     monkeypatch.setattr(owner, hook, faulty)
+    # so that the three steps of a program come to where calls are recognized
+    monkeypatch.setattr(predictions, "SIGHTINGS", 2)
     captured = observe(SMALL_PROGRAMS[name], "train", capture)
     assert differences(plain, captured) == []
     assert captures[0].failure is None
