@@ -59,7 +59,7 @@ def differences(seen: Mapping[str, int], recorded: Mapping[str, int]) -> list[Di
         by_torch, in_trace = (sum(counts.get(form, 0) for form in forms) for counts in (seen, recorded))
         if by_torch != in_trace:
             found.append(Difference(name, by_torch, in_trace, explanation(name, by_torch, in_trace)))
-        elif any(seen.get(form, 0) != recorded.get(form, 0) for form in forms):
+        else:
             found += [
                 Difference(form, seen.get(form, 0), recorded.get(form, 0), OTHER_FORM)
                 for form in forms

@@ -81,6 +81,15 @@ class Blocks:
         self._newest = max(self._newest, *flows) if flows else self._newest
         self.calls += len(table)
 
+    def running(self) -> Iterator[Record]:
+        """The calls that each thread is in, outermost first."""
+        for mode in self.recorder.modes:
+            for start, node in mode.running(*self._last.get(mode.number, (0, 1))):
+                yield from self._thread(mode)
+                opened = self.recorder.open_signature(node.number)
+                since = start - self.recorder.started_ns
+                yield Entered(self._threads[mode.number], since, node.scope, node.number, opened)
+
     def _split(self, values: list[int], most: int | None) -> tuple[list[list[int]], list[list[int]], int]:
         """Calls and flows of a mode's rows, and how many integers these were."""
         calls: list[list[int]] = []
@@ -92,15 +101,6 @@ class Blocks:
             flows.append(values[place + COLUMNS : after])
             place = after
         return calls, flows, place
-
-    def running(self) -> Iterator[Record]:
-        """The calls that each thread is in, outermost first."""
-        for mode in self.recorder.modes:
-            for start, node in mode.running(*self._last.get(mode.number, (0, 1))):
-                yield from self._thread(mode)
-                opened = self.recorder.open_signature(node.number)
-                since = start - self.recorder.started_ns
-                yield Entered(self._threads[mode.number], since, node.scope, node.number, opened)
 
     def _thread(self, mode: RecordingMode) -> Iterator[Record]:
         if mode.number not in self._threads:

@@ -213,11 +213,10 @@ class Capture:
                 self.close()
 
     def _resume(self) -> None:
+        self._recorder.set_idle(False)
         if self._recording:
-            self._recorder.set_idle(False)
             return
         self._recording, self._thread = True, threading.get_ident()
-        self._recorder.set_idle(False)
         with ExitStack() as hooks:
             for watch in self._watches:
                 hooks.enter_context(watch)

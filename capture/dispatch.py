@@ -251,9 +251,7 @@ class RecordingMode(TorchDispatchMode):
         self._outer.append((token, self.place))
         if frame is not None:
             self._frames.append((token, frame))
-        before, last = self.place, self.last
-        self.place = place
-        self.last = last.turns.get(place) or self.predictions.start_of(place, last, before)
+        self._go(place)
 
     def leave(self, token: object) -> None:
         """Go back to where the thread was before it entered with this token, and thereby leave all places within."""
@@ -264,11 +262,8 @@ class RecordingMode(TorchDispatchMode):
             while outer[-1][0] is not token:
                 self._forget_frame(outer.pop()[0])
         place = outer.pop()[1]
-        if self._frames:
-            self._forget_frame(token)
-        before, last = self.place, self.last
-        self.place = place
-        self.last = last.turns.get(place) or self.predictions.start_of(place, last, before)
+        self._forget_frame(token)
+        self._go(place)
 
     def set_autocast(self, autocast: str) -> None:
         """Take note of what autocast is on for in this thread."""

@@ -10,8 +10,8 @@ from time import perf_counter_ns, sleep
 from types import TracebackType
 
 from opgrip.capture.blocks import Blocks
-from opgrip.capture.recorder import Recorder, listed
-from opgrip.traces.records import End, Record
+from opgrip.capture.recorder import Recorder
+from opgrip.traces.records import End, Record, listed
 from opgrip.traces.writer import TraceWriter, encode_line
 
 INTERVAL_S = 0.5
@@ -108,25 +108,6 @@ class Flusher:
             except Exception as error:
                 self.failure = error
 
-    def _write(self, records: Iterable[Record]) -> None:
-        lines = [encode_line(record) for record in records]
-        # what the records refer to was known by then, and goes before them
-        self.open().write_lines(self.recorder.take_pending())
-        self.open().write_lines(b"".join(lines))
-
-    def _room(self) -> int | None:
-        return None if self.limits.calls is None else self.limits.calls - self.blocks.calls
-
-    def _at_limit(self) -> bool:
-        calls, size = self.limits.calls, self.limits.bytes
-        if calls is not None and self.blocks.calls >= calls:
-            self.reached = f"{calls} calls"
-        elif size is not None and self.open().bytes_written >= size:
-            self.reached = f"{size} bytes"
-        if self.reached is not None:
-            self.recorder.stop()
-        return self.reached is not None
-
     def finish(self) -> None:
         """Write all that is left and the closing record; or leave no file, where the capture was discarded."""
         if self.discarded:
@@ -152,6 +133,25 @@ class Flusher:
         except Exception as error:
             self.failure = error
         recorder.storages.close()
+
+    def _write(self, records: Iterable[Record]) -> None:
+        lines = [encode_line(record) for record in records]
+        # what the records refer to was known by then, and goes before them
+        self.open().write_lines(self.recorder.take_pending())
+        self.open().write_lines(b"".join(lines))
+
+    def _room(self) -> int | None:
+        return None if self.limits.calls is None else self.limits.calls - self.blocks.calls
+
+    def _at_limit(self) -> bool:
+        calls, size = self.limits.calls, self.limits.bytes
+        if calls is not None and self.blocks.calls >= calls:
+            self.reached = f"{calls} calls"
+        elif size is not None and self.open().bytes_written >= size:
+            self.reached = f"{size} bytes"
+        if self.reached is not None:
+            self.recorder.stop()
+        return self.reached is not None
 
     def _run(self) -> None:
         with self.recorder.own_work():

@@ -21,7 +21,7 @@ from opgrip.capture.models import load_program, model_sources
 from opgrip.capture.program import RUNS, ModelOptions, Program
 from opgrip.capture.script import run_script, script_name
 from opgrip.traces.command import USAGE_ERROR, OneLineParser, add_debug, not_negative, positive, run_command, seed
-from opgrip.traces.errors import UserError
+from opgrip.traces.errors import UserError, one_line
 from opgrip.traces.output import check_writable
 from opgrip.traces.progress import Reporter
 
@@ -261,8 +261,7 @@ def _step(program: Program, inputs: object) -> None:
     except UserError:
         raise
     except Exception as error:
-        reason = " ".join(str(error).split())[:300]
-        raise UserError(f"{program.name} fails in its step", f"{type(error).__name__}: {reason}") from error
+        raise UserError(f"{program.name} fails in its step", one_line(error, 300)) from error
 
 
 def _tell(capture: Capture, reporter: Reporter) -> None:

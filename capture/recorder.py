@@ -21,8 +21,9 @@ from opgrip.capture.signatures import call_key, describe_call, describe_result
 from opgrip.capture.storages import Storages
 from opgrip.capture.torch_private import unobserved
 from opgrip.traces import values
-from opgrip.traces.arguments import Opaque, tensors
-from opgrip.traces.records import Context, Dropped, Record, Scope, Signature, Values
+from opgrip.traces.arguments import Opaque, TensorSpec, map_leaves, tensors
+from opgrip.traces.errors import one_line
+from opgrip.traces.records import Context, Record, Scope, Signature, Values
 from opgrip.traces.values import ValueModel
 from opgrip.traces.writer import encode_line
 
@@ -56,7 +57,6 @@ class Recorder:
         self.path_of: Callable[[nn.Module], str | None] = lambda module: None
         self.write_ahead = write_ahead
         self.write_now: Callable[[], None] = lambda: None
-        self.differentiable: set[int] = set()
         self.idle = False
         self._make_mode = make_mode
         self._sites = CallSites(stack_depth)
@@ -76,7 +76,7 @@ class Recorder:
         self.passed_by: Counter[tuple[str, str]] = Counter()
         self.without_values: Counter[tuple[str, str]] = Counter()
         self.signatures_closed = 0
-        self.differentiable = set()
+        self.differentiable: set[int] = set()
         self._signatures: dict[Hashable, int] = {}
         self._open: dict[int, Signature] = {}
         self._scopes: dict[Hashable, int] = {}
@@ -205,9 +205,9 @@ class Recorder:
                     self.pairs.append(key)
         return number
 
-    def scope(self, place: Place, sites: Sites, context: int, forward: int | None = None) -> int:
+    def scope(self, place: Place, sites: Sites, context: int) -> int:
         """The number of a scope."""
-        key = (place, sites, context, forward)
+        key = (place, sites, context)
         number = self._scopes.get(key)
         if number is None:
             with self._new:
@@ -215,7 +215,7 @@ class Recorder:
                 callers = tuple(f"{item.file}:{item.line} {item.function}" for item in sites[1:])
                 where = (place.module, place.module_type, place.phase, place.inside)
                 number = len(self._scope_records)
-                record = Scope(number, *where, site.function, site.file, site.line, callers, context, forward)
+                record = Scope(number, *where, site.function, site.file, site.line, callers, context)
                 self._scopes[key] = number
                 self._scope_records.append(record)
                 self._pend(record)
@@ -277,18 +277,17 @@ class Recorder:
         plain = describe_call(args, kwargs, lambda tensor: None)
         alike = (op, tuple(tensors(plain)))
         fitted = self._fitted.get(alike)
-        if fitted is not None:
-            numbers = iter(fitted)
-            return describe_call(args, kwargs, lambda tensor: next(numbers))
-        fitted, fit = [], self._fitter(op)
+        if fitted is None:
+            described = describe_call(args, kwargs, self._fitter(op))
+            self._fitted[alike] = [spec.values for spec in tensors(described)]
+            return described
+        numbers = iter(fitted)
 
-        def remember(tensor: torch.Tensor) -> int | None:
-            fitted.append(fit(tensor))
-            return fitted[-1]
+        def with_values(leaf: Any) -> Any:
+            return replace(leaf, values=next(numbers)) if isinstance(leaf, TensorSpec) else leaf
 
-        described = describe_call(args, kwargs, remember)
-        self._fitted[alike] = fitted
-        return described
+        described_args, described_kwargs = map_leaves(with_values, plain)
+        return described_args, described_kwargs
 
     def _outputs(self, result: Any) -> Any:
         try:
@@ -322,17 +321,3 @@ class Recorder:
         # encoded here: at the first call of its kind that costs little, later it would hold up other calls
         with self.own_work():
             self.pending.append(encode_line(record))
-
-
-def one_line(error: BaseException) -> str:
-    """An error's class and message, short."""
-    try:
-        text = " ".join(str(error).split())[:200]
-    except Exception:
-        text = "its message cannot be had"
-    return f"{type(error).__name__}: {text}"
-
-
-def listed(counts: Counter[tuple[str, str]]) -> list[Dropped]:
-    """Counts as the trace's last record holds them."""
-    return [Dropped(op, reason, count) for (op, reason), count in sorted(counts.items())]

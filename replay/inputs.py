@@ -121,7 +121,7 @@ class Inputs:
             groups.setdefault(("own", index) if spec.storage is None else spec.storage, []).append(spec)
         number = {key: index for index, key in enumerate(groups)}
         for members in groups.values():
-            size = max(_extent(spec) for spec in members)
+            size = max(spec.extent for spec in members)
             self._storages.append(_zeros(size, self._place(members[0].device)))
         return [
             _Planned(spec, number[("own", index) if spec.storage is None else spec.storage])
@@ -158,15 +158,6 @@ def _check_supported(spec: TensorSpec) -> None:
         raise Unsupported(f"an argument has the layout {str(spec.layout).removeprefix('torch.')}")
     if str(spec.dtype).startswith(("torch.q", "torch.bits")):
         raise Unsupported(f"an argument has the dtype {str(spec.dtype).removeprefix('torch.')}")
-
-
-def _extent(spec: TensorSpec) -> int:
-    """Bytes from the start of a storage to the end of a tensor in it."""
-    assert spec.stride is not None
-    if 0 in spec.shape:
-        return 0
-    last = spec.offset + sum((size - 1) * step for size, step in zip(spec.shape, spec.stride, strict=True))
-    return (last + 1) * spec.dtype.itemsize
 
 
 def _zeros(size: int, device: str) -> torch.UntypedStorage:

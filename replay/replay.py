@@ -17,6 +17,7 @@ from opgrip.replay.results import FAILED, OK, SKIPPED, UNSUPPORTED, Result, desc
 from opgrip.replay.timing import Arguments, Effort, measure, synchronizer
 from opgrip.replay.work import bytes_of, flops_of
 from opgrip.traces.arguments import TensorSpec, map_leaves, tensors
+from opgrip.traces.errors import one_line
 
 NVTX_DOMAIN = "opgrip"
 EAGER = "eager"
@@ -69,9 +70,9 @@ def _replay_case(case: Case, settings: Settings) -> Result:
     except Unsupported as error:
         return replace(result, status=UNSUPPORTED, error=str(error))
     except NotImplementedError as error:
-        return replace(result, status=UNSUPPORTED, error=_one_line(error))
+        return replace(result, status=UNSUPPORTED, error=one_line(error, 300))
     except Exception as error:
-        return replace(result, status=FAILED, error=_one_line(error))
+        return replace(result, status=FAILED, error=one_line(error, 300))
 
 
 def _measure_case(case: Case, settings: Settings, result: Result) -> Result:
@@ -127,8 +128,3 @@ def _outlines(outputs: Any) -> Any:
         return TensorSpec(tuple(leaf.shape), None, leaf.dtype, str(leaf.device))
 
     return map_leaves(outline, outputs)
-
-
-def _one_line(error: BaseException) -> str:
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text[:300]}"

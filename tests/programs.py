@@ -5,7 +5,9 @@ from __future__ import annotations
 import importlib.util
 import subprocess
 import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -30,6 +32,21 @@ def run_command(
     return subprocess.run(  # type: ignore[call-overload,no-any-return]
         [str(program), *map(str, args)], capture_output=True, text=True, cwd=cwd, timeout=600, check=False, **kwargs
     )
+
+
+def flat_tensors(value: Any) -> Iterator[torch.Tensor]:
+    """All tensors that a model gave, detections of OpenMMLab's included."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from flat_tensors(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from flat_tensors(item)
+    elif hasattr(value, "pred_instances"):
+        for name in sorted(value.pred_instances.keys()):
+            yield from flat_tensors(getattr(value.pred_instances, name))
 
 
 class TinyNet(nn.Module):

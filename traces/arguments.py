@@ -60,6 +60,14 @@ class TensorSpec:
     neg: bool = False
     cls: str | None = None
 
+    @property
+    def extent(self) -> int:
+        """Bytes from the start of the storage to the end of the tensor in it; 0 for a layout without strides."""
+        if 0 in self.shape or self.stride is None:
+            return 0
+        last = self.offset + sum((size - 1) * step for size, step in zip(self.shape, self.stride, strict=True))
+        return (last + 1) * self.dtype.itemsize
+
 
 @dataclass(frozen=True, slots=True)
 class GeneratorSpec:
@@ -167,7 +175,7 @@ def map_leaves(function: Callable[[Any], Any], value: Any) -> Any:
     """The same tree with `function` applied to every leaf."""
     if isinstance(value, list):
         return [map_leaves(function, item) for item in value]
-    if isinstance(value, tuple):
+    if isinstance(value, tuple) and type(value) is not torch.Size:
         return tuple(map_leaves(function, item) for item in value)
     if isinstance(value, dict):
         return {key: map_leaves(function, item) for key, item in value.items()}

@@ -20,3 +20,12 @@ class UserError(Exception):
     def __str__(self) -> str:
         text = f"{self.problem}: {self.hint}" if self.hint else self.problem
         return " ".join(text.split())
+
+
+def one_line(error: BaseException, most: int = 200) -> str:
+    """An error's class and message on one line, the message cut to so many characters."""
+    try:
+        text = " ".join(str(error).split())[:most]
+    except Exception:
+        text = "its message cannot be had"
+    return f"{type(error).__name__}: {text}"

@@ -116,7 +116,7 @@ def _steps(trace: Trace) -> Iterator[tuple[Step, dict[int, int]]]:
         sizes: dict[int, int] = {}
         for storage, spec in zip(mentioned, shape.specs, strict=True):
             if spec is not None:
-                sizes[storage] = max(sizes.get(storage, 0), _extent(spec))
+                sizes[storage] = max(sizes.get(storage, 0), spec.extent)
         takes, gives = mentioned[: shape.taken], mentioned[shape.taken :]
         writes = [storage for storage, written in zip(takes, shape.written, strict=True) if written]
         step = Step(
@@ -168,14 +168,6 @@ def _written(signature: Signature) -> set[int | str]:
     arguments = list(enumerate(schema.arguments))
     written = [(index, item.name) for index, item in arguments if item.alias_info and item.alias_info.is_write]
     return {place for pair in written for place in pair}
-
-
-def _extent(spec: TensorSpec) -> int:
-    """Bytes from the start of a storage to the end of a tensor in it."""
-    if 0 in spec.shape or spec.stride is None:
-        return 0
-    steps = zip(spec.shape, spec.stride, strict=True)
-    return (spec.offset + sum((size - 1) * step for size, step in steps) + 1) * spec.dtype.itemsize
 
 
 def _known(numbers: list[int]) -> list[int]:

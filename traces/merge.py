@@ -26,6 +26,7 @@ from opgrip.traces.records import (
     Signature,
     Thread,
     Values,
+    listed,
 )
 from opgrip.traces.writer import TraceWriter
 
@@ -93,8 +94,7 @@ class _Join:
         for record in reader:
             match record:
                 case Signature():
-                    number = self._signature(record, numbers)
-                    numbers.signatures[record.number] = number
+                    numbers.signatures[record.number] = self._once("signature", self._moved(record, numbers))
                 case Scope():
                     context, forward = record.context, record.forward
                     moved = replace(
@@ -144,9 +144,6 @@ class _Join:
 
         return replace(record, args=map_leaves(move, record.args), kwargs=map_leaves(move, record.kwargs))
 
-    def _signature(self, record: Signature, numbers: _Numbers) -> int:
-        return self._once("signature", self._moved(record, numbers))
-
     def _calls(self, record: Calls, numbers: _Numbers, first_storage: int, shift_ns: int) -> None:
         storages = [item if item == NO_STORAGE else item + first_storage for item in record.storages]
         moved: Record = replace(
@@ -192,4 +189,4 @@ def _sum(*lists: list[Dropped]) -> list[Dropped]:
     counts: Counter[tuple[str, str]] = Counter()
     for item in (item for items in lists for item in items):
         counts[item.op, item.reason] += item.count
-    return [Dropped(op, reason, count) for (op, reason), count in sorted(counts.items())]
+    return listed(counts)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -162,6 +163,11 @@ class Dropped:
     op: str
     reason: str
     count: int
+
+
+def listed(counts: Counter[tuple[str, str]]) -> list[Dropped]:
+    """Counts by operator and reason as the last record holds them."""
+    return [Dropped(op, reason, count) for (op, reason), count in sorted(counts.items())]
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,13 +51,17 @@ class Trace:
     missing: str | None = None
     unknown: dict[str, int] = field(default_factory=dict)
 
-    def summary(self) -> pd.DataFrame:
+    def summary(self, *columns: str) -> pd.DataFrame:
         """One row an operator, by falling share of time: op, calls, signatures, time_us, share.
 
         Calls that an extension function made count to the function's time, and have no row of their own.
+
+        Parameters
+        ----------
+        columns : of `calls`, to have a row for each of their values in place of operators
         """
         own = self.calls[self.calls["inside"].isna()]
-        groups = own.groupby("op", observed=True)
+        groups = own.groupby(list(columns or ("op",)), observed=True)
         time_ns = groups["duration_ns"].sum()
         table = pd.DataFrame(
             {
@@ -67,7 +71,7 @@ class Trace:
                 "share": time_ns / max(int(time_ns.sum()), 1),
             }
         )
-        return table.sort_values(["share", "calls"], ascending=False).rename_axis("op").reset_index()
+        return table.sort_values(["share", "calls"], ascending=False).reset_index()
 
 
 def load(path: str | Path, partial: bool = True) -> Trace:
@@ -115,11 +119,9 @@ def load(path: str | Path, partial: bool = True) -> Trace:
     if reader.missing and not partial:
         raise UserError(reader.missing, "load what there is with --partial")
     calls = _table(blocks, signatures, scopes, threads)
-    pieces = [np.asarray(block.storages, dtype=np.int64) for block in blocks]
-    storages = np.concatenate(pieces) if pieces else np.empty(0, dtype=np.int64)
     unfinished = _unfinished(entered, blocks)
     return Trace(
-        *(header, signatures, scopes, values, calls, storages, contexts, unfinished),
+        *(header, signatures, scopes, values, calls, _column(blocks, "storages"), contexts, unfinished),
         *(end, reader.missing, dict(reader.unknown)),
     )
 
@@ -141,14 +143,10 @@ def _unfinished(entered: dict[int, list[Entered]], blocks: list[Calls]) -> list[
 def _table(
     blocks: list[Calls], signatures: list[Signature], scopes: list[Scope], threads: dict[int, Thread]
 ) -> pd.DataFrame:
-    def column(name: str) -> np.ndarray[Any, np.dtype[np.int64]]:
-        pieces = [np.asarray(getattr(block, name), dtype=np.int64) for block in blocks]
-        return np.concatenate(pieces) if pieces else np.empty(0, dtype=np.int64)
-
     def of_scope(value: Callable[[Scope], Any]) -> pd.Categorical:
         return _names(scope, {record.number: value(record) for record in scopes})
 
-    signature, scope = column("signature"), column("scope")
+    signature, scope = _column(blocks, "signature"), _column(blocks, "scope")
     by_number = {record.number: record for record in scopes}
     lengths = [len(block.signature) for block in blocks]
     thread = np.repeat([block.thread for block in blocks], lengths).astype(np.int64)
@@ -171,14 +169,19 @@ def _table(
             "inside": of_scope(lambda record: record.inside),
             "process": _names(thread, {number: record.process for number, record in threads.items()}),
             "thread": _names(thread, {number: record.name for number, record in threads.items()}),
-            "start_ns": column("start_ns"),
-            "duration_ns": column("duration_ns"),
+            "start_ns": _column(blocks, "start_ns"),
+            "duration_ns": _column(blocks, "duration_ns"),
             "device_ns": _device_times(blocks),
             "tensors": tensors,
             "first_storage": np.cumsum(tensors) - tensors,
         }
     )
     return table.sort_values("start_ns", kind="stable", ignore_index=True)
+
+
+def _column(blocks: list[Calls], name: str) -> np.ndarray[Any, np.dtype[np.int64]]:
+    pieces = [np.asarray(getattr(block, name), dtype=np.int64) for block in blocks]
+    return np.concatenate(pieces) if pieces else np.empty(0, dtype=np.int64)
 
 
 def _device_times(blocks: list[Calls]) -> np.ndarray[Any, np.dtype[np.float64]]:

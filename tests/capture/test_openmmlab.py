@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from counting import Counting
-from programs import needs_openmmlab, run_command
+from programs import flat_tensors, needs_openmmlab, run_command
 
 from opgrip.capture import Capture
 from opgrip.capture.models import load_program
@@ -83,20 +82,6 @@ def cfg_options(kind: str) -> tuple[str, ...]:
         "one-stage": ("model.test_cfg.score_thr=0.0099",),
         "instance segmentation": ("model.test_cfg.rcnn.score_thr=0.012",),
     }.get(kind, ())
-
-
-def flat_tensors(value: Any) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from flat_tensors(item)
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from flat_tensors(item)
-    elif hasattr(value, "pred_instances"):
-        for name in sorted(value.pred_instances.keys()):
-            yield from flat_tensors(getattr(value.pred_instances, name))
 
 
 @pytest.fixture(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import count
@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from counting import Counting
+from programs import flat_tensors
 from small_models import SMALL_PROGRAMS, TRANSFORMERS_PROGRAMS, SmallProgram
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -101,17 +102,6 @@ def as_seen(tensor: Tensor) -> tuple[Any, ...]:
         made_by,
         bytes(bits.tolist()),
     )
-
-
-def flat_tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from flat_tensors(item)
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from flat_tensors(item)
 
 
 def differences(plain: Observed, captured: Observed) -> list[str]:

@@ -8,7 +8,7 @@ import pytest
 from example_trace import RECORDS, write
 from programs import SHIPPED_TRACES, run_command
 
-from opgrip.tools.verbs.trace_info import GROUPS, summarize
+from opgrip.tools.verbs.trace_info import GROUPS
 from opgrip.traces import load
 
 
@@ -24,12 +24,12 @@ def test_info_shows_what_is_in_a_trace(detector_trace: Path) -> None:
     assert facts["signatures"].startswith(f"{len(trace.signatures):,} of ")
     assert facts["dropped"] == "nothing"
     assert trace.summary()["op"][0] in done.stdout
-    assert summarize(trace, "module")["module"][0] in done.stdout
+    assert trace.summary("module", "phase")["module"][0] in done.stdout
 
 
 def test_shares_add_up_by_whatever_calls_are_grouped(detector_trace: Path) -> None:
     trace = load(detector_trace)
-    for table in (trace.summary(), *(summarize(trace, by) for by in GROUPS)):
+    for table in (trace.summary(), *(trace.summary(*group.columns) for group in GROUPS.values())):
         assert table["share"].sum() == pytest.approx(1)
         assert table["share"].is_monotonic_decreasing
         assert table["calls"].sum() == len(trace.calls)

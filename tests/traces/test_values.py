@@ -183,3 +183,13 @@ def test_fitting_draws_no_random_number_and_changes_nothing() -> None:
 def test_a_model_that_cannot_be_drawn_from_is_refused(form: dict[str, object]) -> None:
     with pytest.raises(FormatError):
         value_model_from_json(form)
+
+
+def test_zeros_do_not_bound_the_other_floats_of_a_large_tensor() -> None:
+    tensor = torch.rand(1 << 18, generator=torch.Generator().manual_seed(0)) + 0.5
+    tensor[::2] = 0
+    model = fitted(tensor, Floats)
+    assert isinstance(model, Floats)
+    assert model.low >= 0.5
+    drawn = model.draw((1 << 18,), torch.float32, torch.Generator().manual_seed(1))
+    assert float((drawn == 0).float().mean()) == pytest.approx(0.5, abs=0.01)

@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
     for name, value in _facts(trace):
         console.print(Text(f"{name:<12}{printable(value)}"), soft_wrap=True)
     for by in args.by or ("op", "module"):
-        table = summarize(trace, by)
+        table = trace.summary(*GROUPS[by].columns)
         title = f"{GROUPS[by].title} by share of time ({len(table)} in all)"
         _print_table(console, title, list(_rows(table.head(args.top), by)))
     return 0
@@ -75,21 +75,6 @@ GROUPS = {
     "line": Group("lines", ("file", "line", "function", "phase")),
 }
 """The tables by the name that the user gives them; calls of a backward pass count to what caused them."""
-
-
-def summarize(trace: Trace, by: str) -> pd.DataFrame:
-    """One row a group of calls, by falling share of time: the group's columns, calls, signatures, time_us, share.
-
-    Calls that an extension function made count to the function's time.
-    """
-    own = trace.calls[trace.calls["inside"].isna()]
-    columns = list(GROUPS[by].columns)
-    groups = own.groupby(columns, observed=True)
-    table = groups.agg(calls=("signature", "size"), signatures=("signature", "nunique"), time=("duration_ns", "sum"))
-    table = table.reset_index()
-    table["share"] = table["time"] / max(int(table["time"].sum()), 1)
-    table["time_us"] = table["time"] / 1e3
-    return table.drop(columns="time").sort_values(["share", "calls"], ascending=False, ignore_index=True)
 
 
 def _facts(trace: Trace) -> Iterable[tuple[str, str]]:

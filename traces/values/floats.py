@@ -51,7 +51,8 @@ class Floats:
             # half and 8-bit floats lack some operations
             bounds = [float(bound) for bound in torch.aminmax(tensor if tensor.itemsize > 3 else tensor.float())]
             if part is not None and all(math.isfinite(bound) for bound in bounds):
-                return replace(part, low=bounds[0], high=bounds[1]) if part.low != part.high or part.zeros < 1 else part
+                # zeros have their own share: a bound of zero is not one of the others
+                return replace(part, low=bounds[0] or part.low, high=bounds[1] or part.high)
         # half and 8-bit floats lack some of these operations
         values = tensor if tensor.dtype in (torch.float32, torch.float64) else tensor.float()
         total = values.numel()
