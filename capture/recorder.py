@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from opgrip.capture.contexts import describe_context, read_context
+from opgrip.capture.page_faults import LARGE
 from opgrip.capture.places import CallSites, Place, Places, Site, innermost_module
 from opgrip.capture.signatures import call_key, describe_call, describe_result
 from opgrip.capture.storages import Storages
@@ -79,6 +80,7 @@ class Recorder:
         self.differentiable: set[int] = set()
         self._signatures: dict[Hashable, int] = {}
         self._open: dict[int, Signature] = {}
+        self._large_outputs: dict[int, int] = {}
         self._scopes: dict[Hashable, int] = {}
         self._scope_records: list[Scope] = []
         self._contexts: dict[Hashable, int] = {}
@@ -171,6 +173,10 @@ class Recorder:
         """Whether no call of a signature has ended yet."""
         return signature in self._open
 
+    def output_bytes(self, signature: int) -> int:
+        """Bytes of the results of a signature's first call; 0 where they are few or not known."""
+        return self._large_outputs.get(signature, 0)
+
     def open_signature(self, signature: int) -> Signature | None:
         """A signature of which no call has ended yet, as far as it is known."""
         return self._open.get(signature)
@@ -185,6 +191,9 @@ class Recorder:
                 signature = replace(signature, raised=one_line(raised))
             else:
                 signature = replace(signature, outputs=self._outputs(result))
+                size = sum(spec.extent for spec in tensors(signature.outputs))
+                if size >= LARGE:
+                    self._large_outputs[number] = size
             self._pend(signature)
             del self._open[number]
             self.signatures_closed += 1

@@ -180,7 +180,11 @@ def _calls_to_json(record: Calls) -> dict[str, Json]:
         "newest": record.newest,
         "storages": encode_storages(record.storages, record.newest),
     }
-    return form | {"device_ns": record.device_ns} if record.device_ns else form
+    if record.device_ns:
+        form["device_ns"] = record.device_ns
+    if record.page_faults:
+        form["page_faults"] = [list(pair) for pair in record.page_faults]
+    return form
 
 
 def _calls_from_json(form: Mapping[str, Json]) -> Calls:
@@ -198,8 +202,17 @@ def _calls_from_json(form: Mapping[str, Json]) -> Calls:
         raise FormatError("a block of calls whose columns differ in length")
     return Calls(
         *(_integer(form["thread"]), columns[0], columns[1], starts, columns[3]),
-        *(tensors, storages, newest, device_ns),
+        *(tensors, storages, newest, device_ns, _page_faults(form.get("page_faults", []), len(starts))),
     )
+
+
+def _page_faults(pairs: Json, calls: int) -> list[tuple[int, int]]:
+    if not isinstance(pairs, list):
+        raise FormatError("page faults that are no list")
+    counted = [_integers(pair) for pair in pairs]
+    if any(len(pair) != 2 or not 0 <= pair[0] < calls or pair[1] < 0 for pair in counted):
+        raise FormatError("page faults of calls that are not in their block")
+    return [(place, count) for place, count in counted]
 
 
 def _entered_to_json(record: Entered) -> dict[str, Json]:
@@ -303,7 +316,7 @@ _FIELDS: dict[str, set[str]] = {
     "thread": {"type", "id", "name", "process"},
     "calls": {
         *("type", "thread", "start_ns", "signature", "scope", "after_ns", "duration_ns", "tensors", "storages"),
-        *("newest", "device_ns"),
+        *("newest", "device_ns", "page_faults"),
     },
     "entered": {"type", "thread", "start_ns", "scope", "signature", "opened"},
     "end": {"type", "calls", "signatures", "duration_ns", "dropped", "passed_by", "without_values", "stopped"},

@@ -28,7 +28,8 @@ class Trace:
     values : value models by number
     calls : one row a call, in the order in which the calls started: signature, op, scope, module, function, file,
         line, own_module, phase, inside, process (in a merged trace), thread, start_ns (since the start of the capture),
-        duration_ns, device_ns (nan for what ran on the host alone), tensors, first_storage. Module, function, file and
+        duration_ns, device_ns (nan for what ran on the host alone), page_faults (0 where none were counted), tensors,
+        first_storage. Module, function, file and
         line of a call in a backward pass are those of the forward call that caused it, where it is known; `own_module`
         is where it ran itself.
     storages : the memory of each call's tensors: `tensors` numbers from `first_storage` on, as `Calls` has them
@@ -172,6 +173,7 @@ def _table(
             "start_ns": _column(blocks, "start_ns"),
             "duration_ns": _column(blocks, "duration_ns"),
             "device_ns": _device_times(blocks),
+            "page_faults": _page_faults(blocks, lengths),
             "tensors": tensors,
             "first_storage": np.cumsum(tensors) - tensors,
         }
@@ -188,6 +190,16 @@ def _device_times(blocks: list[Calls]) -> np.ndarray[Any, np.dtype[np.float64]]:
     pieces = [np.asarray(block.device_ns or [-1] * len(block.signature), dtype=np.float64) for block in blocks]
     times = np.concatenate(pieces) if pieces else np.empty(0)
     return np.where(times < 0, np.nan, times)
+
+
+def _page_faults(blocks: list[Calls], lengths: list[int]) -> np.ndarray[Any, np.dtype[np.int64]]:
+    faults = np.zeros(sum(lengths), dtype=np.int64)
+    first = 0
+    for block, length in zip(blocks, lengths, strict=True):
+        for place, count in block.page_faults:
+            faults[first + place] = count
+        first += length
+    return faults
 
 
 def _names(numbers: np.ndarray[Any, np.dtype[np.int64]], names: dict[int, Any]) -> pd.Categorical:
