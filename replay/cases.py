@@ -9,6 +9,8 @@ from typing import Any
 
 import pandas as pd
 
+from opgrip.replay.pages import LARGE
+from opgrip.replay.work import bytes_of
 from opgrip.traces import Trace
 from opgrip.traces.arguments import tensors
 from opgrip.traces.errors import UserError
@@ -28,6 +30,9 @@ class Case:
     captured_total_us : sum of their durations
     share : of the selected calls' time, 0 to 1
     context : the settings that most of those calls ran under
+    phase : the one that most of those calls were in
+    variants : the signature with the values and results of others of its calls, where the trace has them
+    fresh : share of those calls whose results got fresh memory, 0 to 1; None where it does not matter or is not known
     """
 
     signature: Signature
@@ -37,6 +42,9 @@ class Case:
     captured_total_us: float
     share: float
     context: Mapping[str, Any] = field(default_factory=dict)
+    phase: str = "forward"
+    variants: Sequence[Signature] = ()
+    fresh: float | None = None
 
     @property
     def number(self) -> int:
@@ -84,13 +92,23 @@ def make_cases(trace: Trace, selection: Selection = Selection()) -> list[Case]:
     of_signature = {int(row[0]): (int(row[1]), float(row[2]), int(row[3])) for row in times.itertuples()}
     total = max(sum(time for _, _, time in of_signature.values()), 1)
     contexts = _contexts(trace, calls)
+    fresh = _shares_of_fresh(trace, calls)
+    known = calls.dropna(subset=["phase"])
+    phases = known.groupby("signature")["phase"].agg(lambda column: column.value_counts().index[0]).to_dict()
     cases = []
     for signature in trace.signatures:
         if signature.number in of_signature:
             count, median_ns, sum_ns = of_signature[signature.number]
-            values = _values_of(signature, trace.values)
-            context = contexts.get(signature.number, {})
-            cases.append(Case(signature, values, count, median_ns / 1e3, sum_ns / 1e3, sum_ns / total, context))
+            cases.append(
+                Case(
+                    signature,
+                    _values_of(signature, trace.values),
+                    *(count, median_ns / 1e3, sum_ns / 1e3, sum_ns / total),
+                    context=contexts.get(signature.number, {}),
+                    phase=phases.get(signature.number, "forward"),
+                    fresh=fresh.get(signature.number),
+                )
+            )
     if not cases:
         raise UserError("no call of the trace refers to a signature that it holds", "capture it again")
     cases.sort(key=lambda case: (-case.share, case.number))
@@ -118,6 +136,19 @@ def _contexts(trace: Trace, calls: pd.DataFrame) -> dict[int, Mapping[str, Any]]
     most = known.groupby("signature")["context"].agg(lambda column: column.value_counts().index[0])
     pairs = zip(most.index.tolist(), most.tolist(), strict=True)
     return {int(signature): trace.contexts.get(int(context), {}) for signature, context in pairs}
+
+
+def _shares_of_fresh(trace: Trace, calls: pd.DataFrame) -> dict[int, float]:
+    """By signature with large results, the share of its calls that got them in fresh memory."""
+    page = trace.header.get("page_size")
+    if type(page) is not int or page <= 0:
+        return {}
+    size = {signature.number: bytes_of(signature.outputs) for signature in trace.signatures}
+    results = calls["signature"].map(size).fillna(0)
+    large = calls[results >= LARGE]
+    fresh = large["page_faults"] * float(page) * 2 >= results[large.index]
+    shares = fresh.groupby(large["signature"]).mean()
+    return dict(zip(shares.index.tolist(), shares.tolist(), strict=True))
 
 
 def _values_of(signature: Signature, values: Mapping[int, ValueModel]) -> dict[int, ValueModel]:

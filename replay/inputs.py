@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -83,6 +84,18 @@ class Inputs:
             if device not in generators:
                 generators[device] = torch.Generator(device).manual_seed(seed)
             _fill(self._view(planned), _draw(planned.spec, values, generators[device]))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all storages."""
+        return sum(storage.nbytes() for storage in self._storages)
+
+    def copy(self) -> Inputs:
+        """The same arguments in memory of their own, kept as they are."""
+        twin = copy.copy(self)
+        twin._storages = [storage.clone() for storage in self._pristine or self._storages]
+        twin.keep()
+        return twin
 
     def make(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Positional and named arguments: fresh tensor objects over the same memory."""
