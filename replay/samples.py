@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -17,6 +18,8 @@ SETTLED, STEADY = 6, 0.1
 """A spread has settled where it was within 10 percent at six looks."""
 NOISY = 0.25
 """Spread above which a median is doubtful."""
+
+Times: TypeAlias = "np.ndarray[Any, np.dtype[np.float64]]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,12 +81,14 @@ class Samples:
 
     def quantile_us(self, share: float) -> float:
         """The time that this share of the program's calls would stay under, in microseconds."""
-        times, weights = self._weighted()
+        kept = self._kept()
+        if len(kept) == 1:
+            return float(np.quantile(self.times[kept[0]], share)) / 1e3
+        times, weights = self._weighted(kept)
         order = np.argsort(times)
-        times, weights = times[order], weights[order]
-        # in the middle of each run's weight, as numpy's own quantile for equal ones
-        position = (np.cumsum(weights) - weights / 2 - weights[0] / 2) / (1 - weights[0] / 2 - weights[-1] / 2 or 1)
-        return float(np.interp(share, position, times)) / 1e3
+        # between strata there is nothing to interpolate
+        place = int(np.searchsorted(np.cumsum(weights[order]), share - 1e-9))
+        return float(times[order][min(place, len(times) - 1)]) / 1e3
 
     @property
     def spread(self) -> float:
@@ -115,8 +120,7 @@ class Samples:
         met = [stratum for stratum, times in self.times.items() if times]
         return [stratum for stratum in met if self.shares[stratum]] or met
 
-    def _weighted(self) -> tuple[np.ndarray, np.ndarray]:
-        kept = self._kept()
+    def _weighted(self, kept: Sequence[Hashable]) -> tuple[Times, Times]:
         times = np.concatenate([np.asarray(self.times[stratum], dtype=np.float64) for stratum in kept])
         counts = [len(self.times[stratum]) for stratum in kept]
         shares = [self.shares[stratum] or 1.0 for stratum in kept]
