@@ -9,11 +9,12 @@ from typing import Any
 
 import pandas as pd
 
+from opgrip.replay.stored import Stored, drawn_values
 from opgrip.traces import Trace
 from opgrip.traces.arguments import tensors
 from opgrip.traces.errors import UserError
 from opgrip.traces.records import Signature
-from opgrip.traces.values import ValueModel
+from opgrip.traces.values import Drawable
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +23,7 @@ class Case:
 
     Attributes
     ----------
-    values : the value models that the signature's tensors refer to
+    values : the value models that the signature's tensors refer to, or the values themselves
     count : calls that were selected
     captured_us : median duration of those calls in the program
     captured_total_us : sum of their durations
@@ -31,7 +32,7 @@ class Case:
     """
 
     signature: Signature
-    values: Mapping[int, ValueModel]
+    values: Mapping[int, Drawable]
     count: int
     captured_us: float
     captured_total_us: float
@@ -84,11 +85,12 @@ def make_cases(trace: Trace, selection: Selection = Selection()) -> list[Case]:
     of_signature = {int(row[0]): (int(row[1]), float(row[2]), int(row[3])) for row in times.itertuples()}
     total = max(sum(time for _, _, time in of_signature.values()), 1)
     contexts = _contexts(trace, calls)
+    drawn = drawn_values(trace)
     cases = []
     for signature in trace.signatures:
         if signature.number in of_signature:
             count, median_ns, sum_ns = of_signature[signature.number]
-            values = _values_of(signature, trace.values)
+            values = _values_of(signature, drawn)
             context = contexts.get(signature.number, {})
             cases.append(Case(signature, values, count, median_ns / 1e3, sum_ns / 1e3, sum_ns / total, context))
     if not cases:
@@ -120,6 +122,10 @@ def _contexts(trace: Trace, calls: pd.DataFrame) -> dict[int, Mapping[str, Any]]
     return {int(signature): trace.contexts.get(int(context), {}) for signature, context in pairs}
 
 
-def _values_of(signature: Signature, values: Mapping[int, ValueModel]) -> dict[int, ValueModel]:
-    used = (spec.values for spec in tensors([signature.args, signature.kwargs]))
-    return {number: values[number] for number in used if number is not None and number in values}
+def _values_of(signature: Signature, values: Mapping[int, Drawable]) -> dict[int, Drawable]:
+    used = {}
+    for spec in tensors([signature.args, signature.kwargs]):
+        if spec.values is not None and spec.values in values:
+            item = values[spec.values]
+            used[spec.values] = item.laid_out(spec) if isinstance(item, Stored) else item
+    return used
