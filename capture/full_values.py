@@ -17,11 +17,10 @@ import torch
 
 from opgrip.traces.errors import UserError, one_line
 from opgrip.traces.output import abandon, check_writable, create, discard, partial_path
-from opgrip.traces.tensor_file import load_safetensors, to_stored, values_path
+from opgrip.traces.tensor_file import ALIGNMENT, load_safetensors, to_stored, values_path
 
 SKETCH, FULL = CHOICES = ("sketch", "full")
 
-ALIGNMENT = 16
 MAX_TENSORS = 500_000
 """Readers of safetensors take a list of 100 MB at most, and an entry is about 110 bytes."""
 
@@ -133,7 +132,7 @@ class FullValues:
             abandon(self._spool)
 
     def _keep(self, tensor: torch.Tensor) -> str | None:
-        flat = _in_memory(tensor).cpu().reshape(-1)
+        flat = _in_memory(tensor).cpu().reshape(-1).contiguous()
         data = flat.view(torch.uint8).numpy().data
         key = _key(tensor, data)
         if key not in self._entries:

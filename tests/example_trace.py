@@ -29,7 +29,6 @@ GROUP = GroupSpec("0", "gloo", (0, 1), 1)
 REDUCTION = ReductionSpec("SUM")
 RECORDS: list[Record] = [
     Values(0, Booleans(3, 70)),
-    Values(1, Booleans(1, 2), "0123456789abcdef" * 2),
     Signature(0, "operator", "aten.mul.Tensor", (SPEC, 2.5), {}, SPEC),
     Signature(1, "extension", "mmcv._ext:nms", (SPEC,), {"iou_threshold": 0.7}, raised="ValueError: no"),
     Scope(0, "backbone.überconv", "Conv2d", "forward"),

@@ -18,6 +18,9 @@ from opgrip.traces.errors import UserError, one_line
 HEADER_FIELD = "values_file"
 """The field of a trace's header that names the file."""
 
+ALIGNMENT = 16
+"""Bytes to whose multiples every dtype is aligned."""
+
 STORED_AS_THEY_ARE = frozenset(
     {
         *(torch.float64, torch.float32, torch.float16, torch.bfloat16),
@@ -126,7 +129,9 @@ class TensorFile:
             tensor: torch.Tensor = file.get_tensor(key)
         except Exception as error:
             raise UserError(f"{self.path} cannot give the tensor {key}", one_line(error)) from error
-        return tensor.reshape(-1)
+        flat = tensor.reshape(-1)
+        # nothing says that what the file holds begins where its dtype can
+        return flat if flat.data_ptr() % ALIGNMENT == 0 else flat.view(torch.uint8).clone().view(flat.dtype)
 
     def _opened(self) -> Any:
         if self._file is None:
