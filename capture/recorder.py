@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from opgrip.capture.contexts import describe_context, read_context
+from opgrip.capture.full_values import FullValues
 from opgrip.capture.page_faults import LARGE
 from opgrip.capture.places import CallSites, Place, Places, Site, innermost_module
 from opgrip.capture.signatures import call_key, describe_call, describe_result
@@ -48,6 +49,7 @@ class Recorder:
     modes : one for each thread, in the order in which they were met
     pending : encoded records that are to be written before the calls that refer to them
     path_of : the path of a module
+    full : keeps whole values, None where models of them will do
     pairs : signature, scope and number of tensors that a pair's number stands for
     """
 
@@ -59,6 +61,7 @@ class Recorder:
         self.write_ahead = write_ahead
         self.write_now: Callable[[], None] = lambda: None
         self.idle = False
+        self.full: FullValues | None = None
         self._make_mode = make_mode
         self._sites = CallSites(stack_depth)
         self._here = threading.local()
@@ -285,7 +288,8 @@ class Recorder:
         """
         plain = describe_call(args, kwargs, lambda tensor: None)
         alike = (op, tuple(tensors(plain)))
-        fitted = self._fitted.get(alike)
+        # whole values are those of this call
+        fitted = None if self.full is not None else self._fitted.get(alike)
         if fitted is None:
             described = describe_call(args, kwargs, self._fitter(op))
             self._fitted[alike] = [spec.values for spec in tensors(described)]
@@ -313,17 +317,20 @@ class Recorder:
             except Exception as error:
                 self.without_values[op, one_line(error)] += 1
                 return None
-            return None if model is None else self._value_number(model)
+            if model is None:
+                return None
+            key = None if self.full is None else self.full.keep(tensor, op, self.without_values)
+            return self._value_number(model, key)
 
         return fit
 
-    def _value_number(self, model: ValueModel) -> int:
+    def _value_number(self, model: ValueModel, tensor: str | None = None) -> int:
         # by its text: nan makes equal models unequal
-        text = repr(model)
+        text = f"{model} {tensor}"
         number = self._values.get(text)
         if number is None:
             number = self._values[text] = len(self._values)
-            self._pend(Values(number, model))
+            self._pend(Values(number, model, tensor))
         return number
 
     def _pend(self, record: Record) -> None:

@@ -10,12 +10,13 @@ from typing import Any
 import pandas as pd
 
 from opgrip.replay.pages import LARGE
+from opgrip.replay.stored import Stored, drawn_values
 from opgrip.replay.work import bytes_of
 from opgrip.traces import Trace
 from opgrip.traces.arguments import tensors
 from opgrip.traces.errors import UserError
 from opgrip.traces.records import Signature
-from opgrip.traces.values import ValueModel
+from opgrip.traces.values import Drawable
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +25,7 @@ class Case:
 
     Attributes
     ----------
-    values : the value models that the signature's tensors refer to
+    values : the value models that the signature's tensors refer to, or the values themselves
     count : calls that were selected
     captured_us : median duration of those calls in the program
     captured_total_us : sum of their durations
@@ -36,7 +37,7 @@ class Case:
     """
 
     signature: Signature
-    values: Mapping[int, ValueModel]
+    values: Mapping[int, Drawable]
     count: int
     captured_us: float
     captured_total_us: float
@@ -95,6 +96,7 @@ def make_cases(trace: Trace, selection: Selection = Selection()) -> list[Case]:
     fresh = _shares_of_fresh(trace, calls)
     known = calls.dropna(subset=["phase"])
     phases = known.groupby("signature")["phase"].agg(lambda column: column.value_counts().index[0]).to_dict()
+    drawn = drawn_values(trace)
     cases = []
     for signature in trace.signatures:
         if signature.number in of_signature:
@@ -102,7 +104,7 @@ def make_cases(trace: Trace, selection: Selection = Selection()) -> list[Case]:
             cases.append(
                 Case(
                     signature,
-                    _values_of(signature, trace.values),
+                    _values_of(signature, drawn),
                     *(count, median_ns / 1e3, sum_ns / 1e3, sum_ns / total),
                     context=contexts.get(signature.number, {}),
                     phase=phases.get(signature.number, "forward"),
@@ -151,6 +153,10 @@ def _shares_of_fresh(trace: Trace, calls: pd.DataFrame) -> dict[int, float]:
     return dict(zip(shares.index.tolist(), shares.tolist(), strict=True))
 
 
-def _values_of(signature: Signature, values: Mapping[int, ValueModel]) -> dict[int, ValueModel]:
-    used = (spec.values for spec in tensors([signature.args, signature.kwargs]))
-    return {number: values[number] for number in used if number is not None and number in values}
+def _values_of(signature: Signature, values: Mapping[int, Drawable]) -> dict[int, Drawable]:
+    used = {}
+    for spec in tensors([signature.args, signature.kwargs]):
+        if spec.values is not None and spec.values in values:
+            item = values[spec.values]
+            used[spec.values] = item.laid_out(spec) if isinstance(item, Stored) else item
+    return used

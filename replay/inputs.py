@@ -20,7 +20,7 @@ from opgrip.traces.arguments import (
     map_leaves,
     tensors,
 )
-from opgrip.traces.values import ValueModel
+from opgrip.traces.values import Drawable
 
 DeviceMap = Callable[[str], str]
 
@@ -68,7 +68,7 @@ class Inputs:
         self,
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
-        values: Mapping[int, ValueModel],
+        values: Mapping[int, Drawable],
         place: DeviceMap,
         seed: int,
     ) -> None:
@@ -177,7 +177,7 @@ def _zeros(size: int, device: str) -> torch.UntypedStorage:
     return torch.zeros(size, dtype=torch.uint8, device=device).untyped_storage()
 
 
-def _draw(spec: TensorSpec, values: Mapping[int, ValueModel], generator: torch.Generator) -> torch.Tensor:
+def _draw(spec: TensorSpec, values: Mapping[int, Drawable], generator: torch.Generator) -> torch.Tensor:
     model = None if spec.values is None else values.get(spec.values)
     if model is not None and 0 not in spec.shape:
         return model.draw(spec.shape, spec.dtype, generator)

@@ -10,7 +10,7 @@ import torch
 
 from opgrip.traces.arguments import TensorSpec, map_leaves
 from opgrip.traces.records import Signature
-from opgrip.traces.values import ValueModel
+from opgrip.traces.values import Drawable
 
 RECORDED, RANDOM, ZEROS = "recorded", "random", "zeros"
 KINDS = (RECORDED, RANDOM, ZEROS)
@@ -52,8 +52,8 @@ _MODELS: Mapping[str, Callable[[], object]] = {RANDOM: Random, ZEROS: Zeros}
 
 
 def with_values(
-    signature: Signature, values: Mapping[int, ValueModel], kind: str
-) -> tuple[Signature, Mapping[int, ValueModel]]:
+    signature: Signature, values: Mapping[int, Drawable], kind: str
+) -> tuple[Signature, Mapping[int, Drawable]]:
     """A signature whose tensors draw their values in this way, and the models that they refer to."""
     if kind == RECORDED:
         return signature, values

@@ -6,6 +6,7 @@ types that its record declares.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from itertools import pairwise
 from typing import Any, TypeVar
@@ -149,11 +150,12 @@ def _context_from_json(form: Mapping[str, Json]) -> Context:
 
 
 def _values_to_json(record: Values) -> dict[str, Json]:
-    return {"type": "values", "id": record.number, **value_model_to_json(record.model)}
+    form = {"type": "values", "id": record.number, **value_model_to_json(record.model)}
+    return form if record.tensor is None else form | {"tensor": record.tensor}
 
 
 def _values_from_json(form: Mapping[str, Json]) -> Values:
-    return Values(_integer(form["id"]), value_model_from_json(form))
+    return Values(_integer(form["id"]), value_model_from_json(form), _optional(_key, form.get("tensor")))
 
 
 def _thread_to_json(record: Thread) -> dict[str, Json]:
@@ -276,6 +278,12 @@ def _text(value: Json) -> str:
     if not isinstance(value, str):
         raise FormatError(f"{str(value)[:60]!r} stands where text should")
     return value
+
+
+def _key(value: Json) -> str:
+    if re.fullmatch("[0-9a-f]{32,128}", _text(value)) is None:
+        raise FormatError(f"{value[:60]!r} stands where the key of a tensor should")
+    return str(value)
 
 
 def _optional(read: Callable[[Any], T], value: Json) -> T | None:

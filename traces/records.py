@@ -91,10 +91,16 @@ class Context:
 
 @dataclass(frozen=True, slots=True)
 class Values:
-    """A value model under the number that tensors refer to it by."""
+    """A value model under the number that tensors refer to it by.
+
+    Attributes
+    ----------
+    tensor : key of the values themselves in the file beside the trace, None where they were not kept
+    """
 
     number: int
     model: ValueModel
+    tensor: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

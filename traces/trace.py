@@ -13,6 +13,7 @@ import pandas as pd
 from opgrip.traces.errors import UserError
 from opgrip.traces.reader import TraceReader
 from opgrip.traces.records import Calls, Context, End, Entered, Header, Scope, Signature, Thread, Values
+from opgrip.traces.tensor_file import files_beside
 from opgrip.traces.values import ValueModel
 
 
@@ -38,6 +39,8 @@ class Trace:
     end : totals and what was dropped; None where the file has no closing record
     missing : what the file lacks, in words; None where it is whole
     unknown : record types and fields of a newer version that were passed over, with their counts
+    tensors : by the number of a value model, the key of the values themselves in one of the tensor files
+    tensor_files : the files of whole values beside the trace, as far as they are there
     """
 
     header: dict[str, Any]
@@ -51,6 +54,8 @@ class Trace:
     end: End | None = None
     missing: str | None = None
     unknown: dict[str, int] = field(default_factory=dict)
+    tensors: dict[int, str] = field(default_factory=dict)
+    tensor_files: tuple[Path, ...] = ()
 
     def summary(self, *columns: str) -> pd.DataFrame:
         """One row an operator, by falling share of time: op, calls, signatures, time_us, share.
@@ -84,14 +89,15 @@ def load(path: str | Path, partial: bool = True) -> Trace:
 
     Raises
     ------
-    UserError : where the file is not there, empty, of another kind or of a newer major version; or damaged, and
-        `partial` is false
+    UserError : where the file is not there, empty, of another kind or of a newer major version, or names a file of
+        values that is not beside it; or damaged, and `partial` is false
     """
     reader = TraceReader(path)
     header: dict[str, Any] = {}
     signatures: list[Signature] = []
     scopes: list[Scope] = []
     values: dict[int, ValueModel] = {}
+    tensors: dict[int, str] = {}
     contexts: dict[int, dict[str, Any]] = {}
     threads: dict[int, Thread] = {}
     entered: dict[int, list[Entered]] = {}
@@ -107,6 +113,8 @@ def load(path: str | Path, partial: bool = True) -> Trace:
                 scopes.append(record)
             case Values():
                 values[record.number] = record.model
+                if record.tensor is not None:
+                    tensors[record.number] = record.tensor
             case Context():
                 contexts[record.number] = record.settings
             case Thread():
@@ -123,7 +131,7 @@ def load(path: str | Path, partial: bool = True) -> Trace:
     unfinished = _unfinished(entered, blocks)
     return Trace(
         *(header, signatures, scopes, values, calls, _column(blocks, "storages"), contexts, unfinished),
-        *(end, reader.missing, dict(reader.unknown)),
+        *(end, reader.missing, dict(reader.unknown), tensors, files_beside(reader.path, header)),
     )
 
 

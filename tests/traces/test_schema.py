@@ -9,7 +9,7 @@ from typing import Any
 import jsonschema
 import pytest
 from example_trace import write
-from programs import ROOT, SHIPPED_TRACES
+from programs import ROOT, SHIPPED_TRACES, train_tiny_net
 
 from opgrip.traces.streams import read_chunks
 
@@ -39,9 +39,11 @@ def test_every_shipped_trace_follows_the_schema(path: Path) -> None:
     check(path)
 
 
-def test_captured_traces_follow_the_schema(tiny_trace: Path, detector_trace: Path) -> None:
+def test_captured_traces_follow_the_schema(tiny_trace: Path, detector_trace: Path, tmp_path: Path) -> None:
     check(tiny_trace)
     check(detector_trace)
+    train_tiny_net(tmp_path / "t.jsonl", values="full")
+    check(tmp_path / "t.jsonl")
 
 
 def test_every_type_of_record_follows_the_schema(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Value models: what is kept of a tensor's values, enough to draw others that make an operator behave the same."""
 
 from opgrip.traces.values.model import (
+    Drawable,
     ValueModel,
     fit,
     value_model_from_json,
@@ -8,4 +9,4 @@ from opgrip.traces.values.model import (
     value_models,
 )
 
-__all__ = ["ValueModel", "fit", "value_model_from_json", "value_model_to_json", "value_models"]
+__all__ = ["Drawable", "ValueModel", "fit", "value_model_from_json", "value_model_to_json", "value_models"]

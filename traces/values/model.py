@@ -12,7 +12,14 @@ from opgrip.traces.arguments import FormatError, Json, decode, encode
 from opgrip.traces.registry import Registry
 
 
-class ValueModel(Protocol):
+class Drawable(Protocol):
+    """What values can be drawn from."""
+
+    def draw(self, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
+        """New values on the generator's device, contiguous but where dimensions are expanded."""
+
+
+class ValueModel(Drawable, Protocol):
     """A frozen dataclass whose fields are plain values, as JSON and `encode` know them.
 
     Attributes
@@ -32,9 +39,6 @@ class ValueModel(Protocol):
 
     def check(self) -> None:
         """Raise `FormatError` where the fields, which may come from a stranger's file, cannot be drawn from."""
-
-    def draw(self, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-        """New values on the generator's device, contiguous."""
 
 
 value_models: Registry[type[ValueModel]] = Registry("opgrip.traces.values", "opgrip.value_models")
