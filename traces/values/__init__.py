@@ -7,5 +7,15 @@ from opgrip.traces.values.model import (
     value_model_to_json,
     value_models,
 )
+from opgrip.traces.values.needs import depends_on_values, fit_argument, told
 
-__all__ = ["ValueModel", "fit", "value_model_from_json", "value_model_to_json", "value_models"]
+__all__ = [
+    "ValueModel",
+    "depends_on_values",
+    "fit",
+    "fit_argument",
+    "told",
+    "value_model_from_json",
+    "value_model_to_json",
+    "value_models",
+]
