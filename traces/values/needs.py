@@ -173,8 +173,7 @@ NEEDS = (
     Need("torchvision.nms*", "dets", "boxes", "as many boxes are kept as lie apart; each costs a pass", told=_kept),
     Need("torchvision::nms", "dets|0", "boxes", "as many boxes are kept as lie apart; each costs a pass", told=_kept),
     Need("mmcv._ext:*nms*", "scores|1", "", "kept in their order", varies=False),
-    Need("mmcv._ext:roi_*", "rois|1", "boxes", "an image's index, and a size that sets the work"),
-    Need("mmcv._ext:deform_roi_pool_forward", "rois|1", "boxes", "an image's index, and a size that sets the work"),
+    Need("mmcv._ext:*roi_*", "rois|1", "boxes", "an image's index, and a size that sets the work"),
     Need("torchvision.*roi_*", "rois", "boxes", "an image's index, and a size that sets the work"),
     # indices
     Need("aten.embedding*", "indices", "integers", _NEAR, of="int"),

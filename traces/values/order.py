@@ -17,6 +17,7 @@ LOOKED_AT = 1 << 20
 """So many elements, the first ones, are compared with their neighbours."""
 STEPPED = 1 << 15
 """So many elements, the first ones, are subtracted from their neighbours."""
+TRIES = 3
 CLOSE = 0.7
 """Neighbours are close to each other where they differ by less than this part of what any two elements do."""
 
@@ -46,6 +47,8 @@ class Ordered:
             raise FormatError("rises and falls that do not fit together")
         if self.step is not None:
             checks.finite(self.step, "a step")
+            if self.step < 0:
+                raise FormatError("a step below zero")
         checks.flag(self.by_row, "sorted rows")
 
     def arranged(self, values: torch.Tensor, shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
@@ -63,16 +66,14 @@ class Ordered:
         if self.by_row and len(shape) > 1:
             return values.reshape(-1, shape[-1]).sort(dim=-1, descending=downwards).values.reshape(-1)
         rises, falls = round(self.rises * pairs), round(self.falls * pairs)
-        if min(rises, falls) == 0:
-            return values.sort(descending=downwards).values
-        step = None if self.step is None else self.step * pairs / (rises + falls)
-        if pairs - rises - falls > 0.02 * pairs:
-            blocks = _blocks(values, rises + falls + 1, generator)
-            if blocks is not None:
-                units, lengths = blocks
-                order = _order(units, rises, falls, step, generator)
-                return units[order].repeat_interleave(lengths[order])
-        return values[_order(values, rises, falls, step, generator)]
+        turns, changes = min(rises, falls), rises + falls
+        if turns <= changes // 4:
+            return _in_runs(values, turns + 1, downwards, generator)
+        usual, differing = _mean_step(values), int(torch.count_nonzero(values[1:] != values[:-1]))
+        # only those neighbours that differ tell whether they are near
+        if self.step and self.step / changes < CLOSE * usual / max(1, differing):
+            return _walked(values, self.step, usual, generator)
+        return values if changes > 0.98 * pairs else _in_blocks(values, changes + 1, generator)
 
 
 def order_of(tensor: torch.Tensor) -> dict[str, Any]:
@@ -84,11 +85,7 @@ def order_of(tensor: torch.Tensor) -> dict[str, Any]:
         return {}
     rising, falling = (flat[1:] > flat[:-1]), (flat[1:] < flat[:-1])
     rises, falls = int(torch.count_nonzero(rising)), int(torch.count_nonzero(falling))
-    apart = flat[: STEPPED + 1].double().diff().abs()
-    step = apart.mean().item()
-    if not math.isfinite(step):
-        apart = apart[apart.isfinite()]
-        step = apart.mean().item() if len(apart) else 0.0
+    step = _mean_step(flat)
     by_row = False
     if part.dim() > 1 and part.shape[-1] > 2 and 0 < min(rises, falls) < len(flat) // part.shape[-1]:
         # rows that are sorted turn back nowhere but between them
@@ -98,11 +95,46 @@ def order_of(tensor: torch.Tensor) -> dict[str, Any]:
     return {"rises": rises / pairs, "falls": falls / pairs, "step": step, "by_row": by_row}
 
 
-def _blocks(values: torch.Tensor, count: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Equal values put together to so many blocks: the value and length of each, in random order.
+def _in_runs(values: torch.Tensor, count: int, downwards: bool, generator: torch.Generator) -> torch.Tensor:
+    """So many sorted runs of equal length, of random elements each."""
+    ranked = values.sort(descending=downwards).values
+    if count == 1:
+        return ranked
+    runs = shuffled(torch.arange(len(values), device=values.device) * count // len(values), generator)
+    return ranked[runs.argsort(stable=True)]
 
-    None where the equal neighbours that there are come of themselves among values in random order.
+
+def _mean_step(values: torch.Tensor) -> float:
+    """Mean distance of neighbours that are finite, 0 where there are none."""
+    apart = values[: STEPPED + 1].double().diff().abs()
+    mean = apart.mean().item() if len(apart) else 0.0
+    if math.isfinite(mean):
+        return mean
+    apart = apart[apart.isfinite()]
+    return apart.mean().item() if len(apart) else 0.0
+
+
+def _walked(values: torch.Tensor, step: float, usual: float, generator: torch.Generator) -> torch.Tensor:
+    """The values as a random walk between two walls, which visits all ranks alike, comes by them.
+
+    Parameters
+    ----------
+    step, usual : mean distance of neighbours as it is to be, and as it is in random order
     """
+    noise = torch.randn(len(values), dtype=torch.float64, generator=generator, device=values.device)
+    ranked, walked = values.sort().values, torch.empty_like(values)
+    # the mean step of the walk is 0.8 times its spread; that of two elements at random is a third of the way
+    spread = step / usual / 3 / 0.8
+    for _ in range(TRIES):
+        folded = ((noise * spread).cumsum(0).remainder(2) - 1).abs()
+        walked[folded.argsort()] = ranked
+        # where values are more crowded than elsewhere, steps differ
+        spread *= step / max(_mean_step(walked), 1e-3 * step)
+    return walked
+
+
+def _in_blocks(values: torch.Tensor, count: int, generator: torch.Generator) -> torch.Tensor:
+    """So many blocks of equal values in random order; the values as they are where that has as many of itself."""
     ranked = values.sort().values
     total = len(ranked)
     changes = ranked[1:] != ranked[:-1]
@@ -111,7 +143,7 @@ def _blocks(values: torch.Tensor, count: int, generator: torch.Generator) -> tup
     chance = float((sizes * sizes).sum()) / total**2
     by_chance = total * chance
     if total - count < 1.2 * by_chance + 4 * math.sqrt(by_chance + 1):
-        return None
+        return values
     # blocks of equal value that come to lie side by side are one
     count = min(total, max(len(sizes), round(count / max(1 - chance, 0.05))))
     inside = (~changes).nonzero().reshape(-1) + 1
@@ -119,30 +151,4 @@ def _blocks(values: torch.Tensor, count: int, generator: torch.Generator) -> tup
     starts = torch.cat([ends.new_zeros(1), ends, cuts]).sort().values
     lengths = starts.diff(append=starts.new_tensor([total]))
     mixed = torch.randperm(len(starts), generator=generator, device=values.device)
-    return ranked[starts[mixed]], lengths[mixed]
-
-
-def _order(
-    values: torch.Tensor, rises: int, falls: int, step: float | None, generator: torch.Generator
-) -> torch.Tensor:
-    """Places to take values, which are in random order, from."""
-    total, device = len(values), values.device
-    places = torch.arange(total, device=device)
-    turns = min(rises, falls)
-    if turns <= (total - 1) // 4:
-        ranked = values.argsort(stable=True, descending=falls > rises)
-        runs = shuffled(places * (turns + 1) // total, generator)
-        return ranked[runs[ranked].argsort(stable=True)]
-    apart = values[: STEPPED + 1].double().diff().abs()
-    apart = apart[apart.isfinite() & (apart > 0)]
-    usual = apart.mean().item() if len(apart) else 0.0
-    if step is None or not 0 < step < CLOSE * usual:
-        return places
-    # a random walk between two walls visits all ranks alike; its mean step is 0.8 times its spread, and that of two
-    # elements at random a third of the way
-    noise = torch.randn(total, dtype=torch.float64, generator=generator, device=device)
-    walk = (noise * (step / usual / 3 / 0.8)).cumsum(0)
-    folded = (walk.remainder(2) - 1).abs()
-    order = torch.empty_like(places)
-    order[folded.argsort()] = values.argsort()
-    return order
+    return ranked[starts[mixed]].repeat_interleave(lengths[mixed])
