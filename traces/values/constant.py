@@ -36,4 +36,4 @@ class Constant:
 
     def draw(self, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
         """The value again."""
-        return elements([self.value], dtype, generator.device).expand(shape).clone()
+        return elements([self.value], dtype, generator.device)[0].expand(shape).clone()

@@ -47,12 +47,12 @@ class Distribution:
             values = values.round()
         if count > 1:
             ends = torch.randint(count // 2, (2,), generator=generator, device=device)
-            values[ends[0]], values[ends[1] + count // 2] = self.low, self.high
+            values[ends[0]], values[ends[1] + count // 2] = float(self.low), float(self.high)
         limits = torch.finfo(dtype)
         values = values.clamp_(max(self.low, limits.min), min(max(self.high, limits.min), limits.max)).to(dtype)
         lost = magnitudes(values) < smallest(dtype)
         if bool(lost.any()):
-            least = 1.0 if self.whole else limits.tiny
+            least = 1.0 if self.whole else float(limits.tiny)
             values = values.masked_fill_(lost, least if self.high >= least else -least)
         return values
 

@@ -17,7 +17,8 @@ LOOKED_AT = 1 << 20
 """So many elements, the first ones, are compared with their neighbours."""
 STEPPED = 1 << 15
 """So many elements, the first ones, are subtracted from their neighbours."""
-TRIES = 3
+TRIES = 8
+"""So often, what depends on itself is found anew."""
 CLOSE = 0.7
 """Neighbours are close to each other where they differ by less than this part of what any two elements do."""
 
@@ -125,7 +126,7 @@ def _walked(values: torch.Tensor, step: float, usual: float, generator: torch.Ge
     ranked, walked = values.sort().values, torch.empty_like(values)
     # the mean step of the walk is 0.8 times its spread; that of two elements at random is a third of the way
     spread = step / usual / 3 / 0.8
-    for _ in range(TRIES):
+    for _ in range(3):
         folded = ((noise * spread).cumsum(0).remainder(2) - 1).abs()
         walked[folded.argsort()] = ranked
         # where values are more crowded than elsewhere, steps differ
@@ -140,14 +141,17 @@ def _in_blocks(values: torch.Tensor, count: int, generator: torch.Generator) -> 
     changes = ranked[1:] != ranked[:-1]
     ends = changes.nonzero().reshape(-1) + 1
     sizes = torch.cat([ends, ends.new_tensor([total])]).diff(prepend=ends.new_zeros(1)).double()
-    chance = float((sizes * sizes).sum()) / total**2
-    by_chance = total * chance
+    by_chance = float((sizes * sizes).sum()) / total
     if total - count < 1.2 * by_chance + 4 * math.sqrt(by_chance + 1):
         return values
-    # blocks of equal value that come to lie side by side are one
-    count = min(total, max(len(sizes), round(count / max(1 - chance, 0.05))))
     inside = (~changes).nonzero().reshape(-1) + 1
-    cuts = inside[exactly(count - len(sizes), len(inside), generator)]
+    weights = (sizes - 1) / len(inside)
+    blocks = wanted = float(max(count, len(sizes)))
+    for _ in range(TRIES):
+        # blocks of equal value that come to lie side by side are one
+        each = 1 + (blocks - len(sizes)) * weights
+        blocks = min(float(total), wanted + float((each * (each - 1)).sum()) / blocks)
+    cuts = inside[exactly(round(blocks) - len(sizes), len(inside), generator)]
     starts = torch.cat([ends.new_zeros(1), ends, cuts]).sort().values
     lengths = starts.diff(append=starts.new_tensor([total]))
     mixed = torch.randperm(len(starts), generator=generator, device=values.device)
