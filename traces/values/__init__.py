@@ -8,5 +8,16 @@ from opgrip.traces.values.model import (
     value_model_to_json,
     value_models,
 )
+from opgrip.traces.values.needs import depends_on_values, fit_argument, told
 
-__all__ = ["Drawable", "ValueModel", "fit", "value_model_from_json", "value_model_to_json", "value_models"]
+__all__ = [
+    "Drawable",
+    "ValueModel",
+    "depends_on_values",
+    "fit",
+    "fit_argument",
+    "told",
+    "value_model_from_json",
+    "value_model_to_json",
+    "value_models",
+]
