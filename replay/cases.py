@@ -13,6 +13,7 @@ from opgrip.traces import Trace
 from opgrip.traces.arguments import tensors
 from opgrip.traces.errors import UserError
 from opgrip.traces.records import Signature
+from opgrip.traces.tensor_specs import value_numbers
 from opgrip.traces.values import ValueModel
 
 
@@ -121,5 +122,6 @@ def _contexts(trace: Trace, calls: pd.DataFrame) -> dict[int, Mapping[str, Any]]
 
 
 def _values_of(signature: Signature, values: Mapping[int, ValueModel]) -> dict[int, ValueModel]:
-    used = (spec.values for spec in tensors([signature.args, signature.kwargs]))
+    specs = tensors([signature.args, signature.kwargs])
+    used = (number for spec in specs for number in value_numbers(spec))
     return {number: values[number] for number in used if number is not None and number in values}

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import prod
 from typing import Any
 
 import torch
 from torch.utils.flop_counter import flop_registry
 
-from opgrip.traces.arguments import TensorSpec, tensors
+from opgrip.traces.arguments import tensors
 from opgrip.traces.records import Signature
+from opgrip.traces.tensor_specs import stored_elements
 
 
 def bytes_of(signature: Signature) -> int:
@@ -18,7 +18,8 @@ def bytes_of(signature: Signature) -> int:
 
     Elements that an expanded tensor repeats count once.
     """
-    return sum(_bytes(spec) for spec in tensors([signature.args, signature.kwargs, signature.outputs]))
+    specs = tensors([signature.args, signature.kwargs, signature.outputs])
+    return sum(stored_elements(spec) * spec.dtype.itemsize for spec in specs)
 
 
 def flops_of(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> int | None:
@@ -31,8 +32,3 @@ def flops_of(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[s
     except Exception:
         # a formula that does not know these arguments is as good as none
         return None
-
-
-def _bytes(spec: TensorSpec) -> int:
-    steps = spec.stride or (1,) * len(spec.shape)
-    return prod(size for size, step in zip(spec.shape, steps, strict=True) if step or not size) * spec.dtype.itemsize
