@@ -26,6 +26,7 @@ from opgrip.traces import values
 from opgrip.traces.arguments import Opaque, TensorSpec, map_leaves, tensors
 from opgrip.traces.errors import one_line
 from opgrip.traces.records import Context, Record, Scope, Signature, Values
+from opgrip.traces.tensor_specs import map_values, value_numbers
 from opgrip.traces.values import ValueModel
 from opgrip.traces.writer import encode_line
 
@@ -292,12 +293,12 @@ class Recorder:
         fitted = None if self.full is not None else self._fitted.get(alike)
         if fitted is None:
             described = describe_call(args, kwargs, self._fitter(op))
-            self._fitted[alike] = [spec.values for spec in tensors(described)]
+            self._fitted[alike] = [number for spec in tensors(described) for number in value_numbers(spec)]
             return described
         numbers = iter(fitted)
 
         def with_values(leaf: Any) -> Any:
-            return replace(leaf, values=next(numbers)) if isinstance(leaf, TensorSpec) else leaf
+            return map_values(lambda _: next(numbers), leaf) if isinstance(leaf, TensorSpec) else leaf
 
         described_args, described_kwargs = map_leaves(with_values, plain)
         return described_args, described_kwargs

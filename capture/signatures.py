@@ -6,20 +6,22 @@ hashable values with their types, since 1, 1.0 and True are equal to Python and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
 from opgrip.capture.collectives import describe_script_object
+from opgrip.capture.layouts import PLAIN, FitValues, describe_made_of, is_pinned, take_apart
 from opgrip.capture.torch_private import storage_address
 from opgrip.traces.arguments import GeneratorSpec, Opaque, TensorSpec
-
-FitValues = Callable[[torch.Tensor], int | None]
+from opgrip.traces.tensor_specs import QUANTIZED, shape_of
 
 _BY_VALUE = frozenset({bool, int, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format})
 _SIMPLE_BASES = (bool, int, float, complex, str)
+_STRIDED = torch.strided
 
 
 def call_key(op: Hashable, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -42,10 +44,11 @@ def _add_all(parts: list[Any], found: list[torch.Tensor], values: Iterable[Any])
     for value in values:
         kind = type(value)
         if kind is torch.Tensor or kind is torch.nn.Parameter:
-            if value.layout is torch.strided and not value.is_nested:
+            dtype = value.dtype
+            if value.layout is _STRIDED and dtype not in QUANTIZED and not value.is_nested:
                 found.append(value)
                 parts += (
-                    *(kind, value.shape, value.stride(), value.dtype, value.device, value.requires_grad),
+                    *(kind, value.shape, value.stride(), dtype, value.device, value.requires_grad),
                     *(value.storage_offset(), value.is_conj(), value.is_neg()),
                 )
             else:
@@ -87,6 +90,9 @@ def _add_unusual(parts: list[Any], found: list[torch.Tensor], value: Any) -> Non
 def _add_unusual_tensor(parts: list[Any], found: list[torch.Tensor], value: torch.Tensor) -> None:
     layout = value.layout
     parts += (type(value), value.dtype, value.device, layout, value.requires_grad)
+    made_of, facts = take_apart(value)
+    parts += facts
+    _add_all(parts, found, made_of)
     if value.is_nested:
         return
     parts.append(value.shape)
@@ -131,14 +137,19 @@ def _collect(found: list[torch.Tensor], values: Iterable[Any]) -> None:
             _collect(found, value.values())
 
 
-def _sharing(found: list[torch.Tensor]) -> dict[int, int]:
-    """The number of the shared storage of each tensor, by the tensor's id; those that share none are left out."""
-    by_storage: dict[int, list[torch.Tensor]] = {}
+def _sharing(found: Iterable[torch.Tensor]) -> dict[int, int]:
+    """The number of each storage that several tensors or parts of them share, by the storage's address."""
+    counts: Counter[int] = Counter()
     for tensor in found:
-        if tensor.layout is torch.strided and not tensor.is_nested:
-            by_storage.setdefault(storage_address(tensor), []).append(tensor)
-    shared = [group for group in by_storage.values() if len(group) > 1]
-    return {id(tensor): number for number, group in enumerate(shared) for tensor in group}
+        made_of, _ = ((), ()) if _is_memory(tensor) else take_apart(tensor)
+        counts.update(map(storage_address, made_of))
+        if _is_memory(tensor):
+            counts[storage_address(tensor)] += 1
+    return {address: number for number, address in enumerate(filter(lambda item: counts[item] > 1, counts))}
+
+
+def _is_memory(tensor: torch.Tensor) -> bool:
+    return tensor.layout is torch.strided and not tensor.is_nested
 
 
 def _describe(value: Any, groups: Mapping[int, int], fit: FitValues) -> Any:
@@ -169,22 +180,35 @@ def _describe(value: Any, groups: Mapping[int, int], fit: FitValues) -> Any:
 
 
 def _describe_tensor(tensor: torch.Tensor, groups: Mapping[int, int], fit: FitValues) -> TensorSpec | Opaque:
-    if tensor.is_nested:
+    plain, memory = type(tensor) in PLAIN, _is_memory(tensor)
+    if tensor.is_nested and not (plain and tensor.layout is torch.strided):
         # its sizes are no numbers
         return Opaque("nested tensor")
-    strided = tensor.layout is torch.strided
-    plain = type(tensor) in (torch.Tensor, torch.nn.Parameter)
     return TensorSpec(
-        shape=tuple(int(size) for size in tensor.shape),
-        stride=tuple(int(step) for step in tensor.stride()) if strided else None,
+        shape=shape_of(tensor),
+        stride=tuple(int(step) for step in tensor.stride()) if memory else None,
         dtype=tensor.dtype,
         device=str(tensor.device),
         layout=tensor.layout,
-        offset=int(tensor.storage_offset()) if strided else 0,
+        offset=int(tensor.storage_offset()) if memory else 0,
         requires_grad=tensor.requires_grad,
-        storage=groups.get(id(tensor)),
-        values=fit(tensor) if strided and plain and not tensor.is_meta and not tensor.is_quantized else None,
-        conj=tensor.is_conj() if strided else False,
-        neg=tensor.is_neg() if strided else False,
+        storage=groups.get(storage_address(tensor)) if memory and groups else None,
+        values=_fit_values(tensor, fit) if memory and plain and not tensor.is_meta else None,
+        conj=tensor.is_conj() if memory else False,
+        neg=tensor.is_neg() if memory else False,
         cls=None if plain else type(tensor).__qualname__,
+        pinned=memory and plain and is_pinned(tensor),
+        made_of=describe_made_of(tensor, lambda part, fit: _describe_part(part, groups, fit), fit),
     )
+
+
+def _describe_part(part: torch.Tensor, groups: Mapping[int, int], fit: FitValues) -> TensorSpec:
+    described = _describe_tensor(part, groups, fit)
+    assert isinstance(described, TensorSpec), "parts are plain"
+    return described
+
+
+def _fit_values(tensor: torch.Tensor, fit: FitValues) -> int | None:
+    if not tensor.is_quantized:
+        return fit(tensor)
+    return None if tensor.dtype in (torch.quint4x2, torch.quint2x4) else fit(tensor.int_repr())

@@ -16,6 +16,7 @@ from opgrip.traces import Trace
 from opgrip.traces.arguments import tensors
 from opgrip.traces.errors import UserError
 from opgrip.traces.records import Signature
+from opgrip.traces.tensor_specs import value_numbers
 from opgrip.traces.values import Drawable
 
 
@@ -156,7 +157,8 @@ def _shares_of_fresh(trace: Trace, calls: pd.DataFrame) -> dict[int, float]:
 def _values_of(signature: Signature, values: Mapping[int, Drawable]) -> dict[int, Drawable]:
     used = {}
     for spec in tensors([signature.args, signature.kwargs]):
-        if spec.values is not None and spec.values in values:
-            item = values[spec.values]
-            used[spec.values] = item.laid_out(spec) if isinstance(item, Stored) else item
+        for number in value_numbers(spec):
+            if number is not None and number in values:
+                item = values[number]
+                used[number] = item.laid_out(spec) if isinstance(item, Stored) and number == spec.values else item
     return used

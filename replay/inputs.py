@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import torch
 
+from opgrip.replay.casting import caster, pieces
+from opgrip.replay.filling import fill, memory_dtype, write
+from opgrip.replay.layouts import assemble, check_layout, draw_indices, empty_quantized
 from opgrip.replay.operators import Unsupported
 from opgrip.traces.arguments import (
     GeneratorSpec,
@@ -20,6 +25,8 @@ from opgrip.traces.arguments import (
     map_leaves,
     tensors,
 )
+from opgrip.traces.errors import one_line
+from opgrip.traces.tensor_specs import QUANTIZED
 from opgrip.traces.values import Drawable
 
 DeviceMap = Callable[[str], str]
@@ -42,11 +49,25 @@ def device_map(recorded: str, wanted: str | None) -> DeviceMap:
 
 
 @dataclass(frozen=True, slots=True)
-class _Planned:
-    """A tensor to make: where in which storage."""
+class _Piece:
+    """A strided tensor to make: where in which storage.
+
+    Attributes
+    ----------
+    drawn_as : dtype that its values are drawn in
+    """
 
     spec: TensorSpec
     storage: int
+    drawn_as: torch.dtype
+
+
+@dataclass(frozen=True, slots=True)
+class _Planned:
+    """A tensor to make: itself, or the pieces that it is made of."""
+
+    spec: TensorSpec
+    pieces: tuple[_Piece, ...]
 
 
 class Inputs:
@@ -58,6 +79,7 @@ class Inputs:
     values : the value models that they refer to
     place : where tensors go
     seed : of the values that are drawn
+    dtype : of floating-point tensors, in the place of that which was recorded; see `casting`
 
     Raises
     ------
@@ -71,23 +93,30 @@ class Inputs:
         values: Mapping[int, Drawable],
         place: DeviceMap,
         seed: int,
+        dtype: torch.dtype | None = None,
     ) -> None:
         self._place = place
         self._storages: list[torch.UntypedStorage] = []
         self._pristine: list[torch.UntypedStorage] = []
-        self._args, self._kwargs = args, dict(kwargs)
-        plan = self._plan(list(tensors([args, self._kwargs])))
-        self._planned = plan
-        generators: dict[str, torch.Generator] = {}
-        for planned in plan:
-            device = place(planned.spec.device)
-            if device not in generators:
-                generators[device] = torch.Generator(device).manual_seed(seed)
-            _fill(self._view(planned), _draw(planned.spec, values, generators[device]))
+        recorded = list(tensors([args, dict(kwargs)]))
+        self._args, self._kwargs = _cast(args, kwargs, dtype)
+        _check_leaves([self._args, self._kwargs])
+        self._planned = self._plan(list(tensors([self._args, self._kwargs])), recorded)
+        with _as_unsupported():
+            self._fill(values, seed)
+            # whatever torch refuses, it refuses here
+            self.make()
+
+    @staticmethod
+    def bytes_needed(args: tuple[Any, ...], kwargs: Mapping[str, Any], dtype: torch.dtype | None = None) -> int:
+        """Bytes of memory that the arguments would lie in, told from their metadata."""
+        tree = _cast(args, kwargs, dtype)
+        memory = [piece for spec in tensors(tree) for piece in pieces(spec)]
+        return sum(max(memory[place].extent for place in places) for places in _by_storage(memory))
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all storages."""
+        """Bytes of memory that the arguments lie in."""
         return sum(storage.nbytes() for storage in self._storages)
 
     def copy(self) -> Inputs:
@@ -103,7 +132,7 @@ class Inputs:
 
         def build(leaf: Any) -> Any:
             if isinstance(leaf, TensorSpec):
-                return self._finished(next(plan))
+                return self._made(next(plan))
             if isinstance(leaf, GeneratorSpec):
                 return torch.Generator(self._place(leaf.device)).manual_seed(leaf.seed)
             if isinstance(leaf, torch.device):
@@ -123,32 +152,51 @@ class Inputs:
                 storage.resize_(pristine.nbytes())
             storage.copy_(pristine)
 
-    def _plan(self, specs: list[TensorSpec]) -> list[_Planned]:
-        for leaf in (leaf for tree in (self._args, self._kwargs) for leaf in _opaque(tree)):
-            raise Unsupported(f"a trace cannot hold an argument of type {leaf.type_name}")
-        if any(isinstance(leaf, GroupSpec | ReductionSpec) for leaf in leaves([self._args, self._kwargs])):
-            raise Unsupported("it takes a process group, which a replay has none of")
-        groups: dict[Any, list[TensorSpec]] = {}
-        for index, spec in enumerate(specs):
+    def _plan(self, specs: list[TensorSpec], recorded: list[TensorSpec]) -> list[_Planned]:
+        for spec in specs:
             _check_supported(spec)
-            groups.setdefault(("own", index) if spec.storage is None else spec.storage, []).append(spec)
-        number = {key: index for index, key in enumerate(groups)}
-        for members in groups.values():
-            size = max(spec.extent for spec in members)
-            self._storages.append(_zeros(size, self._place(members[0].device)))
-        return [
-            _Planned(spec, number[("own", index) if spec.storage is None else spec.storage])
-            for index, spec in enumerate(specs)
-        ]
+        memory = [piece for spec in specs for piece in pieces(spec)]
+        drawn_as = [piece.dtype for spec in recorded for piece in pieces(spec)]
+        storages = _by_storage(memory)
+        number: dict[int, int] = {}
+        for places in storages:
+            members = [memory[place] for place in places]
+            size, pinned = max(piece.extent for piece in members), any(piece.pinned for piece in members)
+            number |= dict.fromkeys(places, len(self._storages))
+            self._storages.append(_zeros(size, self._place(members[0].device), pinned))
+        planned = (_Piece(piece, number[place], drawn_as[place]) for place, piece in enumerate(memory))
+        return [_Planned(spec, tuple(next(planned) for _ in pieces(spec))) for spec in specs]
 
-    def _view(self, planned: _Planned) -> torch.Tensor:
-        spec, storage = planned.spec, self._storages[planned.storage]
-        empty = torch.empty(0, dtype=spec.dtype, device=storage.device)
+    def _fill(self, values: Mapping[int, Drawable], seed: int) -> None:
+        generators: dict[str, torch.Generator] = {}
+        # of tensors in the same memory, the smaller or wider tells more of what is there
+        for planned in sorted(self._planned, key=lambda planned: -prod(planned.spec.shape)):
+            device = self._place(planned.spec.device)
+            if device not in generators:
+                generators[device] = torch.Generator(device).manual_seed(seed)
+            generator = generators[device]
+            indices = draw_indices(planned.spec, values, generator)
+            for piece, drawn in zip(planned.pieces, indices, strict=False):
+                write(self._view(piece), drawn)
+            for piece in planned.pieces[len(indices) :]:
+                model = None if piece.spec.values is None else values.get(piece.spec.values)
+                fill(self._view(piece, memory_dtype(piece.spec.dtype)), model, generator, piece.drawn_as)
+
+    def _view(self, piece: _Piece, dtype: torch.dtype | None = None) -> torch.Tensor:
+        spec, storage = piece.spec, self._storages[piece.storage]
         assert spec.stride is not None, "checked when the tensors were planned"
+        if dtype is None and spec.dtype in QUANTIZED:
+            empty = empty_quantized(spec, storage.device)
+        else:
+            empty = torch.empty(0, dtype=dtype or spec.dtype, device=storage.device)
         return empty.set_(storage, spec.offset, spec.shape, spec.stride)
 
-    def _finished(self, planned: _Planned) -> torch.Tensor:
-        tensor, spec = self._view(planned), planned.spec
+    def _made(self, planned: _Planned) -> torch.Tensor:
+        spec = planned.spec
+        if spec.parts:
+            tensor = assemble(spec, [self._view(piece) for piece in planned.pieces])
+        else:
+            tensor = self._view(planned.pieces[0])
         if spec.conj:
             tensor = tensor.conj()
         if spec.neg:
@@ -156,10 +204,29 @@ class Inputs:
         return tensor.requires_grad_(spec.requires_grad) if spec.requires_grad else tensor
 
 
-def _opaque(tree: Any) -> list[Opaque]:
-    found: list[Opaque] = []
-    map_leaves(lambda leaf: found.append(leaf) if isinstance(leaf, Opaque) else None, tree)
-    return found
+def _cast(
+    args: tuple[Any, ...], kwargs: Mapping[str, Any], dtype: torch.dtype | None
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if dtype is None:
+        return args, dict(kwargs)
+    cast = caster([args, dict(kwargs)], dtype)
+    return map_leaves(cast, args), map_leaves(cast, dict(kwargs))
+
+
+def _by_storage(memory: list[TensorSpec]) -> list[list[int]]:
+    """Which of the tensors lie in the same memory, for each memory the places of its tensors."""
+    groups: dict[Any, list[int]] = {}
+    for place, piece in enumerate(memory):
+        groups.setdefault(("own", place) if piece.storage is None else piece.storage, []).append(place)
+    return list(groups.values())
+
+
+def _check_leaves(tree: Any) -> None:
+    for leaf in leaves(tree):
+        if isinstance(leaf, Opaque):
+            raise Unsupported(f"a trace cannot hold an argument of type {leaf.type_name}")
+    if any(isinstance(leaf, GroupSpec | ReductionSpec) for leaf in leaves(tree)):
+        raise Unsupported("it takes a process group, which a replay has none of")
 
 
 def _check_supported(spec: TensorSpec) -> None:
@@ -167,41 +234,23 @@ def _check_supported(spec: TensorSpec) -> None:
         raise Unsupported(f"an argument is a {spec.cls}, not a plain tensor")
     if spec.device == "meta":
         raise Unsupported("an argument is on the meta device, which does no work")
-    if spec.layout is not torch.strided or spec.stride is None:
-        raise Unsupported(f"an argument has the layout {str(spec.layout).removeprefix('torch.')}")
-    if str(spec.dtype).startswith(("torch.q", "torch.bits")):
-        raise Unsupported(f"an argument has the dtype {str(spec.dtype).removeprefix('torch.')}")
+    check_layout(spec)
 
 
-def _zeros(size: int, device: str) -> torch.UntypedStorage:
+def _zeros(size: int, device: str, pinned: bool) -> torch.UntypedStorage:
+    if pinned and device == "cpu" and torch.accelerator.is_available():
+        return torch.zeros(size, dtype=torch.uint8, pin_memory=True).untyped_storage()
     return torch.zeros(size, dtype=torch.uint8, device=device).untyped_storage()
 
 
-def _draw(spec: TensorSpec, values: Mapping[int, Drawable], generator: torch.Generator) -> torch.Tensor:
-    model = None if spec.values is None else values.get(spec.values)
-    if model is not None and 0 not in spec.shape:
-        return model.draw(spec.shape, spec.dtype, generator)
-    if spec.dtype.is_floating_point or spec.dtype.is_complex:
-        wide = torch.complex64 if spec.dtype.is_complex else torch.float32
-        return torch.randn(spec.shape, dtype=wide, generator=generator, device=generator.device).to(spec.dtype)
-    # zero is a valid index into anything that is not empty
-    return torch.zeros(spec.shape, dtype=spec.dtype, device=generator.device)
-
-
-def _fill(tensor: torch.Tensor, drawn: torch.Tensor) -> None:
-    """Write values into a tensor whose elements may share memory with each other."""
-    for dimension, step in enumerate(tensor.stride()):
-        if step == 0 and tensor.shape[dimension] > 1:
-            tensor, drawn = tensor.narrow(dimension, 0, 1), drawn.narrow(dimension, 0, 1)
+@contextmanager
+def _as_unsupported() -> Iterator[None]:
+    """Tell what torch refuses to make as what it is, the lack of memory aside."""
     try:
-        tensor.copy_(drawn)
-    except RuntimeError:
-        # windows that overlap, as unfold makes them: any values of the right kind will do
-        span = _extent_of(tensor)
-        flat = drawn.reshape(-1)
-        flat = flat.repeat(-(-span // flat.numel()))[:span]
-        tensor.as_strided((span,), (1,)).copy_(flat)
-
-
-def _extent_of(tensor: torch.Tensor) -> int:
-    return 1 + sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except (RuntimeError, ValueError, TypeError, OverflowError, IndexError) as error:
+        if "allocate memory" in str(error):
+            raise
+        raise Unsupported(f"an argument cannot be made: {one_line(error)}") from error

@@ -134,10 +134,10 @@ def _backward(case: Case, settings: Settings, result: Result) -> Prepared:
 
 def _inputs(signature: Signature, case: Case, settings: Settings, kind: str) -> Inputs:
     drawn, models = with_values(signature, case.values, kind)
-    needed = bytes_of([signature.args, signature.kwargs, signature.outputs])
+    needed = Inputs.bytes_needed(signature.args, signature.kwargs, settings.dtype) + bytes_of(signature.outputs)
     if settings.memory_limit is not None and needed > settings.memory_limit:
         raise MemoryError(f"its tensors are {needed / 1e9:,.1f} GB, the limit is {settings.memory_limit / 1e9:,.1f} GB")
-    return Inputs(drawn.args, drawn.kwargs, models, settings.place, settings.seed)
+    return Inputs(drawn.args, drawn.kwargs, models, settings.place, settings.seed, settings.dtype)
 
 
 def _first_run(

@@ -10,6 +10,7 @@ import torch
 
 from opgrip.traces.arguments import TensorSpec, map_leaves
 from opgrip.traces.records import Signature
+from opgrip.traces.tensor_specs import map_values
 from opgrip.traces.values import Drawable
 
 RECORDED, RANDOM, ZEROS = "recorded", "random", "zeros"
@@ -59,7 +60,7 @@ def with_values(
         return signature, values
 
     def refer(leaf: object) -> object:
-        return replace(leaf, values=0) if isinstance(leaf, TensorSpec) else leaf
+        return map_values(lambda number: 0, leaf) if isinstance(leaf, TensorSpec) else leaf
 
     changed = replace(signature, args=map_leaves(refer, signature.args), kwargs=map_leaves(refer, signature.kwargs))
     return changed, {0: _MODELS[kind]()}  # type: ignore[dict-item]

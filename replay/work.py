@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import prod
 from typing import Any
 
 import torch
 from torch.autograd.profiler import profile
 from torch.utils.flop_counter import flop_registry
 
-from opgrip.traces.arguments import TensorSpec, tensors
+from opgrip.traces.arguments import tensors
+from opgrip.traces.tensor_specs import stored_elements
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ def bytes_of(tree: Any) -> int:
 
     Elements that an expanded tensor repeats count once.
     """
-    return sum(_bytes(spec) for spec in tensors(tree))
+    return sum(stored_elements(spec) * spec.dtype.itemsize for spec in tensors(tree))
 
 
 def flops_of(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> int | None:
@@ -68,8 +68,3 @@ def _with_device_memory(run: Callable[[], Any], device: str) -> tuple[Any, Memor
     allocated = "allocated_bytes.all.allocated"
     peak = after["allocated_bytes.all.peak"] - before["allocated_bytes.all.current"]
     return result, Memory(after[allocated] - before[allocated], peak)
-
-
-def _bytes(spec: TensorSpec) -> int:
-    steps = spec.stride or (1,) * len(spec.shape)
-    return prod(size for size, step in zip(spec.shape, steps, strict=True) if step or not size) * spec.dtype.itemsize

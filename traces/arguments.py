@@ -8,65 +8,34 @@ that names its kind.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, fields
-from typing import Any, TypeAlias
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 
-Json: TypeAlias = Any
+from opgrip.traces.errors import FormatError
+from opgrip.traces.names import DTYPES, LAYOUTS, MEMORY_FORMATS, Json, device_name, plain_name, sizes
+from opgrip.traces.tensor_forms import tensor_form, tensor_of
+from opgrip.traces.tensor_specs import TensorSpec
 
-LAYOUTS: dict[str, torch.layout] = {
-    name: layout for name in dir(torch) if isinstance(layout := getattr(torch, name), torch.layout)
-}
-MEMORY_FORMATS: dict[str, torch.memory_format] = {
-    name: layout for name in dir(torch) if isinstance(layout := getattr(torch, name), torch.memory_format)
-}
-DTYPES: dict[str, torch.dtype] = {
-    str(dtype).removeprefix("torch."): dtype
-    for name in dir(torch)
-    if isinstance(dtype := getattr(torch, name), torch.dtype)
-}
-
-
-@dataclass(frozen=True, slots=True)
-class TensorSpec:
-    """A tensor argument without its values.
-
-    Attributes
-    ----------
-    shape, stride : sizes and steps in elements; `stride` is None for layouts that have none
-    dtype, layout : as torch's
-    device : `cpu`, `cuda:0`
-    offset : of the first element in its storage, in elements
-    requires_grad : as the program had it
-    storage : number shared by those arguments of one call that lie in the same memory, None where no other does
-    values : number of the value model that draws this tensor's values, None where none was fitted
-    conj, neg : torch's lazy conjugation and negation bits
-    cls : name of the tensor's class where it is not `torch.Tensor`
-    """
-
-    shape: tuple[int, ...]
-    stride: tuple[int, ...] | None
-    dtype: torch.dtype
-    device: str
-    layout: torch.layout = torch.strided
-    offset: int = 0
-    requires_grad: bool = False
-    storage: int | None = None
-    values: int | None = None
-    conj: bool = False
-    neg: bool = False
-    cls: str | None = None
-
-    @property
-    def extent(self) -> int:
-        """Bytes from the start of the storage to the end of the tensor in it; 0 for a layout without strides."""
-        if 0 in self.shape or self.stride is None:
-            return 0
-        last = self.offset + sum((size - 1) * step for size, step in zip(self.shape, self.stride, strict=True))
-        return (last + 1) * self.dtype.itemsize
+__all__ = [
+    "DTYPES",
+    "LAYOUTS",
+    "MEMORY_FORMATS",
+    "FormatError",
+    "GeneratorSpec",
+    "GroupSpec",
+    "Json",
+    "Opaque",
+    "ReductionSpec",
+    "TensorSpec",
+    "decode",
+    "encode",
+    "leaves",
+    "map_leaves",
+    "tensors",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,10 +75,6 @@ class Opaque:
     """An argument that a trace cannot hold, by the name of its type."""
 
     type_name: str
-
-
-class FormatError(ValueError):
-    """A record that does not have the form that the format asks for."""
 
 
 def encode(value: object) -> Json:
@@ -182,55 +147,15 @@ def map_leaves(function: Callable[[Any], Any], value: Any) -> Any:
     return function(value)
 
 
-def _encode_tensor(spec: TensorSpec) -> Json:
-    form: dict[str, Json] = {
-        "shape": list(spec.shape),
-        "stride": None if spec.stride is None else list(spec.stride),
-        "dtype": _plain_name(spec.dtype),
-        "device": spec.device,
-    }
-    for field in _OPTIONAL:
-        value = getattr(spec, field.name)
-        if value != field.default:
-            form[field.name] = _plain_name(value) if field.name == "layout" else value
-    return {"tensor": form}
-
-
 def _decode_tensor(body: Mapping[str, Json]) -> TensorSpec | Opaque:
     if body["dtype"] not in DTYPES:
         return Opaque(f"{body['dtype']} tensor")
-    optional = {field.name: body[field.name] for field in _OPTIONAL if field.name in body}
-    if "layout" in optional:
-        optional["layout"] = LAYOUTS[optional["layout"]]
-    shape = _sizes(body["shape"])
-    stride = None if body["stride"] is None else _sizes(body["stride"])
-    if stride is not None and len(stride) != len(shape):
-        raise FormatError(f"a tensor of {len(shape)} dimensions and {len(stride)} strides")
-    return TensorSpec(
-        shape=shape,
-        stride=stride,
-        dtype=DTYPES[body["dtype"]],
-        device=_device_name(body["device"]),
-        **optional,
-    )
-
-
-def _sizes(body: Json) -> tuple[int, ...]:
-    if not isinstance(body, list) or any(type(size) is not int or size < 0 for size in body):
-        raise FormatError(f"{str(body)[:60]} is not a list of sizes")
-    return tuple(body)
-
-
-def _device_name(body: Json) -> str:
-    # not checked against this torch: a trace of a device that this machine lacks still loads
-    if not isinstance(body, str) or not re.fullmatch(r"[a-z_]+[0-9]*(:[0-9]+)?", body):
-        raise FormatError(f"{str(body)[:60]!r} is not a device")
-    return body
+    return tensor_of(body)
 
 
 def _decode_device(body: Json) -> torch.device | Opaque:
     try:
-        return torch.device(_device_name(body))
+        return torch.device(device_name(body))
     except RuntimeError:
         return Opaque(f"{body} device")
 
@@ -247,7 +172,7 @@ def _decode_complex(body: list[Json]) -> complex:
 
 
 def _decode_generator(body: Mapping[str, Json]) -> GeneratorSpec:
-    return GeneratorSpec(_device_name(body["device"]), int(body["seed"]))
+    return GeneratorSpec(device_name(body["device"]), int(body["seed"]))
 
 
 def _encode_group(group: GroupSpec) -> Json:
@@ -256,14 +181,8 @@ def _encode_group(group: GroupSpec) -> Json:
 
 
 def _decode_group(body: Mapping[str, Json]) -> GroupSpec:
-    return GroupSpec(str(body["name"]), str(body["backend"]), _sizes(body["ranks"]), int(body["rank"]))
+    return GroupSpec(str(body["name"]), str(body["backend"]), sizes(body["ranks"]), int(body["rank"]))
 
-
-def _plain_name(value: object) -> str:
-    return str(value).removeprefix("torch.")
-
-
-_OPTIONAL = [field for field in fields(TensorSpec) if field.name not in ("shape", "stride", "dtype", "device")]
 
 _ENCODERS: dict[type, Callable[[Any], Json]] = {
     complex: lambda value: {"complex": [encode(value.real), encode(value.imag)]},
@@ -271,11 +190,11 @@ _ENCODERS: dict[type, Callable[[Any], Json]] = {
     tuple: lambda value: {"tuple": [encode(item) for item in value]},
     dict: lambda value: {"dict": [[encode(key), encode(item)] for key, item in value.items()]},
     torch.Size: lambda value: {"size": list(value)},
-    torch.dtype: lambda value: {"dtype": _plain_name(value)},
+    torch.dtype: lambda value: {"dtype": plain_name(value)},
     torch.device: lambda value: {"device": str(value)},
-    torch.layout: lambda value: {"layout": _plain_name(value)},
-    torch.memory_format: lambda value: {"memory_format": _plain_name(value)},
-    TensorSpec: _encode_tensor,
+    torch.layout: lambda value: {"layout": plain_name(value)},
+    torch.memory_format: lambda value: {"memory_format": plain_name(value)},
+    TensorSpec: lambda value: {"tensor": tensor_form(value)},
     GeneratorSpec: lambda value: {"generator": {"device": value.device, "seed": value.seed}},
     GroupSpec: _encode_group,
     ReductionSpec: lambda value: {"reduction": value.name},
@@ -287,7 +206,7 @@ _DECODERS: dict[str, Callable[[Any], Any]] = {
     "complex": _decode_complex,
     "tuple": lambda body: tuple(decode(item) for item in body),
     "dict": lambda body: {decode(key): decode(item) for key, item in body},
-    "size": lambda body: torch.Size(_sizes(body)),
+    "size": lambda body: torch.Size(sizes(body)),
     "dtype": lambda body: DTYPES.get(body) or Opaque(f"{body} dtype"),
     "device": _decode_device,
     "layout": lambda body: LAYOUTS[body],

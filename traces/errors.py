@@ -1,4 +1,4 @@
-"""The one kind of error that is the user's to mend."""
+"""What is the user's to mend, and what is wrong with a record."""
 
 from __future__ import annotations
 
@@ -20,6 +20,10 @@ class UserError(Exception):
     def __str__(self) -> str:
         text = f"{self.problem}: {self.hint}" if self.hint else self.problem
         return " ".join(text.split())
+
+
+class FormatError(ValueError):
+    """A record that does not have the form that the format asks for."""
 
 
 def one_line(error: BaseException, most: int = 200) -> str:

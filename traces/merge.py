@@ -29,6 +29,7 @@ from opgrip.traces.records import (
     listed,
 )
 from opgrip.traces.tensor_file import HEADER_FIELD
+from opgrip.traces.tensor_specs import map_values
 from opgrip.traces.writer import TraceWriter
 
 
@@ -138,10 +139,11 @@ class _Join:
         return number
 
     def _moved(self, record: Signature, numbers: _Numbers) -> Signature:
+        def renumber(number: int | None) -> int | None:
+            return None if number is None else numbers.values.get(number)
+
         def move(leaf: Any) -> Any:
-            if not isinstance(leaf, TensorSpec) or leaf.values is None:
-                return leaf
-            return replace(leaf, values=numbers.values.get(leaf.values))
+            return map_values(renumber, leaf) if isinstance(leaf, TensorSpec) else leaf
 
         return replace(record, args=map_leaves(move, record.args), kwargs=map_leaves(move, record.kwargs))
 

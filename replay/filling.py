@@ -1,0 +1,117 @@
+"""Fills memory with the values that a tensor's model draws."""
+
+from __future__ import annotations
+
+import re
+from math import prod
+
+import torch
+
+from opgrip.traces.tensor_specs import QUANTIZED
+from opgrip.traces.values import Drawable
+
+FEW = 64
+"""Elements that are drawn as they are, even where the tensor repeats them: so many a trace may hold exactly."""
+
+_BITS = re.compile(r"torch\.(bits\d.*|u?int[1-7]|float4.*)")
+
+
+def memory_dtype(dtype: torch.dtype) -> torch.dtype:
+    """What memory of a dtype is written as: torch writes no values of quantized dtypes and of those below a byte."""
+    if _BITS.fullmatch(str(dtype)):
+        return torch.uint8 if dtype.itemsize == 1 else torch.int16
+    return QUANTIZED.get(dtype, dtype)
+
+
+def fill(tensor: torch.Tensor, model: Drawable | None, generator: torch.Generator, drawn_as: torch.dtype) -> None:
+    """Draw values into a tensor whose elements may share memory with each other.
+
+    Parameters
+    ----------
+    tensor : of a dtype that `memory_dtype` gives
+    drawn_as : dtype of the values, of which the tensor holds the nearest
+
+    It takes no more memory than the tensor lies in, however often that repeats its elements.
+    """
+    if 0 in tensor.shape:
+        return
+    once = _without_repeats(tensor)
+    few, windows = prod(tensor.shape) <= FEW, _has_windows(once)
+    # few values may be recorded one by one, so they are drawn for each element and not for each place in memory
+    shape = tuple(tensor.shape) if few else (_extent(once),) if windows else tuple(once.shape)
+    drawn = draw(shape, drawn_as, model, generator)
+    if few:
+        drawn = drawn[tuple(slice(size) for size in once.shape)]
+    if not windows:
+        write(once, drawn)
+        return
+    # as unfold makes them
+    memory = once.as_strided((_extent(once),), (1,))
+    if few:
+        memory[_places(once)] = narrowed(drawn.reshape(-1), memory.dtype)
+    else:
+        write(memory, drawn)
+
+
+def write(tensor: torch.Tensor, values: torch.Tensor) -> None:
+    """Put values into a tensor of a dtype that may be another."""
+    tensor.copy_(narrowed(values, tensor.dtype))
+
+
+def draw(
+    shape: tuple[int, ...], dtype: torch.dtype, model: Drawable | None, generator: torch.Generator
+) -> torch.Tensor:
+    """Values of a model, or where there is none normal numbers, random bits and zeros."""
+    device = generator.device
+    written_as = memory_dtype(dtype)
+    if written_as is not dtype and dtype not in QUANTIZED:
+        bounds = torch.iinfo(written_as)
+        return torch.randint(bounds.min, bounds.max + 1, shape, dtype=written_as, generator=generator, device=device)
+    if model is not None:
+        return model.draw(shape, written_as, generator)
+    if dtype.is_floating_point or dtype.is_complex:
+        wide = torch.complex64 if dtype.is_complex else torch.float32
+        return torch.randn(shape, dtype=wide, generator=generator, device=device).to(dtype)
+    # zero is a valid index into anything that is not empty
+    return torch.zeros(shape, dtype=written_as, device=device)
+
+
+def narrowed(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Values in another dtype, its largest in the place of finite ones that are larger."""
+    if values.dtype == dtype or not (values.dtype.is_floating_point and dtype.is_floating_point):
+        return values.to(dtype)
+    bounds = torch.finfo(dtype)
+    if bounds.max < torch.finfo(values.dtype).max:
+        # the lowest number, as masks have it, stays a number
+        values = torch.where(values.isfinite(), values.clamp(bounds.min, bounds.max), values)
+    return values.to(dtype)
+
+
+def _without_repeats(tensor: torch.Tensor) -> torch.Tensor:
+    """One index of each dimension that an expanded tensor repeats."""
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    shape = [1 if step == 0 else size for size, step in steps]
+    return tensor.as_strided(shape, tensor.stride())
+
+
+def _has_windows(tensor: torch.Tensor) -> bool:
+    """Whether elements may overlap, as far as the strides tell."""
+    reach = 0
+    for step, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1:
+            if step <= reach:
+                return True
+            reach += (size - 1) * step
+    return False
+
+
+def _extent(tensor: torch.Tensor) -> int:
+    return 1 + sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+
+
+def _places(tensor: torch.Tensor) -> torch.Tensor:
+    """Where each element lies in the memory that the tensor extends over, in order."""
+    places = torch.zeros(1, dtype=torch.int64, device=tensor.device)
+    for size, step in zip(tensor.shape, tensor.stride(), strict=True):
+        places = (places[:, None] + torch.arange(size, device=tensor.device) * step).reshape(-1)
+    return places
