@@ -150,9 +150,7 @@ def _calls(
         )
 
 
-def _note(
-    needs: dict[int, Need], interface: Interface, takes: tuple[int, ...], gives: tuple[int, ...]
-) -> None:
+def _note(needs: dict[int, Need], interface: Interface, takes: tuple[int, ...], gives: tuple[int, ...]) -> None:
     for number, spec in zip(takes, interface.takes, strict=True):
         if number != NO_STORAGE and can_flow(spec):
             needs.setdefault(number, Need(spec.device)).take(spec)

@@ -55,10 +55,7 @@ class Memory:
         self._first: dict[int, torch.UntypedStorage] = {}
         self._outside: dict[int, torch.UntypedStorage] = {}
         for number in outside:
-            try:
-                self._outside[number] = self._first_values(number).clone()
-            except Exception as error:
-                self.unmade[number] = str(error) if isinstance(error, Unsupported) else one_line(error)
+            self._make(number)
 
     def begin(self) -> None:
         """Put everything back to how it was before the first call."""
@@ -132,6 +129,12 @@ class Memory:
         storage = self.live.get(number)
         return storage is not None and storage.nbytes() >= spec.extent
 
+    def _make(self, number: int) -> None:
+        try:
+            self._outside[number] = self._first_values(number).clone()
+        except Exception as error:
+            self.unmade[number] = str(error) if isinstance(error, Unsupported) else one_line(error, 120)
+
     def _first_values(self, number: int) -> torch.UntypedStorage:
         known = self._first.get(number)
         if known is not None:
@@ -141,8 +144,10 @@ class Memory:
         self.charge(2 * need.bytes)
         # one memory, in which the first tensor is filled last
         whole = TensorSpec((need.bytes,), (1,), torch.uint8, need.device, storage=0)
-        plain = {"storage": 0, "requires_grad": False, "conj": False, "neg": False}
-        views = [replace(view, device=need.device, **plain) for view in reversed(need.views)]
+        views = [
+            replace(view, device=need.device, storage=0, requires_grad=False, conj=False, neg=False)
+            for view in reversed(need.views)
+        ]
         inputs = Inputs((whole, *views), {}, self._values, self._place, (self._seed + number) % SEEDS)
         first: torch.UntypedStorage = inputs.make()[0][0].untyped_storage()
         self._first[number] = first

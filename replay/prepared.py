@@ -1,7 +1,8 @@
-"""A signature's operator with arguments that lie in memory which other calls made, and values that can replace theirs."""
+"""A signature's operator with arguments in memory that other calls made, and values that can stand in for theirs."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -16,8 +17,12 @@ from opgrip.replay.timing import Arguments
 from opgrip.traces.arguments import GeneratorSpec, TensorSpec, leaves, map_leaves
 from opgrip.traces.records import EXTENSION, Signature
 from opgrip.traces.values import ValueModel
-from opgrip.traces.values.boxes import MAX_COLUMNS
+from opgrip.traces.values.boxes import MAX_COLUMNS, Boxes
+from opgrip.traces.values.exact import Exact
 from opgrip.traces.values.floats import Floats
+
+FAR = 1e3
+"""How many times larger than recorded floats may become."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +124,20 @@ class Drawn:
             to, since = (torch.empty(0, dtype=torch.uint8, device=item.device).set_(item) for item in storages)
             to[first:size].copy_(since[first:size])
 
-    def allows(self, spec: TensorSpec, tensor: torch.Tensor) -> bool:
+    def allows_floats(self, spec: TensorSpec, tensor: torch.Tensor) -> bool:
+        """Whether floats are about as large as they were recorded, and finite where they were.
+
+        Not all that a program writes is seen, and what has gone astray once makes all that follows nan.
+        """
+        model = None if spec.values is None else self._values.get(spec.values)
+        bound = None if model is None else _largest(model)
+        if not spec.dtype.is_floating_point or 0 in spec.shape or bound is None:
+            return True
+        # half and 8-bit floats lack some operations
+        largest = float((tensor if tensor.itemsize > 3 else tensor.float()).abs().amax())
+        return math.isfinite(largest) and (not bound or largest <= FAR * bound)
+
+    def allows_indices(self, spec: TensorSpec, tensor: torch.Tensor) -> bool:
         """Whether whole numbers are in the range that they were recorded in.
 
         An operator may read memory at an index that it does not check.
@@ -155,6 +173,19 @@ def _are_plain_floats(spec: TensorSpec, values: Mapping[int, ValueModel]) -> boo
     rows = len(spec.shape) == 2 and spec.shape[1] <= MAX_COLUMNS
     model = None if spec.values is None else values.get(spec.values)
     return spec.dtype.is_floating_point and isinstance(model, Floats) and not rows
+
+
+def _largest(model: ValueModel) -> float | None:
+    """The largest magnitude that was recorded; None where some were not finite, or that is not known."""
+    match model:
+        case Floats(nan=0, inf=0, minus_inf=0) | Boxes():
+            bounds = [model.low, model.high] if isinstance(model, Floats) else [*model.low, *model.high]
+        case Exact():
+            bounds = [value for value in model.data if isinstance(value, int | float)]
+        case _:
+            return None
+    largest = max(map(abs, bounds), default=math.inf)
+    return largest if math.isfinite(largest) else None
 
 
 def _range(tensor: torch.Tensor) -> tuple[int, int]:

@@ -11,6 +11,7 @@ import torch
 
 from opgrip.replay.contexts import restored
 from opgrip.replay.flow import Flow, FlowingCall, Interface, can_flow
+from opgrip.replay.indices import takes_any_numbers
 from opgrip.replay.inputs import DeviceMap
 from opgrip.replay.memory import Memory
 from opgrip.replay.operators import Operator, Unsupported, find_operator
@@ -58,6 +59,7 @@ class Rehearsal:
         memory: Memory,
         values: Mapping[int, ValueModel],
         place: DeviceMap,
+        device: str,
         seed: int,
         extensions: Collection[str],
     ) -> None:
@@ -65,6 +67,7 @@ class Rehearsal:
         self.memory = memory
         self.parts = [Part() for _ in flow.calls]
         self._values, self._place, self._seed, self._extensions = values, place, seed, extensions
+        self._device = device
         self._drawn = Drawn(values, place, seed, memory)
         self._operators: dict[int, Operator | str] = {}
         self._prepared: dict[tuple[int, frozenset[int]], Prepared] = {}
@@ -131,12 +134,9 @@ class Rehearsal:
         result = None
         try:
             if part.status == REPLAYED:
-                prepared = part.prepared = self._arrange(call, part)
-                self.redraw(call, part)
+                part.prepared = self._arrange(call, part)
                 self.memory.check_room(sum(spec.extent for spec in self._interface(call).gives))
-                result = self._run(call, prepared)
-                if not self._fits(call, result):
-                    self.give_up(call, part, OTHER_SHAPES)
+                result = self._fitting(call, part, part.prepared)
             elif part.prepared is not None:
                 self._run(call, part.prepared)
         except Exception as error:
@@ -150,6 +150,28 @@ class Rehearsal:
             self.memory.drop(call.over)
         return before != (part.status, len(part.redrawn))
 
+    def _fitting(self, call: FlowingCall, part: Part, prepared: Prepared) -> Any:
+        """Results of the recorded form, if need be with masks drawn anew, and then indices: they decide on shapes."""
+        flowing = [index for index, number in enumerate(call.takes) if number != NO_STORAGE]
+        specs = self._interface(call).takes
+        masks = {index for index in flowing if specs[index].dtype is torch.bool}
+        whole = {index for index in flowing if not specs[index].dtype.is_floating_point}
+        for deciding in (masks, whole):
+            try:
+                return self._fitted(call, part, prepared)
+            except Exception:
+                if whole <= part.redrawn:
+                    raise
+            part.redrawn |= deciding
+        return self._fitted(call, part, prepared)
+
+    def _fitted(self, call: FlowingCall, part: Part, prepared: Prepared) -> Any:
+        self.redraw(call, part)
+        result = self._run(call, prepared)
+        if not self._fits(call, result):
+            raise Unsupported(OTHER_SHAPES)
+        return result
+
     def _run(self, call: FlowingCall, prepared: Prepared) -> Any:
         args, kwargs = prepared.arguments(self.memory, call.takes)
         return prepared.function(*args, **kwargs)
@@ -161,6 +183,7 @@ class Rehearsal:
         own = frozenset(index for index, (number, spec) in places if number == NO_STORAGE or not can_flow(spec))
         prepared = self._prepare(call.signature, own)
         never = never_flowing(self.flow.signatures[call.signature], interface.takes, self._values)
+        anything = takes_any_numbers(prepared.function, self._device)
         for index, (number, spec) in places:
             if index in own or index in part.redrawn:
                 continue
@@ -168,7 +191,10 @@ class Rehearsal:
                 raise Unsupported(memory.unmade[number])
             if index in never or not memory.holds(number, spec):
                 part.redrawn.add(index)
-            elif not self._drawn.allows(spec, memory.view(number, spec)):
+                continue
+            tensor = memory.view(number, spec)
+            indices_allowed = anything or self._drawn.allows_indices(spec, tensor)
+            if not (indices_allowed and self._drawn.allows_floats(spec, tensor)):
                 part.redrawn.add(index)
         return prepared
 
