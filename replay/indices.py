@@ -1,4 +1,4 @@
-"""Which operators may take any whole numbers: the others could use them as indices that they do not check."""
+"""What operators do with values: which may take any whole numbers, since they check indices or know none."""
 
 from __future__ import annotations
 
@@ -31,14 +31,31 @@ NO_INDICES = frozenset(
 DIVIDE = frozenset({"div", "div_", "floor_divide", "floor_divide_", "remainder", "remainder_", "fmod", "fmod_"})
 """Those where some numbers are a fault of the processor."""
 
+OVERWRITE = frozenset(
+    {"copy_", "fill_", "zero_", "bernoulli_", "normal_", "uniform_", "random_", "exponential_", "geometric_", "cauchy_"}
+)
+"""Those that do not read what they write into: it may never have had values."""
+
+
+def overwrites(function: Callable[..., Any]) -> bool:
+    """Whether an operator's first argument is what it writes, whatever that was before."""
+    return _name_of(function) in OVERWRITE
+
 
 def takes_any_numbers(function: Callable[..., Any], device: str) -> bool:
     """Whether an operator does no harm, whatever whole numbers it is given on this device."""
-    if not isinstance(function, torch._ops.OpOverload) or function.namespace != "aten":
+    name = _name_of(function)
+    if name is None:
         return False
-    name = function._schema.name.partition("::")[2]
     if name in NO_INDICES or getattr(function, "is_view", False):
         return True
-    if torch.Tag.pointwise in function.tags:
+    if torch.Tag.pointwise in getattr(function, "tags", ()):
         return name not in DIVIDE
     return name in CHECKED_ON_CPU and torch.device(device).type == "cpu"
+
+
+def _name_of(function: Callable[..., Any]) -> str | None:
+    """The name of one of torch's own operators."""
+    if not isinstance(function, torch._ops.OpOverload) or function.namespace != "aten":
+        return None
+    return str(function._schema.name).partition("::")[2]

@@ -22,7 +22,7 @@ from opgrip.traces.values.exact import Exact
 from opgrip.traces.values.floats import Floats
 
 FAR = 1e3
-"""How many times larger than recorded floats may become."""
+"""How many times larger than recorded floats may become, where they are not small."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +125,7 @@ class Drawn:
             to[first:size].copy_(since[first:size])
 
     def allows_floats(self, spec: TensorSpec, tensor: torch.Tensor) -> bool:
-        """Whether floats are about as large as they were recorded, and finite where they were.
+        """Whether floats are finite and not far larger than recorded, where those were finite.
 
         Not all that a program writes is seen, and what has gone astray once makes all that follows nan.
         """
@@ -135,7 +135,7 @@ class Drawn:
             return True
         # half and 8-bit floats lack some operations
         largest = float((tensor if tensor.itemsize > 3 else tensor.float()).abs().amax())
-        return math.isfinite(largest) and (not bound or largest <= FAR * bound)
+        return math.isfinite(largest) and largest <= FAR * max(bound, 1.0)
 
     def allows_indices(self, spec: TensorSpec, tensor: torch.Tensor) -> bool:
         """Whether whole numbers are in the range that they were recorded in.

@@ -11,7 +11,7 @@ import torch
 
 from opgrip.replay.contexts import restored
 from opgrip.replay.flow import Flow, FlowingCall, Interface, can_flow
-from opgrip.replay.indices import takes_any_numbers
+from opgrip.replay.indices import overwrites, takes_any_numbers
 from opgrip.replay.inputs import DeviceMap
 from opgrip.replay.memory import Memory
 from opgrip.replay.operators import Operator, Unsupported, find_operator
@@ -191,6 +191,7 @@ class Rehearsal:
                 raise Unsupported(memory.unmade[number])
             if index in never or not memory.holds(number, spec):
                 part.redrawn.add(index)
+            if index in part.redrawn or (index == 0 and overwrites(prepared.function)):
                 continue
             tensor = memory.view(number, spec)
             indices_allowed = anything or self._drawn.allows_indices(spec, tensor)

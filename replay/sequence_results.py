@@ -98,6 +98,7 @@ class Pass:
 
 
 def make_result(trace: Trace, flow: Flow, parts: Sequence[Part], passes: Sequence[Pass], device: str) -> SequenceResult:
+    """The result of a sequence whose calls ran as `parts` says, in timed passes."""
     count = Counter(part.status for part in parts)
     reasons = Counter(
         (call.op, part.status, part.reason)
