@@ -13,10 +13,11 @@ import torch
 from opgrip.replay.flow import FlowingCall, make_flow
 from opgrip.replay.inputs import DeviceMap
 from opgrip.replay.memory import Memory, room_on
+from opgrip.replay.methods import synchronizer
 from opgrip.replay.operators import TRUSTED_EXTENSIONS
 from opgrip.replay.rehearsal import Part, Rehearsal, switching
+from opgrip.replay.rounds import no_garbage_collection
 from opgrip.replay.sequence_results import NotReplayed, OperatorTime, Pass, SequenceResult, make_result
-from opgrip.replay.timing import _no_garbage_collection, synchronizer
 from opgrip.traces import Trace
 from opgrip.traces.errors import UserError, one_line
 
@@ -80,7 +81,7 @@ def _measure(rehearsal: Rehearsal, settings: SequenceSettings) -> list[Pass]:
     rehearsal.settle(begin)
     passes: list[Pass] = []
     failures = 0
-    with _no_garbage_collection():
+    with no_garbage_collection():
         started = perf_counter_ns()
         while _wants_more(passes, perf_counter_ns() - started, settings) and failures < MOST_FAILURES:
             begin()
