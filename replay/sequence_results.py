@@ -128,6 +128,14 @@ def make_result(trace: Trace, flow: Flow, parts: Sequence[Part], passes: Sequenc
     )
 
 
+def from_plain(fields: dict[str, Any]) -> SequenceResult:
+    """The result whose fields went through JSON."""
+    plain: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
+    plain["not_replayed"] = tuple(NotReplayed(**item) for item in fields["not_replayed"])
+    plain["operators"] = tuple(OperatorTime(**item) for item in fields["operators"])
+    return SequenceResult(**plain)
+
+
 def _operators(paired: Sequence[tuple[FlowingCall, Part]], passes: Sequence[Pass]) -> list[OperatorTime]:
     names = list(dict.fromkeys(call.op for call, _ in paired))
     code = {name: index for index, name in enumerate(names)}
