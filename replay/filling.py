@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from math import prod
 
 import torch
 
-from opgrip.traces.tensor_specs import QUANTIZED
+from opgrip.traces.tensor_specs import memory_dtype
 from opgrip.traces.values import ValueModel
 
 FEW = 64
 """Elements that are drawn as they are, even where the tensor repeats them: so many a trace may hold exactly."""
-
-_BITS = re.compile(r"torch\.(bits\d.*|u?int[1-7]|float4.*)")
-
-
-def memory_dtype(dtype: torch.dtype) -> torch.dtype:
-    """What memory of a dtype is written as: torch writes no values of quantized dtypes and of those below a byte."""
-    if _BITS.fullmatch(str(dtype)):
-        return torch.uint8 if dtype.itemsize == 1 else torch.int16
-    return QUANTIZED.get(dtype, dtype)
 
 
 def fill(tensor: torch.Tensor, model: ValueModel | None, generator: torch.Generator, drawn_as: torch.dtype) -> None:
@@ -62,18 +52,18 @@ def draw(
     shape: tuple[int, ...], dtype: torch.dtype, model: ValueModel | None, generator: torch.Generator
 ) -> torch.Tensor:
     """Values of a model, or where there is none normal numbers, random bits and zeros."""
-    device = generator.device
-    written_as = memory_dtype(dtype)
-    if written_as is not dtype and dtype not in QUANTIZED:
-        bounds = torch.iinfo(written_as)
-        return torch.randint(bounds.min, bounds.max + 1, shape, dtype=written_as, generator=generator, device=device)
+    device, written_as = generator.device, memory_dtype(dtype)
     if model is not None:
         return model.draw(shape, written_as, generator)
+    if written_as is not dtype:
+        bounds = torch.iinfo(written_as)
+        values = torch.randint(bounds.min, bounds.max + 1, shape, generator=generator, device=device)
+        return values.to(written_as)
     if dtype.is_floating_point or dtype.is_complex:
         wide = torch.complex64 if dtype.is_complex else torch.float32
         return torch.randn(shape, dtype=wide, generator=generator, device=device).to(dtype)
     # zero is a valid index into anything that is not empty
-    return torch.zeros(shape, dtype=written_as, device=device)
+    return torch.zeros(shape, dtype=dtype, device=device)
 
 
 def narrowed(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
