@@ -26,21 +26,15 @@ def fill(tensor: torch.Tensor, model: ValueModel | None, generator: torch.Genera
     if 0 in tensor.shape:
         return
     once = _without_repeats(tensor)
-    few, windows = prod(tensor.shape) <= FEW, _has_windows(once)
-    # few values may be recorded one by one, so they are drawn for each element and not for each place in memory
-    shape = tuple(tensor.shape) if few else (_extent(once),) if windows else tuple(once.shape)
-    drawn = draw(shape, drawn_as, model, generator)
-    if few:
-        drawn = drawn[tuple(slice(size) for size in once.shape)]
-    if not windows:
-        write(once, drawn)
+    if prod(tensor.shape) <= FEW:
+        # they may be recorded one by one: for each element, not for each place in memory
+        drawn = draw(tuple(tensor.shape), drawn_as, model, generator)
+        write(once, drawn[tuple(slice(size) for size in once.shape)])
         return
-    # as unfold makes them
-    memory = once.as_strided((_extent(once),), (1,))
-    if few:
-        memory[_places(once)] = narrowed(drawn.reshape(-1), memory.dtype)
-    else:
-        write(memory, drawn)
+    if _has_windows(once):
+        # as unfold makes them
+        once = once.as_strided((_extent(once),), (1,))
+    write(once, draw(tuple(once.shape), drawn_as, model, generator))
 
 
 def write(tensor: torch.Tensor, values: torch.Tensor) -> None:
@@ -97,11 +91,3 @@ def _has_windows(tensor: torch.Tensor) -> bool:
 
 def _extent(tensor: torch.Tensor) -> int:
     return 1 + sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
-
-
-def _places(tensor: torch.Tensor) -> torch.Tensor:
-    """Where each element lies in the memory that the tensor extends over, in order."""
-    places = torch.zeros(1, dtype=torch.int64, device=tensor.device)
-    for size, step in zip(tensor.shape, tensor.stride(), strict=True):
-        places = (places[:, None] + torch.arange(size, device=tensor.device) * step).reshape(-1)
-    return places

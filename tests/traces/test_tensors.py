@@ -21,7 +21,7 @@ from opgrip.replay.cases import make_cases
 from opgrip.replay.inputs import Inputs
 from opgrip.replay.operators import Unsupported
 from opgrip.traces import load
-from opgrip.traces.arguments import FormatError, TensorSpec, decode, encode
+from opgrip.traces.arguments import FormatError, TensorSpec, decode, encode, tensors
 from opgrip.traces.merge import merge
 from opgrip.traces.tensor_specs import map_values, stored_elements, value_numbers
 
@@ -67,10 +67,28 @@ def test_traces_merge_with_the_values_of_parts(tmp_path: Path) -> None:
             torch.ones(number + 1) + 1
             (torch.rand(200, 9) > 0.5).float().to_sparse_csr() * (number + 2.0)
     merge([tmp_path / "0.jsonl", tmp_path / "1.jsonl"], tmp_path / "both.jsonl")
-    for case in make_cases(load(tmp_path / "both.jsonl")):
-        specs = [leaf for leaf in case.signature.args if isinstance(leaf, TensorSpec)]
-        numbers = [number for spec in specs for number in value_numbers(spec) if number is not None]
-        assert set(numbers) == set(case.values)
+    apart = [*models_of(tmp_path / "0.jsonl"), *models_of(tmp_path / "1.jsonl")]
+    assert set(models_of(tmp_path / "both.jsonl")) == set(apart)
+
+
+def test_calls_of_the_same_tensors_with_other_numbers_share_the_values_of_parts(tmp_path: Path) -> None:
+    sparse = (torch.rand(200, 9) > 0.5).float().to_sparse_csr()
+    with Capture(tmp_path / "t.jsonl"):
+        sparse * 2.0
+        sparse * 3.0
+    (_, first), (_, second) = (models for models in models_of(tmp_path / "t.jsonl") if models[0] == "aten.mul.Tensor")
+    assert first == second
+    assert len(first) == 3
+    assert "None" not in first
+
+
+def models_of(path: Path) -> list[tuple[str, tuple[str, ...]]]:
+    """The operator of each case, and the value models of its arguments' parts as text."""
+    found = []
+    for case in make_cases(load(path)):
+        numbers = [number for spec in tensors(case.signature.args) for number in value_numbers(spec)]
+        found.append((case.op, tuple(str(case.values.get(number)) for number in numbers)))
+    return found
 
 
 def changed(body: Any, path: tuple[Any, ...], value: Any) -> Any:
