@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from opgrip.capture.collectives import describe_script_object
 from opgrip.capture.layouts import PLAIN, FitValues, describe_made_of, is_pinned, take_apart
 from opgrip.capture.torch_private import storage_address
 from opgrip.traces.arguments import GeneratorSpec, Opaque, TensorSpec
-from opgrip.traces.tensor_specs import QUANTIZED, shape_of
+from opgrip.traces.tensor_specs import PACKED, QUANTIZED, memory_dtype, shape_of
 
 _BY_VALUE = frozenset({bool, int, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format})
 _SIMPLE_BASES = (bool, int, float, complex, str)
@@ -205,10 +206,12 @@ def _describe_tensor(tensor: torch.Tensor, groups: Mapping[int, int], fit: FitVa
 def _describe_part(part: torch.Tensor, groups: Mapping[int, int], fit: FitValues) -> TensorSpec:
     described = _describe_tensor(part, groups, fit)
     assert isinstance(described, TensorSpec), "parts are plain"
-    return described
+    # of the whole alone
+    return replace(described, requires_grad=False)
 
 
 def _fit_values(tensor: torch.Tensor, fit: FitValues) -> int | None:
-    if not tensor.is_quantized:
-        return fit(tensor)
-    return None if tensor.dtype in (torch.quint4x2, torch.quint2x4) else fit(tensor.int_repr())
+    if tensor.is_quantized:
+        return None if tensor.dtype in PACKED else fit(tensor.int_repr())
+    dtype = memory_dtype(tensor.dtype)
+    return fit(tensor if dtype is tensor.dtype else tensor.view(dtype))

@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from math import prod
 
 import torch
 
-from opgrip.traces.tensor_specs import QUANTIZED
+from opgrip.traces.tensor_specs import memory_dtype
 from opgrip.traces.values import Drawable
 
 FEW = 64
 """Elements that are drawn as they are, even where the tensor repeats them: so many a trace may hold exactly."""
-
-_BITS = re.compile(r"torch\.(bits\d.*|u?int[1-7]|float4.*)")
-
-
-def memory_dtype(dtype: torch.dtype) -> torch.dtype:
-    """What memory of a dtype is written as: torch writes no values of quantized dtypes and of those below a byte."""
-    if _BITS.fullmatch(str(dtype)):
-        return torch.uint8 if dtype.itemsize == 1 else torch.int16
-    return QUANTIZED.get(dtype, dtype)
 
 
 def fill(tensor: torch.Tensor, model: Drawable | None, generator: torch.Generator, drawn_as: torch.dtype) -> None:
@@ -36,21 +26,15 @@ def fill(tensor: torch.Tensor, model: Drawable | None, generator: torch.Generato
     if 0 in tensor.shape:
         return
     once = _without_repeats(tensor)
-    few, windows = prod(tensor.shape) <= FEW, _has_windows(once)
-    # few values may be recorded one by one, so they are drawn for each element and not for each place in memory
-    shape = tuple(tensor.shape) if few else (_extent(once),) if windows else tuple(once.shape)
-    drawn = draw(shape, drawn_as, model, generator)
-    if few:
-        drawn = drawn[tuple(slice(size) for size in once.shape)]
-    if not windows:
-        write(once, drawn)
+    if prod(tensor.shape) <= FEW:
+        # they may be recorded one by one: for each element, not for each place in memory
+        drawn = draw(tuple(tensor.shape), drawn_as, model, generator)
+        write(once, drawn[tuple(slice(size) for size in once.shape)])
         return
-    # as unfold makes them
-    memory = once.as_strided((_extent(once),), (1,))
-    if few:
-        memory[_places(once)] = narrowed(drawn.reshape(-1), memory.dtype)
-    else:
-        write(memory, drawn)
+    if _has_windows(once):
+        # as unfold makes them
+        once = once.as_strided((_extent(once),), (1,))
+    write(once, draw(tuple(once.shape), drawn_as, model, generator))
 
 
 def write(tensor: torch.Tensor, values: torch.Tensor) -> None:
@@ -62,18 +46,18 @@ def draw(
     shape: tuple[int, ...], dtype: torch.dtype, model: Drawable | None, generator: torch.Generator
 ) -> torch.Tensor:
     """Values of a model, or where there is none normal numbers, random bits and zeros."""
-    device = generator.device
-    written_as = memory_dtype(dtype)
-    if written_as is not dtype and dtype not in QUANTIZED:
-        bounds = torch.iinfo(written_as)
-        return torch.randint(bounds.min, bounds.max + 1, shape, dtype=written_as, generator=generator, device=device)
+    device, written_as = generator.device, memory_dtype(dtype)
     if model is not None:
         return model.draw(shape, written_as, generator)
+    if written_as is not dtype:
+        bounds = torch.iinfo(written_as)
+        values = torch.randint(bounds.min, bounds.max + 1, shape, generator=generator, device=device)
+        return values.to(written_as)
     if dtype.is_floating_point or dtype.is_complex:
         wide = torch.complex64 if dtype.is_complex else torch.float32
         return torch.randn(shape, dtype=wide, generator=generator, device=device).to(dtype)
     # zero is a valid index into anything that is not empty
-    return torch.zeros(shape, dtype=written_as, device=device)
+    return torch.zeros(shape, dtype=dtype, device=device)
 
 
 def narrowed(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -107,11 +91,3 @@ def _has_windows(tensor: torch.Tensor) -> bool:
 
 def _extent(tensor: torch.Tensor) -> int:
     return 1 + sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
-
-
-def _places(tensor: torch.Tensor) -> torch.Tensor:
-    """Where each element lies in the memory that the tensor extends over, in order."""
-    places = torch.zeros(1, dtype=torch.int64, device=tensor.device)
-    for size, step in zip(tensor.shape, tensor.stride(), strict=True):
-        places = (places[:, None] + torch.arange(size, device=tensor.device) * step).reshape(-1)
-    return places

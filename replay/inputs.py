@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from opgrip.replay.casting import caster, pieces
-from opgrip.replay.filling import fill, memory_dtype, write
+from opgrip.replay.filling import fill, write
 from opgrip.replay.layouts import assemble, check_layout, draw_indices, empty_quantized
 from opgrip.replay.operators import Unsupported
 from opgrip.traces.arguments import (
@@ -26,7 +26,7 @@ from opgrip.traces.arguments import (
     tensors,
 )
 from opgrip.traces.errors import one_line
-from opgrip.traces.tensor_specs import QUANTIZED
+from opgrip.traces.tensor_specs import QUANTIZED, memory_dtype
 from opgrip.traces.values import Drawable
 
 DeviceMap = Callable[[str], str]
@@ -101,8 +101,8 @@ class Inputs:
         recorded = list(tensors([args, dict(kwargs)]))
         self._args, self._kwargs = _cast(args, kwargs, dtype)
         _check_leaves([self._args, self._kwargs])
-        self._planned = self._plan(list(tensors([self._args, self._kwargs])), recorded)
         with _as_unsupported():
+            self._planned = self._plan(list(tensors([self._args, self._kwargs])), recorded)
             self._fill(values, seed)
             # whatever torch refuses, it refuses here
             self.make()
@@ -238,6 +238,8 @@ def _check_supported(spec: TensorSpec) -> None:
 
 
 def _zeros(size: int, device: str, pinned: bool) -> torch.UntypedStorage:
+    if size >= 1 << 63:
+        raise Unsupported("an argument needs more memory than there are addresses")
     if pinned and device == "cpu" and torch.accelerator.is_available():
         return torch.zeros(size, dtype=torch.uint8, pin_memory=True).untyped_storage()
     return torch.zeros(size, dtype=torch.uint8, device=device).untyped_storage()

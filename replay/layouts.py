@@ -13,11 +13,8 @@ from opgrip.replay.filling import draw
 from opgrip.replay.indices import MOST_PLACES, distinct_in_rows, distinct_places, fitting_lengths
 from opgrip.replay.operators import Unsupported
 from opgrip.traces.tensor_checks import compressed_grid
-from opgrip.traces.tensor_specs import QUANTIZED, Compressed, Coo, Nested, PerChannel, PerTensor, TensorSpec
+from opgrip.traces.tensor_specs import PACKED, QUANTIZED, Compressed, Coo, Nested, PerChannel, PerTensor, TensorSpec
 from opgrip.traces.values import Drawable
-
-PACKED = (torch.quint4x2, torch.quint2x4)
-"""Quantized dtypes with several elements in a byte."""
 
 
 def check_layout(spec: TensorSpec) -> None:
@@ -25,11 +22,14 @@ def check_layout(spec: TensorSpec) -> None:
     quantized = spec.dtype in QUANTIZED
     if quantized and (spec.dtype in PACKED or spec.made_of is None):
         raise Unsupported(f"an argument has the dtype {str(spec.dtype).removeprefix('torch.')}")
-    if spec.stride is None and spec.made_of is None:
+    if not spec.parts and (spec.stride is None or spec.layout is not torch.strided):
         raise Unsupported(f"an argument has the layout {str(spec.layout).removeprefix('torch.')}")
     match spec.made_of:
-        case Coo(indices):
+        case Coo(indices, _, values):
             _check_places(prod(spec.shape[: indices.shape[0]]), (indices,))
+            # torch 2.13 reads such values past their end
+            if indices.shape[0] == 0 and values.stride != _dense_strides(values.shape):
+                raise Unsupported("an argument has no sparse dimensions and values with gaps")
         case Compressed(compressed, plain):
             _check_places(prod(compressed_grid(spec)) * prod(plain.shape[:-1]), (compressed, plain))
         case PerTensor(scale):
@@ -103,6 +103,10 @@ def _check_places(places: int, indices: tuple[TensorSpec, ...]) -> None:
         raise Unsupported("an argument is sparse in more places than there are numbers for")
     if any(prod(part.shape) * part.dtype.itemsize > part.extent for part in indices):
         raise Unsupported("an argument is sparse with indices that share memory with each other")
+
+
+def _dense_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(prod(shape[place + 1 :]) for place in range(len(shape)))
 
 
 def _check_scales(scales: tuple[float, ...]) -> None:

@@ -95,9 +95,11 @@ def _check_values(spec: TensorSpec, values: TensorSpec, shape: tuple[int, ...]) 
 
 def _check_quantizer(spec: TensorSpec, quantizer: PerTensor | PerChannel) -> None:
     _ask(spec.dtype in QUANTIZED and spec.stride is not None, "a quantizer of a tensor that is not quantized")
+    zero_points = (quantizer.zero_point,) if isinstance(quantizer, PerTensor) else quantizer.zero_points
+    bounds = torch.iinfo(QUANTIZED[spec.dtype])
+    held = (isinstance(zero, float) or bounds.min <= zero <= bounds.max for zero in zero_points)
+    _ask(all(held), "a zero point that the dtype cannot hold")
     if isinstance(quantizer, PerTensor):
-        bounds = torch.iinfo(QUANTIZED[spec.dtype])
-        _ask(bounds.min <= quantizer.zero_point <= bounds.max, "a zero point that the dtype cannot hold")
         return
     _ask(quantizer.axis < len(spec.shape), "a quantizer of a dimension that is not there")
     channels = spec.shape[quantizer.axis]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from math import prod
@@ -20,6 +21,10 @@ QUANTIZED: dict[torch.dtype, torch.dtype] = {
     torch.quint2x4: torch.uint8,
 }
 """Quantized dtypes, and that of the whole numbers that stand for the values."""
+PACKED = (torch.quint4x2, torch.quint2x4)
+"""Quantized dtypes with several elements in a byte."""
+
+_BITS = re.compile(r"torch\.(bits\d.*|u?int[1-7]|float4.*)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +40,8 @@ class TensorSpec:
     offset : of the first element in its storage, in elements
     requires_grad : as the program had it
     storage : number shared by those arguments of one call that lie in the same memory, None where no other does
-    values : number of the value model that draws this tensor's values, those that stand for them where it is quantized;
-        None where none was fitted
+    values : number of the value model that draws this tensor's values, as `memory_dtype` reads them; None where none
+        was fitted
     conj, neg : torch's lazy conjugation and negation bits
     cls : name of the tensor's class where it is not `torch.Tensor`
     pinned : whether the memory was pinned for an accelerator, at the first call of the signature
@@ -167,6 +172,13 @@ def shape_of(tensor: torch.Tensor) -> tuple[int, ...]:
 def bounding_shape(sizes: list[list[int]] | tuple[tuple[int, ...], ...], dimensions: int) -> tuple[int, ...]:
     """The number of tensors and the largest of their sizes in each dimension."""
     return (len(sizes), *(max((item[place] for item in sizes), default=0) for place in range(dimensions - 1)))
+
+
+def memory_dtype(dtype: torch.dtype) -> torch.dtype:
+    """What memory of a dtype is read and written as: torch has no values of quantized dtypes and of those of bits."""
+    if _BITS.fullmatch(str(dtype)):
+        return torch.uint8 if dtype.itemsize == 1 else torch.int16
+    return QUANTIZED.get(dtype, dtype)
 
 
 def stored_elements(spec: TensorSpec) -> int:

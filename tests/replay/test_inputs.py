@@ -2,35 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from described_calls import HERE, described
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from opgrip.capture.signatures import describe_call
 from opgrip.replay.inputs import Inputs, device_map
 from opgrip.replay.operators import Unsupported
-from opgrip.traces import values
-from opgrip.traces.arguments import GeneratorSpec, Opaque
-from opgrip.traces.values import ValueModel
-
-HERE = device_map("cpu", None)
-
-
-def described(*args: Any) -> tuple[tuple[Any, ...], dict[int, ValueModel]]:
-    """A call's arguments as a trace holds them, and their value models."""
-    models: dict[int, ValueModel] = {}
-
-    def fit(tensor: torch.Tensor) -> int | None:
-        model = values.fit(tensor)
-        if model is None:
-            return None
-        models[len(models)] = model
-        return len(models) - 1
-
-    return describe_call(args, {}, fit)[0], models
+from opgrip.traces.arguments import GeneratorSpec, Opaque, TensorSpec
+from opgrip.traces.values.boxes import Boxes
+from opgrip.traces.values.exact import Exact
 
 
 def made(*args: Any) -> tuple[Any, ...]:
@@ -141,12 +126,17 @@ def test_devices_are_mapped_as_asked() -> None:
     assert device_map("cpu", "meta")("cpu") == "meta"
 
 
-@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
+@pytest.mark.filterwarnings("ignore:.*quantiz")
 @pytest.mark.parametrize(
     ("argument", "told"),
     [
-        (lambda: torch.eye(3).to_sparse(), "layout sparse_coo"),
-        (lambda: torch.quantize_per_tensor(torch.ones(3), 1, 0, torch.quint8), "dtype quint8"),
+        (lambda: torch.ones(3).to_mkldnn(), "layout _mkldnn"),
+        (
+            lambda: torch.quantize_per_channel(torch.ones(2, 2), torch.ones(2), torch.ones(2), 0, torch.quint4x2),
+            "dtype quint4x2",
+        ),
+        (lambda: torch.quantize_per_tensor(torch.ones(3), 0.0, 0, torch.quint8), "scale that is not positive"),
+        (lambda: torch.ones(3, device="meta"), "meta device"),
         (object, "type builtins.object"),
     ],
 )
@@ -159,3 +149,68 @@ def test_what_cannot_be_made_is_said(argument: Any, told: str) -> None:
 def test_opaque_arguments_are_found_in_the_depths() -> None:
     with pytest.raises(Unsupported, match=r"type a\.B"):
         Inputs(([{"x": Opaque("a.B")}],), {}, {}, HERE, seed=0)
+
+
+def test_the_same_spec_twice_is_two_tensors() -> None:
+    spec = TensorSpec((3,), (1,), torch.float32, "cpu")
+    first, second = Inputs((spec, spec), {}, {}, HERE, seed=0).make()[0]
+    assert first.data_ptr() != second.data_ptr()
+
+
+def test_bytes_are_told_before_any_is_taken() -> None:
+    base = torch.zeros(4, 6)
+    specs, _ = described(base, base[1:], torch.zeros(3, dtype=torch.int8), torch.zeros(1).expand(1 << 20))
+    assert Inputs.bytes_needed(specs, {}) == 96 + 3 + 4
+    assert Inputs.bytes_needed((), {"x": TensorSpec((1 << 40, 1 << 40), (1 << 40, 1), torch.float64, "cpu")}) == 1 << 83
+    assert Inputs.bytes_needed((), {"x": TensorSpec((3,), (2,), torch.float32, "cpu")}, torch.float64) == 40
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        TensorSpec((1 << 40, 1 << 40), (0, 0), torch.float32, "cpu"),
+        TensorSpec((1 << 40, 1 << 40), (1 << 40, 1), torch.float32, "cpu"),
+        TensorSpec((3,), (1,), torch.int64, "cpu", requires_grad=True),
+        TensorSpec((3,), (1,), torch.float32, "nowhere"),
+        TensorSpec((3,), (1,), torch.quint8, "cpu"),
+        TensorSpec((3,), None, torch.float32, "cpu"),
+        TensorSpec((3,), None, torch.float32, "cpu", layout=torch.sparse_coo),
+        TensorSpec((3,), (1,), torch.float32, "cpu", layout=torch.sparse_coo),
+        TensorSpec((3,), (1,), torch.float32, "cpu", layout=torch.jagged),
+        TensorSpec((3,), (1,), torch.float32, "cpu", values=0),
+    ],
+    ids=repr,
+)
+def test_what_nobody_recorded_is_not_made(spec: TensorSpec) -> None:
+    boxes = Boxes(0, [0.0] * 4, [1.0] * 4, [False] * 4)
+    with pytest.raises(Unsupported):
+        Inputs((spec,), {}, {0: boxes}, HERE, seed=0)
+
+
+def test_pinned_memory_is_plain_where_no_accelerator_is() -> None:
+    spec = TensorSpec((3,), (1,), torch.float32, "cpu", pinned=True)
+    assert Inputs((spec,), {}, {}, HERE, seed=0).make()[0][0].shape == (3,)
+
+
+def test_memory_is_pinned_where_an_accelerator_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[bool] = []
+    zeros = torch.zeros
+
+    def pinning(*args: Any, pin_memory: bool = False, **kwargs: Any) -> torch.Tensor:
+        asked.append(pin_memory)
+        return zeros(*args, **kwargs)
+
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch, "zeros", pinning)
+    plain = TensorSpec((3,), (1,), torch.float32, "cpu", values=0)
+    Inputs((replace(plain, pinned=True), plain), {}, {0: Exact([1.0])}, HERE, seed=0)
+    assert asked == [True, False]
+
+
+def test_what_repeats_its_elements_is_drawn_once() -> None:
+    # drawing all of it would take more memory than there is
+    expanded = TensorSpec((1 << 50, 3), (0, 1), torch.float32, "cpu", values=0)
+    windows = TensorSpec((1 << 20, 1 << 20), (1, 1), torch.float32, "cpu", values=0)
+    (first, second), _ = Inputs((expanded, windows), {}, {0: Exact([1.0, 2.0, 3.0])}, HERE, seed=0).make()
+    assert first[7].tolist() == [1, 2, 3]
+    assert second[5, :4].tolist() == [3, 1, 2, 3]

@@ -43,6 +43,7 @@ specs = st.builds(
     conj=st.booleans(),
     neg=st.booleans(),
     cls=st.one_of(st.none(), st.text(max_size=8)),
+    pinned=st.booleans(),
 )
 scalars = st.one_of(
     st.none(),

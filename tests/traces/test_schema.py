@@ -8,9 +8,12 @@ from typing import Any
 
 import jsonschema
 import pytest
+import torch
 from example_trace import write
 from programs import ROOT, SHIPPED_TRACES, train_tiny_net
+from unusual_tensors import ALL
 
+from opgrip.capture import Capture
 from opgrip.traces.streams import read_chunks
 
 SCHEMA = json.loads((ROOT / "traces" / "schema.json").read_text(encoding="utf-8"))
@@ -46,12 +49,28 @@ def test_captured_traces_follow_the_schema(tiny_trace: Path, detector_trace: Pat
     check(tmp_path / "t.jsonl")
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.filterwarnings("ignore:Sparse .* tensor support is in beta")
+@pytest.mark.filterwarnings("ignore:.*quantiz")
+def test_tensors_of_every_layout_follow_the_schema(tmp_path: Path) -> None:
+    tensors = [make() for make in ALL.values()]
+    with Capture(tmp_path / "t.jsonl"):
+        for tensor in tensors:
+            torch.ops.aten.detach(tensor)
+    check(tmp_path / "t.jsonl")
+
+
 def test_every_type_of_record_follows_the_schema(tmp_path: Path) -> None:
     path = write(tmp_path / "t.jsonl")
     check(path)
     validator = jsonschema.Draft202012Validator(SCHEMA)
     for record in records(path):
         validator.validate(record)
+
+
+def _signature_of(fields: dict[str, Any]) -> dict[str, Any]:
+    tensor = {"shape": [2], "stride": [1], "dtype": "quint8", "device": "cpu", **fields}
+    return {"type": "signature", "id": 0, "kind": "operator", "op": "aten.x.y", "args": [{"tensor": tensor}]}
 
 
 @pytest.mark.parametrize(
@@ -68,6 +87,9 @@ def test_every_type_of_record_follows_the_schema(tmp_path: Path) -> None:
         },
         {"type": "signature", "id": 0, "kind": "operator", "op": "aten.x.y", "args": [{"float": 1.5}]},
         {"type": "values", "id": 0, "model": "exact", "data": []},
+        _signature_of({"made_of": {"per_tensor": {"scale": 0.5}}}),
+        _signature_of({"made_of": {"nested": {"sizes": [[2], [3]]}}}),
+        _signature_of({"pinned": 1}),
         {"type": "header", "format": "other", "version": "1.0"},
     ],
 )

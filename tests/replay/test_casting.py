@@ -1,0 +1,93 @@
+"""Arguments come in another floating-point dtype where that is asked for."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from described_calls import HERE, described
+from unusual_tensors import NESTED, QUANTIZED, SPARSE
+
+from opgrip.replay.inputs import Inputs
+from opgrip.replay.operators import Unsupported
+
+
+def made(*args: Any, dtype: torch.dtype = torch.bfloat16) -> tuple[Any, ...]:
+    specs, models = described(*args)
+    inputs = Inputs(specs, {}, models, HERE, seed=0, dtype=dtype)
+    assert inputs.nbytes == Inputs.bytes_needed(specs, {}, dtype)
+    return inputs.make()[0]
+
+
+def test_floats_have_the_dtype_and_their_strides_and_all_else_stays() -> None:
+    weight = torch.randn(8, 6)[2:, ::2].t()
+    args = made(weight, weight.double(), torch.arange(3), torch.ones(2, dtype=torch.bool), weight.to(torch.complex64))
+    assert [tensor.dtype for tensor in args[:2]] == [torch.bfloat16] * 2
+    assert [tensor.dtype for tensor in args[2:]] == [torch.int64, torch.bool, torch.complex64]
+    assert (args[0].stride(), args[0].storage_offset()) == (weight.stride(), weight.storage_offset())
+    assert args[0].untyped_storage().nbytes() == 2 * 47
+
+
+def test_values_are_the_nearest() -> None:
+    (again,) = made(torch.tensor([0.1, 3.0, -7.25, math.inf]))
+    assert torch.equal(again, torch.tensor([0.1, 3.0, -7.25, math.inf]).bfloat16())
+
+
+def test_what_is_too_large_is_the_largest_and_no_infinity() -> None:
+    lowest = torch.finfo(torch.float32).min
+    mask, fill, all_of_it = made(
+        torch.tensor([0.0, lowest, -math.inf]), lowest, torch.full((100,), lowest), dtype=torch.float16
+    )
+    assert mask.tolist() == [0.0, -65504.0, -math.inf]
+    assert fill == -65504.0
+    assert bool(all_of_it.isfinite().all())
+
+
+def test_views_of_the_same_memory_stay_so() -> None:
+    base = torch.zeros(4, 6)
+    whole, row = made(base, base[1:2, 2:])
+    row.fill_(7)
+    assert float(whole.sum()) == 28
+
+
+def test_memory_seen_as_of_two_dtypes_is_not_cast() -> None:
+    base = torch.zeros(4, 6)
+    with pytest.raises(Unsupported, match="of several dtypes"):
+        made(base, base.view(torch.int32))
+    with pytest.raises(Unsupported, match="of several dtypes"):
+        made(base, base.view(torch.complex64))
+    kept = torch.zeros(4, dtype=torch.int32)
+    assert [tensor.dtype for tensor in made(kept, kept.view(torch.int8))] == [torch.int32, torch.int8]
+
+
+def test_dtypes_among_the_arguments_follow_those_of_the_tensors() -> None:
+    x = torch.ones(3)
+    assert made(x, torch.float32, torch.float64, torch.int64)[1:] == (torch.bfloat16, torch.float64, torch.int64)
+    assert made(torch.arange(3), torch.float32)[1] == torch.bfloat16
+    assert made(3, torch.int64) == (3, torch.int64)
+
+
+@pytest.mark.filterwarnings("ignore:Sparse .* tensor support is in beta")
+@pytest.mark.parametrize("name", ["coo", "csr", "bsr", "batch of csr"])
+def test_values_of_sparse_tensors_are_cast(name: str) -> None:
+    (again,) = made(SPARSE[name]())
+    assert (again.dtype, again.layout) == (torch.bfloat16, SPARSE[name]().layout)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_nested_tensors_are_cast() -> None:
+    (again,) = made(NESTED["transposed"]())
+    assert again.dtype == again.values().dtype == torch.bfloat16
+
+
+@pytest.mark.filterwarnings("ignore:.*quantiz")
+def test_quantized_and_8_bit_tensors_are_not_cast() -> None:
+    quantized, small = made(QUANTIZED["quint8"](), torch.ones(3).to(torch.float8_e5m2))
+    assert (quantized.dtype, small.dtype) == (torch.quint8, torch.float8_e5m2)
+
+
+def test_only_floating_point_dtypes_can_be_asked_for() -> None:
+    with pytest.raises(ValueError, match="no floating-point dtype"):
+        made(torch.ones(3), dtype=torch.int8)

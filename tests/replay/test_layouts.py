@@ -1,0 +1,210 @@
+"""Tensors of every layout come back from a captured program as they were."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from unusual_tensors import ALL, NESTED, QUANTIZED, SPARSE, STRIDED, outline, thin
+
+from opgrip.capture import Capture
+from opgrip.replay.cases import Case, make_cases
+from opgrip.replay.inputs import Inputs, device_map
+from opgrip.replay.operators import find_operator
+from opgrip.traces import load
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors"),
+    pytest.mark.filterwarnings("ignore:Sparse .* tensor support is in beta"),
+    pytest.mark.filterwarnings("ignore:.*quantize_per"),
+    pytest.mark.filterwarnings("ignore:torch.ao.quantization is deprecated"),
+]
+HERE = device_map("cpu", None)
+
+
+def captured(path: Path, program: Callable[[], Any], op: str) -> Case:
+    with Capture(path / "t.jsonl", force=True):
+        program()
+    trace = load(path / "t.jsonl")
+    assert trace.end is not None
+    assert not trace.end.dropped
+    (case,) = (case for case in make_cases(trace) if case.op == op)
+    return case
+
+
+def inputs_of(case: Case, **options: Any) -> Inputs:
+    return Inputs(case.signature.args, case.signature.kwargs, case.values, HERE, seed=0, **options)
+
+
+def detached(path: Path, tensor: torch.Tensor) -> Inputs:
+    """The inputs of a call that every kind of tensor can be the argument of."""
+    return inputs_of(captured(path, lambda: torch.ops.aten.detach(tensor), "aten.detach.default"))
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, id=name) for name in ALL])
+def test_a_tensor_of_any_layout_is_made_as_it_was(tmp_path: Path, name: str) -> None:
+    tensor = ALL[name]()
+    inputs = detached(tmp_path, tensor)
+    for _ in range(2):
+        (again,), _ = inputs.make()
+        assert outline(again) == outline(tensor)
+
+
+@pytest.mark.parametrize("name", ["small", "csr without elements", "hybrid csr", "without sparse dimensions"])
+def test_a_small_sparse_tensor_has_its_values_again(tmp_path: Path, name: str) -> None:
+    (again,), _ = detached(tmp_path, SPARSE[name]()).make()
+    assert torch.equal(again.to_dense(), SPARSE[name]().to_dense())
+
+
+def test_rows_of_a_sparse_tensor_are_as_uneven_as_they_were(tmp_path: Path) -> None:
+    rows = torch.rand(500, generator=torch.Generator().manual_seed(0)) < 0.1
+    matrix = (torch.ones(500, 40) * rows[:, None]).to_sparse_csr()
+    (again,), _ = detached(tmp_path, matrix).make()
+    lengths = again.crow_indices().diff()
+    assert sorted(lengths.tolist()) == sorted(matrix.crow_indices().diff().tolist())
+
+
+def test_each_row_of_sparse_indices_keeps_its_own_range(tmp_path: Path) -> None:
+    (again,), _ = detached(tmp_path, SPARSE["uncoalesced"]()).make()
+    rows, columns = again._indices()
+    assert sorted(rows.unique().tolist()) == [0, 1, 2]
+    assert int(columns.max()) > 900
+    assert len(columns.unique()) > 100
+
+
+def test_a_quantized_tensor_draws_its_stored_numbers(tmp_path: Path) -> None:
+    tensor = torch.quantize_per_tensor(torch.rand(40, 50), 0.1, 100, torch.quint8)
+    (again,), _ = detached(tmp_path, tensor).make()
+    stored = again.int_repr()
+    assert (int(stored.min()), int(stored.max())) == (100, 110)
+
+
+def test_an_expanded_tensor_takes_no_more_memory_than_it_had(tmp_path: Path) -> None:
+    inputs = detached(tmp_path, torch.randn(3, 1).expand(3, 1 << 20))
+    assert inputs.nbytes == 12
+    assert inputs.make()[0][0].shape == (3, 1 << 20)
+
+
+def test_windows_have_the_values_that_memory_had(tmp_path: Path) -> None:
+    (again,), _ = detached(tmp_path, STRIDED["few windows"]()).make()
+    assert torch.equal(again, STRIDED["few windows"]())
+
+
+def test_windows_take_no_more_memory_than_they_had(tmp_path: Path) -> None:
+    windows = torch.randn(1 << 21).as_strided((1 << 20, 1 << 20), (1, 1))
+    inputs = detached(tmp_path, windows)
+    assert inputs.nbytes == windows.untyped_storage().nbytes() - 4
+    (again,), _ = inputs.make()
+    assert 0.9 < float(again[0].std()) < 1.1
+
+
+PROGRAMS: dict[str, tuple[str, Callable[[], Any]]] = {
+    "coo by dense": ("aten.mm.default", lambda: torch.mm(SPARSE["coo"](), torch.ones(60, 3))),
+    "coo and itself": ("aten.add.Tensor", lambda: (lambda x: x + x)(SPARSE["coo"]())),
+    "coalesce": ("aten._coalesce.default", lambda: SPARSE["uncoalesced"]().coalesce()),
+    "csr by dense": ("aten.mm.default", lambda: torch.mm(SPARSE["csr"](), torch.ones(60, 3))),
+    "csc by dense": ("aten.mm.default", lambda: torch.mm(SPARSE["csc"](), torch.ones(60, 3))),
+    "bsr by dense": ("aten.mm.default", lambda: torch.mm(thin(40, 60).to_sparse_bsr((4, 4)), torch.ones(60, 3))),
+    "sparse softmax": ("aten._sparse_softmax.default", lambda: torch.sparse.softmax(SPARSE["coo"](), 1)),
+    "dequantize": ("aten.dequantize.self", lambda: QUANTIZED["per channel"]().dequantize()),
+    "quantized relu": ("aten.relu.default", lambda: torch.relu(QUANTIZED["quint8"]())),
+    "quantized sum": (
+        "quantized.add.default",
+        lambda: torch.ops.quantized.add(QUANTIZED["quint8"](), QUANTIZED["quint8"](), 0.2, 1),
+    ),
+    "nested product": ("aten.mul.Tensor", lambda: NESTED["nested"]() * 2),
+    "padding": ("aten.to_padded_tensor.default", lambda: torch.nested.to_padded_tensor(NESTED["nested"](), 0.0)),
+    "nested matmul": ("aten.bmm.default", lambda: torch.bmm(NESTED["nested"](), NESTED["transposed"]())),
+    "convolution": (
+        "aten.convolution.default",
+        lambda: torch.conv2d(STRIDED["channels last"](), torch.ones(4, 3, 2, 2)),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_an_operator_on_such_tensors_gives_what_it_gave(tmp_path: Path, name: str) -> None:
+    op, program = PROGRAMS[name]
+    with torch.no_grad():
+        torch.manual_seed(0)
+        expected = program()
+        torch.manual_seed(0)
+        case = captured(tmp_path, program, op)
+        args, kwargs = inputs_of(case).make()
+        result = find_operator(case.signature).function(*args, **kwargs)
+    if name in ("coalesce",):
+        # how many indices are alike is by chance
+        assert result.shape == expected.shape
+    elif result.layout is torch.sparse_coo:
+        assert (result.shape, result._nnz()) == (expected.shape, expected._nnz())
+    else:
+        assert outline(result) == outline(expected)
+
+
+def test_views_of_the_same_memory_are_so_again_whatever_their_dtypes(tmp_path: Path) -> None:
+    memory = torch.arange(40, dtype=torch.int32)
+    whole = memory.float().view(5, 8)
+    part = whole.view(torch.int16)[1:, 3:]
+    halves = whole.view(torch.uint8).flatten()[9:]
+    case = captured(tmp_path, lambda: torch._foreach_add([whole, part, halves], 1), "aten._foreach_add.Scalar")
+    inputs = inputs_of(case)
+    ((first, second, third), _), _ = inputs.make()
+    assert [outline(tensor) for tensor in (first, second, third)] == [outline(t) for t in (whole, part, halves)]
+    assert len({tensor.untyped_storage()._cdata for tensor in (first, second, third)}) == 1
+    assert torch.equal(first, whole)
+    assert inputs.nbytes == 160
+
+
+def test_parts_that_another_argument_is_too_are_so_again(tmp_path: Path) -> None:
+    sparse = SPARSE["csr"]()
+    case = captured(
+        tmp_path, lambda: torch._foreach_add([sparse.values(), sparse.values()], 1), "aten._foreach_add.Scalar"
+    )
+    (pair, _), _ = inputs_of(case).make()
+    assert pair[0].data_ptr() == pair[1].data_ptr()
+    case = captured(tmp_path, lambda: torch.add(SPARSE["coo"](), SPARSE["coo"]()), "aten.add.Tensor")
+    (first, second), _ = inputs_of(case).make()
+    assert first._values().data_ptr() != second._values().data_ptr()
+    case = captured(tmp_path, lambda: (lambda x: torch.add(x, x))(SPARSE["coo"]()), "aten.add.Tensor")
+    (first, second), _ = inputs_of(case).make()
+    assert first._values().data_ptr() == second._values().data_ptr()
+
+
+MUTATIONS: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "coo zeroed": ("coo", lambda x: x.zero_()),
+    "coo added to": ("coo", lambda x: x.add_(thin(50, 60).to_sparse())),
+    "coo resized": ("coo", lambda x: x.sparse_resize_and_clear_((3, 3), 2, 0)),
+    "coo indices": ("coo", lambda x: x._indices().fill_(-1)),
+    "csr scaled": ("csr", lambda x: x.mul_(3)),
+    "csr indices": ("csr", lambda x: x.col_indices().fill_(77)),
+    "nested scaled": ("nested", lambda x: x.mul_(3)),
+    "quantized": ("quint8", lambda x: x.copy_(torch.zeros(50, 60))),
+    "quantized resized": ("quint8", lambda x: x.resize_(100, 200)),
+}
+
+
+@pytest.mark.parametrize("name", MUTATIONS)
+def test_whatever_an_operator_does_to_such_tensors_is_undone(tmp_path: Path, name: str) -> None:
+    kind, mutate = MUTATIONS[name]
+    inputs = detached(tmp_path, ALL[kind]())
+    inputs.keep()
+    with torch.no_grad():
+        (first,), _ = inputs.make()
+        before = _values(first)
+        about = outline(first)
+        mutate(first)
+        inputs.restore()
+        (again,), _ = inputs.make()
+    assert outline(again) == about
+    assert torch.equal(_values(again), before)
+
+
+def _values(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.is_nested:
+        return tensor.values().clone()
+    if tensor.is_quantized:
+        return tensor.int_repr()
+    return tensor.to_dense().clone()

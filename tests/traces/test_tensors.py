@@ -1,0 +1,215 @@
+"""What tensors are made of survives the way through the file, and what cannot be is refused."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from described_calls import HERE, described
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from unusual_tensors import ALL, UNUSUAL
+
+from opgrip.capture import Capture
+from opgrip.replay.cases import make_cases
+from opgrip.replay.inputs import Inputs
+from opgrip.replay.operators import Unsupported
+from opgrip.traces import load
+from opgrip.traces.arguments import FormatError, TensorSpec, decode, encode, tensors
+from opgrip.traces.merge import merge
+from opgrip.traces.tensor_specs import map_values, stored_elements, value_numbers
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors"),
+    pytest.mark.filterwarnings("ignore:Sparse .* tensor support is in beta"),
+    pytest.mark.filterwarnings("ignore:.*quantiz"),
+]
+
+
+def form_of(name: str) -> Any:
+    specs, _ = described(ALL[name]())
+    return json.loads(json.dumps(encode(specs[0]), allow_nan=False))
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_tensor_of_any_layout_comes_back_as_it_was(name: str) -> None:
+    specs, _ = described(ALL[name]())
+    assert decode(form_of(name)) == specs[0]
+    assert hash(specs[0]) == hash(decode(form_of(name)))
+
+
+def test_value_models_of_parts_are_found_and_renumbered_in_order() -> None:
+    for name in ("coo", "csr", "nested", "quint8", "expanded"):
+        specs, models = described(ALL[name]())
+        (spec,) = specs
+        assert list(value_numbers(spec)) == list(range(len(models)))
+        moved = map_values(lambda number: None if number is None else number + 5, spec)
+        assert list(value_numbers(moved)) == list(range(5, 5 + len(models)))
+        assert map_values(lambda number: None if number is None else number - 5, moved) == spec
+
+
+def test_elements_of_a_sparse_tensor_are_those_that_it_stores() -> None:
+    (spec,), _ = described(torch.eye(30).to_sparse())
+    assert stored_elements(spec) == 30
+    (spec,), _ = described(torch.ones(3, 1).expand(3, 9))
+    assert stored_elements(spec) == 3
+
+
+def test_traces_merge_with_the_values_of_parts(tmp_path: Path) -> None:
+    for number in range(2):
+        with Capture(tmp_path / f"{number}.jsonl"):
+            torch.ones(number + 1) + 1
+            (torch.rand(200, 9) > 0.5).float().to_sparse_csr() * (number + 2.0)
+    merge([tmp_path / "0.jsonl", tmp_path / "1.jsonl"], tmp_path / "both.jsonl")
+    apart = [*models_of(tmp_path / "0.jsonl"), *models_of(tmp_path / "1.jsonl")]
+    assert set(models_of(tmp_path / "both.jsonl")) == set(apart)
+
+
+def test_calls_of_the_same_tensors_with_other_numbers_share_the_values_of_parts(tmp_path: Path) -> None:
+    sparse = (torch.rand(200, 9) > 0.5).float().to_sparse_csr()
+    with Capture(tmp_path / "t.jsonl"):
+        sparse * 2.0
+        sparse * 3.0
+    (_, first), (_, second) = (models for models in models_of(tmp_path / "t.jsonl") if models[0] == "aten.mul.Tensor")
+    assert first == second
+    assert len(first) == 3
+    assert "None" not in first
+
+
+def models_of(path: Path) -> list[tuple[str, tuple[str, ...]]]:
+    """The operator of each case, and the value models of its arguments' parts as text."""
+    found = []
+    for case in make_cases(load(path)):
+        numbers = [number for spec in tensors(case.signature.args) for number in value_numbers(spec)]
+        found.append((case.op, tuple(str(case.values.get(number)) for number in numbers)))
+    return found
+
+
+def changed(body: Any, path: tuple[Any, ...], value: Any) -> Any:
+    body = copy.deepcopy(body)
+    at = body
+    for step in path[:-1]:
+        at = at[step]
+    at[path[-1]] = value
+    return body
+
+
+COO, CSR, PER, NESTED = (
+    ("tensor", "made_of", "coo"),
+    ("tensor", "made_of", "compressed"),
+    ("tensor", "made_of"),
+    ("tensor", "made_of", "nested"),
+)
+HOSTILE: dict[str, tuple[str, tuple[Any, ...], Any]] = {
+    "indices of fewer elements": ("coo", (*COO, "indices", "shape"), [2, 3]),
+    "indices of a dimension too many": ("coo", (*COO, "indices", "shape"), [3, 3]),
+    "float indices": ("coo", (*COO, "indices", "dtype"), "float32"),
+    "indices without strides": ("coo", (*COO, "indices", "stride"), None),
+    "rows that are missing": ("coo", (*COO, "rows"), [None]),
+    "rows that are none": ("coo", (*COO, "rows"), {"0": 1}),
+    "values of another dtype": ("coo", (*COO, "values", "dtype"), "int8"),
+    "values elsewhere": ("coo", (*COO, "values", "device"), "cuda"),
+    "values of a subclass": ("coo", (*COO, "values", "cls"), "Twice"),
+    "parts in parts": ("coo", (*COO, "values", "made_of"), {"coo": {}}),
+    "no values": ("coo", COO, {"indices": {}}),
+    "a flag that is a number": ("coo", (*COO, "coalesced"), 1),
+    "no places": ("coo", ("tensor", "shape"), [0, 60]),
+    "fewer places than elements": ("coo", ("tensor", "shape"), [2, 3]),
+    "another layout": ("coo", ("tensor", "layout"), "sparse_csr"),
+    "a layout with strides": ("coo", ("tensor", "layout"), "strided"),
+    "a matrix of other rows": ("csr", ("tensor", "shape"), [51, 60]),
+    "a vector": ("csr", ("tensor", "shape"), [50]),
+    "a matrix of no columns": ("csr", ("tensor", "shape"), [50, 0]),
+    "a matrix by columns": ("csr", ("tensor", "layout"), "sparse_csc"),
+    "compressed indices of no dimension": ("csr", (*CSR, "compressed", "shape"), []),
+    "int8 indices": ("csr", (*CSR, "plain", "dtype"), "int8"),
+    "fewer columns than elements": ("csr", (*CSR, "plain", "shape"), [5]),
+    "blocks of nothing": ("bsr", (*CSR, "values", "shape"), [3, 0, 3]),
+    "blocks that do not fit": ("bsr", (*CSR, "values", "shape"), [3, 7, 3]),
+    "blocks of a row": ("bsr", (*CSR, "values", "shape"), [3]),
+    "a scale that is none": ("quint8", (*PER, "per_tensor", "scale"), "1"),
+    "a zero point out of range": ("quint8", (*PER, "per_tensor", "zero_point"), 256),
+    "a zero point of more than 64 bits": ("qint32", (*PER, "per_tensor", "zero_point"), 1 << 70),
+    "a quantizer of floats": ("quint8", ("tensor", "dtype"), "float32"),
+    "an axis that is not there": ("per channel", (*PER, "per_channel", "axis"), 2),
+    "an axis before the first": ("per channel", (*PER, "per_channel", "axis"), -1),
+    "fewer scales than channels": ("per channel", (*PER, "per_channel", "scales"), [0.5]),
+    "fewer zero points than channels": ("per channel", (*PER, "per_channel", "zero_points"), [0, 0]),
+    "nested tensors beyond their buffer": ("nested", (*NESTED, "offsets"), [0, 61]),
+    "nested tensors larger than their buffer": ("nested", (*NESTED, "sizes"), [[2, 30], [5, 30]]),
+    "nested tensors of negative sizes": ("nested", (*NESTED, "sizes"), [[2, 30], [-4, 30]]),
+    "nested strides that are missing": ("nested", (*NESTED, "strides"), [[30, 1]]),
+    "nested strides of other dimensions": ("nested", (*NESTED, "strides"), [[30], [30, 1]]),
+    "nested tensors of another shape": ("nested", ("tensor", "shape"), [2, 4, 31]),
+    "a buffer of two dimensions": ("nested", (*NESTED, "buffer", "shape"), [2, 90]),
+    "sizes beyond 64 bits": ("expanded", ("tensor", "shape"), [1 << 63, 1, 1]),
+    "an offset that is a text": ("expanded", ("tensor", "offset"), "0"),
+    "a pin that is a number": ("expanded", ("tensor", "pinned"), 1),
+    "a value model that is a text": ("expanded", ("tensor", "values"), "0"),
+    "made of nothing": ("expanded", ("tensor", "made_of"), {}),
+    "made of a list": ("expanded", ("tensor", "made_of"), [1]),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_what_cannot_be_made_is_refused_when_it_is_read(name: str) -> None:
+    kind, path, value = HOSTILE[name]
+    with pytest.raises(FormatError):
+        decode(changed(form_of(kind), path, value))
+
+
+def test_what_a_later_version_makes_tensors_of_is_passed_over() -> None:
+    spec = decode(changed(form_of("coo"), ("tensor", "made_of"), {"hyperbolic": {"x": 1}}))
+    assert spec.made_of is None
+    with pytest.raises(Unsupported, match="layout sparse_coo"):
+        Inputs((spec,), {}, {}, HERE, seed=0)
+
+
+def paths(form: Any, here: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    items = form.items() if isinstance(form, dict) else enumerate(form) if isinstance(form, list) else ()
+    return [path for key, item in items for path in ((*here, key), *paths(item, (*here, key)))]
+
+
+FORMS: dict[str, Callable[[], Any]] = {name: (lambda name=name: form_of(name)) for name in UNUSUAL}
+junk = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-2, 70),
+    st.sampled_from([1 << 31, 1 << 62, (1 << 63) - 1, 1 << 64, -(1 << 63)]),
+    st.floats(allow_nan=False, allow_infinity=False),
+    st.sampled_from(["", "cpu", "int64", "int32", "float32", "quint8", "sparse_csr", "sparse_bsc", "strided"]),
+    st.lists(st.integers(0, 70), max_size=3),
+    st.just({}),
+)
+
+
+@given(st.sampled_from(sorted(FORMS)), st.lists(st.tuples(st.integers(0, 10**6), junk), min_size=1, max_size=2))
+@settings(max_examples=400, deadline=None)
+def test_a_form_that_was_tampered_with_harms_nobody(name: str, changes: list[tuple[int, Any]]) -> None:
+    form = FORMS[name]()
+    for place, value in changes:
+        known = paths(form)
+        form = changed(form, known[place % len(known)], value)
+    _, models = described(ALL[name]())
+    try:
+        spec = decode(form)
+        if not isinstance(spec, TensorSpec) or Inputs.bytes_needed((spec,), {}) > 1 << 20:
+            return
+        (made,), _ = Inputs((spec,), {}, models, HERE, seed=0).make()
+    except (FormatError, Unsupported):
+        return
+    # what passed is one that can be worked with
+    if made.is_nested:
+        made.values().sum()
+    elif made.layout is not torch.strided and made.numel() < 1 << 20:
+        made.to_dense()
+    elif made.is_quantized and made.numel() < 1 << 20:
+        # some schemes lack some strides
+        with suppress(RuntimeError):
+            made.dequantize()
