@@ -121,8 +121,8 @@ def make_result(trace: Trace, flow: Flow, parts: Sequence[Part], passes: Sequenc
         unsupported_ms=sum(call.captured_ns for call, part in paired if part.status == UNSUPPORTED) / 1e6,
         replayed_ms=tuple(sum(one.times_ns) / 1e6 for one in passes),
         replayed_wall_ms=tuple(one.wall_ns / 1e6 for one in passes),
-        outside_bytes=flow.graph.outside_bytes,
-        captured_peak_bytes=flow.graph.peak_bytes,
+        outside_bytes=flow.outside_bytes,
+        captured_peak_bytes=flow.peak_bytes,
         replayed_peak_bytes=max((one.peak_bytes for one in passes), default=0),
         operators=tuple(_operators(paired, passes)),
     )
