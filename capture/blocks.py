@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from opgrip.capture.dispatch import UNPAIRED, RecordingMode
+from opgrip.capture.page_faults import FEWEST
 from opgrip.capture.recorder import Recorder
 from opgrip.traces.records import Calls, Entered, Record, Thread
 
@@ -72,11 +73,16 @@ class Blocks:
         signature, scope, tensors = zip(*[pairs[pair] for pair in table[:, 0].tolist()], strict=True)
         scopes = self._paired(list(scope), table[:, 3].tolist())
         yield from self._thread(mode)
+        starts = table[:, 1].tolist()
         start, duration = table[:, 1] - self.recorder.started_ns, table[:, 2] - table[:, 1]
+        counted = mode.faults.take(starts)
+        for place, (_, without_counting) in counted.items():
+            duration[place] = without_counting
+        page_faults = [(place, faults) for place, (faults, _) in counted.items() if faults >= FEWEST]
         flows = [number for flow in taken.flows for number in flow]
         columns = (list(signature), scopes, start.tolist(), duration.tolist(), list(tensors))
-        device_ns = mode.device.times_ns(table[:, 1].tolist())
-        yield Calls(self._threads[mode.number], *columns, flows, self._newest, device_ns)
+        device_ns = mode.device.times_ns(starts)
+        yield Calls(self._threads[mode.number], *columns, flows, self._newest, device_ns, page_faults)
         self._last[mode.number] = int(table[-1, 1]), int(table[-1, 2])
         self._newest = max(self._newest, *flows) if flows else self._newest
         self.calls += len(table)

@@ -16,11 +16,13 @@ from typing import Any, ParamSpec, TypeVar
 
 from torch import nn
 
+from opgrip.capture import full_values
 from opgrip.capture.compiled import OPAQUE, OPERATORS, CompiledWatch, OpaqueMode
 from opgrip.capture.dispatch import RecordingMode
 from opgrip.capture.environment import describe_environment
 from opgrip.capture.extensions import KNOWN_EXTENSIONS, ExtensionWatch
 from opgrip.capture.flusher import Flusher, Limits
+from opgrip.capture.full_values import CHOICES, FULL, SKETCH, FullValues
 from opgrip.capture.processes import ForkWatch, rank, with_mark
 from opgrip.capture.recorder import Recorder
 from opgrip.capture.schedule import Schedule
@@ -29,6 +31,7 @@ from opgrip.capture.threads import ThreadWatch
 from opgrip.capture.torch_private import load_private
 from opgrip.traces.errors import UserError
 from opgrip.traces.records import Header
+from opgrip.traces.tensor_file import HEADER_FIELD
 from opgrip.traces.writer import TraceWriter
 
 Parameters = ParamSpec("Parameters")
@@ -65,6 +68,8 @@ class Capture:
     compiled : `operators` runs what torch.compile compiled as the operators it was made of; `opaque` lets compiled
         regions run, and makes each run one call
     write_ahead : write every call before it runs, so that the trace of a crash ends in the call that caused it; slow
+    values : `sketch` keeps models of tensors' values; `full` also the values of every signature's first call, which
+        can be private data, in a file beside: `step.values.safetensors`
     details : fields to add to the trace's header
     force : replace an existing file
 
@@ -74,10 +79,12 @@ class Capture:
         and how many could not be recorded
     bytes_written : size of the trace before compression
     failure : what kept the trace from being written, None where nothing did
+    full_values : after the block, what became of the whole values; None where they were not asked for
 
     Raises
     ------
-    UserError : when entered, where the file exists or cannot be written, or the capture is running already
+    UserError : when entered, where a file exists or cannot be written, or the capture is running already; when made,
+        where `values` is no such choice
 
     Whatever goes wrong later is a warning at the end of the block, and never reaches the program.
     """
@@ -94,6 +101,7 @@ class Capture:
         stack_depth: int = 1,
         compiled: str = OPERATORS,
         write_ahead: bool = False,
+        values: str = SKETCH,
         details: Mapping[str, Any] | None = None,
         force: bool = False,
     ) -> None:
@@ -104,6 +112,10 @@ class Capture:
         self.schedule = schedule
         self.calls = self.signatures = self.dropped = self.bytes_written = 0
         self.failure: Exception | None = None
+        self.full_values: FullValues | None = None
+        if values not in CHOICES:
+            raise UserError(f"{values!r} is no way to keep values", f"choose {' or '.join(CHOICES)}")
+        self._full = values == FULL
         self._details = dict(details or {})
         self._force = force
         self._limits = Limits(max_calls, max_bytes)
@@ -149,9 +161,12 @@ class Capture:
         self.calls, self.signatures = flusher.blocks.calls, recorder.signatures
         self.dropped = sum(recorder.dropped.values())
         self.bytes_written = 0 if flusher.writer is None else flusher.writer.bytes_written
-        self.failure = flusher.failure
+        self.failure, self.full_values = flusher.failure, recorder.full
         if self.failure is not None:
             warnings.warn(f"the trace {self.path} could not be written: {self.failure}", RuntimeWarning, stacklevel=3)
+        elif recorder.full is not None and recorder.full.failure is not None:
+            text = f"the trace {self.path} could not be written with whole values: {recorder.full.failure}"
+            warnings.warn(text, RuntimeWarning, stacklevel=3)
 
     def __enter__(self) -> Capture:
         self._open()
@@ -193,16 +208,26 @@ class Capture:
         if self._flusher is not None:
             raise UserError(f"the capture to {self.path} is already running", "make another Capture for an inner block")
         load_private()
-        self._recorder.begin()
+        if self._full:
+            full_values.check(self._file, self._force)
+        self._begin_recorder(self._file)
         flusher = Flusher(self._recorder, functools.partial(self._begin_file, self._file, self._details), self._limits)
         flusher.open()
         flusher.__enter__()
         self._flusher = flusher
         self._forks.active = True
 
+    def _begin_recorder(self, path: str | Path) -> None:
+        self._recorder.begin()
+        if self._full:
+            self._recorder.full = FullValues(full_values.path_beside(path), self._force, self._limits.bytes)
+
     def _begin_file(self, path: str | Path, details: Mapping[str, Any]) -> TraceWriter:
-        started = time.time_ns() - (time.perf_counter_ns() - self._recorder.started_ns)
-        return TraceWriter(path, Header(describe_environment() | {"started_unix_ns": started, **details}), self._force)
+        recorder = self._recorder
+        started = time.time_ns() - (time.perf_counter_ns() - recorder.started_ns)
+        named = {} if recorder.full is None else {HEADER_FIELD: recorder.full.path.name}
+        fields = describe_environment() | {"started_unix_ns": started, **details, **named}
+        return TraceWriter(path, Header(fields), self._force)
 
     def _follow_schedule(self) -> None:
         if self.schedule.records(self._step):
@@ -244,8 +269,10 @@ class Capture:
             return
         if parent.writer is not None:
             parent.writer.abandon()
-        self._recorder.begin()
+        if self._recorder.full is not None:
+            self._recorder.full.abandon()
         path = Path(os.devnull) if str(self.path) == "-" else with_mark(self._file, f"pid{os.getpid()}")
+        self._begin_recorder(path)
         details = self._details | {"parent_pid": os.getppid()}
         self._flusher = Flusher(self._recorder, functools.partial(self._begin_file, path, details), self._limits)
         self._flusher.__enter__()

@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from opgrip.capture.contexts import describe_autocast, read_settings
 from opgrip.capture.device_time import DeviceTimer, runs_on_device
+from opgrip.capture.page_faults import FaultCounter, may_need_pages
 from opgrip.capture.places import BACKWARD, FORWARD, Place, is_running
 from opgrip.capture.predictions import LISTED, ONE, SEVERAL, TWO, Entry, Node, Predictions, sharing
 from opgrip.capture.recorder import Recorder
@@ -59,6 +60,7 @@ class RecordingMode(TorchDispatchMode):
     first_sequence : sequence number of autograd before the first call
     idle : calls are not recorded
     device : times of the calls on an accelerator
+    faults : page faults of the calls that may get much memory
     """
 
     supports_higher_order_operators = True
@@ -89,6 +91,7 @@ class RecordingMode(TorchDispatchMode):
         self.first_sequence = sequence_number()
         self._pinned_bytes = 0
         self.device = DeviceTimer()
+        self.faults = FaultCounter()
         self.predictions = Predictions()
         self.last: Node = self.predictions.nowhere
         self._settings = read_settings()
@@ -200,6 +203,8 @@ class RecordingMode(TorchDispatchMode):
             scope, pair = self.recorder.point(entry.number, self.place, len(taken) + 1)
             node = Node(entry, (), scope, pair, None)
             self.enter(node, self.recorder.places.inside(self.place, name))
+            if may_need_pages(None, tensors_in((*args, *kwargs.values())), self.recorder.output_bytes(entry.number)):
+                run = self.faults.counted(run, lambda: start)
         except Exception as error:
             self.recorder.drop(name, error)
             return run()
@@ -354,8 +359,12 @@ class RecordingMode(TorchDispatchMode):
             entry = self.predictions.entry(number, func, args, kwargs, taken)
         else:
             entry = Entry(number, func, sharing(taken))
-        if kind == OPERATOR and not entry.timed and runs_on_device(tensors_in((*args, *kwargs.values()))):
-            entry.timed, entry.op = True, self.device.timed(entry.op, lambda: self.started)
+        if kind == OPERATOR and not entry.timed:
+            found = tensors_in((*args, *kwargs.values()))
+            if runs_on_device(found):
+                entry.timed, entry.op = True, self.device.timed(entry.op, lambda: self.started)
+            elif may_need_pages(func, found, self.recorder.output_bytes(number)):
+                entry.timed, entry.op = True, self.faults.counted(entry.op, lambda: self.started)
         return entry
 
     def _keep(

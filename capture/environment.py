@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import resource
 import sys
 from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
@@ -29,6 +30,7 @@ def describe_environment() -> dict[str, Any]:
         "pid": os.getpid(),
         "devices": _devices(),
         "threads": torch.get_num_threads(),
+        "page_size": resource.getpagesize(),
     }
 
 

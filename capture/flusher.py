@@ -20,7 +20,10 @@ PAUSE_S = 50e-6
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Where a recording ends although the program goes on: after so many calls, or bytes before compression."""
+    """Where a recording ends although the program goes on: after so many calls, or bytes before compression.
+
+    Whole values count to the bytes.
+    """
 
     calls: int | None = None
     bytes: int | None = None
@@ -113,7 +116,12 @@ class Flusher:
         if self.discarded:
             if self.writer is not None:
                 self.writer.discard()
-            return
+        else:
+            self._close()
+        if self.recorder.full is not None:
+            self.recorder.full.discard()
+
+    def _close(self) -> None:
         self.flush()
         if self.failure is not None or self.writer is None:
             return
@@ -129,6 +137,9 @@ class Flusher:
         )
         try:
             self.writer.write(end)
+            if recorder.full is not None:
+                # first: a trace that has its name has its values
+                recorder.full.finish()
             self.writer.close()
         except Exception as error:
             self.failure = error
@@ -144,10 +155,11 @@ class Flusher:
         return None if self.limits.calls is None else self.limits.calls - self.blocks.calls
 
     def _at_limit(self) -> bool:
-        calls, size = self.limits.calls, self.limits.bytes
+        calls, size, full = self.limits.calls, self.limits.bytes, self.recorder.full
+        whole = 0 if full is None else full.bytes_written
         if calls is not None and self.blocks.calls >= calls:
             self.reached = f"{calls} calls"
-        elif size is not None and self.open().bytes_written >= size:
+        elif size is not None and (self.open().bytes_written + whole >= size or (full is not None and full.over)):
             self.reached = f"{size} bytes"
         if self.reached is not None:
             self.recorder.stop()

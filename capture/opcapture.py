@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from opgrip.capture import full_values
 from opgrip.capture.audit import Difference, audit
 from opgrip.capture.capture import Capture
 from opgrip.capture.compiled import CHOICES, OPERATORS
@@ -110,6 +111,13 @@ def _add_recording_options(parser: argparse.ArgumentParser) -> None:
         help="record compiled regions as the operators they were made of, or each as one call (default: %(default)s)",
     )
     parser.add_argument(
+        "--values",
+        choices=full_values.CHOICES,
+        default=full_values.SKETCH,
+        help="full also keeps the values of each signature's first call, which can be private, in a file beside "
+        "(default: %(default)s)",
+    )
+    parser.add_argument(
         "--stack-depth",
         type=positive,
         default=1,
@@ -118,7 +126,10 @@ def _add_recording_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--max-calls", type=positive, metavar="N", help="end the recording, not the program, after N")
     parser.add_argument(
-        "--max-bytes", type=positive, metavar="N", help="the same, after N bytes of trace before compression"
+        "--max-bytes",
+        type=positive,
+        metavar="N",
+        help="the same, after N bytes of trace before compression, whole values included",
     )
     parser.add_argument(
         "--write-ahead",
@@ -152,14 +163,19 @@ def _run_script(args: argparse.Namespace, arguments: Sequence[str], reporter: Re
             status = run_script(arguments)
     if capture.failure is None:
         _tell(capture, reporter)
-        return status
-    reporter.say(f"error: {capture.path} could not be written: {capture.failure}")
-    return status or USAGE_ERROR
+        problem = _values_problem(capture)
+    else:
+        problem = f"{capture.path} could not be written: {capture.failure}"
+    if problem:
+        reporter.say(f"error: {problem}")
+    return status or (USAGE_ERROR if problem else 0)
 
 
 def _run_model(args: argparse.Namespace, reporter: Reporter) -> int:
     if args.output not in (None, "-"):
         check_writable(Path(args.output), args.force)
+    if args.values == full_values.FULL:
+        full_values.check(args.output, args.force)
     if args.audit and args.output == "-":
         raise UserError("--audit reads the trace again", "name a file with --output")
     options = ModelOptions(
@@ -181,6 +197,8 @@ def _run_model(args: argparse.Namespace, reporter: Reporter) -> int:
         if capture.failure is not None:
             raise UserError(f"{capture.path} could not be written", str(capture.failure))
         _tell(capture, reporter)
+        if problem := _values_problem(capture):
+            raise UserError(problem)
         if args.audit:
             del program
             _tell_audit(_audit(_load(args, options, reporter), capture, args, reporter), reporter)
@@ -205,6 +223,7 @@ def _make_capture(
         stack_depth=args.stack_depth,
         compiled=args.compiled,
         write_ahead=args.write_ahead,
+        values=args.values,
         details=details,
         force=args.force,
     )
@@ -270,8 +289,18 @@ def _tell(capture: Capture, reporter: Reporter) -> None:
     reporter.say(f"{capture.calls:,} calls of {capture.signatures:,} signatures, {size}, to {where}")
     if capture.dropped:
         reporter.say(f"{capture.dropped:,} calls could not be recorded; `opgrip trace info {where}` says why")
+    if (full := capture.full_values) is not None and full.failure is None:
+        size = f"{full.bytes_written / 1000:,.0f} kB"
+        reporter.say(f"whole values of {full.tensors:,} tensors, {size}, to {full.path.name}: they can be private data")
     if where != "stdout":
         reporter.say(f"run them again with: opreplay {where}")
+
+
+def _values_problem(capture: Capture) -> str | None:
+    full = capture.full_values
+    if full is None or full.failure is None:
+        return None
+    return f"whole values could not be written to {full.path.name}: {full.failure}"
 
 
 def image_size(text: str) -> tuple[int, int]:

@@ -58,7 +58,7 @@ class Entry:
     layout : where its tensors are, and `places`, the indices of the arguments that they are
     alias : which of its tensors the single tensor that it returns shares memory with; -1 for memory of its own
     sharing : which of its tensors share memory, as `sharing` gives it
-    timed : whether `op` also times the operator on its device
+    timed : whether `op` also times the operator on its device, or counts its page faults
     """
 
     __slots__ = ("alias", "check", "check_both", "func", "layout", "number", "op", "places", "sharing", "timed")

@@ -16,6 +16,8 @@ import torch
 from torch import nn
 
 from opgrip.capture.contexts import describe_context, read_context
+from opgrip.capture.full_values import FullValues
+from opgrip.capture.page_faults import LARGE
 from opgrip.capture.places import CallSites, Place, Places, Site, innermost_module
 from opgrip.capture.signatures import call_key, describe_call, describe_result
 from opgrip.capture.storages import Storages
@@ -48,6 +50,7 @@ class Recorder:
     modes : one for each thread, in the order in which they were met
     pending : encoded records that are to be written before the calls that refer to them
     path_of : the path of a module
+    full : keeps whole values, None where models of them will do
     pairs : signature, scope and number of tensors that a pair's number stands for
     """
 
@@ -59,6 +62,7 @@ class Recorder:
         self.write_ahead = write_ahead
         self.write_now: Callable[[], None] = lambda: None
         self.idle = False
+        self.full: FullValues | None = None
         self._make_mode = make_mode
         self._sites = CallSites(stack_depth)
         self._here = threading.local()
@@ -80,6 +84,7 @@ class Recorder:
         self.differentiable: set[int] = set()
         self._signatures: dict[Hashable, int] = {}
         self._open: dict[int, Signature] = {}
+        self._large_outputs: dict[int, int] = {}
         self._scopes: dict[Hashable, int] = {}
         self._scope_records: list[Scope] = []
         self._contexts: dict[Hashable, int] = {}
@@ -172,6 +177,10 @@ class Recorder:
         """Whether no call of a signature has ended yet."""
         return signature in self._open
 
+    def output_bytes(self, signature: int) -> int:
+        """Bytes of the results of a signature's first call; 0 where they are few or not known."""
+        return self._large_outputs.get(signature, 0)
+
     def open_signature(self, signature: int) -> Signature | None:
         """A signature of which no call has ended yet, as far as it is known."""
         return self._open.get(signature)
@@ -186,6 +195,9 @@ class Recorder:
                 signature = replace(signature, raised=one_line(raised))
             else:
                 signature = replace(signature, outputs=self._outputs(result))
+                size = sum(spec.extent for spec in tensors(signature.outputs))
+                if size >= LARGE:
+                    self._large_outputs[number] = size
             self._pend(signature)
             del self._open[number]
             self.signatures_closed += 1
@@ -277,7 +289,8 @@ class Recorder:
         """
         plain = describe_call(args, kwargs, lambda tensor: None)
         alike = (op, tuple(tensors(plain)))
-        fitted = self._fitted.get(alike)
+        # whole values are those of this call
+        fitted = None if self.full is not None else self._fitted.get(alike)
         if fitted is None:
             described = describe_call(args, kwargs, self._fitter(op))
             self._fitted[alike] = [number for spec in tensors(described) for number in value_numbers(spec)]
@@ -305,17 +318,20 @@ class Recorder:
             except Exception as error:
                 self.without_values[op, one_line(error)] += 1
                 return None
-            return None if model is None else self._value_number(model)
+            if model is None:
+                return None
+            key = None if self.full is None else self.full.keep(tensor, op, self.without_values)
+            return self._value_number(model, key)
 
         return fit
 
-    def _value_number(self, model: ValueModel) -> int:
+    def _value_number(self, model: ValueModel, tensor: str | None = None) -> int:
         # by its text: nan makes equal models unequal
-        text = repr(model)
+        text = f"{model} {tensor}"
         number = self._values.get(text)
         if number is None:
             number = self._values[text] = len(self._values)
-            self._pend(Values(number, model))
+            self._pend(Values(number, model, tensor))
         return number
 
     def _pend(self, record: Record) -> None:

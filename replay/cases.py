@@ -9,12 +9,15 @@ from typing import Any
 
 import pandas as pd
 
+from opgrip.replay.pages import LARGE
+from opgrip.replay.stored import Stored, drawn_values
+from opgrip.replay.work import bytes_of
 from opgrip.traces import Trace
 from opgrip.traces.arguments import tensors
 from opgrip.traces.errors import UserError
 from opgrip.traces.records import Signature
 from opgrip.traces.tensor_specs import value_numbers
-from opgrip.traces.values import ValueModel
+from opgrip.traces.values import Drawable
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,21 +26,27 @@ class Case:
 
     Attributes
     ----------
-    values : the value models that the signature's tensors refer to
+    values : the value models that the signature's tensors refer to, or the values themselves
     count : calls that were selected
     captured_us : median duration of those calls in the program
     captured_total_us : sum of their durations
     share : of the selected calls' time, 0 to 1
     context : the settings that most of those calls ran under
+    phase : the one that most of those calls were in
+    variants : the signature with the values and results of others of its calls, where the trace has them
+    fresh : share of those calls whose results got fresh memory, 0 to 1; None where it does not matter or is not known
     """
 
     signature: Signature
-    values: Mapping[int, ValueModel]
+    values: Mapping[int, Drawable]
     count: int
     captured_us: float
     captured_total_us: float
     share: float
     context: Mapping[str, Any] = field(default_factory=dict)
+    phase: str = "forward"
+    variants: Sequence[Signature] = ()
+    fresh: float | None = None
 
     @property
     def number(self) -> int:
@@ -85,13 +94,24 @@ def make_cases(trace: Trace, selection: Selection = Selection()) -> list[Case]:
     of_signature = {int(row[0]): (int(row[1]), float(row[2]), int(row[3])) for row in times.itertuples()}
     total = max(sum(time for _, _, time in of_signature.values()), 1)
     contexts = _contexts(trace, calls)
+    fresh = _shares_of_fresh(trace, calls)
+    known = calls.dropna(subset=["phase"])
+    phases = known.groupby("signature")["phase"].agg(lambda column: column.value_counts().index[0]).to_dict()
+    drawn = drawn_values(trace)
     cases = []
     for signature in trace.signatures:
         if signature.number in of_signature:
             count, median_ns, sum_ns = of_signature[signature.number]
-            values = _values_of(signature, trace.values)
-            context = contexts.get(signature.number, {})
-            cases.append(Case(signature, values, count, median_ns / 1e3, sum_ns / 1e3, sum_ns / total, context))
+            cases.append(
+                Case(
+                    signature,
+                    _values_of(signature, drawn),
+                    *(count, median_ns / 1e3, sum_ns / 1e3, sum_ns / total),
+                    context=contexts.get(signature.number, {}),
+                    phase=phases.get(signature.number, "forward"),
+                    fresh=fresh.get(signature.number),
+                )
+            )
     if not cases:
         raise UserError("no call of the trace refers to a signature that it holds", "capture it again")
     cases.sort(key=lambda case: (-case.share, case.number))
@@ -121,7 +141,24 @@ def _contexts(trace: Trace, calls: pd.DataFrame) -> dict[int, Mapping[str, Any]]
     return {int(signature): trace.contexts.get(int(context), {}) for signature, context in pairs}
 
 
-def _values_of(signature: Signature, values: Mapping[int, ValueModel]) -> dict[int, ValueModel]:
-    specs = tensors([signature.args, signature.kwargs])
-    used = (number for spec in specs for number in value_numbers(spec))
-    return {number: values[number] for number in used if number is not None and number in values}
+def _shares_of_fresh(trace: Trace, calls: pd.DataFrame) -> dict[int, float]:
+    """By signature with large results, the share of its calls that got them in fresh memory."""
+    page = trace.header.get("page_size")
+    if type(page) is not int or page <= 0:
+        return {}
+    size = {signature.number: bytes_of(signature.outputs) for signature in trace.signatures}
+    results = calls["signature"].map(size).fillna(0)
+    large = calls[results >= LARGE]
+    fresh = large["page_faults"] * float(page) * 2 >= results[large.index]
+    shares = fresh.groupby(large["signature"]).mean()
+    return dict(zip(shares.index.tolist(), shares.tolist(), strict=True))
+
+
+def _values_of(signature: Signature, values: Mapping[int, Drawable]) -> dict[int, Drawable]:
+    used = {}
+    for spec in tensors([signature.args, signature.kwargs]):
+        for number in value_numbers(spec):
+            if number is not None and number in values:
+                item = values[number]
+                used[number] = item.laid_out(spec) if isinstance(item, Stored) and number == spec.values else item
+    return used

@@ -7,13 +7,13 @@ from math import prod
 import torch
 
 from opgrip.traces.tensor_specs import memory_dtype
-from opgrip.traces.values import ValueModel
+from opgrip.traces.values import Drawable
 
 FEW = 64
 """Elements that are drawn as they are, even where the tensor repeats them: so many a trace may hold exactly."""
 
 
-def fill(tensor: torch.Tensor, model: ValueModel | None, generator: torch.Generator, drawn_as: torch.dtype) -> None:
+def fill(tensor: torch.Tensor, model: Drawable | None, generator: torch.Generator, drawn_as: torch.dtype) -> None:
     """Draw values into a tensor whose elements may share memory with each other.
 
     Parameters
@@ -43,7 +43,7 @@ def write(tensor: torch.Tensor, values: torch.Tensor) -> None:
 
 
 def draw(
-    shape: tuple[int, ...], dtype: torch.dtype, model: ValueModel | None, generator: torch.Generator
+    shape: tuple[int, ...], dtype: torch.dtype, model: Drawable | None, generator: torch.Generator
 ) -> torch.Tensor:
     """Values of a model, or where there is none normal numbers, random bits and zeros."""
     device, written_as = generator.device, memory_dtype(dtype)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ from opgrip.traces.arguments import (
 )
 from opgrip.traces.errors import one_line
 from opgrip.traces.tensor_specs import QUANTIZED, memory_dtype
-from opgrip.traces.values import ValueModel
+from opgrip.traces.values import Drawable
 
 DeviceMap = Callable[[str], str]
 
@@ -89,7 +90,7 @@ class Inputs:
         self,
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
-        values: Mapping[int, ValueModel],
+        values: Mapping[int, Drawable],
         place: DeviceMap,
         seed: int,
         dtype: torch.dtype | None = None,
@@ -117,6 +118,13 @@ class Inputs:
     def nbytes(self) -> int:
         """Bytes of memory that the arguments lie in."""
         return sum(storage.nbytes() for storage in self._storages)
+
+    def copy(self) -> Inputs:
+        """The same arguments in memory of their own, kept as they are."""
+        twin = copy.copy(self)
+        twin._storages = [storage.clone() for storage in self._pristine or self._storages]
+        twin.keep()
+        return twin
 
     def make(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Positional and named arguments: fresh tensor objects over the same memory."""
@@ -159,7 +167,7 @@ class Inputs:
         planned = (_Piece(piece, number[place], drawn_as[place]) for place, piece in enumerate(memory))
         return [_Planned(spec, tuple(next(planned) for _ in pieces(spec))) for spec in specs]
 
-    def _fill(self, values: Mapping[int, ValueModel], seed: int) -> None:
+    def _fill(self, values: Mapping[int, Drawable], seed: int) -> None:
         generators: dict[str, torch.Generator] = {}
         # of tensors in the same memory, the smaller or wider tells more of what is there
         for planned in sorted(self._planned, key=lambda planned: -prod(planned.spec.shape)):

@@ -14,7 +14,7 @@ from opgrip.replay.indices import MOST_PLACES, distinct_in_rows, distinct_places
 from opgrip.replay.operators import Unsupported
 from opgrip.traces.tensor_checks import compressed_grid
 from opgrip.traces.tensor_specs import PACKED, QUANTIZED, Compressed, Coo, Nested, PerChannel, PerTensor, TensorSpec
-from opgrip.traces.values import ValueModel
+from opgrip.traces.values import Drawable
 
 
 def check_layout(spec: TensorSpec) -> None:
@@ -39,7 +39,7 @@ def check_layout(spec: TensorSpec) -> None:
 
 
 def draw_indices(
-    spec: TensorSpec, values: Mapping[int, ValueModel], generator: torch.Generator
+    spec: TensorSpec, values: Mapping[int, Drawable], generator: torch.Generator
 ) -> tuple[torch.Tensor, ...]:
     """The indices of a sparse tensor, valid ones, in the order of its parts; of other tensors none."""
     match spec.made_of:
@@ -114,7 +114,7 @@ def _check_scales(scales: tuple[float, ...]) -> None:
         raise Unsupported("an argument is quantized by a scale that is not positive")
 
 
-def _draw_coo(spec: TensorSpec, coo: Coo, values: Mapping[int, ValueModel], generator: torch.Generator) -> torch.Tensor:
+def _draw_coo(spec: TensorSpec, coo: Coo, values: Mapping[int, Drawable], generator: torch.Generator) -> torch.Tensor:
     sparse, nnz = coo.indices.shape
     if not sparse or not nnz:
         return torch.zeros((sparse, nnz), dtype=torch.int64, device=generator.device)
@@ -125,7 +125,7 @@ def _draw_coo(spec: TensorSpec, coo: Coo, values: Mapping[int, ValueModel], gene
 
 
 def _draw_compressed(
-    spec: TensorSpec, made_of: Compressed, values: Mapping[int, ValueModel], generator: torch.Generator
+    spec: TensorSpec, made_of: Compressed, values: Mapping[int, Drawable], generator: torch.Generator
 ) -> tuple[torch.Tensor, torch.Tensor]:
     rows, columns = compressed_grid(spec)
     *batch, nnz = made_of.plain.shape
@@ -138,7 +138,7 @@ def _draw_compressed(
 
 
 def _draw_whole(
-    shape: tuple[int, ...], number: int | None, values: Mapping[int, ValueModel], generator: torch.Generator
+    shape: tuple[int, ...], number: int | None, values: Mapping[int, Drawable], generator: torch.Generator
 ) -> torch.Tensor:
     model = None if number is None else values.get(number)
     if 0 in shape:

@@ -1,130 +1,141 @@
-"""Replays cases one after the other; a bad one costs its row and nothing else."""
+"""Replays cases, some at a time, side by side; a bad one costs its row and nothing else."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
-import nvtx
-import torch
-
+from opgrip.replay import pages
+from opgrip.replay.caches import COLD, PROGRAM, flusher
 from opgrip.replay.cases import Case
-from opgrip.replay.contexts import restored
-from opgrip.replay.inputs import DeviceMap, Inputs
-from opgrip.replay.operators import TRUSTED_EXTENSIONS, Operator, Unsupported, find_operator
-from opgrip.replay.results import FAILED, OK, SKIPPED, UNSUPPORTED, Result, describe_shapes, same_outputs
-from opgrip.replay.timing import Arguments, Effort, measure, synchronizer
-from opgrip.replay.work import bytes_of, flops_of
-from opgrip.traces.arguments import TensorSpec, map_leaves, tensors
-from opgrip.traces.errors import one_line
+from opgrip.replay.clock import empty_call_ns
+from opgrip.replay.methods import Stopwatch, synchronizer
+from opgrip.replay.preparation import Prepared, describe_failure, prepare
+from opgrip.replay.results import Result
+from opgrip.replay.rounds import Announce, Group, Measurer
+from opgrip.replay.samples import NOISY, ratio_quantiles
+from opgrip.replay.settings import Settings
+from opgrip.replay.subjects import Subject
+from opgrip.replay.values import RECORDED
+from opgrip.replay.work import bytes_of
 
-NVTX_DOMAIN = "opgrip"
-EAGER = "eager"
+CASES, BYTES = 128, 1 << 30
+"""Cases that are measured side by side, and bytes of their arguments."""
+BACKGROUND = 48
+"""Cases that run side by side at least: others of the program where fewer are measured."""
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """How cases are replayed.
+def replay(
+    cases: Sequence[Case],
+    settings: Settings,
+    background: Sequence[Case] = (),
+    announce: Announce = lambda number: None,
+) -> Iterator[Result]:
+    """The rows of each case, in order.
 
-    Attributes
+    Parameters
     ----------
-    place : where tensors go that were recorded on a device
-    device : what the results name, and what is waited for
-    extensions : extension modules whose functions may be called
+    background : other cases of the program, that run between those that are measured where these are few
+    announce : is told the number of each case before anything of it runs
     """
-
-    place: DeviceMap
-    device: str
-    effort: Effort = Effort()  # noqa: RUF009 - frozen
-    seed: int = 0
-    extensions: Collection[str] = TRUSTED_EXTENSIONS
+    pages.keep_freed_memory()
+    for window in windows(cases):
+        yield from _measure(window, settings, background, announce)
 
 
-def replay(cases: Sequence[Case], settings: Settings) -> Iterator[Result]:
-    """A result for each case, in order, each as soon as it is there."""
+def windows(cases: Sequence[Case]) -> Iterator[list[Case]]:
+    """Cases in the parts in which they are measured side by side."""
+    window: list[Case] = []
+    size = 0
     for case in cases:
-        yield _replay_case(case, settings)
+        needed = bytes_of([case.signature.args, case.signature.kwargs]) * (1 + len(case.variants))
+        if window and (len(window) == CASES or size + needed > BYTES):
+            yield window
+            window, size = [], 0
+        window.append(case)
+        size += needed
+    if window:
+        yield window
 
 
-def _replay_case(case: Case, settings: Settings) -> Result:
-    result = Result(
-        case=case.number,
-        op=case.op,
-        shapes=describe_shapes(case.signature),
-        count=case.count,
-        share=case.share,
-        mode=EAGER,
-        device=settings.device,
-        status=OK,
-        captured_us=case.captured_us,
-        captured_total_us=case.captured_total_us,
-        bytes=bytes_of(case.signature),
+def _measure(cases: Sequence[Case], settings: Settings, background: Sequence[Case], announce: Announce) -> list[Result]:
+    rows: list[tuple[Case, list[Prepared]]] = []
+    for case in cases:
+        announce(case.number)
+        rows.append((case, prepare(case, settings)))
+    measurer = Measurer(
+        Stopwatch(settings.method, synchronizer(settings.device), empty_call_ns()),
+        settings.effort,
+        flusher(settings.device) if settings.cache == COLD else None,
+        announce,
+        settings.seed,
     )
-    if case.signature.raised is not None:
-        return replace(result, status=SKIPPED, error=f"it raised when it was captured: {case.signature.raised}")
-    try:
-        # captured below autograd, so replayed without it
-        with restored(case.context), torch.no_grad():
-            return _measure_case(case, settings, result)
-    except Unsupported as error:
-        return replace(result, status=UNSUPPORTED, error=str(error))
-    except NotImplementedError as error:
-        return replace(result, status=UNSUPPORTED, error=one_line(error, 300))
-    except Exception as error:
-        return replace(result, status=FAILED, error=one_line(error, 300))
+    if settings.cache == PROGRAM:
+        others = _background(background, settings, BACKGROUND - len(cases), announce)
+        measurer.in_rounds(_groups(rows, settings, others))
+    else:
+        measurer.one_by_one(_groups(rows, settings, []))
+    return [row for _, prepared in rows for row in _filled(prepared, settings)]
 
 
-def _measure_case(case: Case, settings: Settings, result: Result) -> Result:
-    signature = case.signature
-    operator = find_operator(signature, settings.extensions)
-    inputs = Inputs(signature.args, signature.kwargs, case.values, settings.place, settings.seed)
-    inputs.keep()
-    args, kwargs = inputs.make()
-    outputs = operator.function(*args, **kwargs)
-    match = same_outputs(signature.outputs, _outlines(outputs))
-    flops = flops_of(operator.function, args, kwargs, outputs)
-    del args, kwargs, outputs
-    with nvtx.annotate(f"{case.op} #{case.number}", domain=NVTX_DOMAIN):
-        timing = measure(
-            operator.function, _supplier(operator, inputs), synchronizer(_device_of(case, settings)), settings.effort
-        )
+def _background(cases: Sequence[Case], settings: Settings, wanted: int, announce: Announce) -> list[Subject]:
+    """Subjects of other cases that are quick enough to stand between those that are measured."""
+    found: list[Subject] = []
+    for case in cases:
+        if len(found) >= wanted:
+            break
+        announce(case.number)
+        plain = replace(settings, values=(RECORDED,), backward=False, memory=False)
+        found += [subject for _, subject in prepare(replace(case, variants=()), plain) if subject is not None]
+    return found
+
+
+def _groups(
+    rows: Sequence[tuple[Case, list[Prepared]]], settings: Settings, background: Sequence[Subject]
+) -> list[Group]:
+    """Subjects by the settings of torch that they run under; each group has the whole background."""
+    groups: dict[str, Group] = {}
+    for case, prepared in rows:
+        subjects = [subject for _, subject in prepared if subject is not None]
+        context, grad = settings.context_of(case), settings.wants_grad(case)
+        group = groups.setdefault(f"{sorted(context.items())} {grad}", Group(context, grad, [], background))
+        group.subjects.extend(subjects)
+    return list(groups.values())
+
+
+def _filled(prepared: Sequence[Prepared], settings: Settings) -> Iterator[Result]:
+    """The rows of one case, with what was measured."""
+    first: dict[str, Subject] = {}
+    for result, subject in prepared:
+        if subject is None:
+            yield result
+            continue
+        if subject.failure is not None:
+            status, reason = describe_failure(subject.failure)
+            yield replace(result, status=status, error=reason)
+            continue
+        base = first.setdefault(result.direction, subject)
+        ratio = (None, None, None) if base is subject else ratio_quantiles(subject.times_ns, base.times_ns)
+        yield _with_times(result, subject, settings, ratio)
+
+
+def _with_times(
+    result: Result, subject: Subject, settings: Settings, ratio: tuple[float | None, float | None, float | None]
+) -> Result:
+    samples = subject.samples
     return replace(
         result,
-        outputs_match=match,
-        flops=flops,
-        samples=len(timing.times_ns),
-        median_us=timing.quantile_us(0.5),
-        p10_us=timing.quantile_us(0.1),
-        p90_us=timing.quantile_us(0.9),
+        median_us=samples.quantile_us(0.5),
+        p10_us=samples.quantile_us(0.1),
+        p90_us=samples.quantile_us(0.9),
+        samples=len(samples),
+        spread=samples.spread if len(samples) > 1 else None,
+        stopped=samples.done(settings.effort) or "most",
+        dropped=samples.dropped,
+        noisy=samples.spread > NOISY if len(samples) > 1 else None,
+        method=settings.method,
+        cache=settings.cache,
+        ratio_p10=ratio[0],
+        ratio=ratio[1],
+        ratio_p90=ratio[2],
     )
-
-
-def _supplier(operator: Operator, inputs: Inputs) -> Callable[[], Arguments]:
-    """Gives every run the arguments in their first state, where runs can change them."""
-    if not operator.mutates:
-        same = inputs.make()
-        return lambda: same
-
-    def restored() -> Arguments:
-        inputs.restore()
-        return inputs.make()
-
-    inputs.restore()
-    return restored
-
-
-def _device_of(case: Case, settings: Settings) -> str:
-    devices = {settings.place(spec.device) for spec in tensors([case.signature.args, case.signature.kwargs])}
-    return next((device for device in sorted(devices) if device != "cpu"), settings.device)
-
-
-def _outlines(outputs: Any) -> Any:
-    """Outputs with a spec of shape and dtype in each tensor's place."""
-
-    def outline(leaf: Any) -> Any:
-        if not isinstance(leaf, torch.Tensor):
-            return leaf
-        return TensorSpec(tuple(leaf.shape), None, leaf.dtype, str(leaf.device))
-
-    return map_leaves(outline, outputs)

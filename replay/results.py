@@ -10,11 +10,13 @@ from typing import Any
 
 import pandas as pd
 
+from opgrip.replay.values import RECORDED
 from opgrip.traces.arguments import Opaque, TensorSpec, leaves
 from opgrip.traces.errors import UserError
 from opgrip.traces.records import Signature
 
-OK, UNSUPPORTED, FAILED, SKIPPED = "ok", "unsupported", "failed", "skipped"
+OK, UNSUPPORTED, FAILED, TIMEOUT, SKIPPED = "ok", "unsupported", "failed", "timeout", "skipped"
+FORWARD, BACKWARD = "forward", "backward"
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +28,22 @@ class Result:
     case : the signature's number in the trace
     shapes : of the arguments, in short
     count : calls in the program; `share` is that of their time in all selected calls' time, 0 to 1
-    status : `ok`, `unsupported`, `failed`, `skipped`
-    median_us, p10_us, p90_us : of the timed runs, of which there are `samples`
+    values : how tensors' values were drawn: `recorded`, `random`, `zeros`
+    direction : `forward`, or `backward` for the gradients of a call
+    status : `ok`, `unsupported`, `failed`, `timeout`, `skipped`
     captured_us : median duration in the program; `captured_total_us` is the sum over its calls
-    outputs_match : whether shapes and dtypes of the outputs are the recorded ones; None where they are not known
-    flops, bytes : of one call; flops where torch has a formula
+    median_us, p10_us, p90_us : of the timed runs, of which there are `samples`
+    spread : interquartile range of the runs, as a share of their median
+    stopped : why there were no more runs: `precision`, `settled`, `budget`, `most`, `iterations`
+    dropped : runs that were not kept, the processor being slowed down meanwhile
+    noisy : whether the spread is so large that the median is doubtful
+    method, cache : how the runs were timed, and what the caches held: `discrete`, `program`
+    ratio, ratio_p10, ratio_p90 : quantiles of the time over that of the first way to draw values, run by run; None in
+        the rows of the first
+    faithful : whether the outputs have the recorded shapes and dtypes; None where they are not known
+    flops : floating-point operations of one call, where torch has a formula
+    bytes_in, bytes_out : of all tensors that a call takes and gives
+    allocated_bytes, peak_bytes : memory that one call allocates, and the most that it holds of it at once
     error : the reason of a status that is not ok
     """
 
@@ -44,13 +57,27 @@ class Result:
     status: str
     captured_us: float
     captured_total_us: float
+    values: str = RECORDED
+    direction: str = FORWARD
     median_us: float | None = None
     p10_us: float | None = None
     p90_us: float | None = None
     samples: int = 0
-    outputs_match: bool | None = None
+    spread: float | None = None
+    stopped: str | None = None
+    dropped: int = 0
+    noisy: bool | None = None
+    method: str | None = None
+    cache: str | None = None
+    ratio: float | None = None
+    ratio_p10: float | None = None
+    ratio_p90: float | None = None
+    faithful: bool | None = None
     flops: int | None = None
-    bytes: int | None = None
+    bytes_in: int | None = None
+    bytes_out: int | None = None
+    allocated_bytes: int | None = None
+    peak_bytes: int | None = None
     error: str | None = None
 
 
@@ -81,6 +108,26 @@ def load_results(path: str | Path) -> pd.DataFrame:
         ) from error
 
 
+def read_results(path: Path) -> list[Result]:
+    """The rows of a `.json` or `.csv` file that `opreplay -o` wrote.
+
+    Raises
+    ------
+    UserError : where the file is not there or is not of that kind
+    """
+    table = load_results(path).astype(object)
+    rows = table.where(table.notna(), None).to_dict("records")
+    whole = {field.name for field in fields(Result) if field.type in ("int", "int | None")}
+
+    def value(name: str, cell: Any) -> Any:
+        return int(cell) if name in whole and cell is not None else cell
+
+    try:
+        return [Result(**{str(name): value(str(name), cell) for name, cell in row.items()}) for row in rows]
+    except (TypeError, ValueError) as error:
+        raise UserError(f"{path} has other columns than this opreplay writes", "choose another file") from error
+
+
 def summarize(results: list[Result]) -> str:
     """How many cases came to which status, in one line."""
     counts: dict[str, int] = {}
@@ -96,14 +143,19 @@ def describe_shapes(signature: Signature) -> str:
     return " ".join([*map(_describe, signature.args), *named])
 
 
-def same_outputs(recorded: Any, described: Any) -> bool | None:
+def same_outputs(recorded: Any, described: Any, dtypes: bool = True) -> bool | None:
     """Whether two trees of outputs have tensors of the same shapes and dtypes at the same places.
 
     None where the recorded ones are not known.
+
+    Parameters
+    ----------
+    dtypes : else shapes alone
     """
     if any(isinstance(leaf, Opaque) for leaf in leaves(recorded)):
         return None
-    return [_outline(leaf) for leaf in leaves(recorded)] == [_outline(leaf) for leaf in leaves(described)]
+    expected, met = ([_outline(leaf, dtypes) for leaf in leaves(tree)] for tree in (recorded, described))
+    return expected == met
 
 
 def _describe(value: object) -> str:
@@ -118,5 +170,5 @@ def _short(value: object) -> str:
     return str(value).removeprefix("torch.")
 
 
-def _outline(leaf: object) -> object:
-    return (leaf.shape, leaf.dtype) if isinstance(leaf, TensorSpec) else None
+def _outline(leaf: object, dtypes: bool) -> object:
+    return (leaf.shape, leaf.dtype if dtypes else None) if isinstance(leaf, TensorSpec) else None

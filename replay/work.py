@@ -1,25 +1,33 @@
-"""How much a call does: bytes and floating-point operations."""
+"""How much a call does: bytes, memory and floating-point operations."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.autograd.profiler import profile
 from torch.utils.flop_counter import flop_registry
 
 from opgrip.traces.arguments import tensors
-from opgrip.traces.records import Signature
 from opgrip.traces.tensor_specs import stored_elements
 
 
-def bytes_of(signature: Signature) -> int:
-    """Bytes of all tensors that a call takes and gives, each counted once for each time it is an argument or result.
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What one call allocates in all, and the most of it that it holds at once, in bytes."""
+
+    allocated: int
+    peak: int
+
+
+def bytes_of(tree: Any) -> int:
+    """Bytes of all tensors in arguments or results, each counted once for each time that it is there.
 
     Elements that an expanded tensor repeats count once.
     """
-    specs = tensors([signature.args, signature.kwargs, signature.outputs])
-    return sum(stored_elements(spec) * spec.dtype.itemsize for spec in specs)
+    return sum(stored_elements(spec) * spec.dtype.itemsize for spec in tensors(tree))
 
 
 def flops_of(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> int | None:
@@ -32,3 +40,31 @@ def flops_of(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[s
     except Exception:
         # a formula that does not know these arguments is as good as none
         return None
+
+
+def with_memory(run: Callable[[], Any], device: str) -> tuple[Any, Memory]:
+    """What a call gives, and the memory that it took of torch's allocator for this device."""
+    if torch.device(device).type == "cuda":
+        return _with_device_memory(run, device)
+    with profile(profile_memory=True) as profiled:
+        result = run()
+    live = peak = allocated = 0
+    for event in profiled.kineto_results.events():
+        if event.name() == "[memory]":
+            size = event.nbytes()
+            live += size
+            allocated += max(size, 0)
+            peak = max(peak, live)
+    return result, Memory(allocated, peak)
+
+
+def _with_device_memory(run: Callable[[], Any], device: str) -> tuple[Any, Memory]:
+    torch.cuda.synchronize(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_stats(device)
+    result = run()
+    torch.cuda.synchronize(device)
+    after = torch.cuda.memory_stats(device)
+    allocated = "allocated_bytes.all.allocated"
+    peak = after["allocated_bytes.all.peak"] - before["allocated_bytes.all.current"]
+    return result, Memory(after[allocated] - before[allocated], peak)

@@ -24,13 +24,18 @@ needs_openmmlab = pytest.mark.skipif(
 )
 
 
+def program_path(name: str) -> str:
+    """Where one of the project's commands is."""
+    return str(Path(sys.executable).parent / name)
+
+
 def run_command(
     name: str, *args: object, cwd: Path | None = None, **kwargs: object
 ) -> subprocess.CompletedProcess[str]:
     """Run one of the project's commands as a user does, in a process of its own."""
-    program = Path(sys.executable).parent / name
+    command = [program_path(name), *map(str, args)]
     return subprocess.run(  # type: ignore[call-overload,no-any-return]
-        [str(program), *map(str, args)], capture_output=True, text=True, cwd=cwd, timeout=600, check=False, **kwargs
+        command, capture_output=True, text=True, cwd=cwd, timeout=600, check=False, **kwargs
     )
 
 

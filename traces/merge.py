@@ -28,6 +28,7 @@ from opgrip.traces.records import (
     Values,
     listed,
 )
+from opgrip.traces.tensor_file import HEADER_FIELD
 from opgrip.traces.tensor_specs import map_values
 from opgrip.traces.writer import TraceWriter
 
@@ -65,7 +66,7 @@ def merge(paths: Sequence[Path], output: Path, force: bool = False, partial: boo
         raise
 
 
-_OWN = ("format", "version", "rank")
+_OWN = ("format", "version", "rank", HEADER_FIELD)
 """Fields of a header that are not those of the whole."""
 
 

@@ -56,6 +56,13 @@ def discard(file: IO[bytes]) -> None:
         Path(file.name).unlink()
 
 
+def abandon(file: IO[bytes]) -> None:
+    """Let nothing that this process still holds of a temporary file reach it: after a fork, it is the parent's."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, file.fileno())
+    os.close(nowhere)
+
+
 @contextmanager
 def whole_file(path: Path, force: bool) -> Iterator[IO[bytes]]:
     """A file to write; it appears under its name when the block ends well, and never otherwise."""

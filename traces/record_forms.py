@@ -6,6 +6,7 @@ types that its record declares.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from itertools import pairwise
 from typing import Any, TypeVar
@@ -149,11 +150,12 @@ def _context_from_json(form: Mapping[str, Json]) -> Context:
 
 
 def _values_to_json(record: Values) -> dict[str, Json]:
-    return {"type": "values", "id": record.number, **value_model_to_json(record.model)}
+    form = {"type": "values", "id": record.number, **value_model_to_json(record.model)}
+    return form if record.tensor is None else form | {"tensor": record.tensor}
 
 
 def _values_from_json(form: Mapping[str, Json]) -> Values:
-    return Values(_integer(form["id"]), value_model_from_json(form))
+    return Values(_integer(form["id"]), value_model_from_json(form), _optional(_key, form.get("tensor")))
 
 
 def _thread_to_json(record: Thread) -> dict[str, Json]:
@@ -180,7 +182,11 @@ def _calls_to_json(record: Calls) -> dict[str, Json]:
         "newest": record.newest,
         "storages": encode_storages(record.storages, record.newest),
     }
-    return form | {"device_ns": record.device_ns} if record.device_ns else form
+    if record.device_ns:
+        form["device_ns"] = record.device_ns
+    if record.page_faults:
+        form["page_faults"] = [list(pair) for pair in record.page_faults]
+    return form
 
 
 def _calls_from_json(form: Mapping[str, Json]) -> Calls:
@@ -198,8 +204,17 @@ def _calls_from_json(form: Mapping[str, Json]) -> Calls:
         raise FormatError("a block of calls whose columns differ in length")
     return Calls(
         *(_integer(form["thread"]), columns[0], columns[1], starts, columns[3]),
-        *(tensors, storages, newest, device_ns),
+        *(tensors, storages, newest, device_ns, _page_faults(form.get("page_faults", []), len(starts))),
     )
+
+
+def _page_faults(pairs: Json, calls: int) -> list[tuple[int, int]]:
+    if not isinstance(pairs, list):
+        raise FormatError("page faults that are no list")
+    counted = [_integers(pair) for pair in pairs]
+    if any(len(pair) != 2 or not 0 <= pair[0] < calls or pair[1] < 0 for pair in counted):
+        raise FormatError("page faults of calls that are not in their block")
+    return [(place, count) for place, count in counted]
 
 
 def _entered_to_json(record: Entered) -> dict[str, Json]:
@@ -265,6 +280,12 @@ def _text(value: Json) -> str:
     return value
 
 
+def _key(value: Json) -> str:
+    if re.fullmatch("[0-9a-f]{32,128}", _text(value)) is None:
+        raise FormatError(f"{value[:60]!r} stands where the key of a tensor should")
+    return str(value)
+
+
 def _optional(read: Callable[[Any], T], value: Json) -> T | None:
     return None if value is None else read(value)
 
@@ -303,7 +324,7 @@ _FIELDS: dict[str, set[str]] = {
     "thread": {"type", "id", "name", "process"},
     "calls": {
         *("type", "thread", "start_ns", "signature", "scope", "after_ns", "duration_ns", "tensors", "storages"),
-        *("newest", "device_ns"),
+        *("newest", "device_ns", "page_faults"),
     },
     "entered": {"type", "thread", "start_ns", "scope", "signature", "opened"},
     "end": {"type", "calls", "signatures", "duration_ns", "dropped", "passed_by", "without_values", "stopped"},

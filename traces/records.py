@@ -10,7 +10,7 @@ from opgrip.traces.arguments import Opaque
 from opgrip.traces.values import ValueModel
 
 FORMAT = "opgrip-trace"
-MAJOR, MINOR = 1, 1
+MAJOR, MINOR = 1, 2
 
 OPERATOR = "operator"
 EXTENSION = "extension"
@@ -91,10 +91,16 @@ class Context:
 
 @dataclass(frozen=True, slots=True)
 class Values:
-    """A value model under the number that tensors refer to it by."""
+    """A value model under the number that tensors refer to it by.
+
+    Attributes
+    ----------
+    tensor : key of the values themselves in the file beside the trace, None where they were not kept
+    """
 
     number: int
     model: ValueModel
+    tensor: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +131,7 @@ class Calls:
         their order, then those of its results. A number stands for the same memory in the whole trace.
     newest : the largest number of a storage in the blocks before; numbers are written by their distance to it
     device_ns : how long each call kept an accelerator busy, -1 for one that ran on the host alone; empty where none did
+    page_faults : (place in this block, pages that the system gave) of the calls that got fresh memory
     """
 
     thread: int
@@ -136,6 +143,7 @@ class Calls:
     storages: list[int] = field(default_factory=list)
     newest: int = -1
     device_ns: list[int] = field(default_factory=list)
+    page_faults: list[tuple[int, int]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ import pandas as pd
 from opgrip.traces.errors import UserError
 from opgrip.traces.reader import TraceReader
 from opgrip.traces.records import Calls, Context, End, Entered, Header, Scope, Signature, Thread, Values
+from opgrip.traces.tensor_file import files_beside
 from opgrip.traces.values import ValueModel
 
 
@@ -28,7 +29,8 @@ class Trace:
     values : value models by number
     calls : one row a call, in the order in which the calls started: signature, op, scope, module, function, file,
         line, own_module, phase, inside, process (in a merged trace), thread, start_ns (since the start of the capture),
-        duration_ns, device_ns (nan for what ran on the host alone), tensors, first_storage. Module, function, file and
+        duration_ns, device_ns (nan for what ran on the host alone), page_faults (0 where none were counted), tensors,
+        first_storage. Module, function, file and
         line of a call in a backward pass are those of the forward call that caused it, where it is known; `own_module`
         is where it ran itself.
     storages : the memory of each call's tensors: `tensors` numbers from `first_storage` on, as `Calls` has them
@@ -37,6 +39,8 @@ class Trace:
     end : totals and what was dropped; None where the file has no closing record
     missing : what the file lacks, in words; None where it is whole
     unknown : record types and fields of a newer version that were passed over, with their counts
+    tensors : by the number of a value model, the key of the values themselves in one of the tensor files
+    tensor_files : the files of whole values beside the trace, as far as they are there
     """
 
     header: dict[str, Any]
@@ -50,6 +54,8 @@ class Trace:
     end: End | None = None
     missing: str | None = None
     unknown: dict[str, int] = field(default_factory=dict)
+    tensors: dict[int, str] = field(default_factory=dict)
+    tensor_files: tuple[Path, ...] = ()
 
     def summary(self, *columns: str) -> pd.DataFrame:
         """One row an operator, by falling share of time: op, calls, signatures, time_us, share.
@@ -83,14 +89,15 @@ def load(path: str | Path, partial: bool = True) -> Trace:
 
     Raises
     ------
-    UserError : where the file is not there, empty, of another kind or of a newer major version; or damaged, and
-        `partial` is false
+    UserError : where the file is not there, empty, of another kind or of a newer major version, or names a file of
+        values that is not beside it; or damaged, and `partial` is false
     """
     reader = TraceReader(path)
     header: dict[str, Any] = {}
     signatures: list[Signature] = []
     scopes: list[Scope] = []
     values: dict[int, ValueModel] = {}
+    tensors: dict[int, str] = {}
     contexts: dict[int, dict[str, Any]] = {}
     threads: dict[int, Thread] = {}
     entered: dict[int, list[Entered]] = {}
@@ -106,6 +113,8 @@ def load(path: str | Path, partial: bool = True) -> Trace:
                 scopes.append(record)
             case Values():
                 values[record.number] = record.model
+                if record.tensor is not None:
+                    tensors[record.number] = record.tensor
             case Context():
                 contexts[record.number] = record.settings
             case Thread():
@@ -122,7 +131,7 @@ def load(path: str | Path, partial: bool = True) -> Trace:
     unfinished = _unfinished(entered, blocks)
     return Trace(
         *(header, signatures, scopes, values, calls, _column(blocks, "storages"), contexts, unfinished),
-        *(end, reader.missing, dict(reader.unknown)),
+        *(end, reader.missing, dict(reader.unknown), tensors, files_beside(reader.path, header)),
     )
 
 
@@ -172,6 +181,7 @@ def _table(
             "start_ns": _column(blocks, "start_ns"),
             "duration_ns": _column(blocks, "duration_ns"),
             "device_ns": _device_times(blocks),
+            "page_faults": _page_faults(blocks, lengths),
             "tensors": tensors,
             "first_storage": np.cumsum(tensors) - tensors,
         }
@@ -188,6 +198,16 @@ def _device_times(blocks: list[Calls]) -> np.ndarray[Any, np.dtype[np.float64]]:
     pieces = [np.asarray(block.device_ns or [-1] * len(block.signature), dtype=np.float64) for block in blocks]
     times = np.concatenate(pieces) if pieces else np.empty(0)
     return np.where(times < 0, np.nan, times)
+
+
+def _page_faults(blocks: list[Calls], lengths: list[int]) -> np.ndarray[Any, np.dtype[np.int64]]:
+    faults = np.zeros(sum(lengths), dtype=np.int64)
+    first = 0
+    for block, length in zip(blocks, lengths, strict=True):
+        for place, count in block.page_faults:
+            faults[first + place] = count
+        first += length
+    return faults
 
 
 def _names(numbers: np.ndarray[Any, np.dtype[np.int64]], names: dict[int, Any]) -> pd.Categorical:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import IO, cast
 
-from opgrip.traces.output import commit, create, discard
+from opgrip.traces.output import abandon, commit, create, discard
 from opgrip.traces.record_forms import to_json
 from opgrip.traces.records import Header, Record
 from opgrip.traces.streams import ByteSink, compress_to
@@ -84,9 +83,7 @@ class TraceWriter:
     def abandon(self) -> None:
         """Let nothing that this process still holds of the file reach it: after a fork, it is the parent's."""
         if self._file is not None:
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, self._file.fileno())
-            os.close(nowhere)
+            abandon(self._file)
 
     def __enter__(self) -> TraceWriter:
         return self

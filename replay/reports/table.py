@@ -55,8 +55,8 @@ def write_markdown(results: Sequence[Result], header: Mapping[str, Any], file: I
 
 def _cells(result: Result) -> list[str]:
     status = result.status
-    if result.outputs_match is False:
-        status = "ok, other output shapes" if status == OK else status
+    if result.faithful is False:
+        status = "ok, unfaithful" if status == OK else status
     return [
         f"{result.share:.1%}",
         result.op,

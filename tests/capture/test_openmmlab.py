@@ -18,9 +18,10 @@ from opgrip.capture.models import load_program
 from opgrip.capture.program import ModelOptions
 from opgrip.replay.cases import make_cases
 from opgrip.replay.inputs import device_map
-from opgrip.replay.replay import Settings, replay
+from opgrip.replay.replay import replay
 from opgrip.replay.results import OK, UNSUPPORTED
-from opgrip.replay.timing import Effort
+from opgrip.replay.samples import Effort
+from opgrip.replay.settings import Settings
 from opgrip.traces import Trace, load
 
 MODELS = {

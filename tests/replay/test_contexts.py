@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +12,10 @@ from opgrip.capture import Capture
 from opgrip.replay.cases import make_cases
 from opgrip.replay.contexts import restored
 from opgrip.replay.inputs import device_map
-from opgrip.replay.replay import Settings, replay
-from opgrip.replay.timing import Effort
+from opgrip.replay.replay import replay
+from opgrip.replay.samples import Effort
+from opgrip.replay.settings import Settings
+from opgrip.replay.subjects import Subject
 from opgrip.traces import load
 
 
@@ -60,15 +61,14 @@ def test_a_case_runs_under_its_own_settings(tmp_path: Path, monkeypatch: pytest.
     cases = make_cases(load(tmp_path / "t.jsonl"))
     assert {case.signature.args[0].shape: case.context["inference"] for case in cases} == {(3,): False, (4,): True}
     seen = []
-    replay_module = sys.modules["opgrip.replay.replay"]
-    original = replay_module.find_operator
+    original = Subject.run
 
-    def watching(*args: Any) -> Any:
+    def watching(subject: Subject) -> None:
         seen.append((torch.is_inference_mode_enabled(), torch.is_grad_enabled()))
-        return original(*args)
+        original(subject)
 
-    monkeypatch.setattr(replay_module, "find_operator", watching)
-    effort = Effort(warmup=0, iterations=1)
+    monkeypatch.setattr(Subject, "run", watching)
+    effort = Effort(warmup=1, iterations=1)
     results = list(replay(cases, Settings(device_map("cpu", None), "cpu", effort)))
     assert [result.status for result in results] == ["ok", "ok"]
     assert seen == [(case.context["inference"], False) for case in cases]

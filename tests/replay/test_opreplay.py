@@ -29,7 +29,7 @@ def test_every_signature_of_the_built_in_detector_runs_again(detector_trace: Pat
     rows = load_results(output)
     assert len(rows) == len(load(detector_trace).signatures)
     assert set(rows["status"]) == {"ok"}
-    assert rows["outputs_match"].all()
+    assert rows["faithful"].all()
     assert rows["share"].is_monotonic_decreasing
     assert rows["share"].sum() == pytest.approx(1)
     assert (rows["median_us"] > 0).all()
@@ -55,7 +55,7 @@ def test_results_load_as_a_table(detector_trace: Path, tmp_path: Path, suffix: s
     assert run_command("opreplay", detector_trace, *FAST, "--top", "4", "-o", output).returncode == 0
     rows = load_results(output)
     assert isinstance(rows, pd.DataFrame)
-    wanted = "case op count mode device status median_us p10_us p90_us samples captured_us flops bytes error"
+    wanted = "case op count mode device status median_us p10_us p90_us samples captured_us flops bytes_in error"
     assert set(wanted.split()) <= set(rows.columns)
     assert len(rows) == 4
 
@@ -146,7 +146,7 @@ def tensor(shape: list[int], **rest: object) -> dict[str, object]:
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"args": [tensor([10**15])]}, "failed: RuntimeError"),
+        ({"args": [tensor([10**15])]}, "failed: out of memory: "),
         ({"args": [tensor([2**62, 2**62])]}, "unsupported: an argument needs more memory than there are addresses"),
         ({"args": [tensor([3]), 1, 2]}, "failed: RuntimeError"),
         ({"args": [tensor([3], values=77)]}, "1 ok"),

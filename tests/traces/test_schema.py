@@ -10,7 +10,7 @@ import jsonschema
 import pytest
 import torch
 from example_trace import write
-from programs import ROOT, SHIPPED_TRACES
+from programs import ROOT, SHIPPED_TRACES, train_tiny_net
 from unusual_tensors import ALL
 
 from opgrip.capture import Capture
@@ -42,9 +42,11 @@ def test_every_shipped_trace_follows_the_schema(path: Path) -> None:
     check(path)
 
 
-def test_captured_traces_follow_the_schema(tiny_trace: Path, detector_trace: Path) -> None:
+def test_captured_traces_follow_the_schema(tiny_trace: Path, detector_trace: Path, tmp_path: Path) -> None:
     check(tiny_trace)
     check(detector_trace)
+    train_tiny_net(tmp_path / "t.jsonl", values="full")
+    check(tmp_path / "t.jsonl")
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")

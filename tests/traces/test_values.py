@@ -2,38 +2,24 @@
 
 from __future__ import annotations
 
-import json
 import math
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from programs import SHIPPED_TRACES
+from redrawn import drawn, fitted, read_again
 
-from opgrip.traces.arguments import FormatError
-from opgrip.traces.values import ValueModel, fit, value_model_from_json, value_model_to_json
+from opgrip.traces import load
+from opgrip.traces.values import fit, value_model_from_json, value_model_to_json, value_models
 from opgrip.traces.values.booleans import Booleans
-from opgrip.traces.values.boxes import Boxes
+from opgrip.traces.values.constant import Constant
 from opgrip.traces.values.exact import Exact
-from opgrip.traces.values.floats import Floats
-from opgrip.traces.values.integers import Integers
+from opgrip.traces.values.one_hot import OneHot
 
-
-def drawn(model: ValueModel, tensor: torch.Tensor, seed: int = 1) -> torch.Tensor:
-    """Values for a tensor like this one, after a way through the file."""
-    form = json.loads(json.dumps({"type": "values", "id": 0, **value_model_to_json(model)}, allow_nan=False))
-    values = value_model_from_json(form).draw(
-        tuple(tensor.shape), tensor.dtype, torch.Generator(tensor.device).manual_seed(seed)
-    )
-    assert values.shape == tensor.shape
-    assert values.dtype == tensor.dtype
-    return values
-
-
-def fitted(tensor: torch.Tensor, kind: type) -> ValueModel:
-    model = fit(tensor)
-    assert type(model) is kind
-    return model
+DTYPES = [torch.float16, torch.bfloat16, torch.complex64, torch.int8, torch.uint64, torch.bool, torch.float8_e5m2]
 
 
 @given(st.lists(st.floats(width=32), min_size=1, max_size=64))
@@ -44,152 +30,152 @@ def test_a_small_tensor_is_kept_exactly(values: list[float]) -> None:
     assert torch.equal(again.isnan(), tensor.isnan())
 
 
-@pytest.mark.parametrize(
-    "dtype", [torch.float16, torch.bfloat16, torch.complex64, torch.int8, torch.uint64, torch.bool]
-)
+def test_doubles_and_the_largest_integers_are_kept_exactly() -> None:
+    for tensor in (
+        torch.tensor([math.pi, 1e300, 5e-324], dtype=torch.float64),
+        torch.tensor([2**64 - 1, 2**63, 0], dtype=torch.uint64),
+        torch.tensor([-(2**63), 2**63 - 1]),
+        torch.tensor([complex(math.nan, math.inf), 1j], dtype=torch.complex128),
+    ):
+        assert torch.equal(drawn(fitted(tensor, Exact), tensor).view(torch.uint8), tensor.view(torch.uint8))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_a_small_tensor_of_any_dtype_is_kept_exactly(dtype: torch.dtype) -> None:
     tensor = torch.tensor([0, 1, 1, 0]).to(dtype)
-    assert torch.equal(drawn(fitted(tensor, Exact), tensor), tensor)
+    assert torch.equal(drawn(fitted(tensor, Exact), tensor).view(torch.uint8), tensor.view(torch.uint8))
 
 
-@given(st.integers(65, 5000), st.floats(0, 1), st.integers(0, 9))
-def test_as_many_booleans_are_true_as_were(count: int, share: float, seed: int) -> None:
-    tensor = torch.rand(count, generator=torch.Generator().manual_seed(seed)) < share
-    assert int(drawn(fitted(tensor, Booleans), tensor).sum()) == int(tensor.sum())
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("value", [0, 1])
+def test_a_constant_of_any_dtype_is_kept_exactly(dtype: torch.dtype, value: int) -> None:
+    tensor = torch.full((20, 30), value).to(dtype)
+    assert torch.equal(drawn(fitted(tensor, Constant), tensor).view(torch.uint8), tensor.view(torch.uint8))
 
 
-@given(st.integers(65, 5000), st.integers(-1000, 1000), st.integers(1, 100_000), st.integers(0, 9))
-@settings(deadline=None)
-def test_drawn_integers_index_what_the_recorded_ones_did(count: int, low: int, width: int, seed: int) -> None:
-    tensor = torch.randint(low, low + width, (count,), generator=torch.Generator().manual_seed(seed))
-    again = drawn(fitted(tensor, Integers), tensor)
-    assert int(again.min()) >= int(tensor.min())
-    assert int(again.max()) <= int(tensor.max())
-    assert fit(again) is not None
-
-
-def test_an_index_to_ignore_stays_beside_the_labels() -> None:
-    labels = torch.randint(0, 1000, (4000,))
-    labels[::3] = -100
-    again = drawn(fitted(labels, Integers), labels)
-    assert int((again == -100).sum()) == int((labels == -100).sum())
-    assert int(again[again != -100].min()) >= 0
-    torch.nn.functional.cross_entropy(torch.randn(4000, 1000), again)
-
-
-def test_few_distinct_integers_keep_their_counts() -> None:
-    tensor = torch.tensor([0] * 70 + [3] * 20 + [7] * 10)
-    assert torch.equal(drawn(fitted(tensor, Integers), tensor).bincount(), tensor.bincount())
-
-
-def test_offsets_still_ascend_from_their_first_to_their_last() -> None:
-    offsets = torch.cumsum(torch.randint(1, 9, (200,)), dim=0)
-    again = drawn(fitted(offsets, Integers), offsets)
-    assert bool((again[1:] >= again[:-1]).all())
-    assert (int(again[0]), int(again[-1])) == (int(offsets[0]), int(offsets[-1]))
-
-
-def test_the_largest_integers_can_be_drawn() -> None:
-    top = torch.iinfo(torch.int64).max
-    for tensor in (torch.arange(top - 99, top), torch.full((100,), top), torch.tensor([*range(99), top])):
-        again = drawn(fitted(tensor, Integers), tensor)
-        assert int(again.max()) == int(tensor.max())
-
-
-def test_large_integers_are_counted_on_a_sample_but_ranged_on_all() -> None:
-    tensor = torch.zeros(1 << 19, dtype=torch.int64)
-    tensor[12345] = 1 << 40
-    model = fitted(tensor, Integers)
-    assert isinstance(model, Integers)
-    assert model.high == 1 << 40
-
-
-@given(st.floats(-1e3, 1e3), st.floats(0.01, 1e3), st.floats(0, 0.8), st.integers(0, 9))
-@settings(deadline=None)
-def test_floats_fit_again_to_what_they_were_drawn_from(mean: float, std: float, zeros: float, seed: int) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    tensor = torch.randn(5000, generator=generator, dtype=torch.float64) * std + mean
-    tensor[torch.rand(5000, generator=generator) < zeros] = 0
-    model = fitted(tensor, Floats)
-    again = fit(drawn(model, tensor))
-    assert isinstance(model, Floats)
-    assert isinstance(again, Floats)
-    spread = max(model.std, 1e-9)
-    assert abs(again.mean - model.mean) < 0.3 * spread
-    assert abs(again.zeros - model.zeros) < 0.05
-    assert model.low <= again.low <= again.high <= model.high
-
-
-def test_nan_and_inf_keep_their_shares() -> None:
-    tensor = torch.randn(10_000)
-    tensor[:1000], tensor[1000:3000], tensor[3000:3500] = math.nan, math.inf, -math.inf
-    again = drawn(fitted(tensor, Floats), tensor)
-    shares = (again.isnan().float().mean(), (again == math.inf).float().mean(), (again == -math.inf).float().mean())
-    assert [round(float(share), 2) for share in shares] == pytest.approx([0.1, 0.2, 0.05], abs=0.02)
-
-
-@pytest.mark.parametrize("value", [math.nan, math.inf, 0.0, -3.5])
+@pytest.mark.parametrize("value", [math.nan, math.inf, 0.0, -3.5, 1e-40, complex(math.nan, 1), 2j])
 def test_a_constant_tensor_stays_constant(value: float) -> None:
     tensor = torch.full((500,), value)
-    assert torch.equal(drawn(fitted(tensor, Floats), tensor), tensor) or math.isnan(value)
+    again = drawn(fitted(tensor, Constant), tensor)
+    assert torch.equal(again, tensor) or bool(again.isnan().all() and tensor.isnan().all())
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.complex64, torch.float8_e4m3fn])
-def test_every_kind_of_float_is_fitted_and_drawn(dtype: torch.dtype) -> None:
-    again = drawn(fitted(torch.randn(300).to(dtype), Floats), torch.randn(300).to(dtype))
-    assert bool(again.to(torch.complex64 if dtype.is_complex else torch.float32).abs().max() > 0.5)
+def test_a_tensor_with_one_other_element_is_no_constant() -> None:
+    for tensor in (torch.zeros(500), torch.zeros(500).bool(), torch.full((500,), math.nan)):
+        tensor[250] = 1
+        assert type(fit(tensor)) is not Constant
 
 
-def test_boxes_stay_boxes_and_image_indices_stay_indices() -> None:
-    corners = torch.rand(500, 2) * 100
-    image = torch.randint(0, 3, (500, 1)).float()
-    rois = torch.cat([image, corners, corners + torch.rand(500, 2) * 50], dim=1)
-    again = drawn(fitted(rois, Boxes), rois)
-    assert set(again[:, 0].tolist()) <= {0.0, 1.0, 2.0}
-    assert bool((again[:, 3:] >= again[:, 1:3]).all())
+@given(st.integers(65, 5000), st.floats(0.01, 0.99), st.floats(0, 0.99), st.integers(0, 9))
+@settings(deadline=None)
+def test_as_many_booleans_are_true_in_as_many_runs(count: int, share: float, stay: float, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    # pieces of equal value, longer the likelier an element is to stay what the one before it is
+    pieces = (torch.rand(count, generator=generator) >= stay).cumsum(0)
+    tensor = (torch.rand(count + 1, generator=generator) < share)[pieces]
+    tensor[0], tensor[-1] = True, False
+    model = fitted(tensor, Booleans)
+    assert fit(drawn(model, tensor)) == model
 
 
-def test_boxes_with_scores_behind_them_are_boxes_too() -> None:
-    corners = torch.rand(500, 2) * 100
-    detections = torch.cat([corners, corners + 10 + torch.rand(500, 2) * 50, torch.rand(500, 1)], dim=1)
-    model = fitted(detections, Boxes)
-    assert isinstance(model, Boxes)
-    assert model.first == 0
-    assert bool((drawn(model, detections)[:, 4] <= 1).all())
+@given(st.integers(1, 300), st.integers(0, 300), st.integers(0, 300), st.integers(1, 700))
+@settings(deadline=None)
+def test_booleans_are_drawn_for_any_size(total: int, true: int, runs: int, count: int) -> None:
+    true = min(true, total)
+    model = Booleans(true, total, max(min(true, 1), min(runs, true, total - true + 1)))
+    model.check()
+    values = model.draw((count,), torch.bool, torch.Generator())
+    assert int(values.sum()) == (true if count == total else round(true * count / total))
+
+
+@given(st.integers(20, 400), st.integers(2, 100), st.sampled_from([torch.bool, torch.int64, torch.float16]))
+@settings(deadline=None)
+def test_one_hot_rows_stay_one_hot_in_their_classes(rows: int, classes: int, dtype: torch.dtype) -> None:
+    at = torch.randint(0, classes, (rows,), generator=torch.Generator().manual_seed(rows)) // 2
+    at[0], at[-1] = 0, 1
+    tensor = torch.nn.functional.one_hot(at, classes).to(dtype)
+    if tensor.numel() <= 64:
+        return
+    again = drawn(fitted(tensor, OneHot), tensor)
+    assert bool((again.float().sum(-1) == 1).all())
+    assert torch.equal(again.float().sum(0), tensor.float().sum(0))
+
+
+def test_rows_with_two_ones_are_not_one_hot() -> None:
+    tensor = torch.eye(20)
+    tensor[3, 4], tensor[5, 5] = 1, 0
+    assert type(fit(tensor)) is not OneHot
+    assert type(fit(2 * torch.eye(20))) is not OneHot
 
 
 def test_fitting_draws_no_random_number_and_changes_nothing() -> None:
     tensors = [torch.randn(300), torch.randint(0, 9, (300,)), torch.rand(300, 4), torch.rand(300) > 0.5]
+    tensors += [torch.randperm(300), torch.randn(40, 40).softmax(-1), torch.eye(20), torch.arange(300)]
     before = [tensor.clone() for tensor in tensors]
     state = torch.get_rng_state()
     for tensor in tensors:
-        fit(tensor)
+        fit(tensor, asked=value_models.names())
     assert torch.equal(torch.get_rng_state(), state)
     assert all(torch.equal(tensor, old) for tensor, old in zip(tensors, before, strict=True))
 
 
-@pytest.mark.parametrize(
-    "form",
-    [
-        {"model": "nothing"},
-        {"model": "exact", "data": []},
-        {"model": "exact", "data": ["text"]},
-        {"model": "booleans", "true": 5, "total": 3},
-        {"model": "integers", "frequent": [], "low": None, "high": None, "others": 0, "ascending": False},
-        {"model": "integers", "frequent": [], "low": 5, "high": 1, "others": 3, "ascending": False},
-        {"model": "boxes", "first": 0, "low": [0], "high": [1], "whole": [True]},
-    ],
-)
-def test_a_model_that_cannot_be_drawn_from_is_refused(form: dict[str, object]) -> None:
-    with pytest.raises(FormatError):
+def test_a_draw_takes_random_numbers_from_its_generator_alone() -> None:
+    tensors = [torch.randn(300).relu(), torch.randint(0, 9, (300,)), torch.rand(300) > 0.5, torch.randperm(300)]
+    state = torch.get_rng_state()
+    for tensor in tensors:
+        model = fit(tensor)
+        assert model is not None
+        assert torch.equal(drawn(model, tensor, 3), drawn(model, tensor, 3))
+        assert not torch.equal(drawn(model, tensor, 3), drawn(model, tensor, 4))
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize("view", ["transposed", "expanded", "stepped", "conjugated"])
+def test_a_view_is_fitted_as_what_it_shows(view: str) -> None:
+    tensor = torch.randn(40, 40, dtype=torch.complex64 if view == "conjugated" else torch.float32)
+    shown = {
+        "transposed": lambda: tensor.T,
+        "expanded": lambda: tensor[:, :1].expand(40, 40),
+        "stepped": lambda: tensor[::2, ::3],
+        "conjugated": lambda: tensor.conj(),
+    }[view]()
+    assert fit(shown) == fit(shown.resolve_conj().contiguous())
+
+
+@pytest.mark.parametrize("path", SHIPPED_TRACES, ids=lambda path: path.name)
+def test_models_of_shipped_traces_are_drawn_from(path: Any) -> None:
+    models = load(path).values
+    assert models
+    for model in list(models.values())[::7]:
+        for dtype in (torch.float32, torch.int64):
+            assert model.draw((30, 5), dtype, torch.Generator()).shape == (30, 5)
+
+
+OLD = {
+    "exact": {"data": [1, 2.5]},
+    "booleans": {"true": 3, "total": 10},
+    "integers": {"frequent": [[7, 5]], "low": 0, "high": 9, "others": 60, "ascending": True},
+    "boxes": {"first": 0, "low": [0] * 4, "high": [9.5] * 4, "whole": [False] * 4},
+    "floats": {"mean": 0, "std": 1, "low": -2, "high": 2, "zeros": 0.5, "nan": 0, "inf": 0, "minus_inf": 0},
+}
+
+
+@pytest.mark.parametrize("name", OLD)
+def test_a_model_of_the_first_format_is_read_and_drawn_from(name: str) -> None:
+    model = value_model_from_json({"type": "values", "id": 3, "model": name, "later": {"unheard": "of"}, **OLD[name]})
+    assert model.draw((13, 4), torch.float32, torch.Generator()).shape == (13, 4)
+    assert read_again(model) == model
+    assert OLD[name].items() <= value_model_to_json(model).items()
+
+
+def test_sorted_integers_of_the_first_format_are_drawn_sorted() -> None:
+    values = value_model_from_json({"model": "integers", **OLD["integers"]}).draw((80,), torch.int64, torch.Generator())
+    assert torch.equal(values, values.sort().values)
+
+
+@pytest.mark.parametrize(("name", "field"), [(name, field) for name in OLD for field in OLD[name]])
+def test_a_model_without_a_field_is_refused(name: str, field: str) -> None:
+    form = {"model": name, **OLD[name]}
+    del form[field]
+    with pytest.raises(ValueError, match=field):
         value_model_from_json(form)
-
-
-def test_zeros_do_not_bound_the_other_floats_of_a_large_tensor() -> None:
-    tensor = torch.rand(1 << 18, generator=torch.Generator().manual_seed(0)) + 0.5
-    tensor[::2] = 0
-    model = fitted(tensor, Floats)
-    assert isinstance(model, Floats)
-    assert model.low >= 0.5
-    drawn = model.draw((1 << 18,), torch.float32, torch.Generator().manual_seed(1))
-    assert float((drawn == 0).float().mean()) == pytest.approx(0.5, abs=0.01)

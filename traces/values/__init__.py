@@ -1,11 +1,23 @@
 """Value models: what is kept of a tensor's values, enough to draw others that make an operator behave the same."""
 
 from opgrip.traces.values.model import (
+    Drawable,
     ValueModel,
     fit,
     value_model_from_json,
     value_model_to_json,
     value_models,
 )
+from opgrip.traces.values.needs import depends_on_values, fit_argument, told
 
-__all__ = ["ValueModel", "fit", "value_model_from_json", "value_model_to_json", "value_models"]
+__all__ = [
+    "Drawable",
+    "ValueModel",
+    "depends_on_values",
+    "fit",
+    "fit_argument",
+    "told",
+    "value_model_from_json",
+    "value_model_to_json",
+    "value_models",
+]

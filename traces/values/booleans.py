@@ -1,4 +1,4 @@
-"""How many elements of a boolean tensor are true."""
+"""How many elements of a boolean tensor are true, and in how many pieces."""
 
 from __future__ import annotations
 
@@ -8,35 +8,59 @@ from typing import ClassVar
 import torch
 
 from opgrip.traces.arguments import FormatError
+from opgrip.traces.values import checks
+from opgrip.traces.values.drawing import exactly, scaled
 from opgrip.traces.values.model import value_models
 
 
 @value_models.register("booleans")
 @dataclass(frozen=True, slots=True)
 class Booleans:
-    """The number of true elements: what `nonzero` and `masked_select` take their output's size from."""
+    """The number of true elements: what `nonzero` and `masked_select` take their output's size from.
+
+    Attributes
+    ----------
+    runs : pieces, in row-major order, in which all elements are true; None in old traces
+    """
 
     true: int
     total: int
+    runs: int | None = None
 
-    priority: ClassVar[int] = 10
+    priority: ClassVar[int] = 20
 
     @classmethod
     def fit(cls, tensor: torch.Tensor) -> Booleans | None:
-        """The count, for boolean tensors."""
+        """The counts, for boolean tensors."""
         if tensor.dtype != torch.bool:
             return None
-        return cls(int(tensor.sum()), tensor.numel())
+        flat = tensor.reshape(-1)
+        begins = int(torch.count_nonzero(flat[1:] > flat[:-1])) + int(flat[0])
+        return cls(int(torch.count_nonzero(flat)), len(flat), begins)
 
     def check(self) -> None:
-        """Between none and all are true."""
-        if not (type(self.true) is type(self.total) is int and 0 <= self.true <= self.total and self.total > 0):
-            raise FormatError(f"{self.true} of {self.total} booleans cannot be true")
+        """Between none and all are true, in as many runs as there is room for."""
+        checks.whole(self.total, "a count of booleans", 1)
+        checks.whole(self.true, "a count of true booleans", 0, self.total)
+        if self.runs is not None:
+            checks.whole(self.runs, "a count of runs", 0, min(self.true, self.total - self.true + 1))
+            if self.true and not self.runs:
+                raise FormatError("true booleans without a run")
 
     def draw(self, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-        """As many true elements, at random places; the same share of them for another size."""
-        count = torch.Size(shape).numel()
-        true = round(self.true * count / self.total)
-        values = torch.zeros(count, dtype=dtype, device=generator.device)
-        values[torch.randperm(count, generator=generator, device=generator.device)[:true]] = True
-        return values.reshape(shape)
+        """As many true elements, in as many runs, at random places; the same share of them for another size."""
+        count, device = torch.Size(shape).numel(), generator.device
+        true = scaled(self.true, self.total, count)
+        if self.runs is None or true in (0, count):
+            return exactly(true, count, generator).reshape(shape).to(dtype)
+        false = count - true
+        runs = max(1, min(scaled(self.runs, self.total, count), true, false + 1))
+        # a run goes before any of the false elements or behind the last, one to a place
+        place = exactly(runs, false + 1, generator).nonzero().reshape(-1)
+        ends = exactly(runs - 1, true - 1, generator).nonzero().reshape(-1) + 1
+        ends = torch.cat([ends, ends.new_tensor([true])])
+        starts = torch.cat([ends.new_zeros(1), ends[:-1]])
+        turns = torch.zeros(count + 1, dtype=torch.int8, device=device)
+        turns[place + starts] = 1
+        turns[place + ends] = -1
+        return turns[:count].cumsum(0, dtype=torch.int8).reshape(shape).to(dtype)

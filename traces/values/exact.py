@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 
-from opgrip.traces.arguments import FormatError, leaves
+from opgrip.traces.arguments import FormatError
+from opgrip.traces.values import checks
+from opgrip.traces.values.checks import HIGHEST, LOWEST, UNSIGNED
 from opgrip.traces.values.model import value_models
 
 MAX_ELEMENTS = 64
@@ -31,12 +33,32 @@ class Exact:
 
     def check(self) -> None:
         """Numbers only."""
-        values = list(leaves(self.data))
-        if not values or not all(isinstance(value, bool | int | float | complex) for value in values):
-            raise FormatError("exact values that are not numbers")
+        checks.listed(self.data, "exact values", 1, MAX_ELEMENTS)
+        for value in self.data:
+            check_element(value)
 
     def draw(self, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
         """The values again; repeated or cut where the shape holds more or fewer."""
-        values = torch.tensor(self.data, device=generator.device).to(dtype)
+        values = elements(self.data, dtype, generator.device)
         count = torch.Size(shape).numel()
         return values.repeat(-(-count // len(self.data)))[:count].reshape(shape)
+
+
+def check_element(value: Any) -> None:
+    """A number that a tensor can hold."""
+    if not isinstance(value, bool | int | float | complex):
+        raise FormatError(f"a value that is no number: {str(value)[:40]}")
+    if isinstance(value, int) and not LOWEST <= value <= UNSIGNED:
+        raise FormatError(f"a whole number of more than 64 bits: {str(value)[:40]}")
+
+
+def elements(data: list[bool | int | float | complex], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """A tensor (N,) of these numbers; where the dtype cannot hold one, what torch makes of it."""
+    if dtype.is_complex:
+        return torch.tensor([complex(value) for value in data], dtype=torch.complex128, device=device).to(dtype)
+    real = [value.real for value in data]
+    if dtype.is_floating_point or not all(isinstance(value, int) for value in real):
+        return torch.tensor([float(value) for value in real], dtype=torch.float64, device=device).to(dtype)
+    # torch reads whole numbers as of 64 bits with a sign; those without one are the same bits
+    signed = [value if value <= HIGHEST else value - UNSIGNED - 1 for value in map(int, real)]
+    return torch.tensor(signed, dtype=torch.int64, device=device).to(dtype)

@@ -1,31 +1,43 @@
-"""Mean, spread and range of a floating-point tensor, and the share of values that are not plain numbers."""
+"""Distribution and order of a floating-point tensor, and the share of values that are not plain numbers."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 
 from opgrip.traces.arguments import FormatError
-from opgrip.traces.values.model import sample, value_models
+from opgrip.traces.values import checks
+from opgrip.traces.values.distribution import PROBABILITIES, SHAPES, Distribution, distribution_of
+from opgrip.traces.values.drawing import between, exactly, shuffled
+from opgrip.traces.values.float_bits import draw_denormals, kinds_of
+from opgrip.traces.values.model import value_models
+from opgrip.traces.values.order import Ordered, order_of
 
+ROUNDS = 8
+"""So often, more numbers are drawn where too many are equal."""
 SAMPLED = 1 << 15
-"""Above this many elements, all but the range is of an even sample."""
+"""Above this many elements, the distribution is that of an even sample; range and shares are those of all."""
 
 
 @value_models.register("floats")
 @dataclass(frozen=True, slots=True)
-class Floats:
-    """A normal distribution cut to a range, with exact zeros, nan and inf in their shares.
+class Floats(Ordered):
+    """A distribution cut to a range, with exact zeros, denormals, nan and inf in their shares.
 
-    Complex tensors are described by their real and imaginary parts taken together.
+    Complex tensors are described by their real and imaginary parts taken together. *Plain* elements are those that
+    are finite and neither zero nor denormal.
 
     Attributes
     ----------
-    mean, std, low, high : of the elements that are finite and not zero; 0 where there are none
-    zeros, nan, inf, minus_inf : share of all elements, 0 to 1
+    mean, std, low, high : of the plain elements; 0 where there are none
+    zeros, nan, inf, minus_inf, denormals : share of all elements, 0 to 1
+    shape : of the plain elements' distribution: `normal`, `uniform` or `quantiles`
+    quantiles : of the plain elements, at `distribution.PROBABILITIES`; None for the other shapes
+    whole : all plain elements are whole numbers
+    distinct : how many different values there are, where an operator's output told
     """
 
     mean: float
@@ -36,63 +48,111 @@ class Floats:
     nan: float
     inf: float
     minus_inf: float
+    denormals: float = 0.0
+    shape: str = "normal"
+    quantiles: list[float] | None = None
+    whole: bool = False
+    distinct: int | None = None
 
-    priority: ClassVar[int] = 30
+    priority: ClassVar[int] = 90
 
     @classmethod
     def fit(cls, tensor: torch.Tensor) -> Floats | None:
         """The model of a floating-point or complex tensor."""
         if tensor.dtype.is_complex:
-            tensor = torch.view_as_real(tensor.resolve_conj())
+            tensor = torch.view_as_real(tensor)
         if not tensor.dtype.is_floating_point:
             return None
-        if tensor.numel() > SAMPLED:
-            part = cls.fit(sample(tensor, SAMPLED))
-            # half and 8-bit floats lack some operations
-            bounds = [float(bound) for bound in torch.aminmax(tensor if tensor.itemsize > 3 else tensor.float())]
-            if part is not None and all(math.isfinite(bound) for bound in bounds):
-                # zeros have their own share: a bound of zero is not one of the others
-                return replace(part, low=bounds[0] or part.low, high=bounds[1] or part.high)
-        # half and 8-bit floats lack some of these operations
-        values = tensor if tensor.dtype in (torch.float32, torch.float64) else tensor.float()
-        total = values.numel()
-        zeros = total - int(torch.count_nonzero(values))
-        nan = inf = minus_inf = 0
-        if not bool(values.isfinite().all()):
-            nan, inf = int(values.isnan().sum()), int((values == math.inf).sum())
-            minus_inf = int((values == -math.inf).sum())
-        plain = values[values.isfinite() & (values != 0)] if zeros or nan or inf or minus_inf else values
-        shares = (zeros / total, nan / total, inf / total, minus_inf / total)
-        if not plain.numel():
-            return cls(0.0, 0.0, 0.0, 0.0, *shares)
-        low, high = (float(bound) for bound in torch.aminmax(plain))
-        mean, std = plain.mean().item(), plain.std(correction=0).item()
-        # the sum or the square of finite numbers can overflow
-        mean = mean if math.isfinite(mean) else low / 2 + high / 2
-        std = std if math.isfinite(std) else high / 4 - low / 4
-        return cls(mean, std, low, high, *shares)
+        if tensor.itemsize == 1:
+            # 8-bit floats lack most operations
+            tensor = tensor.float()
+        kinds = kinds_of(tensor)
+        spread = distribution_of(tensor, kinds, SAMPLED)
+        order = order_of(tensor)
+        total = tensor.numel()
+        return cls(
+            spread.mean,
+            spread.std,
+            spread.low,
+            spread.high,
+            kinds.zeros / total,
+            kinds.nan / total,
+            kinds.inf / total,
+            kinds.minus_inf / total,
+            kinds.denormals / total,
+            spread.shape,
+            spread.quantiles,
+            spread.whole,
+            **order,
+        )
 
     def check(self) -> None:
         """Finite moments, shares between 0 and 1."""
-        shares = (self.zeros, self.nan, self.inf, self.minus_inf)
-        if not all(math.isfinite(value) for value in (self.mean, self.std, self.low, self.high)) or self.std < 0:
-            raise FormatError("floats without finite moments")
-        if self.low > self.high or not all(0 <= share <= 1 for share in shares):
-            raise FormatError("floats whose range or shares are impossible")
+        for value in (self.mean, self.std, self.low, self.high):
+            checks.finite(value, "a moment of floats")
+        if self.std < 0 or self.low > self.high:
+            raise FormatError("floats whose spread is impossible")
+        for value in (self.zeros, self.nan, self.inf, self.minus_inf, self.denormals):
+            checks.share(value, "a share of floats")
+        if self.shape not in SHAPES:
+            raise FormatError(f"floats of the unknown shape {str(self.shape)[:40]!r}")
+        if self.shape == "quantiles":
+            checks.rising(self.quantiles, "quantiles", len(PROBABILITIES))
+        checks.flag(self.whole, "whole numbers")
+        if self.distinct is not None:
+            checks.whole(self.distinct, "a count of distinct values", 1)
+        self.check_order()
 
     def draw(self, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-        """Normal values within the range; zeros, nan and inf at random places."""
+        """Numbers of that distribution; exactly as many zeros, denormals, nan and inf, at random places."""
         if dtype.is_complex:
-            parts = self.draw((*shape, 2), dtype.to_real(), generator)
-            return torch.view_as_complex(parts)
-        work = torch.float64 if dtype == torch.float64 else torch.float32
-        values = torch.randn(shape, dtype=work, generator=generator, device=generator.device)
-        values = values.mul_(self.std).add_(self.mean).clamp_(self.low, self.high)
-        shares = [(0.0, self.zeros), (math.nan, self.nan), (math.inf, self.inf), (-math.inf, self.minus_inf)]
-        if any(share for _, share in shares):
-            place = torch.rand(shape, generator=generator, device=generator.device)
-            below = 0.0
-            for value, share in shares:
-                values[(place >= below) & (place < below + share)] = value
-                below += share
-        return values.to(dtype)
+            return torch.view_as_complex(self.draw((*shape, 2), dtype.to_real(), generator))
+        wide = dtype.is_floating_point and dtype.itemsize > 1
+        values = self._values(torch.Size(shape).numel(), dtype if wide else torch.float32, generator)
+        return self.arranged(values, shape, generator).to(dtype).reshape(shape)
+
+    def _values(self, count: int, dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
+        """So many values, in random order."""
+        specials: list[torch.Tensor] = []
+        free, device = count, generator.device
+        for value, share in (
+            (0.0, self.zeros),
+            (math.nan, self.nan),
+            (math.inf, self.inf),
+            (-math.inf, self.minus_inf),
+        ):
+            size = min(free, round(share * count))
+            specials.append(torch.full((size,), value, dtype=dtype, device=device))
+            free -= size
+        size = min(free, round(self.denormals * count))
+        specials.append(draw_denormals(size, dtype, self.low < 0, generator))
+        special = torch.cat(specials)
+        plain = self._plain(count - len(special), dtype, generator)
+        if not len(special):
+            return plain
+        values = torch.empty(count, dtype=dtype, device=device)
+        places = exactly(len(special), count, generator)
+        mixed = sum(len(part) > 0 for part in specials) > 1
+        values[places] = shuffled(special, generator) if mixed else special
+        values[~places] = plain
+        return values
+
+    def _plain(self, count: int, dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
+        """So many plain elements; as many different ones as were told."""
+        if self.distinct is None or not count:
+            return self.spread.draw(count, dtype, generator)
+        kinds = min(count, max(1, self.distinct - sum(share > 0 for share in (self.zeros, self.inf, self.minus_inf))))
+        values = self.spread.draw(kinds, dtype, generator).unique()
+        for _ in range(ROUNDS):
+            # floats that are near to each other can be the same in the dtype
+            if len(values) < kinds:
+                values = torch.cat([values, self.spread.draw(kinds, dtype, generator)]).unique()
+        values = shuffled(values, generator)[:kinds]
+        return shuffled(
+            torch.cat([values, values[between(0, len(values) - 1, count - len(values), generator)]]), generator
+        )
+
+    @property
+    def spread(self) -> Distribution:
+        """The distribution of the plain elements."""
+        return Distribution(self.mean, self.std, self.low, self.high, self.shape, self.quantiles, self.whole)

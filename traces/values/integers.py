@@ -1,30 +1,31 @@
-"""The range of an integer tensor, its frequent values, and whether it ascends."""
+"""The range of an integer tensor, its frequent values, how many there are of the others, and in which order."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 
 from opgrip.traces.arguments import FormatError
-from opgrip.traces.values.model import sample, value_models
+from opgrip.traces.values import checks
+from opgrip.traces.values.drawing import between, distinct, parts, scaled, shuffled
+from opgrip.traces.values.model import value_models
+from opgrip.traces.values.order import Ordered, order_of
+from opgrip.traces.values.tally import SORTED, estimate, is_narrow, tally
 
 FREQUENT = 64
 """How many distinct values are kept with their counts."""
-NARROW = 1 << 16
-"""Within a range of so many, all elements are counted."""
-SAMPLED = 1 << 15
-"""Above this many elements, frequent values are counted on an even sample."""
 
 
 @value_models.register("integers")
 @dataclass(frozen=True, slots=True)
-class Integers:
-    """Frequent values with their counts, and the range of the rest.
+class Integers(Ordered):
+    """Frequent values with their counts, and the range and number of the rest.
 
     Frequent values carry what a range would lose: an `ignore_index` of -100 beside labels from 0 to 79, or the
-    few levels that indices into a pyramid take.
+    few levels that indices into a pyramid take. Zero is one wherever the range holds it, for `nonzero`'s sake.
 
     Attributes
     ----------
@@ -32,6 +33,9 @@ class Integers:
     low, high : range of the other elements, both within it; None where there are none
     others : how many other elements there are
     ascending : no element is smaller than the one before it, as in offsets and sorted keys
+    distinct : how many values there are, frequent or not; None in old traces
+    zipf : the r-th of the other values occurs about in proportion to r to minus this
+    total : what the elements add up to, where an operator's output told; a draw's do too
     """
 
     frequent: list[list[int]]
@@ -39,8 +43,11 @@ class Integers:
     high: int | None
     others: int
     ascending: bool
+    distinct: int | None = None
+    zipf: float = 0.0
+    total: int | None = None
 
-    priority: ClassVar[int] = 10
+    priority: ClassVar[int] = 60
 
     @classmethod
     def fit(cls, tensor: torch.Tensor) -> Integers | None:
@@ -48,79 +55,167 @@ class Integers:
         if tensor.dtype.is_floating_point or tensor.dtype.is_complex or tensor.dtype == torch.bool:
             return None
         # torch lacks most operations for the wider unsigned types
-        flat = tensor.reshape(-1).to(torch.int64)
-        values, counts, scale = _distinct(flat)
-        counts, order = counts.sort(descending=True, stable=True)
-        values = values[order]
-        kept = min(FREQUENT, len(values))
-        # a value met once tells nothing that the range does not, unless all values are kept
-        if kept < len(values):
-            kept = int((counts[:FREQUENT] > 1).sum())
-        frequent = [
-            [value, round(n * scale)] for value, n in zip(values[:kept].tolist(), counts[:kept].tolist(), strict=True)
-        ]
-        low, high = _range_without(flat, values, values[:kept])
-        others = 0 if low is None else max(1, flat.numel() - sum(count for _, count in frequent))
-        ascending = bool((flat[1:] >= flat[:-1]).all()) if flat.numel() > 1 else False
-        return cls(frequent, low, high, others, ascending)
+        whole = tensor.to(torch.int64)
+        flat = whole.reshape(-1)
+        low, high = (int(bound) for bound in torch.aminmax(flat))
+        counted = len(flat) <= SORTED or is_narrow(low, high, len(flat))
+        values, counts, found = (*tally(flat), None) if counted else estimate(flat)
+        scale = 1.0 if counted else len(flat) / int(counts.sum())
+        frequent = _frequent(values, counts, complete=counted)
+        if low <= 0 <= high and (len(frequent) < len(counts) or not counted):
+            frequent = _with_zero(frequent, int(counts[_places(values, [0])].sum()))
+        known = [value for value, _ in frequent]
+        zipf = _zipf(counts.index_fill(0, _places(values, known), 1))
+        bounds = _range_without(low, high, values, set(known))
+        frequent = [[value, round(count * scale)] for value, count in frequent]
+        if not counted and 0 in known:
+            zeros = len(flat) - int(torch.count_nonzero(flat))
+            frequent = [[value, count if value else zeros] for value, count in frequent]
+        others = 0 if bounds[0] is None else max(1, len(flat) - sum(count for _, count in frequent))
+        order = order_of(whole)
+        return cls(
+            frequent,
+            *bounds,
+            others,
+            order.get("falls") == 0,
+            len(values) if found is None else found,
+            zipf,
+            **order,
+        )
 
     def check(self) -> None:
-        """Counts are positive and the range is one."""
-        for value, count in self.frequent:
-            if type(value) is not int or type(count) is not int or count < 0:
-                raise FormatError("frequent values that are not pairs of whole numbers")
-        if type(self.others) is not int or self.others < 0 or not (self.frequent or self.others):
+        """Counts are none below zero and the range is one."""
+        checks.counted(self.frequent, "frequent values", FREQUENT)
+        known = sum(count for _, count in self.frequent)
+        checks.whole(self.others, "a count of other values", 0, checks.HIGHEST - known)
+        if not self.others + known:
             raise FormatError("integers without values")
-        if self.others and not (type(self.low) is type(self.high) is int and self.low <= self.high):
-            raise FormatError("integers without a range")
+        if self.others or self.low is not None or self.high is not None:
+            checks.whole(self.low, "a lower bound")
+            checks.whole(self.high, "an upper bound", self.low or 0)
+        checks.flag(self.ascending, "ascending")
+        if self.distinct is not None:
+            checks.whole(self.distinct, "a count of distinct values", 1)
+        checks.finite(self.zipf, "an exponent")
+        if not 0 <= self.zipf <= 16:
+            raise FormatError(f"an exponent of {self.zipf}")
+        if self.total is not None:
+            checks.whole(self.total, "a total")
+        self.check_order()
 
     def draw(self, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-        """The frequent values as often as they were, others evenly from the range, shuffled or ascending."""
+        """The frequent values as often as they were, as many distinct others as there were, in their order."""
         count, device = torch.Size(shape).numel(), generator.device
-        repeats = torch.tensor([n for _, n in self.frequent], dtype=torch.int64, device=device)
+        known = self.others + sum(n for _, n in self.frequent)
+        repeats = torch.tensor([n * count // known for _, n in self.frequent], dtype=torch.int64, device=device)
         frequent = torch.tensor([value for value, _ in self.frequent], dtype=torch.int64, device=device)
-        known = self.others + int(repeats.sum())
-        if count != known:
-            repeats = (repeats * count) // known
-        values = frequent.repeat_interleave(repeats)[:count]
-        missing = count - len(values)
+        missing = count - int(repeats.sum())
         if self.low is None or self.high is None:
-            values = torch.cat([values, frequent[:1].expand(missing)])
+            rest = frequent[:1].expand(missing)
         else:
-            # the bound itself is put in below, and one above it may be none of 64 bits
-            bound = min(self.high + 1, torch.iinfo(torch.int64).max)
-            rest = torch.randint(self.low, max(bound, self.low + 1), (missing,), generator=generator, device=device)
-            rest[:1], rest[1:2] = self.low, self.high
-            values = torch.cat([values, rest])
-        if self.ascending:
+            rest = self._rest(missing, self.low, self.high, frequent, generator)
+        values = shuffled(torch.cat([frequent.repeat_interleave(repeats), rest]), generator)
+        if self.total is not None:
+            values = _summing_to(values, self.total)
+        if self.rises is None and self.ascending:
             values = values.sort().values
         else:
-            values = values[torch.randperm(count, generator=generator, device=device)]
+            values = self.arranged(values, shape, generator)
         return values.to(dtype).reshape(shape)
 
+    def _rest(
+        self, count: int, low: int, high: int, frequent: torch.Tensor, generator: torch.Generator
+    ) -> torch.Tensor:
+        """So many elements that are none of the frequent ones, from all of the range."""
+        if self.distinct is None:
+            rest = between(low, high, count, generator)
+            rest[:1], rest[1:2] = low, high
+            return rest
+        kinds = max(1, self.distinct - sum(n > 0 for _, n in self.frequent))
+        kinds = min(count, kinds if count == self.others else max(1, scaled(kinds, max(1, self.others), count)))
+        bounds = torch.tensor([low, high][: min(kinds, 1 + (low < high))], dtype=torch.int64, device=generator.device)
+        inner = distinct(kinds + len(frequent), low + 1, high - 1, generator) if kinds > 2 else bounds[:0]
+        inner = inner[~torch.isin(inner, frequent)][: kinds - len(bounds)]
+        values = shuffled(torch.cat([bounds, inner]), generator)
+        if not count:
+            return values[:0]
+        ranks = torch.arange(1, len(values) + 1, dtype=torch.float64, device=generator.device)
+        # none of them is more frequent than the frequent ones
+        most = min((n for value, n in self.frequent if value and n), default=None) if count == self.others else None
+        return values.repeat_interleave(parts(count, ranks.pow(-self.zipf), most))
 
-def _distinct(flat: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, float]:
-    """Distinct values, how often each was counted, and how many elements each count stands for."""
-    low, high = (int(bound) for bound in torch.aminmax(flat))
-    if high - low < NARROW:
-        histogram = torch.bincount(flat - low)
-        values = histogram.nonzero().reshape(-1)
-        return values + low, histogram[values], 1.0
-    part = sample(flat, SAMPLED)
-    values, counts = torch.unique(part, return_counts=True)
-    return values, counts, flat.numel() / part.numel()
 
-
-def _range_without(flat: torch.Tensor, values: torch.Tensor, known: torch.Tensor) -> tuple[int | None, int | None]:
-    """Smallest and largest element that is none of the known values; None where there is none.
+def _frequent(values: torch.Tensor, counts: torch.Tensor, complete: bool) -> list[list[int]]:
+    """The most frequent values and their counts.
 
     Parameters
     ----------
-    values : the distinct values of `flat`, or of a sample of it
+    complete : these are all values and not those of a sample
     """
-    rest = values[~torch.isin(values, known)]
-    low, high = (int(bound) for bound in torch.aminmax(flat))
-    # what a sample missed lies between the bounds of all
-    ends = torch.tensor([low, high], device=flat.device)
-    rest = torch.cat([rest, ends[~torch.isin(ends, known)]])
-    return (int(rest.min()), int(rest.max())) if rest.numel() else (None, None)
+    most, places = counts.topk(min(FREQUENT, len(counts)))
+    # a value met once tells nothing that the range does not, unless all values are kept
+    kept = len(counts) if complete and len(counts) <= FREQUENT else int(torch.count_nonzero(most > 1))
+    return [list(pair) for pair in zip(values[places[:kept]].tolist(), most[:kept].tolist(), strict=True)]
+
+
+def _with_zero(frequent: list[list[int]], zeros: int) -> list[list[int]]:
+    """The values with zero among them, which was counted so often."""
+    if any(value == 0 for value, _ in frequent):
+        return frequent
+    return [*frequent[: FREQUENT - 1], [0, zeros]]
+
+
+def _places(values: torch.Tensor, known: list[int]) -> torch.Tensor:
+    """Where these are among the distinct values, in ascending order; those that are not there are left out."""
+    wanted = torch.tensor(known, dtype=torch.int64, device=values.device)
+    places = torch.searchsorted(values, wanted).clamp(max=len(values) - 1)
+    return places[values[places] == wanted]
+
+
+def _range_without(low: int, high: int, values: torch.Tensor, known: set[int]) -> tuple[int | None, int | None]:
+    """Smallest and largest of the elements that are none of the known values; None where there is none.
+
+    Parameters
+    ----------
+    low, high : range of all elements, which a sample may have missed
+    values : the distinct ones, in ascending order
+    """
+    few = len(known) + 1
+    others = [value for value in [low, *values[:few].tolist(), *values[-few:].tolist(), high] if value not in known]
+    return (min(others), max(others)) if others else (None, None)
+
+
+def _zipf(counts: torch.Tensor) -> float:
+    """The exponent by which counts fall with their rank, those of one left out."""
+    most = int(counts.max()) if len(counts) else 0
+    if most < 2:
+        return 0.0
+    # how many values have so large a count or a larger one
+    ranks = torch.bincount(counts).flip(0).cumsum(0)
+    wanted = torch.tensor([2**power for power in range(len(counts).bit_length())], device=counts.device)
+    sizes = (most - torch.searchsorted(ranks, wanted)).tolist()
+    points = [(math.log(2**power), math.log(size - 1)) for power, size in enumerate(sizes) if size > 1]
+    if len(points) < 2:
+        return 0.0
+    mean_x, mean_y = (sum(values) / len(points) for values in zip(*points, strict=True))
+    slope: float = sum((x - mean_x) * (y - mean_y) for x, y in points) / sum((x - mean_x) ** 2 for x, _ in points)
+    return min(8.0, max(0.0, -slope))
+
+
+def _summing_to(values: torch.Tensor, total: int) -> torch.Tensor:
+    """The values, in random order, some made larger or smaller within their range so that they add up to a total."""
+    low, high = (int(bound) for bound in torch.aminmax(values))
+    if max(abs(low), abs(high)) * len(values) > checks.HIGHEST:
+        return values
+    # one element keeps each bound
+    fixed = (values == low) & ((values == low).cumsum(0) == 1) | (values == high) & ((values == high).cumsum(0) == 1)
+    while missing := total - int(values.sum()):
+        room = (high if missing > 0 else low) - values
+        room = room.masked_fill(fixed, 0)
+        places = room.nonzero().reshape(-1)[: abs(missing)]
+        if not len(places):
+            break
+        step = max(1, abs(missing) // len(places))
+        steps = room[places].clamp(-step, step)
+        values = values.index_add(0, places, steps)
+    return values

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import fields
+from collections.abc import Collection, Mapping
+from dataclasses import MISSING, fields
 from typing import Any, ClassVar, Protocol
 
 import torch
@@ -12,8 +12,20 @@ from opgrip.traces.arguments import FormatError, Json, decode, encode
 from opgrip.traces.registry import Registry
 
 
-class ValueModel(Protocol):
+class Drawable(Protocol):
+    """What values can be drawn from."""
+
+    def draw(self, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
+        """New values on the generator's device, contiguous but where dimensions are expanded.
+
+        Of any shape and dtype, in memory that these bound.
+        """
+
+
+class ValueModel(Drawable, Protocol):
     """A frozen dataclass whose fields are plain values, as JSON and `encode` know them.
+
+    A field that came later has a default: older traces do not have it, and newer ones leave it out where it is that.
 
     Attributes
     ----------
@@ -27,27 +39,31 @@ class ValueModel(Protocol):
     def fit(cls, tensor: torch.Tensor) -> ValueModel | None:
         """The model of this tensor's values; None where this kind of model is not for them.
 
-        Draws no random numbers and leaves the tensor as it is.
+        Draws no random numbers and leaves the tensor, which is not empty, as it is.
         """
 
     def check(self) -> None:
         """Raise `FormatError` where the fields, which may come from a stranger's file, cannot be drawn from."""
-
-    def draw(self, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-        """New values on the generator's device, contiguous."""
 
 
 value_models: Registry[type[ValueModel]] = Registry("opgrip.traces.values", "opgrip.value_models")
 """Kinds of value models by the name that stands in the trace."""
 
 
-def fit(tensor: torch.Tensor) -> ValueModel | None:
-    """The first model that fits a tensor, None for an empty one."""
+def fit(tensor: torch.Tensor, asked: Collection[str] = ()) -> ValueModel | None:
+    """The first model that fits a tensor, None for an empty one.
+
+    Parameters
+    ----------
+    asked : names of kinds to try that else are not, those with `on_request = True`
+    """
     if tensor.numel() == 0:
         return None
+    kinds = [kind for name, kind in value_models.items() if name in asked or not getattr(kind, "on_request", False)]
     with torch.no_grad():
-        for kind in sorted(value_models.values(), key=lambda kind: kind.priority):
-            model = kind.fit(tensor.detach())
+        plain = tensor.detach().resolve_conj().resolve_neg()
+        for kind in sorted(kinds, key=lambda kind: kind.priority):
+            model = kind.fit(plain)
             if model is not None:
                 return model
     return None
@@ -71,27 +87,46 @@ def sample(tensor: torch.Tensor, most: int) -> torch.Tensor:
     return tensor
 
 
+def leading(tensor: torch.Tensor, most: int) -> torch.Tensor:
+    """The first elements of a large tensor in row-major order, in whole rows where these fit; a view."""
+    for dimension in range(tensor.dim()):
+        if tensor.numel() <= most:
+            break
+        row = tensor.numel() // tensor.shape[dimension]
+        tensor = tensor.narrow(dimension, 0, max(1, most // row))
+    return tensor
+
+
 def value_model_to_json(model: ValueModel) -> dict[str, Json]:
-    """The fields of a model, with its name under `model`."""
+    """The fields of a model, with its name under `model`; without those that have their default."""
     name = next(name for name, kind in value_models.items() if kind is type(model))
-    return {"model": name} | {field.name: encode(getattr(model, field.name)) for field in fields(model)}
+    kept = {field.name: getattr(model, field.name) for field in fields(model)}
+    defaults = {field.name: field.default for field in fields(model)}
+    return {"model": name} | {
+        key: encode(value) for key, value in kept.items() if defaults[key] is MISSING or value != defaults[key]
+    }
 
 
 def value_model_from_json(form: Mapping[str, Json]) -> ValueModel:
-    """The model of a record that `value_model_to_json` made.
+    """The model of a record that `value_model_to_json` made, now or in an older version.
 
     Raises
     ------
     FormatError : for a model of unknown kind, or fields that it cannot draw from
     """
-    kind = value_models.get(str(form["model"]))
+    name = str(form.get("model"))[:60]
+    kind = value_models.get(name)
     if kind is None:
-        raise FormatError(f"a value model of unknown kind {str(form['model'])[:60]!r}")
-    model = kind(**{field.name: decode(form[field.name]) for field in fields(kind)})
+        raise FormatError(f"a value model of unknown kind {name!r}")
+    known = [field for field in fields(kind) if field.name in form or field.default is MISSING]
+    missing = [field.name for field in known if field.name not in form]
+    if missing:
+        raise FormatError(f"a {name} value model without {', '.join(missing)}")
+    model = kind(**{field.name: decode(form[field.name]) for field in known})
     try:
         model.check()
     except FormatError:
         raise
-    except (TypeError, ValueError, OverflowError) as error:
-        raise FormatError(f"a {form['model']} value model that cannot be drawn from ({error})") from error
+    except (TypeError, ValueError, OverflowError, AttributeError) as error:
+        raise FormatError(f"a {name} value model that cannot be drawn from ({error})") from error
     return model

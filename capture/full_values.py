@@ -1,0 +1,213 @@
+"""Keeps the whole values of tensors, for the file beside a trace.
+
+They are spooled to a temporary file, since a safetensors file begins with a list of all that it holds.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from contextlib import suppress
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+from typing import IO
+
+import torch
+
+from opgrip.traces.errors import UserError, one_line
+from opgrip.traces.output import abandon, check_writable, create, discard, partial_path
+from opgrip.traces.tensor_file import ALIGNMENT, load_safetensors, to_stored, values_path
+
+SKETCH, FULL = CHOICES = ("sketch", "full")
+
+MAX_TENSORS = 500_000
+"""Readers of safetensors take a list of 100 MB at most, and an entry is about 110 bytes."""
+
+
+def check(trace: str | Path | None, force: bool) -> None:
+    """Raise `UserError` where the whole values of a trace cannot be written, or safetensors is not installed.
+
+    Parameters
+    ----------
+    trace : None where its name is not known yet
+    """
+    load_safetensors()
+    if trace is not None:
+        check_writable(path_beside(trace), force)
+
+
+def path_beside(trace: str | Path) -> Path:
+    """Where the whole values of a trace go.
+
+    Raises
+    ------
+    UserError : where the trace goes to standard output
+    """
+    if str(trace) == "-":
+        raise UserError("whole values need a file beside the trace", "name a file for it with --output")
+    return values_path(Path(trace))
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """Where values lie in the spool, in bytes, and what they are stored as."""
+
+    start: int
+    size: int
+    dtype: torch.dtype
+
+
+class FullValues:
+    """The whole values of one trace, each content once.
+
+    Parameters
+    ----------
+    path : of the safetensors file
+    force : replace an existing file
+    most_bytes : keep no more than so many
+
+    Attributes
+    ----------
+    bytes_written : of all values that were kept
+    over : values were not kept since they would have been too many bytes
+    failure : what kept values from being written, None where nothing did
+    """
+
+    def __init__(self, path: Path, force: bool = False, most_bytes: int | None = None) -> None:
+        self.path = path
+        self.bytes_written = 0
+        self.over = False
+        self.failure: Exception | None = None
+        self._force = force
+        self._most = most_bytes
+        self._entries: dict[str, _Entry] = {}
+        self._spool: IO[bytes] | None = None
+        self._end = 0
+
+    @property
+    def tensors(self) -> int:
+        """How many tensors of different content were kept."""
+        return len(self._entries)
+
+    def keep(self, tensor: torch.Tensor, op: str, lost: Counter[tuple[str, str]]) -> str | None:
+        """The key of a tensor's values, which are written where the same were not; None where they cannot be had.
+
+        Parameters
+        ----------
+        op : the operator that takes the tensor
+        lost : where tensors that are not kept are counted, by operator and reason
+        """
+        try:
+            if self.failure is None:
+                return self._keep(tensor.detach())
+            error = self.failure
+        except Exception as raised:
+            # its frames would keep the tensor
+            error = raised.with_traceback(None)
+            if isinstance(error, OSError | UserError):
+                # a disk that is full stays so
+                self.failure = error
+        lost[op, f"whole values: {one_line(error)}"] += 1
+        return None
+
+    def finish(self) -> None:
+        """Make the file of what was kept, and give it its name. What goes wrong is `failure`."""
+        try:
+            self._assemble()
+        except Exception as error:
+            self.failure = self.failure or error
+        self.discard()
+
+    def discard(self) -> None:
+        """Leave no temporary file."""
+        if self._spool is not None:
+            with suppress(OSError):
+                self._spool.close()
+            discard(self._spool)
+
+    def abandon(self) -> None:
+        """Let nothing that this process still holds of the file reach it: after a fork, it is the parent's."""
+        if self._spool is not None:
+            abandon(self._spool)
+
+    def _keep(self, tensor: torch.Tensor) -> str | None:
+        flat = _in_memory(tensor).cpu().reshape(-1).contiguous()
+        data = flat.view(torch.uint8).numpy().data
+        key = _key(tensor, data)
+        if key not in self._entries:
+            self.over = self.over or (self._most is not None and self.bytes_written + data.nbytes > self._most)
+            if self.over:
+                return None
+            if self.tensors >= MAX_TENSORS:
+                raise UserError(f"{self.path} holds no more than {MAX_TENSORS:,} tensors", "capture fewer steps")
+            self._entries[key] = self._write(data, to_stored(flat).dtype)
+            self.bytes_written += data.nbytes
+        return key
+
+    def _write(self, data: memoryview, dtype: torch.dtype) -> _Entry:
+        spool = self._opened()
+        # not where the last write ended: it may have failed half way
+        start = -(-self._end // ALIGNMENT) * ALIGNMENT
+        spool.seek(start)
+        spool.write(data)
+        # else a forked child would have a part of it in its own buffer
+        spool.flush()
+        self._end = start + data.nbytes
+        return _Entry(start, data.nbytes, dtype)
+
+    def _opened(self) -> IO[bytes]:
+        if self._spool is None:
+            self._spool = create(self.path, self._force)
+        return self._spool
+
+    def _assemble(self) -> None:
+        package = load_safetensors()
+        spool = self._opened()
+        spool.close()
+        part = partial_path(self.path)
+        try:
+            package.torch.save_file(self._mapped(Path(spool.name)), part, metadata={"format": "pt"})
+            # safetensors makes files that nobody else may read
+            shutil.copymode(spool.name, part)
+            part.replace(self.path)
+        finally:
+            part.unlink(missing_ok=True)
+
+    def _mapped(self, spool: Path) -> dict[str, torch.Tensor]:
+        size = spool.stat().st_size
+        if not size:
+            return {}
+        whole = torch.from_file(str(spool), shared=False, size=size, dtype=torch.uint8)
+        return {
+            key: whole[entry.start : entry.start + entry.size].view(entry.dtype) for key, entry in self._entries.items()
+        }
+
+
+def _in_memory(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor's memory: without the lazy bits, each element that an expanded dimension repeats once."""
+    if tensor.is_conj():
+        tensor = tensor.conj()
+    if tensor.is_neg():
+        tensor = torch._neg_view(tensor)
+    # a mask that is expanded to a batch can be a thousand times its memory
+    for dimension in _repeated(tensor):
+        tensor = tensor.narrow(dimension, 0, 1)
+    return tensor
+
+
+def _repeated(tensor: torch.Tensor) -> list[int]:
+    return [
+        dimension
+        for dimension, (size, step) in enumerate(zip(tensor.shape, tensor.stride(), strict=True))
+        if step == 0 and size > 1
+    ]
+
+
+def _key(tensor: torch.Tensor, data: memoryview) -> str:
+    """A hash of dtype and content, and of what is repeated: so that to expand them differs is another key."""
+    repeated = _repeated(tensor)
+    form = f"{tensor.dtype} {[*tensor.shape, repeated] if repeated else ''}"
+    content = blake2b(form.encode(), digest_size=16)
+    content.update(data)
+    return content.hexdigest()

@@ -1,0 +1,85 @@
+"""Pages of memory that the system had to give while a call ran.
+
+A result in memory that the process holds already costs what the operator writes; one in fresh memory costs a page fault
+for every 4 kB besides, several times as much for operators that do little else. Which of the two a call met depends
+on what the program freed before it, so the trace keeps it and a replay can give the call the same.
+"""
+
+from __future__ import annotations
+
+import functools
+import resource
+from collections.abc import Callable, Sequence
+from time import perf_counter_ns
+from typing import Any
+
+import torch
+
+LARGE = 1 << 16
+"""Bytes of a tensor from which on its call is counted: smaller ones seldom get fresh memory."""
+FEWEST = 8
+"""Page faults of a call that are kept."""
+
+
+def may_need_pages(func: Any, taken: Sequence[torch.Tensor], outputs: int) -> bool:
+    """Whether a call on the CPU may ask for so much memory that it is worth counting its page faults.
+
+    Parameters
+    ----------
+    taken : the call's tensors
+    outputs : bytes of its results, as far as they are known
+    """
+    if not _gives_memory(func):
+        return False
+    return outputs >= LARGE or not taken or any(_bytes(tensor) >= LARGE for tensor in taken)
+
+
+@functools.lru_cache(maxsize=4096)
+def _gives_memory(func: Any) -> bool:
+    """Whether an operator gives anything but its arguments or views of them."""
+    schema = getattr(func, "_schema", None)
+    return schema is None or any(value.alias_info is None for value in schema.returns)
+
+
+def _bytes(tensor: torch.Tensor) -> int:
+    return tensor.numel() * tensor.itemsize if tensor.layout is torch.strided and not tensor.is_nested else 0
+
+
+class FaultCounter:
+    """Counts the page faults of one thread's calls.
+
+    The counting lies within a call's recorded time, so the time without it is kept too.
+    """
+
+    def __init__(self) -> None:
+        self._counted: dict[int, tuple[int, int]] = {}
+
+    def counted(self, operator: Callable[..., Any], started: Callable[[], int]) -> Callable[..., Any]:
+        """An operator whose page faults are counted.
+
+        Parameters
+        ----------
+        started : the start of the call that runs, in ns, by which its count is asked for
+        """
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            before = _faults()
+            start = perf_counter_ns()
+            result = operator(*args, **kwargs)
+            duration = perf_counter_ns() - start
+            self._counted[started()] = (_faults() - before, duration)
+            return result
+
+        return run
+
+    def take(self, starts: Sequence[int]) -> dict[int, tuple[int, int]]:
+        """Page faults and duration in ns of the calls that started then, by place, to be asked for once."""
+        if not self._counted:
+            return {}
+        found = ((place, self._counted.pop(start, None)) for place, start in enumerate(starts))
+        return {place: counted for place, counted in found if counted is not None}
+
+
+def _faults() -> int:
+    # of all threads: an operator's own threads touch its result first
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt

@@ -1,0 +1,42 @@
+"""The clock that runs are timed by, and whether the processor keeps its pace meanwhile."""
+
+from __future__ import annotations
+
+import zlib
+from time import perf_counter_ns
+
+import numpy as np
+
+PROBE = bytes(range(256)) * 64
+"""A checksum of this takes some microseconds, always the same work on data that stays in the nearest cache."""
+SLOWED = 4 / 3
+"""A probe that takes so much longer than the quickest means that the processor was slowed down or taken away."""
+
+
+def empty_call_ns(count: int = 200) -> float:
+    """What a timed section takes beside the call in it, in ns: reading the clock twice."""
+    times = []
+    for _ in range(count):
+        start = perf_counter_ns()
+        times.append(perf_counter_ns() - start)
+    return float(np.median(times))
+
+
+class Pace:
+    """Tells whether the processor runs as fast as it did at its best."""
+
+    def __init__(self) -> None:
+        self._best = min(_probe_ns() for _ in range(50))
+
+    def is_slowed(self) -> bool:
+        """Whether it is slower now by a quarter or more. The better of two probes counts: one may be interrupted."""
+        first = _probe_ns()
+        taken = first if first <= self._best * SLOWED else min(first, _probe_ns())
+        self._best = min(self._best, taken)
+        return taken > self._best * SLOWED
+
+
+def _probe_ns() -> int:
+    start = perf_counter_ns()
+    zlib.crc32(PROBE)
+    return perf_counter_ns() - start

@@ -1,0 +1,182 @@
+"""The calls of a trace in their order, each with the memory that it takes and gives, as a replay of all needs them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from opgrip.traces.arguments import Opaque, TensorSpec, leaves, tensors
+from opgrip.traces.graph import Graph, make_graph
+from opgrip.traces.records import NO_STORAGE, Signature
+from opgrip.traces.trace import Trace
+
+
+@dataclass(frozen=True, slots=True)
+class Interface:
+    """The tensors of a signature.
+
+    Attributes
+    ----------
+    takes : those of its arguments, in their order; `gives` those of its first call's results
+    opaque : whether some of its arguments are of a kind that a trace cannot hold
+    """
+
+    takes: tuple[TensorSpec, ...]
+    gives: tuple[TensorSpec, ...]
+    opaque: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class FlowingCall:
+    """One call, with numbers of memory.
+
+    Attributes
+    ----------
+    takes : memory of each tensor among its arguments, `NO_STORAGE` where that is not known
+    gives : of each among its results
+    over : what no later call mentions
+    settings : that it ran under; one object for all calls that ran under equal ones
+    """
+
+    signature: int
+    op: str
+    captured_ns: int
+    takes: tuple[int, ...]
+    gives: tuple[int, ...]
+    over: tuple[int, ...]
+    settings: Mapping[str, Any]
+
+
+@dataclass(slots=True)
+class Need:
+    """What the tensors in some memory tell of it.
+
+    Attributes
+    ----------
+    device : as recorded
+    bytes : from its start to the end of the last tensor that a call took in it; of those given, where none was taken
+    views : tensors that were taken in it, the first one and those that reach further than all before
+    """
+
+    device: str
+    bytes: int = 0
+    views: list[TensorSpec] = field(default_factory=list)
+    _low: int = 0
+
+    def take(self, spec: TensorSpec) -> None:
+        """Take note of an argument."""
+        start = spec.offset * spec.dtype.itemsize
+        if not self.views:
+            self._low, self.bytes = start, 0
+        if not self.views or start < self._low or spec.extent > self.bytes:
+            self.views.append(spec)
+            self._low, self.bytes = min(start, self._low), max(spec.extent, self.bytes)
+
+    def give(self, spec: TensorSpec) -> None:
+        """Take note of a result."""
+        if not self.views:
+            self.bytes = max(spec.extent, self.bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Flow:
+    """A trace's calls, and the memory between them.
+
+    Attributes
+    ----------
+    needs : by number of memory
+    outside : the memory that was there before the first call
+    wall_ns : from the start of the first call to the end of the last
+    """
+
+    calls: list[FlowingCall]
+    signatures: dict[int, Signature]
+    interfaces: dict[int, Interface]
+    needs: dict[int, Need]
+    outside: list[int]
+    graph: Graph
+    wall_ns: int
+
+
+def make_flow(trace: Trace) -> Flow:
+    """The calls that a program made itself; those that an extension function made inside are its own."""
+    trace = replace(trace, signatures=[signature for signature in trace.signatures if _is_sound(signature)])
+    graph = make_graph(trace)
+    signatures = {signature.number: signature for signature in trace.signatures}
+    interfaces = {number: _interface(signature) for number, signature in signatures.items()}
+    needs: dict[int, Need] = {}
+    calls = list(_calls(trace, graph, interfaces, needs))
+    own = trace.calls[trace.calls["inside"].isna()]
+    ends = own["start_ns"] + own["duration_ns"]
+    wall = int(ends.max() - own["start_ns"].min()) if len(own) else 0
+    outside = [number for number, storage in graph.storages.items() if storage.made_by is None and number in needs]
+    return Flow(calls, signatures, interfaces, needs, outside, graph, wall)
+
+
+def can_flow(spec: TensorSpec) -> bool:
+    """Whether a tensor can be a view of memory, as those with a layout or class of their own cannot."""
+    odd = str(spec.dtype).startswith(("torch.q", "torch.bits")) or spec.device == "meta"
+    return spec.cls is None and spec.layout is torch.strided and spec.stride is not None and not odd
+
+
+def _calls(
+    trace: Trace, graph: Graph, interfaces: Mapping[int, Interface], needs: dict[int, Need]
+) -> Iterator[FlowingCall]:
+    context_of = {scope.number: scope.context for scope in trace.scopes}
+    settings = _settings(trace)
+    over: dict[int, list[int]] = {}
+    for storage in graph.storages.values():
+        over.setdefault(storage.last, []).append(storage.number)
+    nothing = Interface((), ())
+    own = trace.calls[trace.calls["inside"].isna()]
+    columns = ("signature", "op", "scope", "duration_ns", "tensors", "first_storage")
+    for row, *values in zip(own.index, *(own[name].tolist() for name in columns), strict=True):
+        signature, op, scope, duration, count, first = values
+        interface = interfaces.get(signature, nothing)
+        mentioned = tuple(trace.storages[first : first + count].tolist())
+        taken = len(interface.takes)
+        takes = mentioned[:taken] + (NO_STORAGE,) * (taken - len(mentioned))
+        gives = mentioned[taken:]
+        if interface.opaque:
+            # arguments that a trace cannot hold have numbers too
+            gives = gives[max(0, len(gives) - len(interface.gives)) :]
+        _note(needs, interface, takes, gives)
+        yield FlowingCall(
+            *(signature, str(op), duration, takes, gives, tuple(over.get(row, ()))),
+            settings.get(context_of.get(scope), settings[None]),
+        )
+
+
+def _note(needs: dict[int, Need], interface: Interface, takes: tuple[int, ...], gives: tuple[int, ...]) -> None:
+    for number, spec in zip(takes, interface.takes, strict=True):
+        if number != NO_STORAGE and can_flow(spec):
+            needs.setdefault(number, Need(spec.device)).take(spec)
+    for number, spec in zip(gives, interface.gives, strict=False):
+        if number != NO_STORAGE and can_flow(spec):
+            needs.setdefault(number, Need(spec.device)).give(spec)
+
+
+def _settings(trace: Trace) -> dict[int | None, Mapping[str, Any]]:
+    """By number of a context, its settings; equal ones are the same object. Under None, no settings."""
+    distinct: dict[str, Mapping[str, Any]] = {}
+    found: dict[int | None, Mapping[str, Any]] = {None: {}}
+    for number, settings in trace.contexts.items():
+        # gradients are off in a replay
+        kept = {name: value for name, value in settings.items() if name != "grad"}
+        found[number] = distinct.setdefault(repr(sorted(kept.items())), kept)
+    return found
+
+
+def _interface(signature: Signature) -> Interface:
+    given = tuple(leaf for leaf in leaves(signature.outputs) if isinstance(leaf, TensorSpec))
+    taken = [signature.args, signature.kwargs]
+    return Interface(tuple(tensors(taken)), given, any(isinstance(leaf, Opaque) for leaf in leaves(taken)))
+
+
+def _is_sound(signature: Signature) -> bool:
+    """Whether the places of all its tensors are numbers."""
+    found = tensors([signature.args, signature.kwargs, signature.outputs])
+    return all(type(spec.offset) is int and spec.offset >= 0 for spec in found)

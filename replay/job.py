@@ -1,0 +1,115 @@
+"""A replay as plain data, which a worker process is told, and what it stands for."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from opgrip.replay.caches import PROGRAM
+from opgrip.replay.cases import Case, Selection, make_cases
+from opgrip.replay.inputs import device_map
+from opgrip.replay.methods import DISCRETE
+from opgrip.replay.operators import TRUSTED_EXTENSIONS
+from opgrip.replay.samples import Effort
+from opgrip.replay.settings import Settings
+from opgrip.replay.values import RECORDED
+from opgrip.traces import Trace, load
+from opgrip.traces.arguments import DTYPES, tensors
+from opgrip.traces.errors import UserError
+
+BACKGROUND, QUICK_US = 64, 5_000
+"""Cases of a program that may run between those that are measured, none longer than so many microseconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What to replay, and how; every field is a plain value.
+
+    Attributes
+    ----------
+    trace : path of the trace
+    ops, modules, top, start, stop : which cases; the last two are places in the order of the table
+    device, dtype, threads : to replay with, None for those of the program
+    memory_limit : bytes
+    """
+
+    trace: str
+    partial: bool = False
+    ops: Sequence[str] = ()
+    modules: Sequence[str] = ()
+    top: int | None = None
+    start: int = 0
+    stop: int | None = None
+    device: str | None = None
+    dtype: str | None = None
+    threads: int | None = None
+    values: Sequence[str] = (RECORDED,)
+    method: str = DISCRETE
+    cache: str = PROGRAM
+    backward: bool = False
+    warmup: int = Effort().warmup
+    iterations: int | None = None
+    precision: float = Effort().precision
+    budget_s: float = Effort().budget_s
+    seed: int = 0
+    extensions: Sequence[str] = ()
+    memory_limit: int | None = None
+
+    def load(self) -> Loaded:
+        """Its trace, cases and settings.
+
+        Raises
+        ------
+        UserError : where the trace cannot be read, or nothing of it is selected
+        """
+        trace = load(self.trace, partial=self.partial)
+        cases = make_cases(trace, Selection(self.ops, self.modules, self.top))[self.start : self.stop]
+        if not cases:
+            raise UserError(f"no case is left from --start {self.start} to --stop {self.stop}", "the first is case 0")
+        recorded = recorded_device(trace)
+        settings = Settings(
+            place=device_map(recorded, self.device),
+            device=self.device or recorded,
+            effort=Effort(self.warmup, self.iterations, self.precision, self.budget_s),
+            seed=self.seed,
+            extensions=(*TRUSTED_EXTENSIONS, *self.extensions),
+            values=tuple(self.values),
+            method=self.method,
+            cache=self.cache,
+            threads=self.threads,
+            dtype=None if self.dtype is None else DTYPES[self.dtype],
+            backward=self.backward,
+            memory_limit=self.memory_limit,
+        )
+        return Loaded(trace, cases, _background(trace, cases), settings)
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A job's trace, the cases that it selects, others that may run between them, and how they are run."""
+
+    trace: Trace
+    cases: list[Case]
+    background: list[Case]
+    settings: Settings
+
+
+def recorded_device(trace: Trace) -> str:
+    """The device that most of a trace's tensors are on that are not on the CPU; `cpu` where all are."""
+    devices = Counter(
+        spec.device for signature in trace.signatures for spec in tensors([signature.args, signature.kwargs])
+    )
+    del devices["cpu"]
+    return devices.most_common(1)[0][0] if devices else "cpu"
+
+
+def _background(trace: Trace, cases: Sequence[Case]) -> list[Case]:
+    """Some of a program's other cases, the same ones for every selection of so many."""
+    selected = {case.number for case in cases}
+    if len(selected) >= BACKGROUND:
+        return []
+    quick = [case for case in make_cases(trace) if case.captured_us < QUICK_US and case.signature.raised is None]
+    random.Random(0).shuffle(quick)
+    return [case for case in quick if case.number not in selected][:BACKGROUND]

@@ -1,0 +1,107 @@
+"""Results as they come, in a file beside the one that they go to, so that an interrupted replay can go on."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from opgrip.replay.job import Job
+from opgrip.replay.results import Result
+from opgrip.traces.errors import UserError
+
+
+def journal_path(output: Path) -> Path:
+    """Where the rows are kept that are to become this file."""
+    return output.with_name(f"{output.name}.journal")
+
+
+class Journal:
+    """Rows of a replay, case by case, each on disk when `add` returns.
+
+    Parameters
+    ----------
+    output : the file that the results go to in the end
+    resume : go on with the rows of an earlier, interrupted replay of the same job
+    force : begin anew where there are such rows
+
+    Attributes
+    ----------
+    rows : by the number of the case
+
+    Raises
+    ------
+    UserError : where there are rows and neither is asked for, or they are of another job
+    """
+
+    def __init__(self, output: Path, job: Job, resume: bool, force: bool) -> None:
+        self.path = journal_path(output)
+        self.rows: dict[int, list[Result]] = {}
+        self._kept = False
+        told = _identity(job)
+        if self.path.exists() and resume:
+            whole = self._read(told)
+            # what follows the last whole line is half a record
+            with self.path.open("r+b") as file:
+                file.truncate(whole)
+        elif self.path.exists() and not force:
+            hint = "go on with --resume, or begin anew with --force"
+            raise UserError(f"{self.path} holds the rows of an interrupted replay", hint)
+        else:
+            self.path.write_text(json.dumps(told) + "\n", encoding="utf-8")
+        self._file = self.path.open("a", encoding="utf-8")
+
+    def __enter__(self) -> Journal:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._file.close()
+        if (kind is None and not self._kept) or not self.rows:
+            with suppress(OSError):
+                self.path.unlink()
+
+    def keep(self) -> None:
+        """Leave the rows where they are, to go on with them."""
+        self._kept = True
+
+    def add(self, rows: Sequence[Result]) -> None:
+        """Keep the rows of a case."""
+        self.rows[rows[0].case] = list(rows)
+        self._file.write(json.dumps([asdict(row) for row in rows]) + "\n")
+        self._file.flush()
+
+    def _read(self, told: dict[str, Any]) -> int:
+        """Take the rows that are there; gives the length of what is whole."""
+        whole = 0
+        with self.path.open("rb") as file:
+            for place, line in enumerate(file):
+                if not line.endswith(b"\n"):
+                    break
+                try:
+                    record = json.loads(line)
+                    if place:
+                        rows = [Result(**row) for row in record]
+                        self.rows[rows[0].case] = rows
+                except (ValueError, TypeError, IndexError) as error:
+                    raise UserError(f"{self.path} is damaged in line {place + 1}", "begin anew with --force") from error
+                if not place and record != told:
+                    hint = "give the same, or begin anew with --force"
+                    raise UserError(f"{self.path} is of another trace or with other options", hint)
+                whole += len(line)
+        return whole
+
+
+def _identity(job: Job) -> dict[str, Any]:
+    """What two replays must have in common for their rows to stand in one table."""
+    digest = hashlib.blake2b(Path(job.trace).read_bytes(), digest_size=16).hexdigest()
+    # as it comes back from the file
+    options: dict[str, Any] = json.loads(json.dumps(asdict(job)))
+    del options["trace"], options["memory_limit"]
+    return {"trace": digest, "options": options}

@@ -1,0 +1,171 @@
+"""The memory that the calls of a trace hand on to each other, while they run again."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+
+from opgrip.replay.flow import Need
+from opgrip.replay.inputs import DeviceMap, Inputs
+from opgrip.replay.operators import Unsupported
+from opgrip.traces.arguments import TensorSpec
+from opgrip.traces.errors import one_line
+from opgrip.traces.values import ValueModel
+
+SHARE = 0.8
+"""Of the memory that there is, what a replay may take."""
+SEEDS = 1 << 62
+
+
+class Memory:
+    """What the numbers of a trace's memory stand for.
+
+    Parameters
+    ----------
+    needs : of each number
+    outside : the numbers that are there before the first call
+    values, place, seed : as for `Inputs`
+    limit : bytes that it may take beside what the calls make
+
+    Attributes
+    ----------
+    live : the memory of each number, from the call that gives it to the last that mentions it
+    live_bytes, peak_bytes : of that, without what was there before the first call; and the most of it
+    unmade : of numbers that cannot be there before the first call, the reason
+    kept_bytes : of first values and drawn arguments, which are there beside what is live
+    """
+
+    def __init__(
+        self,
+        needs: Mapping[int, Need],
+        outside: list[int],
+        values: Mapping[int, ValueModel],
+        place: DeviceMap,
+        seed: int,
+        limit: int,
+    ) -> None:
+        self.live: dict[int, torch.UntypedStorage] = {}
+        self.unmade: dict[int, str] = {}
+        self.kept_bytes = self.live_bytes = self.peak_bytes = 0
+        self._needs, self._values, self._place, self._seed, self._limit = needs, values, place, seed, limit
+        self._sizes: dict[int, int] = {}
+        self._first: dict[int, torch.UntypedStorage] = {}
+        self._outside: dict[int, torch.UntypedStorage] = {}
+        for number in outside:
+            self._make(number)
+
+    def begin(self) -> None:
+        """Put everything back to how it was before the first call."""
+        for number, storage in self._outside.items():
+            first = self._first.get(number)
+            if first is not None:
+                if storage.nbytes() != first.nbytes():
+                    storage.resize_(first.nbytes())
+                storage.copy_(first)
+        self.live = dict(self._outside)
+        self.live_bytes = self.peak_bytes = 0
+        self._sizes = dict.fromkeys(self._outside, 0)
+
+    def forget_constants(self) -> None:
+        """Keep no first values of what a pass over all calls has left as it was."""
+        for number, storage in self._outside.items():
+            first = self._first.get(number)
+            if first is not None and storage.nbytes() == first.nbytes() and torch.equal(_bytes(storage), _bytes(first)):
+                del self._first[number]
+                self.kept_bytes -= first.nbytes()
+
+    def give(self, number: int, storage: torch.UntypedStorage) -> None:
+        """Let a number stand for this memory."""
+        self.live[number] = storage
+        if number not in self._outside:
+            size = storage.nbytes()
+            self.live_bytes += size - self._sizes.get(number, 0)
+            self._sizes[number] = size
+            self.peak_bytes = max(self.peak_bytes, self.live_bytes)
+
+    def drop(self, numbers: tuple[int, ...]) -> None:
+        """Let memory be gone, except for what was there before the first call."""
+        for number in numbers:
+            if number not in self._outside and self.live.pop(number, None) is not None:
+                self.live_bytes -= self._sizes.pop(number)
+
+    def renew(self, number: int) -> None:
+        """Give a number memory as large as calls take it, with values that they could take."""
+        self.give(number, self._first_values(number).clone())
+
+    def charge(self, size: int) -> None:
+        """Take note of memory that is wanted for good.
+
+        Raises
+        ------
+        Unsupported : where there is not so much
+        """
+        if self.kept_bytes + size > self._limit:
+            raise Unsupported(f"it needs more memory than there is: {size} bytes")
+        self.kept_bytes += size
+
+    def check_room(self, size: int) -> None:
+        """Raise `Unsupported` where there is no room for so many bytes more."""
+        if self.kept_bytes + self.live_bytes + size > self._limit:
+            raise Unsupported(f"it needs more memory than there is: {size} bytes")
+
+    def view(self, number: int, spec: TensorSpec) -> torch.Tensor:
+        """A tensor in a number's memory."""
+        storage = self.live[number]
+        assert spec.stride is not None, "checked when the call was prepared"
+        empty = torch.empty(0, dtype=spec.dtype, device=storage.device)
+        tensor = empty.set_(storage, spec.offset, spec.shape, spec.stride)
+        if spec.conj:
+            tensor = tensor.conj()
+        if spec.neg:
+            tensor = torch._neg_view(tensor)
+        return tensor.requires_grad_() if spec.requires_grad else tensor
+
+    def holds(self, number: int, spec: TensorSpec) -> bool:
+        """Whether a number's memory is large enough for a tensor."""
+        storage = self.live.get(number)
+        return storage is not None and storage.nbytes() >= spec.extent
+
+    def _make(self, number: int) -> None:
+        try:
+            self._outside[number] = self._first_values(number).clone()
+        except Exception as error:
+            self.unmade[number] = str(error) if isinstance(error, Unsupported) else one_line(error, 120)
+
+    def _first_values(self, number: int) -> torch.UntypedStorage:
+        known = self._first.get(number)
+        if known is not None:
+            return known
+        need = self._needs[number]
+        # the memory itself, and what it is restored from
+        self.charge(2 * need.bytes)
+        # one memory, in which the first tensor is filled last
+        whole = TensorSpec((need.bytes,), (1,), torch.uint8, need.device, storage=0)
+        views = [
+            replace(view, device=need.device, storage=0, requires_grad=False, conj=False, neg=False)
+            for view in reversed(need.views)
+        ]
+        inputs = Inputs((whole, *views), {}, self._values, self._place, (self._seed + number) % SEEDS)
+        first: torch.UntypedStorage = inputs.make()[0][0].untyped_storage()
+        self._first[number] = first
+        return first
+
+
+def room_on(device: str) -> int:
+    """Bytes that a replay may take on a device."""
+    kind = torch.device(device).type
+    if kind == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0] * SHARE)
+    try:
+        with open("/proc/meminfo", encoding="ascii") as file:
+            fields = dict(line.split(":", 1) for line in file)
+        return int(int(fields["MemAvailable"].split()[0]) * 1024 * SHARE)
+    except (OSError, KeyError, ValueError):
+        return int(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") * SHARE)
+
+
+def _bytes(storage: torch.UntypedStorage) -> torch.Tensor:
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)

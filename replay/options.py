@@ -1,0 +1,237 @@
+"""The command line of `opreplay`."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from pathlib import Path
+
+from opgrip.replay.caches import CACHES, PROGRAM, WARM
+from opgrip.replay.job import Job
+from opgrip.replay.methods import CONTINUOUS, DISCRETE, METHODS, ON_DEVICE
+from opgrip.replay.operators import TRUSTED_EXTENSIONS
+from opgrip.replay.samples import Effort
+from opgrip.replay.values import KINDS, RECORDED
+from opgrip.traces.arguments import DTYPES
+from opgrip.traces.command import OneLineParser, add_debug, not_negative, positive, seed
+from opgrip.traces.errors import UserError
+
+DESCRIPTION = "Run every distinct call of a trace again, without the model, and compare its time with the captured one."
+EXAMPLES = """\
+examples:
+  opreplay traces/faster_rcnn.jsonl
+  opreplay traces/faster_rcnn.jsonl --op 'aten.index*' --op 'aten.sort*' --precision 0.01
+  opreplay traces/faster_rcnn.jsonl --module 'backbone.*' --top 20 -o backbone.csv
+  opreplay traces/faster_rcnn.jsonl --values recorded,random,zeros     what values do to the time
+  opreplay traces/faster_rcnn.jsonl -o results.json --resume           go on after Ctrl-C, or a crash of the machine
+  opreplay traces/faster_rcnn.jsonl --device cuda --exec-mode events --cache cold
+"""
+UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+TIMEOUT_S = 120.0
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The command's options."""
+    parser = OneLineParser("opreplay", description=DESCRIPTION, epilog=EXAMPLES)
+    parser.add_argument("trace", type=Path, metavar="TRACE", help="a file that opcapture wrote")
+    _add_output(parser.add_argument_group("results"))
+    _add_selection(parser.add_argument_group("which cases"))
+    _add_inputs(parser.add_argument_group("what they run on"))
+    _add_timing(parser.add_argument_group("how they are timed"))
+    _add_limits(parser.add_argument_group("limits"))
+    add_debug(parser)
+    return parser
+
+
+def job_of(args: argparse.Namespace) -> Job:
+    """The replay that a command line asks for.
+
+    Raises
+    ------
+    UserError : for options that do not go together
+    """
+    cache = args.cache or (WARM if args.exec_mode == CONTINUOUS else PROGRAM)
+    if args.exec_mode == CONTINUOUS and cache != WARM:
+        raise UserError(f"--exec-mode continuous runs with warm caches, and --cache {cache} with others", "leave one")
+    return Job(
+        trace=str(args.trace),
+        partial=args.partial,
+        ops=args.op,
+        modules=args.module,
+        top=args.top,
+        start=args.start,
+        stop=args.stop,
+        device=args.device,
+        dtype=args.dtype,
+        threads=args.threads,
+        values=args.values,
+        method=args.exec_mode,
+        cache=cache,
+        backward=args.backward,
+        warmup=args.warmup,
+        iterations=args.iterations,
+        precision=args.precision,
+        budget_s=args.budget,
+        seed=args.seed,
+        extensions=args.extension,
+        memory_limit=args.memory_limit,
+    )
+
+
+def check_method(method: str, device: str) -> None:
+    """Raise `UserError` where a way to time runs is not for this device."""
+    if method in ON_DEVICE and not device.startswith("cuda"):
+        raise UserError(f"--exec-mode {method} reads the clock of a GPU, and {device} has none", "use discrete")
+
+
+def _add_output(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "-o", "--output", type=Path, metavar="FILE", help="also write the results, as the suffix says: .json, .csv, .md"
+    )
+    group.add_argument("-f", "--force", action="store_true", help="replace an existing file")
+    group.add_argument("--append", action="store_true", help="add the rows to an existing file's (.json, .csv)")
+    group.add_argument("--resume", action="store_true", help="go on where an interrupted replay to --output stopped")
+    group.add_argument("--strict", action="store_true", help="exit with status 1 where a case is not ok")
+
+
+def _add_selection(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--op", action="append", default=[], metavar="GLOB", help="only operators of such names; can be repeated"
+    )
+    group.add_argument(
+        "--module",
+        action="append",
+        default=[],
+        metavar="GLOB",
+        help="only calls of modules of such paths; can be repeated",
+    )
+    group.add_argument("--top", type=positive, metavar="N", help="only the N cases with the largest share of time")
+    group.add_argument(
+        "--start", type=not_negative, default=0, metavar="N", help="from this case of the table, the first being 0"
+    )
+    group.add_argument("--stop", type=positive, metavar="N", help="up to the case before this one")
+    group.add_argument("--partial", action="store_true", help="replay what there is of a cut or damaged trace")
+
+
+def _add_inputs(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--device", help="where to replay, such as cuda:0 (default: where it was captured)")
+    group.add_argument("--dtype", type=floating_dtype, help="of floating-point tensors, such as bfloat16")
+    group.add_argument("--threads", type=positive, metavar="N", help="of an operator (default: as captured)")
+    group.add_argument(
+        "--values",
+        type=value_kinds,
+        default=(RECORDED,),
+        metavar="KIND,...",
+        help="draw values as recorded, or random or zeros as tools do that know shapes alone; several are run in turn "
+        "and compared with the first (default: recorded)",
+    )
+    group.add_argument("--seed", type=seed, default=0, help="of the values that are drawn (default: %(default)s)")
+    group.add_argument("--backward", action="store_true", help="time the gradients of each forward call too")
+    group.add_argument(
+        "--extension",
+        action="append",
+        default=[],
+        metavar="MODULE",
+        help=f"an extension module that the trace may call, besides {', '.join(TRUSTED_EXTENSIONS)}; can be repeated",
+    )
+
+
+def _add_timing(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--exec-mode",
+        choices=METHODS,
+        default=DISCRETE,
+        help="time each run alone, many at once, by a GPU's events, or as a CUDA graph (default: %(default)s)",
+    )
+    group.add_argument(
+        "--cache",
+        choices=CACHES,
+        help="what caches hold before a run: what other calls of the program left, the run before, or nothing "
+        "(default: program)",
+    )
+    group.add_argument(
+        "--precision",
+        type=share,
+        default=Effort().precision,
+        metavar="SHARE",
+        help="run until the interquartile range is this share of the median (default: %(default)s)",
+    )
+    group.add_argument(
+        "--budget",
+        type=seconds,
+        default=Effort().budget_s,
+        metavar="SECONDS",
+        help="or for so long a case (default: %(default)s)",
+    )
+    group.add_argument("--iterations", type=positive, metavar="N", help="or so often")
+    group.add_argument(
+        "--warmup",
+        type=not_negative,
+        default=Effort().warmup,
+        metavar="N",
+        help="runs before those that are timed (default: %(default)s)",
+    )
+
+
+def _add_limits(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--timeout",
+        type=seconds,
+        default=TIMEOUT_S,
+        metavar="SECONDS",
+        help="end a case of which one run takes longer (default: %(default)g)",
+    )
+    group.add_argument(
+        "--memory-limit",
+        type=byte_count,
+        metavar="BYTES",
+        help="for cases, such as 8GB (default: what the machine has left)",
+    )
+
+
+def value_kinds(text: str) -> tuple[str, ...]:
+    """Some of `KINDS`, with commas between them."""
+    kinds = tuple(dict.fromkeys(text.split(",")))
+    unknown = [kind for kind in kinds if kind not in KINDS]
+    if unknown:
+        raise argparse.ArgumentTypeError(f"{unknown[0]!r} is none of {', '.join(KINDS)}")
+    return kinds
+
+
+def floating_dtype(text: str) -> str:
+    """The name of a floating-point dtype."""
+    dtype = DTYPES.get(text)
+    if dtype is None or not dtype.is_floating_point:
+        raise argparse.ArgumentTypeError(f"{text!r} is no floating-point dtype such as float32 or bfloat16")
+    return str(dtype).removeprefix("torch.")
+
+
+def share(text: str) -> float:
+    """A number above 0 and up to 1."""
+    number = _number(text)
+    if not 0 < number <= 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a share between 0 and 1")
+    return number
+
+
+def seconds(text: str) -> float:
+    """A number above 0."""
+    number = _number(text)
+    if not 0 < number < 1e9:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds")
+    return number
+
+
+def byte_count(text: str) -> int:
+    """A number of bytes, which `k`, `M`, `G` or `T` may follow."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?", text.strip().lower())
+    if match is None or float(match[1]) == 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size such as 8GB")
+    return int(float(match[1]) * UNITS[match[2]])
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from error

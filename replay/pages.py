@@ -1,0 +1,56 @@
+"""Fresh or used memory for a call's results, as the program's calls met it, where the C library is glibc.
+
+A freed block is given back to the system or kept, as thresholds and what lies around it decide; a result in a block
+that was given back costs a page fault for every 4 kB. Here freed memory is kept, unless it is asked for fresh.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import resource
+
+import torch
+
+PAGE = resource.getpagesize()
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+LARGEST_KEPT = 32 << 20
+"""glibc maps larger blocks afresh each time."""
+LARGE = 1 << 16
+"""Bytes of results from which on their memory matters."""
+
+
+def _glibc() -> ctypes.CDLL | None:
+    try:
+        library = ctypes.CDLL(None)
+        _ = library.malloc_trim, library.mallopt
+    except (OSError, AttributeError):
+        return None
+    return library
+
+
+_LIBRARY = _glibc()
+CONTROLLED = _LIBRARY is not None
+"""Whether memory can be had fresh or used as wanted."""
+
+
+def keep_freed_memory() -> None:
+    """Let this process keep what it frees, for the rest of its life."""
+    if _LIBRARY is not None:
+        _LIBRARY.mallopt(M_MMAP_THRESHOLD, LARGEST_KEPT)
+        _LIBRARY.mallopt(M_TRIM_THRESHOLD, 1 << 30)
+
+
+def give_back() -> None:
+    """Give all freed memory back to the system, so that the next result gets fresh pages."""
+    if _LIBRARY is not None:
+        _LIBRARY.malloc_trim(0)
+
+
+def touch(size: int) -> None:
+    """Have so many bytes of freed memory that this process wrote before."""
+    torch.empty(size + LARGE, dtype=torch.uint8).fill_(0)
+
+
+def faults() -> int:
+    """Page faults of this process so far."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt

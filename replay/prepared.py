@@ -1,0 +1,193 @@
+"""A signature's operator with arguments in memory that other calls made, and values that can stand in for theirs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from opgrip.replay.flow import can_flow
+from opgrip.replay.inputs import DeviceMap, Inputs
+from opgrip.replay.memory import Memory
+from opgrip.replay.operators import Operator
+from opgrip.replay.timing import Arguments
+from opgrip.traces.arguments import GeneratorSpec, TensorSpec, leaves, map_leaves
+from opgrip.traces.records import EXTENSION, Signature
+from opgrip.traces.values import ValueModel
+from opgrip.traces.values.boxes import MAX_COLUMNS, Boxes
+from opgrip.traces.values.exact import Exact
+from opgrip.traces.values.floats import Floats
+
+FAR = 1e3
+"""How many times larger than recorded floats may become, where they are not small."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Flowing:
+    """Stands in a tree of arguments for a tensor in memory that calls hand on."""
+
+    index: int
+    spec: TensorSpec
+
+
+class Prepared:
+    """An operator that can be called with memory.
+
+    Parameters
+    ----------
+    drawn : which of the arguments' tensors have memory of their own, and drawn values
+    values, place, seed : as for `Inputs`
+
+    Attributes
+    ----------
+    function : what to call
+
+    Raises
+    ------
+    Unsupported : for arguments that cannot be made
+    """
+
+    def __init__(
+        self,
+        signature: Signature,
+        operator: Operator,
+        drawn: Collection[int],
+        values: Mapping[int, ValueModel],
+        place: DeviceMap,
+        seed: int,
+    ) -> None:
+        self.function: Callable[..., Any] = operator.function
+        count = 0
+
+        def mark(leaf: Any) -> Any:
+            nonlocal count
+            if not isinstance(leaf, TensorSpec):
+                return leaf
+            count += 1
+            return leaf if count - 1 in drawn else _Flowing(count - 1, leaf)
+
+        args, kwargs = map_leaves(mark, signature.args), map_leaves(mark, dict(signature.kwargs))
+        self._inputs = Inputs(args, kwargs, values, place, seed)
+        self._changes = bool(drawn) and operator.mutates
+        if self._changes:
+            self._inputs.keep()
+        generators = any(isinstance(leaf, GeneratorSpec) for leaf in leaves([args, kwargs]))
+        self._same = None if generators or self._changes else self._inputs.make()
+
+    def begin(self) -> None:
+        """Put drawn values back to how they were before the first call."""
+        if self._changes:
+            self._inputs.restore()
+
+    def arguments(self, memory: Memory, takes: tuple[int, ...]) -> Arguments:
+        """Positional and named arguments.
+
+        Parameters
+        ----------
+        takes : the memory of each tensor
+        """
+
+        def fill(leaf: Any) -> Any:
+            return memory.view(takes[leaf.index], leaf.spec) if type(leaf) is _Flowing else leaf
+
+        args, kwargs = self._same or self._inputs.make()
+        return map_leaves(fill, args), map_leaves(fill, kwargs)
+
+
+class Drawn:
+    """Tensors that the value models draw, for those that a call cannot take as they flow.
+
+    Parameters
+    ----------
+    values, place, seed : as for `Inputs`
+    """
+
+    def __init__(self, values: Mapping[int, ValueModel], place: DeviceMap, seed: int, memory: Memory) -> None:
+        self._values, self._place, self._seed, self._memory = values, place, seed, memory
+        self._tensors: dict[TensorSpec, torch.Tensor] = {}
+        self._ranges: dict[TensorSpec, tuple[int, int]] = {}
+
+    def write(self, number: int, spec: TensorSpec) -> None:
+        """Write drawn values to where a tensor lies, with new memory where the old is too small for it."""
+        if not self._memory.holds(number, spec):
+            self._memory.renew(number)
+        target, drawn = self._memory.view(number, spec), self._tensor(spec)
+        try:
+            target.copy_(drawn)
+        except RuntimeError:
+            # elements that share memory: all of it is copied, which the drawn tensor has alike
+            first, size = spec.offset * spec.dtype.itemsize, spec.extent
+            storages = (target.untyped_storage(), drawn.untyped_storage())
+            to, since = (torch.empty(0, dtype=torch.uint8, device=item.device).set_(item) for item in storages)
+            to[first:size].copy_(since[first:size])
+
+    def allows_floats(self, spec: TensorSpec, tensor: torch.Tensor) -> bool:
+        """Whether floats are finite and not far larger than recorded, where those were finite.
+
+        Not all that a program writes is seen, and what has gone astray once makes all that follows nan.
+        """
+        model = None if spec.values is None else self._values.get(spec.values)
+        bound = None if model is None else _largest(model)
+        if not spec.dtype.is_floating_point or 0 in spec.shape or bound is None:
+            return True
+        # half and 8-bit floats lack some operations
+        largest = float((tensor if tensor.itemsize > 3 else tensor.float()).abs().amax())
+        return math.isfinite(largest) and largest <= FAR * max(bound, 1.0)
+
+    def allows_indices(self, spec: TensorSpec, tensor: torch.Tensor) -> bool:
+        """Whether whole numbers are in the range that they were recorded in.
+
+        An operator may read memory at an index that it does not check.
+        """
+        if spec.dtype.is_floating_point or spec.dtype.is_complex or spec.dtype is torch.bool or 0 in spec.shape:
+            return True
+        if spec not in self._ranges:
+            self._ranges[spec] = _range(self._tensor(spec))
+        low, high = self._ranges[spec]
+        lowest, highest = _range(tensor)
+        return low <= lowest and highest <= high
+
+    def _tensor(self, spec: TensorSpec) -> torch.Tensor:
+        if spec not in self._tensors:
+            self._memory.charge(spec.extent)
+            inputs = Inputs((spec,), {}, self._values, self._place, self._seed)
+            self._tensors[spec] = inputs.make()[0][0]
+        return self._tensors[spec]
+
+
+def never_flowing(signature: Signature, takes: tuple[TensorSpec, ...], values: Mapping[int, ValueModel]) -> set[int]:
+    """Which of a signature's tensors are always drawn.
+
+    A function of an extension reads memory at indices that it does not check, whole numbers or columns of floats, so
+    of its tensors only those flow that hold no indices for sure.
+    """
+    if signature.kind != EXTENSION:
+        return set()
+    return {index for index, spec in enumerate(takes) if not (can_flow(spec) and _are_plain_floats(spec, values))}
+
+
+def _are_plain_floats(spec: TensorSpec, values: Mapping[int, ValueModel]) -> bool:
+    rows = len(spec.shape) == 2 and spec.shape[1] <= MAX_COLUMNS
+    model = None if spec.values is None else values.get(spec.values)
+    return spec.dtype.is_floating_point and isinstance(model, Floats) and not rows
+
+
+def _largest(model: ValueModel) -> float | None:
+    """The largest magnitude that was recorded; None where some were not finite, or that is not known."""
+    match model:
+        case Floats(nan=0, inf=0, minus_inf=0) | Boxes():
+            bounds = [model.low, model.high] if isinstance(model, Floats) else [*model.low, *model.high]
+        case Exact():
+            bounds = [value for value in model.data if isinstance(value, int | float)]
+        case _:
+            return None
+    largest = max(map(abs, bounds), default=math.inf)
+    return largest if math.isfinite(largest) else None
+
+
+def _range(tensor: torch.Tensor) -> tuple[int, int]:
+    low, high = torch.aminmax(tensor)
+    return int(low), int(high)

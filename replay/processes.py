@@ -1,0 +1,119 @@
+"""Processes that cases run in, by fork where that is safe and quick, else anew."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict
+from typing import IO, Protocol
+
+from opgrip.replay.job import Job, Loaded
+from opgrip.replay.watch import Watch
+from opgrip.replay.worker import serve
+
+PR_SET_PDEATHSIG = 1
+
+
+class Process(Protocol):
+    """A process that serves cases.
+
+    Attributes
+    ----------
+    to, from_ : descriptors that it is told cases by, and tells rows by
+    """
+
+    to: int
+    from_: int
+
+    def wait(self) -> int:
+        """Wait for its end; gives its exit status, or minus the signal that ended it."""
+
+    def kill(self) -> None:
+        """End it."""
+
+
+def start(job: Job, loaded: Loaded, watch: Watch, errors: IO[bytes], may_fork: bool) -> Process:
+    """A process that serves a job's cases.
+
+    Parameters
+    ----------
+    errors : takes what it writes to stderr
+    may_fork : whether this process has not used torch yet: a fork waits for ever for threads that OpenMP has started
+    """
+    if may_fork and loaded.settings.device == "cpu":
+        return _Forked(lambda to, from_: serve(loaded, watch, to, from_), errors)
+    return _Spawned(job, watch, errors)
+
+
+class _Forked:
+    """A fork of this process, which has the trace and torch already. It starts in some milliseconds."""
+
+    def __init__(self, run: Callable[[int, int], None], errors: IO[bytes]) -> None:
+        theirs, self.to = os.pipe()
+        self.from_, ours = os.pipe()
+        self._pid = os.fork()
+        if self._pid == 0:
+            try:
+                os.close(self.to)
+                os.close(self.from_)
+                _settle(errors)
+                run(theirs, ours)
+            finally:
+                os._exit(1)
+        os.close(theirs)
+        os.close(ours)
+
+    def wait(self) -> int:
+        _, status = os.waitpid(self._pid, 0)
+        os.close(self.to)
+        os.close(self.from_)
+        return os.waitstatus_to_exitcode(status)
+
+    def kill(self) -> None:
+        with suppress(OSError):
+            os.kill(self._pid, signal.SIGKILL)
+
+
+class _Spawned:
+    """A new process that loads the trace itself: a GPU serves no fork of a process that has used it."""
+
+    def __init__(self, job: Job, watch: Watch, errors: IO[bytes]) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "opgrip.replay.worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            pass_fds=[watch.file],
+            start_new_session=True,
+            env=os.environ | {"KINETO_LOG_LEVEL": "99"},
+        )
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self.to, self.from_ = self._process.stdin.fileno(), self._process.stdout.fileno()
+        with suppress(BrokenPipeError):
+            os.write(self.to, json.dumps({"job": asdict(job), "watch": watch.file}).encode() + b"\n")
+
+    def wait(self) -> int:
+        self._process.communicate()
+        return self._process.returncode
+
+    def kill(self) -> None:
+        self._process.kill()
+
+
+def _settle(errors: IO[bytes]) -> None:
+    """Make a fork a process of its own: Ctrl-C is not for it, and it ends with the one that made it."""
+    os.setsid()
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    nothing = os.open(os.devnull, os.O_RDWR)
+    os.dup2(nothing, 0)
+    # what extensions print is not for our output
+    os.dup2(errors.fileno(), 1)
+    os.dup2(errors.fileno(), 2)

@@ -1,0 +1,279 @@
+"""Finds out which calls of a trace can run on what the calls before them made, by running them all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from opgrip.replay.contexts import restored
+from opgrip.replay.flow import Flow, FlowingCall, Interface, can_flow
+from opgrip.replay.inputs import DeviceMap
+from opgrip.replay.memory import Memory
+from opgrip.replay.number_readers import overwrites, takes_any_numbers
+from opgrip.replay.operators import Operator, Unsupported, find_operator
+from opgrip.replay.prepared import Drawn, Prepared, never_flowing
+from opgrip.traces.arguments import leaves
+from opgrip.traces.errors import one_line
+from opgrip.traces.records import NO_STORAGE
+from opgrip.traces.values import ValueModel
+
+REPLAYED, SUBSTITUTED, UNSUPPORTED = "replayed", "substituted", "unsupported"
+OTHER_SHAPES = "its results have other shapes than the recorded ones"
+MOST_PASSES = 10
+NOTHING = Interface((), ())
+
+
+@dataclass(slots=True)
+class Part:
+    """How one call is run.
+
+    Attributes
+    ----------
+    status : `replayed` on memory that flows; `substituted` on drawn arguments, with other results in the place of its
+        own; `unsupported` not at all, with results in that place
+    redrawn : which of its tensors get drawn values before it runs
+    reason : of a status other than `replayed`
+    """
+
+    status: str = REPLAYED
+    prepared: Prepared | None = None
+    redrawn: set[int] = field(default_factory=set)
+    reason: str = ""
+
+
+class Rehearsal:
+    """The calls of a trace, each with the way in which it can run.
+
+    Attributes
+    ----------
+    parts : of each call
+    """
+
+    def __init__(
+        self,
+        flow: Flow,
+        memory: Memory,
+        values: Mapping[int, ValueModel],
+        place: DeviceMap,
+        device: str,
+        seed: int,
+        extensions: Collection[str],
+    ) -> None:
+        self.flow = flow
+        self.memory = memory
+        self.parts = [Part() for _ in flow.calls]
+        self._values, self._place, self._seed, self._extensions = values, place, seed, extensions
+        self._device = device
+        self._drawn = Drawn(values, place, seed, memory)
+        self._operators: dict[int, Operator | str] = {}
+        self._prepared: dict[tuple[int, frozenset[int]], Prepared] = {}
+
+    def settle(self, begin: Callable[[], None]) -> None:
+        """Run all calls until each runs as it did the time before.
+
+        Parameters
+        ----------
+        begin : puts everything back to how it is before the first call
+        """
+        for _ in range(MOST_PASSES):
+            begin()
+            with switching() as use:
+                changed = False
+                for call, part in zip(self.flow.calls, self.parts, strict=True):
+                    use(call.settings)
+                    changed |= self._try(call, part)
+            if not changed:
+                break
+        self.memory.forget_constants()
+
+    def begin(self) -> None:
+        """Put all memory back to how it was before the first call."""
+        self.memory.begin()
+        for prepared in self._prepared.values():
+            prepared.begin()
+
+    def redraw(self, call: FlowingCall, part: Part) -> None:
+        """Draw the values anew that a call cannot take as they come."""
+        specs = self._interface(call).takes
+        for index in part.redrawn:
+            self._drawn.write(call.takes[index], specs[index])
+
+    def hand_on(self, call: FlowingCall, part: Part, result: Any) -> None:
+        """Let the results of a call be what later calls take."""
+        live = self.memory.live
+        if part.status == REPLAYED:
+            for number, tensor in zip(call.gives, tensors_of(result), strict=False):
+                if number not in live and number != NO_STORAGE:
+                    self.memory.give(number, tensor.untyped_storage())
+            return
+        for number in call.gives:
+            need = self.flow.needs.get(number)
+            if number not in live and need is not None and need.views:
+                self.memory.renew(number)
+
+    def give_up(self, call: FlowingCall, part: Part, reason: str) -> None:
+        """Run a call from now on with arguments of its own, or not at all where it cannot run with those either."""
+        part.redrawn = set()
+        try:
+            if part.status != REPLAYED:
+                raise Unsupported(reason)
+            part.status, part.reason = SUBSTITUTED, reason
+            everything = frozenset(range(len(self._interface(call).takes)))
+            part.prepared = self._prepare(call.signature, everything)
+            self._run(call, part.prepared)
+        except Exception as error:
+            part.status, part.prepared, part.reason = UNSUPPORTED, None, _reason(error)
+
+    def _try(self, call: FlowingCall, part: Part) -> bool:
+        """Run a call; whether it will run otherwise from now on."""
+        before = part.status, len(part.redrawn)
+        result = None
+        try:
+            if part.status == REPLAYED:
+                part.prepared = self._arrange(call, part)
+                self.memory.check_room(sum(spec.extent for spec in self._interface(call).gives))
+                result = self._fitting(call, part, part.prepared)
+            elif part.prepared is not None:
+                self._run(call, part.prepared)
+        except Exception as error:
+            self.give_up(call, part, _reason(error))
+        try:
+            self.hand_on(call, part, result)
+        except Exception:
+            # calls that take what it cannot give find that there is nothing
+            return True
+        finally:
+            self.memory.drop(call.over)
+        return before != (part.status, len(part.redrawn))
+
+    def _fitting(self, call: FlowingCall, part: Part, prepared: Prepared) -> Any:
+        """Results of the recorded form, if need be with masks drawn anew, and then indices: they decide on shapes."""
+        flowing = [index for index, number in enumerate(call.takes) if number != NO_STORAGE]
+        specs = self._interface(call).takes
+        masks = {index for index in flowing if specs[index].dtype is torch.bool}
+        whole = {index for index in flowing if not specs[index].dtype.is_floating_point}
+        for deciding in (masks, whole):
+            try:
+                return self._fitted(call, part, prepared)
+            except Exception:
+                if whole <= part.redrawn:
+                    raise
+            part.redrawn |= deciding
+        return self._fitted(call, part, prepared)
+
+    def _fitted(self, call: FlowingCall, part: Part, prepared: Prepared) -> Any:
+        self.redraw(call, part)
+        result = self._run(call, prepared)
+        if not self._fits(call, result):
+            raise Unsupported(OTHER_SHAPES)
+        return result
+
+    def _run(self, call: FlowingCall, prepared: Prepared) -> Any:
+        args, kwargs = prepared.arguments(self.memory, call.takes)
+        return prepared.function(*args, **kwargs)
+
+    def _arrange(self, call: FlowingCall, part: Part) -> Prepared:
+        """The call with memory that flows, and in its part what has to be drawn."""
+        memory, interface = self.memory, self._interface(call)
+        places = list(enumerate(zip(call.takes, interface.takes, strict=True)))
+        own = frozenset(index for index, (number, spec) in places if number == NO_STORAGE or not can_flow(spec))
+        prepared = self._prepare(call.signature, own)
+        never = never_flowing(self.flow.signatures[call.signature], interface.takes, self._values)
+        anything = takes_any_numbers(prepared.function, self._device)
+        for index, (number, spec) in places:
+            if index in own or index in part.redrawn:
+                continue
+            if number in memory.unmade:
+                raise Unsupported(memory.unmade[number])
+            if index in never or not memory.holds(number, spec):
+                part.redrawn.add(index)
+            if index in part.redrawn or (index == 0 and overwrites(prepared.function)):
+                continue
+            tensor = memory.view(number, spec)
+            indices_allowed = anything or self._drawn.allows_indices(spec, tensor)
+            if not (indices_allowed and self._drawn.allows_floats(spec, tensor)):
+                part.redrawn.add(index)
+        return prepared
+
+    def _prepare(self, signature: int, own: frozenset[int]) -> Prepared:
+        key = signature, own
+        if key not in self._prepared:
+            operator = self._operator(signature)
+            specs = self.flow.interfaces[signature].takes
+            self.memory.charge(sum(specs[index].extent for index in own) * (2 if operator.mutates else 1))
+            record = self.flow.signatures[signature]
+            self._prepared[key] = Prepared(record, operator, own, self._values, self._place, self._seed)
+        return self._prepared[key]
+
+    def _operator(self, signature: int) -> Operator:
+        if signature not in self._operators:
+            try:
+                self._operators[signature] = self._find(signature)
+            except Unsupported as error:
+                self._operators[signature] = str(error)
+        found = self._operators[signature]
+        if isinstance(found, str):
+            raise Unsupported(found)
+        return found
+
+    def _find(self, signature: int) -> Operator:
+        record = self.flow.signatures.get(signature)
+        if record is None:
+            raise Unsupported("the trace does not hold its signature, or one that cannot be")
+        if record.raised is not None:
+            raise Unsupported(f"it raised when it was captured: {record.raised[:120]}")
+        return find_operator(record, self._extensions)
+
+    def _fits(self, call: FlowingCall, result: Any) -> bool:
+        """Whether results are as recorded, or at least as the first call that takes them does."""
+        found = tensors_of(result)
+        if not call.gives:
+            return True
+        if len(found) != len(call.gives):
+            return False
+        recorded = self._interface(call).gives
+        for index, (number, tensor) in enumerate(zip(call.gives, found, strict=True)):
+            specs = [recorded[index]] if len(recorded) == len(found) else []
+            need = self.flow.needs.get(number)
+            if number not in self.memory.live and need is not None and need.views:
+                specs.append(need.views[0])
+                if tensor.untyped_storage().nbytes() < need.views[0].extent:
+                    return False
+            if specs and (tuple(tensor.shape), tensor.dtype) not in [(spec.shape, spec.dtype) for spec in specs]:
+                return False
+        return True
+
+    def _interface(self, call: FlowingCall) -> Interface:
+        return self.flow.interfaces.get(call.signature, NOTHING)
+
+
+@contextmanager
+def switching() -> Iterator[Callable[[Mapping[str, Any]], None]]:
+    """Gives what goes over to a call's settings, where they are others than those of the call before."""
+    current: Mapping[str, Any] | None = None
+    with torch.no_grad(), ExitStack() as stack:
+
+        def use(settings: Mapping[str, Any]) -> None:
+            nonlocal current
+            if settings is not current:
+                stack.close()
+                current = None
+                stack.enter_context(restored(settings))
+                current = settings
+
+        yield use
+
+
+def tensors_of(result: Any) -> list[torch.Tensor]:
+    """The tensors among a call's results, in their order."""
+    if isinstance(result, torch.Tensor):
+        return [result]
+    return [leaf for leaf in leaves(result) if isinstance(leaf, torch.Tensor)]
+
+
+def _reason(error: Exception) -> str:
+    return str(error) if isinstance(error, Unsupported) else one_line(error, 120)

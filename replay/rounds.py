@@ -1,0 +1,164 @@
+"""Runs subjects until their times are known: side by side in rounds, as a program mixes its calls, or one by one."""
+
+from __future__ import annotations
+
+import gc
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import nvtx
+import torch
+
+from opgrip.replay.clock import Pace
+from opgrip.replay.contexts import restored
+from opgrip.replay.methods import Stopwatch
+from opgrip.replay.samples import FEWEST, Effort
+from opgrip.replay.subjects import Stratum, Subject
+
+MOST = 100
+"""Runs of a subject at most."""
+MOST_DROPPED = 3 * FEWEST
+"""Runs of a subject that are dropped at most: a machine that is always slowed down is measured as it is."""
+CHECK_NS, CHECK_RUNS = 2_000_000, 10
+"""Time of runs, and their number, after which the processor's pace is checked."""
+
+NVTX_DOMAIN = "opgrip"
+
+Announce = Callable[[int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Subjects that run under the same settings of torch. Modes of one case are neighbours.
+
+    Attributes
+    ----------
+    grad : whether calls make a graph
+    background : subjects that run between the others, without being measured
+    """
+
+    settings: Mapping[str, Any]
+    grad: bool
+    subjects: list[Subject]
+    background: Sequence[Subject] = ()
+
+
+class Measurer:
+    """Measures groups of subjects.
+
+    Parameters
+    ----------
+    announce : is told the number of each case before one of its runs
+    flush : empties the caches; None to leave them as they are
+    """
+
+    def __init__(
+        self,
+        stopwatch: Stopwatch,
+        effort: Effort,
+        flush: Callable[[], None] | None,
+        announce: Announce,
+        seed: int = 0,
+    ) -> None:
+        self.effort = effort
+        self._stopwatch = stopwatch
+        self._flush = flush
+        self._announce = announce
+        self._pace = Pace()
+        self._random = random.Random(seed)
+        self._pending: list[tuple[Subject, Stratum, float]] = []
+        self._pending_ns = 0.0
+
+    def one_by_one(self, groups: Sequence[Group]) -> None:
+        """Run the subjects of each case in turn until each is done, then the next case's."""
+        with _no_garbage_collection():
+            for group in groups:
+                with restored(group.settings), torch.set_grad_enabled(group.grad):
+                    for case in _by_case(group.subjects):
+                        while self._again(case):
+                            for subject in case:
+                                self._run(subject)
+                            self._check(all_of_them=False)
+                        self._check()
+
+    def in_rounds(self, groups: Sequence[Group]) -> None:
+        """Run every subject once a round, in another order each time, until all are done."""
+        waiting = [(group, _by_case(group.subjects)) for group in groups]
+        with _no_garbage_collection():
+            while any(cases for _, cases in waiting):
+                for group, cases in waiting:
+                    if cases:
+                        self._round(group, cases)
+                        self._check()
+                        cases[:] = [case for case in cases if self._again(case)]
+
+    def _round(self, group: Group, cases: Sequence[Sequence[Subject]]) -> None:
+        turns: list[Sequence[Subject] | Subject] = [*cases, *group.background]
+        self._random.shuffle(turns)
+        with restored(group.settings), torch.set_grad_enabled(group.grad):
+            for turn in turns:
+                if isinstance(turn, Subject):
+                    self._announce(turn.number)
+                    turn.run()
+                    continue
+                for subject in turn:
+                    self._run(subject)
+                self._check(all_of_them=False)
+
+    def _run(self, subject: Subject) -> None:
+        self._announce(subject.number)
+        try:
+            with nvtx.annotate(subject.label, domain=NVTX_DOMAIN):
+                stratum, time_ns = subject.time(self._stopwatch, self._flush)
+        except Exception as error:
+            subject.failure = error
+            return
+        self._pending.append((subject, stratum, time_ns))
+        self._pending_ns += time_ns
+
+    def _check(self, all_of_them: bool = True) -> None:
+        """Keep the runs since the last check, or drop them where the processor was slowed down meanwhile.
+
+        Parameters
+        ----------
+        all_of_them : else only where there are enough to make it worth while
+        """
+        enough = self._pending_ns >= CHECK_NS or len(self._pending) >= CHECK_RUNS
+        if not self._pending or not (all_of_them or enough or self.effort.iterations is not None):
+            return
+        slowed = self._pace.is_slowed()
+        for subject, stratum, time_ns in self._pending:
+            if slowed and subject.samples.dropped < MOST_DROPPED:
+                subject.samples.dropped += 1
+            else:
+                subject.samples.add(stratum, time_ns)
+        self._pending.clear()
+        self._pending_ns = 0.0
+
+    def _again(self, case: Sequence[Subject]) -> bool:
+        """Whether a case needs more runs; its modes get as many as each other."""
+        most = MOST if self.effort.iterations is None else self.effort.iterations
+        return all(subject.failure is None for subject in case) and any(
+            subject.samples.done(self.effort) is None and len(subject.samples) < most for subject in case
+        )
+
+
+def _by_case(subjects: Sequence[Subject]) -> list[list[Subject]]:
+    cases: dict[int, list[Subject]] = {}
+    for subject in subjects:
+        cases.setdefault(subject.number, []).append(subject)
+    return list(cases.values())
+
+
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()

@@ -1,0 +1,135 @@
+"""Times of a case's runs, and when there are enough of them."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+
+FEWEST = 10
+"""Runs of a case, unless its budget does not last for so many."""
+LEAST = 3
+"""Runs that a case gets whatever they take."""
+LOOK = 5
+"""Runs after which the spread is looked at again."""
+SETTLED, STEADY = 6, 0.1
+"""A spread has settled where it was within 10 percent at six looks."""
+NOISY = 0.25
+"""Spread above which a median is doubtful."""
+
+Times: TypeAlias = "np.ndarray[Any, np.dtype[np.float64]]"
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How often a case is run.
+
+    Attributes
+    ----------
+    warmup : runs before the first that is timed
+    iterations : timed runs; None for as many as precision and budget ask for
+    precision : relative spread that is small enough
+    budget_s : time for a case, in seconds, with all that is done between its runs
+    """
+
+    warmup: int = 2
+    iterations: int | None = None
+    precision: float = 0.05
+    budget_s: float = 0.25
+
+
+class Samples:
+    """Times of runs, in strata: runs that met other values or another state of memory than others.
+
+    Each stratum counts by the share of the program's calls that it stands for, however many runs it got.
+
+    Parameters
+    ----------
+    shares : of each stratum, above 0
+
+    Attributes
+    ----------
+    dropped : runs that were not kept, the machine being slowed down meanwhile
+    spent_ns : what the runs took, with what was done between them
+    """
+
+    def __init__(self, shares: Mapping[Hashable, float]) -> None:
+        total = sum(shares.values())
+        self.shares = {stratum: share / total for stratum, share in shares.items()}
+        self.times: dict[Hashable, list[float]] = {stratum: [] for stratum in shares}
+        self.dropped = 0
+        self.spent_ns = 0
+        self._spreads: list[float] = []
+
+    def __len__(self) -> int:
+        return sum(map(len, self.times.values()))
+
+    @property
+    def wanted(self) -> Hashable:
+        """The stratum that the next run is for."""
+        wanted = (stratum for stratum, share in self.shares.items() if share)
+        return min(wanted, key=lambda stratum: (len(self.times[stratum]) + 0.5) / self.shares[stratum])
+
+    def add(self, stratum: Hashable, time_ns: float) -> None:
+        """Keep a run's time."""
+        self.times.setdefault(stratum, []).append(time_ns)
+        self.shares.setdefault(stratum, 0.0)
+        if len(self) % LOOK == 0:
+            self._spreads.append(self.spread)
+
+    def quantile_us(self, share: float) -> float:
+        """The time that this share of the program's calls would stay under, in microseconds."""
+        kept = self._kept()
+        if len(kept) == 1:
+            return float(np.quantile(self.times[kept[0]], share)) / 1e3
+        times, weights = self._weighted(kept)
+        order = np.argsort(times)
+        # between strata there is nothing to interpolate
+        place = int(np.searchsorted(np.cumsum(weights[order]), share - 1e-9))
+        return float(times[order][min(place, len(times) - 1)]) / 1e3
+
+    @property
+    def spread(self) -> float:
+        """Interquartile range within strata, as a share of the median."""
+        kept = [stratum for stratum in self._kept() if len(self.times[stratum]) > 1]
+        if not kept:
+            return float("inf")
+        quartiles = np.array([np.quantile(self.times[stratum], (0.25, 0.5, 0.75)) for stratum in kept])
+        weights = np.array([self.shares[stratum] or 1e-9 for stratum in kept])
+        middle = float(weights @ quartiles[:, 1])
+        return float(weights @ (quartiles[:, 2] - quartiles[:, 0])) / middle if middle else 0.0
+
+    def done(self, effort: Effort) -> str | None:
+        """Why there are enough runs: `iterations`, `precision`, `settled` or `budget`; None where there are not."""
+        if effort.iterations is not None:
+            return "iterations" if len(self) >= effort.iterations else None
+        if len(self) < LEAST:
+            return None
+        if len(self) >= FEWEST and self._spreads:
+            if self._spreads[-1] <= effort.precision:
+                return "precision"
+            last = self._spreads[-SETTLED:]
+            if len(last) == SETTLED and max(last) - min(last) <= STEADY * max(last):
+                return "settled"
+        return "budget" if self.spent_ns >= effort.budget_s * 1e9 else None
+
+    def _kept(self) -> list[Hashable]:
+        """The strata that runs met; those that no call was in count only where there are no others."""
+        met = [stratum for stratum, times in self.times.items() if times]
+        return [stratum for stratum in met if self.shares[stratum]] or met
+
+    def _weighted(self, kept: Sequence[Hashable]) -> tuple[Times, Times]:
+        times = np.concatenate([np.asarray(self.times[stratum], dtype=np.float64) for stratum in kept])
+        counts = [len(self.times[stratum]) for stratum in kept]
+        shares = [self.shares[stratum] or 1.0 for stratum in kept]
+        weights = np.repeat([share / count for share, count in zip(shares, counts, strict=True)], counts)
+        return times, weights / weights.sum()
+
+
+def ratio_quantiles(times: Sequence[float], base: Sequence[float]) -> tuple[float, float, float]:
+    """10th, 50th and 90th percentile of one subject's times over another's, run by run of the same repeats."""
+    count = min(len(times), len(base))
+    low, middle, high = np.quantile(np.asarray(times[:count]) / np.asarray(base[:count]), (0.1, 0.5, 0.9))
+    return float(low), float(middle), float(high)

@@ -1,0 +1,168 @@
+"""Replays all calls of a trace in their order, each on what the calls before it made: the step's time and memory."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from time import perf_counter_ns
+
+import numpy as np
+import torch
+
+from opgrip.replay.flow import FlowingCall, make_flow
+from opgrip.replay.inputs import DeviceMap
+from opgrip.replay.memory import Memory, room_on
+from opgrip.replay.operators import TRUSTED_EXTENSIONS
+from opgrip.replay.rehearsal import Part, Rehearsal, switching
+from opgrip.replay.sequence_results import NotReplayed, OperatorTime, Pass, SequenceResult, make_result
+from opgrip.replay.timing import _no_garbage_collection, synchronizer
+from opgrip.traces import Trace
+from opgrip.traces.errors import UserError, one_line
+
+__all__ = ["NotReplayed", "OperatorTime", "SequenceResult", "SequenceSettings", "replay_sequence"]
+
+FEWEST, MOST = 3, 100
+"""Timed passes over a trace where their number is not given."""
+MOST_FAILURES = 20
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceSettings:
+    """How a sequence is replayed.
+
+    Attributes
+    ----------
+    place : where tensors go that were recorded on a device
+    device : what the result names, and what is waited for
+    seed : of the values that are drawn, and of the operators that draw
+    extensions : extension modules whose functions may be called
+    repeats : timed passes; None for as many as it takes to come to `precision` within `budget_s`, 3 at least
+    precision : interquartile range of the passes' times, by their median
+    room_bytes : memory that may be taken; None for most of what there is
+    """
+
+    place: DeviceMap
+    device: str
+    seed: int = 0
+    extensions: Collection[str] = TRUSTED_EXTENSIONS
+    repeats: int | None = None
+    precision: float = 0.05
+    budget_s: float = 10.0
+    room_bytes: int | None = None
+
+
+def replay_sequence(trace: Trace, settings: SequenceSettings) -> SequenceResult:
+    """Run all calls of a trace in the order in which they started, in one thread, and measure that.
+
+    Raises
+    ------
+    UserError : where the trace holds no calls
+    """
+    if trace.calls["inside"].isna().sum() == 0:
+        raise UserError("the trace holds no calls", "capture a program that runs some")
+    flow = make_flow(trace)
+    room = room_on(settings.device) if settings.room_bytes is None else settings.room_bytes
+    with _own_randomness(settings.device):
+        memory = Memory(flow.needs, flow.outside, trace.values, settings.place, settings.seed, room)
+        rehearsal = Rehearsal(
+            *(flow, memory, trace.values, settings.place, settings.device, settings.seed, settings.extensions)
+        )
+        passes = _measure(rehearsal, settings)
+    return make_result(trace, flow, rehearsal.parts, passes, settings.device)
+
+
+def _measure(rehearsal: Rehearsal, settings: SequenceSettings) -> list[Pass]:
+    def begin() -> None:
+        rehearsal.begin()
+        _set_seed(settings.device, settings.seed)
+
+    rehearsal.settle(begin)
+    passes: list[Pass] = []
+    failures = 0
+    with _no_garbage_collection():
+        started = perf_counter_ns()
+        while _wants_more(passes, perf_counter_ns() - started, settings) and failures < MOST_FAILURES:
+            begin()
+            timed = _pass(rehearsal, settings.device)
+            if timed is None:
+                # values that are not the same at each pass: it is found out anew what can run
+                failures += 1
+                rehearsal.settle(begin)
+            else:
+                passes.append(timed)
+    return passes
+
+
+def _pass(rehearsal: Rehearsal, device: str) -> Pass | None:
+    """Run all calls once; None where one failed that had not before."""
+    synchronize = synchronizer(device)
+    allocator = torch.cuda if torch.device(device).type == "cuda" else None
+    at_start = 0
+    if allocator is not None:
+        allocator.reset_peak_memory_stats(device)
+        at_start = allocator.memory_allocated(device)
+    times = []
+    with switching() as use:
+        synchronize()
+        start = perf_counter_ns()
+        for call, part in zip(rehearsal.flow.calls, rehearsal.parts, strict=True):
+            use(call.settings)
+            try:
+                times.append(_timed(rehearsal, call, part))
+            except Exception as error:
+                rehearsal.give_up(call, part, one_line(error, 120))
+                return None
+            rehearsal.memory.drop(call.over)
+        synchronize()
+        wall = perf_counter_ns() - start
+    own = rehearsal.memory.peak_bytes
+    return Pass(times, wall, own if allocator is None else allocator.max_memory_allocated(device) - at_start)
+
+
+def _timed(rehearsal: Rehearsal, call: FlowingCall, part: Part) -> int:
+    """How long a call took, in ns; 0 for one that is not run."""
+    if part.prepared is None:
+        rehearsal.hand_on(call, part, None)
+        return 0
+    if part.redrawn:
+        rehearsal.redraw(call, part)
+    function = part.prepared.function
+    args, kwargs = part.prepared.arguments(rehearsal.memory, call.takes)
+    start = perf_counter_ns()
+    result = function(*args, **kwargs)
+    spent = perf_counter_ns() - start
+    rehearsal.hand_on(call, part, result)
+    return spent
+
+
+def _wants_more(passes: Sequence[Pass], spent_ns: int, settings: SequenceSettings) -> bool:
+    if settings.repeats is not None:
+        return len(passes) < settings.repeats
+    if len(passes) < FEWEST:
+        return True
+    if len(passes) >= MOST or spent_ns > settings.budget_s * 1e9:
+        return False
+    on_cpu = torch.device(settings.device).type == "cpu"
+    low, middle, high = np.quantile([sum(one.times_ns) if on_cpu else one.wall_ns for one in passes], (0.25, 0.5, 0.75))
+    return bool(high - low > settings.precision * middle)
+
+
+@contextmanager
+def _own_randomness(device: str) -> Iterator[None]:
+    """Operators in the block that draw random numbers leave the caller's as they are."""
+    kind = torch.device(device).type
+    if kind == "cpu":
+        with torch.random.fork_rng(devices=[]):
+            yield
+    else:
+        with torch.random.fork_rng(range(getattr(torch, kind).device_count()), device_type=kind):
+            yield
+
+
+def _set_seed(device: str, seed: int) -> None:
+    # not torch.manual_seed, which would seed accelerators that are not used here
+    torch.default_generator.manual_seed(seed)
+    kind = torch.device(device).type
+    if kind != "cpu":
+        getattr(torch, kind).manual_seed_all(seed)

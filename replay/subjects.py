@@ -1,0 +1,129 @@
+"""What is measured: a case under one way of drawing its values, ready to be run again and again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from time import perf_counter_ns
+from typing import Any
+
+from opgrip.replay import pages
+from opgrip.replay.inputs import Inputs
+from opgrip.replay.methods import CONTINUOUS, Arguments, Function, Stopwatch, block_size
+from opgrip.replay.samples import Samples
+
+COPIES, COPIED_BYTES = 64, 256 << 20
+"""Sets of arguments, and bytes in all of them, that a block of runs is given where each needs its own."""
+
+Stratum = tuple[int, bool]
+"""Which of a case's variants a run was of, and whether its results got fresh memory."""
+
+
+@dataclass(slots=True)
+class Variant:
+    """Arguments of a case as some of its calls had them.
+
+    Attributes
+    ----------
+    sets : the same arguments, once for each run of a block that writes into them
+    """
+
+    sets: list[Inputs]
+    ready: list[Arguments] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Subject:
+    """A function, its arguments and the times of its runs.
+
+    Attributes
+    ----------
+    number : of the case, by which a supervisor knows what was running
+    label : of its range in a profiler
+    mutates : whether runs change the arguments, which are then put back before each
+    fresh : share of the program's calls whose results got fresh memory; None where it does not matter
+    result_bytes : of one run's results
+    prepare : makes of the arguments what `function` is given, outside of its time
+    samples : what is kept of the runs; `times_ns` has all, in their order
+    failure : what a run raised; None where none did
+    """
+
+    number: int
+    label: str
+    function: Function
+    variants: Sequence[Variant]
+    mutates: bool
+    fresh: float | None
+    result_bytes: int
+    prepare: Callable[[Arguments], Arguments] | None = None
+    samples: Samples = field(init=False)
+    times_ns: list[float] = field(default_factory=list)
+    failure: Exception | None = None
+    _size: int = 1
+    _faulted: bool = False
+
+    def __post_init__(self) -> None:
+        self.samples = Samples(self._shares())
+        if not self.mutates:
+            for variant in self.variants:
+                variant.ready = [variant.sets[0].make()]
+
+    def run(self) -> None:
+        """Run once without timing it."""
+        args, kwargs = self._arguments(self.variants[0], 1)[0]
+        self.function(*args, **kwargs)
+
+    def time(self, stopwatch: Stopwatch, flush: Callable[[], None] | None) -> tuple[Stratum, float]:
+        """Time one run, or a block of them.
+
+        Parameters
+        ----------
+        flush : empties the caches before it; None where they stay as they are
+        """
+        began = perf_counter_ns()
+        wanted: Stratum = self.samples.wanted  # type: ignore[assignment]
+        index, fresh = wanted
+        runs = self._arguments(self.variants[index], self._size)
+        if self.fresh is not None and pages.CONTROLLED:
+            if fresh:
+                pages.give_back()
+            elif self._faulted:
+                pages.touch(self.result_bytes)
+        if flush is not None:
+            flush()
+        before = pages.faults() if self.fresh is not None else 0
+        time_ns = stopwatch.time(self.function, runs)
+        if self.fresh is not None:
+            self._faulted = met_fresh(pages.faults() - before, self.result_bytes * len(runs))
+        if stopwatch.method == CONTINUOUS and self._size == 1:
+            self._size = min(block_size(time_ns), self._most_in_block())
+        self.times_ns.append(time_ns)
+        self.samples.spent_ns += perf_counter_ns() - began
+        return (index, self._faulted), time_ns
+
+    def _shares(self) -> dict[Any, float]:
+        share = self.fresh or 0.0
+        both = {True: share, False: 1 - share}
+        return {(index, fresh): part for index in range(len(self.variants)) for fresh, part in both.items() if part}
+
+    def _arguments(self, variant: Variant, count: int) -> list[Arguments]:
+        if not self.mutates:
+            ready = variant.ready * count
+        else:
+            while len(variant.sets) < count:
+                variant.sets.append(variant.sets[0].copy())
+            for inputs in variant.sets[:count]:
+                inputs.restore()
+            ready = [inputs.make() for inputs in variant.sets[:count]]
+        return ready if self.prepare is None else [self.prepare(arguments) for arguments in ready]
+
+    def _most_in_block(self) -> int:
+        if not self.mutates and self.prepare is None:
+            return 1 << 30
+        size = max(max(variant.sets[0].nbytes for variant in self.variants), 1)
+        return max(1, min(COPIES, COPIED_BYTES // size))
+
+
+def met_fresh(faults: int, result_bytes: int) -> bool:
+    """Whether so many page faults mean that results lay in fresh memory, for the most part."""
+    return faults * pages.PAGE * 2 >= max(result_bytes, pages.LARGE)

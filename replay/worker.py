@@ -1,0 +1,94 @@
+"""What a process does that cases run in; `python -m opgrip.replay.worker` is one that was not forked.
+
+It is told cases line by line, in JSON, and tells their rows.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from opgrip.replay.job import Job, Loaded
+from opgrip.replay.replay import replay
+from opgrip.replay.watch import Watch
+
+
+def serve(loaded: Loaded, watch: Watch, source: int, output: int) -> None:
+    """Run the cases that are asked for, until nobody asks any more.
+
+    Parameters
+    ----------
+    source, output : descriptors of the lines that are read and written
+    """
+    watch.left()
+    settings = replace(loaded.settings, memory=True)
+    _limit_memory(settings.memory_limit, settings.device)
+    by_number = {case.number: case for case in (*loaded.cases, *loaded.background)}
+    for line in os.fdopen(source, "rb"):
+        window = json.loads(line)
+        cases = [by_number[number] for number in window["cases"]]
+        background = [by_number[number] for number in window["background"]]
+        for result in replay(cases, settings, background, watch.entered):
+            watch.left()
+            _say(output, {"row": asdict(result)})
+        watch.left()
+        _say(output, {"done": True})
+
+
+def main() -> int:
+    """Serve the process that started this one; its first line is a job."""
+    # what extensions print must not stand among our messages
+    output = os.dup(1)
+    os.dup2(2, 1)
+    told = json.loads(_first_line(0))
+    serve(Job(**told["job"]).load(), Watch(told["watch"]), 0, output)
+    return 0
+
+
+def _limit_memory(limit: int | None, device: str) -> None:
+    if limit is None:
+        return
+    if torch.device(device).type == "cuda":
+        total = torch.cuda.get_device_properties(device).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(1.0, limit / total), device)
+        return
+    used = next((int(line.split()[1]) << 10 for line in _status() if line.startswith("VmData")), 0)
+    with suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_DATA, (used + limit, used + limit))
+
+
+def _status() -> list[str]:
+    try:
+        return Path("/proc/self/status").read_text().splitlines()
+    except OSError:
+        return []
+
+
+def _first_line(source: int) -> bytes:
+    """The next line, and not a byte more: the rest is read by another reader."""
+    line = b""
+    while not line.endswith(b"\n"):
+        byte = os.read(source, 1)
+        if not byte:
+            break
+        line += byte
+    return line
+
+
+def _say(output: int, message: Mapping[str, Any]) -> None:
+    text = json.dumps(message).encode() + b"\n"
+    while text:
+        text = text[os.write(output, text) :]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,419 @@
+"""Captures that keep whole values: what comes back is what the program had, and nothing else changes."""
+
+from __future__ import annotations
+
+import errno
+import os
+import pickle
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from programs import TinyNet, run_command
+from small_models import lstm
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from opgrip.capture import Capture
+from opgrip.capture.full_values import FullValues
+from opgrip.capture.signatures import tensors_in
+from opgrip.capture.torch_private import unobserved
+from opgrip.replay.cases import make_cases
+from opgrip.replay.inputs import Inputs
+from opgrip.traces import Trace, UserError, load
+from opgrip.traces.arguments import tensors
+from opgrip.traces.merge import merge
+from opgrip.traces.tensor_file import TensorFile, load_safetensors
+
+NETS = """
+from pathlib import Path
+import torch
+from torch import nn
+
+def net():
+    Path("built").touch()
+    return nn.Sequential(nn.Linear(64, 32), nn.ReLU(inplace=True), nn.Linear(32, 4)), torch.randn(5, 64)
+"""
+
+
+def snapshot(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """A tensor's layout, and the bytes of each element as its memory holds them."""
+    memory = torch.tensor(list(tensor.untyped_storage()), dtype=torch.uint8)
+    width = tensor.dtype.itemsize
+    steps = (*(step * width for step in tensor.stride()), 1)
+    elements = memory.as_strided((*tensor.shape, width), steps, tensor.storage_offset() * width) if len(memory) else []
+    layout = (tensor.shape, tensor.stride(), tensor.storage_offset(), tensor.dtype, tensor.is_conj(), tensor.is_neg())
+    return *layout, torch.as_tensor(elements).tolist()
+
+
+class Spy(TorchDispatchMode):
+    """Sees the tensors of every call before it runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[list[tuple[Any, ...]]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        with unobserved():
+            self.seen.append([snapshot(tensor) for tensor in tensors_in((*args, *(kwargs or {}).values()))])
+        return func(*args, **(kwargs or {}))
+
+
+def capture(path: Path, function: Callable[[], object], **options: Any) -> Trace:
+    with Capture(path, values="full", **options):
+        function()
+    return load(path, partial=False)
+
+
+def lost(trace: Trace) -> set[str]:
+    assert trace.end is not None
+    return {item.op for item in trace.end.without_values}
+
+
+def replayed(trace: Trace) -> dict[int, list[tuple[Any, ...]]]:
+    """By signature that takes some, the tensors that a replay makes."""
+    found = {}
+    for case in make_cases(trace):
+        signature = case.signature
+        if not list(tensors([signature.args, signature.kwargs])):
+            continue
+        args, kwargs = Inputs(signature.args, signature.kwargs, case.values, lambda device: device, seed=0).make()
+        found[case.number] = [snapshot(tensor) for tensor in tensors_in((*args, *kwargs.values()))]
+    return found
+
+
+def in_place() -> None:
+    x = torch.randn(90)
+    x.abs_().add_(1).add_(2).mul_(x)
+
+
+def views() -> None:
+    x = torch.randn(12, 10)
+    x.t()[3:, ::2].sin()
+    torch.add(x[1:, 1:], x[:-1, :-1])
+    torch.randn(1, 90).expand(4, 90).contiguous()
+    torch.randn(70, 1).expand(70, 3).neg()
+    x.unfold(0, 5, 2).cos()
+    x.as_strided((8, 9), (3, 1), 2).exp()
+    torch.randn(80).flip(0)[1:].view(torch.int32).abs()
+
+
+def half_precision() -> None:
+    odd = torch.arange(0, 1 << 16, 3).to(torch.int16)
+    for dtype in (torch.bfloat16, torch.float16):
+        odd.view(dtype).neg()
+    for dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
+        odd.view(dtype)[1:].to(torch.float32)
+
+
+def whole_numbers() -> None:
+    numbers = torch.randint(-(1 << 62), 1 << 62, (100,))
+    for dtype in (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.uint16, torch.uint64):
+        numbers.to(dtype).clone()
+
+
+def booleans() -> None:
+    mask = torch.randn(9, 11) > 0.5
+    mask.nonzero()
+    (mask & mask.flip(0)).all()
+
+
+def complex_numbers() -> None:
+    z = torch.randn(100, dtype=torch.complex64)
+    (z.conj() * 2).abs()
+    z.to(torch.complex128).conj()[::3].sin()
+    torch._neg_view(z.imag).exp()
+    z.conj().imag.cos()
+
+
+def special_floats() -> None:
+    bits = torch.tensor([0x7FC01234, -0x7F, 0x7F800000, 0x00000001, -0x80000000] * 20, dtype=torch.int32)
+    bits.view(torch.float32).clone()
+    bits[:5].view(torch.float32).clone()
+
+
+def lists_and_empties() -> None:
+    parts = [torch.randn(size, 3) for size in (0, 1, 30)]
+    torch.cat(parts)
+    torch.empty(0).sum()
+    torch.tensor(2.5).mul(torch.randn(3))
+
+
+def training() -> None:
+    model = TinyNet()
+    optimizer = torch.optim.Adam(model.parameters())
+    for _ in range(2):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(
+            model(torch.randn(2, 3, 8, 8), torch.ones(2, 6).long()), torch.tensor([1, 4])
+        ).backward()
+        optimizer.step()
+
+
+PROGRAMS = [
+    *(in_place, views, half_precision, whole_numbers, booleans, complex_numbers, special_floats, lists_and_empties),
+    training,
+]
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
+def test_replayed_arguments_are_the_programs_bit_for_bit(tmp_path: Path, program: Callable[[], None]) -> None:
+    torch.manual_seed(0)
+    spy = Spy()
+
+    def watched() -> None:
+        with spy:
+            program()
+
+    trace = capture(tmp_path / "t.jsonl", watched)
+    assert len(trace.calls) == len(spy.seen) > 2
+    first_calls = trace.calls.drop_duplicates("signature")["signature"]
+    seen = {int(number): spy.seen[index] for index, number in first_calls.items()}
+    assert replayed(trace) == {number: found for number, found in seen.items() if found}
+    assert lost(trace) == set()
+
+
+def test_a_sketch_would_not_give_them(tmp_path: Path) -> None:
+    x = torch.randn(100)
+    with Capture(tmp_path / "t.jsonl"):
+        x.sin()
+    assert replayed(load(tmp_path / "t.jsonl")) != {0: [snapshot(x)]}
+    assert [path.name for path in tmp_path.iterdir()] == ["t.jsonl"]
+
+
+def test_the_same_content_is_stored_once(tmp_path: Path) -> None:
+    x = torch.randn(30, 40)
+    trace = capture(tmp_path / "t.jsonl", lambda: (x.sin(), x.clone().cos(), x.reshape(1200).tan(), x.t().t().exp()))
+    (path,) = trace.tensor_files
+    assert len(TensorFile(path).keys()) == 2
+    assert path.stat().st_size < 2 * x.nbytes + 2000
+
+
+def test_the_same_bytes_of_another_dtype_are_other_values(tmp_path: Path) -> None:
+    x = torch.randn(100)
+    trace = capture(tmp_path / "t.jsonl", lambda: (x.abs(), x.view(torch.int32).abs()))
+    assert len(set(trace.tensors.values())) == 2
+
+
+def test_an_expanded_tensor_takes_the_room_of_its_memory(tmp_path: Path) -> None:
+    row = torch.randn(100)
+    with Capture(tmp_path / "t.jsonl", values="full") as watched:
+        row.expand(50_000, 100).sum()
+        row.expand(2, 100).sum()
+    assert watched.full_values is not None
+    assert watched.full_values.bytes_written <= 4 * row.nbytes
+
+
+def test_what_is_expanded_otherwise_has_another_key(tmp_path: Path) -> None:
+    kept, row = FullValues(tmp_path / "t"), torch.randn(5)
+    tensors = [row, row.expand(5, 5), row[:, None].expand(5, 5), row.expand(3, 5), row.expand(1, 5)]
+    keys = [kept.keep(tensor, "", Counter()) for tensor in tensors]
+    kept.discard()
+    assert len(set(keys)) == 4
+    assert keys[0] == keys[4]
+
+
+def test_the_program_runs_as_if_nobody_watched(tmp_path: Path) -> None:
+    def steps() -> list[torch.Tensor]:
+        torch.manual_seed(3)
+        program = lstm()
+        return [*(program.train() for _ in range(3)), *program.model.parameters(), torch.rand(4)]
+
+    unwatched = steps()
+    with Capture(tmp_path / "t.jsonl", values="full") as watched:
+        found = steps()
+    assert all(torch.equal(one, other) for one, other in zip(unwatched, found, strict=True))
+    assert watched.dropped == 0
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz", ".zst"])
+def test_the_command_keeps_the_weights_and_says_so(tmp_path: Path, suffix: str) -> None:
+    (tmp_path / "nets.py").write_text(NETS, encoding="utf-8")
+    done = run_command(
+        "opcapture", "--model", "nets.py:net", "--values", "full", "-o", f"t.jsonl{suffix}", cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    assert "to t.values.safetensors: they can be private data" in done.stderr
+    trace = load(tmp_path / f"t.jsonl{suffix}", partial=False)
+    assert trace.header["values_file"] == "t.values.safetensors"
+    package = load_safetensors()
+    stored = package.torch.load_file(tmp_path / "t.values.safetensors").values()
+    torch.manual_seed(0)
+    weights = nn.Linear(64, 32), nn.Linear(32, 4)
+    assert all(any(torch.equal(item, layer.weight.flatten()) for item in stored) for layer in weights)
+    assert not list(tmp_path.glob("*.part*"))
+    done = run_command("opreplay", f"t.jsonl{suffix}", "--iterations", "1", "--strict", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "Warning" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("args", "told"),
+    [
+        (["-o", "-"], "whole values need a file beside the trace"),
+        (["-o", "t.jsonl"], "t.values.safetensors exists"),
+    ],
+)
+def test_where_values_cannot_go_no_model_is_built(tmp_path: Path, args: list[str], told: str) -> None:
+    (tmp_path / "nets.py").write_text(NETS, encoding="utf-8")
+    (tmp_path / "t.values.safetensors").write_text("precious", encoding="utf-8")
+    done = run_command("opcapture", "--model", "nets.py:net", "--values", "full", *args, cwd=tmp_path)
+    assert done.returncode == 2
+    assert told in done.stderr.splitlines()[-1]
+    assert not (tmp_path / "built").exists()
+    assert (tmp_path / "t.values.safetensors").read_text(encoding="utf-8") == "precious"
+
+
+def test_without_safetensors_one_line_names_the_extra_before_a_model_is_built(tmp_path: Path) -> None:
+    (tmp_path / "nets.py").write_text(NETS, encoding="utf-8")
+    program = """
+import sys
+sys.modules["safetensors"] = None
+from opgrip.capture.opcapture import main
+sys.exit(main(["--model", "nets.py:net", "--values", "full"]))
+"""
+    done = run_program(program, tmp_path)
+    assert done.returncode == 2
+    assert done.stderr == ("opcapture: error: whole values need the package safetensors: pip install 'opgrip[full]'\n")
+    assert [path.name for path in tmp_path.iterdir()] == ["nets.py"]
+
+
+def test_force_replaces_both_files_and_a_discarded_capture_neither(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    capture(path, lambda: torch.ones(100).sin())
+    before = {item.name: item.read_bytes() for item in tmp_path.iterdir()}
+    with pytest.raises(UserError, match="exists"):
+        capture(path, lambda: None)
+    with Capture(path, values="full", force=True) as watched:
+        torch.randn(100).sin()
+        watched.discard()
+    assert {item.name: item.read_bytes() for item in tmp_path.iterdir()} == before
+    trace = capture(path, lambda: torch.zeros(100).sin(), force=True)
+    assert set(trace.tensors.values()) == TensorFile(*trace.tensor_files).keys()
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_a_capture_of_nothing_has_an_empty_file(tmp_path: Path) -> None:
+    trace = capture(tmp_path / "t.jsonl", lambda: None)
+    assert TensorFile(*trace.tensor_files).keys() == frozenset()
+
+
+def test_no_other_way_to_keep_values_is_taken() -> None:
+    with pytest.raises(UserError, match="'all' is no way to keep values: choose sketch or full"):
+        Capture("t.jsonl", values="all")
+
+
+def test_whole_values_count_to_the_limit_of_bytes(tmp_path: Path) -> None:
+    with Capture(tmp_path / "t.jsonl", values="full", max_bytes=100_000) as watched:
+        for size in range(1000, 1100):
+            torch.ones(size).sin()
+    assert watched.full_values is not None
+    assert watched.full_values.bytes_written <= 100_000
+    end = load(tmp_path / "t.jsonl", partial=False).end
+    assert end is not None
+    assert end.stopped == "100000 bytes"
+
+
+def test_a_full_disk_costs_the_values_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write, written = FullValues._write, []
+
+    def fill_up(self: FullValues, *args: Any) -> Any:
+        if written:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        written.append(args)
+        return write(self, *args)
+
+    monkeypatch.setattr(FullValues, "_write", fill_up)
+    first, second = torch.randn(100), torch.randn(100)
+    with pytest.warns(RuntimeWarning, match="could not be written with whole values: .*No space left"):
+        trace = capture(tmp_path / "t.jsonl", lambda: (first.sin(), second.cos(), second.tan()))
+    assert lost(trace) == {"aten.cos.default", "aten.tan.default"}
+    assert len(trace.values) == 2
+    assert replayed(trace)[0] == [snapshot(first)]
+    assert not list(tmp_path.glob("*.part*"))
+
+
+def test_values_that_cannot_be_assembled_leave_a_trace_that_replays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*args: object, **kwargs: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(load_safetensors().torch, "save_file", fail)
+    with pytest.warns(RuntimeWarning, match="No space left"):
+        trace = capture(tmp_path / "t.jsonl", lambda: torch.randn(100).sin())
+    assert [path.name for path in tmp_path.iterdir()] == ["t.jsonl"]
+    with pytest.warns(RuntimeWarning, match="1 of 1 whole values are drawn from models"):
+        assert len(replayed(trace)) == 1
+
+
+def run_program(text: str, folder: Path, **env: str) -> subprocess.CompletedProcess[str]:
+    whole = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")} | env
+    command = [sys.executable, "-c", text]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, check=False, env=whole)
+
+
+def test_a_killed_capture_leaves_a_trace_that_replays(tmp_path: Path) -> None:
+    program = """
+import os, signal, torch
+from opgrip.capture import Capture
+with Capture("t.jsonl", values="full", write_ahead=True):
+    x = torch.randn(100)
+    x.sin(); x.cos()
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    assert run_program(program, tmp_path).returncode == -signal.SIGKILL
+    (cut,) = tmp_path.glob("t.part*.jsonl")
+    trace = load(cut)
+    assert trace.missing is not None
+    assert trace.tensors
+    assert trace.tensor_files == ()
+    with pytest.warns(RuntimeWarning, match="their file is not beside the trace"):
+        assert {"aten.sin.default"} <= {case.op for case in make_cases(trace)}
+        assert len(replayed(trace)) == len(trace.tensors)
+    assert not (tmp_path / "t.values.safetensors").exists()
+
+
+def test_a_forked_process_and_a_rank_have_values_of_their_own_and_a_merged_trace_finds_them(tmp_path: Path) -> None:
+    program = """
+import os, torch
+from opgrip.capture import Capture
+x, y = torch.arange(100.0), torch.arange(1000.0)
+with Capture("t.jsonl", values="full"):
+    x.sin()
+    child = os.fork()
+    if child:
+        os.waitpid(child, 0)
+        x.tan()
+    else:
+        y.cos()
+"""
+    done = run_program(program, tmp_path, RANK="1", WORLD_SIZE="2")
+    assert done.returncode == 0, done.stderr
+    traces = sorted(tmp_path.glob("*.jsonl"))
+    assert len(traces) == 2
+    for path in traces:
+        trace = load(path, partial=False)
+        assert [file.name for file in trace.tensor_files] == [f"{path.stem}.values.safetensors"]
+        assert TensorFile(*trace.tensor_files).keys() == set(trace.tensors.values())
+    merge(traces, tmp_path / "whole.jsonl")
+    trace = load(tmp_path / "whole.jsonl", partial=False)
+    assert len(trace.tensor_files) == 2
+    seen = {"sin": torch.arange(100.0), "tan": torch.arange(100.0), "cos": torch.arange(1000.0)}
+    names = {signature.number: signature.op.split(".")[1] for signature in trace.signatures}
+    assert {names[number]: found for number, found in replayed(trace).items()} == {
+        name: [snapshot(tensor)] for name, tensor in seen.items()
+    }
+
+
+def test_a_case_can_go_to_another_process(tmp_path: Path) -> None:
+    x = torch.randn(100)
+    (case,) = make_cases(capture(tmp_path / "t.jsonl", x.sin))
+    (values,) = pickle.loads(pickle.dumps(case)).values.values()
+    assert torch.equal(values.draw((100,), torch.float32, torch.Generator()), x)

@@ -1,0 +1,46 @@
+"""Page faults of calls: real memory, real faults."""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+
+import torch
+
+from opgrip.capture import Capture
+from opgrip.traces import load
+
+PAGES = 4 * (1 << 20) // 4096
+"""Of a result of four megabytes."""
+
+
+def test_a_call_that_gets_fresh_memory_says_so_and_one_that_reuses_it_does_not(tmp_path: Path) -> None:
+    # memory is handed back at once, or kept, as the program wants it
+    allocator = ctypes.CDLL("libc.so.6")
+    large = torch.ones(1 << 20)
+    # M_MMAP_THRESHOLD and M_TRIM_THRESHOLD: glibc keeps what is freed
+    allocator.mallopt(-3, 32 << 20)
+    allocator.mallopt(-1, 1 << 30)
+    torch.ones(1 << 22)
+    with Capture(tmp_path / "t.jsonl"):
+        for _ in range(40):
+            torch.ops.aten.cos(large)
+        for _ in range(40):
+            allocator.malloc_trim(0)
+            torch.ops.aten.sin(large)
+    calls = load(tmp_path / "t.jsonl").calls
+    faults = {op: calls[calls["op"] == f"aten.{op}.default"]["page_faults"] for op in ("cos", "sin")}
+    assert (faults["sin"] > 0.9 * PAGES).all()
+    # where its block lies moves a little with each call, so some get fresh pages even so
+    assert (faults["cos"] < 0.1 * PAGES).any()
+
+
+def test_small_calls_and_views_are_not_counted(tmp_path: Path) -> None:
+    large, small = torch.ones(1 << 20), torch.ones(8)
+    with Capture(tmp_path / "t.jsonl") as watched:
+        for _ in range(20):
+            small.sin()
+            large.view(1 << 10, 1 << 10)
+    calls = load(tmp_path / "t.jsonl").calls
+    assert (watched.calls, watched.dropped) == (40, 0)
+    assert (calls["page_faults"] == 0).all()

@@ -1,0 +1,165 @@
+"""Cases that crash, hang, exit or want too much memory, for real: each costs its row, and the others have theirs."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from bad_cases import ABORT, EXIT, EXTENSIONS, HANG, HUGE, SEGFAULT, bad_trace
+from programs import program_path, run_command
+
+from opgrip.replay import load_results
+from opgrip.replay.job import Job
+from opgrip.replay.supervisor import supervise
+
+TRUSTED = [word for name in EXTENSIONS for word in ("--extension", name)]
+FAST = ["--iterations", "3", "--warmup", "0"]
+MEASURED = ["median_us", "p10_us", "p90_us", "spread", "noisy", "stopped", "dropped"]
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory: pytest.TempPathFactory) -> pd.DataFrame:
+    folder = tmp_path_factory.mktemp("bad")
+    output = folder / "results.json"
+    done = run_command(
+        "opreplay", bad_trace(folder / "t.jsonl"), *TRUSTED, *FAST, "--timeout", "2", "-o", output, cwd=folder
+    )
+    assert done.returncode == 0, done.stderr
+    assert "20 cases: 15 ok, 4 failed, 1 timeout" in done.stderr
+    return load_results(output)
+
+
+@pytest.mark.parametrize(
+    ("op", "status", "told"),
+    [
+        (SEGFAULT, "failed", "it ended its process: segmentation fault"),
+        (ABORT, "failed", "it ended its process: aborted"),
+        (EXIT, "failed", "it ended its process with status 3"),
+        (HANG, "timeout", "a run took longer than 2 s"),
+        (HUGE, "failed", "out of memory: "),
+    ],
+)
+def test_a_case_that_goes_bad_says_how(rows: pd.DataFrame, op: str, status: str, told: str) -> None:
+    row = rows[rows["op"] == op].iloc[0]
+    assert row["status"] == status
+    assert told in row["error"]
+    assert pd.isna(row["median_us"])
+
+
+def test_the_others_are_measured(rows: pd.DataFrame) -> None:
+    good = rows[rows["op"] == "aten.mul.Tensor"]
+    assert len(good) == 15
+    assert set(good["status"]) == {"ok"}
+    assert (good["median_us"] > 0).all()
+
+
+def test_a_case_above_the_memory_limit_is_not_tried(tmp_path: Path) -> None:
+    path, output = bad_trace(tmp_path / "t.jsonl", goods=1), tmp_path / "results.json"
+    options = ["--op", "aten.*", "--memory-limit", "1GB", "-o", output]
+    assert run_command("opreplay", path, *FAST, *options).returncode == 0
+    results = load_results(output)
+    assert results[results["op"] == HUGE].iloc[0]["status"] == "failed"
+    assert set(results[results["op"] != HUGE]["status"]) == {"ok"}
+
+
+def test_cases_run_from_a_process_that_has_used_torch(tmp_path: Path) -> None:
+    job = Job(str(bad_trace(tmp_path / "t.jsonl", goods=1)), ops=["aten.mul*"], iterations=2)
+    results = [row for found in supervise(job, job.load()) for row in found]
+    assert [row.status for row in results] == ["ok"] * 5
+
+
+def journal_lines(path: Path) -> list[str]:
+    return path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
+
+
+def interrupted(folder: Path, how: signal.Signals) -> Path:
+    """A replay that was ended when it hung, after the first part of its cases."""
+    trace = bad_trace(folder / "t.jsonl", goods=60)
+    command = [program_path("opreplay"), trace, *TRUSTED, *FAST, "--timeout", "600", "-o", folder / "results.json"]
+    with subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        journal = folder / "results.json.journal"
+        deadline = time.monotonic() + 120
+        while len(journal_lines(journal)) < 100 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        process.send_signal(how)
+        output, errors = process.communicate(timeout=60)
+    assert len(journal_lines(journal)) > 100, errors
+    if how == signal.SIGINT:
+        assert process.returncode == 130
+        assert b"--resume" in errors
+        assert b"aten.mul.Tensor" in output
+    return journal
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
+def test_an_interrupted_replay_goes_on_where_it_stopped_and_gives_the_same_table(
+    tmp_path: Path, how: signal.Signals
+) -> None:
+    (tmp_path / "cut").mkdir()
+    journal = interrupted(tmp_path / "cut", how)
+    # half a record is what a kill can leave
+    with journal.open("a", encoding="utf-8") as file:
+        file.write('[{"case": 17, "op": "at')
+    before = {line["case"] for text in journal_lines(journal)[1:-1] for line in json.loads(text)}
+    options = [*TRUSTED, *FAST, "--timeout", "600", "-o", "results.json"]
+    # the hang is not one any more: its process is ended by the test where it sleeps
+    with subprocess.Popen(
+        [program_path("opreplay"), "t.jsonl", *options, "--resume"], cwd=tmp_path / "cut", stderr=subprocess.PIPE
+    ) as process:
+        end_what_sleeps(process)
+        _, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
+    assert f"replaying {305 - len(before)} cases".encode() in errors
+    assert not journal.exists()
+    whole = load_results(tmp_path / "cut" / "results.json")
+    assert len(whole) == 305
+    assert whole["case"].is_unique
+    assert set(whole[whole["op"] == "aten.mul.Tensor"]["status"]) == {"ok"}
+
+
+def end_what_sleeps(process: subprocess.Popen[bytes]) -> None:
+    """Kill the worker of a replay once it hangs."""
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        for child in children:
+            stack = Path(f"/proc/{child}/wchan").read_text()
+            if "nanosleep" in stack:
+                os.kill(int(child), signal.SIGKILL)
+                return
+        time.sleep(0.05)
+
+
+def test_rows_of_an_interrupted_replay_are_not_lost_by_mistake(tmp_path: Path) -> None:
+    path = bad_trace(tmp_path / "t.jsonl", goods=1)
+    (tmp_path / "results.json.journal").write_text('{"trace": "another", "options": {}}\n', encoding="utf-8")
+    options = ["--op", "aten.mul*", *FAST, "-o", "results.json"]
+    done = run_command("opreplay", path, *options, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "holds the rows of an interrupted replay: go on with --resume, or begin anew with --force" in done.stderr
+    done = run_command("opreplay", path, *options, "--resume", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "is of another trace or with other options" in done.stderr
+    assert run_command("opreplay", path, *options, "--force", cwd=tmp_path).returncode == 0
+    done = run_command("opreplay", path, *options, "--resume", cwd=tmp_path)
+    assert "results.json is whole" in done.stderr
+
+
+@pytest.mark.parametrize("suffix", [".json", ".csv"])
+def test_rows_are_added_to_a_file(tmp_path: Path, suffix: str) -> None:
+    path, output = bad_trace(tmp_path / "t.jsonl", goods=1), tmp_path / f"results{suffix}"
+    assert run_command("opreplay", path, "--op", "aten.mul*", "--stop", "2", *FAST, "-o", output).returncode == 0
+    options = ["--op", "aten.mul*", "--start", "2", *FAST, "-o", output]
+    assert run_command("opreplay", path, *options).returncode == 2
+    assert run_command("opreplay", path, *options, "--append").returncode == 0
+    whole = load_results(output)
+    assert len(whole) == 5
+    assert whole["case"].is_unique
+    assert set(whole["status"]) == {"ok"}

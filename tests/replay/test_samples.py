@@ -1,0 +1,83 @@
+"""What many times say: quantiles by the shares of the program's calls, and when there are enough of them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from opgrip.replay.samples import FEWEST, Effort, Samples, ratio_quantiles
+
+TIMES = st.lists(st.floats(1, 1e9), min_size=2, max_size=60)
+
+
+def samples_of(times: list[float]) -> Samples:
+    samples = Samples({"all": 1.0})
+    for time in times:
+        samples.add("all", time)
+    return samples
+
+
+@given(TIMES, st.sampled_from([0.0, 0.1, 0.5, 0.9, 1.0]))
+def test_quantiles_of_one_stratum_are_numpys(times: list[float], share: float) -> None:
+    assert samples_of(times).quantile_us(share) == pytest.approx(np.quantile(times, share) / 1e3)
+
+
+@given(st.integers(1, 40), st.integers(1, 40))
+def test_a_stratum_counts_by_its_share_and_not_by_its_runs(quick: int, slow: int) -> None:
+    samples = Samples({"quick": 0.8, "slow": 0.2})
+    for stratum, count, time in (("quick", quick, 1000.0), ("slow", slow, 9000.0)):
+        for _ in range(count):
+            samples.add(stratum, time)
+    assert samples.quantile_us(0.5) == pytest.approx(1.0)
+    assert samples.quantile_us(0.99) > 8.0
+
+
+def test_runs_go_to_the_strata_as_the_programs_calls_do() -> None:
+    samples = Samples({"a": 3.0, "b": 1.0})
+    for _ in range(40):
+        samples.add(samples.wanted, 1.0)
+    assert {stratum: len(times) for stratum, times in samples.times.items()} == {"a": 30, "b": 10}
+
+
+def test_a_stratum_that_no_call_was_in_counts_only_where_there_is_no_other() -> None:
+    samples = Samples({"wanted": 1.0})
+    samples.add("met", 5000.0)
+    assert samples.quantile_us(0.5) == 5.0
+    samples.add("wanted", 1000.0)
+    assert samples.quantile_us(0.5) == 1.0
+    assert samples.wanted == "wanted"
+
+
+def test_equal_times_are_precise_after_the_fewest_runs() -> None:
+    samples = Samples({"all": 1.0})
+    effort = Effort(precision=0.01, budget_s=1e6)
+    while samples.done(effort) is None:
+        samples.add("all", 1000.0)
+    assert (samples.done(effort), len(samples)) == ("precision", FEWEST)
+
+
+def test_a_spread_that_does_not_shrink_has_settled() -> None:
+    samples, draw = Samples({"all": 1.0}), np.random.default_rng(0)
+    effort = Effort(precision=0.001, budget_s=1e6)
+    while samples.done(effort) is None:
+        samples.add("all", float(draw.normal(1000, 100)))
+    assert samples.done(effort) == "settled"
+    assert 0.05 < samples.spread < 0.25
+
+
+def test_a_spent_budget_ends_it_and_not_before_three_runs() -> None:
+    samples = Samples({"all": 1.0})
+    samples.spent_ns = 10**12
+    done = []
+    for time in (1.0, 1e6, 1e3):
+        done.append(samples.done(Effort()))
+        samples.add("all", time)
+    assert [*done, samples.done(Effort())] == [None, None, None, "budget"]
+
+
+def test_ratios_are_taken_run_by_run() -> None:
+    # both drift by a factor of ten; the one is twice the other all the way
+    base = np.linspace(100, 1000, 50)
+    assert ratio_quantiles((2 * base).tolist(), base.tolist()) == pytest.approx((2.0, 2.0, 2.0))

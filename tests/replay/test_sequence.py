@@ -1,0 +1,527 @@
+"""Replaying a whole sequence: memory flows as it did, what cannot flow is told, and nothing is left behind."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import chain
+from pathlib import Path
+from threading import Thread as PythonThread
+from typing import Any
+
+import pytest
+import torch
+from example_trace import write
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from programs import needs_openmmlab, train_tiny_net
+from torch import nn
+
+from opgrip.capture import Capture
+from opgrip.capture.models import load_program
+from opgrip.capture.program import ModelOptions
+from opgrip.replay.flow import make_flow
+from opgrip.replay.indices import CHECKED_ON_CPU, DIVIDE, NO_INDICES, takes_any_numbers
+from opgrip.replay.inputs import device_map
+from opgrip.replay.memory import Memory
+from opgrip.replay.prepared import never_flowing
+from opgrip.replay.rehearsal import OTHER_SHAPES, Rehearsal, switching
+from opgrip.replay.sequence import SequenceResult, SequenceSettings, replay_sequence
+from opgrip.traces import Trace, load
+from opgrip.traces.arguments import TensorSpec
+from opgrip.traces.errors import UserError
+from opgrip.traces.records import EXTENSION, Calls, Record, Scope, Signature, Thread, Values
+from opgrip.traces.values.boxes import Boxes
+from opgrip.traces.values.exact import Exact
+from opgrip.traces.values.floats import Floats
+from opgrip.traces.values.integers import Integers
+
+SETTINGS = SequenceSettings(device_map("cpu", None), "cpu", repeats=3)
+ROOM = 1 << 32
+
+
+def capture(folder: Path, function: Callable[[], Any], **options: Any) -> Trace:
+    with Capture(folder / "t.jsonl", force=True, **options):
+        function()
+    return load(folder / "t.jsonl", partial=False)
+
+
+def rehearsed(trace: Trace) -> Rehearsal:
+    """A sequence after its rehearsal, with the memory as the last pass left it."""
+    flow = make_flow(trace)
+    memory = Memory(flow.needs, flow.outside, trace.values, SETTINGS.place, 0, ROOM)
+    rehearsal = Rehearsal(flow, memory, trace.values, SETTINGS.place, "cpu", 0, SETTINGS.extensions)
+    rehearsal.settle(rehearsal.begin)
+    return rehearsal
+
+
+def floats(storage: torch.UntypedStorage) -> list[float]:
+    return torch.empty(0).set_(storage).tolist()
+
+
+def redrawn(rehearsal: Rehearsal) -> dict[str, set[int]]:
+    pairs = zip(rehearsal.flow.calls, rehearsal.parts, strict=True)
+    return {call.op: part.redrawn for call, part in pairs if part.redrawn}
+
+
+def told(result: SequenceResult) -> dict[str, str]:
+    return {item.op: f"{item.status}: {item.reason}" for item in result.not_replayed}
+
+
+class ConvNet(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            *(nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(inplace=True), nn.MaxPool2d(2)),
+            *(nn.Conv2d(16, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()),
+            *(nn.Dropout(0.1), nn.Linear(32, 7)),
+        )
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.body(images)
+
+
+def train_conv_net(optimizer: Callable[..., torch.optim.Optimizer]) -> Callable[[], None]:
+    torch.manual_seed(0)
+    model, images, labels = ConvNet(), torch.randn(4, 3, 32, 32), torch.randint(0, 7, (4,))
+    updater = optimizer(model.parameters())
+
+    def step() -> None:
+        updater.zero_grad()
+        nn.functional.cross_entropy(model(images), labels).backward()
+        updater.step()
+
+    # a first step makes the optimizer's state
+    step()
+    return step
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
+        lambda parameters: torch.optim.AdamW(parameters, lr=0.01, foreach=True),
+        lambda parameters: torch.optim.AdamW(parameters, lr=0.01, fused=True),
+    ],
+)
+def test_a_training_step_flows_whole_and_takes_the_memory_that_it_took(tmp_path: Path, optimizer: Any) -> None:
+    trace = capture(tmp_path, train_conv_net(optimizer))
+    result = replay_sequence(trace, SETTINGS)
+    # the optimizer's range for the profiler is no work
+    assert {op for op in told(result) if not op.startswith("profiler.")} == set()
+    assert (result.substituted, result.redrawn) == (0, 0)
+    assert result.replayed + result.unsupported == result.calls == len(trace.calls)
+    assert result.captured_peak_bytes > 100_000
+    assert result.replayed_peak_bytes == pytest.approx(result.captured_peak_bytes, rel=0.03)
+
+
+def test_values_flow_to_what_the_program_came_to(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    # so small that the trace holds their values; no two of a shape, which would share a value model
+    model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3), nn.Tanh(), nn.Linear(3, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9, foreach=False)
+    images = torch.randn(6, 4)
+
+    def steps() -> None:
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(images).square().mean().backward()
+            optimizer.step()
+
+    trace = capture(tmp_path, steps)
+    rehearsal = rehearsed(trace)
+    assert not any(part.redrawn for part in rehearsal.parts)
+    final = [floats(rehearsal.memory.live[number]) for number in rehearsal.flow.outside]
+    for parameter in model.parameters():
+        assert parameter.flatten().tolist() in final
+
+
+def test_every_pass_begins_with_the_same_values(tmp_path: Path) -> None:
+    x = torch.full((3,), 1.0)
+    rehearsal = rehearsed(capture(tmp_path, lambda: x.mul_(2)))
+    (number,) = rehearsal.flow.outside
+    assert floats(rehearsal.memory.live[number]) == [2.0] * 3
+    rehearsal.begin()
+    assert floats(rehearsal.memory.live[number]) == [1.0] * 3
+
+
+def test_views_and_writes_in_place_reach_the_memory_that_they_are_of(tmp_path: Path) -> None:
+    x, out = torch.zeros(8), torch.zeros(4)
+
+    def program() -> None:
+        x.view(2, 4)[1].add_(3)
+        x[1:3].copy_(x[5:7])
+        torch.add(x[:4], x[4:], out=out)
+
+    rehearsal = rehearsed(capture(tmp_path, program))
+    final = [floats(rehearsal.memory.live[number]) for number in rehearsal.flow.outside]
+    assert [0.0, 3.0, 3.0, 0.0, 3.0, 3.0, 3.0, 3.0] in final
+    assert [3.0, 6.0, 6.0, 3.0] in final
+
+
+def test_memory_is_freed_when_no_later_call_mentions_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.ones(1000)
+
+    def program() -> None:
+        y = x
+        for _ in range(30):
+            y = y + 1
+
+    trace = capture(tmp_path, program)
+    seen: list[weakref.ref[torch.UntypedStorage]] = []
+    alive: list[int] = []
+    give = Memory.give
+
+    def watched(self: Memory, number: int, storage: torch.UntypedStorage) -> None:
+        seen.append(weakref.ref(storage))
+        give(self, number, storage)
+        alive.append(sum(ref() is not None for ref in seen))
+
+    monkeypatch.setattr(Memory, "give", watched)
+    result = replay_sequence(trace, SETTINGS)
+    assert len(seen) > 30
+    # the result of a call, and of that before
+    assert max(alive) == 2
+    assert result.replayed_peak_bytes == result.captured_peak_bytes == 2 * 4000
+    gc.collect()
+    assert all(ref() is None for ref in seen)
+
+
+def test_what_depends_on_values_is_drawn_or_substituted_and_told(tmp_path: Path) -> None:
+    # others than a replay draws
+    torch.manual_seed(1234)
+
+    def program() -> None:
+        x = torch.randn(3000)
+        chosen = x[x > 1.5]
+        chosen.sort().values.cumsum(0)
+        # most are distinct, which no value model tells
+        torch.randint(0, 3000, (3000,)).unique().float().sqrt()
+
+    trace = capture(tmp_path, program)
+    result = replay_sequence(trace, SETTINGS)
+    # the mask; what takes the substitutes takes them as they are
+    assert redrawn(rehearsed(trace)) == {"aten.index.Tensor": {1}}
+    assert result.redrawn == 1
+    assert told(result) == {"aten._unique2.default": f"substituted: {OTHER_SHAPES}"}
+    assert (result.substituted, result.unsupported) == (1, 0)
+    # it ran all the same
+    assert next(item for item in result.operators if item.op == "aten._unique2.default").replayed_us > 0
+
+
+def test_calls_that_cannot_run_are_counted_and_their_results_are_there(tmp_path: Path) -> None:
+    x = torch.ones(100)
+
+    def program() -> None:
+        y = torch.empty(0).set_(x.clone().untyped_storage())
+        with pytest.raises(RuntimeError):
+            torch.mm(x, x)
+        y.sqrt()
+
+    result = replay_sequence(capture(tmp_path, program), SETTINGS)
+    assert "cannot hold an argument" in told(result)["aten.set_.source_Storage"]
+    assert "it raised when it was captured" in told(result)["aten.mm.default"]
+    assert (result.unsupported, result.substituted, result.replayed) == (2, 0, result.calls - 2)
+    assert 0 < result.unsupported_ms < result.captured_ms
+
+
+def test_indices_that_an_operator_does_not_check_stay_in_the_recorded_range(tmp_path: Path) -> None:
+    grad = torch.randn(100, 4)
+
+    def program() -> None:
+        indices = torch.full((100,), 10**12)
+        # written where no dispatcher sees it
+        indices.numpy()[:] = 7
+        torch.ops.aten.embedding_dense_backward(grad, indices, 10, -1, True)
+
+    rehearsal = rehearsed(capture(tmp_path, program))
+    assert redrawn(rehearsal) == {"aten.embedding_dense_backward.default": {1}}
+
+
+def test_floats_that_went_astray_are_drawn_anew(tmp_path: Path) -> None:
+    def program() -> None:
+        x = torch.full((100,), float("nan"))
+        x.numpy()[:] = 1
+        (x * 2).exp()
+
+    rehearsal = rehearsed(capture(tmp_path, program))
+    assert redrawn(rehearsal) == {"aten.mul.Tensor": {0}}
+
+
+ROW = torch.ones(1, 5)
+CALLS: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
+    "index": lambda x, i: torch.ops.aten.index(x, [i]),
+    "index_put": lambda x, i: torch.ops.aten.index_put(x, [i], ROW[0]),
+    "index_put_": lambda x, i: torch.ops.aten.index_put_(x, [i], ROW[0]),
+    "_index_put_impl_": lambda x, i: torch.ops.aten._index_put_impl_(x, [i], ROW[0], False, True),
+    "index_select": lambda x, i: torch.ops.aten.index_select(x, 0, i),
+    "index_add": lambda x, i: torch.ops.aten.index_add(x, 0, i, ROW),
+    "index_add_": lambda x, i: torch.ops.aten.index_add_(x, 0, i, ROW),
+    "index_copy": lambda x, i: torch.ops.aten.index_copy(x, 0, i, ROW),
+    "index_copy_": lambda x, i: torch.ops.aten.index_copy_(x, 0, i, ROW),
+    "index_fill": lambda x, i: torch.ops.aten.index_fill(x, 0, i, 1.0),
+    "index_fill_": lambda x, i: torch.ops.aten.index_fill_(x, 0, i, 1.0),
+    "gather": lambda x, i: torch.ops.aten.gather(x, 0, i[:, None]),
+    "take": lambda x, i: torch.ops.aten.take(x, i),
+    "embedding": lambda x, i: torch.ops.aten.embedding(x, i),
+    "scatter": lambda x, i: torch.ops.aten.scatter(x, 0, i[:, None], ROW),
+    "scatter_": lambda x, i: torch.ops.aten.scatter_(x, 0, i[:, None], ROW),
+    "scatter_add": lambda x, i: torch.ops.aten.scatter_add(x, 0, i[:, None], ROW),
+    "scatter_add_": lambda x, i: torch.ops.aten.scatter_add_(x, 0, i[:, None], ROW),
+    "nll_loss_forward": lambda x, i: torch.ops.aten.nll_loss_forward(ROW, i, None, 1, -100),
+}
+
+
+@pytest.mark.parametrize("name", sorted(CHECKED_ON_CPU))
+@pytest.mark.parametrize("index", [1 << 40, -(1 << 40), (1 << 63) - 1])
+def test_the_operators_that_are_said_to_check_indices_do(name: str, index: int) -> None:
+    CALLS[name](torch.ones(5, 5), torch.tensor([0]))
+    with pytest.raises((IndexError, RuntimeError)):
+        CALLS[name](torch.ones(5, 5), torch.tensor([index]))
+
+
+def test_whole_numbers_are_free_only_where_they_are_no_indices() -> None:
+    aten = torch.ops.aten
+    assert all(takes_any_numbers(op, "cuda:0") for op in (aten.add.Tensor, aten.view.default, aten.cat.default))
+    assert takes_any_numbers(aten.index.Tensor, "cpu")
+    for op in (
+        aten.index.Tensor,
+        aten.div.Tensor_mode,
+        aten.embedding_dense_backward.default,
+        aten._unsafe_index.Tensor,
+    ):
+        assert not takes_any_numbers(op, "cuda:0")
+    assert not takes_any_numbers(len, "cpu")
+    assert all(hasattr(aten, name) for name in CHECKED_ON_CPU | NO_INDICES | DIVIDE if name != "contiguous")
+
+
+def test_of_an_extensions_tensors_only_plain_floats_flow() -> None:
+    values = {
+        0: Floats(0.0, 1.0, -3.0, 3.0, 0.0, 0.0, 0.0, 0.0),
+        1: Boxes(1, [0.0] * 5, [1.0] * 5, [True] * 5),
+        2: Exact([0.0] * 8),
+        3: Integers([], 0, 9, 10, False),
+    }
+    image = TensorSpec((1, 3, 8, 8), (192, 64, 8, 1), torch.float32, "cpu", values=0)
+    rows = TensorSpec((40, 5), (5, 1), torch.float32, "cpu", values=0)
+    specs = (
+        *(image, rows, replace(rows, values=1), TensorSpec((8,), (1,), torch.float32, "cpu", values=2)),
+        *(TensorSpec((99,), (1,), torch.int64, "cpu", values=3), replace(image, values=None)),
+    )
+    assert never_flowing(Signature(0, EXTENSION, "a:b", specs, {}), specs, values) == {1, 2, 3, 4, 5}
+    assert never_flowing(Signature(0, "operator", "aten.add.Tensor", specs, {}), specs, values) == set()
+
+
+@needs_openmmlab
+def test_an_extension_function_runs_where_its_program_called_it(tmp_path: Path) -> None:
+    from mmcv.ops import roi_align
+
+    features, rois = torch.randn(2, 8, 32, 32), torch.rand(40, 5) * 10
+    rois[:, 0], rois[:, 3:] = 1, rois[:, 3:] + 12
+
+    def program() -> None:
+        roi_align((features * 2).relu(), rois + 0.0, (7, 7)).relu()
+
+    trace = capture(tmp_path, program)
+    assert trace.calls["inside"].notna().any() or (trace.calls["op"] == "mmcv._ext:roi_align_forward").any()
+    result = replay_sequence(trace, SETTINGS)
+    assert (result.substituted, result.unsupported) == (0, 0)
+    assert "mmcv._ext:roi_align_forward" in {item.op for item in result.operators}
+
+
+def test_calls_inside_an_extension_function_do_not_run_twice(tmp_path: Path) -> None:
+    result = replay_sequence(load(write(tmp_path / "t.jsonl")), SETTINGS)
+    assert result.calls == 2
+    assert told(result)["mmcv._ext:nms"].startswith("unsupported: it raised when it was captured")
+
+
+def test_random_numbers_and_settings_are_left_as_they_were(tmp_path: Path) -> None:
+    def program() -> None:
+        with torch.inference_mode():
+            torch.rand(100).bernoulli_().sum()
+        torch.dropout(torch.ones(50), 0.5, True)
+
+    trace = capture(tmp_path, program)
+    before = torch.get_rng_state()
+    result = replay_sequence(trace, SETTINGS)
+    assert result.replayed == result.calls
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.is_grad_enabled()
+    assert not torch.is_inference_mode_enabled()
+    assert gc.isenabled()
+
+
+def test_settings_change_where_those_of_the_calls_do() -> None:
+    inference, threads = {"inference": True}, {"threads": 1}
+    before = torch.get_num_threads()
+    with switching() as use:
+        use(inference)
+        assert torch.is_inference_mode_enabled()
+        use(threads)
+        assert not torch.is_inference_mode_enabled()
+        assert torch.get_num_threads() == 1
+        use({})
+        assert torch.get_num_threads() == before
+        assert not torch.is_grad_enabled()
+    assert torch.is_grad_enabled()
+
+
+def test_what_several_threads_ran_is_one_sequence(tmp_path: Path) -> None:
+    x = torch.ones(50)
+
+    def program() -> None:
+        made: list[torch.Tensor] = []
+        other = PythonThread(target=lambda: made.append(x.exp()))
+        other.start()
+        other.join()
+        made[0].log()
+
+    trace = capture(tmp_path, program)
+    assert trace.calls["thread"].nunique() == 2
+    result = replay_sequence(trace, SETTINGS)
+    assert result.replayed == result.calls == 2
+
+
+def test_a_cut_trace_replays_up_to_the_cut(tmp_path: Path, tiny_trace: Path) -> None:
+    lines = tiny_trace.read_bytes().splitlines(keepends=True)
+    last = max(index for index, line in enumerate(lines) if b'"type":"calls"' in line)
+    cut = tmp_path / "cut.jsonl"
+    cut.write_bytes(b"".join(lines[: last + 1]))
+    trace = load(cut)
+    assert trace.missing
+    result = replay_sequence(trace, SETTINGS)
+    assert result.calls == len(trace.calls)
+    assert result.substituted == 0
+
+
+def test_a_trace_without_memory_runs_each_call_on_its_own(tmp_path: Path) -> None:
+    train_tiny_net(tmp_path / "t.jsonl", steps=1)
+    trace = load(tmp_path / "t.jsonl")
+    bare = replace(trace, calls=trace.calls.assign(tensors=0, first_storage=0), storages=trace.storages[:0])
+    result = replay_sequence(bare, SETTINGS)
+    assert result.replayed + result.unsupported == result.calls
+    assert told(result).keys() <= {"profiler._record_function_exit._RecordFunction"}
+
+
+def test_the_table_of_operators_adds_up(tiny_trace: Path) -> None:
+    trace = load(tiny_trace)
+    result = replay_sequence(trace, replace(SETTINGS, repeats=1))
+    assert result.repeats == len(result.replayed_wall_ms) == 1
+    assert sum(item.count for item in result.operators) == result.calls - result.unsupported
+    assert sum(item.replayed_us for item in result.operators) == pytest.approx(result.replayed_ms[0] * 1e3)
+    assert sum(item.captured_us for item in result.operators) == pytest.approx(
+        (result.captured_ms - result.unsupported_ms) * 1e3
+    )
+    assert result.replayed_wall_ms[0] > result.replayed_ms[0]
+    assert result.captured_wall_ms >= result.captured_ms
+    assert result.replayed_quantile_ms(0.1) <= result.replayed_quantile_ms(0.9)
+
+
+def test_passes_end_with_the_budget(tiny_trace: Path) -> None:
+    spent = replace(SETTINGS, repeats=None, precision=0.0, budget_s=0.0)
+    assert replay_sequence(load(tiny_trace), spent).repeats == 3
+    assert replay_sequence(load(tiny_trace), replace(spent, precision=1e9, budget_s=1e9)).repeats == 3
+
+
+def test_a_trace_without_calls_is_the_users_mistake(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="holds no calls"):
+        replay_sequence(load(write(tmp_path / "t.jsonl", [])), SETTINGS)
+
+
+def test_a_call_that_fails_in_a_timed_pass_alone_is_given_up(tiny_trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+
+    module = sys.modules["opgrip.replay.sequence"]
+    timed, failed = module._timed, []  # type: ignore[attr-defined]
+
+    def failing(rehearsal: Rehearsal, call: Any, part: Any) -> int:
+        if call.op == "aten.relu_.default" and not failed:
+            failed.append(call)
+            raise RuntimeError("planted")
+        return timed(rehearsal, call, part)  # type: ignore[no-any-return]
+
+    monkeypatch.setattr(module, "_timed", failing)
+    result = replay_sequence(load(tiny_trace), SETTINGS)
+    assert told(result)["aten.relu_.default"] == "substituted: RuntimeError: planted"
+    assert (result.substituted, result.repeats) == (1, 3)
+
+
+HUGE = 1 << 62
+
+
+def hostile(folder: Path, signature: Signature, storages: list[int], values: list[Values] = []) -> SequenceResult:  # noqa: B006
+    """What becomes of a call that a stranger wrote, between two that are as they should be."""
+    spec = TensorSpec((8,), (1,), torch.float32, "cpu")
+    fine = Signature(1, "operator", "aten.sin.default", (spec,), {}, spec)
+    records: list[Record] = [*values, signature, fine, Scope(0, "", "", "forward"), Thread(0, "MainThread")]
+    counts = [2, len(storages), 2]
+    flows = list(chain([0, 1], storages, [1, 2]))
+    records.append(Calls(0, [1, signature.number, 1], [0] * 3, [0, 10, 20], [5] * 3, counts, flows))
+    result = replay_sequence(load(write(folder / "t.jsonl", records)), SETTINGS)
+    assert result.replayed + result.substituted + result.unsupported == result.calls == 3
+    assert next(item for item in result.operators if item.op == "aten.sin.default").count == 2
+    return result
+
+
+@pytest.mark.parametrize(
+    ("spec", "reason"),
+    [
+        (TensorSpec((1 << 50,), (1,), torch.float32, "cpu"), "more memory than there is"),
+        (TensorSpec((HUGE, HUGE), (HUGE, 1), torch.float32, "cpu"), "more memory than there is"),
+        (TensorSpec((2,), (HUGE,), torch.float32, "cpu"), "more memory than there is"),
+        (TensorSpec((8,), (1,), torch.float32, "cpu", offset=HUGE), "more memory than there is"),
+        (TensorSpec((8,), (1,), torch.float32, "cpu", offset=-9), "does not hold its signature"),
+        (TensorSpec((8,), (1,), torch.float32, "cpu", offset="x"), "does not hold its signature"),  # type: ignore[arg-type]
+        (TensorSpec((8,), (1,), torch.float32, "cpu", storage=[]), ""),  # type: ignore[arg-type]
+        (TensorSpec((8,), (1,), torch.float32, "cpu", values=[]), ""),  # type: ignore[arg-type]
+        (TensorSpec((8,), (1,), torch.float32, "nowhere:7"), ""),
+        (TensorSpec((8,), (1,), torch.int64, "cpu", requires_grad=True), ""),
+        (TensorSpec((8,), (1,), torch.float32, "meta"), "meta"),
+        (TensorSpec((8,), None, torch.float32, "cpu", torch.sparse_coo), "layout"),
+    ],
+)
+@pytest.mark.parametrize("storages", [[0, 3], [3, 4], [HUGE, HUGE + 1], [-5, -7], [0], [], [0, 1, 2, 3, 4]])
+def test_a_strangers_call_ends_in_a_reason(tmp_path: Path, spec: TensorSpec, reason: str, storages: list[int]) -> None:
+    result = hostile(tmp_path, Signature(0, "operator", "aten.cos.default", (spec,), {}, spec), storages)
+    assert reason in told(result).get("aten.cos.default", "")
+
+
+@given(
+    st.lists(st.integers(-3, 6) | st.integers(-HUGE, HUGE), max_size=6),
+    st.lists(st.integers(0, 40), max_size=3),
+    st.integers(0, 9),
+)
+@settings(max_examples=40, deadline=None)
+def test_whatever_numbers_a_stranger_writes_nothing_raises(
+    tmp_path_factory: pytest.TempPathFactory, storages: list[int], shape: list[int], offset: int
+) -> None:
+    stride = tuple(reversed(range(1, len(shape) + 1)))
+    spec = TensorSpec(tuple(shape), stride, torch.int64, "cpu", offset=offset, values=5)
+    signature = Signature(0, "operator", "aten.add_.Tensor", (spec, spec), {}, spec)
+    hostile(tmp_path_factory.mktemp("hostile"), signature, storages, [Values(5, Exact([1, HUGE]))])
+
+
+def test_more_memory_than_may_be_taken_is_not(tmp_path: Path) -> None:
+    x = torch.ones(1 << 20)
+    trace = capture(tmp_path, lambda: (x + 1, torch.ones(3).sin()))
+    result = replay_sequence(trace, replace(SETTINGS, room_bytes=1 << 20))
+    assert told(result) == {"aten.add.Tensor": "unsupported: it needs more memory than there is: 4194304 bytes"}
+
+
+def test_a_detector_replays(detector_trace: Path) -> None:
+    result = replay_sequence(load(detector_trace), replace(SETTINGS, repeats=1))
+    assert result.replayed > 0.95 * result.calls
+    assert result.unsupported < 10
+    assert result.replayed_peak_bytes == pytest.approx(result.captured_peak_bytes, rel=0.05)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("run", ["predict", "train"])
+def test_the_built_in_detector_replays_at_its_full_size(tmp_path: Path, run: str) -> None:
+    program = load_program("builtin:faster_rcnn", ModelOptions(run=run))
+    trace = capture(tmp_path, lambda: program.step(program.inputs()), model=program.model)
+    result = replay_sequence(trace, replace(SETTINGS, repeats=1))
+    assert result.replayed > 0.95 * result.calls
+    assert result.replayed_peak_bytes == pytest.approx(result.captured_peak_bytes, rel=0.05)

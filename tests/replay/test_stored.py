@@ -1,0 +1,89 @@
+"""Drawing the values that a trace was captured with, from a file that may be anything."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from opgrip.capture import Capture
+from opgrip.replay.cases import make_cases
+from opgrip.replay.stored import Stored
+from opgrip.traces import load
+from opgrip.traces.tensor_file import TensorFile, load_safetensors
+from opgrip.traces.values.booleans import Booleans
+
+VALUES = torch.arange(100.0)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    with Capture(tmp_path / "t.jsonl", values="full"):
+        VALUES.sin()
+    return tmp_path
+
+
+def drawn(folder: Path, shape: tuple[int, ...] = (100,), dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    (case,) = make_cases(load(folder / "t.jsonl"))
+    (values,) = case.values.values()
+    return values.draw(shape, dtype, torch.Generator().manual_seed(0))
+
+
+def test_a_whole_file_gives_the_programs_values(folder: Path) -> None:
+    assert torch.equal(drawn(folder), VALUES)
+    assert torch.equal(drawn(folder, (5, 20)), VALUES.reshape(5, 20))
+
+
+@pytest.mark.parametrize(("shape", "dtype"), [((99,), torch.float32), ((100,), torch.float64), ((100,), torch.int32)])
+def test_other_shapes_and_dtypes_are_drawn_from_the_model(
+    folder: Path, shape: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    found = drawn(folder, shape, dtype)
+    assert (found.shape, found.dtype) == (shape, dtype)
+    assert not torch.equal(found.double(), VALUES[: len(found)].double())
+
+
+def write_nothing(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def replace(path: Path) -> None:
+    load_safetensors().torch.save_file({"0" * 32: torch.ones(100)}, path)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "told"),
+    [
+        (Path.unlink, "their file is not beside the trace"),
+        (write_nothing, "is not a file of safetensors"),
+        (cut, "is not a file of safetensors"),
+        (replace, "the file beside the trace does not hold them"),
+    ],
+)
+def test_a_spoiled_file_is_told_and_the_models_stand_in(folder: Path, spoil: Callable[[Path], None], told: str) -> None:
+    spoil(folder / "t.values.safetensors")
+    with pytest.warns(RuntimeWarning, match=f"1 of 1 whole values are drawn from models: .*{told}"):
+        found = drawn(folder)
+    assert found.shape == (100,)
+    assert not torch.equal(found, VALUES)
+
+
+def test_without_safetensors_the_models_stand_in(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "safetensors.torch", None)
+    with pytest.warns(RuntimeWarning, match=r"pip install 'opgrip\[full\]'"):
+        assert drawn(folder).shape == (100,)
+
+
+def test_a_file_that_goes_later_is_no_error(folder: Path) -> None:
+    (case,) = make_cases(load(folder / "t.jsonl"))
+    (values,) = case.values.values()
+    assert isinstance(values, Stored)
+    gone = Stored(Booleans(1, 2), TensorFile(folder / "gone"), values.key)
+    assert gone.draw((10,), torch.bool, torch.Generator()).sum() == 5

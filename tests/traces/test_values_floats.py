@@ -1,0 +1,230 @@
+"""Floats that are drawn cost, sort and sum up as the recorded ones did."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from redrawn import drawn, fitted
+
+from opgrip.traces.values import fit
+from opgrip.traces.values.floats import Floats
+from opgrip.traces.values.matrices import Factorable, Triangular
+from opgrip.traces.values.probabilities import Probabilities
+
+WIDE = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
+
+
+def seeded(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+@given(st.floats(-1e3, 1e3), st.floats(0.01, 1e3), st.floats(0, 0.8), st.integers(0, 9))
+@settings(deadline=None)
+def test_floats_fit_again_to_what_they_were_drawn_from(mean: float, std: float, zeros: float, seed: int) -> None:
+    generator = seeded(seed)
+    tensor = torch.randn(5000, generator=generator, dtype=torch.float64) * std + mean
+    tensor[torch.rand(5000, generator=generator) < zeros] = 0
+    model = fitted(tensor, Floats)
+    again = fitted(drawn(model, tensor), Floats)
+    assert abs(again.mean - model.mean) < 0.3 * model.std
+    assert again.std == pytest.approx(model.std, rel=0.2)
+    assert again.zeros == model.zeros
+    assert (again.low, again.high) == (model.low, model.high)
+
+
+@pytest.mark.parametrize(
+    ("shape", "tensor"),
+    [
+        ("normal", torch.randn(20_000, generator=seeded(0)) * 5 - 3),
+        ("uniform", torch.rand(20_000, generator=seeded(0)) * 5 - 3),
+        ("quantiles", torch.rand(20_000, generator=seeded(0)).log()),
+        ("quantiles", torch.cat([torch.randn(10_000), torch.randn(10_000) + 50])),
+        ("quantiles", torch.randint(0, 4, (20_000,), generator=seeded(0)).float() + 1),
+    ],
+    ids=["normal", "uniform", "exponential", "two hills", "whole"],
+)
+def test_a_distribution_keeps_its_shape(shape: str, tensor: torch.Tensor) -> None:
+    model = fitted(tensor, Floats)
+    assert model.shape == shape
+    again = drawn(model, tensor)
+    levels = torch.linspace(0.02, 0.98, 25)
+    apart = (again.quantile(levels) - tensor.quantile(levels)).abs()
+    assert float(apart.median()) <= 0.05 * float(tensor.std())
+    assert (again.min(), again.max()) == (tensor.min(), tensor.max())
+
+
+def test_whole_numbers_stay_whole() -> None:
+    tensor = torch.randint(0, 256, (3, 100, 100), generator=seeded(0)).float()
+    again = drawn(fitted(tensor, Floats), tensor)
+    assert torch.equal(again, again.round())
+    assert int((again == 0).sum()) == int((tensor == 0).sum())
+
+
+@pytest.mark.parametrize("dtype", WIDE, ids=str)
+@pytest.mark.parametrize("count", [700, 300_000])
+def test_special_values_are_as_many_as_they_were(dtype: torch.dtype, count: int) -> None:
+    tensor = torch.randn(count, generator=seeded(0)).to(dtype)
+    tiny = torch.finfo(dtype).tiny
+    tensor[tensor.abs() < tiny] = 1
+    mixed = torch.randperm(count, generator=seeded(1))
+    specials = {0.0: 201, math.nan: 33, math.inf: 17, -math.inf: 5, tiny / 8: 101, -tiny / 4: 7}
+    begin = 0
+    for value, times in specials.items():
+        tensor[mixed[begin : begin + times]] = value
+        begin += times
+    again = drawn(fitted(tensor, Floats), tensor)
+    assert int((again == 0).sum()) == 201
+    assert int(again.isnan().sum()) == 33
+    assert int((again == math.inf).sum()) == 17
+    assert int((again == -math.inf).sum()) == 5
+    assert int(((again != 0) & (again.abs() < tiny)).sum()) == 108
+
+
+def test_denormals_are_counted_where_the_cpu_flushes_them() -> None:
+    tensor = torch.randn(900, generator=seeded(0))
+    tensor[:90] = 1e-40
+    expected = fit(tensor)
+    if not torch.set_flush_denormal(True):
+        pytest.skip("this CPU does not flush denormals")
+    try:
+        model = fitted(tensor, Floats)
+    finally:
+        torch.set_flush_denormal(False)
+    again = drawn(model, tensor)
+    assert model == expected
+    assert model.denormals == 0.1
+    assert int(((again != 0) & (again.abs() < torch.finfo(torch.float32).tiny)).sum()) == 90
+
+
+def test_zeros_do_not_bound_the_other_floats_of_a_large_tensor() -> None:
+    tensor = torch.rand(1 << 18, generator=seeded(0)) + 0.5
+    tensor[::2] = 0
+    model = fitted(tensor, Floats)
+    assert model.low >= 0.5
+    assert int((drawn(model, tensor) == 0).sum()) == 1 << 17
+
+
+def test_the_few_plain_elements_of_a_large_tensor_are_found() -> None:
+    tensor = torch.zeros(1 << 18)
+    tensor[12345], tensor[99999] = 7, 9
+    again = drawn(fitted(tensor, Floats), tensor)
+    assert again[again != 0].sort().values.tolist() == [7, 9]
+
+
+def test_relu_keeps_its_zeros_together() -> None:
+    kept = (torch.rand(100, generator=seeded(0)) < 0.5).repeat_interleave(20)
+    tensor = torch.randn(2000, generator=seeded(1)).abs() * kept
+    again = drawn(fitted(tensor, Floats), tensor)
+    assert int((again == 0).sum()) == int((tensor == 0).sum())
+
+    def borders(values: torch.Tensor) -> int:
+        return int((values == 0).diff().sum())
+
+    # at random places there were five times as many
+    assert borders(again) == pytest.approx(borders(tensor), rel=1)
+
+
+@pytest.mark.parametrize("dtype", [*WIDE, torch.complex64, torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
+def test_every_kind_of_float_is_fitted_and_drawn(dtype: torch.dtype) -> None:
+    tensor = torch.randn(300, generator=seeded(0)).to(dtype)
+    again = drawn(fitted(tensor, Floats), tensor).to(torch.complex64 if dtype.is_complex else torch.float32)
+    assert 0.8 < float(again.std()) < 1.3
+
+
+@pytest.mark.parametrize("dtype", WIDE, ids=str)
+def test_sorted_floats_stay_sorted(dtype: torch.dtype) -> None:
+    tensor = torch.rand(500, generator=seeded(0)).to(dtype).sort().values
+    for values in (tensor, tensor.flip(0)):
+        again = drawn(fitted(values, Floats), values)
+        assert torch.equal(again, again.sort(descending=values is not tensor).values)
+
+
+def test_sorted_rows_stay_sorted() -> None:
+    scores = torch.rand(30, 200, generator=seeded(0)).sort(dim=-1, descending=True).values
+    again = drawn(fitted(scores, Floats), scores)
+    assert float(again.diff(dim=-1).max()) <= 0
+    boundaries = torch.randn(4, 100, generator=seeded(0)).sort(dim=-1).values + torch.arange(0, 400, 100)[:, None]
+    assert float(drawn(fitted(boundaries, Floats), boundaries).diff(dim=-1).min()) >= 0
+
+
+def test_neighbours_that_were_near_stay_near() -> None:
+    image = torch.nn.functional.interpolate(
+        torch.randn(1, 3, 8, 8, generator=seeded(0)), scale_factor=16, mode="bilinear"
+    )
+    model = fitted(image, Floats)
+    assert model.step is not None
+    again = drawn(model, image)
+    assert float(again.reshape(-1).diff().abs().mean()) == pytest.approx(model.step, rel=1)
+    assert float(again.std()) == pytest.approx(float(image.std()), rel=0.1)
+
+
+@given(st.integers(65, 3000), st.integers(1, 3000), st.sampled_from([torch.float32, torch.float64]))
+@settings(deadline=None)
+def test_as_many_floats_differ_as_were_told(count: int, kinds: int, dtype: torch.dtype) -> None:
+    kinds = min(kinds, count)
+    model = Floats(0.0, 1.0, -4.0, 4.0, 0.0, 0.0, 0.0, 0.0, distinct=kinds)
+    assert len(drawn(model, torch.empty(count, dtype=dtype)).unique()) == kinds
+
+
+@pytest.mark.parametrize("dtype", WIDE, ids=str)
+@pytest.mark.parametrize("heat", [0.1, 1, 5, 30])
+@pytest.mark.parametrize("shape", [(50, 40), (2, 3, 16, 8), (300,)])
+def test_probabilities_add_up_to_one_and_peak_as_they_did(
+    dtype: torch.dtype, heat: float, shape: tuple[int, ...]
+) -> None:
+    tensor = (torch.randn(shape, generator=seeded(0)) * heat).softmax(-1).to(dtype)
+    model = fitted(tensor, Probabilities)
+    again = drawn(model, tensor)
+    assert float(again.min()) >= 0
+    assert type(fit(again)) is Probabilities
+    assert float(again.float().amax(-1).mean()) == pytest.approx(model.peak, abs=0.02 if len(shape) > 1 else 0.15)
+    assert int((again == 0).sum()) == int((tensor == 0).sum())
+    tiny = torch.finfo(dtype).tiny
+    assert int((again.abs() < tiny).sum()) == int((tensor.abs() < tiny).sum())
+
+
+def test_a_masked_softmax_keeps_its_zeros() -> None:
+    logits = torch.randn(4, 64, 64, generator=seeded(0)).masked_fill(torch.ones(64, 64).triu(1).bool(), -math.inf)
+    tensor = logits.softmax(-1)
+    again = drawn(fitted(tensor, Probabilities), tensor)
+    assert int((again == 0).sum()) == int((tensor == 0).sum())
+    torch.multinomial(again.reshape(-1, 64), 1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("size", [9, 64, 300])
+def test_positive_definite_matrices_stay_so(dtype: torch.dtype, size: int) -> None:
+    factor = torch.randn(3, size, size, dtype=dtype, generator=seeded(0))
+    tensor = factor @ factor.mT * 7 + torch.eye(size, dtype=dtype)
+    model = fit(tensor, asked=["factorable"])
+    assert isinstance(model, Factorable)
+    again = drawn(model, tensor)
+    torch.linalg.cholesky(again)
+    assert float(again.diagonal(dim1=-2, dim2=-1).mean()) == pytest.approx(model.diagonal, rel=0.2)
+    assert float(again.std()) == pytest.approx(float(tensor.std()), rel=0.3)
+    assert not isinstance(fit(tensor), Factorable)
+
+
+@pytest.mark.parametrize("upper", [True, False])
+@pytest.mark.parametrize("size", [10, 400])
+def test_triangular_matrices_can_be_divided_by(upper: bool, size: int) -> None:
+    factor = torch.randn(size, size, generator=seeded(0)) / size + torch.eye(size)
+    tensor = (factor.triu() if upper else factor.tril()).contiguous()
+    model = fit(tensor, asked=["factorable", "triangular"])
+    assert isinstance(model, Triangular)
+    again = drawn(model, tensor)
+    solution = torch.linalg.solve_triangular(again, torch.randn(size, 2, generator=seeded(1)), upper=upper)
+    assert float(solution.abs().max()) < 1e4
+    assert torch.equal(again, again.triu() if upper else again.tril())
+
+
+def test_matrices_that_are_neither_get_another_model() -> None:
+    tensor = torch.randn(20, 20, generator=seeded(0))
+    singular = torch.ones(20, 20) + torch.eye(20) * 0
+    indefinite = tensor + tensor.T
+    for matrix in (tensor, singular, indefinite, tensor[:10]):
+        assert not isinstance(fit(matrix, asked=["factorable", "triangular"]), Factorable | Triangular)

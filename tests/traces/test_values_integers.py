@@ -1,0 +1,273 @@
+"""Integers that are drawn index, collide and sort as the recorded ones did."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from redrawn import drawn, fitted
+
+from opgrip.traces.values import fit
+from opgrip.traces.values.drawing import distinct, exactly, parts
+from opgrip.traces.values.integers import Integers
+from opgrip.traces.values.offsets import Offsets
+from opgrip.traces.values.permutation import Permutation
+from opgrip.traces.values.progression import Progression
+
+TOP = torch.iinfo(torch.int64).max
+
+
+def seeded(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+@given(st.integers(66, 5000), st.integers(-1000, 1000), st.integers(2, 100_000), st.floats(0.2, 4), st.integers(0, 9))
+@settings(deadline=None)
+def test_integers_fit_again_to_what_they_were_drawn_from(
+    count: int, low: int, width: int, bend: float, seed: int
+) -> None:
+    tensor = (torch.rand(count, generator=seeded(seed)).double().pow(bend) * width).long() + low
+    # neither constant nor sorted
+    tensor[0], tensor[1], tensor[2] = low + 1, low, low + 1
+    model = fitted(tensor, Integers)
+    values = drawn(model, tensor)
+    again = fit(values)
+    assert isinstance(again, Integers)
+    assert again.distinct == model.distinct
+    assert torch.equal(torch.stack(values.aminmax()), torch.stack(tensor.aminmax()))
+    # of values that are as frequent, others may be the last that are kept
+    counts = sorted(count for value, count in model.frequent if value)
+    assert sorted(count for value, count in again.frequent if value) == pytest.approx(counts, abs=1)
+    for value, count in model.frequent:
+        assert int((values == value).sum()) == count
+
+
+def test_the_tail_of_a_skewed_tensor_stays_as_skewed() -> None:
+    tensor = torch.rand(200_000, generator=seeded(0)).double().pow(-1.5).long() % 100_003
+    model = fitted(tensor, Integers)
+    assert model.zipf > 0.5
+    again = fitted(drawn(model, tensor), Integers)
+    assert again.zipf == pytest.approx(model.zipf, abs=0.35)
+    assert int(drawn(model, tensor).bincount().max()) == int(tensor.bincount().max())
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32, torch.uint16, torch.uint32])
+def test_integers_of_every_width_are_fitted_and_drawn(dtype: torch.dtype) -> None:
+    tensor = torch.randint(0, 100, (3000,), generator=seeded(0)).to(dtype)
+    again = drawn(fitted(tensor, Integers), tensor)
+    assert int(again.long().max()) == 99
+    assert len(again.long().unique()) == 100
+
+
+def test_wide_integers_keep_how_many_of_them_differ() -> None:
+    tensor = torch.randint(0, 1 << 60, (9000,), generator=seeded(0))
+    tensor[:2000] = tensor[2000:4000]
+    again = drawn(fitted(tensor, Integers), tensor)
+    assert len(again.unique()) == len(tensor.unique())
+    assert (int(again.min()), int(again.max())) == (int(tensor.min()), int(tensor.max()))
+
+
+def test_integers_from_the_lowest_to_the_highest_are_drawn() -> None:
+    tensor = torch.randint(-TOP, TOP, (500,), generator=seeded(0))
+    tensor[3], tensor[5] = -TOP - 1, TOP
+    again = drawn(fitted(tensor, Integers), tensor)
+    assert (int(again.min()), int(again.max())) == (-TOP - 1, TOP)
+    assert len(again.unique()) == 500
+
+
+@pytest.mark.slow
+def test_very_many_wide_integers_are_estimated() -> None:
+    tensor = torch.randint(0, 1 << 40, (1 << 21,), generator=seeded(0))
+    tensor[: 1 << 20] = tensor[7]
+    tensor[-3:] = 0
+    model = fitted(tensor, Integers)
+    assert model.distinct == pytest.approx(1 << 20, rel=0.05)
+    assert dict(model.frequent)[int(tensor[7])] == pytest.approx(1 << 20, rel=0.05)
+    assert dict(model.frequent)[0] == 3
+    assert int(torch.count_nonzero(drawn(model, tensor))) == int(torch.count_nonzero(tensor))
+
+
+def test_zeros_are_counted_even_where_they_are_rare() -> None:
+    tensor = torch.randint(-5000, 5000, (20_000,), generator=seeded(0))
+    for zeros in (0, 1, 5):
+        tensor[tensor == 0] = 7
+        tensor[100 : 100 + zeros] = 0
+        assert int((drawn(fitted(tensor, Integers), tensor) == 0).sum()) == zeros
+
+
+def test_an_index_to_ignore_stays_beside_the_labels() -> None:
+    labels = torch.randint(0, 1000, (4000,), generator=seeded(0))
+    labels[::3] = -100
+    again = drawn(fitted(labels, Integers), labels)
+    assert int((again == -100).sum()) == int((labels == -100).sum())
+    assert int(again[again != -100].min()) >= 0
+    torch.nn.functional.cross_entropy(torch.randn(4000, 1000), again)
+
+
+def test_few_distinct_integers_keep_their_counts() -> None:
+    tensor = torch.tensor([7] * 10 + [0] * 70 + [3] * 20)
+    assert torch.equal(drawn(fitted(tensor, Integers), tensor).bincount(), tensor.bincount())
+
+
+def test_large_integers_are_ranged_on_all() -> None:
+    tensor = torch.zeros(1 << 19, dtype=torch.int64)
+    tensor[12345] = 1 << 40
+    assert int(drawn(fitted(tensor, Integers), tensor).max()) == 1 << 40
+
+
+def test_integers_add_up_to_what_was_told() -> None:
+    tensor = torch.randint(0, 1000, (3000,), generator=seeded(0))
+    model = Integers([[0, 100]], 1, 999, 2900, False, 800, total=int(tensor.sum()))
+    again = drawn(model, tensor)
+    assert int(again.sum()) == int(tensor.sum())
+    assert (int(again.min()), int(again.max())) == (0, 999)
+
+
+@given(
+    st.integers(-1000, 1000),
+    st.integers(-50, 50).filter(bool),
+    st.integers(1, 40),
+    st.integers(2, 200),
+    st.integers(66, 3000),
+)
+@settings(deadline=None)
+def test_a_progression_is_kept_exactly(start: int, step: int, repeats: int, period: int, count: int) -> None:
+    tensor = start + step * (torch.arange(count) // repeats % period)
+    if count <= repeats:
+        return
+    for values in (tensor, tensor.float(), tensor.double() / 4):
+        assert torch.equal(drawn(fitted(values, Progression), values), values)
+
+
+def test_the_columns_of_a_grid_are_progressions() -> None:
+    for column in torch.meshgrid(torch.arange(30), torch.arange(0, 400, 8), indexing="ij"):
+        for tensor in (column, column.reshape(-1), column.T.to(torch.int32)):
+            assert torch.equal(drawn(fitted(tensor, Progression), tensor), tensor)
+
+
+@pytest.mark.parametrize("at", [0, 1, 66, 198, 199])
+def test_what_is_a_progression_but_for_one_element_is_none(at: int) -> None:
+    tensor = torch.arange(200)
+    tensor[at] += 1
+    assert type(fit(tensor)) is not Progression
+
+
+def test_the_largest_integers_can_be_drawn() -> None:
+    for tensor in (torch.arange(TOP - 99, TOP), torch.full((100,), TOP), torch.tensor([*range(99), TOP])):
+        model = fit(tensor)
+        assert model is not None
+        assert int(drawn(model, tensor).max()) == int(tensor.max())
+
+
+@given(st.integers(66, 3000), st.integers(-100, 100), st.integers(0, 9))
+@settings(deadline=None)
+def test_a_permutation_stays_one(count: int, low: int, seed: int) -> None:
+    tensor = torch.randperm(count, generator=seeded(seed + 2)) + low
+    again = drawn(fitted(tensor, Permutation), tensor)
+    assert torch.equal(again.sort().values, torch.arange(count) + low)
+    assert not torch.equal(again, tensor)
+    shorter, longer = (Permutation(low, low + count - 1).draw((size,), torch.int64, seeded(0)) for size in (9, 7000))
+    assert len(shorter.unique()) == 9
+    assert len(longer.unique()) == count
+
+
+@given(
+    st.lists(st.integers(0, 10), min_size=66, max_size=900).filter(lambda lengths: len({*lengths[1:-1]}) > 1),
+    st.integers(-99, 99),
+)
+@settings(deadline=None)
+def test_offsets_keep_their_ends_and_lengths(lengths: list[int], first: int) -> None:
+    tensor = torch.tensor([first, *lengths]).cumsum(0)
+    if type(fit(tensor)) is Progression:
+        return
+    again = drawn(fitted(tensor, Offsets), tensor)
+    assert (int(again[0]), int(again[-1])) == (int(tensor[0]), int(tensor[-1]))
+    assert torch.equal(again.diff().sort().values, tensor.diff().sort().values)
+
+
+@given(st.integers(1000, 9000), st.integers(100, 10_000), st.floats(0, 0.9), st.integers(0, 9))
+@settings(deadline=None)
+def test_offsets_of_many_lengths_keep_their_ends_and_empty_pieces(
+    count: int, longest: int, empty: float, seed: int
+) -> None:
+    lengths = torch.randint(0, longest, (count,), generator=seeded(seed))
+    lengths[torch.rand(count, generator=seeded(seed + 1)) < empty] = 0
+    tensor = lengths.cumsum(0)
+    model = fitted(tensor, Offsets)
+    again = drawn(model, tensor)
+    assert (int(again[0]), int(again[-1])) == (int(tensor[0]), int(tensor[-1]))
+    assert int(again.diff().min()) >= 0
+    assert int((again.diff() == 0).sum()) == model.empty
+    assert float(again.diff().double().std()) == pytest.approx(float(tensor.diff().double().std()), rel=0.2)
+
+
+@pytest.mark.parametrize("count", [1, 2, 10, 101, 5000])
+def test_offsets_of_another_size_keep_their_ends(count: int) -> None:
+    model = fitted(torch.randint(1, 9, (200,), generator=seeded(0)).cumsum(0), Offsets)
+    values = model.draw((count,), torch.int64, seeded(0))
+    assert int(values.diff().min() if count > 1 else 0) >= 0
+    assert int(values[0]) == model.first
+    assert count == 1 or int(values[-1]) == model.last
+
+
+def order_kinds(count: int) -> dict[str, torch.Tensor]:
+    values = torch.randint(0, 5000, (count,), generator=seeded(0))
+    walk = torch.randint(-3, 4, (count,), generator=seeded(1)).cumsum(0)
+    return {
+        "descending": values.sort(descending=True).values,
+        "ascending runs": values.reshape(8, -1).sort(dim=-1).values.reshape(-1),
+        "ascending rows": values.reshape(8, -1).sort(dim=-1).values,
+        "descending rows": values.reshape(8, -1).sort(dim=-1, descending=True).values,
+        "blocks": (values[: count // 8] // 9).repeat_interleave(8),
+        "near": walk,
+        "shuffled": values,
+        "few": values % 3,
+    }
+
+
+@pytest.mark.parametrize("kind", order_kinds(80))
+def test_order_is_drawn_as_it_was(kind: str) -> None:
+    tensor = order_kinds(8000)[kind]
+    model = fitted(tensor, Integers)
+    again = fit(drawn(model, tensor))
+    assert isinstance(again, Integers)
+    assert again.rises == pytest.approx(model.rises, abs=0.03)
+    assert again.falls == pytest.approx(model.falls, abs=0.03)
+    assert model.step is not None
+    # a walk has no steps as small as another, of the same values, may have had
+    assert again.step == pytest.approx(model.step, rel=1 if kind == "near" else 0.1)
+    assert again.by_row == model.by_row
+
+
+def test_sorted_rows_stay_sorted_row_by_row() -> None:
+    tensor = torch.randint(0, 500, (2, 1000), generator=seeded(0)).sort(dim=-1).values
+    tensor[1] += 400
+    again = drawn(fitted(tensor, Integers), tensor)
+    assert int(again.diff(dim=-1).min()) >= 0
+
+
+@given(st.integers(0, 3000), st.integers(0, 3000), st.integers(0, 9))
+@settings(deadline=None)
+def test_exactly_so_many_places_are_chosen(chosen: int, total: int, seed: int) -> None:
+    assert int(exactly(chosen, total, seeded(seed)).sum()) == min(chosen, total)
+
+
+@given(st.integers(0, 300), st.integers(-(1 << 63), TOP), st.integers(0, 1 << 62))
+@settings(deadline=None)
+def test_distinct_numbers_are_so_many_and_in_range(count: int, low: int, width: int) -> None:
+    high = min(TOP, low + width)
+    numbers = distinct(count, low, high, seeded(0))
+    assert len(numbers.unique()) == len(numbers) == min(count, high - low + 1)
+    assert not len(numbers) or low <= int(numbers.min()) <= int(numbers.max()) <= high
+
+
+@given(st.integers(1, 200), st.integers(0, 9000), st.floats(0, 8), st.integers(1, 100))
+@settings(deadline=None)
+def test_parts_add_up(count: int, more: int, exponent: float, most: int) -> None:
+    weights = torch.arange(1, count + 1, dtype=torch.float64).pow(-exponent)
+    for limit in (None, most):
+        sizes = parts(count + more, weights, limit)
+        assert int(sizes.sum()) == count + more
+        assert int(sizes.min()) >= 1
+        assert limit is None or int(sizes.max()) <= max(limit, -(-(count + more) // count))

@@ -1,0 +1,192 @@
+"""The table of who needs which values, held against torch's own schemas and against what operators give."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+from typing import Any
+
+import pytest
+import torch
+from redrawn import drawn, fitted
+
+from opgrip.traces.arguments import TensorSpec
+from opgrip.traces.values import depends_on_values, fit, fit_argument, told, value_models
+from opgrip.traces.values.booleans import Booleans
+from opgrip.traces.values.boxes import Boxes
+from opgrip.traces.values.floats import Floats
+from opgrip.traces.values.integers import Integers
+from opgrip.traces.values.matrices import Factorable, Triangular
+from opgrip.traces.values.needs import NEEDS, Need
+from opgrip.traces.values.offsets import Offsets
+from opgrip.traces.values.probabilities import Probabilities
+
+
+def seeded(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def outputs(result: Any) -> Any:
+    if isinstance(result, torch.Tensor):
+        return TensorSpec(tuple(result.shape), result.stride(), result.dtype, "cpu")
+    return tuple(outputs(each) for each in result)
+
+
+def arguments() -> list[tuple[str, str]]:
+    schemas = [schema for schema in torch._C._jit_get_all_schemas() if schema.name.startswith("aten::")]
+    return [
+        (f"aten.{schema.name.removeprefix('aten::')}.{schema.overload_name or 'default'}", argument.name)
+        for schema in schemas
+        for argument in schema.arguments
+        if "Tensor" in str(argument.type)
+    ]
+
+
+def test_every_row_is_about_an_argument_that_torch_has() -> None:
+    known = arguments()
+    for need in NEEDS:
+        if need.op.startswith("aten."):
+            ops = [argument for op, argument in known if fnmatchcase(op, need.op)]
+            for name in need.argument.split("|"):
+                assert any(fnmatchcase(argument, name) for argument in ops), (need.op, name)
+
+
+@pytest.mark.parametrize("need", NEEDS, ids=lambda need: f"{need.op}-{need.argument}")
+def test_every_row_names_a_model_that_there_is(need: Need) -> None:
+    assert need.model in ("", *value_models.names())
+    assert need.why
+
+
+def test_a_model_on_request_is_tried_where_the_table_says_so_alone() -> None:
+    factor = torch.randn(20, 20, generator=seeded(0))
+    positive, triangular = factor @ factor.T + torch.eye(20), (factor + 9 * torch.eye(20)).tril()
+    assert isinstance(fit_argument("aten.linalg_cholesky_ex.default", "self", positive), Factorable)
+    assert isinstance(fit_argument("aten.linalg_solve_triangular.default", "self", triangular), Triangular)
+    assert isinstance(fit_argument("aten.cholesky_solve.default", "input2", triangular), Triangular)
+    for op, argument in (("aten.mm.default", "self"), ("aten.linalg_solve_triangular.default", "B")):
+        assert isinstance(fit_argument(op, argument, positive), Floats)
+        assert isinstance(fit(triangular), Floats)
+
+
+def test_arguments_get_the_model_that_they_need() -> None:
+    lengths = torch.randint(0, 9, (100,), generator=seeded(0))
+    corners = torch.rand(100, 2, generator=seeded(0)) * 100
+    boxes = torch.cat([corners, corners + 5], dim=1)
+    cases: list[tuple[str, str, torch.Tensor, type]] = [
+        ("aten._embedding_bag.default", "offsets", lengths.cumsum(0), Offsets),
+        ("aten._embedding_bag.default", "indices", lengths, Integers),
+        ("aten.index.Tensor", "indices", lengths > 4, Booleans),
+        ("aten.multinomial.default", "self", torch.randn(20, 20, generator=seeded(0)).softmax(-1), Probabilities),
+        ("mmcv._ext:nms", "0", boxes, Boxes),
+        ("mmcv._ext:nms", "boxes", boxes, Boxes),
+    ]
+    for op, argument, tensor, kind in cases:
+        assert type(fit_argument(op, argument, tensor)) is kind
+
+
+@pytest.mark.parametrize(
+    ("op", "argument", "dtype", "expected"),
+    [
+        ("aten.nonzero.default", "self", torch.float32, True),
+        ("aten.index.Tensor", "indices", torch.int64, True),
+        ("aten.index.Tensor", "self", torch.float32, False),
+        ("aten._index_put_impl_.default", "indices", torch.bool, True),
+        ("aten.convolution.default", "input", torch.float32, False),
+        ("aten.add.Tensor", "self", torch.int64, False),
+        ("aten.nll_loss_forward.default", "target", torch.int64, False),
+        ("aten._unique2.default", "self", torch.int64, True),
+        ("aten.linalg_cholesky_ex.default", "self", torch.float32, False),
+        ("mmcv._ext:nms", "0", torch.float32, True),
+        ("mmcv._ext:nms", "1", torch.float32, False),
+        ("torchvision.nms.default", "dets", torch.float32, True),
+        ("somebody._ext:function", "3", torch.int32, True),
+        ("somebody._ext:function", "3", torch.float32, False),
+        ("aten.scatter_add_.default", "index", torch.int64, True),
+        ("aten.scatter_add_.default", "src", torch.float32, False),
+    ],
+)
+def test_whether_time_or_size_depends_on_values(op: str, argument: str, dtype: torch.dtype, expected: bool) -> None:
+    assert depends_on_values(op, argument, dtype) is expected
+
+
+def test_outputs_tell_nothing_where_they_are_not_known() -> None:
+    model = fitted(torch.rand(100, generator=seeded(0)) > 0.5, Booleans)
+    for unknown in (None, (), "opaque", outputs(torch.zeros(101, 1))):
+        assert told("aten.nonzero.default", "self", model, unknown) == model
+    assert told("aten.add.Tensor", "self", model, outputs(torch.zeros(3, 1))) == model
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.rand(3000, generator=seeded(0)) > 0.7,
+        torch.randn(3000, generator=seeded(0)).relu(),
+        torch.randint(-400, 400, (3000,), generator=seeded(0)),
+        torch.randn(3000, generator=seeded(0)).relu().half(),
+    ],
+    ids=lambda tensor: str(tensor.dtype),
+)
+def test_nonzero_finds_as_many(tensor: torch.Tensor) -> None:
+    model = fit_argument("aten.nonzero.default", "self", tensor)
+    assert model is not None
+    model = told("aten.nonzero.default", "self", model, outputs(tensor.nonzero()))
+    assert len(drawn(model, tensor).nonzero()) == len(tensor.nonzero())
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.randint(0, 700, (3000,), generator=seeded(0)),
+        torch.randint(0, 1 << 50, (3000,), generator=seeded(0)),
+        torch.randint(0, 700, (3000,), generator=seeded(0)).float(),
+        torch.randn(3000, generator=seeded(0)).relu(),
+        torch.randint(0, 99, (3000,), generator=seeded(0)).sort().values,
+    ],
+    ids=["narrow", "wide", "floats", "relu", "sorted"],
+)
+def test_unique_finds_as_many(tensor: torch.Tensor) -> None:
+    result = torch._unique2(tensor)
+    model = fit_argument("aten._unique2.default", "self", tensor)
+    assert model is not None
+    model = told("aten._unique2.default", "self", model, outputs(result))
+    assert len(torch._unique2(drawn(model, tensor))[0]) == len(result[0])
+
+
+def test_unique_consecutive_finds_as_many_of_sorted_ones() -> None:
+    tensor = torch.randint(0, 99, (5000,), generator=seeded(0)).sort(descending=True).values
+    model = told(
+        "aten.unique_consecutive.default", "self", fitted(tensor, Integers), outputs(tensor.unique_consecutive())
+    )
+    assert len(drawn(model, tensor).unique_consecutive()) == len(tensor.unique_consecutive())
+
+
+def test_repeat_interleave_gives_as_many() -> None:
+    tensor = torch.randint(0, 900, (3000,), generator=seeded(0))
+    result = torch.repeat_interleave(tensor)
+    model = told("aten.repeat_interleave.Tensor", "repeats", fitted(tensor, Integers), outputs(result))
+    assert len(torch.repeat_interleave(drawn(model, tensor))) == len(result)
+
+
+def test_a_bincount_is_as_long() -> None:
+    tensor = torch.randint(0, 900, (3000,), generator=seeded(0))
+    assert len(drawn(fitted(tensor, Integers), tensor).bincount()) == len(tensor.bincount())
+
+
+@pytest.mark.parametrize("op", ["mmcv._ext:nms", "torchvision.nms.default"])
+def test_nms_tells_how_many_lie_apart(op: str) -> None:
+    corners = torch.rand(300, 2, generator=seeded(0)) * 100
+    boxes = torch.cat([corners, corners + 50], dim=1)
+    argument = "0" if "mmcv" in op else "dets"
+    model = told(op, argument, fitted(boxes, Boxes), outputs(torch.arange(20)))
+    assert isinstance(model, Boxes)
+    assert model.groups == 20
+    assert told(op, argument, fitted(boxes, Boxes), outputs(torch.arange(0))) == fitted(boxes, Boxes)
+
+
+def test_soft_suppression_keeps_about_as_many() -> None:
+    ops = pytest.importorskip("mmcv.ops")
+    corners = torch.rand(500, 2, generator=seeded(0)) * 1000
+    boxes = torch.cat([corners, corners + 40], dim=1)
+    model = told("mmcv._ext:softnms", "boxes", fitted(boxes, Boxes), outputs(torch.arange(60)))
+    scores = torch.rand(500, generator=seeded(1))
+    _, places = ops.soft_nms(drawn(model, boxes), scores, 0.3)
+    assert 60 <= len(places) <= 120

@@ -1,0 +1,87 @@
+"""What models draw with: places, distinct numbers, parts of a sum. Each takes memory for what it gives, no more."""
+
+from __future__ import annotations
+
+import torch
+
+from opgrip.traces.values.checks import HIGHEST
+
+
+def exactly(chosen: int, total: int, generator: torch.Generator) -> torch.Tensor:
+    """A mask of `total` elements, exactly `chosen` of which are true, at random places."""
+    device = generator.device
+    chosen = max(0, min(chosen, total))
+    if chosen in (0, total):
+        return torch.full((total,), chosen > 0, device=device)
+    mask = torch.rand(total, generator=generator, device=device) < chosen / total
+    missing = chosen - int(torch.count_nonzero(mask))
+    if missing:
+        # each for itself first, and a few put right: a permutation of millions takes several times longer
+        others = (mask == (missing < 0)).nonzero().reshape(-1)
+        few = abs(missing)
+        offset = torch.randint(len(others), (), generator=generator, device=device)
+        mask[others[(torch.arange(few, device=device) * len(others) // few + offset) % len(others)]] = missing > 0
+    return mask
+
+
+def shuffled(values: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """The same elements in random order."""
+    return values[torch.randperm(len(values), generator=generator, device=generator.device)]
+
+
+def between(low: int, high: int, count: int, generator: torch.Generator) -> torch.Tensor:
+    """Whole numbers from `low` to `high`, evenly."""
+    # torch leaves the upper bound out, and one above the highest number is none of 64 bits
+    bound = max(min(high + 1, HIGHEST), low + 1)
+    return torch.randint(low, bound, (count,), generator=generator, device=generator.device)
+
+
+def distinct(count: int, low: int, high: int, generator: torch.Generator) -> torch.Tensor:
+    """As many different whole numbers from `low` to `high`, in random order; all of them where there are fewer."""
+    width = high - low + 1
+    count = max(0, min(count, width))
+    if width <= 4 * count + 1024:
+        return torch.randperm(width, generator=generator, device=generator.device)[:count] + low
+    numbers = between(low, high, count + count // 4 + 8, generator).unique()
+    while len(numbers) < count:
+        numbers = torch.cat([numbers, between(low, high, count, generator)]).unique()
+    return shuffled(numbers, generator)[:count]
+
+
+def parts(total: int, weights: torch.Tensor, most: int | None = None) -> torch.Tensor:
+    """Whole numbers of at least one, in the proportion of weights, that add up to a total.
+
+    Parameters
+    ----------
+    total : at least the number of parts
+    weights : (P,) float64, one a part
+    most : that a part may be, where the total allows it
+    """
+    steps = weights.cumsum(0)
+    steps = (steps / steps[-1] * (total - len(weights))).long()
+    sizes = 1 + steps.diff(prepend=steps.new_zeros(1))
+    if most is None:
+        return sizes
+    kept = sizes.clamp(max=max(most, -(-total // len(weights))))
+    room = sizes.clamp(max=0) + max(most, -(-total // len(weights))) - kept
+    before = room.cumsum(0) - room
+    return kept + torch.minimum(room, (total - int(kept.sum()) - before).clamp(min=0))
+
+
+def at_quantiles(
+    quantiles: list[float], probabilities: tuple[float, ...], count: int, generator: torch.Generator
+) -> torch.Tensor:
+    """Random numbers (float64) whose distribution function goes straight from each quantile to the next."""
+    device = generator.device
+    knots = torch.tensor(probabilities, dtype=torch.float64, device=device)
+    levels = torch.tensor(quantiles, dtype=torch.float64, device=device)
+    at = torch.rand(count, dtype=torch.float64, generator=generator, device=device)
+    cell = torch.bucketize(at, knots[1:-1], right=True)
+    part = (at - knots[cell]) / (knots[cell + 1] - knots[cell])
+    # not by their difference, which may be more than a float holds
+    return levels[cell] * (1 - part) + levels[cell + 1] * part
+
+
+def scaled(share: int, whole: int, size: int) -> int:
+    """How many of `size` are as many as `share` of `whole`."""
+    return share if size == whole else round(share * size / whole)

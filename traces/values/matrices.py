@@ -1,0 +1,154 @@
+"""Square matrices that solvers ask for: positive definite ones, and triangular ones."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from opgrip.traces.arguments import FormatError
+from opgrip.traces.values import checks
+from opgrip.traces.values.model import value_models
+
+LARGEST = 512
+"""Larger matrices are not factored to see whether they can be."""
+LOOKED_AT = 4
+"""So many matrices of a batch are factored."""
+
+
+@value_models.register("factorable")
+@dataclass(frozen=True, slots=True)
+class Factorable:
+    """Matrices (..., N, N) that are symmetric and positive definite.
+
+    Attributes
+    ----------
+    diagonal : mean of the diagonal
+    spread : root mean square of the other elements, as a part of `diagonal`
+    """
+
+    diagonal: float
+    spread: float
+
+    priority: ClassVar[int] = 5
+    on_request: ClassVar[bool] = True
+
+    @classmethod
+    def fit(cls, tensor: torch.Tensor) -> Factorable | None:
+        """The model of float matrices of two rows or more that have a Cholesky factor."""
+        matrices = _matrices(tensor)
+        if matrices is None or matrices.shape[-1] > LARGEST:
+            return None
+        matrices = matrices.double()
+        tolerance = 16 * torch.finfo(tensor.dtype).eps * float(matrices.abs().amax())
+        if not float((matrices - matrices.mT).abs().amax()) <= tolerance:
+            return None
+        if bool(torch.linalg.cholesky_ex(matrices).info.any()):
+            return None
+        diagonal = matrices.diagonal(dim1=-2, dim2=-1)
+        size, mean = matrices.shape[-1], diagonal.mean().item()
+        rest = float(matrices.square().sum() - diagonal.square().sum()) / (matrices.numel() - diagonal.numel())
+        return cls(mean, math.sqrt(max(0.0, rest)) / mean) if mean > 0 and size > 1 else None
+
+    def check(self) -> None:
+        """A diagonal above zero."""
+        checks.finite(self.diagonal, "a diagonal")
+        checks.finite(self.spread, "a spread")
+        if self.diagonal <= 0 or self.spread < 0:
+            raise FormatError("positive definite matrices without a diagonal")
+
+    def draw(self, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
+        """Products of random matrices with themselves, and some of the identity."""
+        if len(shape) < 2 or shape[-1] != shape[-2]:
+            return _any(self.diagonal, shape, dtype, generator)
+        size = shape[-1]
+        values = torch.randn(shape, dtype=torch.float64, generator=generator, device=generator.device)
+        # the other elements of such a product have a root mean square of 1 / sqrt(size) beside a diagonal of 1
+        part = min(0.95, self.spread * math.sqrt(size))
+        values = values @ values.mT * (part / size)
+        values.diagonal(dim1=-2, dim2=-1).add_(1 - part)
+        return (values * self.diagonal).to(dtype).contiguous()
+
+
+@value_models.register("triangular")
+@dataclass(frozen=True, slots=True)
+class Triangular:
+    """Matrices (..., N, N) with nothing but zeros on one side of a diagonal without zeros.
+
+    Attributes
+    ----------
+    upper : the zeros are below the diagonal
+    low, high : range of the diagonal's absolute values
+    spread : root mean square of the elements beside it
+    negative : share of the diagonal that is below zero
+    """
+
+    upper: bool
+    low: float
+    high: float
+    spread: float
+    negative: float
+
+    priority: ClassVar[int] = 6
+    on_request: ClassVar[bool] = True
+
+    @classmethod
+    def fit(cls, tensor: torch.Tensor) -> Triangular | None:
+        """The model of float matrices of two rows or more."""
+        matrices = _matrices(tensor)
+        if matrices is None:
+            return None
+        upper = not bool(matrices.tril(-1).any())
+        if not upper and bool(matrices.triu(1).any()):
+            return None
+        matrices = matrices.double()
+        diagonal = matrices.diagonal(dim1=-2, dim2=-1)
+        low, high = (float(bound) for bound in torch.aminmax(diagonal.abs()))
+        if not 0 < low <= high < math.inf:
+            return None
+        rows = matrices.shape[-1]
+        beside = (matrices.square().sum() - diagonal.square().sum()) / (matrices.numel() // rows * (rows - 1) / 2)
+        negative = int(torch.count_nonzero(diagonal < 0)) / diagonal.numel()
+        return cls(upper, low, high, math.sqrt(max(0.0, float(beside))), negative)
+
+    def check(self) -> None:
+        """A diagonal without zeros."""
+        checks.flag(self.upper, "upper")
+        for value in (self.low, self.high, self.spread):
+            checks.finite(value, "an element of triangular matrices")
+        checks.share(self.negative, "a share of negative elements")
+        if not 0 < self.low <= self.high or self.spread < 0:
+            raise FormatError("triangular matrices without a diagonal")
+
+    def draw(self, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
+        """Triangular matrices by which vectors can be divided: random ones as they were would make these grow."""
+        if len(shape) < 2 or shape[-1] != shape[-2]:
+            return _any(self.high, shape, dtype, generator)
+        device = generator.device
+        values = torch.randn(shape, dtype=torch.float64, generator=generator, device=device)
+        # so small that a solution grows by a constant factor, not with a power of the size
+        values *= min(self.spread, self.low / math.sqrt(shape[-1]))
+        values = values.triu(1) if self.upper else values.tril(-1)
+        parts = torch.rand((2, *shape[:-1]), dtype=torch.float64, generator=generator, device=device)
+        diagonal = parts[0] * self.high + (1 - parts[0]) * self.low
+        values.diagonal(dim1=-2, dim2=-1).add_(torch.where(parts[1] < self.negative, -diagonal, diagonal))
+        return values.to(dtype).contiguous()
+
+
+def _matrices(tensor: torch.Tensor) -> torch.Tensor | None:
+    """Some of the matrices (B, N, N) of a batch; None where they are no real square ones."""
+    shape = tensor.shape
+    if tensor.dim() < 2 or shape[-1] != shape[-2] or shape[-1] < 2 or not tensor.dtype.is_floating_point:
+        return None
+    if tensor.itemsize == 1:
+        return None
+    batch = tensor.reshape(-1, *shape[-2:])
+    return batch[:: max(1, -(-len(batch) // LOOKED_AT))]
+
+
+def _any(scale: float, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
+    """Normal values, for a shape that is no square."""
+    values = torch.randn(shape, dtype=torch.float64, generator=generator, device=generator.device)
+    return (values * scale).to(dtype)

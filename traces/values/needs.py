@@ -1,0 +1,259 @@
+"""Which arguments of which operators need which values, and what recorded outputs tell of these.
+
+The table is for people to read and to add to. Most rows name a model that a tensor of such values gets by itself; those
+named `factorable` and `triangular` are tried for these rows alone, since to look costs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from opgrip.traces.arguments import tensors
+from opgrip.traces.values.booleans import Booleans
+from opgrip.traces.values.boxes import Boxes
+from opgrip.traces.values.floats import Floats
+from opgrip.traces.values.integers import Integers
+from opgrip.traces.values.model import ValueModel, fit
+
+Told = Callable[[Any, Any], ValueModel]
+"""The model with what the outputs, a tree of `TensorSpec`, tell."""
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """A row of the table.
+
+    Attributes
+    ----------
+    op : a pattern as of file names; behind an exclamation mark, of those that the row is not about
+    argument : such patterns, with a bar between them
+    model : name of the value model that such an argument needs; empty where any will do
+    why : what goes wrong, or is slow, with other values
+    varies : other values that the model could draw can change the operator's time, or its outputs' sizes
+    told : what is learnt from the outputs
+    of : kinds of dtypes that the row is about: of `bool`, `int`, `float`; empty for all
+    """
+
+    op: str
+    argument: str
+    model: str
+    why: str
+    varies: bool = True
+    told: Told | None = None
+    of: str = ""
+
+
+def fit_argument(op: str, argument: str, tensor: torch.Tensor) -> ValueModel | None:
+    """The first model that fits an argument of an operator, None for an empty tensor.
+
+    Parameters
+    ----------
+    op : as in a signature: `aten.nonzero.default`, `mmcv._ext:nms`
+    argument : its name in the operator's schema, that of the list for tensors in a list; for a function of an extension
+        the keyword, or the place as text
+    """
+    return fit(tensor, {need.model for need in _needs(op, argument, tensor.dtype)})
+
+
+def told(op: str, argument: str, model: ValueModel, outputs: Any) -> ValueModel:
+    """The model with the fields that the recorded outputs tell, the same where they tell none.
+
+    Parameters
+    ----------
+    outputs : of the call, a tree of `TensorSpec`
+    """
+    for need in _needs(op, argument, None):
+        if need.told is not None:
+            model = need.told(model, outputs)
+    return model
+
+
+def depends_on_values(op: str, argument: str, dtype: torch.dtype) -> bool:
+    """Whether other values of an argument could change the operator's time or the sizes of its outputs."""
+    return any(need.varies for need in _needs(op, argument, dtype))
+
+
+@lru_cache(maxsize=4096)
+def _needs(op: str, argument: str, dtype: torch.dtype | None) -> tuple[Need, ...]:
+    """The rows about an argument, of tensors of any dtype where that is None."""
+    return tuple(
+        need
+        for need in NEEDS
+        if fnmatchcase(op, need.op.removeprefix("!")) is not need.op.startswith("!")
+        and any(fnmatchcase(argument, name) for name in need.argument.split("|"))
+        and (dtype is None or not need.of or _kind(dtype) in need.of.split("|"))
+    )
+
+
+def _kind(dtype: torch.dtype) -> str:
+    if dtype == torch.bool:
+        return "bool"
+    return "float" if dtype.is_floating_point or dtype.is_complex else "int"
+
+
+def _size(outputs: Any, which: int = 0, dimension: int = 0) -> int | None:
+    """A size of one of the tensors of an output, None where there is none."""
+    specs = list(tensors(outputs))
+    if which >= len(specs) or dimension >= len(specs[which].shape):
+        return None
+    return specs[which].shape[dimension]
+
+
+def _found(model: Any, outputs: Any) -> Any:
+    """As many true elements as places were found; of other models the count of zeros is exact."""
+    rows = _size(outputs)
+    if type(model) is not Booleans or rows is None or rows > model.total:
+        return model
+    runs = None if model.runs is None else min(max(1, model.runs), rows, model.total - rows + 1)
+    return replace(model, true=rows, runs=runs)
+
+
+def _distinct(model: Any, outputs: Any) -> Any:
+    """As many different values as were found."""
+    rows = _size(outputs)
+    return replace(model, distinct=rows) if isinstance(model, Integers | Floats) and rows else model
+
+
+def _distinct_in_order(model: Any, outputs: Any) -> Any:
+    """The same, where equal values stand side by side."""
+    is_sorted = isinstance(model, Integers | Floats) and model.rises is not None and 0 in (model.rises, model.falls)
+    return _distinct(model, outputs) if is_sorted else model
+
+
+def _total(model: Any, outputs: Any) -> Any:
+    """Repeats that add up to the rows that came out."""
+    rows = _size(outputs)
+    return replace(model, total=rows) if isinstance(model, Integers) and rows is not None else model
+
+
+def _kept(model: Any, outputs: Any) -> Any:
+    """As many groups of boxes as boxes were kept."""
+    rows = _size(outputs)
+    return replace(model, groups=rows) if isinstance(model, Boxes) and rows else model
+
+
+_COUNT = "the count of elements that are not zero is the output's size"
+_CLASH = "indices that are equal or near to each other decide how writes collide and what the cache holds"
+_NEAR = "indices that are equal or near to each other decide what the cache holds"
+_ALIKE = "equal and sorted elements are cases of their own for a sort"
+_EXACT = "read as sizes and places in memory"
+
+NEEDS = (
+    # outputs whose size depends on values
+    Need("aten.nonzero.*", "self", "", _COUNT, told=_found),
+    Need("aten.nonzero_numpy.*", "self", "", _COUNT, told=_found),
+    Need("aten.nonzero_static*", "self", "", "so many places are written, and the rest filled"),
+    Need("aten.argwhere*", "self", "", _COUNT, told=_found),
+    Need("aten.where.default", "condition", "", _COUNT, told=_found),
+    Need("aten._to_sparse*", "self", "", _COUNT),
+    Need("aten.to_sparse*", "self", "", _COUNT),
+    Need("aten.count_nonzero*", "self", "", "the share of zeros decides branches on a CPU", varies=False),
+    Need("aten.masked_select*", "mask", "booleans", _COUNT),
+    Need("aten.*index.Tensor*", "indices", "booleans", _COUNT, of="bool"),
+    Need("aten.*index_put*", "indices", "booleans", "values of one row for each true element", of="bool"),
+    Need("aten.masked_scatter*", "mask", "booleans", "as many elements of the source are read as are true"),
+    Need("aten._unique*", "self", "", "the count of different values is the output's size", told=_distinct),
+    Need("aten.unique_consecutive*", "self", "", "the count of runs is the output's size", told=_distinct_in_order),
+    Need("aten.unique_dim*", "self", "", "the count of different rows is the output's size"),
+    Need("aten.repeat_interleave.Tensor*", "repeats", "integers", "their sum is the output's size", told=_total),
+    Need("aten.repeat_interleave.self_Tensor", "repeats", "integers", "their sum is the output's size"),
+    Need("aten.bincount*", "self", "integers", "the largest value is the output's size; " + _CLASH),
+    Need("aten.one_hot*", "self", "integers", "the largest value is the output's size"),
+    Need("aten._local_scalar_dense*", "self", "", "the program goes on by what it reads", varies=False),
+    # boxes
+    Need("mmcv._ext:nms", "boxes|0", "boxes", "as many boxes are kept as lie apart; each costs a pass", told=_kept),
+    Need("mmcv._ext:softnms", "boxes|0", "boxes", "as many are kept as lie apart; each costs a pass", told=_kept),
+    Need("mmcv._ext:nms_*", "dets|0", "", "as many boxes are kept as lie apart; each costs a pass"),
+    Need("torchvision.nms*", "dets", "boxes", "as many boxes are kept as lie apart; each costs a pass", told=_kept),
+    Need("torchvision::nms", "dets|0", "boxes", "as many boxes are kept as lie apart; each costs a pass", told=_kept),
+    Need("mmcv._ext:*nms*", "scores|1", "", "kept in their order", varies=False),
+    Need("mmcv._ext:*roi_*", "rois|1", "boxes", "an image's index, and a size that sets the work"),
+    Need("torchvision.*roi_*", "rois", "boxes", "an image's index, and a size that sets the work"),
+    # indices
+    Need("aten.embedding*", "indices", "integers", _NEAR, of="int"),
+    Need("aten._embedding_bag*", "indices", "integers", _NEAR, of="int"),
+    Need("aten.gather*", "index", "integers", _NEAR, of="int"),
+    Need("aten.index_select*", "index", "integers", _NEAR, of="int"),
+    Need("aten.*index.Tensor*", "indices", "integers", _NEAR, of="int"),
+    Need("aten.take*", "index|indices", "integers", _NEAR, of="int"),
+    Need("aten.*index_put*", "indices", "integers", _CLASH, of="int"),
+    Need("aten.index_add*", "index", "integers", _CLASH, of="int"),
+    Need("aten.index_copy*", "index", "integers", _CLASH, of="int"),
+    Need("aten.index_fill*", "index", "integers", _CLASH, of="int"),
+    Need("aten.index_reduce*", "index", "integers", _CLASH, of="int"),
+    Need("aten.scatter*", "index", "integers", _CLASH, of="int"),
+    Need("aten.put*", "index", "integers", _CLASH, of="int"),
+    Need("aten.max_unpool*", "indices", "integers", _CLASH, of="int"),
+    Need("aten.*max_pool*_backward*", "indices", "integers", _CLASH, of="int"),
+    Need("aten.*_embedding*_backward*", "indices", "integers", _CLASH, of="int"),
+    Need("aten.embedding*_backward*", "indices", "integers", _CLASH, of="int"),
+    Need("aten.histc*", "self", "floats", "elements in one bin collide"),
+    Need("aten.histogram*", "self", "floats", "elements in one bin collide"),
+    # pieces of different lengths
+    Need("aten.*embedding_bag*", "offsets", "offsets", "they ascend; the lengths of bags set the load's balance"),
+    Need("aten.*segment_reduce*", "offsets", "offsets", "they ascend; the lengths of segments set the load's balance"),
+    Need("aten.*segment_reduce*", "lengths", "integers", "they add up to the rows"),
+    Need("aten._nested_view_from_jagged*", "offsets", "offsets", _EXACT),
+    Need("aten._jagged_to_padded*", "offsets", "offsets", _EXACT),
+    Need("aten._padded_dense_to_jagged*", "offsets", "offsets", _EXACT),
+    Need("aten.*attention*", "cu_seqlens_*|cum_seq_*", "offsets", "they ascend; the sequences' lengths set the work"),
+    Need("aten.*sparse_cs*", "crow_indices|ccol_indices", "offsets", "they ascend, " + _EXACT),
+    Need("aten.*sparse_compressed*", "compressed_indices", "offsets", "they ascend, " + _EXACT),
+    Need("aten._convert_indices_from_csr_to_coo*", "crow_indices", "offsets", "they ascend, " + _EXACT),
+    Need("aten._convert_indices_from_coo_to_csr*", "self", "offsets", "they ascend"),
+    Need("aten._pack_padded_sequence*", "lengths", "integers", "they descend and add up to the output's size"),
+    # order
+    Need("aten.searchsorted*", "sorted_sequence", "floats", "a search in what is not sorted finds nothing of meaning"),
+    Need("aten.bucketize*", "boundaries", "floats", "a search in what is not sorted finds nothing of meaning"),
+    Need("aten.searchsorted*", "self", "floats", "sorted keys take the same way through the cache"),
+    Need("aten.bucketize*", "self", "floats", "sorted keys take the same way through the cache"),
+    Need("aten.sort*", "self", "", _ALIKE),
+    Need("aten.argsort*", "self", "", _ALIKE),
+    Need("aten.msort*", "self", "", _ALIKE),
+    Need("aten.topk*", "self", "", _ALIKE),
+    Need("aten.kthvalue*", "self", "", _ALIKE),
+    Need("aten.*median*", "self", "", _ALIKE),
+    Need("aten.mode*", "self", "", _ALIKE),
+    Need("aten.isin*", "elements|test_elements", "integers", "sorted and searched, or compared each with each"),
+    # classes
+    Need("aten.*nll_loss*", "target", "integers", "a class that is none aborts; ignored ones are passed over", False),
+    Need("aten.cross_entropy_loss*", "target", "integers", "a class that is none aborts", False),
+    Need("aten.*ctc_loss*", "targets", "integers", "a class that is none aborts", False),
+    Need("aten.*ctc_loss*", "input_lengths|target_lengths", "integers", "lengths set the work"),
+    Need("aten.multi*_margin_loss*", "target", "integers", "a class that is none aborts", False),
+    Need("mmcv._ext:*focal_loss*", "target|1", "integers", "a class that is none reads foreign memory", False),
+    # chances
+    Need("aten.multinomial*", "self", "probabilities", "rows below zero, or of nothing but zeros, are refused"),
+    Need("aten.bernoulli*", "self|p", "floats", "chances outside of 0 to 1 are refused", False),
+    Need("aten.binomial*", "count|prob", "floats", "the sampling's method goes by them"),
+    Need("aten.poisson*", "self", "floats", "below zero refused; the sampling's method goes by it"),
+    # places in images
+    Need("aten.*grid_sampler*", "grid", "floats", "outside of -1 to 1 nothing is read; near ones share the cache"),
+    Need("mmcv._ext:deform_conv_forward", "offset|2", "floats", "outside of the image nothing is read"),
+    Need("mmcv._ext:modulated_deform_conv*", "offset|4", "floats", "outside of the image nothing is read"),
+    Need("mmcv._ext:ms_deform_attn*", "sampling_loc|3", "floats", "outside of the image nothing is read"),
+    Need("mmcv._ext:ms_deform_attn*", "*spatial_shapes|*level_start_index|1|2", "exact", _EXACT, of="int"),
+    # matrices
+    Need("aten.cholesky.*", "self", "factorable", "others have no factor: an error", False),
+    Need("aten.linalg_cholesky*", "self", "factorable", "others have no factor: an error", False),
+    Need("aten.cholesky_solve*", "input2", "triangular", "a zero on the diagonal divides: inf and nan", False),
+    Need("aten.cholesky_inverse*", "self", "triangular", "a zero on the diagonal divides: inf and nan", False),
+    Need("aten.linalg_solve_triangular*", "self", "triangular", "solutions overflow: inf and nan", False),
+    Need("aten.triangular_solve*", "A", "triangular", "solutions overflow: inf and nan", False),
+    Need("aten._linalg_eigh*", "A", "factorable", "what spread the eigenvalues have sets the iterations"),
+    Need("aten.linalg_inv_ex*", "A", "factorable", "singular ones are refused", False),
+    Need("aten._linalg_solve_ex*", "A", "factorable", "singular ones are refused", False),
+    Need("aten.linalg_inv_ex*", "A", "triangular", "singular ones are refused", False),
+    Need("aten._linalg_solve_ex*", "A", "triangular", "singular ones are refused", False),
+    Need("aten._linalg_svd*", "A", "", "what spread the singular values have sets the iterations"),
+    Need("aten.linalg_eig*", "self", "", "what spread the eigenvalues have sets the iterations"),
+    Need("aten.linalg_lu_solve*", "pivots", "integers", "rows to swap, " + _EXACT, False),
+    # what other people's functions do with such arguments is not known: more often than not, index
+    Need("!aten.*", "*", "", "not known", of="int|bool"),
+)

@@ -1,0 +1,158 @@
+"""The order in which values stand: sorted, in runs, in blocks of equals, close to their neighbours, or none."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from opgrip.traces.arguments import FormatError
+from opgrip.traces.values import checks
+from opgrip.traces.values.drawing import exactly, shuffled
+from opgrip.traces.values.model import leading
+
+LOOKED_AT = 1 << 20
+"""So many elements, the first ones, are compared with their neighbours."""
+STEPPED = 1 << 15
+"""So many elements, the first ones, are subtracted from their neighbours."""
+TRIES = 8
+"""So often, what depends on itself is found anew."""
+CLOSE = 0.7
+"""Neighbours are close to each other where they differ by less than this part of what any two elements do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ordered:
+    """Base of a model whose elements have an order.
+
+    Attributes
+    ----------
+    rises, falls : share of neighbours, in row-major order, of which the second is larger, smaller; None in old traces
+    step : mean distance of neighbours
+    by_row : every row along the last dimension is sorted, upwards where there are more rises
+    """
+
+    rises: float | None = None
+    falls: float | None = None
+    step: float | None = None
+    by_row: bool = False
+
+    def check_order(self) -> None:
+        """Shares that make no more than a whole."""
+        for value, what in ((self.rises, "a share of rises"), (self.falls, "a share of falls")):
+            if value is not None:
+                checks.share(value, what)
+        if (self.rises is None) != (self.falls is None) or (self.rises or 0) + (self.falls or 0) > 1 + 1e-9:
+            raise FormatError("rises and falls that do not fit together")
+        if self.step is not None:
+            checks.finite(self.step, "a step")
+            if self.step < 0:
+                raise FormatError("a step below zero")
+        checks.flag(self.by_row, "sorted rows")
+
+    def arranged(self, values: torch.Tensor, shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
+        """Values in that order.
+
+        Parameters
+        ----------
+        values : (N,), in random order
+        shape : of the tensor that they are for
+        """
+        pairs = len(values) - 1
+        if self.rises is None or self.falls is None or pairs < 1:
+            return values
+        downwards = self.falls > self.rises
+        if self.by_row and len(shape) > 1:
+            return values.reshape(-1, shape[-1]).sort(dim=-1, descending=downwards).values.reshape(-1)
+        rises, falls = round(self.rises * pairs), round(self.falls * pairs)
+        turns, changes = min(rises, falls), rises + falls
+        if turns <= changes // 4:
+            return _in_runs(values, turns + 1, downwards, generator)
+        usual, differing = _mean_step(values), int(torch.count_nonzero(values[1:] != values[:-1]))
+        # only those neighbours that differ tell whether they are near
+        if self.step and self.step / changes < CLOSE * usual / max(1, differing):
+            return _walked(values, self.step, usual, generator)
+        return values if changes > 0.98 * pairs else _in_blocks(values, changes + 1, generator)
+
+
+def order_of(tensor: torch.Tensor) -> dict[str, Any]:
+    """The fields of `Ordered` for a tensor."""
+    part = leading(tensor, LOOKED_AT)
+    flat = part.reshape(-1)
+    pairs = len(flat) - 1
+    if pairs < 1:
+        return {}
+    rising, falling = (flat[1:] > flat[:-1]), (flat[1:] < flat[:-1])
+    rises, falls = int(torch.count_nonzero(rising)), int(torch.count_nonzero(falling))
+    step = _mean_step(flat)
+    by_row = False
+    if part.dim() > 1 and part.shape[-1] > 2 and 0 < min(rises, falls) < len(flat) // part.shape[-1]:
+        # rows that are sorted turn back nowhere but between them
+        turns = falling if falls < rises else rising
+        between = turns[part.shape[-1] - 1 :: part.shape[-1]]
+        by_row = int(torch.count_nonzero(between)) == min(rises, falls)
+    return {"rises": rises / pairs, "falls": falls / pairs, "step": step, "by_row": by_row}
+
+
+def _in_runs(values: torch.Tensor, count: int, downwards: bool, generator: torch.Generator) -> torch.Tensor:
+    """So many sorted runs of equal length, of random elements each."""
+    ranked = values.sort(descending=downwards).values
+    if count == 1:
+        return ranked
+    runs = shuffled(torch.arange(len(values), device=values.device) * count // len(values), generator)
+    return ranked[runs.argsort(stable=True)]
+
+
+def _mean_step(values: torch.Tensor) -> float:
+    """Mean distance of neighbours that are finite, 0 where there are none."""
+    apart = values[: STEPPED + 1].double().diff().abs()
+    mean = apart.mean().item() if len(apart) else 0.0
+    if math.isfinite(mean):
+        return mean
+    apart = apart[apart.isfinite()]
+    return apart.mean().item() if len(apart) else 0.0
+
+
+def _walked(values: torch.Tensor, step: float, usual: float, generator: torch.Generator) -> torch.Tensor:
+    """The values as a random walk between two walls, which visits all ranks alike, comes by them.
+
+    Parameters
+    ----------
+    step, usual : mean distance of neighbours as it is to be, and as it is in random order
+    """
+    noise = torch.randn(len(values), dtype=torch.float64, generator=generator, device=values.device)
+    ranked, walked = values.sort().values, torch.empty_like(values)
+    # the mean step of the walk is 0.8 times its spread; that of two elements at random is a third of the way
+    spread = step / usual / 3 / 0.8
+    for _ in range(3):
+        folded = ((noise * spread).cumsum(0).remainder(2) - 1).abs()
+        walked[folded.argsort()] = ranked
+        # where values are more crowded than elsewhere, steps differ
+        spread *= step / max(_mean_step(walked), 1e-3 * step)
+    return walked
+
+
+def _in_blocks(values: torch.Tensor, count: int, generator: torch.Generator) -> torch.Tensor:
+    """So many blocks of equal values in random order; the values as they are where that has as many of itself."""
+    ranked = values.sort().values
+    total = len(ranked)
+    changes = ranked[1:] != ranked[:-1]
+    ends = changes.nonzero().reshape(-1) + 1
+    sizes = torch.cat([ends, ends.new_tensor([total])]).diff(prepend=ends.new_zeros(1)).double()
+    by_chance = float((sizes * sizes).sum()) / total
+    if total - count < 1.2 * by_chance + 4 * math.sqrt(by_chance + 1):
+        return values
+    inside = (~changes).nonzero().reshape(-1) + 1
+    weights = (sizes - 1) / len(inside)
+    blocks = wanted = float(max(count, len(sizes)))
+    for _ in range(TRIES):
+        # blocks of equal value that come to lie side by side are one
+        each = 1 + (blocks - len(sizes)) * weights
+        blocks = min(float(total), wanted + float((each * (each - 1)).sum()) / blocks)
+    cuts = inside[exactly(round(blocks) - len(sizes), len(inside), generator)]
+    starts = torch.cat([ends.new_zeros(1), ends, cuts]).sort().values
+    lengths = starts.diff(append=starts.new_tensor([total]))
+    mixed = torch.randperm(len(starts), generator=generator, device=values.device)
+    return ranked[starts[mixed]].repeat_interleave(lengths[mixed])

@@ -1,0 +1,44 @@
+"""How often each of many integers occurs."""
+
+from __future__ import annotations
+
+import torch
+
+from opgrip.traces.values.model import sample
+
+WIDEST = 1 << 22
+"""No range of more numbers than that is counted number by number."""
+SORTED = 1 << 20
+"""So many elements are sorted to be counted; of more, a sample is."""
+SAMPLED = 1 << 15
+HASHED = 1 << 18
+"""Of about so many elements the distinct ones are counted, to estimate those of all."""
+
+
+def tally(flat: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Distinct values of an integer tensor (N,), ascending, and their counts."""
+    low, high = (int(bound) for bound in torch.aminmax(flat))
+    if is_narrow(low, high, len(flat)):
+        histogram = torch.bincount(flat - low if low else flat)
+        values = (histogram > 0).nonzero().reshape(-1)
+        return values + low, histogram[values]
+    ranked = flat.sort().values
+    ends = (ranked[1:] != ranked[:-1]).nonzero().reshape(-1) + 1
+    starts = torch.cat([ends.new_zeros(1), ends])
+    return ranked[starts], starts.diff(append=starts.new_tensor([len(flat)]))
+
+
+def is_narrow(low: int, high: int, count: int) -> bool:
+    """Whether counting every number of a range is cheaper than sorting so many elements."""
+    return high - low < min(max(4 * count, 1024), WIDEST)
+
+
+def estimate(flat: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, int]:
+    """Of very many elements, distinct values and counts of a sample, and an estimate of all distinct ones."""
+    values, counts = tally(sample(flat, SAMPLED))
+    # all elements of a value fall into the same part of their hashes, so the distinct ones of a part tell of all
+    bits = max(0, (len(flat) // HASHED).bit_length())
+    hashed = (flat * -7046029254386353131) >> 32
+    part = flat[(hashed & ((1 << bits) - 1)) == 0]
+    found = len(tally(part)[0]) if len(part) else 0
+    return values, counts, min(len(flat), max(len(values), found << bits))
