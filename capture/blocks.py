@@ -71,6 +71,7 @@ class Blocks:
         mode, pairs = taken.mode, self.recorder.pairs
         table = np.array(taken.calls, dtype=np.int64)
         signature, scope, tensors = zip(*[pairs[pair] for pair in table[:, 0].tolist()], strict=True)
+        self.recorder.observations.count(signature, self.recorder.modes)
         scopes = self._paired(list(scope), table[:, 3].tolist())
         yield from self._thread(mode)
         starts = table[:, 1].tolist()

@@ -161,11 +161,11 @@ class Capture:
         self.calls, self.signatures = flusher.blocks.calls, recorder.signatures
         self.dropped = sum(recorder.dropped.values())
         self.bytes_written = 0 if flusher.writer is None else flusher.writer.bytes_written
-        self.failure, self.full_values = flusher.failure, recorder.full
+        self.failure, self.full_values = flusher.failure, recorder.fitter.full
         if self.failure is not None:
             warnings.warn(f"the trace {self.path} could not be written: {self.failure}", RuntimeWarning, stacklevel=3)
-        elif recorder.full is not None and recorder.full.failure is not None:
-            text = f"the trace {self.path} could not be written with whole values: {recorder.full.failure}"
+        elif recorder.fitter.full is not None and recorder.fitter.full.failure is not None:
+            text = f"the trace {self.path} could not be written with whole values: {recorder.fitter.full.failure}"
             warnings.warn(text, RuntimeWarning, stacklevel=3)
 
     def __enter__(self) -> Capture:
@@ -220,12 +220,12 @@ class Capture:
     def _begin_recorder(self, path: str | Path) -> None:
         self._recorder.begin()
         if self._full:
-            self._recorder.full = FullValues(full_values.path_beside(path), self._force, self._limits.bytes)
+            self._recorder.fitter.full = FullValues(full_values.path_beside(path), self._force, self._limits.bytes)
 
     def _begin_file(self, path: str | Path, details: Mapping[str, Any]) -> TraceWriter:
         recorder = self._recorder
         started = time.time_ns() - (time.perf_counter_ns() - recorder.started_ns)
-        named = {} if recorder.full is None else {HEADER_FIELD: recorder.full.path.name}
+        named = {} if recorder.fitter.full is None else {HEADER_FIELD: recorder.fitter.full.path.name}
         fields = describe_environment() | {"started_unix_ns": started, **details, **named}
         return TraceWriter(path, Header(fields), self._force)
 
@@ -269,8 +269,8 @@ class Capture:
             return
         if parent.writer is not None:
             parent.writer.abandon()
-        if self._recorder.full is not None:
-            self._recorder.full.abandon()
+        if self._recorder.fitter.full is not None:
+            self._recorder.fitter.full.abandon()
         path = Path(os.devnull) if str(self.path) == "-" else with_mark(self._file, f"pid{os.getpid()}")
         self._begin_recorder(path)
         details = self._details | {"parent_pid": os.getppid()}

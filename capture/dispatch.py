@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from opgrip.capture.contexts import describe_autocast, read_settings
 from opgrip.capture.device_time import DeviceTimer, runs_on_device
+from opgrip.capture.observations import looking
 from opgrip.capture.page_faults import FaultCounter, may_need_pages
 from opgrip.capture.places import BACKWARD, FORWARD, Place, is_running
 from opgrip.capture.predictions import LISTED, ONE, SEVERAL, TWO, Entry, Node, Predictions, sharing
@@ -282,6 +283,17 @@ class RecordingMode(TorchDispatchMode):
             self.predictions.forget_nodes()
             self.last = self.predictions.nowhere
 
+    def look_at(self, signature: int) -> None:
+        """Look at the values of the next call of a signature that is made from a point where one was."""
+        for node in self.predictions.nodes_of(signature):
+            self._look_at(node)
+
+    def _look_at(self, node: Node) -> None:
+        recorder, number = self.recorder, node.number
+        take, observe = recorder.observations.take, recorder.observe
+        timed = self.faults.counted(node.op, lambda: self.started)
+        node.op = looking(node, timed, lambda: take(number), lambda args, kwargs: observe(number, args, kwargs))
+
     def settle(self) -> None:
         """Notice that a backward pass, or a step that failed, is over."""
         if self._in_backward and current_autograd_node() is None:
@@ -351,7 +363,10 @@ class RecordingMode(TorchDispatchMode):
         place, number = self.place, entry.number
         point = lambda: self.recorder.point(number, place, len(taken) + 1)  # noqa: E731
         modes = is_grad_enabled(), is_inference_mode_enabled()
-        return self.predictions.node(self.last, place, entry, modes, point), taken
+        node = self.predictions.node(self.last, place, entry, modes, point)
+        if self.recorder.observations.is_due(number) and not self.recorder.is_open(number):
+            self._look_at(node)
+        return node, taken
 
     def _by_key(self, func: Any, kind: str, args: Any, kwargs: Any, taken: Storages) -> Entry:
         number = self.recorder.signature(func, kind, args, kwargs)

@@ -92,6 +92,7 @@ class Flusher:
                             break
                         if pause_s:
                             sleep(pause_s)
+                self.recorder.fitter.fit_deferred()
                 if self.writer is not None or self.recorder.pending:
                     self._write(())
                     self.open().flush()
@@ -118,10 +119,11 @@ class Flusher:
                 self.writer.discard()
         else:
             self._close()
-        if self.recorder.full is not None:
-            self.recorder.full.discard()
+        if self.recorder.fitter.full is not None:
+            self.recorder.fitter.full.discard()
 
     def _close(self) -> None:
+        self._fit_what_is_left()
         self.flush()
         if self.failure is not None or self.writer is None:
             return
@@ -132,18 +134,24 @@ class Flusher:
             duration_ns=perf_counter_ns() - recorder.started_ns,
             dropped=listed(recorder.dropped),
             passed_by=listed(recorder.passed_by),
-            without_values=listed(recorder.without_values),
+            without_values=listed(recorder.fitter.without_values),
             stopped=self.reached,
         )
         try:
             self.writer.write(end)
-            if recorder.full is not None:
+            if recorder.fitter.full is not None:
                 # first: a trace that has its name has its values
-                recorder.full.finish()
+                recorder.fitter.full.finish()
             self.writer.close()
         except Exception as error:
             self.failure = error
         recorder.storages.close()
+
+    def _fit_what_is_left(self) -> None:
+        try:
+            self.recorder.fitter.fit_deferred(wait=True)
+        except Exception as error:
+            self.recorder.drop("values on a device", error)
 
     def _write(self, records: Iterable[Record]) -> None:
         lines = [encode_line(record) for record in records]
@@ -155,7 +163,7 @@ class Flusher:
         return None if self.limits.calls is None else self.limits.calls - self.blocks.calls
 
     def _at_limit(self) -> bool:
-        calls, size, full = self.limits.calls, self.limits.bytes, self.recorder.full
+        calls, size, full = self.limits.calls, self.limits.bytes, self.recorder.fitter.full
         whole = 0 if full is None else full.bytes_written
         if calls is not None and self.blocks.calls >= calls:
             self.reached = f"{calls} calls"

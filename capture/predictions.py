@@ -191,6 +191,11 @@ class Predictions:
         last.after = node
         return node
 
+    def nodes_of(self, number: int) -> list[Node]:
+        """The nodes of a signature."""
+        # a copy, made in one go: the thread that owns them may add to them meanwhile
+        return [node for node in list(self._nodes.values()) if node.number == number]
+
     def forget_nodes(self) -> None:
         """Begin anew with all points, whose scopes may be others now."""
         self.nowhere = Node(Entry(-1, None), (), -1, -1, None)

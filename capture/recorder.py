@@ -12,22 +12,19 @@ from itertools import count
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import nn
 
 from opgrip.capture.contexts import describe_context, read_context
-from opgrip.capture.full_values import FullValues
+from opgrip.capture.fitting import Fitter, numbers_of, varies_by_values
+from opgrip.capture.observations import Observations
 from opgrip.capture.page_faults import LARGE
 from opgrip.capture.places import CallSites, Place, Places, Site, innermost_module
-from opgrip.capture.signatures import call_key, describe_call, describe_result
+from opgrip.capture.signatures import call_key, describe_result
 from opgrip.capture.storages import Storages
 from opgrip.capture.torch_private import unobserved
-from opgrip.traces import values
-from opgrip.traces.arguments import Opaque, TensorSpec, map_leaves, tensors
+from opgrip.traces.arguments import Opaque, tensors
 from opgrip.traces.errors import one_line
-from opgrip.traces.records import Context, Record, Scope, Signature, Values
-from opgrip.traces.tensor_specs import map_values, value_numbers
-from opgrip.traces.values import ValueModel
+from opgrip.traces.records import OPERATOR, Context, Observed, Record, Scope, Signature
 from opgrip.traces.writer import encode_line
 
 if TYPE_CHECKING:
@@ -50,7 +47,8 @@ class Recorder:
     modes : one for each thread, in the order in which they were met
     pending : encoded records that are to be written before the calls that refer to them
     path_of : the path of a module
-    full : keeps whole values, None where models of them will do
+    fitter : finds value models
+    observations : which calls are looked at again
     pairs : signature, scope and number of tensors that a pair's number stands for
     """
 
@@ -62,7 +60,6 @@ class Recorder:
         self.write_ahead = write_ahead
         self.write_now: Callable[[], None] = lambda: None
         self.idle = False
-        self.full: FullValues | None = None
         self._make_mode = make_mode
         self._sites = CallSites(stack_depth)
         self._here = threading.local()
@@ -79,18 +76,18 @@ class Recorder:
         self.pairs: list[tuple[int, int, int]] = []
         self.dropped: Counter[tuple[str, str]] = Counter()
         self.passed_by: Counter[tuple[str, str]] = Counter()
-        self.without_values: Counter[tuple[str, str]] = Counter()
         self.signatures_closed = 0
         self.differentiable: set[int] = set()
         self._signatures: dict[Hashable, int] = {}
         self._open: dict[int, Signature] = {}
+        self._open_names: dict[int, Hashable] = {}
         self._large_outputs: dict[int, int] = {}
         self._scopes: dict[Hashable, int] = {}
         self._scope_records: list[Scope] = []
         self._contexts: dict[Hashable, int] = {}
         self._pair_numbers: dict[tuple[int, int, int], int] = {}
-        self._values: dict[str, int] = {}
-        self._fitted: dict[Hashable, list[int | None]] = {}
+        self.fitter = Fitter(self._pend)
+        self.observations = Observations()
         self._own_work: set[int] = set()
         self._new = threading.RLock()
         self._stopped = False
@@ -195,11 +192,12 @@ class Recorder:
                 signature = replace(signature, raised=one_line(raised))
             else:
                 signature = replace(signature, outputs=self._outputs(result))
+                signature = self._told(signature, self._open_names[number])
                 size = sum(spec.extent for spec in tensors(signature.outputs))
                 if size >= LARGE:
                     self._large_outputs[number] = size
             self._pend(signature)
-            del self._open[number]
+            del self._open[number], self._open_names[number]
             self.signatures_closed += 1
 
     def point(self, signature: int, place: Place, tensors: int) -> tuple[int, int]:
@@ -273,35 +271,42 @@ class Recorder:
     def _add_signature(self, key: tuple[Any, ...], kind: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
         op = str(key[0])
         with self._new, self.own_work(), unobserved():
-            described_args, described_kwargs = self._describe(op, args, kwargs)
+            described_args, described_kwargs = self.fitter.describe(key[0], args, kwargs)
             number = self._signatures.setdefault(key, len(self._signatures))
             if any(spec.requires_grad for spec in tensors((described_args, described_kwargs))):
                 self.differentiable.add(number)
+            self._open_names[number] = key[0]
             self._open[number] = Signature(number, kind, op, described_args, described_kwargs)
         return number
 
-    def _describe(
-        self, op: str, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Arguments with value models: those of another signature whose tensors are alike, or new ones.
+    def observe(self, number: int, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Callable[[Any], None]:
+        """Look at the values of a later call of a signature, before it runs; gives what is to be told its result."""
+        name = self.observations.name(number)
+        try:
+            with self._new, self.own_work(), unobserved():
+                described = self.fitter.describe(name, args, kwargs, anew=True)
+        except Exception as error:
+            self.fitter.without_values[str(name), one_line(error)] += 1
+            return lambda result: None
 
-        An optimizer whose step counts in a scalar has another signature in each step, of the same hundred tensors.
-        """
-        plain = describe_call(args, kwargs, lambda tensor: None)
-        alike = (op, tuple(tensors(plain)))
-        # whole values are those of this call
-        fitted = None if self.full is not None else self._fitted.get(alike)
-        if fitted is None:
-            described = describe_call(args, kwargs, self._fitter(op))
-            self._fitted[alike] = [number for spec in tensors(described) for number in value_numbers(spec)]
-            return described
-        numbers = iter(fitted)
+        def told(result: Any) -> None:
+            with self._new:
+                signature = self._told(Signature(number, OPERATOR, str(name), *described, self._outputs(result)), name)
+                numbers = numbers_of((signature.args, signature.kwargs))
+                self._pend(Observed(number, numbers, signature.outputs))
 
-        def with_values(leaf: Any) -> Any:
-            return map_values(lambda _: next(numbers), leaf) if isinstance(leaf, TensorSpec) else leaf
+        return told
 
-        described_args, described_kwargs = map_leaves(with_values, plain)
-        return described_args, described_kwargs
+    def _told(self, signature: Signature, name: Hashable) -> Signature:
+        """A signature with what its outputs tell of its values."""
+        try:
+            with self.own_work(), unobserved():
+                signature = self.fitter.told(signature, name)
+                if varies_by_values(signature, name) and signature.kind == OPERATOR:
+                    self.observations.want(signature.number, name)
+        except Exception as error:
+            self.fitter.without_values[signature.op, one_line(error)] += 1
+        return signature
 
     def _outputs(self, result: Any) -> Any:
         try:
@@ -310,29 +315,6 @@ class Recorder:
         except Exception as error:
             # without its outputs, a signature still replays
             return Opaque(one_line(error))
-
-    def _fitter(self, op: str) -> Callable[[torch.Tensor], int | None]:
-        def fit(tensor: torch.Tensor) -> int | None:
-            try:
-                model = values.fit(tensor)
-            except Exception as error:
-                self.without_values[op, one_line(error)] += 1
-                return None
-            if model is None:
-                return None
-            key = None if self.full is None else self.full.keep(tensor, op, self.without_values)
-            return self._value_number(model, key)
-
-        return fit
-
-    def _value_number(self, model: ValueModel, tensor: str | None = None) -> int:
-        # by its text: nan makes equal models unequal
-        text = f"{model} {tensor}"
-        number = self._values.get(text)
-        if number is None:
-            number = self._values[text] = len(self._values)
-            self._pend(Values(number, model, tensor))
-        return number
 
     def _pend(self, record: Record) -> None:
         # encoded here: at the first call of its kind that costs little, later it would hold up other calls

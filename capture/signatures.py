@@ -7,7 +7,7 @@ hashable values with their types, since 1, 1.0 and True are equal to Python and 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -103,17 +103,17 @@ def _add_unusual_tensor(parts: list[Any], found: list[torch.Tensor], value: torc
 
 
 def describe_call(
-    args: Sequence[Any], kwargs: Mapping[str, Any], fit: FitValues
+    args: Sequence[Any], kwargs: Mapping[str, Any], fit_for: Callable[[int | str], FitValues]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The arguments of a call as a signature holds them.
 
     Parameters
     ----------
-    fit : gives the number of the value model of a tensor, or None
+    fit_for : gives, for the place or keyword of an argument, what gives the number of a tensor's value model, or None
     """
     groups = _sharing(tensors_in((*args, *kwargs.values())))
-    described_args = tuple(_describe(value, groups, fit) for value in args)
-    return described_args, {str(name): _describe(value, groups, fit) for name, value in kwargs.items()}
+    described_args = tuple(_describe(value, groups, fit_for(place)) for place, value in enumerate(args))
+    return described_args, {str(name): _describe(value, groups, fit_for(name)) for name, value in kwargs.items()}
 
 
 def describe_result(result: Any) -> Any:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -13,11 +13,14 @@ from opgrip.replay.pages import LARGE
 from opgrip.replay.stored import Stored, drawn_values
 from opgrip.replay.work import bytes_of
 from opgrip.traces import Trace
-from opgrip.traces.arguments import tensors
+from opgrip.traces.arguments import TensorSpec, map_leaves, tensors
 from opgrip.traces.errors import UserError
-from opgrip.traces.records import Signature
-from opgrip.traces.tensor_specs import value_numbers
+from opgrip.traces.records import Observed, Signature
+from opgrip.traces.tensor_specs import map_values, value_numbers
 from opgrip.traces.values import Drawable
+
+MOST_VARIANTS = 8
+"""Calls of a signature, beside the first, whose values are drawn too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,13 +105,15 @@ def make_cases(trace: Trace, selection: Selection = Selection()) -> list[Case]:
     for signature in trace.signatures:
         if signature.number in of_signature:
             count, median_ns, sum_ns = of_signature[signature.number]
+            variants = _variants(signature, trace.observed.get(signature.number, ()))
             cases.append(
                 Case(
                     signature,
-                    _values_of(signature, drawn),
+                    _values_of((signature, *variants), drawn),
                     *(count, median_ns / 1e3, sum_ns / 1e3, sum_ns / total),
                     context=contexts.get(signature.number, {}),
                     phase=phases.get(signature.number, "forward"),
+                    variants=variants,
                     fresh=fresh.get(signature.number),
                 )
             )
@@ -154,9 +159,25 @@ def _shares_of_fresh(trace: Trace, calls: pd.DataFrame) -> dict[int, float]:
     return dict(zip(shares.index.tolist(), shares.tolist(), strict=True))
 
 
-def _values_of(signature: Signature, values: Mapping[int, Drawable]) -> dict[int, Drawable]:
+def _variants(signature: Signature, observed: Sequence[Observed]) -> tuple[Signature, ...]:
+    """A signature as its later calls had it."""
+    known = [number for spec in tensors([signature.args, signature.kwargs]) for number in value_numbers(spec)]
+    variants = []
+    for other in observed[:MOST_VARIANTS]:
+        if len(other.values) == len(known):
+            numbers = iter(other.values)
+
+            def renumbered(leaf: Any, numbers: Iterator[int | None] = numbers) -> Any:
+                return map_values(lambda _: next(numbers), leaf) if isinstance(leaf, TensorSpec) else leaf
+
+            args, kwargs = map_leaves(renumbered, signature.args), map_leaves(renumbered, signature.kwargs)
+            variants.append(replace(signature, args=args, kwargs=kwargs, outputs=other.outputs))
+    return tuple(variants)
+
+
+def _values_of(signatures: Sequence[Signature], values: Mapping[int, Drawable]) -> dict[int, Drawable]:
     used = {}
-    for spec in tensors([signature.args, signature.kwargs]):
+    for spec in (spec for signature in signatures for spec in tensors([signature.args, signature.kwargs])):
         for number in value_numbers(spec):
             if number is not None and number in values:
                 item = values[number]

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from opgrip.traces.arguments import Opaque, TensorSpec, leaves, tensors
-from opgrip.traces.graph import Graph, make_graph
+from opgrip.traces.graph import Graph, _peak, make_graph
 from opgrip.traces.records import NO_STORAGE, Signature
 from opgrip.traces.trace import Trace
 
@@ -88,7 +88,8 @@ class Flow:
     Attributes
     ----------
     needs : by number of memory
-    outside : the memory that was there before the first call
+    outside : the memory that was there before the first call; `outside_bytes` of it
+    peak_bytes : the most memory that was alive at once beside that
     wall_ns : from the start of the first call to the end of the last
     """
 
@@ -97,7 +98,8 @@ class Flow:
     interfaces: dict[int, Interface]
     needs: dict[int, Need]
     outside: list[int]
-    graph: Graph
+    outside_bytes: int
+    peak_bytes: int
     wall_ns: int
 
 
@@ -113,7 +115,12 @@ def make_flow(trace: Trace) -> Flow:
     ends = own["start_ns"] + own["duration_ns"]
     wall = int(ends.max() - own["start_ns"].min()) if len(own) else 0
     outside = [number for number, storage in graph.storages.items() if storage.made_by is None and number in needs]
-    return Flow(calls, signatures, interfaces, needs, outside, graph, wall)
+    for number, need in needs.items():
+        # what a signature tells of its results is of its first call; the arguments are of this one
+        graph.storages[number].bytes = need.bytes
+    outside_bytes = sum(needs[number].bytes for number in outside)
+    peak_bytes, _ = _peak(graph.steps, graph.storages)
+    return Flow(calls, signatures, interfaces, needs, outside, outside_bytes, peak_bytes, wall)
 
 
 def can_flow(spec: TensorSpec) -> bool:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 import io
+import json
 import sys
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ from opgrip.replay.reports import reports
 from opgrip.replay.reports.report import Report
 from opgrip.replay.reports.table import print_table
 from opgrip.replay.results import OK, Result, read_results, summarize
+from opgrip.replay.sequence import SequenceSettings, replay_apart
+from opgrip.replay.sequence_report import print_sequence
 from opgrip.replay.supervisor import supervise
 from opgrip.traces.command import INTERRUPTED, run_command
 from opgrip.traces.devices import check_device
@@ -50,6 +53,8 @@ def run(args: argparse.Namespace) -> int:
     check_method(job.method, str(check_device(loaded.settings.device)))
     job = replace(job, memory_limit=job.memory_limit or available_memory(loaded.settings.device))
     earlier = read_results(args.output) if args.append and args.output.exists() else []
+    if args.sequence:
+        return _replay_sequence(job, loaded, args, reporter)
     results, interrupted = _replay(job, loaded, args, reporter)
     print_table(results, sys.stdout)
     if interrupted:
@@ -60,6 +65,25 @@ def run(args: argparse.Namespace) -> int:
         _write(report, [*earlier, *results], _header(args, loaded), args)
     reporter.say(summarize(results))
     return 1 if args.strict and any(result.status != OK for result in results) else 0
+
+
+def _replay_sequence(job: Job, loaded: Loaded, args: argparse.Namespace, reporter: Reporter) -> int:
+    settings = SequenceSettings(
+        place=loaded.settings.place,
+        device=loaded.settings.device,
+        seed=job.seed,
+        extensions=loaded.settings.extensions,
+        repeats=job.iterations,
+        precision=job.precision,
+        room_bytes=job.memory_limit,
+    )
+    with reporter.doing(f"replaying {len(loaded.trace.calls):,} calls in their order on {settings.device}"):
+        result = replay_apart(loaded.trace, settings)
+    print_sequence(result, sys.stdout)
+    if args.output is not None:
+        with whole_file(args.output, args.force) as file:
+            file.write(json.dumps({**_header(args, loaded), **asdict(result)}, indent=1).encode() + b"\n")
+    return 1 if args.strict and result.unsupported else 0
 
 
 def _replay(job: Job, loaded: Loaded, args: argparse.Namespace, reporter: Reporter) -> tuple[list[Result], bool]:
@@ -97,6 +121,8 @@ def _cases(results: Iterable[Result]) -> int:
 def _report_for(args: argparse.Namespace) -> Report:
     output: Path = args.output
     report = reports.get(output.suffix)
+    if args.sequence and output.suffix != ".json":
+        raise UserError(f"a sequence is not written to {output}", "end its name in .json")
     if report is None:
         raise UserError(f"{output} has no known form", f"end its name in {', '.join(reports.names())}")
     if args.append and output.suffix == ".md":

@@ -24,10 +24,16 @@ examples:
   opreplay traces/faster_rcnn.jsonl --module 'backbone.*' --top 20 -o backbone.csv
   opreplay traces/faster_rcnn.jsonl --values recorded,random,zeros     what values do to the time
   opreplay traces/faster_rcnn.jsonl -o results.json --resume           go on after Ctrl-C, or a crash of the machine
+  opreplay traces/faster_rcnn.jsonl --sequence                         the whole step, with its dataflow
   opreplay traces/faster_rcnn.jsonl --device cuda --exec-mode events --cache cold
 """
 UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 TIMEOUT_S = 120.0
+OF_CASES = (
+    *("op", "module", "top", "start", "stop", "append", "resume", "dtype", "threads", "values", "backward"),
+    *("exec_mode", "cache", "budget", "warmup", "timeout"),
+)
+"""Options that a whole sequence does not take."""
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -53,6 +59,8 @@ def job_of(args: argparse.Namespace) -> Job:
     cache = args.cache or (WARM if args.exec_mode == CONTINUOUS else PROGRAM)
     if args.exec_mode == CONTINUOUS and cache != WARM:
         raise UserError(f"--exec-mode continuous runs with warm caches, and --cache {cache} with others", "leave one")
+    if args.sequence:
+        _check_sequence(args)
     return Job(
         trace=str(args.trace),
         partial=args.partial,
@@ -76,6 +84,14 @@ def job_of(args: argparse.Namespace) -> Job:
         extensions=args.extension,
         memory_limit=args.memory_limit,
     )
+
+
+def _check_sequence(args: argparse.Namespace) -> None:
+    """Refuse what is for single cases."""
+    plain = make_parser().parse_args(["trace"])
+    for name in OF_CASES:
+        if getattr(args, name) != getattr(plain, name):
+            raise UserError(f"--{name.replace('_', '-')} is for single cases", "leave it away with --sequence")
 
 
 def check_method(method: str, device: str) -> None:
@@ -126,6 +142,11 @@ def _add_inputs(group: argparse._ArgumentGroup) -> None:
         "and compared with the first (default: recorded)",
     )
     group.add_argument("--seed", type=seed, default=0, help="of the values that are drawn (default: %(default)s)")
+    group.add_argument(
+        "--sequence",
+        action="store_true",
+        help="run all calls in their order on what flows between them, for the time and memory of the whole step",
+    )
     group.add_argument("--backward", action="store_true", help="time the gradients of each forward call too")
     group.add_argument(
         "--extension",

@@ -12,8 +12,8 @@ import torch
 from opgrip.replay.flow import can_flow
 from opgrip.replay.inputs import DeviceMap, Inputs
 from opgrip.replay.memory import Memory
+from opgrip.replay.methods import Arguments
 from opgrip.replay.operators import Operator
-from opgrip.replay.timing import Arguments
 from opgrip.traces.arguments import GeneratorSpec, TensorSpec, leaves, map_leaves
 from opgrip.traces.records import EXTENSION, Signature
 from opgrip.traces.values import ValueModel

@@ -8,16 +8,20 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
-from typing import IO, Protocol
+from typing import IO, Any, Protocol
 
 from opgrip.replay.job import Job, Loaded
 from opgrip.replay.watch import Watch
 from opgrip.replay.worker import serve
+from opgrip.traces.errors import UserError
 
 PR_SET_PDEATHSIG = 1
+NOISE = ("USDT:",)
+"""Beginnings of lines that torch's profiler prints on its own."""
 
 
 class Process(Protocol):
@@ -36,6 +40,57 @@ class Process(Protocol):
 
     def kill(self) -> None:
         """End it."""
+
+
+def apart(run: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """What a function gives in a fork of this process, which must not have used torch yet.
+
+    Raises
+    ------
+    UserError : where the fork ends before that, or the function raises one
+    """
+    with tempfile.TemporaryFile() as errors:
+        process = _Forked(lambda _, output: _tell(run, output), errors)
+        answer = b""
+        while chunk := os.read(process.from_, 1 << 16):
+            answer += chunk
+        code, words = process.wait(), last_words(errors)
+    if code or not answer:
+        raise UserError(f"{how_it_ended(code)}{': ' if words else ''}{words}", "")
+    told: dict[str, Any] = json.loads(answer)
+    if "problem" in told:
+        raise UserError(*told["problem"])
+    return told
+
+
+def _tell(run: Callable[[], dict[str, Any]], output: int) -> None:
+    try:
+        answer = run()
+    except UserError as error:
+        answer = {"problem": [error.problem, error.hint]}
+    with os.fdopen(output, "wb") as file:
+        file.write(json.dumps(answer).encode())
+    os._exit(0)
+
+
+def last_words(errors: IO[bytes]) -> str:
+    """What a process wrote to stderr last, in one line; the file is empty afterwards."""
+    errors.seek(0)
+    lines = errors.read().decode(errors="replace").splitlines()
+    errors.seek(0)
+    errors.truncate()
+    said = [line.strip() for line in lines if line.strip() and not line.startswith(NOISE)]
+    return said[-1][:200] if said else ""
+
+
+def how_it_ended(code: int) -> str:
+    """An exit status, or minus the signal that ended a process, in words."""
+    if code >= 0:
+        return f"it ended its process with status {code}"
+    name = signal.strsignal(-code) or f"signal {-code}"
+    if -code == signal.SIGKILL:
+        return "its process was killed, perhaps for want of memory"
+    return f"it ended its process: {name.lower()}"
 
 
 def start(job: Job, loaded: Loaded, watch: Watch, errors: IO[bytes], may_fork: bool) -> Process:

@@ -13,9 +13,9 @@ from opgrip.replay.contexts import restored
 from opgrip.replay.flow import Flow, FlowingCall, Interface, can_flow
 from opgrip.replay.inputs import DeviceMap
 from opgrip.replay.memory import Memory
-from opgrip.replay.number_readers import overwrites, takes_any_numbers
 from opgrip.replay.operators import Operator, Unsupported, find_operator
 from opgrip.replay.prepared import Drawn, Prepared, never_flowing
+from opgrip.replay.traits import overwrites, sizes_vary, takes_any_numbers
 from opgrip.traces.arguments import leaves
 from opgrip.traces.errors import one_line
 from opgrip.traces.records import NO_STORAGE
@@ -168,7 +168,7 @@ class Rehearsal:
     def _fitted(self, call: FlowingCall, part: Part, prepared: Prepared) -> Any:
         self.redraw(call, part)
         result = self._run(call, prepared)
-        if not self._fits(call, result):
+        if not self._fits(call, prepared, result):
             raise Unsupported(OTHER_SHAPES)
         return result
 
@@ -228,19 +228,21 @@ class Rehearsal:
             raise Unsupported(f"it raised when it was captured: {record.raised[:120]}")
         return find_operator(record, self._extensions)
 
-    def _fits(self, call: FlowingCall, result: Any) -> bool:
-        """Whether results are as recorded, or at least as the first call that takes them does."""
+    def _fits(self, call: FlowingCall, prepared: Prepared, result: Any) -> bool:
+        """Whether results are as recorded, or as the first call that takes them does."""
         found = tensors_of(result)
         if not call.gives:
             return True
         if len(found) != len(call.gives):
             return False
         recorded = self._interface(call).gives
+        varies = sizes_vary(prepared.function)
         for index, (number, tensor) in enumerate(zip(call.gives, found, strict=True)):
             specs = [recorded[index]] if len(recorded) == len(found) else []
             need = self.flow.needs.get(number)
             if number not in self.memory.live and need is not None and need.views:
-                specs.append(need.views[0])
+                # what a signature tells of results is of its first call
+                specs = [need.views[0]] if varies else [*specs, need.views[0]]
                 if tensor.untyped_storage().nbytes() < need.views[0].extent:
                     return False
             if specs and (tuple(tensor.shape), tensor.dtype) not in [(spec.shape, spec.dtype) for spec in specs]:

@@ -74,7 +74,7 @@ class Measurer:
 
     def one_by_one(self, groups: Sequence[Group]) -> None:
         """Run the subjects of each case in turn until each is done, then the next case's."""
-        with _no_garbage_collection():
+        with no_garbage_collection():
             for group in groups:
                 with restored(group.settings), torch.set_grad_enabled(group.grad):
                     for case in _by_case(group.subjects):
@@ -87,7 +87,7 @@ class Measurer:
     def in_rounds(self, groups: Sequence[Group]) -> None:
         """Run every subject once a round, in another order each time, until all are done."""
         waiting = [(group, _by_case(group.subjects)) for group in groups]
-        with _no_garbage_collection():
+        with no_garbage_collection():
             while any(cases for _, cases in waiting):
                 for group, cases in waiting:
                     if cases:
@@ -154,7 +154,8 @@ def _by_case(subjects: Sequence[Subject]) -> list[list[Subject]]:
 
 
 @contextmanager
-def _no_garbage_collection() -> Iterator[None]:
+def no_garbage_collection() -> Iterator[None]:
+    """Measured code is not interrupted to look for garbage."""
     enabled = gc.isenabled()
     gc.disable()
     try:

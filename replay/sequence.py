@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from time import perf_counter_ns
 
 import numpy as np
@@ -13,10 +13,12 @@ import torch
 from opgrip.replay.flow import FlowingCall, make_flow
 from opgrip.replay.inputs import DeviceMap
 from opgrip.replay.memory import Memory, room_on
+from opgrip.replay.methods import synchronizer
 from opgrip.replay.operators import TRUSTED_EXTENSIONS
+from opgrip.replay.processes import apart
 from opgrip.replay.rehearsal import Part, Rehearsal, switching
-from opgrip.replay.sequence_results import NotReplayed, OperatorTime, Pass, SequenceResult, make_result
-from opgrip.replay.timing import _no_garbage_collection, synchronizer
+from opgrip.replay.rounds import no_garbage_collection
+from opgrip.replay.sequence_results import NotReplayed, OperatorTime, Pass, SequenceResult, from_plain, make_result
 from opgrip.traces import Trace
 from opgrip.traces.errors import UserError, one_line
 
@@ -72,6 +74,13 @@ def replay_sequence(trace: Trace, settings: SequenceSettings) -> SequenceResult:
     return make_result(trace, flow, rehearsal.parts, passes, settings.device)
 
 
+def replay_apart(trace: Trace, settings: SequenceSettings) -> SequenceResult:
+    """The same in a fork of this process, which must not have used torch yet; on a GPU, in this one."""
+    if torch.device(settings.device).type != "cpu":
+        return replay_sequence(trace, settings)
+    return from_plain(apart(lambda: asdict(replay_sequence(trace, settings))))
+
+
 def _measure(rehearsal: Rehearsal, settings: SequenceSettings) -> list[Pass]:
     def begin() -> None:
         rehearsal.begin()
@@ -80,7 +89,7 @@ def _measure(rehearsal: Rehearsal, settings: SequenceSettings) -> list[Pass]:
     rehearsal.settle(begin)
     passes: list[Pass] = []
     failures = 0
-    with _no_garbage_collection():
+    with no_garbage_collection():
         started = perf_counter_ns()
         while _wants_more(passes, perf_counter_ns() - started, settings) and failures < MOST_FAILURES:
             begin()

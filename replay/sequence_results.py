@@ -121,11 +121,19 @@ def make_result(trace: Trace, flow: Flow, parts: Sequence[Part], passes: Sequenc
         unsupported_ms=sum(call.captured_ns for call, part in paired if part.status == UNSUPPORTED) / 1e6,
         replayed_ms=tuple(sum(one.times_ns) / 1e6 for one in passes),
         replayed_wall_ms=tuple(one.wall_ns / 1e6 for one in passes),
-        outside_bytes=flow.graph.outside_bytes,
-        captured_peak_bytes=flow.graph.peak_bytes,
+        outside_bytes=flow.outside_bytes,
+        captured_peak_bytes=flow.peak_bytes,
         replayed_peak_bytes=max((one.peak_bytes for one in passes), default=0),
         operators=tuple(_operators(paired, passes)),
     )
+
+
+def from_plain(fields: dict[str, Any]) -> SequenceResult:
+    """The result whose fields went through JSON."""
+    plain: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
+    plain["not_replayed"] = tuple(NotReplayed(**item) for item in fields["not_replayed"])
+    plain["operators"] = tuple(OperatorTime(**item) for item in fields["operators"])
+    return SequenceResult(**plain)
 
 
 def _operators(paired: Sequence[tuple[FlowingCall, Part]], passes: Sequence[Pass]) -> list[OperatorTime]:

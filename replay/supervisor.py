@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import select
-import signal
 import tempfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -17,7 +16,7 @@ from typing import Any
 from opgrip.replay.cases import Case
 from opgrip.replay.job import Job, Loaded
 from opgrip.replay.preparation import empty_rows
-from opgrip.replay.processes import Process, start
+from opgrip.replay.processes import Process, how_it_ended, last_words, start
 from opgrip.replay.replay import windows
 from opgrip.replay.results import FAILED, TIMEOUT, Result
 from opgrip.replay.watch import NOTHING, Watch
@@ -26,8 +25,6 @@ from opgrip.traces.errors import UserError
 POLL_S = 0.1
 RETRIES = 2
 """Times that a process may end where no case is to blame."""
-NOISE = ("USDT:",)
-"""Beginnings of lines that torch's profiler prints on its own."""
 
 
 def supervise(
@@ -125,11 +122,11 @@ class _Worker:
         return rows, self._ended(self._process)
 
     def _ended(self, process: Process) -> _Ended:
-        at, code, words = self._watch.read(), process.wait(), self._last_words()
+        at, code, words = self._watch.read(), process.wait(), last_words(self._errors)
         self._process = None
         if self._killed:
             return _Ended(at.case, TIMEOUT, f"a run took longer than {self._timeout_s:g} s")
-        return _Ended(at.case, FAILED, f"{_how_it_ended(code)}{': ' if words else ''}{words}")
+        return _Ended(at.case, FAILED, f"{how_it_ended(code)}{': ' if words else ''}{words}")
 
     def _ask(self, message: Mapping[str, Any], process: Process) -> None:
         with suppress(BrokenPipeError):
@@ -156,21 +153,3 @@ class _Worker:
         if monotonic_ns() - at.since_ns > self._timeout_s * 1e9:
             self._killed = True
             process.kill()
-
-    def _last_words(self) -> str:
-        """What the process wrote to stderr last, in one line."""
-        self._errors.seek(0)
-        lines = self._errors.read().decode(errors="replace").splitlines()
-        self._errors.seek(0)
-        self._errors.truncate()
-        said = [line.strip() for line in lines if line.strip() and not line.startswith(NOISE)]
-        return said[-1][:200] if said else ""
-
-
-def _how_it_ended(code: int) -> str:
-    if code >= 0:
-        return f"it ended its process with status {code}"
-    name = signal.strsignal(-code) or f"signal {-code}"
-    if -code == signal.SIGKILL:
-        return "its process was killed, perhaps for want of memory"
-    return f"it ended its process: {name.lower()}"

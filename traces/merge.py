@@ -21,6 +21,7 @@ from opgrip.traces.records import (
     End,
     Entered,
     Header,
+    Observed,
     Record,
     Scope,
     Signature,
@@ -107,8 +108,13 @@ class _Join:
                     numbers.scopes[record.number] = self._once("scope", moved)
                 case Context():
                     numbers.contexts[record.number] = self._once("context", record)
+                case Observed():
+                    self._observed(record, numbers)
                 case Values():
-                    numbers.values[record.number] = self._once("values", record)
+                    if record.number in numbers.values:
+                        self.writer.write(replace(record, number=numbers.values[record.number]))
+                    else:
+                        numbers.values[record.number] = self._once("values", record)
                 case Thread():
                     numbers.threads[record.number] = self._counts["thread"]
                     self.writer.write(Thread(self._counts["thread"], record.name, process))
@@ -139,13 +145,24 @@ class _Join:
         return number
 
     def _moved(self, record: Signature, numbers: _Numbers) -> Signature:
-        def renumber(number: int | None) -> int | None:
-            return None if number is None else numbers.values.get(number)
-
         def move(leaf: Any) -> Any:
-            return map_values(renumber, leaf) if isinstance(leaf, TensorSpec) else leaf
+            if not isinstance(leaf, TensorSpec):
+                return leaf
+            return map_values(lambda number: self._value_number(number, numbers), leaf)
 
         return replace(record, args=map_leaves(move, record.args), kwargs=map_leaves(move, record.kwargs))
+
+    def _value_number(self, number: int | None, numbers: _Numbers) -> int | None:
+        if number is not None and number not in numbers.values:
+            # values that were on a device come later
+            numbers.values[number] = self._counts["values"]
+            self._counts["values"] += 1
+        return None if number is None else numbers.values[number]
+
+    def _observed(self, record: Observed, numbers: _Numbers) -> None:
+        values = [self._value_number(number, numbers) for number in record.values]
+        if record.signature in numbers.signatures:
+            self.writer.write(replace(record, signature=numbers.signatures[record.signature], values=values))
 
     def _calls(self, record: Calls, numbers: _Numbers, first_storage: int, shift_ns: int) -> None:
         storages = [item if item == NO_STORAGE else item + first_storage for item in record.storages]

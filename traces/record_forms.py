@@ -23,6 +23,7 @@ from opgrip.traces.records import (
     End,
     Entered,
     Header,
+    Observed,
     Record,
     Scope,
     Signature,
@@ -104,6 +105,19 @@ def _signature_from_json(form: Mapping[str, Json]) -> Signature:
         outputs=decode(form["outputs"]) if "outputs" in form else Opaque("not recorded"),
         raised=_optional(_text, form.get("raised")),
     )
+
+
+def _observed_to_json(record: Observed) -> dict[str, Json]:
+    numbers = {"signature": record.signature, "values": record.values}
+    return {"type": "observed", **numbers, "outputs": encode(record.outputs)}
+
+
+def _observed_from_json(form: Mapping[str, Json]) -> Observed:
+    values = form["values"]
+    if not isinstance(values, list):
+        raise FormatError("values of a call that are no list")
+    numbers = [_optional(_integer, number) for number in values]
+    return Observed(_integer(form["signature"]), numbers, decode(form["outputs"]))
 
 
 def _scope_to_json(record: Scope) -> dict[str, Json]:
@@ -293,6 +307,7 @@ def _optional(read: Callable[[Any], T], value: Json) -> T | None:
 _TO_JSON: dict[type, Callable[[Any], dict[str, Json]]] = {
     Header: _header_to_json,
     Signature: _signature_to_json,
+    Observed: _observed_to_json,
     Scope: _scope_to_json,
     Context: _context_to_json,
     Values: _values_to_json,
@@ -305,6 +320,7 @@ _TO_JSON: dict[type, Callable[[Any], dict[str, Json]]] = {
 _FROM_JSON: dict[str, Callable[[Mapping[str, Json]], Record]] = {
     "header": _header_from_json,
     "signature": _signature_from_json,
+    "observed": _observed_from_json,
     "scope": _scope_from_json,
     "context": _context_from_json,
     "values": _values_from_json,
@@ -321,6 +337,7 @@ _FIELDS: dict[str, set[str]] = {
         "forward",
     },
     "context": {"type", "id", "settings"},
+    "observed": {"type", "signature", "values", "outputs"},
     "thread": {"type", "id", "name", "process"},
     "calls": {
         *("type", "thread", "start_ns", "signature", "scope", "after_ns", "duration_ns", "tensors", "storages"),

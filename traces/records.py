@@ -53,6 +53,23 @@ class Signature:
 
 
 @dataclass(frozen=True, slots=True)
+class Observed:
+    """What another call of a signature met than its first, where values decide what a call costs or gives.
+
+    Attributes
+    ----------
+    signature : its number
+    values : numbers of the value models of what the call took, in the order of the signature's tensors; None where
+        there is none
+    outputs : what the call returned, in a signature's form
+    """
+
+    signature: int
+    values: list[int | None]
+    outputs: Any
+
+
+@dataclass(frozen=True, slots=True)
 class Scope:
     """Where calls came from.
 
@@ -200,4 +217,4 @@ class End:
     stopped: str | None = None
 
 
-Record: TypeAlias = Header | Signature | Scope | Context | Values | Thread | Calls | Entered | End
+Record: TypeAlias = Header | Signature | Observed | Scope | Context | Values | Thread | Calls | Entered | End

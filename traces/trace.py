@@ -12,7 +12,7 @@ import pandas as pd
 
 from opgrip.traces.errors import UserError
 from opgrip.traces.reader import TraceReader
-from opgrip.traces.records import Calls, Context, End, Entered, Header, Scope, Signature, Thread, Values
+from opgrip.traces.records import Calls, Context, End, Entered, Header, Observed, Scope, Signature, Thread, Values
 from opgrip.traces.tensor_file import files_beside
 from opgrip.traces.values import ValueModel
 
@@ -30,9 +30,8 @@ class Trace:
     calls : one row a call, in the order in which the calls started: signature, op, scope, module, function, file,
         line, own_module, phase, inside, process (in a merged trace), thread, start_ns (since the start of the capture),
         duration_ns, device_ns (nan for what ran on the host alone), page_faults (0 where none were counted), tensors,
-        first_storage. Module, function, file and
-        line of a call in a backward pass are those of the forward call that caused it, where it is known; `own_module`
-        is where it ran itself.
+        first_storage. Module, function, file and line of a call in a backward pass are those of the forward call that
+        caused it, where it is known; `own_module` is where it ran itself.
     storages : the memory of each call's tensors: `tensors` numbers from `first_storage` on, as `Calls` has them
     contexts : settings that scopes refer to, by number
     unfinished : the calls that never ended, in a trace that was cut by that
@@ -41,6 +40,7 @@ class Trace:
     unknown : record types and fields of a newer version that were passed over, with their counts
     tensors : by the number of a value model, the key of the values themselves in one of the tensor files
     tensor_files : the files of whole values beside the trace, as far as they are there
+    observed : by the number of a signature, what others of its calls met than the first
     """
 
     header: dict[str, Any]
@@ -56,6 +56,7 @@ class Trace:
     unknown: dict[str, int] = field(default_factory=dict)
     tensors: dict[int, str] = field(default_factory=dict)
     tensor_files: tuple[Path, ...] = ()
+    observed: dict[int, list[Observed]] = field(default_factory=dict)
 
     def summary(self, *columns: str) -> pd.DataFrame:
         """One row an operator, by falling share of time: op, calls, signatures, time_us, share.
@@ -96,6 +97,7 @@ def load(path: str | Path, partial: bool = True) -> Trace:
     header: dict[str, Any] = {}
     signatures: list[Signature] = []
     scopes: list[Scope] = []
+    observed: dict[int, list[Observed]] = {}
     values: dict[int, ValueModel] = {}
     tensors: dict[int, str] = {}
     contexts: dict[int, dict[str, Any]] = {}
@@ -109,6 +111,8 @@ def load(path: str | Path, partial: bool = True) -> Trace:
                 header = record.fields
             case Signature():
                 signatures.append(record)
+            case Observed():
+                observed.setdefault(record.signature, []).append(record)
             case Scope():
                 scopes.append(record)
             case Values():
@@ -131,7 +135,7 @@ def load(path: str | Path, partial: bool = True) -> Trace:
     unfinished = _unfinished(entered, blocks)
     return Trace(
         *(header, signatures, scopes, values, calls, _column(blocks, "storages"), contexts, unfinished),
-        *(end, reader.missing, dict(reader.unknown), tensors, files_beside(reader.path, header)),
+        *(end, reader.missing, dict(reader.unknown), tensors, files_beside(reader.path, header), observed),
     )
 
 

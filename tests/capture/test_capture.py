@@ -18,7 +18,7 @@ from counting import Counting
 from programs import TinyNet, train_tiny_net
 from torch import nn
 
-from opgrip.capture import Capture
+from opgrip.capture import Capture, fitting
 from opgrip.capture import recorder as recorder_module
 from opgrip.traces import Trace, UserError, load, read
 from opgrip.traces.arguments import GeneratorSpec, Opaque, TensorSpec
@@ -164,7 +164,7 @@ def test_a_fault_in_a_hook_costs_a_counted_record_and_nothing_else(
     def broken(*args: Any) -> Any:
         raise OSError("planted")
 
-    monkeypatch.setattr(recorder_module, "describe_call", broken)
+    monkeypatch.setattr(fitting, "describe_call", broken)
     x = torch.ones(3)
     with Capture(tmp_path / "t.jsonl") as watched:
         result = x + 1
@@ -178,10 +178,10 @@ def test_a_fault_in_a_hook_costs_a_counted_record_and_nothing_else(
 def test_values_that_cannot_be_read_are_counted_and_the_call_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(tensor: torch.Tensor) -> Any:
+    def broken(op: str, argument: str, tensor: torch.Tensor) -> Any:
         raise OSError("planted")
 
-    monkeypatch.setattr(recorder_module.values, "fit", broken)
+    monkeypatch.setattr(fitting, "fit_argument", broken)
     x = torch.ones(3)
     trace = capture(tmp_path, lambda: x + 1)
     assert len(trace.calls) == 1

@@ -23,12 +23,12 @@ from opgrip.capture import Capture
 from opgrip.capture.models import load_program
 from opgrip.capture.program import ModelOptions
 from opgrip.replay.flow import make_flow
-from opgrip.replay.indices import CHECKED_ON_CPU, DIVIDE, NO_INDICES, takes_any_numbers
 from opgrip.replay.inputs import device_map
 from opgrip.replay.memory import Memory
 from opgrip.replay.prepared import never_flowing
 from opgrip.replay.rehearsal import OTHER_SHAPES, Rehearsal, switching
 from opgrip.replay.sequence import SequenceResult, SequenceSettings, replay_sequence
+from opgrip.replay.traits import CHECKED_ON_CPU, DIVIDE, NO_INDICES, takes_any_numbers
 from opgrip.traces import Trace, load
 from opgrip.traces.arguments import TensorSpec
 from opgrip.traces.errors import UserError
@@ -187,6 +187,20 @@ def test_memory_is_freed_when_no_later_call_mentions_it(tmp_path: Path, monkeypa
     assert result.replayed_peak_bytes == result.captured_peak_bytes == 2 * 4000
     gc.collect()
     assert all(ref() is None for ref in seen)
+
+
+def test_a_result_takes_the_memory_that_its_own_consumers_tell(tmp_path: Path) -> None:
+    large, small = torch.arange(5000) > 10, torch.arange(5000) > 4990
+
+    def program() -> None:
+        large.nonzero().add_(1)
+        # of the same signature
+        few = small.nonzero()
+        torch.ones(4000).add_(few[0])
+
+    result = replay_sequence(capture(tmp_path, program), SETTINGS)
+    assert result.captured_peak_bytes == 4989 * 8
+    assert result.replayed_peak_bytes == result.captured_peak_bytes
 
 
 def test_what_depends_on_values_is_drawn_or_substituted_and_told(tmp_path: Path) -> None:

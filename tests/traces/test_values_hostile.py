@@ -108,7 +108,7 @@ def test_a_field_of_another_kind_is_refused_or_drawn_from(name: str, field: str)
 
 
 @given(st.sampled_from(sorted(EXAMPLES)), st.data(), st.sampled_from(SHAPES), st.sampled_from(DTYPES))
-@settings(deadline=None, max_examples=400)
+@settings(deadline=None, max_examples=300)
 def test_fields_that_do_not_fit_together_are_refused_or_drawn_from(
     name: str, data: st.DataObject, shape: tuple[int, ...], dtype: torch.dtype
 ) -> None:

@@ -41,16 +41,17 @@ class _Layer:
 
 def overlapping(boxes: torch.Tensor) -> float:
     """To how many of the other boxes (N, 4) one has an intersection over union above one half, in the mean."""
-    others = boxes[:: -(-len(boxes) // OTHERS)]
-    if len(others) < 2:
+    part = boxes[:: -(-len(boxes) // OTHERS)]
+    if len(part) < 2:
         return 0.0
-    queries = others[:: -(-len(others) // QUERIES), None]
-    sides = torch.minimum(queries[..., 2:], others[:, 2:]) - torch.maximum(queries[..., :2], others[:, :2])
-    inside = sides.clamp_(min=0).prod(-1)
-    one, other = ((each[..., 2:] - each[..., :2]).prod(-1) for each in (queries, others))
-    # that is, twice the intersection is more than the union
-    near = torch.count_nonzero(3 * inside > one + other, dim=1) - 1
-    return near.clamp_(min=0).double().mean().item() * (len(boxes) - 1) / (len(others) - 1)
+    # column by column: several times as fast as by rows of two
+    others = part.T.contiguous()[:, None]
+    queries = others[..., :: -(-len(part) // QUERIES)].mT
+    sides = torch.minimum(queries[2:], others[2:]).sub_(torch.maximum(queries[:2], others[:2])).clamp_(min=0)
+    one, other = ((each[2] - each[0]) * (each[3] - each[1]) for each in (queries, others))
+    # that is, an intersection of more than half the union
+    near = torch.count_nonzero(sides[0].mul_(sides[1]).mul_(3) > one + other, dim=1) - 1
+    return near.clamp_(min=0).double().mean().item() * (len(boxes) - 1) / (len(part) - 1)
 
 
 def copies(boxes: torch.Tensor, count: int, dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:

@@ -38,7 +38,7 @@ def between(low: int, high: int, count: int, generator: torch.Generator) -> torc
 
 def distinct(count: int, low: int, high: int, generator: torch.Generator) -> torch.Tensor:
     """As many different whole numbers from `low` to `high`, in random order; all of them where there are fewer."""
-    width = high - low + 1
+    width = max(0, high - low + 1)
     count = max(0, min(count, width))
     if width <= 4 * count + 1024:
         return torch.randperm(width, generator=generator, device=generator.device)[:count] + low

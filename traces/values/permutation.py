@@ -32,7 +32,11 @@ class Permutation(Ordered):
             return None
         values = tensor.to(torch.int64)
         low, high = (int(bound) for bound in torch.aminmax(values))
-        if high - low + 1 != values.numel() or int(torch.bincount(values.reshape(-1) - low).max()) != 1:
+        count = values.numel()
+        # most others are told by their sum, which may overflow alike on both sides
+        if high - low + 1 != count or (int(values.sum()) - (low + high) * count // 2) % (1 << 64):
+            return None
+        if int(torch.bincount(values.reshape(-1) - low).max()) != 1:
             return None
         return cls(low, high, **order_of(values))
 

@@ -42,6 +42,11 @@ def overwrites(function: Callable[..., Any]) -> bool:
     return _name_of(function) in OVERWRITE
 
 
+def sizes_vary(function: Callable[..., Any]) -> bool:
+    """Whether the shapes of an operator's results may depend on values."""
+    return _name_of(function) is None or torch.Tag.dynamic_output_shape in getattr(function, "tags", ())
+
+
 def takes_any_numbers(function: Callable[..., Any], device: str) -> bool:
     """Whether an operator does no harm, whatever whole numbers it is given on this device."""
     name = _name_of(function)

@@ -1,0 +1,184 @@
+"""Finds the value models of what calls take, and numbers them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from opgrip.capture.deferred import Deferred, is_deferred
+from opgrip.capture.full_values import FullValues
+from opgrip.capture.layouts import FitValues
+from opgrip.capture.signatures import describe_call
+from opgrip.traces.arguments import TensorSpec, map_leaves, tensors
+from opgrip.traces.errors import one_line
+from opgrip.traces.records import Record, Signature, Values
+from opgrip.traces.tensor_specs import map_values, value_numbers
+from opgrip.traces.values import ValueModel, depends_on_values, fit_argument, told
+
+
+@dataclass(frozen=True, slots=True)
+class _Fitted:
+    """A model, and the key of the whole values where these are kept; of a deferred one there is no model yet."""
+
+    model: ValueModel | None
+    key: str | None = None
+
+
+class Fitter:
+    """The value models of one capture.
+
+    Parameters
+    ----------
+    pend : takes the records that are to be written
+
+    Attributes
+    ----------
+    full : keeps whole values, None where models of them will do
+    without_values : tensors without a model, by operator and reason
+    """
+
+    def __init__(self, pend: Callable[[Record], None]) -> None:
+        self.full: FullValues | None = None
+        self.without_values: Counter[tuple[str, str]] = Counter()
+        self._pend = pend
+        self._numbers: dict[str, int] = {}
+        self._fitted: list[_Fitted] = []
+        self._alike: dict[Hashable, list[int | None]] = {}
+        self._deferred = Deferred()
+
+    def describe(
+        self, name: Hashable, args: Sequence[Any], kwargs: Mapping[str, Any], anew: bool = False
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Arguments with value models: those of another signature whose tensors are alike, or new ones.
+
+        An optimizer whose step counts in a scalar has another signature in each step, of the same hundred tensors.
+
+        Parameters
+        ----------
+        name : the operator, or the name of a function
+        anew : whatever another signature had
+        """
+        plain = describe_call(args, kwargs, lambda argument: lambda tensor: None)
+        alike = (str(name), tuple(tensors(plain)))
+        # whole values are those of this call
+        known = None if anew or self.full is not None else self._alike.get(alike)
+        if known is None:
+            described = describe_call(args, kwargs, self._fit_for(name))
+            self._alike[alike] = numbers_of(described)
+            return described
+        described_args, described_kwargs = with_numbers(plain, known)
+        return described_args, described_kwargs
+
+    def told(self, signature: Signature, name: Hashable) -> Signature:
+        """The signature, its models with what its outputs tell of them."""
+
+        def refined(argument: str, tree: Any) -> Any:
+            def refine(leaf: Any) -> Any:
+                number = leaf.values if isinstance(leaf, TensorSpec) else None
+                return leaf if number is None else replace(leaf, values=self._told(number, signature, argument))
+
+            return map_leaves(refine, tree)
+
+        named = _names(name)
+        args = tuple(refined(named(place), tree) for place, tree in enumerate(signature.args))
+        kwargs = {keyword: refined(named(keyword), tree) for keyword, tree in signature.kwargs.items()}
+        return replace(signature, args=args, kwargs=kwargs)
+
+    def fit_deferred(self, wait: bool = False) -> None:
+        """Fit what was put off, as far as its values have come; or all of it."""
+        for number, values, item in self._deferred.ready(wait):
+            model = self._model(item.op, item.argument, values)
+            if model is not None:
+                model = model if item.outputs is None else told(item.op, item.argument, model, item.outputs)
+                self._pend(Values(number, model))
+
+    def _fit_for(self, name: Hashable) -> Callable[[int | str], FitValues]:
+        named, op = _names(name), str(name)
+
+        def fit_for(argument: int | str) -> FitValues:
+            return lambda tensor: self._fit(op, named(argument), tensor)
+
+        return fit_for
+
+    def _fit(self, op: str, argument: str, tensor: torch.Tensor) -> int | None:
+        if is_deferred(tensor):
+            number = len(self._fitted)
+            if tensor.numel() == 0 or not self._deferred.add(number, op, argument, tensor):
+                return None
+            self._fitted.append(_Fitted(None))
+            return number
+        model = self._model(op, argument, tensor)
+        if model is None:
+            return None
+        return self._number(_Fitted(model, None if self.full is None else self._keep(op, tensor)))
+
+    def _model(self, op: str, argument: str, tensor: torch.Tensor) -> ValueModel | None:
+        try:
+            return fit_argument(op, argument, tensor)
+        except Exception as error:
+            self.without_values[op, one_line(error)] += 1
+            return None
+
+    def _keep(self, op: str, tensor: torch.Tensor) -> str | None:
+        assert self.full is not None
+        return self.full.keep(tensor, op, self.without_values)
+
+    def _told(self, number: int, signature: Signature, argument: str) -> int:
+        fitted = self._fitted[number]
+        if fitted.model is None:
+            self._deferred.tell(number, signature.outputs)
+            return number
+        model = told(signature.op, argument, fitted.model, signature.outputs)
+        return number if model is fitted.model else self._number(replace(fitted, model=model))
+
+    def _number(self, fitted: _Fitted) -> int:
+        # by its text: nan makes equal models unequal
+        text = f"{fitted.model} {fitted.key}"
+        number = self._numbers.get(text)
+        if number is None:
+            assert fitted.model is not None
+            number = self._numbers[text] = len(self._fitted)
+            self._fitted.append(fitted)
+            self._pend(Values(number, fitted.model, fitted.key))
+        return number
+
+
+def numbers_of(described: Any) -> list[int | None]:
+    """The numbers of the value models in described arguments, in their order."""
+    return [number for spec in tensors(described) for number in value_numbers(spec)]
+
+
+def with_numbers(described: Any, numbers: Sequence[int | None]) -> Any:
+    """Described arguments with other value models."""
+    left = iter(numbers)
+
+    def numbered(leaf: Any) -> Any:
+        return map_values(lambda _: next(left), leaf) if isinstance(leaf, TensorSpec) else leaf
+
+    return map_leaves(numbered, described)
+
+
+def varies_by_values(signature: Signature, name: Hashable) -> bool:
+    """Whether a signature's calls may take other times, or give other sizes, for the values that they take."""
+    named = _names(name)
+    trees: list[tuple[int | str, Any]] = [*enumerate(signature.args), *signature.kwargs.items()]
+    return any(
+        depends_on_values(signature.op, named(place), spec.dtype) and 0 not in spec.shape and spec.shape != ()
+        for place, tree in trees
+        for spec in tensors(tree)
+    )
+
+
+def _names(name: Hashable) -> Callable[[int | str], str]:
+    """What gives an argument's name for its place or keyword."""
+    schema = getattr(name, "_schema", None)
+    names = [] if schema is None else [argument.name for argument in schema.arguments]
+
+    def named(place: int | str) -> str:
+        return names[place] if isinstance(place, int) and place < len(names) else str(place)
+
+    return named

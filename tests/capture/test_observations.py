@@ -1,0 +1,101 @@
+"""Later calls of a signature: their values and results are in the trace where these decide what a call costs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from opgrip.capture import Capture, deferred
+from opgrip.replay.cases import make_cases
+from opgrip.replay.inputs import Inputs, device_map
+from opgrip.traces import Trace, load
+
+
+def rows_of(trace: Trace, op: str) -> list[int]:
+    """How many rows each call of an operator gave that the trace tells of."""
+    (signature,) = [item for item in trace.signatures if item.op == op]
+    outputs = [signature.outputs, *(item.outputs for item in trace.observed.get(signature.number, []))]
+    return [output.shape[0] for output in outputs]
+
+
+def test_calls_that_find_other_counts_are_looked_at_early_and_late(tmp_path: Path) -> None:
+    masks = [torch.arange(1000) < count for count in range(1, 401)]
+    with Capture(tmp_path / "t.jsonl") as watched:
+        for place, mask in enumerate(masks):
+            mask.nonzero()
+            if place % 50 == 49:
+                assert watched._flusher is not None
+                watched._flusher.flush()
+    trace = load(tmp_path / "t.jsonl", partial=False)
+    found = rows_of(trace, "aten.nonzero.default")
+    assert found[:4] == [1, 2, 4, 8]
+    assert len(found) > 5
+    assert found[4] > 32
+    assert len(trace.calls) == 400
+    assert watched.dropped == 0
+
+
+def test_a_replay_runs_all_that_was_looked_at(tmp_path: Path) -> None:
+    with Capture(tmp_path / "t.jsonl"):
+        for count in (100, 900, 300, 500):
+            (torch.arange(1000) < count).nonzero()
+    (case,) = [case for case in make_cases(load(tmp_path / "t.jsonl")) if case.op == "aten.nonzero.default"]
+    found = []
+    for signature in (case.signature, *case.variants):
+        args, _ = Inputs(signature.args, {}, case.values, device_map("cpu", None), 0).make()
+        found.append((args[0].nonzero().shape[0], signature.outputs.shape[0]))
+    assert found == [(100, 100), (900, 900), (500, 500)]
+
+
+def test_calls_whose_values_do_not_matter_are_not_looked_at(tmp_path: Path) -> None:
+    with Capture(tmp_path / "t.jsonl"):
+        for _ in range(20):
+            torch.randn(100) + 1
+    assert load(tmp_path / "t.jsonl").observed == {}
+
+
+def test_looking_takes_nothing_from_a_call_s_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mask = torch.rand(100) > 0.5
+    with Capture(tmp_path / "t.jsonl") as watched:
+        original = watched._recorder.fitter.describe
+
+        def slow(*args: Any, **kwargs: Any) -> Any:
+            torch.randn(1 << 22).sort()
+            return original(*args, **kwargs)
+
+        monkeypatch.setattr(watched._recorder.fitter, "describe", slow)
+        for _ in range(9):
+            mask.nonzero()
+    trace = load(tmp_path / "t.jsonl")
+    assert len(trace.observed) == 1
+    assert trace.calls[trace.calls["op"] == "aten.nonzero.default"]["duration_ns"].max() < 100e6
+
+
+class Mark:
+    """Stands for an event of a device: what was recorded has come at the third question."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def query(self) -> bool:
+        self.asked += 1
+        return self.asked > 2
+
+
+def test_values_on_a_device_are_fitted_when_they_have_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # no GPU is at hand here: where tensors are, and its events, are stand-ins
+    monkeypatch.setattr("opgrip.capture.fitting.is_deferred", lambda tensor: True)
+    monkeypatch.setattr(deferred, "_mark", Mark)
+    mask = torch.arange(5000) % 7 == 0
+    with Capture(tmp_path / "t.jsonl") as watched:
+        mask.nonzero()
+        assert watched._flusher is not None
+        for _ in range(4):
+            watched._flusher.flush()
+        torch.arange(70, 300).sin()
+    trace = load(tmp_path / "t.jsonl", partial=False)
+    (nonzero,) = [signature for signature in trace.signatures if signature.op == "aten.nonzero.default"]
+    assert trace.values[nonzero.args[0].values].true == int(mask.sum())  # type: ignore[attr-defined]
