@@ -30,6 +30,7 @@ from opgrip.replay.work import bytes_of, flops_of, with_memory
 from opgrip.traces.arguments import TensorSpec, map_leaves, tensors
 from opgrip.traces.errors import one_line
 from opgrip.traces.records import Signature
+from opgrip.traces.tensor_specs import shape_of
 
 Prepared = tuple[Result, Subject | None]
 """A row, and what fills it in; None where the row says already why nothing can."""
@@ -173,6 +174,6 @@ def _outlines(outputs: Any) -> Any:
     def outline(leaf: Any) -> Any:
         if not isinstance(leaf, torch.Tensor):
             return leaf
-        return TensorSpec(tuple(leaf.shape), None, leaf.dtype, str(leaf.device))
+        return TensorSpec(shape_of(leaf), None, leaf.dtype, str(leaf.device))
 
     return map_leaves(outline, outputs)

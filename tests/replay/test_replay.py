@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from example_trace import write
+from unusual_tensors import UNUSUAL
 
 from opgrip.capture import Capture
 from opgrip.replay import preparation
@@ -111,6 +112,17 @@ def test_extension_functions_replay_where_they_are_trusted(tmp_path: Path) -> No
 
     trusted = Settings(SETTINGS.place, "cpu", SETTINGS.effort, extensions=["math"])
     assert replayed(tmp_path, lambda: math.hypot(3.0, 4.0), trusted)["math:hypot"].status == "ok"
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.filterwarnings("ignore:Sparse .* tensor support is in beta")
+@pytest.mark.filterwarnings("ignore:.*quantiz")
+@pytest.mark.parametrize("name", ["coo", "csr", "quint8", "nested"])
+def test_calls_on_tensors_of_unusual_layouts_are_measured(tmp_path: Path, name: str) -> None:
+    tensor = UNUSUAL[name]()
+    (result,) = replayed(tmp_path, lambda: torch.relu(tensor)).values()
+    assert (result.status, result.error) == ("ok", None)
+    assert result.faithful
 
 
 def test_bad_cases_cost_their_rows_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
