@@ -82,3 +82,33 @@ WORKLOADS: dict[str, Callable[[], Workload | None]] = {
     "Faster R-CNN train": detector_train,
     "BERT train": bert_train,
 }
+
+
+def segmentor_train() -> Workload | None:
+    """A training step of a small SegFormer from transformers; None where that is not installed."""
+    if importlib.util.find_spec("transformers") is None:
+        return None
+    from transformers import SegformerConfig, SegformerForSemanticSegmentation
+
+    torch.manual_seed(0)
+    config = SegformerConfig(num_labels=19, depths=[1, 1, 1, 1], hidden_sizes=[16, 32, 64, 128], decoder_hidden_size=64)
+    model = SegformerForSemanticSegmentation(config).train()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    images, labels = torch.rand(2, 3, 128, 128), torch.randint(0, 19, (2, 128, 128))
+    labels[:, :8] = 255
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(pixel_values=images, labels=labels).loss.backward()
+        optimizer.step()
+
+    return step
+
+
+REPLAYED: dict[str, Callable[[], Workload | None]] = {
+    "Faster R-CNN predict": detector_predict,
+    "Faster R-CNN train": detector_train,
+    "SegFormer train": segmentor_train,
+    "BERT train": bert_train,
+}
+"""Those that are replayed."""

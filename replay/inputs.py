@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
@@ -98,6 +98,7 @@ class Inputs:
         self._place = place
         self._storages: list[torch.UntypedStorage] = []
         self._pristine: list[torch.UntypedStorage] = []
+        self._touching: list[list[torch.Tensor]] | None = None
         recorded = list(tensors([args, dict(kwargs)]))
         self._args, self._kwargs = _cast(args, kwargs, dtype)
         _check_leaves([self._args, self._kwargs])
@@ -123,6 +124,7 @@ class Inputs:
         """The same arguments in memory of their own, kept as they are."""
         twin = copy.copy(self)
         twin._storages = [storage.clone() for storage in self._pristine or self._storages]
+        twin._touching = None
         twin.keep()
         return twin
 
@@ -140,6 +142,15 @@ class Inputs:
             return leaf
 
         return map_leaves(build, self._args), map_leaves(build, self._kwargs)
+
+    def use(self, places: Sequence[int]) -> None:
+        """Read and write the memory of some tensors as it is, by their places among the arguments' tensors."""
+        if self._touching is None:
+            bytes_of = [torch.empty(0, dtype=torch.uint8, device=s.device).set_(s) for s in self._storages]
+            self._touching = [[bytes_of[piece.storage] for piece in planned.pieces] for planned in self._planned]
+        for place in places:
+            for memory in self._touching[place] if place < len(self._touching) else ():
+                memory.bitwise_or_(0)
 
     def keep(self) -> None:
         """Remember the values as they are, for `restore`."""

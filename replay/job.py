@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,13 +13,11 @@ from opgrip.replay.methods import DISCRETE
 from opgrip.replay.operators import TRUSTED_EXTENSIONS
 from opgrip.replay.samples import Effort
 from opgrip.replay.settings import Settings
+from opgrip.replay.surroundings import Surroundings, make_surroundings
 from opgrip.replay.values import RECORDED
 from opgrip.traces import Trace, load
 from opgrip.traces.arguments import DTYPES, tensors
 from opgrip.traces.errors import UserError
-
-BACKGROUND, QUICK_US = 64, 5_000
-"""Cases of a program that may run between those that are measured, none longer than so many microseconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,16 +80,16 @@ class Job:
             backward=self.backward,
             memory_limit=self.memory_limit,
         )
-        return Loaded(trace, cases, _background(trace, cases), settings)
+        return Loaded(trace, cases, make_surroundings(trace), settings)
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A job's trace, the cases that it selects, others that may run between them, and how they are run."""
+    """A job's trace, the cases that it selects, what stands around their calls, and how they are run."""
 
     trace: Trace
     cases: list[Case]
-    background: list[Case]
+    surroundings: Surroundings
     settings: Settings
 
 
@@ -103,13 +100,3 @@ def recorded_device(trace: Trace) -> str:
     )
     del devices["cpu"]
     return devices.most_common(1)[0][0] if devices else "cpu"
-
-
-def _background(trace: Trace, cases: Sequence[Case]) -> list[Case]:
-    """Some of a program's other cases, the same ones for every selection of so many."""
-    selected = {case.number for case in cases}
-    if len(selected) >= BACKGROUND:
-        return []
-    quick = [case for case in make_cases(trace) if case.captured_us < QUICK_US and case.signature.raised is None]
-    random.Random(0).shuffle(quick)
-    return [case for case in quick if case.number not in selected][:BACKGROUND]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from opgrip.replay import pages
@@ -16,31 +16,34 @@ from opgrip.replay.rounds import Announce, Group, Measurer
 from opgrip.replay.samples import NOISY, ratio_quantiles
 from opgrip.replay.settings import Settings
 from opgrip.replay.subjects import Subject
+from opgrip.replay.surroundings import Surroundings
 from opgrip.replay.values import RECORDED
 from opgrip.replay.work import bytes_of
 
 CASES, BYTES = 128, 1 << 30
 """Cases that are measured side by side, and bytes of their arguments."""
-BACKGROUND = 48
-"""Cases that run side by side at least: others of the program where fewer are measured."""
+QUICK_US = 50_000
+"""Calls that took longer are not run before others, which they would keep waiting."""
 
 
 def replay(
     cases: Sequence[Case],
     settings: Settings,
-    background: Sequence[Case] = (),
+    surroundings: Surroundings | None = None,
     announce: Announce = lambda number: None,
+    without: Collection[int] = (),
 ) -> Iterator[Result]:
     """The rows of each case, in order.
 
     Parameters
     ----------
-    background : other cases of the program, that run between those that are measured where these are few
+    surroundings : of the cases in their program; they run after the calls that they came after there
     announce : is told the number of each case before anything of it runs
+    without : numbers of cases that are not run before others
     """
     pages.keep_freed_memory()
     for window in windows(cases):
-        yield from _measure(window, settings, background, announce)
+        yield from _measure(window, settings, surroundings or Surroundings({}, {}), announce, without)
 
 
 def windows(cases: Sequence[Case]) -> Iterator[list[Case]]:
@@ -58,7 +61,9 @@ def windows(cases: Sequence[Case]) -> Iterator[list[Case]]:
         yield window
 
 
-def _measure(cases: Sequence[Case], settings: Settings, background: Sequence[Case], announce: Announce) -> list[Result]:
+def _measure(
+    cases: Sequence[Case], settings: Settings, surroundings: Surroundings, announce: Announce, without: Collection[int]
+) -> list[Result]:
     rows: list[tuple[Case, list[Prepared]]] = []
     for case in cases:
         announce(case.number)
@@ -71,35 +76,47 @@ def _measure(cases: Sequence[Case], settings: Settings, background: Sequence[Cas
         settings.seed,
     )
     if settings.cache == PROGRAM:
-        others = _background(background, settings, BACKGROUND - len(cases), announce)
-        measurer.in_rounds(_groups(rows, settings, others))
+        around = _around(rows, settings, surroundings, announce, without)
+        measurer.in_rounds(_groups(rows, settings, surroundings, around))
     else:
-        measurer.one_by_one(_groups(rows, settings, []))
+        measurer.one_by_one(_groups(rows, settings, surroundings, {}))
     return [row for _, prepared in rows for row in _filled(prepared, settings)]
 
 
-def _background(cases: Sequence[Case], settings: Settings, wanted: int, announce: Announce) -> list[Subject]:
-    """Subjects of other cases that are quick enough to stand between those that are measured."""
-    found: list[Subject] = []
-    for case in cases:
-        if len(found) >= wanted:
-            break
-        announce(case.number)
-        plain = replace(settings, values=(RECORDED,), backward=False, memory=False)
-        found += [subject for _, subject in prepare(replace(case, variants=()), plain) if subject is not None]
+def _around(
+    rows: Sequence[tuple[Case, list[Prepared]]],
+    settings: Settings,
+    surroundings: Surroundings,
+    announce: Announce,
+    without: Collection[int],
+) -> dict[int, Subject]:
+    """Subjects of all calls that stand before those that are measured, these included."""
+    found = {subject.number: subject for _, prepared in reversed(rows) for _, subject in reversed(prepared) if subject}
+    plain = replace(settings, values=(RECORDED,), backward=False, memory=False)
+    for case in surroundings.around([case for case, _ in rows]):
+        if case.number not in without and case.captured_us < QUICK_US:
+            announce(case.number)
+            found |= {
+                case.number: subject for _, subject in prepare(replace(case, variants=()), plain) if subject is not None
+            }
     return found
 
 
 def _groups(
-    rows: Sequence[tuple[Case, list[Prepared]]], settings: Settings, background: Sequence[Subject]
+    rows: Sequence[tuple[Case, list[Prepared]]],
+    settings: Settings,
+    surroundings: Surroundings,
+    around: Mapping[int, Subject],
 ) -> list[Group]:
-    """Subjects by the settings of torch that they run under; each group has the whole background."""
+    """Subjects by the settings of torch that they run under."""
     groups: dict[str, Group] = {}
     for case, prepared in rows:
-        subjects = [subject for _, subject in prepared if subject is not None]
         context, grad = settings.context_of(case), settings.wants_grad(case)
-        group = groups.setdefault(f"{sorted(context.items())} {grad}", Group(context, grad, [], background))
-        group.subjects.extend(subjects)
+        group = groups.setdefault(f"{sorted(context.items())} {grad}", Group(context, grad, [], around))
+        for _, subject in prepared:
+            if subject is not None:
+                subject.places = surroundings.places.get(case.number) or subject.places
+                group.subjects.append(subject)
     return list(groups.values())
 
 

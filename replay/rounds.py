@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import gc
 import random
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import nvtx
@@ -16,7 +17,8 @@ from opgrip.replay.clock import Pace
 from opgrip.replay.contexts import restored
 from opgrip.replay.methods import Stopwatch
 from opgrip.replay.samples import FEWEST, Effort
-from opgrip.replay.subjects import Stratum, Subject
+from opgrip.replay.subjects import NOWHERE, Stratum, Subject
+from opgrip.replay.surroundings import BEFORE, Place
 
 MOST = 100
 """Runs of a subject at most."""
@@ -37,13 +39,13 @@ class Group:
     Attributes
     ----------
     grad : whether calls make a graph
-    background : subjects that run between the others, without being measured
+    around : subjects by the number of their case, that are run before others without being measured
     """
 
     settings: Mapping[str, Any]
     grad: bool
     subjects: list[Subject]
-    background: Sequence[Subject] = ()
+    around: Mapping[int, Subject] = field(default_factory=dict)
 
 
 class Measurer:
@@ -85,7 +87,10 @@ class Measurer:
                         self._check()
 
     def in_rounds(self, groups: Sequence[Group]) -> None:
-        """Run every subject once a round, in another order each time, until all are done."""
+        """Run every subject once a round, each after those that its call came after in the program, until all are done.
+
+        Subjects of one case are compared round by round.
+        """
         waiting = [(group, _by_case(group.subjects)) for group in groups]
         with no_garbage_collection():
             while any(cases for _, cases in waiting):
@@ -96,23 +101,30 @@ class Measurer:
                         cases[:] = [case for case in cases if self._again(case)]
 
     def _round(self, group: Group, cases: Sequence[Sequence[Subject]]) -> None:
-        turns: list[Sequence[Subject] | Subject] = [*cases, *group.background]
-        self._random.shuffle(turns)
+        turns = [(self._random.choice(case[0].places), subject) for case in cases for subject in case]
+        # in the program's order, so that what runs before a call has mostly just been run
+        turns.sort(key=lambda turn: turn[0].position)
+        just_run: deque[int] = deque(maxlen=BEFORE)
         with restored(group.settings), torch.set_grad_enabled(group.grad):
-            for turn in turns:
-                if isinstance(turn, Subject):
-                    self._announce(turn.number)
-                    turn.run()
-                    continue
-                for subject in turn:
-                    self._run(subject)
+            for place, subject in turns:
+                if tuple(just_run)[-len(place.before) :] != place.before:
+                    self._run_before(place, group)
+                self._run(subject, place)
+                just_run.extend((*place.before, subject.number))
                 self._check(all_of_them=False)
 
-    def _run(self, subject: Subject) -> None:
+    def _run_before(self, place: Place, group: Group) -> None:
+        for number in place.before:
+            before = group.around.get(number)
+            if before is not None:
+                self._announce(number)
+                before.run()
+
+    def _run(self, subject: Subject, place: Place = NOWHERE) -> None:
         self._announce(subject.number)
         try:
             with nvtx.annotate(subject.label, domain=NVTX_DOMAIN):
-                stratum, time_ns = subject.time(self._stopwatch, self._flush)
+                stratum, time_ns = subject.time(self._stopwatch, self._flush, place.recent)
         except Exception as error:
             subject.failure = error
             return

@@ -11,9 +11,13 @@ from opgrip.replay import pages
 from opgrip.replay.inputs import Inputs
 from opgrip.replay.methods import CONTINUOUS, Arguments, Function, Stopwatch, block_size
 from opgrip.replay.samples import Samples
+from opgrip.replay.surroundings import Place
 
 COPIES, COPIED_BYTES = 64, 256 << 20
 """Sets of arguments, and bytes in all of them, that a block of runs is given where each needs its own."""
+
+NOWHERE = Place(0, (), ())
+"""Of a case whose surroundings are not known."""
 
 Stratum = tuple[int, bool]
 """Which of a case's variants a run was of, and whether its results got fresh memory."""
@@ -44,6 +48,7 @@ class Subject:
     fresh : share of the program's calls whose results got fresh memory; None where it does not matter
     result_bytes : of one run's results
     prepare : makes of the arguments what `function` is given, outside of its time
+    places : of some of its calls in the program
     samples : what is kept of the runs; `times_ns` has all, in their order
     failure : what a run raised; None where none did
     """
@@ -56,6 +61,7 @@ class Subject:
     fresh: float | None
     result_bytes: int
     prepare: Callable[[Arguments], Arguments] | None = None
+    places: Sequence[Place] = (NOWHERE,)
     samples: Samples = field(init=False)
     times_ns: list[float] = field(default_factory=list)
     failure: Exception | None = None
@@ -73,12 +79,15 @@ class Subject:
         args, kwargs = self._arguments(self.variants[0], 1)[0]
         self.function(*args, **kwargs)
 
-    def time(self, stopwatch: Stopwatch, flush: Callable[[], None] | None) -> tuple[Stratum, float]:
+    def time(
+        self, stopwatch: Stopwatch, flush: Callable[[], None] | None, recent: Sequence[int] = ()
+    ) -> tuple[Stratum, float]:
         """Time one run, or a block of them.
 
         Parameters
         ----------
         flush : empties the caches before it; None where they stay as they are
+        recent : which of the arguments' tensors are used before it, to be in the cache
         """
         began = perf_counter_ns()
         wanted: Stratum = self.samples.wanted  # type: ignore[assignment]
@@ -89,6 +98,8 @@ class Subject:
                 pages.give_back()
             elif self._faulted:
                 pages.touch(self.result_bytes)
+        if recent:
+            self.variants[index].sets[0].use(recent)
         if flush is not None:
             flush()
         before = pages.faults() if self.fresh is not None else 0

@@ -34,7 +34,7 @@ def supervise(
     done: Collection[int] = (),
     may_fork: bool = False,
 ) -> Iterator[list[Result]]:
-    """The rows of each case, in order, each as soon as its part of the cases is done.
+    """The rows of each case, in the program's order, each as soon as its part of the cases is done.
 
     Parameters
     ----------
@@ -42,22 +42,22 @@ def supervise(
     done : numbers of cases that are left out
     may_fork : whether this process has run nothing of torch yet, and forks of it can
     """
-    background = [case.number for case in loaded.background]
-    cases = [case for case in loaded.cases if case.number not in done]
+    without: list[int] = []
+    cases = sorted((case for case in loaded.cases if case.number not in done), key=loaded.surroundings.first)
     if not cases:
         return
     with _Worker(job, loaded, timeout_s, may_fork) as worker:
         for window in windows(cases):
-            rows = _window(worker, window, background, loaded)
+            rows = _window(worker, window, without, loaded)
             for case in window:
                 yield rows[case.number]
 
 
-def _window(worker: _Worker, cases: Sequence[Case], background: list[int], loaded: Loaded) -> dict[int, list[Result]]:
+def _window(worker: _Worker, cases: Sequence[Case], without: list[int], loaded: Loaded) -> dict[int, list[Result]]:
     rows: dict[int, list[Result]] = {}
     blameless = 0
     while left := [case for case in cases if case.number not in rows]:
-        found, ended = worker.run([case.number for case in left], background)
+        found, ended = worker.run([case.number for case in left], without)
         for row in found:
             rows.setdefault(row.case, []).append(row)
         if ended is None:
@@ -65,8 +65,8 @@ def _window(worker: _Worker, cases: Sequence[Case], background: list[int], loade
         at_fault = next((case for case in left if case.number == ended.case), None)
         if at_fault is not None:
             rows[ended.case] = empty_rows(at_fault, loaded.settings, ended.status, ended.reason)
-        elif ended.case in background:
-            background.remove(ended.case)
+        elif ended.case in loaded.surroundings.cases:
+            without.append(ended.case)
         else:
             blameless += 1
             if blameless > RETRIES:
@@ -107,13 +107,13 @@ class _Worker:
         self._file.close()
         self._errors.close()
 
-    def run(self, cases: Sequence[int], background: Sequence[int]) -> tuple[list[Result], _Ended | None]:
+    def run(self, cases: Sequence[int], without: Sequence[int]) -> tuple[list[Result], _Ended | None]:
         """The rows of these cases, up to where the process ended, if it did."""
         if self._process is None:
             self._watch.left()
             self._buffer, self._killed = b"", False
             self._process = start(self._job, self._loaded, self._watch, self._errors, self._may_fork)
-        self._ask({"cases": list(cases), "background": list(background)}, self._process)
+        self._ask({"cases": list(cases), "without": list(without)}, self._process)
         rows: list[Result] = []
         while message := self._hear(self._process):
             if "done" in message:

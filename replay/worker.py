@@ -32,12 +32,11 @@ def serve(loaded: Loaded, watch: Watch, source: int, output: int) -> None:
     watch.left()
     settings = replace(loaded.settings, memory=True)
     _limit_memory(settings.memory_limit, settings.device)
-    by_number = {case.number: case for case in (*loaded.cases, *loaded.background)}
+    by_number = {case.number: case for case in loaded.cases}
     for line in os.fdopen(source, "rb"):
         window = json.loads(line)
         cases = [by_number[number] for number in window["cases"]]
-        background = [by_number[number] for number in window["background"]]
-        for result in replay(cases, settings, background, watch.entered):
+        for result in replay(cases, settings, loaded.surroundings, watch.entered, window["without"]):
             watch.left()
             _say(output, {"row": asdict(result)})
         watch.left()

@@ -1,0 +1,144 @@
+"""How near the replay of a call comes to its time in the program, beside tools that know shapes alone.
+
+For each program: it is captured twice, from the same state, and the first trace is replayed with values as recorded, random
+and zero, all in the same rounds. Two figures for each:
+
+- the share of signatures whose outputs have the recorded shapes;
+- the error in time, each signature weighted by its calls: the sum over signatures of |replayed - captured| over the sum of
+  captured, both medians times calls. A signature that does not run counts with all of its time.
+
+The second capture's error is the noise floor: what the program itself varies by from one run to the next.
+
+    python benchmarks/replay_fidelity.py --workload 'BERT train'
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+os.environ.setdefault("KINETO_LOG_LEVEL", "9")
+
+import pandas as pd
+import torch
+from rich.console import Console
+from rich.table import Table
+from workloads import REPLAYED, Workload
+
+from opgrip.capture import Capture
+from opgrip.replay.job import Job
+from opgrip.replay.results import to_frame
+from opgrip.replay.supervisor import supervise
+from opgrip.replay.values import KINDS
+from opgrip.traces import Trace, load
+from opgrip.traces.record_forms import to_json
+
+WARMUP = 3
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--workload", choices=REPLAYED, action="append", help="only this one; can be repeated")
+    parser.add_argument("--steps", type=int, default=5, help="captured steps (default: %(default)s)")
+    parser.add_argument("--threads", type=int, default=1, help="of the program (default: %(default)s)")
+    parser.add_argument("--worst", type=int, default=0, metavar="N", help="also list the N signatures of most error")
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    console = Console(width=120)
+    console.print(f"torch {torch.__version__}, {args.threads} threads, {args.steps} captured steps", highlight=False)
+    table = Table("program", "calls", "signatures", "what", "shapes as recorded", "error in time", "x noise floor")
+    for name in args.workload or REPLAYED:
+        with tempfile.TemporaryDirectory() as folder:
+            traces = [_capture(REPLAYED[name], Path(folder) / f"{n}.jsonl", args.steps) for n in range(2)]
+            if None in traces:
+                console.print(f"{name}: what it needs is not installed")
+                continue
+            first, second = (load(path) for path in traces if path is not None)
+            captured, rows = _captured(first), _replayed(Path(folder) / "0.jsonl")
+        _add_rows(table, name, first, captured, _captured_like(first, second), rows)
+        if args.worst:
+            _print_worst(console, captured, rows, args.worst)
+    console.print(table)
+
+
+def _capture(make: Callable[[], Workload | None], path: Path, steps: int) -> Path | None:
+    step = make()
+    if step is None:
+        return None
+    for _ in range(WARMUP):
+        step()
+    with Capture(path):
+        for _ in range(steps):
+            step()
+    return path
+
+
+def _captured(trace: Trace) -> pd.DataFrame:
+    """Calls and median time in us of each signature."""
+    calls = trace.calls[trace.calls["inside"].isna()]
+    groups = calls.groupby("signature")["duration_ns"]
+    return pd.DataFrame({"count": groups.size(), "us": groups.median() / 1e3})
+
+
+def _captured_like(first: Trace, second: Trace) -> pd.Series:
+    """The median times of the second trace by the signatures of the first."""
+    number = {_text(signature): signature.number for signature in first.signatures}
+    again = {signature.number: number.get(_text(signature)) for signature in second.signatures}
+    times = _captured(second)["us"].rename(index=again)
+    return times[times.index.notna()].groupby(level=0).median()
+
+
+def _text(signature: object) -> str:
+    form = to_json(signature)  # type: ignore[arg-type]
+    return repr(_without_values({key: form[key] for key in ("op", "args") if key in form} | form.get("kwargs", {})))
+
+
+def _without_values(form: object) -> object:
+    if isinstance(form, dict):
+        return {key: _without_values(value) for key, value in form.items() if key != "values"}
+    return [_without_values(item) for item in form] if isinstance(form, list) else form
+
+
+def _replayed(path: Path) -> pd.DataFrame:
+    job = Job(str(path), values=KINDS)
+    return to_frame(row for rows in supervise(job, job.load()) for row in rows)
+
+
+def _add_rows(
+    table: Table, name: str, trace: Trace, captured: pd.DataFrame, again: pd.Series, rows: pd.DataFrame
+) -> None:
+    floor, missing = _error(captured[captured.index.isin(again.index)], again)
+    own = trace.calls["inside"].isna().sum()
+    note = f" ({missing} not met again)" if (missing := len(captured) - captured.index.isin(again.index).sum()) else ""
+    table.add_row(name, f"{own:,}", f"{len(captured):,}", "second capture" + note, "-", f"{floor:.1%}", "1.00")
+    for kind in KINDS:
+        of_kind = rows[rows["values"] == kind].set_index("case")
+        known = of_kind[of_kind["faithful"].notna()]
+        error, failed = _error(captured, of_kind["median_us"].dropna())
+        what = f"replay, {kind}" + (f" ({failed} do not run)" if failed else "")
+        table.add_row(
+            "", "", "", what, f"{known['faithful'].astype(bool).mean():.2%}", f"{error:.1%}", f"{error / floor:.2f}"
+        )
+    table.add_section()
+
+
+def _error(captured: pd.DataFrame, times: pd.Series) -> tuple[float, int]:
+    """The weighted error of times in us, and how many signatures have none."""
+    off = (times.reindex(captured.index).fillna(0.0) - captured["us"]).abs() * captured["count"]
+    return float(off.sum() / (captured["us"] * captured["count"]).sum()), len(captured.index.difference(times.index))
+
+
+def _print_worst(console: Console, captured: pd.DataFrame, rows: pd.DataFrame, most: int) -> None:
+    recorded = rows[rows["values"] == "recorded"].set_index("case")
+    recorded["off"] = (recorded["median_us"] - captured["us"]) * captured["count"]
+    worst = recorded.reindex(recorded["off"].abs().sort_values(ascending=False).index).head(most)
+    console.print(
+        worst[["op", "shapes", "count", "captured_us", "median_us", "spread", "off"]].to_string(max_colwidth=60)
+    )
+
+
+if __name__ == "__main__":
+    main()
