@@ -1,11 +1,11 @@
 """How near the replay of a call comes to its time in the program, beside tools that know shapes alone.
 
-For each program: it is captured twice, from the same state, and the first trace is replayed with values as recorded, random
-and zero, all in the same rounds. Two figures for each:
+For each program: it is captured twice, from the same state, and the first trace is replayed with values as recorded,
+random and zero, all in the same rounds. Two figures for each:
 
 - the share of signatures whose outputs have the recorded shapes;
-- the error in time, each signature weighted by its calls: the sum over signatures of |replayed - captured| over the sum of
-  captured, both medians times calls. A signature that does not run counts with all of its time.
+- the error in time, each signature weighted by its calls: the sum over signatures of |replayed - captured| over the
+  sum of captured, both medians times calls. A signature that does not run counts with all of its time.
 
 The second capture's error is the noise floor: what the program itself varies by from one run to the next.
 

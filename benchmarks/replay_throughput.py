@@ -1,7 +1,7 @@
 """How many cases a second are measured, beside `torch.utils.benchmark.Timer.blocked_autorange`, and whether they agree.
 
-Both time the same calls on the same arguments with warm caches, many runs as one, part by part in turn. The Timer takes as
-long as it does by default; a case of ours ends when its spread is small or has settled.
+Both time the same calls on the same arguments with warm caches, many runs as one, part by part in turn. The Timer takes
+as long as it does by default; a case of ours ends when its spread is small or has settled.
 
     python benchmarks/replay_throughput.py --cases 200
 """

@@ -96,9 +96,8 @@ def _around(
     for case in surroundings.around([case for case, _ in rows]):
         if case.number not in without and case.captured_us < QUICK_US:
             announce(case.number)
-            found |= {
-                case.number: subject for _, subject in prepare(replace(case, variants=()), plain) if subject is not None
-            }
+            subjects = [subject for _, subject in prepare(replace(case, variants=()), plain)]
+            found.update((case.number, subject) for subject in subjects if subject is not None)
     return found
 
 

@@ -1,7 +1,7 @@
 """What stands around a case's calls in the program: the calls before them, and which of their tensors were just used.
 
-A call's time is that of a processor whose caches hold what ran before it. A loop over one call alone finds its code and its
-data in the nearest cache; the program's call finds there what the calls before it left.
+A call's time is that of a processor whose caches hold what ran before it. A loop over one call alone finds its code and
+its data in the nearest cache; the program's call finds there what the calls before it left.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def make_surroundings(trace: Trace) -> Surroundings:
     return Surroundings(places, cases)
 
 
-def _chosen(order: np.ndarray) -> set[int]:  # type: ignore[type-arg]
+def _chosen(order: np.ndarray) -> set[int]:
     """Some calls of each signature, evenly from all of its calls."""
     chosen: set[int] = set()
     by_signature = np.argsort(order, kind="stable")
@@ -100,9 +100,9 @@ def _chosen(order: np.ndarray) -> set[int]:  # type: ignore[type-arg]
 
 
 def _recent(
-    order: np.ndarray,  # type: ignore[type-arg]
-    first_storage: np.ndarray,  # type: ignore[type-arg]
-    storages: np.ndarray,  # type: ignore[type-arg]
+    order: np.ndarray,
+    first_storage: np.ndarray,
+    storages: np.ndarray,
     signatures: Mapping[int, Signature],
     chosen: set[int],
 ) -> dict[int, tuple[int, ...]]:

@@ -9,7 +9,7 @@ import torch
 
 from opgrip.traces.arguments import FormatError
 from opgrip.traces.values import checks
-from opgrip.traces.values.drawing import exactly, scaled
+from opgrip.traces.values.drawing import exactly, in_runs, runs_of, scaled
 from opgrip.traces.values.model import value_models
 
 
@@ -35,8 +35,7 @@ class Booleans:
         if tensor.dtype != torch.bool:
             return None
         flat = tensor.reshape(-1)
-        begins = int(torch.count_nonzero(flat[1:] > flat[:-1])) + int(flat[0])
-        return cls(int(torch.count_nonzero(flat)), len(flat), begins)
+        return cls(int(torch.count_nonzero(flat)), len(flat), runs_of(flat))
 
     def check(self) -> None:
         """Between none and all are true, in as many runs as there is room for."""
@@ -49,18 +48,8 @@ class Booleans:
 
     def draw(self, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
         """As many true elements, in as many runs, at random places; the same share of them for another size."""
-        count, device = torch.Size(shape).numel(), generator.device
+        count = torch.Size(shape).numel()
         true = scaled(self.true, self.total, count)
         if self.runs is None or true in (0, count):
             return exactly(true, count, generator).reshape(shape).to(dtype)
-        false = count - true
-        runs = max(1, min(scaled(self.runs, self.total, count), true, false + 1))
-        # a run goes before any of the false elements or behind the last, one to a place
-        place = exactly(runs, false + 1, generator).nonzero().reshape(-1)
-        ends = exactly(runs - 1, true - 1, generator).nonzero().reshape(-1) + 1
-        ends = torch.cat([ends, ends.new_tensor([true])])
-        starts = torch.cat([ends.new_zeros(1), ends[:-1]])
-        turns = torch.zeros(count + 1, dtype=torch.int8, device=device)
-        turns[place + starts] = 1
-        turns[place + ends] = -1
-        return turns[:count].cumsum(0, dtype=torch.int8).reshape(shape).to(dtype)
+        return in_runs(true, count, scaled(self.runs, self.total, count), generator).reshape(shape).to(dtype)

@@ -24,6 +24,30 @@ def exactly(chosen: int, total: int, generator: torch.Generator) -> torch.Tensor
     return mask
 
 
+def in_runs(chosen: int, total: int, runs: int, generator: torch.Generator) -> torch.Tensor:
+    """A mask of `total` elements, exactly `chosen` of which are true, in so many runs at random places."""
+    device = generator.device
+    others = total - chosen
+    if chosen in (0, total):
+        return torch.full((total,), chosen > 0, device=device)
+    runs = max(1, min(runs, chosen, others + 1))
+    # a run goes before any of the other elements or behind the last, one to a place
+    place = exactly(runs, others + 1, generator).nonzero().reshape(-1)
+    ends = exactly(runs - 1, chosen - 1, generator).nonzero().reshape(-1) + 1
+    ends = torch.cat([ends, ends.new_tensor([chosen])])
+    starts = torch.cat([ends.new_zeros(1), ends[:-1]])
+    turns = torch.zeros(total + 1, dtype=torch.int8, device=device)
+    turns[place + starts] = 1
+    turns[place + ends] = -1
+    return turns[:total].cumsum(0, dtype=torch.int8).bool()
+
+
+def runs_of(mask: torch.Tensor) -> int:
+    """In how many runs the true elements of a mask stand, in row-major order."""
+    flat = mask.reshape(-1)
+    return int(torch.count_nonzero(flat[1:] > flat[:-1])) + int(flat[0])
+
+
 def shuffled(values: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     """The same elements in random order."""
     return values[torch.randperm(len(values), generator=generator, device=generator.device)]
