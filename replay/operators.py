@@ -54,6 +54,17 @@ def find_operator(signature: Signature, extensions: Collection[str] = TRUSTED_EX
     return Operator(function, mutates=bool(function._schema.is_mutable))
 
 
+def is_view(signature: Signature) -> bool:
+    """Whether a call gives views of its arguments, and so moves no data."""
+    try:
+        schema = getattr(find_operator(signature).function, "_schema", None)
+    except Unsupported:
+        return False
+    if schema is None or schema.is_mutable or not schema.returns:
+        return False
+    return all(value.alias_info is not None for value in schema.returns)
+
+
 def _find_overload(name: str) -> Any:
     match = _OPERATOR.fullmatch(name)
     if match is None:

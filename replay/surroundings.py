@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from opgrip.replay.cases import Case, make_cases
+from opgrip.replay.operators import is_view
 from opgrip.replay.work import bytes_of
 from opgrip.traces import Trace
 from opgrip.traces.arguments import tensors
@@ -110,6 +111,7 @@ def _recent(
     taken = {number: len(list(tensors([item.args, item.kwargs]))) for number, item in signatures.items()}
     given = {number: len(list(tensors(item.outputs))) for number, item in signatures.items()}
     size = {number: bytes_of([item.args, item.kwargs, item.outputs]) for number, item in signatures.items()}
+    views = {number for number, item in signatures.items() if is_view(item)}
     last_use: dict[int, int] = {}
     used = 0
     recent: dict[int, tuple[int, ...]] = {}
@@ -122,6 +124,7 @@ def _recent(
                 for place, storage in enumerate(own)
                 if storage != NO_STORAGE and used - last_use.get(storage, -RECENT_BYTES) < RECENT_BYTES
             )
-        used += size.get(number, 0)
-        last_use.update(dict.fromkeys(memory, used))
+        if number not in views:
+            used += size.get(number, 0)
+            last_use.update(dict.fromkeys(memory, used))
     return recent

@@ -11,13 +11,14 @@ from rich.table import Table
 from rich.text import Text
 
 from opgrip.replay.reports.report import reports
-from opgrip.replay.results import OK, Result
+from opgrip.replay.results import FORWARD, OK, Result
+from opgrip.replay.values import RECORDED
 
 COLUMNS = ("share", "operator", "shapes", "count", "captured us", "replayed us", "p10", "p90", "status")
 SHAPES = COLUMNS.index("shapes")
 BETWEEN = 3
 """Characters that a column takes beside its own width."""
-STYLES = {"failed": "red", "unsupported": "yellow", "skipped": "dim"}
+STYLES = {"failed": "red", "timeout": "red", "unsupported": "yellow", "skipped": "dim"}
 
 
 def print_table(results: Sequence[Result], file: IO[str]) -> None:
@@ -55,11 +56,13 @@ def write_markdown(results: Sequence[Result], header: Mapping[str, Any], file: I
 
 def _cells(result: Result) -> list[str]:
     status = result.status
-    if result.faithful is False:
-        status = "ok, unfaithful" if status == OK else status
+    if status == OK:
+        doubts = [word for word, is_so in (("unfaithful", result.faithful is False), ("noisy", result.noisy)) if is_so]
+        status = ", ".join([status, *doubts])
+    kind = [word for word in (result.direction, result.values) if word not in (FORWARD, RECORDED)]
     return [
         f"{result.share:.1%}",
-        result.op,
+        " ".join([result.op, *kind]),
         result.shapes,
         f"{result.count:,}",
         *(_microseconds(time) for time in (result.captured_us, result.median_us, result.p10_us, result.p90_us)),

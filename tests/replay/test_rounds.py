@@ -1,0 +1,246 @@
+"""How runs are made and timed: what a run finds, what is not timed, and when it is made again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from opgrip.capture import Capture
+from opgrip.replay import pages, rounds
+from opgrip.replay.caches import COLD, WARM, flusher, last_cache_bytes
+from opgrip.replay.cases import Case, make_cases
+from opgrip.replay.inputs import Inputs, device_map
+from opgrip.replay.methods import CONTINUOUS, DISCRETE, Stopwatch
+from opgrip.replay.replay import replay
+from opgrip.replay.results import Result
+from opgrip.replay.rounds import Group, Measurer
+from opgrip.replay.samples import Effort
+from opgrip.replay.settings import Settings
+from opgrip.replay.subjects import Subject, Variant
+from opgrip.replay.surroundings import BEFORE, make_surroundings
+from opgrip.traces import load
+from opgrip.traces.arguments import TensorSpec
+
+PLACE = device_map("cpu", None)
+FEW = Effort(warmup=0, iterations=4)
+
+
+def cases_of(folder: Path, program: Callable[[], object]) -> list[Case]:
+    with Capture(folder / "t.jsonl"):
+        program()
+    return make_cases(load(folder / "t.jsonl"))
+
+
+def results(folder: Path, program: Callable[[], object], **settings: Any) -> dict[str, Result]:
+    wanted = Settings(PLACE, "cpu", **({"effort": FEW} | settings))
+    return {f"{row.op} {row.values} {row.direction}": row for row in replay(cases_of(folder, program), wanted)}
+
+
+def subject_of(function: Callable[..., Any], mutates: bool = False, **rest: Any) -> Subject:
+    vector = TensorSpec((4,), (1,), torch.float32, "cpu")
+    inputs = Inputs((vector,), {}, {}, PLACE, 0)
+    inputs.keep()
+    options = {"fresh": None, "result_bytes": 0} | rest
+    return Subject(0, "tested", function, [Variant([inputs])], mutates, **options)
+
+
+def measure(subject: Subject, method: str = DISCRETE, effort: Effort = FEW, announce: Any = None) -> None:
+    watch = Stopwatch(method, lambda: None, 0.0)
+    Measurer(watch, effort, None, announce or (lambda number: None)).one_by_one([Group({}, False, [subject])])
+
+
+@pytest.mark.parametrize("method", [DISCRETE, CONTINUOUS])
+def test_an_operator_that_writes_into_its_argument_finds_it_in_its_first_state_at_every_run(method: str) -> None:
+    seen: list[float] = []
+
+    def doubled(tensor: torch.Tensor) -> torch.Tensor:
+        seen.append(tensor[0].item())
+        return tensor.mul_(2)
+
+    measure(subject_of(doubled, mutates=True), method)
+    assert len(seen) >= 4
+    assert len(set(seen)) == 1
+
+
+def test_making_arguments_and_freeing_results_is_not_timed() -> None:
+    class Slow:
+        def __del__(self) -> None:
+            time.sleep(0.02)
+
+    def prepare(arguments: Any) -> Any:
+        time.sleep(0.02)
+        return arguments
+
+    subject = subject_of(lambda tensor: Slow(), prepare=prepare)
+    measure(subject)
+    assert max(subject.times_ns) < 10e6
+
+
+def test_many_runs_timed_as_one_take_as_long_each_as_one_alone() -> None:
+    tensor = torch.randn(64, 64)
+    alone, together = (subject_of(lambda _: tensor @ tensor) for _ in range(2))
+    measure(alone, DISCRETE, Effort(iterations=40))
+    measure(together, CONTINUOUS, Effort(iterations=10))
+    assert together._size > 5
+    ratio = together.samples.quantile_us(0.5) / alone.samples.quantile_us(0.5)
+    assert 0.4 < ratio < 1.6
+
+
+def test_a_run_that_fails_ends_its_case_and_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs: list[int] = []
+    original = Subject.time
+
+    def failing(subject: Subject, *args: Any) -> Any:
+        runs.append(subject.number)
+        if subject.label.startswith("aten.cos") and len(runs) > 5:
+            raise RuntimeError("planted")
+        return original(subject, *args)
+
+    monkeypatch.setattr(Subject, "time", failing)
+    rows = results(tmp_path, lambda: (torch.ones(3).cos(), torch.ones(4).sin()))
+    assert rows["aten.cos.default recorded forward"].status == "failed"
+    assert rows["aten.cos.default recorded forward"].error == "RuntimeError: planted"
+    assert rows["aten.sin.default recorded forward"].samples == 4
+
+
+class Pace:
+    """A processor that is slowed down at some of the checks."""
+
+    slowed: Callable[[int], bool] = staticmethod(lambda check: False)
+
+    def __init__(self) -> None:
+        self.checks = 0
+
+    def is_slowed(self) -> bool:
+        self.checks += 1
+        return Pace.slowed(self.checks)
+
+
+def test_runs_of_a_slowed_processor_are_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rounds, "Pace", Pace)
+    monkeypatch.setattr(Pace, "slowed", staticmethod(lambda check: check <= 3))
+    subject = subject_of(torch.sin)
+    measure(subject)
+    assert (len(subject.samples), subject.samples.dropped) == (4, 3)
+
+
+def test_a_processor_that_is_always_slow_is_measured_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rounds, "Pace", Pace)
+    monkeypatch.setattr(Pace, "slowed", staticmethod(lambda check: True))
+    subject = subject_of(torch.sin)
+    measure(subject)
+    assert (len(subject.samples), subject.samples.dropped) == (4, rounds.MOST_DROPPED)
+
+
+def test_a_case_runs_after_the_calls_that_it_came_after_in_the_program(tmp_path: Path) -> None:
+    x = torch.ones(5)
+
+    def program() -> None:
+        for _ in range(3):
+            for operator in (torch.sin, torch.cos, torch.tan, torch.exp, torch.neg, torch.abs):
+                operator(x)
+
+    cases = cases_of(tmp_path, program)
+    trace = load(tmp_path / "t.jsonl")
+    op = {case.number: case.op.split(".")[1] for case in cases}
+    (wanted,) = [case for case in cases if op[case.number] == "abs"]
+    surroundings = make_surroundings(trace)
+    announced: list[str] = []
+    settings = Settings(PLACE, "cpu", FEW)
+    list(replay([wanted], settings, surroundings, lambda number: announced.append(op[number])))
+    rounds_of = announced[-(BEFORE + 1) * 4 :]
+    assert rounds_of == ["cos", "tan", "exp", "neg", "abs"] * 4
+
+
+def test_what_was_just_used_is_used_again_and_what_was_not_is_not(tmp_path: Path) -> None:
+    weights, other = torch.ones(1 << 20), torch.ones(1 << 22)
+
+    def program() -> None:
+        weights.neg()
+        other.neg()
+        hidden = torch.ones(1000).sin()
+        hidden * weights[:1000]
+
+    cases_of(tmp_path, program)
+    trace = load(tmp_path / "t.jsonl")
+    (number,) = [item.number for item in trace.signatures if item.op == "aten.mul.Tensor"]
+    (place,) = make_surroundings(trace).places[number]
+    # the first argument was just made; the other was last read before 32 MB of other things, a view of it reads nothing
+    assert place.recent == (0,)
+    (view,) = [item.number for item in trace.signatures if item.op == "aten.slice.Tensor"]
+    assert make_surroundings(trace).places[view][0].recent == ()
+
+
+@pytest.mark.skipif(not pages.CONTROLLED, reason="the C library is not glibc")
+@pytest.mark.parametrize("share", [0.0, 1.0])
+def test_results_lie_in_fresh_memory_as_often_as_in_the_program(share: float) -> None:
+    pages.keep_freed_memory()
+    size = 8 << 20
+    subject = subject_of(lambda _: torch.ones(size // 4), fresh=share, result_bytes=size)
+    measure(subject, effort=Effort(iterations=12))
+    met = {fresh: len(times) for (_, fresh), times in subject.samples.times.items()}  # type: ignore[misc]
+    assert met.get(share == 1.0, 0) >= 9
+
+
+def test_a_flush_is_larger_than_the_cache_and_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert last_cache_bytes("cpu") >= 1 << 18
+    flushed: list[int] = []
+    monkeypatch.setattr(torch.Tensor, "fill_", lambda self, value: flushed.append(self.numel()) or time.sleep(0.02))
+    flush = flusher("cpu")
+    subject = subject_of(torch.sin)
+    watch = Stopwatch(DISCRETE, lambda: None, 0.0)
+    Measurer(watch, FEW, flush, lambda number: None).one_by_one([Group({}, False, [subject])])
+    assert len(flushed) == 4
+    assert min(flushed) >= min(2 * last_cache_bytes("cpu"), 512 << 20)
+    assert max(subject.times_ns) < 15e6
+
+
+@pytest.mark.parametrize("cache", [WARM, COLD])
+def test_method_and_cache_stand_in_the_row(tmp_path: Path, cache: str) -> None:
+    rows = results(tmp_path, lambda: torch.ones(300).sin(), cache=cache)
+    row = rows["aten.sin.default recorded forward"]
+    assert (row.method, row.cache, row.samples, row.stopped) == (DISCRETE, cache, 4, "iterations")
+    assert row.spread is not None
+    assert row.p10_us is not None
+    assert row.median_us is not None
+    assert row.p90_us is not None
+    assert row.p10_us <= row.median_us <= row.p90_us
+
+
+def test_ways_to_draw_values_are_run_in_the_same_rounds_and_compared(tmp_path: Path) -> None:
+    mask = torch.arange(200_000) % 100 == 0
+    rows = results(tmp_path, mask.nonzero, values=("recorded", "random", "zeros"), effort=Effort(iterations=15))
+    recorded, random, zeros = (rows[f"aten.nonzero.default {kind} forward"] for kind in ("recorded", "random", "zeros"))
+    assert [row.faithful for row in (recorded, random, zeros)] == [True, False, False]
+    assert recorded.ratio is None
+    assert random.ratio is not None
+    assert random.ratio > 1.5
+    assert zeros.ratio is not None
+    assert zeros.ratio < 1.0
+
+
+def test_forward_and_backward_are_timed_apart(tmp_path: Path) -> None:
+    weight = torch.randn(128, 128, requires_grad=True)
+
+    def program() -> None:
+        (torch.randn(256, 128) @ weight).sum()
+
+    rows = results(tmp_path, program, backward=True, effort=Effort(iterations=10))
+    forward, backward = (rows[f"aten.mm.default recorded {way}"] for way in ("forward", "backward"))
+    assert (forward.status, backward.status) == ("ok", "ok")
+    assert backward.median_us is not None
+    assert backward.median_us > 0
+    told = rows["aten.randn.default recorded backward"]
+    assert (told.status, told.error) == ("unsupported", "none of its arguments required a gradient")
+
+
+def test_memory_is_what_a_call_allocates_and_holds(tmp_path: Path) -> None:
+    a, b = torch.randn(100, 50), torch.randn(50, 200)
+    row = results(tmp_path, lambda: a @ b, memory=True)["aten.mm.default recorded forward"]
+    assert row.allocated_bytes == row.peak_bytes == 100 * 200 * 4
+    assert (row.bytes_in, row.bytes_out) == ((100 * 50 + 50 * 200) * 4, 100 * 200 * 4)
