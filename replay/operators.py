@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from opgrip.traces.records import COMPILED, EXTENSION, Signature
+from opgrip.traces.records import COMPILED, EXTENSION, OPERATOR, Signature
 
 TRUSTED_EXTENSIONS = ("mmcv._ext",)
 """Extension modules that a trace may name: each runs as code here, so a stranger's trace cannot add to them."""
@@ -56,11 +56,13 @@ def find_operator(signature: Signature, extensions: Collection[str] = TRUSTED_EX
 
 def is_view(signature: Signature) -> bool:
     """Whether a call gives views of its arguments, and so moves no data."""
+    if signature.kind != OPERATOR:
+        return False
     try:
-        schema = getattr(find_operator(signature).function, "_schema", None)
+        schema = _find_overload(signature.op)._schema
     except Unsupported:
         return False
-    if schema is None or schema.is_mutable or not schema.returns:
+    if schema.is_mutable or not schema.returns:
         return False
     return all(value.alias_info is not None for value in schema.returns)
 
