@@ -25,4 +25,4 @@ def described(*args: Any) -> tuple[tuple[Any, ...], dict[int, ValueModel]]:
         models[len(models)] = model
         return len(models) - 1
 
-    return describe_call(args, {}, fit)[0], models
+    return describe_call(args, {}, lambda argument: fit)[0], models

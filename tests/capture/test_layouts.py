@@ -22,7 +22,7 @@ def key(*tensors: torch.Tensor) -> object:
 
 
 def spec(*tensors: torch.Tensor) -> object:
-    return describe_call(tensors, {}, lambda tensor: None)
+    return describe_call(tensors, {}, lambda argument: lambda tensor: None)
 
 
 def quantized(scale: float, zero_point: int) -> torch.Tensor:
@@ -81,7 +81,7 @@ def test_parts_that_are_shared_are_told() -> None:
 
 def test_a_tensor_that_cannot_be_taken_apart_is_recorded_without_its_parts() -> None:
     packed = torch.ones(3).to_mkldnn()
-    ((described,), _) = describe_call((packed,), {}, lambda tensor: 0)
+    ((described,), _) = describe_call((packed,), {}, lambda argument: lambda tensor: 0)
     assert (described.layout, described.made_of, described.values) == (packed.layout, None, None)
     assert key(packed) == key(torch.ones(3).to_mkldnn())
 
@@ -90,7 +90,7 @@ def test_memory_is_told_to_be_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.Tensor, "is_pinned", lambda tensor: tensor.numel() == 4)
     ((plain, pinned, sparse), _) = describe_call(
-        (torch.ones(3), torch.ones(4), torch.eye(4).to_sparse()), {}, lambda tensor: None
+        (torch.ones(3), torch.ones(4), torch.eye(4).to_sparse()), {}, lambda argument: lambda tensor: None
     )
     assert (plain.pinned, pinned.pinned, sparse.pinned, sparse.made_of.values.pinned) == (False, True, False, True)
 
@@ -100,5 +100,5 @@ def test_an_accelerator_that_does_not_run_is_not_asked(monkeypatch: pytest.Monke
         raise AssertionError("this would start it")
 
     monkeypatch.setattr(torch.Tensor, "is_pinned", asked)
-    ((plain,), _) = describe_call((torch.ones(3),), {}, lambda tensor: None)
+    ((plain,), _) = describe_call((torch.ones(3),), {}, lambda argument: lambda tensor: None)
     assert not plain.pinned

@@ -16,7 +16,8 @@ from opgrip.traces import load
 from opgrip.traces.tensor_file import TensorFile, load_safetensors
 from opgrip.traces.values.booleans import Booleans
 
-VALUES = torch.arange(100.0)
+VALUES = torch.linspace(0, 10, 100).sin()
+"""Values that no model holds exactly."""
 
 
 @pytest.fixture
