@@ -29,10 +29,10 @@ from rich.table import Table
 from workloads import REPLAYED, Workload
 
 from opgrip.capture import Capture
+from opgrip.replay.arguments.values import KINDS
 from opgrip.replay.job import Job
 from opgrip.replay.results import to_frame
-from opgrip.replay.supervisor import supervise
-from opgrip.replay.values import KINDS
+from opgrip.replay.workers.supervisor import supervise
 from opgrip.traces import Trace, load
 from opgrip.traces.record_forms import to_json
 

@@ -23,13 +23,13 @@ from workloads import WORKLOADS
 
 from opgrip.capture import Capture
 from opgrip.replay import replay
-from opgrip.replay.caches import WARM
+from opgrip.replay.arguments.inputs import Inputs, device_map
 from opgrip.replay.cases import Case, make_cases
-from opgrip.replay.inputs import Inputs, device_map
-from opgrip.replay.methods import CONTINUOUS
 from opgrip.replay.operators import find_operator
 from opgrip.replay.results import OK, Result
 from opgrip.replay.settings import Settings
+from opgrip.replay.timing.caches import WARM
+from opgrip.replay.timing.methods import CONTINUOUS
 from opgrip.traces import load
 
 PART = 10

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from opgrip.replay.inputs import Inputs
-from opgrip.replay.methods import Arguments
+from opgrip.replay.arguments.inputs import Inputs
 from opgrip.replay.operators import Operator, Unsupported
+from opgrip.replay.timing.methods import Arguments
 from opgrip.traces.arguments import leaves
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pandas as pd
 
-from opgrip.replay.pages import LARGE
-from opgrip.replay.stored import Stored, drawn_values
+from opgrip.replay.arguments.stored import Stored, drawn_values
+from opgrip.replay.timing.pages import LARGE
 from opgrip.replay.work import bytes_of
 from opgrip.traces import Trace
 from opgrip.traces.arguments import TensorSpec, map_leaves, tensors

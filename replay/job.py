@@ -6,15 +6,15 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from opgrip.replay.caches import PROGRAM
+from opgrip.replay.arguments.inputs import device_map
+from opgrip.replay.arguments.values import RECORDED
 from opgrip.replay.cases import Case, Selection, make_cases
-from opgrip.replay.inputs import device_map
-from opgrip.replay.methods import DISCRETE
 from opgrip.replay.operators import TRUSTED_EXTENSIONS
-from opgrip.replay.samples import Effort
 from opgrip.replay.settings import Settings
-from opgrip.replay.surroundings import Surroundings, make_surroundings
-from opgrip.replay.values import RECORDED
+from opgrip.replay.timing.caches import PROGRAM
+from opgrip.replay.timing.methods import DISCRETE
+from opgrip.replay.timing.samples import Effort
+from opgrip.replay.timing.surroundings import Surroundings, make_surroundings
 from opgrip.traces import Trace, load
 from opgrip.traces.arguments import DTYPES, tensors
 from opgrip.traces.errors import UserError

@@ -6,12 +6,12 @@ import argparse
 import re
 from pathlib import Path
 
-from opgrip.replay.caches import CACHES, PROGRAM, WARM
+from opgrip.replay.arguments.values import KINDS, RECORDED
 from opgrip.replay.job import Job
-from opgrip.replay.methods import CONTINUOUS, DISCRETE, METHODS, ON_DEVICE
 from opgrip.replay.operators import TRUSTED_EXTENSIONS
-from opgrip.replay.samples import Effort
-from opgrip.replay.values import KINDS, RECORDED
+from opgrip.replay.timing.caches import CACHES, PROGRAM, WARM
+from opgrip.replay.timing.methods import CONTINUOUS, DISCRETE, METHODS, ON_DEVICE
+from opgrip.replay.timing.samples import Effort
 from opgrip.traces.arguments import DTYPES
 from opgrip.traces.command import OneLineParser, add_debug, not_negative, positive, seed
 from opgrip.traces.errors import UserError

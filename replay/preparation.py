@@ -8,10 +8,11 @@ from typing import Any
 
 import torch
 
+from opgrip.replay.arguments.inputs import Inputs
+from opgrip.replay.arguments.values import with_values
 from opgrip.replay.backward import backward_of
 from opgrip.replay.cases import Case
 from opgrip.replay.contexts import restored
-from opgrip.replay.inputs import Inputs
 from opgrip.replay.operators import Operator, Unsupported, find_operator
 from opgrip.replay.results import (
     BACKWARD,
@@ -24,8 +25,7 @@ from opgrip.replay.results import (
     same_outputs,
 )
 from opgrip.replay.settings import EAGER, Settings
-from opgrip.replay.subjects import Subject, Variant
-from opgrip.replay.values import with_values
+from opgrip.replay.timing.subjects import Subject, Variant
 from opgrip.replay.work import bytes_of, flops_of, with_memory
 from opgrip.traces.arguments import TensorSpec, map_leaves, tensors
 from opgrip.traces.errors import one_line

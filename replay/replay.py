@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from opgrip.replay import pages
-from opgrip.replay.caches import COLD, PROGRAM, flusher
+from opgrip.replay.arguments.values import RECORDED
 from opgrip.replay.cases import Case
-from opgrip.replay.clock import empty_call_ns
-from opgrip.replay.methods import Stopwatch, synchronizer
 from opgrip.replay.preparation import Prepared, describe_failure, prepare
 from opgrip.replay.results import Result
-from opgrip.replay.rounds import Announce, Group, Measurer
-from opgrip.replay.samples import NOISY, ratio_quantiles
 from opgrip.replay.settings import Settings
-from opgrip.replay.subjects import Subject
-from opgrip.replay.surroundings import Surroundings
-from opgrip.replay.values import RECORDED
+from opgrip.replay.timing import pages
+from opgrip.replay.timing.caches import COLD, PROGRAM, flusher
+from opgrip.replay.timing.clock import empty_call_ns
+from opgrip.replay.timing.methods import Stopwatch, synchronizer
+from opgrip.replay.timing.rounds import Announce, Group, Measurer
+from opgrip.replay.timing.samples import NOISY, ratio_quantiles
+from opgrip.replay.timing.subjects import Subject
+from opgrip.replay.timing.surroundings import Surroundings
 from opgrip.replay.work import bytes_of
 
 CASES, BYTES = 128, 1 << 30

@@ -10,7 +10,7 @@ from typing import Any
 
 import pandas as pd
 
-from opgrip.replay.values import RECORDED
+from opgrip.replay.arguments.values import RECORDED
 from opgrip.traces.arguments import Opaque, TensorSpec, leaves
 from opgrip.traces.errors import UserError
 from opgrip.traces.records import Signature

@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 
-from opgrip.replay.caches import PROGRAM
+from opgrip.replay.arguments.inputs import DeviceMap
+from opgrip.replay.arguments.values import RECORDED
 from opgrip.replay.cases import Case
-from opgrip.replay.inputs import DeviceMap
-from opgrip.replay.methods import DISCRETE
 from opgrip.replay.operators import TRUSTED_EXTENSIONS
-from opgrip.replay.samples import Effort
-from opgrip.replay.values import RECORDED
+from opgrip.replay.timing.caches import PROGRAM
+from opgrip.replay.timing.methods import DISCRETE
+from opgrip.replay.timing.samples import Effort
 
 EAGER = "eager"
 

@@ -10,9 +10,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from opgrip.replay.arguments.values import RECORDED
 from opgrip.replay.reports.report import reports
 from opgrip.replay.results import FORWARD, OK, Result
-from opgrip.replay.values import RECORDED
 
 COLUMNS = ("share", "operator", "shapes", "count", "captured us", "replayed us", "p10", "p90", "status")
 SHAPES = COLUMNS.index("shapes")

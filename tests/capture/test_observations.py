@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from opgrip.capture import Capture, deferred
+from opgrip.replay.arguments.inputs import Inputs, device_map
 from opgrip.replay.cases import make_cases
-from opgrip.replay.inputs import Inputs, device_map
 from opgrip.traces import Trace, load
 
 

@@ -16,12 +16,12 @@ from programs import flat_tensors, needs_openmmlab, run_command
 from opgrip.capture import Capture
 from opgrip.capture.models import load_program
 from opgrip.capture.program import ModelOptions
+from opgrip.replay.arguments.inputs import device_map
 from opgrip.replay.cases import make_cases
-from opgrip.replay.inputs import device_map
 from opgrip.replay.replay import replay
 from opgrip.replay.results import OK, UNSUPPORTED
-from opgrip.replay.samples import Effort
 from opgrip.replay.settings import Settings
+from opgrip.replay.timing.samples import Effort
 from opgrip.traces import Trace, load
 
 MODELS = {

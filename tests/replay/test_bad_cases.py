@@ -16,7 +16,7 @@ from programs import program_path, run_command
 
 from opgrip.replay import load_results
 from opgrip.replay.job import Job
-from opgrip.replay.supervisor import supervise
+from opgrip.replay.workers.supervisor import supervise
 
 TRUSTED = [word for name in EXTENSIONS for word in ("--extension", name)]
 FAST = ["--iterations", "3", "--warmup", "0"]

@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from opgrip.capture import Capture
+from opgrip.replay.arguments.inputs import device_map
 from opgrip.replay.cases import make_cases
 from opgrip.replay.contexts import restored
-from opgrip.replay.inputs import device_map
 from opgrip.replay.replay import replay
-from opgrip.replay.samples import Effort
 from opgrip.replay.settings import Settings
-from opgrip.replay.subjects import Subject
+from opgrip.replay.timing.samples import Effort
+from opgrip.replay.timing.subjects import Subject
 from opgrip.traces import load
 
 

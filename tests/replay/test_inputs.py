@@ -11,7 +11,7 @@ from described_calls import HERE, described
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from opgrip.replay.inputs import Inputs, device_map
+from opgrip.replay.arguments.inputs import Inputs, device_map
 from opgrip.replay.operators import Unsupported
 from opgrip.traces.arguments import GeneratorSpec, Opaque, TensorSpec
 from opgrip.traces.values.exact import Exact
@@ -182,6 +182,16 @@ def test_bytes_are_told_before_any_is_taken() -> None:
 def test_what_nobody_recorded_is_not_made(spec: TensorSpec) -> None:
     with pytest.raises(Unsupported):
         Inputs((spec,), {}, {}, HERE, seed=0)
+
+
+def test_values_that_cannot_be_drawn_are_said() -> None:
+    class Refusing:
+        def draw(self, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
+            raise ValueError("no such values")
+
+    spec = TensorSpec((3,), (1,), torch.float32, "cpu", values=0)
+    with pytest.raises(Unsupported, match="no such values"):
+        Inputs((spec,), {}, {0: Refusing()}, HERE, seed=0)
 
 
 def test_pinned_memory_is_plain_where_no_accelerator_is() -> None:

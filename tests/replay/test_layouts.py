@@ -11,8 +11,8 @@ import torch
 from unusual_tensors import ALL, NESTED, QUANTIZED, SPARSE, STRIDED, outline, thin
 
 from opgrip.capture import Capture
+from opgrip.replay.arguments.inputs import Inputs, device_map
 from opgrip.replay.cases import Case, make_cases
-from opgrip.replay.inputs import Inputs, device_map
 from opgrip.replay.operators import find_operator
 from opgrip.traces import load
 

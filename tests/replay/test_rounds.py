@@ -11,18 +11,18 @@ import pytest
 import torch
 
 from opgrip.capture import Capture
-from opgrip.replay import pages, rounds
-from opgrip.replay.caches import COLD, WARM, flusher, last_cache_bytes
+from opgrip.replay.arguments.inputs import Inputs, device_map
 from opgrip.replay.cases import Case, make_cases
-from opgrip.replay.inputs import Inputs, device_map
-from opgrip.replay.methods import CONTINUOUS, DISCRETE, Stopwatch
 from opgrip.replay.replay import replay
 from opgrip.replay.results import Result
-from opgrip.replay.rounds import Group, Measurer
-from opgrip.replay.samples import Effort
 from opgrip.replay.settings import Settings
-from opgrip.replay.subjects import Subject, Variant
-from opgrip.replay.surroundings import BEFORE, make_surroundings
+from opgrip.replay.timing import pages, rounds
+from opgrip.replay.timing.caches import COLD, WARM, flusher, last_cache_bytes
+from opgrip.replay.timing.methods import CONTINUOUS, DISCRETE, Stopwatch
+from opgrip.replay.timing.rounds import Group, Measurer
+from opgrip.replay.timing.samples import Effort
+from opgrip.replay.timing.subjects import Subject, Variant
+from opgrip.replay.timing.surroundings import BEFORE, make_surroundings
 from opgrip.traces import load
 from opgrip.traces.arguments import TensorSpec
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opgrip.replay.samples import FEWEST, Effort, Samples, ratio_quantiles
+from opgrip.replay.timing.samples import FEWEST, Effort, Samples, ratio_quantiles
 
 TIMES = st.lists(st.floats(1, 1e9), min_size=2, max_size=60)
 

@@ -10,13 +10,16 @@ import pytest
 import torch
 
 from opgrip.capture import Capture
+from opgrip.replay.arguments.inputs import Inputs, device_map
+from opgrip.replay.arguments.stored import Stored
 from opgrip.replay.cases import make_cases
-from opgrip.replay.stored import Stored
 from opgrip.traces import load
+from opgrip.traces.arguments import TensorSpec
 from opgrip.traces.tensor_file import TensorFile, load_safetensors
 from opgrip.traces.values.booleans import Booleans
 
-VALUES = torch.arange(100.0)
+VALUES = torch.linspace(0, 10, 100).sin()
+"""Values that no model holds exactly."""
 
 
 @pytest.fixture
@@ -87,3 +90,12 @@ def test_a_file_that_goes_later_is_no_error(folder: Path) -> None:
     assert isinstance(values, Stored)
     gone = Stored(Booleans(1, 2), TensorFile(folder / "gone"), values.key)
     assert gone.draw((10,), torch.bool, torch.Generator()).sum() == 5
+
+
+def test_windows_that_no_file_holds_are_drawn_once_from_the_model(folder: Path) -> None:
+    # drawing all of it would take more memory than there is
+    spec = TensorSpec((1 << 20, 1 << 20), (1, 1), torch.float32, "cpu", values=0)
+    (case,) = make_cases(load(folder / "t.jsonl"))
+    (values,) = case.values.values()
+    (made,), _ = Inputs((spec,), {}, {0: values}, device_map("cpu", None), seed=0).make()
+    assert made[5, 6] == made[6, 5]

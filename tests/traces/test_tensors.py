@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from unusual_tensors import ALL, UNUSUAL
 
 from opgrip.capture import Capture
+from opgrip.replay.arguments.inputs import Inputs
 from opgrip.replay.cases import make_cases
-from opgrip.replay.inputs import Inputs
 from opgrip.replay.operators import Unsupported
 from opgrip.traces import load
 from opgrip.traces.arguments import FormatError, TensorSpec, decode, encode, tensors

@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import torch
 
-from opgrip.replay.flow import Need
-from opgrip.replay.inputs import DeviceMap, Inputs
+from opgrip.replay.arguments.inputs import DeviceMap, Inputs
 from opgrip.replay.operators import Unsupported
+from opgrip.replay.sequences.flow import Need
 from opgrip.traces.arguments import TensorSpec
 from opgrip.traces.errors import one_line
 from opgrip.traces.values import ValueModel

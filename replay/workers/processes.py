@@ -15,8 +15,8 @@ from dataclasses import asdict
 from typing import IO, Any, Protocol
 
 from opgrip.replay.job import Job, Loaded
-from opgrip.replay.watch import Watch
-from opgrip.replay.worker import serve
+from opgrip.replay.workers.watch import Watch
+from opgrip.replay.workers.worker import serve
 from opgrip.traces.errors import UserError
 
 PR_SET_PDEATHSIG = 1
@@ -140,7 +140,7 @@ class _Spawned:
 
     def __init__(self, job: Job, watch: Watch, errors: IO[bytes]) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "opgrip.replay.worker"],
+            [sys.executable, "-m", "opgrip.replay.workers.worker"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=errors,

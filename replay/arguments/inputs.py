@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from opgrip.replay.casting import caster, pieces
-from opgrip.replay.filling import fill, write
-from opgrip.replay.layouts import assemble, check_layout, draw_indices, empty_quantized
+from opgrip.replay.arguments.casting import caster, pieces
+from opgrip.replay.arguments.filling import fill, write
+from opgrip.replay.arguments.layouts import assemble, check_layout, draw_indices, empty_quantized
 from opgrip.replay.operators import Unsupported
 from opgrip.traces.arguments import (
     GeneratorSpec,

@@ -1,4 +1,4 @@
-"""What a process does that cases run in; `python -m opgrip.replay.worker` is one that was not forked.
+"""What a process does that cases run in; `python -m opgrip.replay.workers.worker` is one that was not forked.
 
 It is told cases line by line, in JSON, and tells their rows.
 """
@@ -19,7 +19,7 @@ import torch
 
 from opgrip.replay.job import Job, Loaded
 from opgrip.replay.replay import replay
-from opgrip.replay.watch import Watch
+from opgrip.replay.workers.watch import Watch
 
 
 def serve(loaded: Loaded, watch: Watch, source: int, output: int) -> None:

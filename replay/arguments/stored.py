@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from math import prod
 
 import torch
 
@@ -37,11 +38,19 @@ class Stored:
 
     def draw(self, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
         """The values, on the generator's device; those of repeated dimensions share memory."""
+        values = self._fitting(shape, dtype)
+        if values is None:
+            return self.model.draw(shape, dtype, generator)
+        return values.to(generator.device).expand(shape)
+
+    def fits(self, shape: tuple[int, ...], dtype: torch.dtype) -> bool:
+        """Whether the values themselves are drawn for a tensor of that shape."""
+        return self._fitting(shape, dtype) is not None
+
+    def _fitting(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor | None:
         once = [1 if dimension in self.repeated else size for dimension, size in enumerate(shape)]
         values = self._read(dtype)
-        if values is None or values.numel() != torch.Size(once).numel():
-            return self.model.draw(shape, dtype, generator)
-        return values.reshape(once).to(generator.device).expand(shape)
+        return None if values is None or values.numel() != prod(once) else values.reshape(once)
 
     def _read(self, dtype: torch.dtype) -> torch.Tensor | None:
         try:

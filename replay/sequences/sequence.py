@@ -10,15 +10,15 @@ from time import perf_counter_ns
 import numpy as np
 import torch
 
-from opgrip.replay.flow import FlowingCall, make_flow
-from opgrip.replay.inputs import DeviceMap
-from opgrip.replay.memory import Memory, room_on
-from opgrip.replay.methods import synchronizer
+from opgrip.replay.arguments.inputs import DeviceMap
 from opgrip.replay.operators import TRUSTED_EXTENSIONS
-from opgrip.replay.processes import apart
-from opgrip.replay.rehearsal import Part, Rehearsal, switching
-from opgrip.replay.rounds import no_garbage_collection
-from opgrip.replay.sequence_results import NotReplayed, OperatorTime, Pass, SequenceResult, from_plain, make_result
+from opgrip.replay.sequences.flow import FlowingCall, make_flow
+from opgrip.replay.sequences.memory import Memory, room_on
+from opgrip.replay.sequences.rehearsal import Part, Rehearsal, switching
+from opgrip.replay.sequences.results import NotReplayed, OperatorTime, Pass, SequenceResult, from_plain, make_result
+from opgrip.replay.timing.methods import synchronizer
+from opgrip.replay.timing.rounds import no_garbage_collection
+from opgrip.replay.workers.processes import apart
 from opgrip.traces import Trace
 from opgrip.traces.errors import UserError, one_line
 

@@ -6,6 +6,7 @@ from math import prod
 
 import torch
 
+from opgrip.replay.arguments.stored import Stored
 from opgrip.traces.tensor_specs import memory_dtype
 from opgrip.traces.values import Drawable
 
@@ -31,7 +32,8 @@ def fill(tensor: torch.Tensor, model: Drawable | None, generator: torch.Generato
         drawn = draw(tuple(tensor.shape), drawn_as, model, generator)
         write(once, drawn[tuple(slice(size) for size in once.shape)])
         return
-    if _has_windows(once):
+    whole = isinstance(model, Stored) and model.fits(tuple(once.shape), memory_dtype(drawn_as))
+    if _has_windows(once) and not whole:
         # as unfold makes them
         once = once.as_strided((_extent(once),), (1,))
     write(once, draw(tuple(once.shape), drawn_as, model, generator))

@@ -13,12 +13,12 @@ from typing import Any
 import nvtx
 import torch
 
-from opgrip.replay.clock import Pace
 from opgrip.replay.contexts import restored
-from opgrip.replay.methods import Stopwatch
-from opgrip.replay.samples import FEWEST, Effort
-from opgrip.replay.subjects import NOWHERE, Stratum, Subject
-from opgrip.replay.surroundings import BEFORE, Place
+from opgrip.replay.timing.clock import Pace
+from opgrip.replay.timing.methods import Stopwatch
+from opgrip.replay.timing.samples import FEWEST, Effort
+from opgrip.replay.timing.subjects import NOWHERE, Stratum, Subject
+from opgrip.replay.timing.surroundings import BEFORE, Place
 
 MOST = 100
 """Runs of a subject at most."""

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from time import perf_counter_ns
 from typing import Any
 
-from opgrip.replay import pages
-from opgrip.replay.inputs import Inputs
-from opgrip.replay.methods import CONTINUOUS, Arguments, Function, Stopwatch, block_size
-from opgrip.replay.samples import Samples
-from opgrip.replay.surroundings import Place
+from opgrip.replay.arguments.inputs import Inputs
+from opgrip.replay.timing import pages
+from opgrip.replay.timing.methods import CONTINUOUS, Arguments, Function, Stopwatch, block_size
+from opgrip.replay.timing.samples import Samples
+from opgrip.replay.timing.surroundings import Place
 
 COPIES, COPIED_BYTES = 64, 256 << 20
 """Sets of arguments, and bytes in all of them, that a block of runs is given where each needs its own."""

@@ -9,8 +9,8 @@ from math import prod
 
 import torch
 
-from opgrip.replay.filling import draw
-from opgrip.replay.indices import MOST_PLACES, distinct_in_rows, distinct_places, fitting_lengths
+from opgrip.replay.arguments.filling import draw
+from opgrip.replay.arguments.indices import MOST_PLACES, distinct_in_rows, distinct_places, fitting_lengths
 from opgrip.replay.operators import Unsupported
 from opgrip.traces.tensor_checks import compressed_grid
 from opgrip.traces.tensor_specs import PACKED, QUANTIZED, Compressed, Coo, Nested, PerChannel, PerTensor, TensorSpec

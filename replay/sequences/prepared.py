@@ -9,17 +9,21 @@ from typing import Any
 
 import torch
 
-from opgrip.replay.flow import can_flow
-from opgrip.replay.inputs import DeviceMap, Inputs
-from opgrip.replay.memory import Memory
-from opgrip.replay.methods import Arguments
+from opgrip.replay.arguments.inputs import DeviceMap, Inputs
 from opgrip.replay.operators import Operator
+from opgrip.replay.sequences.flow import can_flow
+from opgrip.replay.sequences.memory import Memory
+from opgrip.replay.timing.methods import Arguments
 from opgrip.traces.arguments import GeneratorSpec, TensorSpec, leaves, map_leaves
 from opgrip.traces.records import EXTENSION, Signature
 from opgrip.traces.values import ValueModel
 from opgrip.traces.values.boxes import MAX_COLUMNS, Boxes
+from opgrip.traces.values.constant import Constant
 from opgrip.traces.values.exact import Exact
 from opgrip.traces.values.floats import Floats
+from opgrip.traces.values.one_hot import OneHot
+from opgrip.traces.values.probabilities import Probabilities
+from opgrip.traces.values.progression import Progression
 
 FAR = 1e3
 """How many times larger than recorded floats may become, where they are not small."""
@@ -182,10 +186,15 @@ def _largest(model: ValueModel) -> float | None:
             bounds = [model.low, model.high] if isinstance(model, Floats) else [*model.low, *model.high]
         case Exact():
             bounds = [value for value in model.data if isinstance(value, int | float)]
+        case Constant(value) if isinstance(value, int | float):
+            bounds = [value]
+        case Progression():
+            bounds = [model.start, model.start + model.step * (model.period - 1)]
+        case OneHot() | Probabilities():
+            bounds = [1]
         case _:
             return None
-    largest = max(map(abs, bounds), default=math.inf)
-    return largest if math.isfinite(largest) else None
+    return max(map(abs, bounds)) if bounds and all(map(math.isfinite, bounds)) else None
 
 
 def _range(tensor: torch.Tensor) -> tuple[int, int]:

@@ -16,10 +16,10 @@ from typing import Any
 from opgrip.replay.cases import Case
 from opgrip.replay.job import Job, Loaded
 from opgrip.replay.preparation import empty_rows
-from opgrip.replay.processes import Process, how_it_ended, last_words, start
 from opgrip.replay.replay import windows
 from opgrip.replay.results import FAILED, TIMEOUT, Result
-from opgrip.replay.watch import NOTHING, Watch
+from opgrip.replay.workers.processes import Process, how_it_ended, last_words, start
+from opgrip.replay.workers.watch import NOTHING, Watch
 from opgrip.traces.errors import UserError
 
 POLL_S = 0.1

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from opgrip.replay.sequence_results import SequenceResult
+from opgrip.replay.sequences.results import SequenceResult
 
 OPERATORS, REASONS = 12, 12
 

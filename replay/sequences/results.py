@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from opgrip.replay.flow import Flow, FlowingCall
-from opgrip.replay.rehearsal import REPLAYED, SUBSTITUTED, UNSUPPORTED, Part
+from opgrip.replay.sequences.flow import Flow, FlowingCall
+from opgrip.replay.sequences.rehearsal import REPLAYED, SUBSTITUTED, UNSUPPORTED, Part
 from opgrip.traces import Trace
 
 

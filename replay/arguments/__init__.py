@@ -1,0 +1,1 @@
+"""Makes the arguments of a call again: metadata, memory, values."""

@@ -1,0 +1,1 @@
+"""Processes that cases run in, and what is kept of their results meanwhile."""
