@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -62,7 +63,11 @@ class Job:
         UserError : where the trace cannot be read, or nothing of it is selected
         """
         trace = load(self.trace, partial=self.partial)
-        cases = make_cases(trace, Selection(self.ops, self.modules, self.top))[self.start : self.stop]
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            cases = make_cases(trace, Selection(self.ops, self.modules, self.top))[self.start : self.stop]
+        notes = [trace.missing] if trace.missing else []
+        notes += dict.fromkeys(str(warning.message) for warning in caught)
         if not cases:
             raise UserError(f"no case is left from --start {self.start} to --stop {self.stop}", "the first is case 0")
         recorded = recorded_device(trace)
@@ -80,17 +85,23 @@ class Job:
             backward=self.backward,
             memory_limit=self.memory_limit,
         )
-        return Loaded(trace, cases, make_surroundings(trace), settings)
+        return Loaded(trace, cases, make_surroundings(trace), settings, notes)
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A job's trace, the cases that it selects, what stands around their calls, and how they are run."""
+    """A job's trace, the cases that it selects, what stands around their calls, and how they are run.
+
+    Attributes
+    ----------
+    notes : what a user should know of the trace: what it lacks, values that cannot be had
+    """
 
     trace: Trace
     cases: list[Case]
     surroundings: Surroundings
     settings: Settings
+    notes: list[str]
 
 
 def recorded_device(trace: Trace) -> str:

@@ -48,8 +48,8 @@ def run(args: argparse.Namespace) -> int:
         return 0
     job = job_of(args)
     loaded = job.load()
-    if loaded.trace.missing:
-        reporter.say(loaded.trace.missing)
+    for note in loaded.notes:
+        reporter.say(note)
     check_method(job.method, str(check_device(loaded.settings.device)))
     job = replace(job, memory_limit=job.memory_limit or available_memory(loaded.settings.device))
     earlier = read_results(args.output) if args.append and args.output.exists() else []

@@ -6,6 +6,7 @@ its data in the nearest cache; the program's call finds there what the calls bef
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -71,7 +72,10 @@ class Surroundings:
 
 def make_surroundings(trace: Trace) -> Surroundings:
     """The surroundings of all cases of a trace."""
-    cases = {case.number: case for case in make_cases(trace) if case.signature.raised is None}
+    with warnings.catch_warnings():
+        # what is wrong with the values of some is told where these are selected
+        warnings.simplefilter("ignore")
+        cases = {case.number: case for case in make_cases(trace) if case.signature.raised is None}
     calls = trace.calls[trace.calls["inside"].isna()].head(MOST_CALLS)
     signatures = {signature.number: signature for signature in trace.signatures}
     places: dict[int, list[Place]] = {}
