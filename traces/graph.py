@@ -44,7 +44,7 @@ class Storage:
 
     Attributes
     ----------
-    bytes : from its start to the end of the last tensor that a call took or gave in it
+    bytes : from its start to the end of the last tensor that a call took in it; of those given, where none was taken
     made_by : the call that gave it first; None for what was there before, such as parameters
     first, last : the calls that mention it first and last
     """
@@ -79,33 +79,57 @@ class Graph:
     outside_bytes: int
 
 
+class _Extents:
+    """How far the tensors in each storage reach, in bytes.
+
+    What a signature tells of results is of its first call, and other calls may give others; arguments are told by all.
+    """
+
+    def __init__(self) -> None:
+        self._taken: dict[int, int] = {}
+        self._given: dict[int, int] = {}
+
+    def note(self, storages: list[int], specs: list[TensorSpec | None], taken: int) -> None:
+        """Take note of a call's tensors, of which the first so many are arguments."""
+        for place, (storage, spec) in enumerate(zip(storages, specs, strict=True)):
+            if spec is not None:
+                known = self._taken if place < taken else self._given
+                known[storage] = max(known.get(storage, 0), spec.extent)
+
+    def of(self, storage: int) -> int:
+        """Of one storage, 0 where nothing is known of it."""
+        return self._taken.get(storage, self._given.get(storage, 0))
+
+
 def make_graph(trace: Trace) -> Graph:
     """The dataflow of a trace's calls."""
     steps: dict[int, Step] = {}
     storages: dict[int, Storage] = {}
     writer: dict[int, int] = {}
-    for step, sizes in _steps(trace):
+    extents = _Extents()
+    for step in _steps(trace, extents):
         steps[step.number] = step
         step.after = sorted({writer[number] for number in step.takes if number in writer})
         for number in (*step.takes, *step.gives):
             known = storages.get(number)
-            size = sizes.get(number, 0)
             if known is None:
                 made_by = None if number in step.takes else step.number
-                storages[number] = Storage(number, size, made_by, step.number, step.number)
+                storages[number] = Storage(number, 0, made_by, step.number, step.number)
                 if made_by is not None:
                     writer[number] = step.number
             else:
-                known.bytes, known.last = max(known.bytes, size), step.number
+                known.last = step.number
         writer.update(dict.fromkeys(step.writes, step.number))
+    for storage in storages.values():
+        storage.bytes = extents.of(storage.number)
     path = _critical_path(steps)
     peak, at = _peak(steps, storages)
     outside = sum(storage.bytes for storage in storages.values() if storage.made_by is None)
     return Graph(steps, storages, path, sum(steps[number].duration_ns for number in path), peak, at, outside)
 
 
-def _steps(trace: Trace) -> Iterator[tuple[Step, dict[int, int]]]:
-    """The calls of a trace in the order in which they started, each with the bytes of its storages that it tells."""
+def _steps(trace: Trace, extents: _Extents) -> Iterator[Step]:
+    """The calls of a trace in the order in which they started; `extents` is told of their tensors."""
     signatures = {signature.number: signature for signature in trace.signatures}
     own = trace.calls[trace.calls["inside"].isna()]
     columns = ("signature", "op", "module", "phase", "thread", "start_ns", "duration_ns", "tensors", "first_storage")
@@ -113,19 +137,15 @@ def _steps(trace: Trace) -> Iterator[tuple[Step, dict[int, int]]]:
         signature, op, module, phase, thread, start, duration, count, first = values
         mentioned = [int(item) for item in trace.storages[first : first + count]]
         shape = _shape_of(signatures.get(int(signature)), len(mentioned))
-        sizes: dict[int, int] = {}
-        for storage, spec in zip(mentioned, shape.specs, strict=True):
-            if spec is not None:
-                sizes[storage] = max(sizes.get(storage, 0), spec.extent)
+        extents.note(mentioned, shape.specs, shape.taken)
         takes, gives = mentioned[: shape.taken], mentioned[shape.taken :]
         writes = [storage for storage, written in zip(takes, shape.written, strict=True) if written]
-        step = Step(
+        yield Step(
             *(int(number), str(op), str(module), str(phase), str(thread), int(start), int(duration)),
             takes=_known(takes),
             gives=_known(gives),
             writes=_known(writes),
         )
-        yield step, sizes
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +175,8 @@ def _shape_of(signature: Signature | None, count: int) -> _Shape:
 def _written(signature: Signature) -> set[int | str]:
     """The places of the arguments that a call may write into."""
     everything: set[int | str] = {*range(len(signature.args)), *signature.kwargs}
-    if signature.kind != OPERATOR:
+    if signature.kind != OPERATOR or not signature.op.isascii():
+        # torch cannot be asked for every text that a file may hold
         return everything
     namespace, _, rest = signature.op.partition(".")
     name, _, overload = rest.rpartition(".")

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from opgrip.traces.arguments import Opaque, TensorSpec, leaves, tensors
-from opgrip.traces.graph import Graph, _peak, make_graph
+from opgrip.traces.graph import Graph, make_graph
 from opgrip.traces.records import NO_STORAGE, Signature
 from opgrip.traces.trace import Trace
 
@@ -105,7 +105,6 @@ class Flow:
 
 def make_flow(trace: Trace) -> Flow:
     """The calls that a program made itself; those that an extension function made inside are its own."""
-    trace = replace(trace, signatures=[signature for signature in trace.signatures if _is_sound(signature)])
     graph = make_graph(trace)
     signatures = {signature.number: signature for signature in trace.signatures}
     interfaces = {number: _interface(signature) for number, signature in signatures.items()}
@@ -115,12 +114,8 @@ def make_flow(trace: Trace) -> Flow:
     ends = own["start_ns"] + own["duration_ns"]
     wall = int(ends.max() - own["start_ns"].min()) if len(own) else 0
     outside = [number for number, storage in graph.storages.items() if storage.made_by is None and number in needs]
-    for number, need in needs.items():
-        # what a signature tells of its results is of its first call; the arguments are of this one
-        graph.storages[number].bytes = need.bytes
     outside_bytes = sum(needs[number].bytes for number in outside)
-    peak_bytes, _ = _peak(graph.steps, graph.storages)
-    return Flow(calls, signatures, interfaces, needs, outside, outside_bytes, peak_bytes, wall)
+    return Flow(calls, signatures, interfaces, needs, outside, outside_bytes, graph.peak_bytes, wall)
 
 
 def can_flow(spec: TensorSpec) -> bool:
@@ -181,9 +176,3 @@ def _interface(signature: Signature) -> Interface:
     given = tuple(leaf for leaf in leaves(signature.outputs) if isinstance(leaf, TensorSpec))
     taken = [signature.args, signature.kwargs]
     return Interface(tuple(tensors(taken)), given, any(isinstance(leaf, Opaque) for leaf in leaves(taken)))
-
-
-def _is_sound(signature: Signature) -> bool:
-    """Whether the places of all its tensors are numbers."""
-    found = tensors([signature.args, signature.kwargs, signature.outputs])
-    return all(type(spec.offset) is int and spec.offset >= 0 for spec in found)

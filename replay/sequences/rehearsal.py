@@ -223,7 +223,7 @@ class Rehearsal:
     def _find(self, signature: int) -> Operator:
         record = self.flow.signatures.get(signature)
         if record is None:
-            raise Unsupported("the trace does not hold its signature, or one that cannot be")
+            raise Unsupported("the trace does not hold its signature")
         if record.raised is not None:
             raise Unsupported(f"it raised when it was captured: {record.raised[:120]}")
         return find_operator(record, self._extensions)

@@ -7,7 +7,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
+from example_trace import write
 from hypothesis import given
 from hypothesis import strategies as st
 from programs import run_command, train_tiny_net
@@ -15,8 +17,9 @@ from programs import run_command, train_tiny_net
 from opgrip.capture import Capture
 from opgrip.capture.storages import Storages
 from opgrip.traces import Trace, load
+from opgrip.traces.arguments import TensorSpec
 from opgrip.traces.graph import make_graph
-from opgrip.traces.records import NO_STORAGE
+from opgrip.traces.records import NO_STORAGE, Calls, Scope, Signature, Thread
 from opgrip.traces.storage_codes import decode_storages, encode_storages
 
 
@@ -131,6 +134,31 @@ def test_a_graph_follows_results_and_writes(tmp_path: Path) -> None:
     assert graph.critical_ns == sum(graph.steps[number].duration_ns for number in graph.critical_path)
     assert graph.peak_bytes == 3 * 4000
     assert graph.peak_at == 2
+
+
+def test_memory_is_sized_by_what_takes_it_where_results_vary(tmp_path: Path) -> None:
+    few, more = torch.arange(5000) > 4990, torch.arange(5000) > 4899
+
+    def program() -> None:
+        more.nonzero().add_(1)
+        # of the same signature
+        few.nonzero().add_(1)
+
+    graph = make_graph(capture(tmp_path, program))
+    sizes = [storage.bytes for storage in graph.storages.values() if storage.made_by is not None]
+    assert sizes == [100 * 8, 9 * 8]
+    assert graph.peak_bytes == 100 * 8
+
+
+@pytest.mark.parametrize("op", ["aten.\ud800.default", "\udfff", "aten.sin.\udc00", "aten.ß.default", "a\0.b.c", ""])
+def test_whatever_a_stranger_calls_an_operator_there_is_a_graph(tmp_path: Path, op: str) -> None:
+    spec = TensorSpec((8,), (1,), torch.float32, "cpu")
+    records = [Signature(0, "operator", op, (spec,), {}, spec), Scope(0, "", "", "forward"), Thread(0, "MainThread")]
+    trace = load(write(tmp_path / "t.jsonl", [*records, Calls(0, [0], [0], [0], [5], [2], [0, 1])]))
+    assert (trace.missing or "").endswith("cut after record 5")
+    (step,) = make_graph(trace).steps.values()
+    # it may write into all that it takes
+    assert step.writes == [0]
 
 
 def test_the_graph_verb_writes_json_and_dot(tmp_path: Path) -> None:

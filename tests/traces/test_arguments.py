@@ -130,3 +130,21 @@ def test_a_dtype_that_this_torch_lacks_is_held_by_name() -> None:
 def test_what_is_no_argument_is_refused(form: object) -> None:
     with pytest.raises(FormatError):
         decode(form)
+
+
+@pytest.mark.parametrize(
+    ("field", "body"),
+    [
+        *(("offset", body) for body in ("x", -9, 1.0, True, None, 2**63)),
+        *((field, body) for field in ("storage", "values") for body in ("a", -1, 1.5, False, [], {}, 2**63)),
+        *((field, body) for field in ("requires_grad", "conj", "neg", "pinned") for body in (3, 0, "y", None, [])),
+        *(("layout", body) for body in ("dense", 0, [], None)),
+        *(("cls", body) for body in (1, [], {})),
+        *(("made_of", body) for body in (1, "coo", [], {}, {"coo": 1}, {"coo": {}, "nested": {}})),
+    ],
+)
+def test_a_tensor_with_a_field_of_another_kind_is_refused(field: str, body: object) -> None:
+    form = {"shape": [2], "stride": [1], "dtype": "float32", "device": "cpu"}
+    assert decode({"tensor": form}) == TensorSpec((2,), (1,), torch.float32, "cpu")
+    with pytest.raises(FormatError):
+        decode({"tensor": form | {field: body}})
