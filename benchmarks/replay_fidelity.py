@@ -1,7 +1,7 @@
 """How near the replay of a call comes to its time in the program, beside tools that know shapes alone.
 
-For each program: it is captured twice, from the same state, and the first trace is replayed with values as recorded,
-random and zero, all in the same rounds. Two figures for each:
+For each program: it is captured twice, from the same state, and the first trace is replayed three times, with values as
+recorded, random and zero. Two figures for each:
 
 - the share of signatures whose outputs have the recorded shapes;
 - the error in time, each signature weighted by its calls: the sum over signatures of |replayed - captured| over the
@@ -42,7 +42,7 @@ WARMUP = 3
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workload", choices=REPLAYED, action="append", help="only this one; can be repeated")
-    parser.add_argument("--steps", type=int, default=5, help="captured steps (default: %(default)s)")
+    parser.add_argument("--steps", type=int, default=3, help="captured steps (default: %(default)s)")
     parser.add_argument("--threads", type=int, default=1, help="of the program (default: %(default)s)")
     parser.add_argument("--worst", type=int, default=0, metavar="N", help="also list the N signatures of most error")
     args = parser.parse_args()
@@ -103,8 +103,8 @@ def _without_values(form: object) -> object:
 
 
 def _replayed(path: Path) -> pd.DataFrame:
-    job = Job(str(path), values=KINDS)
-    return to_frame(row for rows in supervise(job, job.load()) for row in rows)
+    jobs = [Job(str(path), values=(kind,)) for kind in KINDS]
+    return to_frame(row for job in jobs for rows in supervise(job, job.load()) for row in rows)
 
 
 def _add_rows(

@@ -25,6 +25,7 @@ from opgrip.replay.results import (
     same_outputs,
 )
 from opgrip.replay.settings import EAGER, Settings
+from opgrip.replay.timing.caches import PROGRAM
 from opgrip.replay.timing.subjects import Subject, Variant
 from opgrip.replay.work import bytes_of, flops_of, with_memory
 from opgrip.traces.arguments import TensorSpec, map_leaves, tensors
@@ -114,7 +115,7 @@ def _forward(case: Case, settings: Settings, result: Result) -> Prepared:
             operator.function,
             variants,
             operator.mutates,
-            case.fresh if torch.device(settings.device).type == "cpu" else None,
+            case.fresh if settings.device == "cpu" and settings.cache == PROGRAM else None,
             result.bytes_out or 0,
         )
         for _ in range(settings.effort.warmup):
