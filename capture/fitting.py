@@ -13,10 +13,9 @@ from opgrip.capture.deferred import Deferred, is_deferred
 from opgrip.capture.full_values import FullValues
 from opgrip.capture.layouts import FitValues
 from opgrip.capture.signatures import describe_call
-from opgrip.traces.arguments import TensorSpec, map_leaves, tensors
+from opgrip.traces.arguments import TensorSpec, map_leaves, numbers_of, tensors, with_numbers
 from opgrip.traces.errors import one_line
 from opgrip.traces.records import Record, Signature, Values
-from opgrip.traces.tensor_specs import map_values, value_numbers
 from opgrip.traces.values import ValueModel, depends_on_values, fit_argument, told
 
 
@@ -62,10 +61,12 @@ class Fitter:
         name : the operator, or the name of a function
         anew : whatever another signature had
         """
+        if anew:
+            return describe_call(args, kwargs, self._fit_for(name))
         plain = describe_call(args, kwargs, lambda argument: lambda tensor: None)
         alike = (str(name), tuple(tensors(plain)))
         # whole values are those of this call
-        known = None if anew or self.full is not None else self._alike.get(alike)
+        known = None if self.full is not None else self._alike.get(alike)
         if known is None:
             described = describe_call(args, kwargs, self._fit_for(name))
             self._alike[alike] = numbers_of(described)
@@ -114,7 +115,8 @@ class Fitter:
         model = self._model(op, argument, tensor)
         if model is None:
             return None
-        return self._number(_Fitted(model, None if self.full is None else self._keep(op, tensor)))
+        key = None if self.full is None else self.full.keep(tensor, op, self.without_values)
+        return self._number(_Fitted(model, key))
 
     def _model(self, op: str, argument: str, tensor: torch.Tensor) -> ValueModel | None:
         try:
@@ -122,10 +124,6 @@ class Fitter:
         except Exception as error:
             self.without_values[op, one_line(error)] += 1
             return None
-
-    def _keep(self, op: str, tensor: torch.Tensor) -> str | None:
-        assert self.full is not None
-        return self.full.keep(tensor, op, self.without_values)
 
     def _told(self, number: int, signature: Signature, argument: str) -> int:
         fitted = self._fitted[number]
@@ -145,21 +143,6 @@ class Fitter:
             self._fitted.append(fitted)
             self._pend(Values(number, fitted.model, fitted.key))
         return number
-
-
-def numbers_of(described: Any) -> list[int | None]:
-    """The numbers of the value models in described arguments, in their order."""
-    return [number for spec in tensors(described) for number in value_numbers(spec)]
-
-
-def with_numbers(described: Any, numbers: Sequence[int | None]) -> Any:
-    """Described arguments with other value models."""
-    left = iter(numbers)
-
-    def numbered(leaf: Any) -> Any:
-        return map_values(lambda _: next(left), leaf) if isinstance(leaf, TensorSpec) else leaf
-
-    return map_leaves(numbered, described)
 
 
 def varies_by_values(signature: Signature, name: Hashable) -> bool:

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from opgrip.capture.contexts import describe_context, read_context
-from opgrip.capture.fitting import Fitter, numbers_of, varies_by_values
+from opgrip.capture.fitting import Fitter, varies_by_values
 from opgrip.capture.observations import Observations
 from opgrip.capture.page_faults import LARGE
 from opgrip.capture.places import CallSites, Place, Places, Site, innermost_module
 from opgrip.capture.signatures import call_key, describe_result
 from opgrip.capture.storages import Storages
 from opgrip.capture.torch_private import unobserved
-from opgrip.traces.arguments import Opaque, tensors
+from opgrip.traces.arguments import Opaque, numbers_of, tensors
 from opgrip.traces.errors import one_line
 from opgrip.traces.records import OPERATOR, Context, Observed, Record, Scope, Signature
 from opgrip.traces.writer import encode_line

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Any
@@ -10,13 +10,13 @@ from typing import Any
 import pandas as pd
 
 from opgrip.replay.arguments.stored import Stored, drawn_values
-from opgrip.replay.timing.pages import LARGE
+from opgrip.replay.timing.pages import LARGE, mostly_fresh
 from opgrip.replay.work import bytes_of
 from opgrip.traces import Trace
-from opgrip.traces.arguments import TensorSpec, map_leaves, tensors
+from opgrip.traces.arguments import numbers_of, tensors, with_numbers
 from opgrip.traces.errors import UserError
 from opgrip.traces.records import Observed, Signature
-from opgrip.traces.tensor_specs import map_values, value_numbers
+from opgrip.traces.tensor_specs import value_numbers
 from opgrip.traces.values import Drawable
 
 MOST_VARIANTS = 8
@@ -98,8 +98,7 @@ def make_cases(trace: Trace, selection: Selection = Selection()) -> list[Case]:
     total = max(sum(time for _, _, time in of_signature.values()), 1)
     contexts = _contexts(trace, calls)
     fresh = _shares_of_fresh(trace, calls)
-    known = calls.dropna(subset=["phase"])
-    phases = known.groupby("signature")["phase"].agg(lambda column: column.value_counts().index[0]).to_dict()
+    phases = _most_frequent(calls["signature"], calls["phase"])
     drawn = drawn_values(trace)
     cases = []
     for signature in trace.signatures:
@@ -139,11 +138,15 @@ def _matching(calls: pd.DataFrame, column: str, patterns: Sequence[str], flag: s
 def _contexts(trace: Trace, calls: pd.DataFrame) -> dict[int, Mapping[str, Any]]:
     """By signature, the settings that most of its calls ran under."""
     context_of = {scope.number: scope.context for scope in trace.scopes}
-    numbers = calls["scope"].map(context_of)
-    known = pd.DataFrame({"signature": calls["signature"], "context": numbers}).dropna()
-    most = known.groupby("signature")["context"].agg(lambda column: column.value_counts().index[0])
-    pairs = zip(most.index.tolist(), most.tolist(), strict=True)
-    return {int(signature): trace.contexts.get(int(context), {}) for signature, context in pairs}
+    contexts = _most_frequent(calls["signature"], calls["scope"].map(context_of))
+    return {signature: trace.contexts.get(int(number), {}) for signature, number in contexts.items()}
+
+
+def _most_frequent(signatures: pd.Series[int], values: pd.Series[Any]) -> dict[int, Any]:
+    """By signature, what most of its calls have, of those of which it is known."""
+    known = pd.DataFrame({"signature": signatures, "value": values}).dropna()
+    most = known.groupby("signature")["value"].agg(lambda column: column.value_counts().index[0])
+    return dict(zip(most.index.tolist(), most.tolist(), strict=True))
 
 
 def _shares_of_fresh(trace: Trace, calls: pd.DataFrame) -> dict[int, float]:
@@ -154,23 +157,18 @@ def _shares_of_fresh(trace: Trace, calls: pd.DataFrame) -> dict[int, float]:
     size = {signature.number: bytes_of(signature.outputs) for signature in trace.signatures}
     results = calls["signature"].map(size).fillna(0)
     large = calls[results >= LARGE]
-    fresh = large["page_faults"] * float(page) * 2 >= results[large.index]
+    fresh = mostly_fresh(large["page_faults"] * float(page), results[large.index])
     shares = fresh.groupby(large["signature"]).mean()
     return dict(zip(shares.index.tolist(), shares.tolist(), strict=True))
 
 
 def _variants(signature: Signature, observed: Sequence[Observed]) -> tuple[Signature, ...]:
     """A signature as its later calls had it."""
-    known = [number for spec in tensors([signature.args, signature.kwargs]) for number in value_numbers(spec)]
+    count = len(numbers_of([signature.args, signature.kwargs]))
     variants = []
     for other in observed[:MOST_VARIANTS]:
-        if len(other.values) == len(known):
-            numbers = iter(other.values)
-
-            def renumbered(leaf: Any, numbers: Iterator[int | None] = numbers) -> Any:
-                return map_values(lambda _: next(numbers), leaf) if isinstance(leaf, TensorSpec) else leaf
-
-            args, kwargs = map_leaves(renumbered, signature.args), map_leaves(renumbered, signature.kwargs)
+        if len(other.values) == count:
+            args, kwargs = with_numbers((signature.args, signature.kwargs), other.values)
             variants.append(replace(signature, args=args, kwargs=kwargs, outputs=other.outputs))
     return tuple(variants)
 

@@ -6,6 +6,7 @@ import warnings
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from opgrip.replay.arguments.inputs import device_map
 from opgrip.replay.arguments.values import RECORDED
@@ -65,7 +66,9 @@ class Job:
         trace = load(self.trace, partial=self.partial)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            cases = make_cases(trace, Selection(self.ops, self.modules, self.top))[self.start : self.stop]
+            selection = Selection(tuple(self.ops), tuple(self.modules), self.top)
+            selected = make_cases(trace, selection)
+        cases = selected[self.start : self.stop]
         notes = [trace.missing] if trace.missing else []
         notes += dict.fromkeys(str(warning.message) for warning in caught)
         if not cases:
@@ -85,23 +88,31 @@ class Job:
             backward=self.backward,
             memory_limit=self.memory_limit,
         )
-        return Loaded(trace, cases, make_surroundings(trace), settings, notes)
+        return Loaded(trace, cases, settings, notes, selected if selection == Selection() else None)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Loaded:
-    """A job's trace, the cases that it selects, what stands around their calls, and how they are run.
+    """A job's trace, the cases that it selects, and how they are run.
 
     Attributes
     ----------
     notes : what a user should know of the trace: what it lacks, values that cannot be had
+    everything : all cases of the trace, where they had to be made
     """
 
     trace: Trace
     cases: list[Case]
-    surroundings: Surroundings
     settings: Settings
     notes: list[str]
+    everything: list[Case] | None = None
+
+    @cached_property
+    def surroundings(self) -> Surroundings:
+        """What stands around the cases' calls, where they are run amid it."""
+        if self.settings.cache != PROGRAM:
+            return Surroundings({}, {})
+        return make_surroundings(self.trace, self.everything)
 
 
 def recorded_device(trace: Trace) -> str:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from opgrip.replay.job import Job, Loaded
+from opgrip.replay.machine import available_memory
 from opgrip.replay.options import check_method, job_of, make_parser
 from opgrip.replay.reports import reports
 from opgrip.replay.reports.report import Report
@@ -23,7 +24,6 @@ from opgrip.replay.results import OK, Result, read_results, summarize
 from opgrip.replay.sequences.report import print_sequence
 from opgrip.replay.sequences.sequence import SequenceSettings, replay_apart
 from opgrip.replay.workers.journal import Journal, journal_path
-from opgrip.replay.workers.machine import available_memory
 from opgrip.replay.workers.supervisor import supervise
 from opgrip.traces.command import INTERRUPTED, run_command
 from opgrip.traces.devices import check_device

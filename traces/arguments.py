@@ -8,7 +8,7 @@ that names its kind.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ import torch
 from opgrip.traces.errors import FormatError
 from opgrip.traces.names import DTYPES, LAYOUTS, MEMORY_FORMATS, Json, device_name, plain_name, sizes
 from opgrip.traces.tensor_forms import tensor_form, tensor_of
-from opgrip.traces.tensor_specs import TensorSpec
+from opgrip.traces.tensor_specs import TensorSpec, map_values, value_numbers
 
 __all__ = [
     "DTYPES",
@@ -34,7 +34,9 @@ __all__ = [
     "encode",
     "leaves",
     "map_leaves",
+    "numbers_of",
     "tensors",
+    "with_numbers",
 ]
 
 
@@ -145,6 +147,21 @@ def map_leaves(function: Callable[[Any], Any], value: Any) -> Any:
     if isinstance(value, dict):
         return {key: map_leaves(function, item) for key, item in value.items()}
     return function(value)
+
+
+def numbers_of(tree: Any) -> list[int | None]:
+    """The numbers of the value models that the tensors in a tree of arguments refer to, in their order."""
+    return [number for spec in tensors(tree) for number in value_numbers(spec)]
+
+
+def with_numbers(tree: Any, numbers: Iterable[int | None]) -> Any:
+    """The same tree with other numbers of value models, in the order of `numbers_of`."""
+    left = iter(numbers)
+
+    def numbered(leaf: Any) -> Any:
+        return map_values(lambda _: next(left), leaf) if isinstance(leaf, TensorSpec) else leaf
+
+    return map_leaves(numbered, tree)
 
 
 def _decode_tensor(body: Mapping[str, Json]) -> TensorSpec | Opaque:

@@ -56,10 +56,20 @@ def draw(
         values = torch.randint(bounds.min, bounds.max + 1, shape, generator=generator, device=device)
         return values.to(written_as)
     if dtype.is_floating_point or dtype.is_complex:
-        wide = torch.complex64 if dtype.is_complex else torch.float32
-        return torch.randn(shape, dtype=wide, generator=generator, device=device).to(dtype)
+        return normal(shape, dtype, generator)
     # zero is a valid index into anything that is not empty
     return torch.zeros(shape, dtype=dtype, device=device)
+
+
+def memory_of(storage: torch.UntypedStorage) -> torch.Tensor:
+    """The bytes of some memory, (N,) uint8."""
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+
+
+def normal(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
+    """Normal numbers of a floating-point or complex dtype, 8-bit ones too, which torch does not draw."""
+    wide = torch.complex64 if dtype.is_complex else torch.float32
+    return torch.randn(shape, dtype=wide, generator=generator, device=generator.device).to(dtype)
 
 
 def narrowed(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from opgrip.replay.arguments.casting import caster, pieces
-from opgrip.replay.arguments.filling import fill, write
+from opgrip.replay.arguments.filling import fill, memory_of, write
 from opgrip.replay.arguments.layouts import assemble, check_layout, draw_indices, empty_quantized
 from opgrip.replay.operators import Unsupported
 from opgrip.traces.arguments import (
@@ -146,7 +146,7 @@ class Inputs:
     def use(self, places: Sequence[int]) -> None:
         """Read and write the memory of some tensors as it is, by their places among the arguments' tensors."""
         if self._touching is None:
-            bytes_of = [torch.empty(0, dtype=torch.uint8, device=s.device).set_(s) for s in self._storages]
+            bytes_of = [memory_of(storage) for storage in self._storages]
             self._touching = [[bytes_of[piece.storage] for piece in planned.pieces] for planned in self._planned]
         for place in places:
             for memory in self._touching[place] if place < len(self._touching) else ():
@@ -203,16 +203,17 @@ class Inputs:
         return empty.set_(storage, spec.offset, spec.shape, spec.stride)
 
     def _made(self, planned: _Planned) -> torch.Tensor:
-        spec = planned.spec
-        if spec.parts:
-            tensor = assemble(spec, [self._view(piece) for piece in planned.pieces])
-        else:
-            tensor = self._view(planned.pieces[0])
-        if spec.conj:
-            tensor = tensor.conj()
-        if spec.neg:
-            tensor = torch._neg_view(tensor)
-        return tensor.requires_grad_(spec.requires_grad) if spec.requires_grad else tensor
+        spec, views = planned.spec, [self._view(piece) for piece in planned.pieces]
+        return as_recorded(assemble(spec, views) if spec.parts else views[0], spec)
+
+
+def as_recorded(tensor: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
+    """A tensor with the bits that it was recorded with: conjugated, negated, requiring a gradient."""
+    if spec.conj:
+        tensor = tensor.conj()
+    if spec.neg:
+        tensor = torch._neg_view(tensor)
+    return tensor.requires_grad_() if spec.requires_grad else tensor
 
 
 def _cast(

@@ -8,7 +8,9 @@ from dataclasses import replace
 
 import torch
 
-from opgrip.replay.arguments.inputs import DeviceMap, Inputs
+from opgrip.replay.arguments.filling import memory_of
+from opgrip.replay.arguments.inputs import DeviceMap, Inputs, as_recorded
+from opgrip.replay.machine import free_memory
 from opgrip.replay.operators import Unsupported
 from opgrip.replay.sequences.flow import Need
 from opgrip.traces.arguments import TensorSpec
@@ -73,7 +75,8 @@ class Memory:
         """Keep no first values of what a pass over all calls has left as it was."""
         for number, storage in self._outside.items():
             first = self._first.get(number)
-            if first is not None and storage.nbytes() == first.nbytes() and torch.equal(_bytes(storage), _bytes(first)):
+            # of other sizes, they are not equal
+            if first is not None and torch.equal(memory_of(storage), memory_of(first)):
                 del self._first[number]
                 self.kept_bytes -= first.nbytes()
 
@@ -117,12 +120,7 @@ class Memory:
         storage = self.live[number]
         assert spec.stride is not None, "checked when the call was prepared"
         empty = torch.empty(0, dtype=spec.dtype, device=storage.device)
-        tensor = empty.set_(storage, spec.offset, spec.shape, spec.stride)
-        if spec.conj:
-            tensor = tensor.conj()
-        if spec.neg:
-            tensor = torch._neg_view(tensor)
-        return tensor.requires_grad_() if spec.requires_grad else tensor
+        return as_recorded(empty.set_(storage, spec.offset, spec.shape, spec.stride), spec)
 
     def holds(self, number: int, spec: TensorSpec) -> bool:
         """Whether a number's memory is large enough for a tensor."""
@@ -156,16 +154,5 @@ class Memory:
 
 def room_on(device: str) -> int:
     """Bytes that a replay may take on a device."""
-    kind = torch.device(device).type
-    if kind == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0] * SHARE)
-    try:
-        with open("/proc/meminfo", encoding="ascii") as file:
-            fields = dict(line.split(":", 1) for line in file)
-        return int(int(fields["MemAvailable"].split()[0]) * 1024 * SHARE)
-    except (OSError, KeyError, ValueError):
-        return int(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") * SHARE)
-
-
-def _bytes(storage: torch.UntypedStorage) -> torch.Tensor:
-    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+    free = free_memory(device)
+    return int((os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if free is None else free) * SHARE)

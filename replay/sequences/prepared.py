@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from opgrip.replay.arguments.filling import memory_of
 from opgrip.replay.arguments.inputs import DeviceMap, Inputs
 from opgrip.replay.operators import Operator
 from opgrip.replay.sequences.flow import can_flow
@@ -124,8 +125,7 @@ class Drawn:
         except RuntimeError:
             # elements that share memory: all of it is copied, which the drawn tensor has alike
             first, size = spec.offset * spec.dtype.itemsize, spec.extent
-            storages = (target.untyped_storage(), drawn.untyped_storage())
-            to, since = (torch.empty(0, dtype=torch.uint8, device=item.device).set_(item) for item in storages)
+            to, since = memory_of(target.untyped_storage()), memory_of(drawn.untyped_storage())
             to[first:size].copy_(since[first:size])
 
     def allows_floats(self, spec: TensorSpec, tensor: torch.Tensor) -> bool:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
+
+from opgrip.replay.machine import lines
 
 PROGRAM, WARM, COLD = "program", "warm", "cold"
 CACHES = (PROGRAM, WARM, COLD)
@@ -31,15 +32,8 @@ def last_cache_bytes(device: str) -> int:
         return int(torch.cuda.get_device_properties(device).L2_cache_size)
     # per instance, where sysconf gives the sum of all
     for index in (3, 2):
-        text = _read(Path(f"/sys/devices/system/cpu/cpu0/cache/index{index}/size"))
+        text = "".join(lines(f"/sys/devices/system/cpu/cpu0/cache/index{index}/size"))
         if text.endswith("K") and text[:-1].isdigit():
             return int(text[:-1]) << 10
     names = [name for name in ("SC_LEVEL3_CACHE_SIZE", "SC_LEVEL2_CACHE_SIZE") if name in os.sysconf_names]
     return next((size for size in map(os.sysconf, names) if size > 0), 32 << 20)
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text().strip()
-    except OSError:
-        return ""

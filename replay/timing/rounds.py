@@ -34,7 +34,7 @@ Announce = Callable[[int], None]
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Subjects that run under the same settings of torch. Modes of one case are neighbours.
+    """Subjects that run under the same settings of torch.
 
     Attributes
     ----------

@@ -105,7 +105,8 @@ class Subject:
         before = pages.faults() if self.fresh is not None else 0
         time_ns = stopwatch.time(self.function, runs)
         if self.fresh is not None:
-            self._faulted = met_fresh(pages.faults() - before, self.result_bytes * len(runs))
+            given, results = (pages.faults() - before) * pages.PAGE, self.result_bytes * len(runs)
+            self._faulted = bool(pages.mostly_fresh(given, max(results, pages.LARGE)))
         if stopwatch.method == CONTINUOUS and self._size == 1:
             self._size = min(block_size(time_ns), self._most_in_block())
         self.times_ns.append(time_ns)
@@ -133,8 +134,3 @@ class Subject:
             return 1 << 30
         size = max(max(variant.sets[0].nbytes for variant in self.variants), 1)
         return max(1, min(COPIES, COPIED_BYTES // size))
-
-
-def met_fresh(faults: int, result_bytes: int) -> bool:
-    """Whether so many page faults mean that results lay in fresh memory, for the most part."""
-    return faults * pages.PAGE * 2 >= max(result_bytes, pages.LARGE)

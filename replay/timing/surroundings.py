@@ -70,12 +70,19 @@ class Surroundings:
         return [self.cases[number] for number in sorted(before - own) if number in self.cases]
 
 
-def make_surroundings(trace: Trace) -> Surroundings:
-    """The surroundings of all cases of a trace."""
-    with warnings.catch_warnings():
-        # what is wrong with the values of some is told where these are selected
-        warnings.simplefilter("ignore")
-        cases = {case.number: case for case in make_cases(trace) if case.signature.raised is None}
+def make_surroundings(trace: Trace, everything: Sequence[Case] | None = None) -> Surroundings:
+    """The surroundings of all cases of a trace.
+
+    Parameters
+    ----------
+    everything : these cases, where they are known already
+    """
+    if everything is None:
+        with warnings.catch_warnings():
+            # what is wrong with the values of some is told where these are selected
+            warnings.simplefilter("ignore")
+            everything = make_cases(trace)
+    cases = {case.number: case for case in everything if case.signature.raised is None}
     calls = trace.calls[trace.calls["inside"].isna()].head(MOST_CALLS)
     signatures = {signature.number: signature for signature in trace.signatures}
     places: dict[int, list[Place]] = {}

@@ -12,12 +12,12 @@ import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from opgrip.replay.job import Job, Loaded
+from opgrip.replay.machine import lines
 from opgrip.replay.replay import replay
 from opgrip.replay.workers.watch import Watch
 
@@ -60,16 +60,9 @@ def _limit_memory(limit: int | None, device: str) -> None:
         total = torch.cuda.get_device_properties(device).total_memory
         torch.cuda.set_per_process_memory_fraction(min(1.0, limit / total), device)
         return
-    used = next((int(line.split()[1]) << 10 for line in _status() if line.startswith("VmData")), 0)
+    used = next((int(line.split()[1]) << 10 for line in lines("/proc/self/status") if line.startswith("VmData")), 0)
     with suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_DATA, (used + limit, used + limit))
-
-
-def _status() -> list[str]:
-    try:
-        return Path("/proc/self/status").read_text().splitlines()
-    except OSError:
-        return []
 
 
 def _first_line(source: int) -> bytes:
