@@ -10,6 +10,7 @@ from typing import Any
 import pandas as pd
 
 from opgrip.replay.arguments.stored import Stored, drawn_values
+from opgrip.replay.operators import Operator
 from opgrip.replay.timing.pages import LARGE, mostly_fresh
 from opgrip.replay.work import bytes_of
 from opgrip.traces import Trace
@@ -38,6 +39,7 @@ class Case:
     phase : the one that most of those calls were in
     variants : the signature with the values and results of others of its calls, where the trace has them
     fresh : share of those calls whose results got fresh memory, 0 to 1; None where it does not matter or is not known
+    operator : what it calls, where that is not the operator that the signature names
     """
 
     signature: Signature
@@ -50,6 +52,7 @@ class Case:
     phase: str = "forward"
     variants: Sequence[Signature] = ()
     fresh: float | None = None
+    operator: Operator | None = None
 
     @property
     def number(self) -> int:

@@ -99,7 +99,7 @@ def _empty_row(case: Case, settings: Settings, kind: str) -> Result:
 
 
 def _forward(case: Case, settings: Settings, result: Result) -> Prepared:
-    operator = find_operator(case.signature, settings.extensions)
+    operator = case.operator or find_operator(case.signature, settings.extensions)
     # captured below autograd, so replayed without it
     with restored(settings.context_of(case)), torch.set_grad_enabled(settings.wants_grad(case)):
         variants, faithful = [], []
@@ -124,7 +124,7 @@ def _forward(case: Case, settings: Settings, result: Result) -> Prepared:
 
 
 def _backward(case: Case, settings: Settings, result: Result) -> Prepared:
-    operator = find_operator(case.signature, settings.extensions)
+    operator = case.operator or find_operator(case.signature, settings.extensions)
     with restored(settings.context_of(case)), torch.enable_grad():
         inputs = _inputs(case.signature, case, settings, result.values)
         function, prepare_graph = backward_of(operator, inputs)

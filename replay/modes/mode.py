@@ -1,0 +1,149 @@
+"""What a mode is: a way to run calls, such as a compiler or another runtime."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from opgrip.replay.timing.methods import Arguments, Function
+from opgrip.traces.errors import UserError
+from opgrip.traces.registry import Registry
+
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """How long a compiler may search for better code.
+
+    Attributes
+    ----------
+    trials : programs that it may try; 0 for no search
+    tuner : name of the way to search, by the compiler's own list; None for its default
+    """
+
+    trials: int = 0
+    tuner: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A call that a mode makes ready to run.
+
+    Attributes
+    ----------
+    function : an operator, a Python function, or the calls of a module as one
+    args, kwargs : an example of what it takes, which the mode may run on and write into
+    others : further examples, whose values or shapes are others
+    mutates : whether a call may write into its arguments
+    grad : whether gradients of its results are asked for
+    device : that its tensors are on
+    threads : of an operator on the CPU
+    argument : what followed the mode's name, as in `compile:NAME`; empty where nothing did
+    store : folder for what a later run of the same call can load again; None where there is none
+    """
+
+    function: Function
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    others: Sequence[Arguments] = ()
+    mutates: bool = False
+    grad: bool = False
+    device: str = "cpu"
+    threads: int = 1
+    argument: str = ""
+    store: Path | None = None
+    tuning: Tuning = Tuning()
+
+
+@dataclass(frozen=True, slots=True)
+class Results:
+    """What one run gave.
+
+    Attributes
+    ----------
+    outputs : its results, with all that is in lists and tuples of them, one after the other
+    arguments : tensors among its arguments, as the run left them; empty where it does not write into any
+    """
+
+    outputs: Sequence[Any]
+    arguments: Sequence[Any] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A call that is ready to run: compiled, loaded, and run at least once where its first run is slower.
+
+    Attributes
+    ----------
+    function : what is timed; it waits until its work is done, on the CPU, or leaves that to the device's streams
+    enter : makes of the call's arguments what `function` takes, outside of the time; None where it takes them as they
+        are, and writes into them as the call does
+    leave : what `function` gave, as tensors of torch; only together with `enter`
+    note : how it was made, in a word or two
+    """
+
+    function: Function
+    enter: Callable[[Arguments], Arguments] | None = None
+    leave: Callable[[Any], Results] | None = None
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Mode:
+    """A way to run calls.
+
+    Attributes
+    ----------
+    make : the program of a call; whatever it raises is the reason why there is none
+    needs : packages that it imports
+    extra : of opgrip, that installs them; empty where there is none
+    devices : kinds of device that it runs on
+    differentiable : whether autograd goes through its programs; else a backward is compiled as a graph of its own
+    ahead : whether making a program takes so long that several processes make them before any is timed
+    argument : what may follow its name after a colon, in a word; empty where nothing may
+    """
+
+    make: Callable[[Task], Program]
+    needs: Sequence[str] = ()
+    extra: str = ""
+    devices: Sequence[str] = ("cpu", "cuda")
+    differentiable: bool = False
+    ahead: bool = True
+    argument: str = ""
+
+
+modes: Registry[Mode] = Registry("opgrip.replay.modes", "opgrip.modes")
+"""Modes by name. A file in this folder enters its own, and so does a module that an entry point names."""
+
+
+def mode(name: str, **about: Any) -> Callable[[Callable[[Task], Program]], Callable[[Task], Program]]:
+    """A decorator that enters a function as the `make` of a mode, whose other attributes are `about`."""
+
+    def enter(make: Callable[[Task], Program]) -> Callable[[Task], Program]:
+        modes.register(name)(Mode(make, **about))
+        return make
+
+    return enter
+
+
+def find_mode(text: str) -> tuple[Mode, str]:
+    """The mode of a name, and what follows its colon.
+
+    Raises
+    ------
+    UserError : where there is none of that name, or a package that it needs is not installed
+    """
+    name, colon, argument = text.partition(":")
+    found = modes.get(name)
+    if found is None:
+        raise UserError(f"there is no mode {name!r}", f"there are {', '.join(modes.names())}")
+    if colon and not (found.argument and argument):
+        told = f"write {name}:{found.argument.upper()}" if found.argument else f"write {name}"
+        raise UserError(f"{text!r} is no mode", told)
+    lacking = [package for package in found.needs if find_spec(package) is None]
+    if lacking:
+        hint = f"pip install 'opgrip[{found.extra}]'" if found.extra else "install it"
+        raise UserError(f"the mode {name} needs {', '.join(lacking)}, which is not installed", hint)
+    return found, argument
