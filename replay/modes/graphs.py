@@ -32,6 +32,7 @@ class TensorCall(nn.Module):
         return [leaf for leaf in leaves(list(arguments)) if isinstance(leaf, Tensor)]
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """Run the call; gives its results, and what it made of its arguments where it writes into them."""
         given = [tensor.clone() for tensor in tensors] if self._mutates else list(tensors)
         left = iter(given)
 
