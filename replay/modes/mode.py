@@ -81,12 +81,16 @@ class Program:
     enter : makes of the call's arguments what `function` takes, outside of the time; None where it takes them as they
         are, and writes into them as the call does
     leave : what `function` gave, as tensors of torch; only together with `enter`
+    in_place : whether `function` writes into the call's arguments, although it takes them by way of `enter`
+    anew : whether `enter` is needed before each run, since there is one place for all arguments
     note : how it was made, in a word or two
     """
 
     function: Function
     enter: Callable[[Arguments], Arguments] | None = None
     leave: Callable[[Any], Results] | None = None
+    in_place: bool = False
+    anew: bool = False
     note: str = ""
 
 

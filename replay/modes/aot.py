@@ -1,0 +1,34 @@
+"""The mode `aot`: torch.export and AOTInductor, a shared library that runs without Python."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from opgrip.replay.modes.graphs import exported
+from opgrip.replay.modes.mode import Program, Task, mode
+
+PACKAGE = "model.pt2"
+
+
+@mode("aot")
+def with_aotinductor(task: Task) -> Program:
+    """The call exported and compiled ahead of time; the package is kept in the task's store."""
+    program, call = exported(task, in_place=True)
+    with tempfile.TemporaryDirectory() as nowhere:
+        package = (task.store or Path(nowhere)) / PACKAGE
+        made = not package.exists()
+        if made:
+            torch._inductor.aoti_compile_and_package(program, package_path=str(package))
+        model = torch._inductor.aoti_load_package(str(package))
+    # as a program in C++ calls it; the model's own call parses the shape of its arguments each time
+    run = model.loader.boxed_run
+
+    def function(*tensors: torch.Tensor) -> Any:
+        return run(list(tensors))
+
+    call(*call.enter((task.args, task.kwargs))[0])
+    return Program(function, call.enter, call.leave, in_place=task.mutates, note="" if made else "loaded")

@@ -1,0 +1,95 @@
+"""The modes of torch.compile: `compile`, `compile-dynamic`, `compile-max`, and other backends as `compile:NAME`."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Callable
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch._dynamo.utils import counters
+
+from opgrip.replay.modes.mode import Program, Task, mode
+from opgrip.replay.operators import Unsupported
+from opgrip.replay.timing.methods import Function
+from opgrip.traces.arguments import leaves
+
+_numbers = itertools.count()
+_of_any_shape: dict[object, Function] = {}
+
+
+@mode("compile", differentiable=True, argument="backend")
+def with_static_shapes(task: Task) -> Program:
+    """The call compiled for its shapes, by inductor or another backend of dynamo."""
+    if task.argument and task.argument not in torch._dynamo.list_backends(exclude_tags=()):
+        known = ", ".join(torch._dynamo.list_backends(exclude_tags=("debug",)))
+        raise Unsupported(f"dynamo has no backend {task.argument!r}: there are {known}")
+    return _compiled(task, dynamic=False, backend=task.argument or "inductor")
+
+
+@mode("compile-dynamic", differentiable=True)
+def with_dynamic_shapes(task: Task) -> Program:
+    """The call compiled for any shape: calls that differ in their shapes alone have one program."""
+    return _compiled(task, dynamic=True)
+
+
+@mode("compile-max", differentiable=True)
+def with_autotuning(task: Task) -> Program:
+    """The call compiled for its shapes, the quickest of several kernels chosen by trying them."""
+    return _compiled(task, dynamic=False, mode="max-autotune")
+
+
+def _compiled(task: Task, dynamic: bool, **options: Any) -> Program:
+    kind = _kind(task) if dynamic else None
+    known = _of_any_shape.get(kind) if kind is not None else None
+    before = counters["stats"]["unique_graphs"]
+    compiled = known or torch.compile(_own_code(task.function), dynamic=dynamic, **options)
+    compiled(*task.args, **task.kwargs)
+    graphs = counters["stats"]["unique_graphs"] - before
+    if known is not None and not graphs:
+        return Program(compiled, note="shared program")
+    if not graphs:
+        raise Unsupported("dynamo compiles nothing of it and leaves it to eager")
+    if kind is not None:
+        _of_any_shape[kind] = compiled
+    return Program(compiled, note="" if graphs == 1 else f"{graphs} graphs")
+
+
+def _own_code(function: Function) -> Function:
+    """A twin with a code object of its own: dynamo compiles one code object for a few kinds of arguments only."""
+    number = next(_numbers)
+    if isinstance(function, FunctionType):
+        return _twin(function, number)
+    if isinstance(function, torch.nn.Module):
+        return function
+    return _twin(_calling(function), number)
+
+
+def _calling(function: Function) -> FunctionType:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    assert isinstance(call, FunctionType)
+    return call
+
+
+def _twin(function: FunctionType, number: int) -> FunctionType:
+    code = function.__code__.replace(co_name=f"{function.__code__.co_name}_{number}")
+    twin = FunctionType(code, function.__globals__, code.co_name, function.__defaults__, function.__closure__)
+    twin.__kwdefaults__ = copy.copy(function.__kwdefaults__)
+    return twin
+
+
+def _kind(task: Task) -> object:
+    """What two calls must have in common to share a program of any shape."""
+    described = []
+    for leaf in leaves([task.args, task.kwargs]):
+        if isinstance(leaf, torch.Tensor):
+            described.append((leaf.dtype, leaf.dim(), str(leaf.device), leaf.requires_grad))
+        else:
+            described.append((type(leaf), leaf if isinstance(leaf, str | bool | None) else str(type(leaf))))
+    return task.function, tuple(described)
+
+

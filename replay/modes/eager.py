@@ -1,0 +1,11 @@
+"""The mode `eager`: operators as they are called."""
+
+from __future__ import annotations
+
+from opgrip.replay.modes.mode import Program, Task, mode
+
+
+@mode("eager", differentiable=True, ahead=False)
+def run_as_called(task: Task) -> Program:
+    """The call itself."""
+    return Program(task.function)

@@ -1,0 +1,107 @@
+"""The mode `onnxruntime`: torch.onnx's exporter of exported programs, run by ONNX Runtime."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+from typing import Any
+
+import torch
+
+from opgrip.replay.modes.graphs import TensorCall, exported
+from opgrip.replay.modes.mode import Program, Results, Task, mode
+from opgrip.replay.operators import Unsupported
+from opgrip.replay.timing.methods import Arguments
+from opgrip.traces.errors import one_line
+
+MODEL = "model.onnx"
+PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
+
+
+@mode("onnxruntime", needs=("onnxruntime", "onnx", "onnxscript"), extra="onnx")
+def with_onnxruntime(task: Task) -> Program:
+    """The call as an ONNX model on the provider of its device; the model is kept in the task's store.
+
+    Inputs are bound where they lie; what the runtime allocates for outputs is in the time, as it is in eager's.
+    """
+    import onnxruntime
+
+    kind = torch.device(task.device).type
+    if PROVIDERS[kind] not in onnxruntime.get_available_providers():
+        raise Unsupported(f"this onnxruntime has no {PROVIDERS[kind]}: install onnxruntime-gpu")
+    program, call = exported(task)
+    model = _stored_model(task, program)
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = task.threads
+    options.log_severity_level = 4
+    session = onnxruntime.InferenceSession(model, options, providers=[PROVIDERS[kind]])
+    # sets how many of the tensors are results
+    call(*call.enter((task.args, task.kwargs))[0])
+    return _bound(session, program.graph_signature.user_inputs, call, task.device)
+
+
+def _stored_model(task: Task, program: torch.export.ExportedProgram) -> bytes:
+    stored = None if task.store is None else task.store / MODEL
+    if stored is not None and stored.exists():
+        return stored.read_bytes()
+    model = _model(program)
+    if stored is not None:
+        stored.write_bytes(model)
+    return model
+
+
+def _model(program: torch.export.ExportedProgram) -> bytes:
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            made = torch.onnx.export(program, dynamo=True, verbose=False)
+    except torch.onnx.OnnxExporterError as error:
+        cause: BaseException = error
+        while cause.__cause__ is not None:
+            cause = cause.__cause__
+        raise Unsupported(one_line(cause, 300)) from error
+    assert made is not None
+    return bytes(made.model_proto.SerializeToString())
+
+
+def _bound(session: Any, names: Any, call: TensorCall, device: str) -> Program:
+    taken = {item.name: item.type for item in session.get_inputs()}
+    given = [(item.name, item.type == "tensor(bool)") for item in session.get_outputs()]
+    kind, index = torch.device(device).type, torch.device(device).index or 0
+    elements = {name: _element_type(told) for name, told in taken.items()}
+
+    def enter(arguments: Arguments) -> Arguments:
+        binding = session.io_binding()
+        kept = []
+        for name, tensor in zip(names, call.enter(arguments)[0], strict=True):
+            if name in taken:
+                tensor = tensor.detach().resolve_conj().resolve_neg().contiguous()
+                kept.append(tensor)
+                binding.bind_input(name, kind, index, elements[name], tuple(tensor.shape), tensor.data_ptr())
+        for name, _ in given:
+            binding.bind_output(name, kind, index)
+        return (binding, kept), {}
+
+    def function(binding: Any, _: Any) -> Any:
+        session.run_with_iobinding(binding)
+        return binding
+
+    def leave(binding: Any) -> Results:
+        values = zip(binding.get_outputs(), given, strict=True)
+        return call.leave([_tensor(value, is_bool) for value, (_, is_bool) in values])
+
+    return Program(function, enter, leave)
+
+
+def _element_type(told: str) -> int:
+    """Number of an element type in ONNX of what the runtime calls it: `tensor(float)`."""
+    import onnx
+
+    name = told.removeprefix("tensor(").removesuffix(")").upper()
+    return int(getattr(onnx.TensorProto, name))
+
+
+def _tensor(value: Any, is_bool: bool) -> torch.Tensor:
+    tensor = torch.from_dlpack(value._ortvalue.to_dlpack())
+    return tensor.view(torch.bool) if is_bool and tensor.dtype is torch.uint8 else tensor
