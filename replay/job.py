@@ -7,16 +7,21 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import product
+from pathlib import Path
 
 from opgrip.replay.arguments.inputs import device_map
 from opgrip.replay.arguments.values import RECORDED
 from opgrip.replay.cases import Case, Selection, make_cases
+from opgrip.replay.checks import Tolerance
+from opgrip.replay.modes import Tuning
 from opgrip.replay.operators import TRUSTED_EXTENSIONS
 from opgrip.replay.settings import Settings
 from opgrip.replay.timing.caches import PROGRAM
 from opgrip.replay.timing.methods import DISCRETE
 from opgrip.replay.timing.samples import Effort
 from opgrip.replay.timing.surroundings import Surroundings, make_surroundings
+from opgrip.replay.ways import EAGER, Point
 from opgrip.traces import Trace, load
 from opgrip.traces.arguments import DTYPES, tensors
 from opgrip.traces.errors import UserError
@@ -30,7 +35,15 @@ class Job:
     ----------
     trace : path of the trace
     ops, modules, top, start, stop : which cases; the last two are places in the order of the table
-    device, dtype, threads : to replay with, None for those of the program
+    device, dtype : to replay with, None for those of the program
+    threads : of an operator, one point of a sweep each; none for as many as in the program
+    batch_scale, streams : further dimensions of the sweep; see `Point`
+    modes, reference : what is run, and which of it the others are compared with
+    rtol, atol : of results that are compared; None for what is usual for their dtype
+    tune, tuner : programs that a compiler may try, and its way to search
+    cpus : that the runs are bound to; none for those of the process
+    detail : keep the whole of an error
+    store : folder for what compilers made
     memory_limit : bytes
     """
 
@@ -43,7 +56,18 @@ class Job:
     stop: int | None = None
     device: str | None = None
     dtype: str | None = None
-    threads: int | None = None
+    threads: Sequence[int] = ()
+    batch_scale: Sequence[int] = (1,)
+    streams: Sequence[int] = (1,)
+    modes: Sequence[str] = (EAGER,)
+    reference: str = EAGER
+    rtol: float | None = None
+    atol: float | None = None
+    tune: int = 0
+    tuner: str | None = None
+    cpus: Sequence[int] = ()
+    detail: bool = False
+    store: str | None = None
     values: Sequence[str] = (RECORDED,)
     method: str = DISCRETE
     cache: str = PROGRAM
@@ -83,7 +107,16 @@ class Job:
             values=tuple(self.values),
             method=self.method,
             cache=self.cache,
-            threads=self.threads,
+            modes=tuple(self.modes),
+            reference=self.reference,
+            points=tuple(
+                Point(threads, batch, streams)
+                for threads, batch, streams in product(self.threads or (None,), self.batch_scale, self.streams)
+            ),
+            tolerance=Tolerance(self.rtol, self.atol),
+            tuning=Tuning(self.tune, self.tuner),
+            store=None if self.store is None else Path(self.store),
+            detail=self.detail,
             dtype=None if self.dtype is None else DTYPES[self.dtype],
             backward=self.backward,
             memory_limit=self.memory_limit,

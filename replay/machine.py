@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import torch
@@ -21,6 +22,14 @@ def free_memory(device: str) -> int | None:
     if torch.device(device).type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     return min((value for value in (_meminfo(), _cgroup()) if value is not None), default=None)
+
+
+def cache_folder() -> Path:
+    """Where what compilers made is kept: `$OPGRIP_CACHE`, or `opgrip` in the user's folder for caches."""
+    told = os.environ.get("OPGRIP_CACHE")
+    if told:
+        return Path(told).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "opgrip"
 
 
 def lines(path: str) -> list[str]:

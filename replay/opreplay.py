@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import io
 import json
+import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -17,12 +18,15 @@ import torch
 from opgrip.replay.job import Job, Loaded
 from opgrip.replay.machine import available_memory
 from opgrip.replay.options import check_method, job_of, make_parser
+from opgrip.replay.replay import Known
 from opgrip.replay.reports import reports
+from opgrip.replay.reports.modes import print_modes
 from opgrip.replay.reports.report import Report
 from opgrip.replay.reports.table import print_table
 from opgrip.replay.results import OK, Result, read_results, summarize
 from opgrip.replay.sequences.report import print_sequence
 from opgrip.replay.sequences.sequence import SequenceSettings, replay_apart
+from opgrip.replay.workers.ahead import make_ahead, rows_ahead
 from opgrip.replay.workers.journal import Journal, journal_path
 from opgrip.replay.workers.supervisor import supervise
 from opgrip.traces.command import INTERRUPTED, run_command
@@ -57,6 +61,7 @@ def run(args: argparse.Namespace) -> int:
         return _replay_sequence(job, loaded, args, reporter)
     results, interrupted = _replay(job, loaded, args, reporter)
     print_table(results, sys.stdout)
+    print_modes(results, job.reference, sys.stdout)
     if interrupted:
         more = f"go on with: opreplay {args.trace} ... --resume" if args.output else "with --output it could go on"
         reporter.say(f"interrupted after {_cases(results)} of {len(loaded.cases)} cases; {more}")
@@ -95,10 +100,11 @@ def _replay(job: Job, loaded: Loaded, args: argparse.Namespace, reporter: Report
             journal = stack.enter_context(Journal(args.output, job, args.resume, args.force or args.append))
             rows = journal.rows
         left = len(loaded.cases) - len(rows)
+        known = _made_ahead(job, loaded, args, reporter, rows)
         doing = f"replaying {left} cases on {loaded.settings.device}"
         try:
             with reporter.doing(doing, left) as advance:
-                for found in supervise(job, loaded, args.timeout, set(rows), may_fork=True):
+                for found in supervise(job, loaded, args.timeout, set(rows), True, known):
                     if journal is not None:
                         journal.add(found)
                     rows[found[0].case] = found
@@ -108,6 +114,15 @@ def _replay(job: Job, loaded: Loaded, args: argparse.Namespace, reporter: Report
                 journal.keep()
             return _in_order(rows, loaded), True
     return _in_order(rows, loaded), False
+
+
+def _made_ahead(job: Job, loaded: Loaded, args: argparse.Namespace, reporter: Reporter, done: Collection[int]) -> Known:
+    ahead = rows_ahead(loaded, done)
+    if not ahead:
+        return {}
+    jobs = args.jobs or len(os.sched_getaffinity(0))
+    with reporter.doing(f"compiling {len(ahead)} rows of {len(loaded.cases) - len(done)} cases", len(ahead)) as advance:
+        return make_ahead(job, loaded, ahead, jobs, args.timeout, may_fork=True, advance=advance)
 
 
 def _in_order(rows: dict[int, list[Result]], loaded: Loaded) -> list[Result]:

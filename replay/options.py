@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from opgrip.replay.arguments.values import KINDS, RECORDED
 from opgrip.replay.job import Job
+from opgrip.replay.machine import cache_folder
+from opgrip.replay.modes import find_mode, modes
 from opgrip.replay.operators import TRUSTED_EXTENSIONS
 from opgrip.replay.timing.caches import CACHES, PROGRAM, WARM
 from opgrip.replay.timing.methods import CONTINUOUS, DISCRETE, METHODS, ON_DEVICE
 from opgrip.replay.timing.samples import Effort
+from opgrip.replay.ways import EAGER
 from opgrip.traces.arguments import DTYPES
 from opgrip.traces.command import OneLineParser, add_debug, not_negative, positive, seed
 from opgrip.traces.errors import UserError
@@ -24,6 +29,8 @@ examples:
   opreplay traces/faster_rcnn.jsonl --module 'backbone.*' --top 20 -o backbone.csv
   opreplay traces/faster_rcnn.jsonl --values recorded,random,zeros     what values do to the time
   opreplay traces/faster_rcnn.jsonl -o results.json --resume           go on after Ctrl-C, or a crash of the machine
+  opreplay traces/faster_rcnn.jsonl --mode jit,compile,onnxruntime     under compilers, checked against eager
+  opreplay traces/faster_rcnn.jsonl --threads 1,2,4 --sweep            which operators gain by threads
   opreplay traces/faster_rcnn.jsonl --sequence                         the whole step, with its dataflow
   opreplay traces/faster_rcnn.jsonl --device cuda --exec-mode events --cache cold
 """
@@ -31,7 +38,8 @@ UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 TIMEOUT_S = 120.0
 OF_CASES = (
     *("op", "module", "top", "start", "stop", "append", "resume", "dtype", "threads", "values", "backward"),
-    *("exec_mode", "cache", "budget", "warmup", "timeout"),
+    *("exec_mode", "cache", "budget", "warmup", "timeout", "batch_scale", "streams", "pin", "sweep"),
+    *("mode", "reference", "rtol", "atol", "jobs", "tune", "tuner"),
 )
 """Options that a whole sequence does not take."""
 
@@ -42,6 +50,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("trace", type=Path, metavar="TRACE", help="a file that opcapture wrote")
     _add_output(parser.add_argument_group("results"))
     _add_selection(parser.add_argument_group("which cases"))
+    _add_modes(parser.add_argument_group("how they are run"))
     _add_inputs(parser.add_argument_group("what they run on"))
     _add_timing(parser.add_argument_group("how they are timed"))
     _add_limits(parser.add_argument_group("limits"))
@@ -72,6 +81,17 @@ def job_of(args: argparse.Namespace) -> Job:
         device=args.device,
         dtype=args.dtype,
         threads=args.threads,
+        batch_scale=args.batch_scale,
+        streams=args.streams,
+        modes=modes_of(args.mode, args.reference),
+        reference=args.reference,
+        rtol=args.rtol,
+        atol=args.atol,
+        tune=args.tune,
+        tuner=args.tuner,
+        cpus=args.pin,
+        detail=args.debug,
+        store=str(cache_folder()),
         values=args.values,
         method=args.exec_mode,
         cache=cache,
@@ -84,6 +104,19 @@ def job_of(args: argparse.Namespace) -> Job:
         extensions=args.extension,
         memory_limit=args.memory_limit,
     )
+
+
+def modes_of(asked: Sequence[str], reference: str) -> tuple[str, ...]:
+    """The modes to run: those that are asked for, and the one that they are compared with.
+
+    Raises
+    ------
+    UserError : where one does not exist, or lacks a package
+    """
+    modes = tuple(dict.fromkeys((reference, *asked)))
+    for name in modes:
+        find_mode(name)
+    return modes
 
 
 def _check_sequence(args: argparse.Namespace) -> None:
@@ -132,7 +165,20 @@ def _add_selection(group: argparse._ArgumentGroup) -> None:
 def _add_inputs(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--device", help="where to replay, such as cuda:0 (default: where it was captured)")
     group.add_argument("--dtype", type=floating_dtype, help="of floating-point tensors, such as bfloat16")
-    group.add_argument("--threads", type=positive, metavar="N", help="of an operator (default: as captured)")
+    group.add_argument(
+        "--threads", type=counts, default=(), metavar="N,...", help="of an operator (default: as captured)"
+    )
+    group.add_argument(
+        "--batch-scale", type=counts, default=(1,), metavar="N,...", help="times the recorded batch (default: 1)"
+    )
+    group.add_argument(
+        "--streams",
+        type=counts,
+        default=(1,),
+        metavar="N,...",
+        help="cases that run at once, on threads or on a GPU's streams (default: 1)",
+    )
+    group.add_argument("--pin", type=cpus, default=(), metavar="CPUS", help="run on these processors only, as in 0,2-3")
     group.add_argument(
         "--values",
         type=value_kinds,
@@ -155,6 +201,29 @@ def _add_inputs(group: argparse._ArgumentGroup) -> None:
         metavar="MODULE",
         help=f"an extension module that the trace may call, besides {', '.join(TRUSTED_EXTENSIONS)}; can be repeated",
     )
+
+
+def _add_modes(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--mode",
+        type=names,
+        default=(EAGER,),
+        metavar="NAME,...",
+        help=f"{', '.join(modes.names())}; compile:NAME for another backend of dynamo (default: %(default)s)",
+    )
+    group.add_argument(
+        "--reference", default=EAGER, metavar="MODE", help="what results and times are compared with (default: eager)"
+    )
+    group.add_argument("--rtol", type=tolerance, metavar="X", help="relative tolerance of results (default: by dtype)")
+    group.add_argument("--atol", type=tolerance, metavar="X", help="absolute tolerance of results (default: by dtype)")
+    group.add_argument(
+        "--jobs", type=positive, metavar="N", help="cases that compile at once (default: one a processor)"
+    )
+    group.add_argument(
+        "--tune", type=positive, default=0, metavar="TRIALS", help="let a compiler that can search try so many programs"
+    )
+    group.add_argument("--tuner", metavar="NAME", help="its way to search")
+    group.add_argument("--sweep", action="store_true", help="print how times scale with --threads and the like")
 
 
 def _add_timing(group: argparse._ArgumentGroup) -> None:
@@ -217,6 +286,40 @@ def value_kinds(text: str) -> tuple[str, ...]:
     if unknown:
         raise argparse.ArgumentTypeError(f"{unknown[0]!r} is none of {', '.join(KINDS)}")
     return kinds
+
+
+def names(text: str) -> tuple[str, ...]:
+    """Names with commas between them."""
+    found = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
+    if not all(found):
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of names with commas between them")
+    return found
+
+
+def counts(text: str) -> tuple[int, ...]:
+    """Whole numbers above 0, with commas between them."""
+    return tuple(dict.fromkeys(positive(part) for part in text.split(",")))
+
+
+def cpus(text: str) -> tuple[int, ...]:
+    """Numbers of processors, and ranges of them, with commas between them; those that this process may use."""
+    found: set[int] = set()
+    for part in text.split(","):
+        match = re.fullmatch(r"(\d+)(?:-(\d+))?", part.strip())
+        if match is None:
+            raise argparse.ArgumentTypeError(f"{text!r} is no list of processors such as 0,2-3")
+        found.update(range(int(match[1]), int(match[2] or match[1]) + 1))
+    if strange := found - os.sched_getaffinity(0):
+        raise argparse.ArgumentTypeError(f"there is no processor {min(strange)} for this process")
+    return tuple(sorted(found))
+
+
+def tolerance(text: str) -> float:
+    """A number from 0."""
+    number = _number(text)
+    if not 0 <= number < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is no tolerance")
+    return number
 
 
 def floating_dtype(text: str) -> str:

@@ -1,63 +1,91 @@
-"""Makes of a case what is measured: finds its operator, makes its arguments, and runs it a first time."""
+"""Makes of a case what is measured: finds its operator, makes its arguments, and runs it a first time under a mode."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import traceback
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from time import perf_counter_ns
 
 import torch
 
 from opgrip.replay.arguments.inputs import Inputs
 from opgrip.replay.arguments.values import with_values
-from opgrip.replay.backward import backward_of
+from opgrip.replay.backward import check_gradients, gradient_graph, gradients, graph_of, with_backward
 from opgrip.replay.cases import Case
+from opgrip.replay.checks import Reference, Verdict
 from opgrip.replay.contexts import restored
+from opgrip.replay.modes import Program, Results, find_mode
 from opgrip.replay.operators import Operator, Unsupported, find_operator
-from opgrip.replay.results import (
-    BACKWARD,
-    FAILED,
-    OK,
-    SKIPPED,
-    UNSUPPORTED,
-    Result,
-    describe_shapes,
-    same_outputs,
-)
-from opgrip.replay.settings import EAGER, Settings
+from opgrip.replay.programs import as_call, key_of, make_program, run_program
+from opgrip.replay.results import FAILED, OK, SKIPPED, UNSUPPORTED, WRONG, Result, describe_shapes, same_outputs
+from opgrip.replay.settings import Settings
 from opgrip.replay.timing.caches import PROGRAM
+from opgrip.replay.timing.methods import Arguments, Function, synchronizer
+from opgrip.replay.timing.rounds import Announce
 from opgrip.replay.timing.subjects import Subject, Variant
+from opgrip.replay.ways import BACKWARD, EAGER, Way
 from opgrip.replay.work import bytes_of, flops_of, with_memory
-from opgrip.traces.arguments import TensorSpec, map_leaves, tensors
+from opgrip.traces.arguments import tensors
 from opgrip.traces.errors import one_line
 from opgrip.traces.records import Signature
-from opgrip.traces.tensor_specs import shape_of
 
-Prepared = tuple[Result, Subject | None]
+Prepared = tuple[Way, Result, Subject | None]
 """A row, and what fills it in; None where the row says already why nothing can."""
 
 
-def prepare(case: Case, settings: Settings) -> list[Prepared]:
-    """The rows of a case, one for each way to draw its values and each direction."""
+def prepare(
+    case: Case,
+    settings: Settings,
+    announce: Announce = lambda number, row: None,
+    known: Mapping[int, Result] | None = None,
+    only: int | None = None,
+) -> list[Prepared]:
+    """The rows of a case, one for each way to run it.
+
+    Parameters
+    ----------
+    known : rows by their number, of which it is known what came of making them ready
+    only : number of the one row to make; None for all
+    """
+    preparation = _Preparation(case, settings)
     rows: list[Prepared] = []
-    for kind in settings.values:
-        result = _empty_row(case, settings, kind)
-        if case.signature.raised is not None:
-            error = f"it raised when it was captured: {case.signature.raised}"
-            rows.append((replace(result, status=SKIPPED, error=error), None))
-            continue
-        rows.append(_guarded(result, lambda result=result: _forward(case, settings, result)))  # type: ignore[misc]
-        if settings.wants_grad(case):
-            backward = replace(result, direction=BACKWARD)
-            rows.append(_guarded(backward, lambda row=backward: _backward(case, settings, row)))  # type: ignore[misc]
+    for way in settings.ways(case):
+        if only in (None, way.number):
+            announce(case.number, way.number)
+            result, subject = preparation.row(way, (known or {}).get(way.number))
+            rows.append((way, result, subject))
     return rows
 
 
-def empty_rows(case: Case, settings: Settings, status: str, error: str) -> list[Result]:
+def empty_rows(case: Case, settings: Settings, status: str, error: str) -> dict[int, Result]:
     """The rows of a case that could not be measured, for this reason."""
-    rows = [replace(_empty_row(case, settings, kind), status=status, error=error) for kind in settings.values]
-    backward = [replace(row, direction=BACKWARD) for row in rows if settings.wants_grad(case)]
-    return rows + backward
+    return {way.number: empty_row(case, way, settings, status, error) for way in settings.ways(case)}
+
+
+def empty_row(case: Case, way: Way, settings: Settings, status: str = OK, error: str | None = None) -> Result:
+    """The row of a case before it is run, or for the reason why it cannot be."""
+    signature, forward = case.signature, way.direction != BACKWARD
+    return Result(
+        case=case.number,
+        op=case.op,
+        shapes=describe_shapes(signature),
+        count=case.count,
+        share=case.share,
+        mode=way.mode,
+        device=settings.device,
+        status=status,
+        captured_us=case.captured_us,
+        captured_total_us=case.captured_total_us,
+        values=way.values,
+        direction=way.direction,
+        threads=way.point.threads,
+        batch_scale=way.point.batch,
+        streams=way.point.streams,
+        bytes_in=bytes_of([signature.args, signature.kwargs]) if forward else None,
+        bytes_out=bytes_of(signature.outputs) if forward else None,
+        error=error,
+    )
 
 
 def describe_failure(error: BaseException) -> tuple[str, str]:
@@ -71,93 +99,177 @@ def describe_failure(error: BaseException) -> tuple[str, str]:
     return FAILED, one_line(error, 300)
 
 
-def _guarded(result: Result, make: Callable[[], Prepared]) -> Prepared:
-    try:
-        return make()
-    except Exception as error:
-        status, reason = describe_failure(error)
-        return replace(result, status=status, error=reason), None
+def failed(result: Result, error: BaseException, settings: Settings) -> Result:
+    """A row whose making or running raised."""
+    status, reason = describe_failure(error)
+    detail = "".join(traceback.format_exception(error)) if settings.detail else None
+    return replace(result, status=status, error=reason, detail=detail)
 
 
-def _empty_row(case: Case, settings: Settings, kind: str) -> Result:
-    signature = case.signature
-    return Result(
-        case=case.number,
-        op=case.op,
-        shapes=describe_shapes(signature),
-        count=case.count,
-        share=case.share,
-        mode=EAGER,
-        device=settings.device,
-        status=OK,
-        captured_us=case.captured_us,
-        captured_total_us=case.captured_total_us,
-        values=kind,
-        bytes_in=bytes_of([signature.args, signature.kwargs]),
-        bytes_out=bytes_of(signature.outputs),
-    )
+class _Preparation:
+    """Makes the rows of one case ready."""
 
+    def __init__(self, case: Case, settings: Settings) -> None:
+        self._case, self._settings = case, settings
+        self._references: dict[object, Reference] = {}
 
-def _forward(case: Case, settings: Settings, result: Result) -> Prepared:
-    operator = case.operator or find_operator(case.signature, settings.extensions)
-    # captured below autograd, so replayed without it
-    with restored(settings.context_of(case)), torch.set_grad_enabled(settings.wants_grad(case)):
-        variants, faithful = [], []
-        for signature in (case.signature, *case.variants):
-            inputs = _inputs(signature, case, settings, result.values)
-            result, met = _first_run(result, operator, inputs, signature, settings)
-            variants.append(Variant([inputs]))
-            faithful.append(met)
+    def row(self, way: Way, known: Result | None) -> tuple[Result, Subject | None]:
+        """A row, and what is measured for it."""
+        result = known or empty_row(self._case, way, self._settings)
+        if result.status != OK:
+            return result, None
+        raised = self._case.signature.raised
+        if raised is not None:
+            return replace(result, status=SKIPPED, error=f"it raised when it was captured: {raised}"), None
+        try:
+            # captured below autograd, so replayed without it
+            grad = self._settings.wants_grad(self._case)
+            with restored(self._settings.context_of(self._case, way)), torch.set_grad_enabled(grad):
+                operator = self._case.operator or find_operator(self._case.signature, self._settings.extensions)
+                make = self._backward if way.direction == BACKWARD else self._forward
+                result, subject = make(operator, way, result, check=known is None)
+                if subject is not None:
+                    for _ in range(self._settings.effort.warmup):
+                        subject.run()
+                return result, subject
+        except Exception as error:
+            return failed(result, error, self._settings), None
+
+    def _forward(self, operator: Operator, way: Way, result: Result, check: bool) -> tuple[Result, Subject | None]:
+        case, settings = self._case, self._settings
+        signatures = (case.signature, *case.variants)
+        inputs = [self._inputs(signature, way.values) for signature in signatures]
+        if operator.mutates:
+            for item in inputs:
+                item.keep()
+        examples = [(item.copy() if operator.mutates else item).make() for item in inputs]
+        began = perf_counter_ns()
+        grad = settings.wants_grad(case)
+        program = make_program(operator, examples, way, settings, key_of(case, way, settings), grad)
+        faithful = []
+        for place, (signature, item) in enumerate(zip(signatures, inputs, strict=True)):
+            if place == 0:
+                result, met = self._first_run(result, operator, program, item, began)
+            else:
+                _, met = run_program(program, item.make(), operator.mutates)
+            faithful.append(same_outputs(signature.outputs, met.outputs, settings.dtype is None))
+            if check and way.mode != settings.reference:
+                result = _judged(result, self._reference(way, place, operator, item).check(met, settings.tolerance))
+        if result.status != OK:
+            return result, None
         result = replace(result, faithful=None if None in faithful else all(faithful))
-        subject = Subject(
-            case.number,
-            _label(case),
-            operator.function,
-            variants,
-            operator.mutates,
-            case.fresh if settings.device == "cpu" and settings.cache == PROGRAM else None,
-            result.bytes_out or 0,
+        return result, self._subject(way, program, inputs, operator, result)
+
+    def _first_run(
+        self, result: Result, operator: Operator, program: Program, inputs: Inputs, began: int
+    ) -> tuple[Result, Results]:
+        """Run it once, for what does not change: the time of the first call, flops, memory."""
+        settings = self._settings
+        device = _device_of(self._case.signature, settings)
+        args, kwargs = inputs.make()
+        (given, met), memory = with_memory(
+            lambda: run_program(program, (args, kwargs), operator.mutates), device, settings.memory
         )
-        for _ in range(settings.effort.warmup):
-            subject.run()
-    return result, subject
+        synchronizer(device)()
+        taken = (perf_counter_ns() - began) / 1e6
+        if memory is not None and program.leave is None:
+            result = replace(result, allocated_bytes=memory.allocated, peak_bytes=memory.peak)
+        if program.leave is None:
+            result = replace(result, flops=flops_of(operator.function, args, kwargs, given))
+        first_ms = taken if result.first_ms is None else result.first_ms
+        return replace(result, note=program.note, first_ms=first_ms), met
+
+    def _backward(self, operator: Operator, way: Way, result: Result, check: bool) -> tuple[Result, Subject | None]:
+        case, settings = self._case, self._settings
+        inputs = self._inputs(case.signature, way.values)
+        arguments = inputs.make()
+        check_gradients(operator, arguments)
+        began = perf_counter_ns()
+        key = key_of(case, way, settings)
+        if find_mode(way.mode)[0].differentiable:
+            program = make_program(operator, [arguments], way, settings, key, grad=True)
+            function, enter, anew = gradients, graph_of(program), True
+            met = Results(gradients(*enter(arguments)[0]))
+        else:
+            graph, saved = gradient_graph(operator, arguments)
+            with torch.no_grad():
+                program = make_program(Operator(graph, False), [(saved, {})], way, settings, key, grad=False)
+                _, met = run_program(program, (saved, {}), mutates=False)
+            taken = program.enter or (lambda arguments: arguments)
+            function, enter, anew = program.function, lambda _: taken((saved, {})), program.anew
+        first_ms = (perf_counter_ns() - began) / 1e6 if result.first_ms is None else result.first_ms
+        result = replace(result, note=program.note, first_ms=first_ms)
+        if check and way.mode != settings.reference:
+            result = _judged(result, self._reference(way, 0, operator, inputs).check(met, settings.tolerance))
+        if result.status != OK:
+            return result, None
+        variants = [Variant([inputs])]
+        return result, Subject(
+            case.number, _label(case, way), function, variants, False, None, 0, enter, anew, way.number
+        )
+
+    def _subject(
+        self, way: Way, program: Program, inputs: Sequence[Inputs], operator: Operator, result: Result
+    ) -> Subject:
+        case, settings = self._case, self._settings
+        in_torch = program.leave is None and settings.device == "cpu" and settings.cache == PROGRAM
+        return Subject(
+            case.number,
+            _label(case, way),
+            program.function,
+            [Variant([item]) for item in inputs],
+            operator.mutates and (program.enter is None or program.in_place),
+            case.fresh if in_torch else None,
+            result.bytes_out or 0,
+            program.enter,
+            program.anew,
+            way.number,
+        )
+
+    def _reference(self, way: Way, place: int, operator: Operator, inputs: Inputs) -> Reference:
+        """What is right for these arguments, those in this place among the case's."""
+        key = (way.point, way.values, way.direction, place)
+        if key not in self._references:
+            own = inputs.copy() if operator.mutates else inputs
+
+            def arguments() -> Arguments:
+                if operator.mutates:
+                    own.restore()
+                return own.make()
+
+            function = self._reference_function(way, operator, arguments())
+            op = self._case.op if function is operator.function and self._case.operator is None else None
+            self._references[key] = Reference(function, arguments, operator.mutates, op)
+        return self._references[key]
+
+    def _reference_function(self, way: Way, operator: Operator, arguments: Arguments) -> Function:
+        settings, backward = self._settings, way.direction == BACKWARD
+        program = Program(operator.function)
+        if settings.reference != EAGER:
+            reference = replace(way, mode=settings.reference)
+            program = make_program(operator, [arguments], reference, settings, None, grad=backward)
+        if backward:
+            return with_backward(program)
+        return operator.function if settings.reference == EAGER else as_call(program, operator.mutates)
+
+    def _inputs(self, signature: Signature, kind: str) -> Inputs:
+        settings = self._settings
+        drawn, models = with_values(signature, self._case.values, kind)
+        needed = Inputs.bytes_needed(signature.args, signature.kwargs, settings.dtype) + bytes_of(signature.outputs)
+        limit = settings.memory_limit
+        if limit is not None and needed > limit:
+            raise MemoryError(f"its tensors are {needed / 1e9:,.1f} GB, the limit is {limit / 1e9:,.1f} GB")
+        return Inputs(drawn.args, drawn.kwargs, models, settings.place, settings.seed, settings.dtype)
 
 
-def _backward(case: Case, settings: Settings, result: Result) -> Prepared:
-    operator = case.operator or find_operator(case.signature, settings.extensions)
-    with restored(settings.context_of(case)), torch.enable_grad():
-        inputs = _inputs(case.signature, case, settings, result.values)
-        function, prepare_graph = backward_of(operator, inputs)
-        subject = Subject(case.number, _label(case), function, [Variant([inputs])], False, None, 0, prepare_graph)
-        for _ in range(1 + settings.effort.warmup):
-            subject.run()
-    return replace(result, bytes_in=None, bytes_out=None), subject
-
-
-def _inputs(signature: Signature, case: Case, settings: Settings, kind: str) -> Inputs:
-    drawn, models = with_values(signature, case.values, kind)
-    needed = Inputs.bytes_needed(signature.args, signature.kwargs, settings.dtype) + bytes_of(signature.outputs)
-    if settings.memory_limit is not None and needed > settings.memory_limit:
-        raise MemoryError(f"its tensors are {needed / 1e9:,.1f} GB, the limit is {settings.memory_limit / 1e9:,.1f} GB")
-    return Inputs(drawn.args, drawn.kwargs, models, settings.place, settings.seed, settings.dtype)
-
-
-def _first_run(
-    result: Result, operator: Operator, inputs: Inputs, signature: Signature, settings: Settings
-) -> tuple[Result, bool | None]:
-    """Run it once, for what does not change: the outputs' shapes, flops, memory."""
-    if operator.mutates:
-        inputs.keep()
-    args, kwargs = inputs.make()
-    function = operator.function
-    if settings.memory and result.peak_bytes is None:
-        outputs, memory = with_memory(lambda: function(*args, **kwargs), _device_of(signature, settings))
-        result = replace(result, allocated_bytes=memory.allocated, peak_bytes=memory.peak)
-    else:
-        outputs = function(*args, **kwargs)
-    if result.flops is None:
-        result = replace(result, flops=flops_of(function, args, kwargs, outputs))
-    return result, same_outputs(signature.outputs, _outlines(outputs), settings.dtype is None)
+def _judged(result: Result, verdict: Verdict) -> Result:
+    """A row with the largest errors so far, and wrong where one of its runs was."""
+    result = replace(
+        result,
+        max_abs=max(filter(None, (result.max_abs, verdict.max_abs)), default=verdict.max_abs),
+        max_rel=max(filter(None, (result.max_rel, verdict.max_rel)), default=verdict.max_rel),
+    )
+    return result if verdict.right else replace(result, status=WRONG, error=result.error or verdict.reason)
 
 
 def _device_of(signature: Signature, settings: Settings) -> str:
@@ -165,16 +277,5 @@ def _device_of(signature: Signature, settings: Settings) -> str:
     return next((device for device in sorted(devices) if device != "cpu"), settings.device)
 
 
-def _label(case: Case) -> str:
-    return f"{case.op} #{case.number}"
-
-
-def _outlines(outputs: Any) -> Any:
-    """Outputs with a spec of shape and dtype in each tensor's place."""
-
-    def outline(leaf: Any) -> Any:
-        if not isinstance(leaf, torch.Tensor):
-            return leaf
-        return TensorSpec(shape_of(leaf), None, leaf.dtype, str(leaf.device))
-
-    return map_leaves(outline, outputs)
+def _label(case: Case, way: Way) -> str:
+    return f"{case.op} #{case.number}" + (f" {way.mode}" if way.mode != EAGER else "")

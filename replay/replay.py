@@ -7,17 +7,18 @@ from dataclasses import replace
 
 from opgrip.replay.arguments.values import RECORDED
 from opgrip.replay.cases import Case
-from opgrip.replay.preparation import Prepared, describe_failure, prepare
+from opgrip.replay.preparation import Prepared, failed, prepare
 from opgrip.replay.results import Result
 from opgrip.replay.settings import Settings
 from opgrip.replay.timing import pages
 from opgrip.replay.timing.caches import COLD, PROGRAM, flusher
 from opgrip.replay.timing.clock import empty_call_ns
 from opgrip.replay.timing.methods import Stopwatch, synchronizer
-from opgrip.replay.timing.rounds import Announce, Group, Measurer
+from opgrip.replay.timing.rounds import NO_ROW, Announce, Group, Measurer
 from opgrip.replay.timing.samples import NOISY, ratio_quantiles
 from opgrip.replay.timing.subjects import Subject
 from opgrip.replay.timing.surroundings import Surroundings
+from opgrip.replay.ways import EAGER, Point
 from opgrip.replay.work import bytes_of
 
 CASES, BYTES = 128, 1 << 30
@@ -25,25 +26,30 @@ CASES, BYTES = 128, 1 << 30
 QUICK_US = 50_000
 """Calls that took longer are not run before others, which they would keep waiting."""
 
+Known = Mapping[int, Mapping[int, Result]]
+"""By the numbers of a case and of a row of it, the row."""
+
 
 def replay(
     cases: Sequence[Case],
     settings: Settings,
     surroundings: Surroundings | None = None,
-    announce: Announce = lambda number: None,
+    announce: Announce = lambda number, row: None,
     without: Collection[int] = (),
+    known: Known | None = None,
 ) -> Iterator[Result]:
     """The rows of each case, in order.
 
     Parameters
     ----------
     surroundings : of the cases in their program; they run after the calls that they came after there
-    announce : is told the number of each case before anything of it runs
+    announce : is told what runs, before it does
     without : numbers of cases that are not run before others
+    known : rows of which it is known what came of making them ready
     """
     pages.keep_freed_memory()
     for window in windows(cases):
-        yield from _measure(window, settings, surroundings or Surroundings({}, {}), announce, without)
+        yield from _measure(window, settings, surroundings or Surroundings({}, {}), announce, without, known or {})
 
 
 def windows(cases: Sequence[Case]) -> Iterator[list[Case]]:
@@ -62,12 +68,14 @@ def windows(cases: Sequence[Case]) -> Iterator[list[Case]]:
 
 
 def _measure(
-    cases: Sequence[Case], settings: Settings, surroundings: Surroundings, announce: Announce, without: Collection[int]
+    cases: Sequence[Case],
+    settings: Settings,
+    surroundings: Surroundings,
+    announce: Announce,
+    without: Collection[int],
+    known: Known,
 ) -> list[Result]:
-    rows: list[tuple[Case, list[Prepared]]] = []
-    for case in cases:
-        announce(case.number)
-        rows.append((case, prepare(case, settings)))
+    rows = [(case, prepare(case, settings, announce, known.get(case.number))) for case in cases]
     measurer = Measurer(
         Stopwatch(settings.method, synchronizer(settings.device), empty_call_ns()),
         settings.effort,
@@ -91,13 +99,19 @@ def _around(
     without: Collection[int],
 ) -> dict[int, Subject]:
     """Subjects of all calls that stand before those that are measured, these included."""
-    found = {subject.number: subject for _, prepared in reversed(rows) for _, subject in reversed(prepared) if subject}
-    plain = replace(settings, values=(RECORDED,), backward=False, memory=False)
+    found = {
+        subject.number: subject
+        for _, prepared in reversed(rows)
+        for _, _, subject in reversed(prepared)
+        if subject is not None
+    }
+    plain = replace(
+        settings, values=(RECORDED,), modes=(EAGER,), reference=EAGER, points=(Point(),), backward=False, memory=False
+    )
     for case in surroundings.around([case for case, _ in rows]):
         if case.number not in without and case.captured_us < QUICK_US:
-            announce(case.number)
-            subjects = [subject for _, subject in prepare(replace(case, variants=()), plain)]
-            found.update((case.number, subject) for subject in subjects if subject is not None)
+            prepared = prepare(replace(case, variants=()), plain, lambda number, _: announce(number, NO_ROW))
+            found.update((case.number, subject) for _, _, subject in prepared if subject is not None)
     return found
 
 
@@ -110,10 +124,11 @@ def _groups(
     """Subjects by the settings of torch that they run under."""
     groups: dict[str, Group] = {}
     for case, prepared in rows:
-        context, grad = settings.context_of(case), settings.wants_grad(case)
-        group = groups.setdefault(f"{sorted(context.items())} {grad}", Group(context, grad, [], around))
-        for _, subject in prepared:
+        grad = settings.wants_grad(case)
+        for way, _, subject in prepared:
             if subject is not None:
+                context = settings.context_of(case, way)
+                group = groups.setdefault(f"{sorted(context.items())} {grad}", Group(context, grad, [], around))
                 subject.places = surroundings.places.get(case.number) or subject.places
                 group.subjects.append(subject)
     return list(groups.values())
@@ -121,18 +136,23 @@ def _groups(
 
 def _filled(prepared: Sequence[Prepared], settings: Settings) -> Iterator[Result]:
     """The rows of one case, with what was measured."""
-    first: dict[str, Subject] = {}
-    for result, subject in prepared:
+    found = {
+        (way.point, way.direction, way.values, way.mode): subject
+        for way, _, subject in prepared
+        if subject is not None and subject.failure is None
+    }
+    for way, result, subject in prepared:
         if subject is None:
             yield result
-            continue
-        if subject.failure is not None:
-            status, reason = describe_failure(subject.failure)
-            yield replace(result, status=status, error=reason)
-            continue
-        base = first.setdefault(result.direction, subject)
-        ratio = (None, None, None) if base is subject else ratio_quantiles(subject.times_ns, base.times_ns)
-        yield _with_times(result, subject, settings, ratio)
+        elif subject.failure is not None:
+            yield failed(result, subject.failure, settings)
+        else:
+            values = settings.values[0] if way.mode == settings.reference else way.values
+            base = found.get((way.point, way.direction, values, settings.reference))
+            if base is None or base is subject:
+                yield _with_times(result, subject, settings, (None, None, None))
+            else:
+                yield _with_times(result, subject, settings, ratio_quantiles(subject.times_ns, base.times_ns))
 
 
 def _with_times(

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import torch
 
 from opgrip.replay.arguments.values import RECORDED
-from opgrip.traces.arguments import Opaque, TensorSpec, leaves
+from opgrip.replay.ways import FORWARD
+from opgrip.traces.arguments import Opaque, TensorSpec, leaves, tensors
 from opgrip.traces.errors import UserError
 from opgrip.traces.records import Signature
+from opgrip.traces.tensor_specs import shape_of
 
-OK, UNSUPPORTED, FAILED, TIMEOUT, SKIPPED = "ok", "unsupported", "failed", "timeout", "skipped"
-FORWARD, BACKWARD = "forward", "backward"
+OK, WRONG, UNSUPPORTED, FAILED, TIMEOUT, SKIPPED = "ok", "wrong", "unsupported", "failed", "timeout", "skipped"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +32,10 @@ class Result:
     count : calls in the program; `share` is that of their time in all selected calls' time, 0 to 1
     values : how tensors' values were drawn: `recorded`, `random`, `zeros`
     direction : `forward`, or `backward` for the gradients of a call
-    status : `ok`, `unsupported`, `failed`, `timeout`, `skipped`
+    mode : how it was run; `note` says in a word how that was made ready
+    status : `ok`, `wrong`, `unsupported`, `failed`, `timeout`, `skipped`
+    threads, batch_scale, streams : what it was run with: of an operator, None for as many as in the program; times
+        the recorded batch; cases at once
     captured_us : median duration in the program; `captured_total_us` is the sum over its calls
     median_us, p10_us, p90_us : of the timed runs, of which there are `samples`
     spread : interquartile range of the runs, as a share of their median
@@ -38,13 +43,15 @@ class Result:
     dropped : runs that were not kept, the processor being slowed down meanwhile
     noisy : whether the spread is so large that the median is doubtful
     method, cache : how the runs were timed, and what the caches held: `discrete`, `program`
-    ratio, ratio_p10, ratio_p90 : quantiles of the time over that of the first way to draw values, run by run; None in
-        the rows of the first
+    first_ms : what the first call took: tracing, compiling and loading
+    ratio, ratio_p10, ratio_p90 : quantiles of the time over that of the reference mode, and in its own rows over that
+        of the first way to draw values, run by run; None in the row that others are compared with
+    max_abs, max_rel : largest differences of the results from those of the reference mode
     faithful : whether the outputs have the recorded shapes and dtypes; None where they are not known
     flops : floating-point operations of one call, where torch has a formula
     bytes_in, bytes_out : of all tensors that a call takes and gives
     allocated_bytes, peak_bytes : memory that one call allocates, and the most that it holds of it at once
-    error : the reason of a status that is not ok
+    error : the reason of a status that is not ok, in one line; `detail` is all of it, where that is asked for
     """
 
     case: int
@@ -59,6 +66,11 @@ class Result:
     captured_total_us: float
     values: str = RECORDED
     direction: str = FORWARD
+    threads: int | None = None
+    batch_scale: int = 1
+    streams: int = 1
+    note: str = ""
+    first_ms: float | None = None
     median_us: float | None = None
     p10_us: float | None = None
     p90_us: float | None = None
@@ -72,6 +84,8 @@ class Result:
     ratio: float | None = None
     ratio_p10: float | None = None
     ratio_p90: float | None = None
+    max_abs: float | None = None
+    max_rel: float | None = None
     faithful: bool | None = None
     flops: int | None = None
     bytes_in: int | None = None
@@ -79,6 +93,7 @@ class Result:
     allocated_bytes: int | None = None
     peak_bytes: int | None = None
     error: str | None = None
+    detail: str | None = None
 
 
 def to_frame(results: Iterable[Result]) -> pd.DataFrame:
@@ -134,7 +149,9 @@ def summarize(results: list[Result]) -> str:
     for result in results:
         counts[result.status] = counts.get(result.status, 0) + 1
     parts = [f"{count} {status}" for status, count in sorted(counts.items(), key=lambda item: item[0] != OK)]
-    return f"{len(results)} cases: {', '.join(parts)}"
+    cases = len({result.case for result in results})
+    rows = "" if cases == len(results) else f" in {len(results)} rows"
+    return f"{cases} cases{rows}: {', '.join(parts)}"
 
 
 def describe_shapes(signature: Signature) -> str:
@@ -143,8 +160,8 @@ def describe_shapes(signature: Signature) -> str:
     return " ".join([*map(_describe, signature.args), *named])
 
 
-def same_outputs(recorded: Any, described: Any, dtypes: bool = True) -> bool | None:
-    """Whether two trees of outputs have tensors of the same shapes and dtypes at the same places.
+def same_outputs(recorded: Any, outputs: Sequence[Any], dtypes: bool = True) -> bool | None:
+    """Whether the tensors among outputs have the shapes and dtypes of those that were recorded.
 
     None where the recorded ones are not known.
 
@@ -154,8 +171,9 @@ def same_outputs(recorded: Any, described: Any, dtypes: bool = True) -> bool | N
     """
     if any(isinstance(leaf, Opaque) for leaf in leaves(recorded)):
         return None
-    expected, met = ([_outline(leaf, dtypes) for leaf in leaves(tree)] for tree in (recorded, described))
-    return expected == met
+    expected = [(spec.shape, spec.dtype if dtypes else None) for spec in tensors(recorded)]
+    met = (tensor for tensor in outputs if isinstance(tensor, torch.Tensor))
+    return expected == [(shape_of(tensor), tensor.dtype if dtypes else None) for tensor in met]
 
 
 def _describe(value: object) -> str:
@@ -168,7 +186,3 @@ def _describe(value: object) -> str:
 
 def _short(value: object) -> str:
     return str(value).removeprefix("torch.")
-
-
-def _outline(leaf: object, dtypes: bool) -> object:
-    return (leaf.shape, leaf.dtype if dtypes else None) if isinstance(leaf, TensorSpec) else None

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,12 +13,13 @@ import torch
 from opgrip.replay.arguments.inputs import DeviceMap
 from opgrip.replay.arguments.values import RECORDED
 from opgrip.replay.cases import Case
+from opgrip.replay.checks import Tolerance
+from opgrip.replay.modes import Tuning
 from opgrip.replay.operators import TRUSTED_EXTENSIONS
 from opgrip.replay.timing.caches import PROGRAM
 from opgrip.replay.timing.methods import DISCRETE
 from opgrip.replay.timing.samples import Effort
-
-EAGER = "eager"
+from opgrip.replay.ways import BACKWARD, EAGER, FORWARD, Point, Way
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,10 +32,14 @@ class Settings:
     device : what the results name, and what is waited for
     seed : of the values that are drawn
     extensions : extension modules whose functions may be called
-    values : ways to draw values, each a row of its own
+    values : ways to draw values, each a row of its own, as are `modes` and `points`
+    modes : by name; results and times of all are compared with those of `reference`, which is one of them
+    tolerance : of results that are compared with the reference's
+    tuning : how long a compiler may search
+    store : folder for what compilers made; None to keep nothing
+    detail : keep the whole of an error, not its first line alone
     method : how a run is timed
     cache : what the caches hold when a run begins
-    threads : of an operator; None for as many as the program had
     dtype : of floating-point tensors; None for the recorded one
     backward : time the gradients of calls of a forward pass too
     memory : measure what a call allocates
@@ -45,9 +52,15 @@ class Settings:
     seed: int = 0
     extensions: Collection[str] = TRUSTED_EXTENSIONS
     values: Sequence[str] = (RECORDED,)
+    modes: Sequence[str] = (EAGER,)
+    reference: str = EAGER
+    points: Sequence[Point] = (Point(),)
+    tolerance: Tolerance = Tolerance()  # noqa: RUF009 - frozen
+    tuning: Tuning = Tuning()  # noqa: RUF009 - frozen
+    store: Path | None = None
+    detail: bool = False
     method: str = DISCRETE
     cache: str = PROGRAM
-    threads: int | None = None
     dtype: torch.dtype | None = None
     backward: bool = False
     memory: bool = False
@@ -57,6 +70,14 @@ class Settings:
         """Whether a case's calls make a graph, as they do in a program that runs backward."""
         return self.backward and case.phase == "forward"
 
-    def context_of(self, case: Case) -> Mapping[str, Any]:
+    def ways(self, case: Case) -> list[Way]:
+        """The ways in which a case is run: of the same values and point one after the other, the reference first."""
+        directions = (FORWARD, BACKWARD) if self.wants_grad(case) else (FORWARD,)
+        modes = sorted(self.modes, key=lambda mode: mode != self.reference)
+        told = enumerate(product(self.points, self.values, directions, modes))
+        return [Way(number, values, direction, mode, point) for number, (point, values, direction, mode) in told]
+
+    def context_of(self, case: Case, way: Way) -> Mapping[str, Any]:
         """The settings of torch that a case runs under."""
-        return case.context if self.threads is None else {**case.context, "threads": self.threads}
+        threads = way.point.threads
+        return case.context if threads is None else {**case.context, "threads": threads}

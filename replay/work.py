@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch.autograd.profiler import profile
@@ -12,6 +12,8 @@ from torch.utils.flop_counter import flop_registry
 
 from opgrip.traces.arguments import tensors
 from opgrip.traces.tensor_specs import stored_elements
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +44,10 @@ def flops_of(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[s
         return None
 
 
-def with_memory(run: Callable[[], Any], device: str) -> tuple[Any, Memory]:
-    """What a call gives, and the memory that it took of torch's allocator for this device."""
+def with_memory(run: Callable[[], T], device: str, wanted: bool = True) -> tuple[T, Memory | None]:
+    """What a call gives, and the memory that it took of torch's allocator for this device, if that is wanted."""
+    if not wanted:
+        return run(), None
     if torch.device(device).type == "cuda":
         return _with_device_memory(run, device)
     with profile(profile_memory=True) as profiled:
@@ -58,7 +62,7 @@ def with_memory(run: Callable[[], Any], device: str) -> tuple[Any, Memory]:
     return result, Memory(allocated, peak)
 
 
-def _with_device_memory(run: Callable[[], Any], device: str) -> tuple[Any, Memory]:
+def _with_device_memory(run: Callable[[], T], device: str) -> tuple[T, Memory]:
     torch.cuda.synchronize(device)
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_stats(device)

@@ -10,6 +10,7 @@ import torch
 
 from opgrip.replay.modes.graphs import exported
 from opgrip.replay.modes.mode import Program, Task, mode
+from opgrip.replay.torch_private import packaged
 
 PACKAGE = "model.pt2"
 
@@ -21,11 +22,7 @@ def with_aotinductor(task: Task) -> Program:
     with tempfile.TemporaryDirectory() as nowhere:
         package = (task.store or Path(nowhere)) / PACKAGE
         made = not package.exists()
-        if made:
-            torch._inductor.aoti_compile_and_package(program, package_path=str(package))
-        model = torch._inductor.aoti_load_package(str(package))
-    # as a program in C++ calls it; the model's own call parses the shape of its arguments each time
-    run = model.loader.boxed_run
+        run = packaged(program, str(package), make=made)
 
     def function(*tensors: torch.Tensor) -> Any:
         return run(list(tensors))

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Callable
 from types import FunctionType
 from typing import Any
 
 import torch
-from torch._dynamo.utils import counters
 
 from opgrip.replay.modes.mode import Program, Task, mode
 from opgrip.replay.operators import Unsupported
 from opgrip.replay.timing.methods import Function
+from opgrip.replay.torch_private import compile_in_this_process, dynamo_backends, graphs_compiled
 from opgrip.traces.arguments import leaves
 
 _numbers = itertools.count()
@@ -23,9 +22,10 @@ _of_any_shape: dict[object, Function] = {}
 @mode("compile", differentiable=True, argument="backend")
 def with_static_shapes(task: Task) -> Program:
     """The call compiled for its shapes, by inductor or another backend of dynamo."""
-    if task.argument and task.argument not in torch._dynamo.list_backends(exclude_tags=()):
-        known = ", ".join(torch._dynamo.list_backends(exclude_tags=("debug",)))
-        raise Unsupported(f"dynamo has no backend {task.argument!r}: there are {known}")
+    if task.argument:
+        known, usual = dynamo_backends()
+        if task.argument not in known:
+            raise Unsupported(f"dynamo has no backend {task.argument!r}: there are {', '.join(usual)}")
     return _compiled(task, dynamic=False, backend=task.argument or "inductor")
 
 
@@ -44,10 +44,11 @@ def with_autotuning(task: Task) -> Program:
 def _compiled(task: Task, dynamic: bool, **options: Any) -> Program:
     kind = _kind(task) if dynamic else None
     known = _of_any_shape.get(kind) if kind is not None else None
-    before = counters["stats"]["unique_graphs"]
+    compile_in_this_process()
+    before = graphs_compiled()
     compiled = known or torch.compile(_own_code(task.function), dynamic=dynamic, **options)
     compiled(*task.args, **task.kwargs)
-    graphs = counters["stats"]["unique_graphs"] - before
+    graphs = graphs_compiled() - before
     if known is not None and not graphs:
         return Program(compiled, note="shared program")
     if not graphs:
@@ -84,12 +85,10 @@ def _twin(function: FunctionType, number: int) -> FunctionType:
 
 def _kind(task: Task) -> object:
     """What two calls must have in common to share a program of any shape."""
-    described = []
+    described: list[tuple[object, ...]] = []
     for leaf in leaves([task.args, task.kwargs]):
         if isinstance(leaf, torch.Tensor):
             described.append((leaf.dtype, leaf.dim(), str(leaf.device), leaf.requires_grad))
         else:
             described.append((type(leaf), leaf if isinstance(leaf, str | bool | None) else str(type(leaf))))
     return task.function, tuple(described)
-
-

@@ -36,14 +36,14 @@ def with_torchscript(task: Task) -> Program:
     if not args:
         raise Unsupported("it takes no tensor")
     with _quiet(), warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", torch.jit.TracerWarning)
+        warnings.simplefilter("always")
         traced = torch.jit.trace(call, args, check_trace=False)
     if any(FROZEN in str(warning.message) for warning in caught):
         raise Unsupported(f"a trace would follow the branch of these values only{refused}")
     return Program(traced, call.enter, call.leave, in_place=task.mutates, note="traced")
 
 
-class _quiet(warnings.catch_warnings):  # type: ignore[type-arg]  # noqa: N801
+class _quiet(warnings.catch_warnings):
     """Passes over the notice that TorchScript is deprecated."""
 
     def __enter__(self) -> None:

@@ -103,5 +103,5 @@ def _element_type(told: str) -> int:
 
 
 def _tensor(value: Any, is_bool: bool) -> torch.Tensor:
-    tensor = torch.from_dlpack(value._ortvalue.to_dlpack())
+    tensor = torch.utils.dlpack.from_dlpack(value._ortvalue.to_dlpack())
     return tensor.view(torch.bool) if is_bool and tensor.dtype is torch.uint8 else tensor

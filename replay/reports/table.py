@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import IO, Any
 
 from rich import box
@@ -12,30 +12,30 @@ from rich.text import Text
 
 from opgrip.replay.arguments.values import RECORDED
 from opgrip.replay.reports.report import reports
-from opgrip.replay.results import FORWARD, OK, Result
+from opgrip.replay.results import OK, Result
+from opgrip.replay.ways import EAGER, FORWARD
 
-COLUMNS = ("share", "operator", "shapes", "count", "captured us", "replayed us", "p10", "p90", "status")
-SHAPES = COLUMNS.index("shapes")
+SHAPES = "shapes"
+LEFT = ("operator", "mode", SHAPES, "status")
 BETWEEN = 3
 """Characters that a column takes beside its own width."""
-STYLES = {"failed": "red", "timeout": "red", "unsupported": "yellow", "skipped": "dim"}
+STYLES = {"wrong": "bold red", "failed": "red", "timeout": "red", "unsupported": "yellow", "skipped": "dim"}
 
 
 def print_table(results: Sequence[Result], file: IO[str]) -> None:
     """Print the table; reasons of what is not ok stand below it, one line for all cases that share one."""
     console = Console(file=file, highlight=False)
-    rows = [_cells(result) for result in results]
-    widths = [max(map(len, column)) for column in zip(COLUMNS, *rows, strict=True)]
+    columns = _columns(results)
+    widths = {name: max(map(len, (name, *cells))) for name, cells in columns.items()}
     if console.is_terminal:
-        others = sum(widths) - widths[SHAPES] + BETWEEN * len(widths)
-        widths[SHAPES] = min(widths[SHAPES], max(console.width - others, len(COLUMNS[SHAPES])))
+        others = sum(widths.values()) - widths[SHAPES] + BETWEEN * len(widths)
+        widths[SHAPES] = min(widths[SHAPES], max(console.width - others, len(SHAPES)))
     else:
-        console = Console(file=file, width=sum(widths) + BETWEEN * len(widths), highlight=False)
+        console = Console(file=file, width=sum(widths.values()) + BETWEEN * len(widths), highlight=False)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
-    for name, width in zip(COLUMNS, widths, strict=True):
-        left = name in ("operator", "shapes", "status")
-        table.add_column(name, justify="left" if left else "right", no_wrap=True, width=width)
-    for result, row in zip(results, rows, strict=True):
+    for name, width in widths.items():
+        table.add_column(name, justify="left" if name in LEFT else "right", no_wrap=True, width=width)
+    for result, *row in zip(results, *columns.values(), strict=True):
         table.add_row(*map(Text, row), style=STYLES.get(result.status))
     console.print(table)
     for reason, operators in _reasons(results).items():
@@ -46,28 +46,55 @@ def print_table(results: Sequence[Result], file: IO[str]) -> None:
 def write_markdown(results: Sequence[Result], header: Mapping[str, Any], file: IO[str]) -> None:
     """The same table in Markdown, under a line that says where it comes from."""
     told = ", ".join(f"{name} {value}" for name, value in header.items() if isinstance(value, str | int))
-    file.write(f"{told}\n\n| {' | '.join(COLUMNS)} |\n|{' --- |' * len(COLUMNS)}\n")
-    for result in results:
-        cells = (cell.replace("|", "\\|") for cell in _cells(result))
+    columns = _columns(results)
+    file.write(f"{told}\n\n| {' | '.join(columns)} |\n|{' --- |' * len(columns)}\n")
+    for row in zip(*columns.values(), strict=True):
+        cells = (cell.replace("|", "\\|") for cell in row)
         file.write(f"| {' | '.join(cells)} |\n")
     for reason, operators in _reasons(results).items():
         file.write(f"\n{reason}: {operators}\n")
 
 
-def _cells(result: Result) -> list[str]:
-    status = result.status
-    if status == OK:
-        doubts = [word for word, is_so in (("unfaithful", result.faithful is False), ("noisy", result.noisy)) if is_so]
-        status = ", ".join([status, *doubts])
-    kind = [word for word in (result.direction, result.values) if word not in (FORWARD, RECORDED)]
-    return [
-        f"{result.share:.1%}",
-        " ".join([result.op, *kind]),
-        result.shapes,
-        f"{result.count:,}",
-        *(_microseconds(time) for time in (result.captured_us, result.median_us, result.p10_us, result.p90_us)),
-        status,
-    ]
+def _columns(results: Sequence[Result]) -> dict[str, list[str]]:
+    """The cells of the columns that these results need, by the columns' names."""
+    columns: dict[str, Callable[[Result], str]] = {
+        "share": lambda result: f"{result.share:.1%}",
+        "operator": _operator,
+        "mode": lambda result: f"{result.mode} ({result.note})" if result.note else result.mode,
+        "threads": lambda result: str(result.threads or "-"),
+        "batch": lambda result: f"x{result.batch_scale}",
+        "streams": lambda result: str(result.streams),
+        SHAPES: lambda result: result.shapes,
+        "count": lambda result: f"{result.count:,}",
+        "captured us": lambda result: _microseconds(result.captured_us),
+        "replayed us": lambda result: _microseconds(result.median_us),
+        "p10": lambda result: _microseconds(result.p10_us),
+        "p90": lambda result: _microseconds(result.p90_us),
+        "speed-up": lambda result: "-" if not result.ratio else f"{1 / result.ratio:.2f}",
+        "first ms": lambda result: "-" if result.first_ms is None else f"{result.first_ms:,.1f}",
+        "status": _status,
+    }
+    told = {
+        "mode": any(result.mode != EAGER for result in results),
+        "threads": any(result.threads for result in results),
+        "batch": any(result.batch_scale != 1 for result in results),
+        "streams": any(result.streams != 1 for result in results),
+    }
+    told["speed-up"] = told["first ms"] = told["mode"]
+    return {name: [cell(result) for result in results] for name, cell in columns.items() if told.get(name, True)}
+
+
+def _operator(result: Result) -> str:
+    return " ".join(
+        [result.op, *(word for word in (result.direction, result.values) if word not in (FORWARD, RECORDED))]
+    )
+
+
+def _status(result: Result) -> str:
+    if result.status != OK:
+        return result.status
+    doubts = [word for word, is_so in (("unfaithful", result.faithful is False), ("noisy", result.noisy)) if is_so]
+    return ", ".join([OK, *doubts])
 
 
 def _microseconds(time: float | None) -> str:
@@ -80,7 +107,8 @@ def _reasons(results: Sequence[Result]) -> dict[str, str]:
     operators: dict[str, dict[str, int]] = {}
     for result in results:
         if result.error is not None:
-            counts = operators.setdefault(f"{result.status}: {result.error}", {})
+            where = "" if result.mode == EAGER else f"{result.mode} "
+            counts = operators.setdefault(f"{where}{result.status}: {result.error}", {})
             counts[result.op] = counts.get(result.op, 0) + 1
     return {
         reason: ", ".join(f"{op} ({count} cases)" if count > 1 else op for op, count in counts.items())

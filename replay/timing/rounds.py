@@ -29,7 +29,10 @@ CHECK_NS, CHECK_RUNS = 2_000_000, 10
 
 NVTX_DOMAIN = "opgrip"
 
-Announce = Callable[[int], None]
+NO_ROW = -1
+
+Announce = Callable[[int, int], None]
+"""Is told the number of each case before anything of it runs, and for which of its rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +56,7 @@ class Measurer:
 
     Parameters
     ----------
-    announce : is told the number of each case before one of its runs
+    announce : is told what runs, before it does
     flush : empties the caches; None to leave them as they are
     """
 
@@ -82,7 +85,8 @@ class Measurer:
                     for case in _by_case(group.subjects):
                         while self._again(case):
                             for subject in case:
-                                self._run(subject)
+                                if subject.failure is None:
+                                    self._run(subject)
                             self._check(all_of_them=False)
                         self._check()
 
@@ -101,12 +105,16 @@ class Measurer:
                         cases[:] = [case for case in cases if self._again(case)]
 
     def _round(self, group: Group, cases: Sequence[Sequence[Subject]]) -> None:
-        turns = [(self._random.choice(case[0].places), subject) for case in cases for subject in case]
+        places = [self._random.choice(case[0].places) for case in cases]
+        shuffled = (self._random.sample(case, len(case)) for case in cases)
+        turns = [(place, subject) for place, case in zip(places, shuffled, strict=True) for subject in case]
         # in the program's order, so that what runs before a call has mostly just been run
         turns.sort(key=lambda turn: turn[0].position)
         just_run: deque[int] = deque(maxlen=BEFORE)
         with restored(group.settings), torch.set_grad_enabled(group.grad):
             for place, subject in turns:
+                if subject.failure is not None:
+                    continue
                 if tuple(just_run)[-len(place.before) :] != place.before:
                     self._run_before(place, group)
                 self._run(subject, place)
@@ -117,11 +125,11 @@ class Measurer:
         for number in place.before:
             before = group.around.get(number)
             if before is not None:
-                self._announce(number)
+                self._announce(number, NO_ROW)
                 before.run()
 
     def _run(self, subject: Subject, place: Place = NOWHERE) -> None:
-        self._announce(subject.number)
+        self._announce(subject.number, subject.row)
         try:
             with nvtx.annotate(subject.label, domain=NVTX_DOMAIN):
                 stratum, time_ns = subject.time(self._stopwatch, self._flush, place.recent)
@@ -153,8 +161,9 @@ class Measurer:
     def _again(self, case: Sequence[Subject]) -> bool:
         """Whether a case needs more runs; its modes get as many as each other."""
         most = MOST if self.effort.iterations is None else self.effort.iterations
-        return all(subject.failure is None for subject in case) and any(
-            subject.samples.done(self.effort) is None and len(subject.samples) < most for subject in case
+        return any(
+            subject.failure is None and subject.samples.done(self.effort) is None and len(subject.samples) < most
+            for subject in case
         )
 
 

@@ -47,7 +47,9 @@ class Subject:
     mutates : whether runs change the arguments, which are then put back before each
     fresh : share of the program's calls whose results got fresh memory; None where it does not matter
     result_bytes : of one run's results
-    prepare : makes of the arguments what `function` is given, outside of its time
+    enter : makes of the arguments what `function` is given, outside of its time
+    anew : whether that is done before each run; else once, unless runs change the arguments
+    row : its place among the rows of its case
     places : of some of its calls in the program
     samples : what is kept of the runs; `times_ns` has all, in their order
     failure : what a run raised; None where none did
@@ -60,7 +62,9 @@ class Subject:
     mutates: bool
     fresh: float | None
     result_bytes: int
-    prepare: Callable[[Arguments], Arguments] | None = None
+    enter: Callable[[Arguments], Arguments] | None = None
+    anew: bool = False
+    row: int = 0
     places: Sequence[Place] = (NOWHERE,)
     samples: Samples = field(init=False)
     times_ns: list[float] = field(default_factory=list)
@@ -72,7 +76,8 @@ class Subject:
         self.samples = Samples(self._shares())
         if not self.mutates:
             for variant in self.variants:
-                variant.ready = [variant.sets[0].make()]
+                ready = variant.sets[0].make()
+                variant.ready = [ready if self.enter is None or self.anew else self.enter(ready)]
 
     def run(self) -> None:
         """Run once without timing it."""
@@ -121,16 +126,18 @@ class Subject:
     def _arguments(self, variant: Variant, count: int) -> list[Arguments]:
         if not self.mutates:
             ready = variant.ready * count
+            if self.enter is None or not self.anew:
+                return ready
         else:
             while len(variant.sets) < count:
                 variant.sets.append(variant.sets[0].copy())
             for inputs in variant.sets[:count]:
                 inputs.restore()
             ready = [inputs.make() for inputs in variant.sets[:count]]
-        return ready if self.prepare is None else [self.prepare(arguments) for arguments in ready]
+        return ready if self.enter is None else [self.enter(arguments) for arguments in ready]
 
     def _most_in_block(self) -> int:
-        if not self.mutates and self.prepare is None:
+        if not self.mutates and not self.anew:
             return 1 << 30
         size = max(max(variant.sets[0].nbytes for variant in self.variants), 1)
         return max(1, min(COPIES, COPIED_BYTES // size))

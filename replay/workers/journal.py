@@ -103,5 +103,6 @@ def _identity(job: Job) -> dict[str, Any]:
     digest = hashlib.blake2b(Path(job.trace).read_bytes(), digest_size=16).hexdigest()
     # as it comes back from the file
     options: dict[str, Any] = json.loads(json.dumps(asdict(job)))
-    del options["trace"], options["memory_limit"]
+    for place in ("trace", "memory_limit", "store"):
+        del options[place]
     return {"trace": digest, "options": options}

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from time import monotonic_ns
 
 NOTHING = -1
-_FORM = struct.Struct("qq")
+_FORM = struct.Struct("qqq")
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,10 +19,12 @@ class At:
     Attributes
     ----------
     case : number of the case, `NOTHING` between cases
+    row : which of its rows is at work, `NOTHING` where it is none of them
     since_ns : by the monotonic clock
     """
 
     case: int
+    row: int
     since_ns: int
 
 
@@ -40,13 +42,13 @@ class Watch:
         self.file = file
         self._memory = mmap.mmap(file, _FORM.size)
 
-    def entered(self, case: int) -> None:
+    def entered(self, case: int, row: int) -> None:
         """Something of a case begins."""
-        _FORM.pack_into(self._memory, 0, case, monotonic_ns())
+        _FORM.pack_into(self._memory, 0, case, row, monotonic_ns())
 
     def left(self) -> None:
         """No case runs."""
-        self.entered(NOTHING)
+        self.entered(NOTHING, NOTHING)
 
     def read(self) -> At:
         """Where the worker is."""

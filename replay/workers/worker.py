@@ -9,7 +9,7 @@ import json
 import os
 import resource
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import Any
@@ -18,29 +18,48 @@ import torch
 
 from opgrip.replay.job import Job, Loaded
 from opgrip.replay.machine import lines
+from opgrip.replay.preparation import prepare
 from opgrip.replay.replay import replay
+from opgrip.replay.results import Result
 from opgrip.replay.workers.watch import Watch
 
 
-def serve(loaded: Loaded, watch: Watch, source: int, output: int) -> None:
+def serve(loaded: Loaded, watch: Watch, source: int, output: int, cpus: Sequence[int] = ()) -> None:
     """Run the cases that are asked for, until nobody asks any more.
 
     Parameters
     ----------
     source, output : descriptors of the lines that are read and written
+    cpus : that it is bound to; none for those of this process
     """
     watch.left()
+    if cpus:
+        os.sched_setaffinity(0, cpus)
     settings = replace(loaded.settings, memory=True)
     _limit_memory(settings.memory_limit, settings.device)
     by_number = {case.number: case for case in loaded.cases}
     for line in os.fdopen(source, "rb"):
-        window = json.loads(line)
-        cases = [by_number[number] for number in window["cases"]]
-        for result in replay(cases, settings, loaded.surroundings, watch.entered, window["without"]):
+        asked = json.loads(line)
+        if "make" in asked:
+            number, row = asked["make"]
+            made = prepare(by_number[number], settings, watch.entered, only=row)
+            rows: Iterable[Result] = [result for _, result, _ in made]
+        else:
+            cases = [by_number[number] for number in asked["cases"]]
+            known = _by_case(asked["known"])
+            rows = replay(cases, settings, loaded.surroundings, watch.entered, asked["without"], known)
+        for result in rows:
             watch.left()
             _say(output, {"row": asdict(result)})
         watch.left()
         _say(output, {"done": True})
+
+
+def _by_case(told: Sequence[tuple[int, int, dict[str, Any]]]) -> dict[int, dict[int, Result]]:
+    known: dict[int, dict[int, Result]] = {}
+    for number, row, result in told:
+        known.setdefault(number, {})[row] = Result(**result)
+    return known
 
 
 def main() -> int:
@@ -49,7 +68,8 @@ def main() -> int:
     output = os.dup(1)
     os.dup2(2, 1)
     told = json.loads(_first_line(0))
-    serve(Job(**told["job"]).load(), Watch(told["watch"]), 0, output)
+    job = Job(**told["job"])
+    serve(job.load(), Watch(told["watch"]), 0, output, job.cpus)
     return 0
 
 

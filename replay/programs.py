@@ -1,0 +1,145 @@
+"""Makes of a call what runs it under a mode, and keeps what compilers made for a later run."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from importlib.metadata import packages_distributions, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from opgrip.replay.cases import Case
+from opgrip.replay.modes import Program, Results, Task, find_mode
+from opgrip.replay.modes.graphs import tensors_in
+from opgrip.replay.operators import Operator, Unsupported
+from opgrip.replay.settings import Settings
+from opgrip.replay.timing.methods import Arguments, Function
+from opgrip.replay.ways import EAGER, Way
+from opgrip.traces.arguments import leaves
+from opgrip.traces.errors import one_line
+from opgrip.traces.record_forms import to_json
+
+
+def make_program(
+    operator: Operator, examples: Sequence[Arguments], way: Way, settings: Settings, key: str | None, grad: bool
+) -> Program:
+    """A call under a mode.
+
+    Parameters
+    ----------
+    examples : arguments of the call, and of others of its signature, which the mode may write into
+    key : of what is kept of it for a later run; None to keep nothing
+    grad : whether gradients of its results are asked for
+
+    Raises
+    ------
+    Unsupported : where the mode does not run on the device, or its compiler refuses the call
+    """
+    mode, argument = find_mode(way.mode)
+    kind = torch.device(settings.device).type
+    if kind not in mode.devices:
+        raise Unsupported(f"{way.mode} runs on {', '.join(mode.devices)}, not on {kind}")
+    (args, kwargs), *others = examples
+    with _stored(settings.store, key) as store:
+        task = Task(
+            function=operator.function,
+            args=args,
+            kwargs=kwargs,
+            others=others,
+            mutates=operator.mutates,
+            grad=grad,
+            device=settings.device,
+            threads=torch.get_num_threads(),
+            argument=argument,
+            store=store,
+            tuning=settings.tuning,
+        )
+        try:
+            return mode.make(task)
+        except (Unsupported, MemoryError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:
+            raise Unsupported(one_line(error, 300)) from error
+
+
+def run_program(program: Program, arguments: Arguments, mutates: bool) -> tuple[Any, Results]:
+    """What one run gives: as the program gives it, and as tensors of torch.
+
+    The tensors are those that the program gave or wrote into, not copies.
+    """
+    args, kwargs = arguments if program.enter is None else program.enter(arguments)
+    given = program.function(*args, **kwargs)
+    if program.leave is not None:
+        return given, program.leave(given)
+    return given, Results(list(leaves(given)), tensors_in(list(arguments)) if mutates else [])
+
+
+def as_call(program: Program, mutates: bool) -> Function:
+    """A program as a function that takes a call's arguments, and writes into them where the call does."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        _, results = run_program(program, (args, kwargs), mutates)
+        if mutates and program.leave is not None:
+            for tensor, written in zip(tensors_in([args, kwargs]), results.arguments, strict=True):
+                tensor.copy_(written)
+        return list(results.outputs)
+
+    return call
+
+
+@contextmanager
+def _stored(root: Path | None, key: str | None) -> Iterator[Path | None]:
+    """The folder of that key. What is in it when the block has ended well is there in a later run, or all that was."""
+    if root is None or key is None:
+        yield None
+        return
+    folder = root / key[:2] / key
+    if folder.is_dir():
+        yield folder
+        return
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    partial = Path(tempfile.mkdtemp(prefix=".", dir=folder.parent))
+    try:
+        yield partial
+        if any(partial.iterdir()):
+            with suppress(OSError):
+                partial.rename(folder)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def key_of(case: Case, way: Way, settings: Settings) -> str | None:
+    """What programs that can stand for each other have in common; None where that cannot be told."""
+    if settings.store is None or way.mode == EAGER:
+        return None
+    mode, _ = find_mode(way.mode)
+    code = ""
+    if case.operator is not None:
+        code = getattr(case.operator.function, "code", "")
+        if not code:
+            return None
+    told = {
+        "call": to_json(replace(case.signature, number=0, outputs=None)),
+        "code": code,
+        "mode": way.mode,
+        "grad": settings.wants_grad(case),
+        "direction": way.direction,
+        "device": settings.device,
+        "dtype": str(settings.dtype),
+        "versions": _versions(("torch", "opgrip", *mode.needs)),
+    }
+    return hashlib.blake2b(json.dumps(told, sort_keys=True).encode(), digest_size=16).hexdigest()
+
+
+@functools.cache
+def _versions(packages: tuple[str, ...]) -> dict[str, list[str]]:
+    distributions = packages_distributions()
+    return {package: [version(name) for name in distributions.get(package, ())] for package in packages}

@@ -1,0 +1,73 @@
+"""Makes the rows ready that take a compiler, several at a time, before any is timed.
+
+What the compilers made is kept on disk, so that the process that times the rows does not compile them again; and one
+that hangs or crashes has cost its row by then, not a measurement.
+"""
+
+from __future__ import annotations
+
+import select
+from collections import deque
+from collections.abc import Callable, Collection
+from contextlib import ExitStack
+
+from opgrip.replay.cases import Case
+from opgrip.replay.job import Job, Loaded
+from opgrip.replay.modes import find_mode
+from opgrip.replay.preparation import empty_row
+from opgrip.replay.results import Result
+from opgrip.replay.ways import Way
+from opgrip.replay.workers.connection import POLL_S, Connection, Ended
+
+Row = tuple[Case, Way]
+
+
+def rows_ahead(loaded: Loaded, done: Collection[int] = ()) -> list[Row]:
+    """The rows that take a compiler, of the cases that are not done."""
+    settings = loaded.settings
+    slow = {name for name in settings.modes if find_mode(name)[0].ahead}
+    cases = [case for case in loaded.cases if case.number not in done and case.signature.raised is None]
+    return [(case, way) for case in cases for way in settings.ways(case) if way.mode in slow]
+
+
+def make_ahead(
+    job: Job,
+    loaded: Loaded,
+    rows: Collection[Row],
+    jobs: int,
+    timeout_s: float | None = None,
+    may_fork: bool = False,
+    advance: Callable[[], None] = lambda: None,
+) -> dict[int, dict[int, Result]]:
+    """What came of making rows ready, by the numbers of case and row: `ok` with the time of its first call, or why not.
+
+    Parameters
+    ----------
+    jobs : processes that do so side by side
+    advance : is called after each row
+    """
+    found: dict[int, dict[int, Result]] = {}
+    left = deque(rows)
+    with ExitStack() as stack:
+        idle = [stack.enter_context(Connection(job, loaded, timeout_s, may_fork)) for _ in range(min(jobs, len(left)))]
+        busy: dict[Connection, Row] = {}
+        while left or busy:
+            while left and idle:
+                process, (case, way) = idle.pop(), left.popleft()
+                process.ask({"make": [case.number, way.number]})
+                busy[process] = case, way
+            ready, _, _ = select.select(list(busy), [], [], POLL_S)
+            for process in ready or list(busy):
+                case, way = busy[process]
+                heard = process.hear(0)
+                if isinstance(heard, Ended):
+                    result = empty_row(case, way, loaded.settings, heard.status, heard.reason)
+                    found.setdefault(case.number, {})[way.number] = result
+                for message in [] if isinstance(heard, Ended) else heard:
+                    if "row" in message:
+                        found.setdefault(case.number, {})[way.number] = Result(**message["row"])
+                if isinstance(heard, Ended) or any("done" in message for message in heard):
+                    del busy[process]
+                    idle.append(process)
+                    advance()
+    return found
