@@ -41,7 +41,7 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> pd.DataFrame:
         (SEGFAULT, "failed", "it ended its process: segmentation fault"),
         (ABORT, "failed", "it ended its process: aborted"),
         (EXIT, "failed", "it ended its process with status 3"),
-        (HANG, "timeout", "a run took longer than 2 s"),
+        (HANG, "timeout", "it took longer than 2 s"),
         (HUGE, "failed", "out of memory: "),
     ],
 )

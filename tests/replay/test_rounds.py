@@ -51,7 +51,7 @@ def subject_of(function: Callable[..., Any], mutates: bool = False, **rest: Any)
 
 def measure(subject: Subject, method: str = DISCRETE, effort: Effort = FEW, announce: Any = None) -> None:
     watch = Stopwatch(method, lambda: None, 0.0)
-    Measurer(watch, effort, None, announce or (lambda number: None)).one_by_one([Group({}, False, [subject])])
+    Measurer(watch, effort, None, announce or (lambda number, row: None)).one_by_one([Group({}, False, [subject])])
 
 
 @pytest.mark.parametrize("method", [DISCRETE, CONTINUOUS])
@@ -76,7 +76,7 @@ def test_making_arguments_and_freeing_results_is_not_timed() -> None:
         time.sleep(0.02)
         return arguments
 
-    subject = subject_of(lambda tensor: Slow(), prepare=prepare)
+    subject = subject_of(lambda tensor: Slow(), enter=prepare, anew=True)
     measure(subject)
     assert max(subject.times_ns) < 10e6
 
@@ -152,7 +152,7 @@ def test_a_case_runs_after_the_calls_that_it_came_after_in_the_program(tmp_path:
     surroundings = make_surroundings(trace)
     announced: list[str] = []
     settings = Settings(PLACE, "cpu", FEW)
-    list(replay([wanted], settings, surroundings, lambda number: announced.append(op[number])))
+    list(replay([wanted], settings, surroundings, lambda number, row: announced.append(op[number])))
     rounds_of = announced[-(BEFORE + 1) * 4 :]
     assert rounds_of == ["cos", "tan", "exp", "neg", "abs"] * 4
 
@@ -196,7 +196,7 @@ def test_a_flush_is_larger_than_the_cache_and_not_timed(monkeypatch: pytest.Monk
     flush = flusher("cpu")
     subject = subject_of(torch.sin)
     watch = Stopwatch(DISCRETE, lambda: None, 0.0)
-    Measurer(watch, FEW, flush, lambda number: None).one_by_one([Group({}, False, [subject])])
+    Measurer(watch, FEW, flush, lambda number, row: None).one_by_one([Group({}, False, [subject])])
     assert len(flushed) == 4
     assert min(flushed) >= min(2 * last_cache_bytes("cpu"), 512 << 20)
     assert max(subject.times_ns) < 15e6
