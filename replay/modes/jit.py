@@ -12,8 +12,8 @@ from opgrip.replay.modes.mode import Program, Task, mode
 from opgrip.replay.operators import Unsupported
 from opgrip.traces.errors import one_line
 
-FROZEN = "to a Python boolean"
-"""In the warning of the tracer that it follows one branch of several."""
+FROZEN = ("to a Python boolean", "to a Python float", "to a Python list", "to a NumPy array")
+"""In the tracer's warnings that it keeps a value of this run. Sizes are integers, which it warns of as well."""
 
 
 @mode("jit", differentiable=True, ahead=False)
@@ -34,12 +34,13 @@ def with_torchscript(task: Task) -> Program:
     call = TensorCall(task, in_place=True)
     args, _ = call.enter((task.args, task.kwargs))
     if not args:
-        raise Unsupported("it takes no tensor")
+        raise Unsupported("none of its arguments is a tensor, or a list, tuple or dict with one")
     with _quiet(), warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         traced = torch.jit.trace(call, args, check_trace=False)
-    if any(FROZEN in str(warning.message) for warning in caught):
-        raise Unsupported(f"a trace would follow the branch of these values only{refused}")
+    warned = " ".join(str(warning.message) for warning in caught)
+    if any(words in warned for words in FROZEN):
+        raise Unsupported(f"a trace would be for these values only{refused}")
     return Program(traced, call.enter, call.leave, in_place=task.mutates, note="traced")
 
 

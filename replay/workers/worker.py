@@ -9,6 +9,7 @@ import json
 import os
 import resource
 import sys
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
@@ -33,6 +34,8 @@ def serve(loaded: Loaded, watch: Watch, source: int, output: int, cpus: Sequence
     cpus : that it is bound to; none for those of this process
     """
     watch.left()
+    # the last words of a process that dies shall tell why
+    warnings.simplefilter("ignore")
     if cpus:
         os.sched_setaffinity(0, cpus)
     settings = replace(loaded.settings, memory=True)

@@ -1,0 +1,52 @@
+"""Runs the functions that break compilers under the modes that the command line names, and prints their rows as JSON.
+
+A program of its own, since a compiler may crash, and forks are only safe where torch has no threads yet.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+
+import pandas as pd
+import torch
+from breaking_functions import BREAKING
+
+from opgrip.replay.arguments.inputs import device_map
+from opgrip.replay.functions import function_case
+from opgrip.replay.job import Job, Loaded
+from opgrip.replay.settings import Settings
+from opgrip.replay.timing.caches import WARM
+from opgrip.replay.timing.samples import Effort
+from opgrip.replay.workers.ahead import make_ahead, rows_ahead
+from opgrip.replay.workers.supervisor import supervise
+from opgrip.traces.trace import Trace
+
+
+def main(modes: list[str], names: list[str]) -> None:
+    torch.set_num_threads(1)
+    chosen = {name: BREAKING[name] for name in names or BREAKING}
+    cases = [function_case(function, args, number=number) for number, (function, args) in enumerate(chosen.values())]
+    with tempfile.TemporaryDirectory() as store:
+        settings = Settings(
+            device_map("cpu", None),
+            "cpu",
+            effort=Effort(iterations=3),
+            modes=("eager", *modes),
+            cache=WARM,
+            store=Path(store),
+            detail=True,
+        )
+        loaded = Loaded(Trace({}, [], [], {}, pd.DataFrame()), cases, settings, [])
+        job = Job(trace="")
+        known = make_ahead(job, loaded, rows_ahead(loaded), 2, 300, may_fork=True)
+        for rows in supervise(job, loaded, 300, (), True, known):
+            for row in rows:
+                print(json.dumps(asdict(row)))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1].split(","), sys.argv[2:])

@@ -1,0 +1,101 @@
+"""Modes of another package than opgrip, which go wrong each in its own way."""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from opgrip.replay.modes import Program, Task, mode
+
+OFF = 1e-3
+
+
+def changed(change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Task], Program]:
+    def make(task: Task) -> Program:
+        def function(*args: Any, **kwargs: Any) -> Any:
+            result = task.function(*args, **kwargs)
+            return change(result) if isinstance(result, torch.Tensor) else result
+
+        return Program(function)
+
+    return make
+
+
+@mode("planted-same", ahead=False)
+def same(task: Task) -> Program:
+    return Program(task.function, note="as it is")
+
+
+@mode("planted-needy", needs=("no_such_package",), extra="needy")
+def needy(task: Task) -> Program:
+    raise AssertionError("it lacks its package")
+
+
+@mode("planted-refuses")
+def refuses(task: Task) -> Program:
+    raise ValueError("line one\nline two")
+
+
+@mode("planted-hangs")
+def hangs(task: Task) -> Program:
+    time.sleep(3600)
+    return Program(task.function)
+
+
+@mode("planted-crashes")
+def crashes(task: Task) -> Program:
+    ctypes.string_at(0)
+    return Program(task.function)
+
+
+@mode("planted-crashes-later")
+def crashes_later(task: Task) -> Program:
+    left = [8]
+
+    def function(*args: Any, **kwargs: Any) -> Any:
+        left[0] -= 1
+        if left[0] < 0:
+            ctypes.string_at(0)
+        return task.function(*args, **kwargs)
+
+    return Program(function)
+
+
+@mode("planted-raises")
+def raises(task: Task) -> Program:
+    def function(*args: Any, **kwargs: Any) -> Any:
+        raise RuntimeError("it does not run")
+
+    return Program(function)
+
+
+@mode("planted-forgets")
+def forgets(task: Task) -> Program:
+    """Writes into a copy of its first argument."""
+
+    def function(first: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        return task.function(first.clone(), *args, **kwargs)
+
+    return Program(function)
+
+
+def one_off(result: torch.Tensor) -> torch.Tensor:
+    result = result.clone()
+    result.view(-1)[-1] += OFF if result.is_floating_point() else 1
+    return result
+
+
+WRONG: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "planted-scaled": lambda result: result * (1 + OFF),
+    "planted-one-off": one_off,
+    "planted-turned": lambda result: result.flip(0),
+    "planted-cut": lambda result: result[:-1],
+    "planted-wide": lambda result: result.double(),
+    "planted-nan": lambda result: result / 0 * 0,
+}
+for name, change in WRONG.items():
+    mode(name)(changed(change))

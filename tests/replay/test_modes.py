@@ -1,0 +1,197 @@
+"""Modes, run as a user runs them, with some that another package brings and that go wrong."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from subprocess import CompletedProcess
+
+import pandas as pd
+import planted_modes
+import pytest
+import torch
+from programs import run_command
+
+from opgrip.capture import Capture
+from opgrip.replay import load_results
+
+FAST = ("--iterations", "2", "--warmup", "0", "--threads", "1", "--jobs", "1")
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Calls of few operators, of which one writes into its argument, and one is random."""
+    path = tmp_path_factory.mktemp("modes") / "calls.jsonl"
+    torch.manual_seed(0)
+    left, right = torch.randn(16, 8), torch.randn(8, 8)
+    with torch.no_grad(), Capture(path):
+        torch.mm(left, right)
+        left.clone().mul_(3)
+        torch.sort(left.round())
+        torch.bernoulli(torch.full((64, 64), 0.3))
+        (left > 0).nonzero()
+    return path
+
+
+@pytest.fixture(scope="module")
+def planted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The environment of a command where a package with modes is installed."""
+    site = tmp_path_factory.mktemp("site")
+    information = site / "planted_modes-1.0.dist-info"
+    information.mkdir()
+    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: planted-modes\nVersion: 1.0\n")
+    (information / "entry_points.txt").write_text("[opgrip.modes]\nplanted = planted_modes\n")
+    paths = [str(site), str(Path(planted_modes.__file__).parent), os.environ.get("PYTHONPATH", "")]
+    store = tmp_path_factory.mktemp("store")
+    return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "OPGRIP_CACHE": str(store)}
+
+
+def replayed(
+    trace: Path, folder: Path, environment: dict[str, str], *options: str
+) -> tuple[pd.DataFrame, CompletedProcess[str]]:
+    output = folder / "results.json"
+    done = run_command("opreplay", trace, *FAST, *options, "-o", output, "-f", env=environment)
+    assert done.returncode == 0, done.stderr
+    return load_results(output), done
+
+
+def rows_of(rows: pd.DataFrame, mode: str) -> pd.DataFrame:
+    return rows[rows["mode"] == mode].set_index("op")
+
+
+def test_a_mode_of_another_package_is_run_beside_eager(trace: Path, tmp_path: Path, planted: dict[str, str]) -> None:
+    rows, done = replayed(trace, tmp_path, planted, "--mode", "planted-same")
+    assert set(rows["mode"]) == {"eager", "planted-same"}
+    assert set(rows["status"]) == {"ok"}
+    mine = rows_of(rows, "planted-same")
+    assert mine["ratio"].notna().all()
+    assert rows_of(rows, "eager")["ratio"].isna().all()
+    assert (mine["max_abs"].dropna() == 0).all()
+    assert (mine["first_ms"] > 0).all()
+    assert set(mine["note"]) == {"as it is"}
+    assert "beside eager" in done.stdout
+    assert "planted-same (as it is)" in done.stdout
+
+
+@pytest.mark.parametrize("mode", planted_modes.WRONG)
+def test_wrong_results_are_caught(trace: Path, tmp_path: Path, planted: dict[str, str], mode: str) -> None:
+    rows, done = replayed(trace, tmp_path, planted, "--mode", mode, "--op", "aten.mm*", "--op", "aten.nonzero*")
+    wrong = rows_of(rows, mode)
+    assert set(wrong["status"]) == {"wrong"}
+    assert wrong["error"].str.len().gt(10).all()
+    assert wrong["median_us"].isna().all()
+    assert f"{mode} wrong: " in done.stdout
+
+
+def test_an_argument_that_is_not_written_is_caught(trace: Path, tmp_path: Path, planted: dict[str, str]) -> None:
+    rows, _ = replayed(trace, tmp_path, planted, "--mode", "planted-forgets")
+    found = rows_of(rows, "planted-forgets")
+    assert found.pop("status").to_dict() == {
+        **dict.fromkeys(found.index, "ok"),
+        "aten.mul_.Tensor": "wrong",
+    }
+
+
+def test_random_results_are_compared_by_their_distribution(
+    trace: Path, tmp_path: Path, planted: dict[str, str]
+) -> None:
+    rows, _ = replayed(trace, tmp_path, planted, "--mode", "planted-same,planted-scaled", "--op", "aten.bernoulli*")
+    assert rows_of(rows, "planted-same")["status"].tolist() == ["ok"]
+    assert rows_of(rows, "planted-scaled")["status"].tolist() == ["wrong"]
+
+
+@pytest.mark.parametrize(
+    ("mode", "status", "told"),
+    [
+        ("planted-refuses", "unsupported", "ValueError: line one line two"),
+        ("planted-hangs", "timeout", "it took longer than 3 s"),
+        ("planted-crashes", "failed", "segmentation fault"),
+        ("planted-crashes-later", "failed", "segmentation fault"),
+        ("planted-raises", "failed", "RuntimeError: it does not run"),
+    ],
+)
+def test_a_mode_that_goes_bad_costs_its_row_alone(
+    trace: Path, tmp_path: Path, planted: dict[str, str], mode: str, status: str, told: str
+) -> None:
+    options = ("--mode", f"{mode},planted-same", "--timeout", "3", "--op", "aten.mm*", "--iterations", "6")
+    rows, _ = replayed(trace, tmp_path, planted, *options)
+    found = rows_of(rows, mode)
+    assert found["status"].tolist() == [status]
+    assert told in found["error"].iloc[0]
+    assert rows_of(rows, "eager")["status"].tolist() == ["ok"]
+    assert rows_of(rows, "planted-same")["status"].tolist() == ["ok"]
+
+
+def test_the_whole_of_an_error_is_there_for_debugging(trace: Path, tmp_path: Path, planted: dict[str, str]) -> None:
+    options = ("--mode", "planted-refuses", "--op", "aten.mm*")
+    rows, _ = replayed(trace, tmp_path, planted, *options)
+    assert rows["detail"].isna().all()
+    rows, done = replayed(trace, tmp_path, planted, *options, "--debug")
+    detail = rows_of(rows, "planted-refuses")["detail"].iloc[0]
+    assert "Traceback" in detail
+    assert "line one\nline two" in detail
+    assert "line one\nline two" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("mode", "told"),
+    [
+        ("planted-needy", "needs no_such_package, which is not installed: pip install 'opgrip[needy]'"),
+        ("no-such-mode", "there is no mode 'no-such-mode': there are "),
+        ("jit:x", "'jit:x' is no mode: write jit"),
+        ("compile:", "'compile:' is no mode: write compile:BACKEND"),
+    ],
+)
+def test_a_mode_that_cannot_be_is_one_line(trace: Path, planted: dict[str, str], mode: str, told: str) -> None:
+    done = run_command("opreplay", trace, "--mode", mode, env=planted)
+    assert done.returncode == 2
+    assert done.stderr.startswith("opreplay: error: ")
+    assert told in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_another_mode_can_be_the_reference(trace: Path, tmp_path: Path, planted: dict[str, str]) -> None:
+    options = ("--mode", "planted-same,planted-scaled", "--reference", "planted-same", "--op", "aten.mm*")
+    rows, done = replayed(trace, tmp_path, planted, *options)
+    assert rows["mode"].tolist() == ["planted-same", "planted-scaled"]
+    assert rows["status"].tolist() == ["ok", "wrong"]
+    assert "beside planted-same" in done.stdout
+
+
+def test_tolerances_can_be_told(trace: Path, tmp_path: Path, planted: dict[str, str]) -> None:
+    options = ("--mode", "planted-scaled", "--op", "aten.mm*", "--rtol", "0.01")
+    rows, _ = replayed(trace, tmp_path, planted, *options)
+    assert rows["status"].tolist() == ["ok", "ok"]
+
+
+def test_usual_modes_give_what_eager_gives(trace: Path, tmp_path: Path, planted: dict[str, str]) -> None:
+    rows, _ = replayed(trace, tmp_path, planted, "--mode", "jit,compile:aot_eager,compile-dynamic")
+    assert set(rows["status"]) <= {"ok", "unsupported"}
+    assert set(rows_of(rows, "jit")["status"]) == {"ok"}
+    refused = rows[rows["status"] == "unsupported"]
+    assert set(refused["op"]) <= {"aten.nonzero.default"}
+
+
+def test_threads_are_rows_of_their_own(trace: Path, tmp_path: Path, planted: dict[str, str]) -> None:
+    rows, _ = replayed(trace, tmp_path, planted, "--op", "aten.mm*", "--threads", "1,2", "--mode", "planted-same")
+    assert rows[["threads", "mode"]].values.tolist() == [
+        [1, "eager"],
+        [1, "planted-same"],
+        [2, "eager"],
+        [2, "planted-same"],
+    ]
+
+
+def test_gradients_are_compared_too(tmp_path: Path, planted: dict[str, str]) -> None:
+    weight = torch.randn(8, 4, requires_grad=True)
+    path = tmp_path / "forward.jsonl"
+    with Capture(path):
+        (torch.randn(6, 8) @ weight).tanh()
+    options = ("--backward", "--mode", "jit,compile:aot_eager,onnxruntime,planted-scaled")
+    pytest.importorskip("onnxruntime")
+    rows, _ = replayed(path, tmp_path, planted, *options, "--op", "aten.mm*", "--op", "aten.tanh*")
+    backward = rows[rows["direction"] == "backward"]
+    assert len(backward) == 10
+    assert set(backward[backward["mode"] != "planted-scaled"]["status"]) == {"ok"}
+    # scaled results have scaled gradients
+    assert set(rows_of(backward, "planted-scaled")["status"]) <= {"wrong", "unsupported"}
