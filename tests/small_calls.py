@@ -12,12 +12,12 @@ from torch import Tensor
 Function = Callable[..., Any]
 
 
-def _drawn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
+def drawn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
-X, Y, Z = _drawn(64, 100), _drawn(64, 100, seed=1), _drawn(100, 48, seed=2)
-IMAGE, KERNEL = _drawn(2, 8, 16, 16), _drawn(12, 8, 3, 3, seed=3)
+X, Y, Z = drawn(64, 100), drawn(64, 100, seed=1), drawn(100, 48, seed=2)
+IMAGE, KERNEL = drawn(2, 8, 16, 16), drawn(12, 8, 3, 3, seed=3)
 HALF, SMALL = X.half(), X.bfloat16()
 WHOLE = torch.arange(64 * 100).reshape(64, 100) % 37
 C = torch.complex(X, Y)
@@ -75,7 +75,7 @@ CALLS: dict[str, tuple[Function, tuple[Any, ...]]] = {
     "argmax": (aten.argmax.default, (WHOLE,)),
     "gather": (aten.gather.default, (X, 1, WHOLE)),
     "index": (aten.index.Tensor, (X, [WHOLE[0], WHOLE[1]])),
-    "index_add": (aten.index_add.default, (X, 0, WHOLE[0], _drawn(100, 100))),
+    "index_add": (aten.index_add.default, (X, 0, WHOLE[0], drawn(100, 100))),
     "embedding": (aten.embedding.default, (X, WHOLE)),
     "cat": (aten.cat.default, ([X, Y], 1)),
     "split": (aten.split.Tensor, (X, 30)),
@@ -87,7 +87,7 @@ CALLS: dict[str, tuple[Function, tuple[Any, ...]]] = {
     "cross_entropy": (F.cross_entropy, (X, WHOLE[:, 0])),
     "smooth_l1": (F.smooth_l1_loss, (X, Y)),
     "attention": (F.scaled_dot_product_attention, tuple(IMAGE[None] for _ in range(3))),
-    "giou": (lambda a, b: (a - b).clamp(min=0).prod(-1) / ((a + b).abs().sum(-1) + 1e-6), (X, Y)),
+    "ratio": (lambda a, b: (a - b).clamp(min=0).sum(-1) / ((a + b).abs().sum(-1) + 1e-6), (X, Y)),
     "normalize": (lambda a: (a - a.mean()) / a.std(), (X,)),
 }
 KEYWORDS: dict[str, dict[str, Any]] = {

@@ -35,14 +35,28 @@ def gap(met: Plain, reference: Plain, tolerance: Tolerance) -> Gap:
     """How far a result is from its reference."""
     distance = distances(met.values, reference.values)
     size = magnitudes(reference.values)
-    rtol, atol = tolerance.of(reference.dtype)
-    # a product with an infinite size would allow any finite number there
-    apart = (distance > atol + rtol * size.nan_to_num(0, 0, 0)) & (distance > 0)
+    apart = (distance > allowance(reference.dtype, size, tolerance)) & (distance > 0)
     if reference.step is not None:
         steps = distance > 0.5 * reference.step
         if int(steps.sum()) <= max(1, int(STEPPED * len(distance))):
             apart &= distance > 1.01 * reference.step
     return Gap(distance, size, apart)
+
+
+def allowance(dtype: torch.dtype, size: Tensor, tolerance: Tolerance) -> Tensor:
+    """(elements,) float64, what numbers of these sizes may be off by.
+
+    The absolute tolerance that comes with a dtype is meant for numbers around 1. Where the largest is less, such as
+    among gradients, it shrinks with it, for it would else hide whatever is wrong with them.
+    """
+    # a product with an infinite size would allow any finite number there
+    size = size.nan_to_num(0, 0, 0)
+    rtol, atol = tolerance.of(dtype)
+    if tolerance.atol is None and len(size):
+        # numbers too small for a normal float become 0 under many compilers
+        least = torch.finfo(dtype).smallest_normal if dtype.is_floating_point or dtype.is_complex else 0.0
+        atol = max(atol * min(1.0, float(size.max())), least)
+    return atol + rtol * size
 
 
 def distances(one: Tensor, other: Tensor) -> Tensor:

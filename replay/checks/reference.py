@@ -82,6 +82,8 @@ class Reference:
 
     def _judge(self, place: Place, leaf: Any, met: Results, tolerance: Tolerance) -> Verdict:
         wanted = place.of(self._runs(1)[0])
+        if _same_tensor(leaf, wanted):
+            return Verdict(True, 0.0, 0.0)
         reference = plain(wanted)
         if isinstance(leaf, Tensor) and not isinstance(wanted, Tensor) and leaf.numel() == 1:
             leaf = leaf.item()
@@ -171,6 +173,18 @@ class Reference:
             or bool(gap(one, other, Tolerance(0, 0)).apart.any())
             for one, other in zip(before, after, strict=True)
         )
+
+
+def _same_tensor(leaf: Any, wanted: Any) -> bool:
+    """Whether both are the same bit for bit, which takes no memory to see; False where that is not easily seen."""
+    if not isinstance(leaf, Tensor) or not isinstance(wanted, Tensor):
+        return False
+    if leaf.is_nested or wanted.is_nested or leaf.is_quantized or wanted.is_quantized:
+        return False
+    alike = (leaf.dtype, leaf.layout, leaf.shape) == (wanted.dtype, wanted.layout, wanted.shape)
+    if not alike or leaf.layout is not torch.strided or leaf.dtype.itemsize == 1:
+        return False
+    return torch.equal(leaf.detach().cpu(), wanted.detach().cpu())
 
 
 def _word(dtype: torch.dtype) -> str:

@@ -29,8 +29,8 @@ class Truths:
     Attributes
     ----------
     exact : on its arguments as they are
-    disturbed : on arguments whose every element is off by a random share of its dtype's epsilon, so by what rounding
-        an intermediate result might do
+    disturbed : on arguments whose every element is off by a random share of half its dtype's epsilon, which is what
+        rounding it might do
     """
 
     exact: Results
@@ -95,9 +95,9 @@ def _raised(arguments: Arguments, disturbance: int | None = None) -> Arguments:
             return leaf
         tensor = leaf.detach().to(_raise_dtype(leaf.dtype))
         if disturbance is not None and leaf.layout is torch.strided and not leaf.is_nested:
-            real = torch.finfo(leaf.dtype).eps
+            half = torch.finfo(leaf.dtype).eps / 2
             noise = torch.rand(tensor.shape, generator=generator, dtype=torch.float64) * 2 - 1
-            tensor = tensor * (1 + real * noise.to(tensor.device))
+            tensor = tensor * (1 + half * noise.to(tensor.device))
         elif tensor is leaf or tensor.data_ptr() == leaf.data_ptr():
             tensor = tensor.clone()
         return tensor.requires_grad_(leaf.requires_grad)
