@@ -1,0 +1,158 @@
+"""Operators that choose among elements: another of equal ones is as right."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from opgrip.replay.checks.schemas import Named
+from opgrip.replay.timing.methods import Arguments
+
+Chosen = Callable[[dict[str, Any], Tensor, Tensor], str | None]
+
+
+def chosen_otherwise(
+    operator: Named, arguments: Arguments, met: Sequence[Any], reference: Sequence[Any]
+) -> dict[int, str | None]:
+    """What is not right with each output that another choice among equal elements may change, None where it is.
+
+    Nothing for an operator that does not choose. Indices may be others than the reference's where the elements they
+    point at are equal; they must be valid, and where each element is given once, distinct.
+    """
+    position = INDEX_OUTPUT.get(operator.packet, len(reference))
+    if operator.schema is None or _stable(operator, arguments) or not len(met) == len(reference) > position:
+        return {}
+    if not all(isinstance(part[position], Tensor) for part in (met, reference)):
+        return {}
+    bound = operator.bound(arguments)
+    ours, theirs = met[position].cpu(), reference[position].cpu()
+    if ours.shape != theirs.shape or ours.dtype != theirs.dtype:
+        return {}
+    told: dict[int, str | None] = {position: _RULES.get(operator.packet, _along_dimension)(bound, ours, theirs)}
+    if operator.packet == "topk" and not bound.get("sorted", True):
+        values, wanted = met[0].cpu(), reference[0].cpu()
+        pointed = _gathered(bound, ours)
+        fine = told[1] is None and values.dtype == wanted.dtype and _equal(values, pointed)
+        told[0] = None if fine else "values that the indices do not point at"
+    return told
+
+
+def _stable(operator: Named, arguments: Arguments) -> bool:
+    return bool(operator.bound(arguments).get("stable"))
+
+
+def _along_dimension(bound: dict[str, Any], ours: Tensor, theirs: Tensor) -> str | None:
+    """Indices along a dimension; of the flattened input where there is none."""
+    return _pointing(*_source(bound, ours, theirs))
+
+
+def _each_once(bound: dict[str, Any], ours: Tensor, theirs: Tensor) -> str | None:
+    source, dim, ours, theirs = _source(bound, ours, theirs)
+    if ours.numel() and bool((ours.sort(dim).values.diff(dim=dim) == 0).any()):
+        return "the same index twice"
+    return _pointing(source, dim, ours, theirs)
+
+
+def _any_order(bound: dict[str, Any], ours: Tensor, theirs: Tensor) -> str | None:
+    """As of topk, whose results are in any order where they are not to be sorted."""
+    told = _each_once(bound, ours, ours)
+    if told is not None or bound.get("sorted", True):
+        return told or _each_once(bound, ours, theirs)
+    source, dim, ours, theirs = _source(bound, ours, theirs)
+    same = _equal(source.gather(dim, ours).sort(dim).values, source.gather(dim, theirs).sort(dim).values)
+    return None if same else "indices of other values"
+
+
+def _up_to(bound: dict[str, Any], ours: Tensor, theirs: Tensor) -> str | None:
+    """As of cummax, whose indices point at elements up to their own place."""
+    source, dim, ours, theirs = _source(bound, ours, theirs)
+    sizes = [-1 if place == dim else 1 for place in range(ours.dim())]
+    if bool((ours > torch.arange(ours.shape[dim]).reshape(sizes)).any()):
+        return "indices of later elements"
+    return _pointing(source, dim, ours, theirs)
+
+
+def _in_window(planes: int, bound: dict[str, Any], ours: Tensor, theirs: Tensor) -> str | None:
+    """As of max_pool2d_with_indices: indices into each plane, of elements within the window that is pooled."""
+    source = bound["self"].detach().cpu()
+    told = _pointing(source.flatten(-planes), source.dim() - planes, ours.flatten(-planes), theirs.flatten(-planes))
+    # windows of adaptive pooling have no sizes of their own
+    if told is not None or "kernel_size" not in bound:
+        return told
+    left = ours
+    for place in range(1, planes + 1):
+        left, index = left // source.shape[-place], left % source.shape[-place]
+        if not _reached(bound, index, place, planes):
+            return "indices outside of the window"
+    return None
+
+
+def _reached(bound: dict[str, Any], index: Tensor, place: int, planes: int) -> bool:
+    """Whether windows reach the indices along the dimension that is `place` from the last."""
+
+    def given(name: str) -> int:
+        values = list(bound.get(name) or bound["kernel_size"])
+        return int((values * planes if len(values) == 1 else values)[-place])
+
+    starts = torch.arange(index.shape[-place]) * given("stride")
+    padding = list(bound["padding"])
+    starts = starts - (padding * planes if len(padding) == 1 else padding)[-place]
+    within = index - starts.reshape([-1] + [1] * (place - 1))
+    dilation = given("dilation")
+    return bool(((within >= 0) & (within < dilation * given("kernel_size")) & (within % dilation == 0)).all())
+
+
+def _source(bound: dict[str, Any], ours: Tensor, theirs: Tensor) -> tuple[Tensor, int, Tensor, Tensor]:
+    """The input, the dimension that indices run along, and both indices with that dimension."""
+    source = bound["self"].detach().cpu()
+    dim = bound.get("dim")
+    if dim is None or not source.dim():
+        return source.flatten(), 0, ours.flatten(), theirs.flatten()
+    dim %= source.dim()
+    if ours.dim() < source.dim():
+        return source, dim, ours.unsqueeze(dim), theirs.unsqueeze(dim)
+    return source, dim, ours, theirs
+
+
+def _gathered(bound: dict[str, Any], indices: Tensor) -> Tensor:
+    source, dim, indices, _ = _source(bound, indices, indices)
+    return source.gather(dim, indices)
+
+
+def _pointing(source: Tensor, dim: int, ours: Tensor, theirs: Tensor) -> str | None:
+    if bool(((ours < 0) | (ours >= source.shape[dim])).any()):
+        return "indices beyond the input"
+    same = _equal(source.gather(dim, ours), source.gather(dim, theirs))
+    return None if same else "indices of other values"
+
+
+def _equal(one: Tensor, other: Tensor) -> bool:
+    same = one == other
+    if one.is_floating_point() or one.is_complex():
+        same |= one.isnan() & other.isnan()
+    return bool(same.all())
+
+
+INDEX_OUTPUT = {
+    **dict.fromkeys(["argsort", "argmax", "argmin"], 0),
+    **dict.fromkeys(["sort", "topk", "max", "min", "kthvalue", "median", "nanmedian", "mode", "cummax", "cummin"], 1),
+    **dict.fromkeys([f"{name}_with_indices" for name in ("max_pool2d", "max_pool3d")], 1),
+    **dict.fromkeys(["adaptive_max_pool2d", "adaptive_max_pool3d"], 1),
+}
+"""Operators that give indices of elements that they chose, and which output that is."""
+
+_RULES: dict[str, Chosen] = {
+    "sort": _each_once,
+    "argsort": _each_once,
+    "topk": _any_order,
+    "cummax": _up_to,
+    "cummin": _up_to,
+    "max_pool2d_with_indices": partial(_in_window, 2),
+    "max_pool3d_with_indices": partial(_in_window, 3),
+    "adaptive_max_pool2d": partial(_in_window, 2),
+    "adaptive_max_pool3d": partial(_in_window, 3),
+}

@@ -1,0 +1,99 @@
+"""How far apart two results are, element by element."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from opgrip.replay.checks.plain import Plain
+from opgrip.replay.checks.tolerances import Tolerance
+from opgrip.replay.checks.verdicts import Verdict
+
+STEPPED = 0.01
+"""Share of a quantized result's elements that may be the next one: what is rounded in the middle goes either way."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """What lies between a result and its reference, both of the same shape.
+
+    Attributes
+    ----------
+    distance : (elements,) float64; 0 where they are equal or both NaN, inf where only one is finite
+    size : (elements,) float64, |reference|
+    apart : (elements,) bool, where the distance is beyond tolerance
+    """
+
+    distance: Tensor
+    size: Tensor
+    apart: Tensor
+
+
+def gap(met: Plain, reference: Plain, tolerance: Tolerance) -> Gap:
+    """How far a result is from its reference."""
+    distance = distances(met.values, reference.values)
+    size = magnitudes(reference.values)
+    apart = (distance > allowance(reference.dtype, size, tolerance)) & (distance > 0)
+    if reference.step is not None:
+        steps = distance > 0.5 * reference.step
+        if int(steps.sum()) <= max(1, int(STEPPED * len(distance))):
+            apart &= distance > 1.01 * reference.step
+    return Gap(distance, size, apart)
+
+
+def allowance(dtype: torch.dtype, size: Tensor, tolerance: Tolerance) -> Tensor:
+    """(elements,) float64, what numbers of these sizes may be off by.
+
+    The absolute tolerance that comes with a dtype is meant for numbers around 1. Where the largest is less, such as
+    among gradients, it shrinks with it, for it would else hide whatever is wrong with them.
+    """
+    # a product with an infinite size would allow any finite number there
+    size = size.nan_to_num(0, 0, 0)
+    rtol, atol = tolerance.of(dtype)
+    if tolerance.atol is None and len(size):
+        # numbers too small for a normal float become 0 under many compilers
+        least = torch.finfo(dtype).smallest_normal if dtype.is_floating_point or dtype.is_complex else 0.0
+        atol = max(atol * min(1.0, float(size.max())), least)
+    return atol + rtol * size
+
+
+def distances(one: Tensor, other: Tensor) -> Tensor:
+    """(elements,) float64, |one - other|; 0 where both are equal or NaN, inf where that is no number."""
+    same = one == other
+    if one.is_floating_point() or one.is_complex():
+        same = same | (one.isnan() & other.isnan())
+        distance = (one - other).abs()
+    else:
+        # whole numbers beyond 2**53 may differ by less than a float64 tells
+        distance = (one.double() - other.double()).abs().clamp_min(1)
+    return distance.masked_fill(same, 0).nan_to_num(torch.inf, torch.inf)
+
+
+def magnitudes(values: Tensor) -> Tensor:
+    """(elements,) float64, absolute values."""
+    return values.abs() if values.is_floating_point() or values.is_complex() else values.double().abs()
+
+
+def verdict(name: str, reference: Plain, between: Gap, wrong: Tensor) -> Verdict:
+    """What to say of a result.
+
+    Parameters
+    ----------
+    name : of the result, such as `output 1`
+    wrong : (elements,) bool, which of its elements are not right
+    """
+    sized = (between.size > 0) & between.size.isfinite()
+    relative = torch.where(sized, between.distance / between.size, 0)
+    if not len(between.distance):
+        return Verdict(True)
+    max_abs, max_rel = float(between.distance.max()), float(relative.max())
+    count = int(wrong.sum())
+    if not count:
+        return Verdict(True, max_abs, max_rel)
+    worst = int(torch.where(wrong, between.distance, -1).argmax())
+    by = f"{float(between.distance[worst]):.2g} (rel {float(relative[wrong].max()):.2g})"
+    where = f", at {reference.place(worst)}" if reference.shape else ""
+    reason = f"{name}: {count:,} of {len(wrong):,} elements differ, by {by} at most{where}"
+    return Verdict(False, max_abs, max_rel, reason)

@@ -1,0 +1,124 @@
+"""Whether random results are drawn from the same distribution as the reference's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import log, sqrt
+
+import torch
+from torch import Tensor
+
+from opgrip.replay.checks.plain import Plain
+
+RUNS = 32
+"""Runs of the reference that a random result is held against."""
+MOST_RUNS = 256
+"""The same for results of few elements, whose numbers are pooled."""
+POOLED = 4096
+"""Numbers in a pool, at which more runs are no longer worth their time."""
+POSITIONS = 1 << 16
+"""Elements of a result that are looked at, evenly spread."""
+FALSE_ALARM = 1e-7
+"""Probability that a right result is called wrong by one of the bounds."""
+DEPENDENT = 2.0
+"""How many times as far as the reference's own runs are from each other a result may be."""
+
+
+def drawn_otherwise(met: Plain, runs: Sequence[Plain]) -> str | None:
+    """Why a random result is not drawn as the reference's runs were; None where nothing tells.
+
+    Three laws, each with a bound that right results pass but for one in ten million:
+
+    - a permutation holds the same numbers in every run,
+    - all elements together are distributed as those of all runs (two-sample Kolmogorov-Smirnov),
+    - the rank of each element among those that the runs had in its place is as often the first as the last or any
+      other (one-sample Kolmogorov-Smirnov against the uniform distribution), which sees scales, biases and zeros that
+      differ from place to place, as in dropout's results.
+
+    The bounds hold for elements that are drawn apart. Where one draw makes many elements, the reference's runs are as
+    far from each other; a result may be `DEPENDENT` times as far as any of them is from the rest.
+    """
+    ours, theirs = _real(met), torch.stack([_real(run) for run in runs])
+    if bool(ours.isnan().any()) and not bool(theirs.isnan().any()):
+        return "NaN where the reference has numbers"
+    ours, theirs = ours.nan_to_num(torch.inf, torch.inf), theirs.nan_to_num(torch.inf, torch.inf)
+    if _same_numbers(runs) and not torch.equal(_sorted(met), _sorted(runs[0])):
+        return "no permutation of what the reference gives"
+    if _constant(ours, theirs):
+        return "the same number in all elements, where the reference's differ"
+    if _farther(_two_sample, ours, theirs, _two_sample_bound(len(ours), theirs.numel())):
+        return "its numbers are distributed otherwise than the reference's"
+    if _farther(_ranks, ours, theirs, sqrt(log(2 / FALSE_ALARM) / (2 * max(len(ours), 1)))):
+        return "its numbers lie otherwise than the reference's in the same places"
+    return None
+
+
+def runs_wanted(elements: int) -> int:
+    """How many runs of the reference tell its distribution."""
+    return min(max(RUNS, POOLED // max(elements, 1)), MOST_RUNS)
+
+
+def _real(result: Plain) -> Tensor:
+    """(places,) float64, the numbers in evenly spread places; parts of complex ones one after the other."""
+    values = result.values[:: max(1, len(result.values) // POSITIONS)]
+    return (torch.view_as_real(values).flatten() if values.is_complex() else values).double()
+
+
+def _sorted(result: Plain) -> Tensor:
+    return (torch.view_as_real(result.values) if result.values.is_complex() else result.values).flatten().sort().values
+
+
+def _same_numbers(runs: Sequence[Plain]) -> bool:
+    first = _sorted(runs[0])
+    return all(torch.equal(_sorted(run), first) for run in runs[1:])
+
+
+def _constant(ours: Tensor, theirs: Tensor) -> bool:
+    """Whether all of ours are equal, which chance does not make of numbers drawn as the runs' were.
+
+    The probability of it is at most p**(m - 1) for m elements and the commonest number's probability p, which is
+    its share of the pool and what a pool of that size may be wrong by.
+    """
+    if len(ours) < 2 or bool((ours != ours[0]).any()) or bool((theirs == theirs[:, :1]).all(1).any()):
+        return False
+    commonest = int(theirs.unique(return_counts=True)[1].max()) / theirs.numel()
+    doubt = sqrt(log(2 / FALSE_ALARM) / (2 * theirs.numel()))
+    return bool(min(commonest + doubt, 1.0) ** (len(ours) - 1) < FALSE_ALARM)
+
+
+def _farther(distance: Callable[[Tensor, Tensor], float], ours: Tensor, theirs: Tensor, bound: float) -> bool:
+    """Whether ours are beyond the bound, and farther from the runs than each of those is from the others."""
+    if not len(ours):
+        return False
+    found = distance(ours, theirs)
+    if found <= bound:
+        return False
+    among = (distance(theirs[one], torch.cat([theirs[:one], theirs[one + 1 :]])) for one in range(len(theirs)))
+    return found > DEPENDENT * max(among)
+
+
+def _two_sample(ours: Tensor, theirs: Tensor) -> float:
+    """The largest difference of two empirical distribution functions."""
+    one, others = ours.sort().values, theirs.flatten().sort().values
+    places = torch.cat([one, others])
+    below = torch.searchsorted(one, places, right=True).double() / len(one)
+    return float((below - torch.searchsorted(others, places, right=True) / len(others)).abs().max())
+
+
+def _two_sample_bound(one: int, others: int) -> float:
+    """What two empirical distribution functions of the same distribution differ by at most, but for `FALSE_ALARM`.
+
+    The sum of what each differs from the distribution by: P(sup |F_n - F| > e) <= 2 exp(-2 n e**2).
+    Source: Massart 1990, The tight constant in the Dvoretzky-Kiefer-Wolfowitz inequality.
+    """
+    return sqrt(log(4 / FALSE_ALARM) / 2) * (1 / sqrt(max(one, 1)) + 1 / sqrt(max(others, 1)))
+
+
+def _ranks(ours: Tensor, theirs: Tensor) -> float:
+    """The largest difference of the ranks' distribution function from the uniform one; ties are broken by chance."""
+    runs = len(theirs)
+    tied = (theirs == ours).sum(0)
+    chance = torch.rand(len(ours), generator=torch.Generator().manual_seed(0))
+    rank = (theirs < ours).sum(0) + (chance * (tied + 1)).long().clamp_max(tied)
+    share = torch.bincount(rank, minlength=runs + 1).double().cumsum(0) / len(ours)
+    return float((share - torch.arange(1, runs + 2) / (runs + 1)).abs().max())

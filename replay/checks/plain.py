@@ -1,0 +1,104 @@
+"""Any result as numbers that can be subtracted: dense, on the CPU, one after the other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from opgrip.traces.tensor_specs import QUANTIZED, memory_dtype
+
+Shape = tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Plain:
+    """A tensor's or a number's values.
+
+    Attributes
+    ----------
+    shape : sizes; of a nested tensor the sizes of each of its tensors
+    dtype : that the result has; a Python float has float32, which is what it mostly was before it left its tensor
+    values : (elements,) float64, complex128, int64 or bool
+    step : (elements,) float64, what neighbours of a quantized dtype are apart; None for others
+    """
+
+    shape: Shape
+    dtype: torch.dtype
+    values: Tensor
+    step: Tensor | None = None
+
+    @property
+    def numeric(self) -> bool:
+        """Whether its values are of floating point, so that rounding can change them."""
+        return self.values.is_floating_point() or self.values.is_complex()
+
+    def place(self, element: int) -> list[int]:
+        """The indices of an element; only its number for a nested tensor."""
+        if not all(isinstance(size, int) for size in self.shape):
+            return [element]
+        indices = []
+        for size in reversed(self.shape):
+            element, index = divmod(element, size)
+            indices.append(index)
+        return indices[::-1]
+
+
+def plain(leaf: Any) -> Plain | None:
+    """The numbers of a result; None for what is neither a tensor nor a number.
+
+    Raises
+    ------
+    RuntimeError, NotImplementedError : for a tensor that torch cannot make dense
+    """
+    if isinstance(leaf, Tensor):
+        return _plain_tensor(leaf.detach())
+    if isinstance(leaf, bool):
+        return Plain((), torch.bool, torch.tensor([leaf]))
+    if isinstance(leaf, int) and abs(leaf) < 1 << 63:
+        return Plain((), torch.int64, torch.tensor([leaf]))
+    if isinstance(leaf, float):
+        return Plain((), torch.float32, torch.tensor([leaf], dtype=torch.float64))
+    if isinstance(leaf, complex):
+        return Plain((), torch.complex64, torch.tensor([leaf], dtype=torch.complex128))
+    return None
+
+
+def _plain_tensor(tensor: Tensor) -> Plain:
+    if tensor.is_nested:
+        parts = [_plain_tensor(part) for part in tensor.unbind()]
+        values = torch.cat([part.values for part in parts]) if parts else torch.empty(0, dtype=torch.float64)
+        return Plain(tuple(part.shape for part in parts), tensor.dtype, values)
+    shape, dtype = tuple(tensor.shape), tensor.dtype
+    if tensor.layout is not torch.strided:
+        tensor = tensor.to_dense()
+    tensor = tensor.cpu()
+    if dtype in QUANTIZED:
+        return Plain(shape, dtype, tensor.dequantize().double().flatten(), _steps(tensor).flatten())
+    return Plain(shape, dtype, _widest(tensor.resolve_conj().resolve_neg()).flatten())
+
+
+def _widest(tensor: Tensor) -> Tensor:
+    dtype = tensor.dtype
+    if dtype.is_complex:
+        return tensor.to(torch.complex128)
+    if memory_dtype(dtype) is not dtype:
+        # bits mean nothing by themselves, but the same are the same
+        return tensor.contiguous().view(memory_dtype(dtype)).long()
+    if dtype.is_floating_point:
+        # some small floats only convert to float32
+        return tensor.float().double() if dtype.itemsize == 1 else tensor.double()
+    if dtype is torch.uint64:
+        return tensor.contiguous().view(torch.int64)
+    return tensor if dtype is torch.bool else tensor.long()
+
+
+def _steps(tensor: Tensor) -> Tensor:
+    if tensor.qscheme() in (torch.per_tensor_affine, torch.per_tensor_symmetric):
+        return torch.full((prod(tensor.shape),), tensor.q_scale(), dtype=torch.float64)
+    axis = tensor.q_per_channel_axis()
+    sizes = [-1 if place == axis else 1 for place in range(tensor.dim())]
+    return tensor.q_per_channel_scales().double().reshape(sizes).expand(tensor.shape)

@@ -1,0 +1,191 @@
+"""What is right for one call, by running it as the program did."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from opgrip.replay.checks.choices import chosen_otherwise
+from opgrip.replay.checks.closeness import gap, verdict
+from opgrip.replay.checks.distributions import drawn_otherwise, runs_wanted
+from opgrip.replay.checks.dropout import DROPOUT, dropped_otherwise
+from opgrip.replay.checks.places import Place, Unpaired, paired, within
+from opgrip.replay.checks.plain import Plain, plain
+from opgrip.replay.checks.rounding import rounded, unsettled
+from opgrip.replay.checks.runs import observe, run_seeded, tensors_of
+from opgrip.replay.checks.schemas import named
+from opgrip.replay.checks.tolerances import Tolerance
+from opgrip.replay.checks.truths import Truths, truths_of
+from opgrip.replay.checks.verdicts import Verdict, together
+from opgrip.replay.modes.mode import Results
+from opgrip.replay.timing.methods import Arguments
+
+__all__ = ["Reference", "observe"]
+
+FEW = 64
+"""Elements of a random result, below which two runs may agree by chance."""
+SEEDS_OF_FEW = 8
+
+
+class Reference:
+    """What is right for one call.
+
+    A result is right where it is within tolerance of the reference's, or where what differs has a reason: memory that
+    the call leaves as it was, another choice among equals (`choices`), random numbers (`distributions`), rounding
+    (`rounding`). What those need, further runs of the call, is made once, when first needed.
+
+    Parameters
+    ----------
+    make_arguments : gives the same arguments in their first state each time
+    mutates : whether the call may write into its arguments
+    op : the operator's name such as `aten.sort.default`; None for a Python function
+    """
+
+    def __init__(
+        self, function: Callable[..., Any], make_arguments: Callable[[], Arguments], mutates: bool, op: str | None
+    ) -> None:
+        self._function = function
+        self._make_arguments = make_arguments
+        self._mutates = mutates
+        self._operator = named(function, op)
+        self._seeded: list[Results] = []
+
+    def check(self, met: Results, tolerance: Tolerance) -> Verdict:
+        """Whether what a mode gave is right; never raises."""
+        try:
+            return together(self._verdicts(met, tolerance))
+        except Unpaired as mismatch:
+            return Verdict(False, reason=str(mismatch))
+        except Exception as error:
+            told = " ".join(str(error).split())[:200]
+            return Verdict(False, reason=f"cannot be compared: {type(error).__name__}: {told}")
+
+    def _verdicts(self, met: Results, tolerance: Tolerance) -> list[Verdict]:
+        first = self._runs(1)[0]
+        if self._mutates and not met.arguments and not self._writes:
+            first = Results(first.outputs)
+        chosen: dict[int, str | None] = {}
+        if self._operator is not None:
+            chosen = chosen_otherwise(self._operator, self._make_arguments(), met.outputs, first.outputs)
+        verdicts = []
+        for place, ours in paired(met, first):
+            if place.kind == "output" and place.number in chosen:
+                told = chosen[place.number]
+                verdicts.append(Verdict(told is None, reason=told and f"{place}: {told}"))
+            else:
+                verdicts.append(self._judge(place, ours, met, tolerance))
+        return verdicts
+
+    def _judge(self, place: Place, leaf: Any, met: Results, tolerance: Tolerance) -> Verdict:
+        wanted = place.of(self._runs(1)[0])
+        if _same_tensor(leaf, wanted):
+            return Verdict(True, 0.0, 0.0)
+        reference = plain(wanted)
+        if isinstance(leaf, Tensor) and not isinstance(wanted, Tensor) and leaf.numel() == 1:
+            leaf = leaf.item()
+        ours = plain(leaf)
+        if reference is None or ours is None:
+            same = bool(leaf == wanted)
+            return Verdict(same, reason=None if same else f"{place} is {leaf!r:.60}, not {wanted!r:.60}")
+        if ours.dtype is not reference.dtype:
+            return Verdict(False, reason=f"{place} is {_word(ours.dtype)}, not {_word(reference.dtype)}")
+        if ours.shape != reference.shape:
+            right = self._of_its_own_shape(place, ours, reference, tolerance)
+            return Verdict(right, reason=None if right else f"{place} is {ours.shape}, not {reference.shape}")
+        if self._operator is not None and self._operator.uninitialized:
+            return Verdict(True)
+        between = gap(ours, reference, tolerance)
+        wrong = between.apart
+        if bool(wrong.any()) and self._varies(place, reference, tolerance):
+            told = self._drawn_otherwise(place, ours, met, tolerance)
+            return Verdict(told is None, reason=told and f"{place}: {told}")
+        if bool(wrong.any()):
+            wrong = wrong & ~self._excused(place, ours, reference, tolerance)
+        return verdict(str(place), reference, between, wrong)
+
+    def _excused(self, place: Place, ours: Plain, reference: Plain, tolerance: Tolerance) -> Tensor:
+        """(elements,) bool, where rounding explains a difference."""
+        runs = [run for run in self._in_float64(place) if run.shape == ours.shape and run.numeric == ours.numeric]
+        if not runs or reference.step is not None:
+            return torch.zeros(len(ours.values), dtype=torch.bool)
+        if ours.numeric:
+            return rounded(ours, reference, runs[0], runs[1:], tolerance)
+        return unsettled(ours, [reference, *runs])
+
+    def _of_its_own_shape(self, place: Place, ours: Plain, reference: Plain, tolerance: Tolerance) -> bool:
+        """Whether another shape than the reference's is right, since the shape hangs on rounding or on chance.
+
+        Rounding: it is that of a run in float64, or between those of such runs, which leaves no element to hold its
+        elements against. Chance: runs under other seeds have other shapes in the same dimensions.
+        """
+        truths = [found.shape for found in self._in_float64(place)]
+        drawn = [plain(place.of(run)) for run in self._runs(SEEDS_OF_FEW)]
+        by_chance = [found.shape for found in drawn if found is not None]
+        return within(ours.shape, [reference.shape, *truths]) or within(ours.shape, by_chance, beyond=True)
+
+    def _drawn_otherwise(self, place: Place, ours: Plain, met: Results, tolerance: Tolerance) -> str | None:
+        drawn = [plain(place.of(run)) for run in self._runs(runs_wanted(len(ours.values)))]
+        told = drawn_otherwise(ours, [run for run in drawn if run is not None and run.shape == ours.shape])
+        if told is None and self._operator is not None and self._operator.packet in DROPOUT:
+            return dropped_otherwise(self._operator, self._make_arguments(), met.outputs, tolerance)
+        return told
+
+    def _varies(self, place: Place, reference: Plain, tolerance: Tolerance) -> bool:
+        """Whether a result is another under another seed."""
+        if self._operator is not None and self._operator.random:
+            return True
+        seeds = SEEDS_OF_FEW if len(reference.values) < FEW else 2
+        others = [plain(place.of(run)) for run in self._runs(seeds)]
+        return any(
+            other is not None and (other.shape != reference.shape or bool(gap(other, reference, tolerance).apart.any()))
+            for other in others
+        )
+
+    def _in_float64(self, place: Place) -> list[Plain]:
+        """What a place holds in float64, first on the very arguments; nothing where the call does not run so."""
+        found = [plain(place.of(run)) for run in self._truths.all] if self._truths is not None else []
+        return [run for run in found if run is not None]
+
+    def _runs(self, count: int) -> list[Results]:
+        """What the reference gives under as many seeds."""
+        while len(self._seeded) < count:
+            seed = len(self._seeded)
+            self._seeded.append(run_seeded(self._function, self._make_arguments(), self._mutates, seed))
+        return self._seeded[:count]
+
+    @cached_property
+    def _truths(self) -> Truths | None:
+        return truths_of(self._function, self._make_arguments, self._mutates, seed=0)
+
+    @cached_property
+    def _writes(self) -> bool:
+        """Whether the call changes any of its arguments."""
+        before = [plain(tensor) for tensor in tensors_of(self._make_arguments())]
+        after = [plain(tensor) for tensor in self._runs(1)[0].arguments]
+        return any(
+            one is None
+            or other is None
+            or one.shape != other.shape
+            or bool(gap(one, other, Tolerance(0, 0)).apart.any())
+            for one, other in zip(before, after, strict=True)
+        )
+
+
+def _same_tensor(leaf: Any, wanted: Any) -> bool:
+    """Whether both are the same bit for bit, which takes no memory to see; False where that is not easily seen."""
+    if not isinstance(leaf, Tensor) or not isinstance(wanted, Tensor):
+        return False
+    if leaf.is_nested or wanted.is_nested or leaf.is_quantized or wanted.is_quantized:
+        return False
+    alike = (leaf.dtype, leaf.layout, leaf.shape) == (wanted.dtype, wanted.layout, wanted.shape)
+    if not alike or leaf.layout is not torch.strided or leaf.dtype.itemsize == 1:
+        return False
+    return torch.equal(leaf.detach().cpu(), wanted.detach().cpu())
+
+
+def _word(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,51 @@
+"""How far apart two numbers may be."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+EXACT = (0.0, 0.0)
+TOLERANCES: dict[torch.dtype, tuple[float, float]] = {
+    torch.float64: (1e-7, 1e-7),
+    torch.float32: (1.3e-6, 1e-5),
+    torch.float16: (1e-3, 1e-5),
+    torch.bfloat16: (1.6e-2, 1e-5),
+    torch.complex128: (1e-7, 1e-7),
+    torch.complex64: (1.3e-6, 1e-5),
+    torch.complex32: (1e-3, 1e-5),
+    torch.quint8: (1.3e-6, 1e-5),
+    torch.qint8: (1.3e-6, 1e-5),
+    torch.qint32: (1.3e-6, 1e-5),
+    torch.quint4x2: (1.3e-6, 1e-5),
+    torch.quint2x4: (1.3e-6, 1e-5),
+}
+"""Relative and absolute tolerance by dtype. Source: the table in the documentation of `torch.testing.assert_close`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tolerance:
+    """What counts as equal: |met - reference| <= atol + rtol * |reference|.
+
+    Attributes
+    ----------
+    rtol, atol : None for that of the dtype; of no account for whole numbers and bools, which are equal or not
+    """
+
+    rtol: float | None = None
+    atol: float | None = None
+
+    def of(self, dtype: torch.dtype) -> tuple[float, float]:
+        """The relative and the absolute tolerance of a dtype's numbers.
+
+        A float of 8 bits or fewer may be the next one, which is what a tie that is rounded the other way gives.
+        """
+        if dtype in TOLERANCES:
+            rtol, atol = TOLERANCES[dtype]
+        elif dtype.is_floating_point and dtype.itemsize == 1:
+            finfo = torch.finfo(dtype)
+            rtol, atol = finfo.eps, finfo.smallest_normal * finfo.eps
+        else:
+            return EXACT
+        return (rtol if self.rtol is None else self.rtol), (atol if self.atol is None else self.atol)

@@ -1,0 +1,111 @@
+"""What a call gives in float64, and how much that hangs on the last bit of its arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from opgrip.replay.arguments.casting import CAST
+from opgrip.replay.checks.runs import run_seeded, tensors_of
+from opgrip.replay.modes.mode import Results
+from opgrip.replay.timing.methods import Arguments
+from opgrip.traces.arguments import map_leaves
+
+DISTURBED = 3
+"""Runs with arguments that differ in their last bit."""
+
+_COMPLEX = frozenset({torch.complex32, torch.complex64})
+
+
+@dataclass(frozen=True, slots=True)
+class Truths:
+    """Runs of a call in float64.
+
+    Attributes
+    ----------
+    exact : on its arguments as they are
+    disturbed : on arguments whose every element is off by a random share of half its dtype's epsilon, which is what
+        rounding it might do
+    """
+
+    exact: Results
+    disturbed: tuple[Results, ...]
+
+    @property
+    def all(self) -> tuple[Results, ...]:
+        """Every run."""
+        return (self.exact, *self.disturbed)
+
+
+def truths_of(
+    function: Callable[..., Any], make_arguments: Callable[[], Arguments], mutates: bool, seed: int
+) -> Truths | None:
+    """Runs of a call in float64; None where it cannot run so, or would not be the same call."""
+    first = make_arguments()
+    if mutates and _share_memory(tensors_of(first)):
+        # copies of another dtype would no longer see each other's changes
+        return None
+    exact = _attempted(function, _raised(first), mutates, seed)
+    if exact is None:
+        return None
+    disturbed = [_attempted(function, _raised(make_arguments(), number), mutates, seed) for number in range(DISTURBED)]
+    return Truths(exact, tuple(run for run in disturbed if run is not None))
+
+
+class _InFloat64(TorchDispatchMode):
+    """Makes every operator that is told a dtype of floating point work in float64."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*map_leaves(_raise_dtype, tuple(args)), **map_leaves(_raise_dtype, kwargs or {}))
+
+
+def _attempted(function: Callable[..., Any], arguments: Arguments, mutates: bool, seed: int) -> Results | None:
+    """What a call gives where all is in float64; None where that raises, such as for a probability just above 1."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        with _InFloat64():
+            return run_seeded(function, arguments, mutates, seed)
+    except Exception:
+        return None
+    finally:
+        torch.set_default_dtype(before)
+
+
+def _raise_dtype(leaf: Any) -> Any:
+    if not isinstance(leaf, torch.dtype):
+        return leaf
+    if leaf in CAST:
+        return torch.float64
+    return torch.complex128 if leaf in _COMPLEX else leaf
+
+
+def _raised(arguments: Arguments, disturbance: int | None = None) -> Arguments:
+    generator = torch.Generator().manual_seed(disturbance or 0)
+
+    def raised(leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor):
+            return _raise_dtype(leaf)
+        if leaf.dtype not in CAST | _COMPLEX | {torch.complex128}:
+            return leaf
+        tensor = leaf.detach().to(_raise_dtype(leaf.dtype))
+        if disturbance is not None and leaf.layout is torch.strided and not leaf.is_nested:
+            half = torch.finfo(leaf.dtype).eps / 2
+            noise = torch.rand(tensor.shape, generator=generator, dtype=torch.float64) * 2 - 1
+            tensor = tensor * (1 + half * noise.to(tensor.device))
+        elif tensor is leaf or tensor.data_ptr() == leaf.data_ptr():
+            tensor = tensor.clone()
+        return tensor.requires_grad_(leaf.requires_grad)
+
+    args, kwargs = arguments
+    return map_leaves(raised, args), map_leaves(raised, kwargs)
+
+
+def _share_memory(tensors: list[Tensor]) -> bool:
+    strided = [tensor for tensor in tensors if tensor.layout is torch.strided]
+    return len({tensor.untyped_storage()._cdata for tensor in strided}) < len(strided)

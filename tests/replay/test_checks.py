@@ -1,0 +1,410 @@
+"""What a mode gives is held against eager: rounding, chance and choices among equals are right, all else is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from small_calls import CALLS, KEYWORDS, drawn
+from torch import Tensor
+
+from opgrip.replay.checks import Reference, Tolerance, Verdict, observe
+from opgrip.replay.modes.mode import Results
+from opgrip.traces.arguments import map_leaves
+
+aten = torch.ops.aten
+
+
+def made(*args: Any, **kwargs: Any) -> Callable[[], Any]:
+    """What gives copies of arguments."""
+
+    def fresh(leaf: Any) -> Any:
+        return leaf.clone() if isinstance(leaf, Tensor) else leaf
+
+    return lambda: (map_leaves(fresh, args), map_leaves(fresh, kwargs))
+
+
+def reference(function: Any, *args: Any, mutates: bool = False, **kwargs: Any) -> Reference:
+    op = str(function) if isinstance(function, torch._ops.OpOverload) else None
+    return Reference(function, made(*args, **kwargs), mutates, op)
+
+
+def checked(function: Any, *args: Any, met: Any, mutates: bool = False, **kwargs: Any) -> Verdict:
+    """The verdict over results `met`, or over those of another function."""
+    if callable(met):
+        met = observe(met, made(*args, **kwargs)(), mutates)
+    elif not isinstance(met, Results):
+        met = Results(list(met) if isinstance(met, list | tuple) else [met])
+    return reference(function, *args, mutates=mutates, **kwargs).check(met, Tolerance())
+
+
+def assert_right(function: Any, *args: Any, **kwargs: Any) -> Verdict:
+    verdict = checked(function, *args, **kwargs)
+    assert verdict.right, verdict.reason
+    return verdict
+
+
+def assert_wrong(function: Any, *args: Any, **kwargs: Any) -> Verdict:
+    verdict = checked(function, *args, **kwargs)
+    assert not verdict.right
+    assert verdict.reason
+    return verdict
+
+
+def one_by_one(numbers: Tensor) -> Tensor:
+    """The sum of numbers in float32, each added to those before."""
+    return torch.from_numpy(np.add.accumulate(numbers.flatten().numpy())[-1:])[0]
+
+
+def winograd(image: Tensor, kernel: Tensor) -> Tensor:
+    """A convolution with 3x3 kernels by F(4x4, 3x3), whose matrices are those of Lavin and Gray 2015."""
+    weights = torch.tensor([[6, 0, 0], [-4, -4, -4], [-4, 4, -4], [1, 2, 4], [1, -2, 4], [0, 0, 24.0]]) / 24
+    rows = [[4, 0, -5, 0, 1, 0], [0, -4, -4, 1, 1, 0], [0, 4, -4, -1, 1, 0]]
+    pixels = torch.tensor([*rows, [0, -2, -1, 2, 1, 0], [0, 2, -1, -2, 1, 0], [0, 4, 0, -5, 0, 1.0]])
+    sums = torch.tensor([[1, 1, 1, 1, 1, 0], [0, 1, -1, 2, -2, 0], [0, 1, 1, 4, 4, 0], [0, 1, -1, 8, -8, 1.0]])
+    tiles = pixels @ image.unfold(2, 6, 4).unfold(3, 6, 4) @ pixels.T
+    product = torch.einsum("kcij,nchwij->nkhwij", weights @ kernel @ weights.T, tiles)
+    result = (sums @ product @ sums.T).transpose(3, 4)
+    return result.flatten(4, 5).flatten(2, 3)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_what_a_compiler_gives_is_right(name: str) -> None:
+    function, args = CALLS[name]
+    kwargs = KEYWORDS.get(name, {})
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda *args, **kwargs: function(*args, **kwargs), backend="aot_eager_decomp_partition")
+    verdict = checked(function, *args, met=compiled, **kwargs)
+    assert verdict.right, verdict.reason
+
+
+def test_another_order_of_sums_is_right() -> None:
+    one, other = drawn(16, 10_000), drawn(10_000, 16, seed=1)
+    many = drawn(1_000_000)
+    assert_right(aten.mm.default, one, other, met=lambda a, b: a.flip(1) @ b.flip(0))
+    assert_right(aten.mm.default, one, other, met=lambda a, b: sum(a[:, i::100] @ b[i::100] for i in range(100)))
+    assert_right(aten.sum.default, many, met=one_by_one)
+    assert_right(aten.sum.default, many.abs(), met=one_by_one)
+    assert_right(aten.sum.default, many, met=lambda a: a.reshape(1000, 1000).sum(0).flip(0).sum())
+    assert_right(aten.cumsum.default, many[:5000], 0, met=lambda a, dim: a.double().cumsum(dim).float())
+
+
+def test_a_transformed_convolution_is_right() -> None:
+    image, kernel = drawn(1, 32, 22, 22), drawn(8, 32, 3, 3, seed=1)
+    assert_right(F.conv2d, image, kernel, met=winograd)
+    assert_wrong(F.conv2d, image, kernel, met=lambda *args: winograd(*args).roll(1, -1))
+    assert_wrong(F.conv2d, image, kernel, met=lambda *args: winograd(*args) * 1.001)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_intermediate_results_that_are_not_rounded_are_right(dtype: torch.dtype) -> None:
+    def chain(a: Tensor) -> Tensor:
+        return ((a.exp() + 1).log() - a.sigmoid() * a.tanh()) / (a * a + 0.1).sqrt() - a.cos()
+
+    numbers = drawn(50, 100).to(dtype)
+    assert_right(chain, numbers, met=lambda a: chain(a.float()).to(dtype))
+    assert_wrong(chain, numbers, met=lambda a: (chain(a.float()) * 1.1).to(dtype))
+
+
+def test_cancelled_digits_are_no_error_and_others_are() -> None:
+    numbers = drawn(50, 1000) + 1000
+    off = [numbers.var(1) * (1 + 1e-3)]
+    assert_right(aten.var.correction, numbers, [1], met=lambda a, dim: a.double().var(dim).float())
+    assert_wrong(aten.var.correction, numbers, [1], met=off)
+
+
+def test_decisions_that_hang_on_rounding_may_fall_otherwise() -> None:
+    def count(a: Tensor) -> tuple[Tensor, Tensor]:
+        return (a * 10).floor().long(), a * 10 >= 3
+
+    tenths = torch.arange(100).float() / 10
+    near = [(tenths * 10.000001).floor().long(), tenths * 9.999999 >= 3]
+    assert_right(count, tenths, met=near)
+    assert_right(count, tenths, met=[near[0] - (torch.arange(100) == 50).long(), near[1]])
+    assert_wrong(count, tenths + 0.05, met=[near[0] + (torch.arange(100) == 50).long(), near[1]])
+    assert_wrong(count, tenths, met=[near[0] + 2 * (torch.arange(100) == 50).long(), near[1]])
+
+
+def test_a_shape_that_hangs_on_rounding_may_be_another() -> None:
+    def over(a: Tensor) -> Tensor:
+        return (a * 10 > 3).nonzero()
+
+    numbers = torch.tensor([0.1, 0.3, 0.30000001, 0.5, 0.2])
+    assert over(numbers).shape[0] != over(numbers.double()).shape[0]
+    assert_right(over, numbers, met=lambda a: over(a.double()))
+    assert_wrong(over, numbers, met=lambda a: over(a)[:0])
+    assert_wrong(over, torch.tensor([0.1, 0.4, 0.5]), met=lambda a: over(a)[:1])
+
+
+def scaled(tensor: Tensor) -> Tensor:
+    return tensor * (1 + 1e-3)
+
+
+def one_off(tensor: Tensor) -> Tensor:
+    tensor = tensor.clone()
+    tensor.view(-1)[tensor.numel() // 3] += 0.05
+    return tensor
+
+
+def swapped(tensor: Tensor) -> Tensor:
+    tensor = tensor.clone()
+    tensor.view(-1)[[3, 40]] = tensor.view(-1)[[40, 3]]
+    return tensor
+
+
+def with_nan(tensor: Tensor) -> Tensor:
+    return tensor.masked_fill(torch.arange(tensor.numel()).reshape(tensor.shape) == 7, torch.nan)
+
+
+ERRORS: list[Callable[[Tensor], Any]] = [
+    *(scaled, one_off, swapped, with_nan),
+    *(lambda a: a.roll(1, -1), lambda a: a.mT, lambda a: a.double(), lambda a: a[None], lambda a: a[:-1]),
+    *(lambda a: a.half().float(), lambda a: torch.zeros_like(a), lambda a: a.masked_fill(a == a.max(), torch.inf)),
+]
+FLOATS = {
+    "add": (aten.add.Tensor, (drawn(32, 32), drawn(32, 32, seed=1))),
+    "mm": (aten.mm.default, (drawn(32, 5000), drawn(5000, 32, seed=1))),
+    "softmax": (aten._softmax.default, (drawn(32, 32) * 3, -1, False)),
+    "normed": (lambda a: (a - a.mean(1, keepdim=True)) / a.std(1, keepdim=True), (drawn(32, 32),)),
+}
+
+
+@pytest.mark.parametrize("name", FLOATS)
+@pytest.mark.parametrize("error", ERRORS)
+def test_planted_errors_are_wrong(name: str, error: Callable[[Tensor], Any]) -> None:
+    function, args = FLOATS[name]
+    assert_wrong(function, *args, met=lambda *args: error(function(*args)))
+
+
+def test_the_reason_names_the_output_and_the_element() -> None:
+    def two(a: Tensor) -> tuple[Tensor, Tensor]:
+        return a, a * 2
+
+    met = (torch.ones(8, 8), torch.ones(8, 8) * 2)
+    met[1][3, 7] = 2.5
+    verdict = checked(two, torch.ones(8, 8), met=met)
+    assert verdict.reason == "output 1: 1 of 64 elements differ, by 0.5 (rel 0.25) at most, at [3, 7]"
+    assert (verdict.max_abs, verdict.max_rel) == (0.5, 0.25)
+    assert checked(two, torch.ones(8, 8), met=met[:1]).reason == "1 tensors as outputs, not 2"
+
+
+def test_small_numbers_are_not_lost_in_the_absolute_tolerance() -> None:
+    assert_wrong(aten.mul.Tensor, drawn(32, 32) * 1e-7, 1.0, met=lambda a, b: a * 1.001)
+
+
+def test_what_a_user_allows_is_right() -> None:
+    met = Results([drawn(32, 32) * 1.05])
+    assert reference(aten.mul.Tensor, drawn(32, 32), 1.0).check(met, Tolerance(rtol=0.1)).right
+    assert not reference(aten.mul.Tensor, drawn(32, 32), 1.0).check(met, Tolerance(rtol=0.01, atol=0.01)).right
+
+
+def test_numbers_that_are_no_tensors_are_compared_where_a_mode_gives_them() -> None:
+    def sizes(a: Tensor) -> tuple[Any, ...]:
+        return a + 1, a.numel(), float(a.sum()), "name", None
+
+    numbers = drawn(8, 8)
+    assert_right(sizes, numbers, met=[numbers + 1])
+    assert_right(sizes, numbers, met=[numbers + 1, 64, float(numbers.flip(0).sum()), "name", None])
+    assert_right(sizes, numbers, met=[numbers + 1, torch.tensor(64), numbers.sum(), "name", None])
+    assert_wrong(sizes, numbers, met=[numbers + 1, 65, float(numbers.sum()), "name", None])
+    assert_wrong(sizes, numbers, met=[numbers + 1, 64, float(numbers.sum()) + 0.1, "name", None])
+    assert_wrong(sizes, numbers, met=[numbers + 1, 64, float(numbers.sum()), "game", None])
+
+
+def test_written_arguments_are_results() -> None:
+    one, other = drawn(32, 32), drawn(32, 32, seed=1)
+    done = one + other
+    assert_right(aten.add_.Tensor, one, other, mutates=True, met=Results([done], [done, other]))
+    assert_wrong(aten.add_.Tensor, one, other, mutates=True, met=Results([done], [one, other]))
+    assert_wrong(aten.add_.Tensor, one, other, mutates=True, met=Results([done], [done, done]))
+    assert_wrong(aten.add_.Tensor, one, other, mutates=True, met=Results([done]))
+    assert_right(lambda a: a + 1, one, mutates=True, met=Results([one + 1]))
+    slow = Results([one_by_one(one)[None]], [one_by_one(one)[None], one])
+    assert_right(lambda out, a: out.add_(a.sum()), torch.zeros(1), one, mutates=True, met=slow)
+
+
+def test_any_other_of_equal_elements_may_be_chosen() -> None:
+    sets = torch.arange(60).reshape(3, 20) % 5
+    numbers = sets.float().masked_fill(sets == 4, torch.nan)
+    last = 19 - sets.flip(1).argmax(1)
+    for source in (sets, numbers):
+        values, indices = source.flip(1).sort(1, stable=True)
+        assert_right(aten.sort.default, source, 1, met=[values, 19 - indices])
+        assert_right(aten.sort.stable, source, stable=False, dim=1, met=[values, 19 - indices])
+        assert_wrong(aten.sort.stable, source, stable=True, dim=1, met=[values, 19 - indices])
+        twice = (19 - indices).index_copy(1, torch.tensor([1]), (19 - indices)[:, :1])
+        assert_wrong(aten.sort.default, source, 1, met=[values, twice])
+        assert_wrong(aten.sort.default, source, 1, met=[values, 20 - indices])
+        assert_wrong(aten.sort.default, source, 1, met=[values, (20 - indices) % 20])
+        assert_right(aten.argsort.default, source, 1, met=19 - indices)
+    assert_right(aten.max.dim, sets, 1, met=[sets.amax(1), last])
+    assert_right(aten.argmax.default, sets, 1, met=last)
+    assert_right(aten.argmax.default, sets, met=torch.tensor(59))
+    assert_wrong(aten.argmax.default, sets, met=torch.tensor(58))
+    assert_wrong(aten.max.dim, sets, 1, met=[sets.amax(1), last - 1])
+    assert_wrong(aten.max.dim, sets, 1, met=[sets.amax(1) - 1, last])
+    assert_wrong(aten.max.dim, sets, 1, met=[sets.amax(1), last.int()])
+    top = sets.flip(1).topk(6, 1)
+    assert_right(aten.topk.default, sets, 6, 1, met=[top.values, 19 - top.indices])
+    assert_wrong(aten.topk.default, sets, 6, 1, met=[top.values.flip(1), (19 - top.indices).flip(1)])
+    unsorted = [top.values.flip(1), (19 - top.indices).flip(1)]
+    assert_right(aten.topk.default, sets, 6, 1, True, False, met=unsorted)
+    assert_wrong(aten.topk.default, sets, 6, 1, True, False, met=[unsorted[0], unsorted[1].roll(1, 1)])
+    first = torch.zeros(20, dtype=torch.int64)
+    assert_right(aten.cummax.default, torch.ones(20), 0, met=[torch.ones(20), first])
+    assert_wrong(aten.cummax.default, torch.ones(20), 0, met=[torch.ones(20), first + 1])
+
+
+def test_pooling_may_choose_any_largest_of_its_window() -> None:
+    args = (torch.ones(1, 2, 6, 6), [3, 3], [2, 2], [1, 1])
+    values, indices = aten.max_pool2d_with_indices.default(*args)
+    last = torch.tensor([[7, 9, 11], [19, 21, 23], [31, 33, 35]]).expand(1, 2, 3, 3)
+    assert_right(aten.max_pool2d_with_indices.default, *args, met=[values, last])
+    assert_wrong(aten.max_pool2d_with_indices.default, *args, met=[values, last - 6 * 3])
+    assert_wrong(aten.max_pool2d_with_indices.default, *args, met=[values, (last + 12) % 36])
+    other = (drawn(1, 2, 6, 6), *args[1:])
+    assert_wrong(aten.max_pool2d_with_indices.default, *other, met=lambda *args: (F.max_pool2d(*args), last))
+    assert indices.shape == last.shape
+
+
+NUMBERS = drawn(100, 100)
+RANDOM: dict[str, tuple[Any, tuple[Any, ...], list[Callable[[Tensor], Tensor]]]] = {
+    "rand": (aten.rand.default, ([100, 100],), [lambda a: a * 0.9, lambda a: a.round(), lambda a: a - 0.1]),
+    "randn": (aten.randn.default, ([100, 100],), [lambda a: a + 0.1, lambda a: a * 0.9, lambda a: a.abs()]),
+    "few": (aten.randn.default, ([12],), [torch.zeros_like, lambda a: a.fill_(0.3), lambda a: a * torch.nan]),
+    "bernoulli": (aten.bernoulli.p, (NUMBERS, 0.3), [torch.ones_like, lambda a: 1 - a, lambda a: a * 2]),
+    "randint": (aten.randint.low, (3, 9, [100, 100]), [lambda a: a + 1, lambda a: a.clamp(max=7)]),
+    "randperm": (aten.randperm.default, (100,), [torch.zeros_like, lambda a: a % 99, lambda a: a + 1]),
+    "multinomial": (aten.multinomial.default, (NUMBERS.abs(), 5), [torch.zeros_like, lambda a: 99 - a]),
+    "dropout": (F.dropout, (NUMBERS,), [lambda a: a * 1.1, lambda a: a.roll(1, 1), lambda a: a * 0]),
+    "native_dropout": (aten.native_dropout.default, (NUMBERS, 0.2, True), [one_off, swapped, lambda a: a * 1.001]),
+    "noise": (lambda a: a * 100 + torch.rand_like(a), (NUMBERS,), [lambda a: a + 0.1, torch.clone, swapped]),
+    "shared": (lambda a: a * torch.rand(()), (NUMBERS,), [lambda a: -a * torch.inf]),
+}
+
+
+@pytest.mark.parametrize("name", RANDOM)
+def test_random_results_are_right_by_their_distribution(name: str) -> None:
+    function, args, errors = RANDOM[name]
+    state = torch.get_rng_state()
+    judge = reference(function, *args)
+    for seed in range(100, 120):
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            met = observe(function, made(*args)(), False)
+        verdict = judge.check(met, Tolerance())
+        assert verdict.right, verdict.reason
+        assert torch.equal(torch.get_rng_state(), state)
+    if name == "noise":
+        errors = errors[:1]
+    for error in errors:
+        planted = Results([error(met.outputs[0]), *met.outputs[1:]])
+        assert not judge.check(planted, Tolerance()).right
+    planted = Results([met.outputs[0].to(torch.complex64), *met.outputs[1:]])
+    assert not judge.check(planted, Tolerance()).right
+
+
+def test_what_does_not_vary_beside_random_results_is_compared() -> None:
+    def both(a: Tensor) -> tuple[Tensor, Tensor]:
+        return a + 1, torch.rand_like(a)
+
+    noise = torch.rand(100, 100, generator=torch.Generator().manual_seed(9))
+    assert_right(both, NUMBERS, met=[NUMBERS + 1, noise])
+    assert_wrong(both, NUMBERS, met=[(NUMBERS + 1) * 1.001, noise])
+    assert_wrong(both, NUMBERS, met=[NUMBERS + 1, noise * 0.9])
+
+
+def test_a_generator_among_the_arguments_is_chance_too() -> None:
+    def drawn_by(generator: torch.Generator) -> Tensor:
+        return torch.rand(1000, generator=generator)
+
+    judge = Reference(drawn_by, lambda: ((torch.Generator().manual_seed(3),), {}), False, None)
+    assert judge.check(Results([torch.rand(1000, generator=torch.Generator().manual_seed(9))]), Tolerance()).right
+    assert not judge.check(Results([torch.ones(1000)]), Tolerance()).right
+
+
+def test_written_random_arguments_are_right_by_their_distribution() -> None:
+    noise = torch.randn(1000, generator=torch.Generator().manual_seed(9))
+    assert_right(aten.normal_.default, torch.zeros(1000), mutates=True, met=Results([noise], [noise]))
+    assert_wrong(aten.normal_.default, torch.zeros(1000), mutates=True, met=Results([noise], [noise * 0]))
+
+
+def test_memory_that_is_left_as_it_was_is_not_compared() -> None:
+    assert_right(aten.empty.memory_format, [10], met=torch.ones(10))
+    assert_right(aten.new_empty.default, drawn(3), [10], met=torch.full((10,), torch.nan))
+    assert_wrong(aten.empty.memory_format, [10], met=torch.ones(11))
+    assert_wrong(aten.empty_like.default, drawn(10), met=torch.ones(10).double())
+    assert_wrong(aten.zeros_like.default, drawn(10), met=torch.ones(10))
+
+
+UNUSUAL = {
+    "quantized": lambda a: torch.quantize_per_tensor(a, 0.05, 10, torch.quint8),
+    "by_channel": lambda a: torch.quantize_per_channel(a, torch.rand(6) + 0.1, torch.zeros(6), 0, torch.qint8),
+    "sparse": lambda a: a.relu().to_sparse(),
+    "csr": lambda a: a.relu().to_sparse_csr(),
+    "nested": lambda a: torch.nested.nested_tensor([a[:2], a[2:5]]),
+    "jagged": lambda a: torch.nested.nested_tensor([a[:2], a[2:5]], layout=torch.jagged),
+    "float8": lambda a: a.to(torch.float8_e4m3fn),
+    "complex": lambda a: torch.complex(a, a + 1).conj(),
+    "complex32": lambda a: torch.complex(a, a + 1).to(torch.complex32),
+    "uint64": lambda a: a.abs().mul(100).to(torch.uint64),
+    "bool": lambda a: a > 0,
+}
+
+
+@pytest.mark.parametrize("name", UNUSUAL)
+def test_tensors_of_any_kind_are_compared(name: str) -> None:
+    numbers = drawn(6, 8)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        same, other = UNUSUAL[name](numbers), UNUSUAL[name](1.5 - numbers)
+    assert_right(lambda a: same, numbers, met=same)
+    verdict = assert_wrong(lambda a: same, numbers, met=other)
+    assert "cannot be compared" not in verdict.reason
+
+
+def test_a_quantized_element_may_be_the_next_one() -> None:
+    numbers = torch.quantize_per_tensor(drawn(32, 32), 0.05, 100, torch.quint8)
+    whole = numbers.int_repr()
+    some = whole.clone()
+    some[3, :4] += 1
+
+    def quantized(stored: Tensor) -> Tensor:
+        return torch._make_per_tensor_quantized_tensor(stored, 0.05, 100)
+
+    assert_right(quantized, whole, met=quantized(some))
+    assert_wrong(quantized, whole, met=quantized(whole + 1))
+    some[3, 1] += 1
+    assert_wrong(quantized, whole, met=quantized(some))
+
+
+def test_what_cannot_be_compared_is_wrong_by_that_reason() -> None:
+    class Odd:
+        def __eq__(self, other: object) -> bool:
+            raise ValueError("no such comparison")
+
+        __hash__ = None
+
+    assert checked(lambda: Odd(), met=Odd()).reason == "cannot be compared: ValueError: no such comparison"
+    fails = reference(aten.mm.default, drawn(2, 3), drawn(2, 3)).check(Results([drawn(2, 2)]), Tolerance())
+    assert fails.reason.startswith("cannot be compared: RuntimeError")
+
+
+DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.int64, torch.uint8]
+
+
+@given(st.sampled_from([*DTYPES, torch.bool]), st.lists(st.integers(0, 5), max_size=4), st.integers(0, 1000))
+@settings(max_examples=60, deadline=None)
+def test_a_result_is_itself_and_nothing_clearly_else(dtype: torch.dtype, shape: list[int], seed: int) -> None:
+    numbers = (drawn(*shape, seed=seed) * 10).abs().to(dtype)
+    assert_right(torch.clone, numbers, met=numbers.clone())
+    if numbers.numel() and dtype is not torch.bool:
+        perturbed = numbers.clone()
+        perturbed.view(-1)[seed % numbers.numel()] += 3
+        assert_wrong(torch.clone, numbers, met=perturbed)
