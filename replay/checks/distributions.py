@@ -39,8 +39,9 @@ def drawn_otherwise(met: Plain, runs: Sequence[Plain]) -> str | None:
     far from each other; a result may be `DEPENDENT` times as far as any of them is from the rest.
     """
     ours, theirs = _real(met), torch.stack([_real(run) for run in runs])
-    if bool(ours.isnan().any()) and not bool(theirs.isnan().any()):
-        return "NaN where the reference has numbers"
+    for name, found in (("NaN", torch.isnan), ("infinity", torch.isinf)):
+        if bool(found(ours).any()) and not bool(found(theirs).any()):
+            return f"{name}, where the reference has numbers"
     ours, theirs = ours.nan_to_num(torch.inf, torch.inf), theirs.nan_to_num(torch.inf, torch.inf)
     if _same_numbers(runs) and not torch.equal(_sorted(met), _sorted(runs[0])):
         return "no permutation of what the reference gives"
