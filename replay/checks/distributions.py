@@ -20,6 +20,8 @@ POSITIONS = 1 << 16
 """Elements of a result that are looked at, evenly spread."""
 FALSE_ALARM = 1e-7
 """Probability that a right result is called wrong by one of the bounds."""
+COMPARED = 8
+"""Runs of the reference that are held against its others."""
 DEPENDENT = 2.0
 """How many times as far as the reference's own runs are from each other a result may be."""
 
@@ -39,8 +41,9 @@ def drawn_otherwise(met: Plain, runs: Sequence[Plain]) -> str | None:
     far from each other; a result may be `DEPENDENT` times as far as any of them is from the rest.
     """
     ours, theirs = _real(met), torch.stack([_real(run) for run in runs])
-    if bool(ours.isnan().any()) and not bool(theirs.isnan().any()):
-        return "NaN where the reference has numbers"
+    for name, found in (("NaN", torch.isnan), ("infinity", torch.isinf)):
+        if bool(found(ours).any()) and not bool(found(theirs).any()):
+            return f"{name}, where the reference has numbers"
     ours, theirs = ours.nan_to_num(torch.inf, torch.inf), theirs.nan_to_num(torch.inf, torch.inf)
     if _same_numbers(runs) and not torch.equal(_sorted(met), _sorted(runs[0])):
         return "no permutation of what the reference gives"
@@ -87,13 +90,15 @@ def _constant(ours: Tensor, theirs: Tensor) -> bool:
 
 
 def _farther(distance: Callable[[Tensor, Tensor], float], ours: Tensor, theirs: Tensor, bound: float) -> bool:
-    """Whether ours are beyond the bound, and farther from the runs than each of those is from the others."""
+    """Whether ours are beyond the bound, and farther from the runs than those are from each other."""
     if not len(ours):
         return False
     found = distance(ours, theirs)
     if found <= bound:
         return False
-    among = (distance(theirs[one], torch.cat([theirs[:one], theirs[one + 1 :]])) for one in range(len(theirs)))
+    among = (
+        distance(theirs[one], torch.cat([theirs[:one], theirs[one + 1 :]])) for one in range(min(len(theirs), COMPARED))
+    )
     return found > DEPENDENT * max(among)
 
 

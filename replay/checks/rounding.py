@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import sqrt
 
 import torch
 from torch import Tensor
@@ -14,10 +15,16 @@ from opgrip.replay.checks.tolerances import Tolerance
 MULTIPLE, MULTIPLE_OF_HALF = 64.0, 8.0
 """How many times as far from the truth as the reference a result may be, and the same in dtypes of 16 bits.
 
-Measured against torch on a CPU: summing in another order or in blocks takes 1; 10,000 products added one by one,
-as a compiler without tuning does, 12; Winograd's F(4x4, 3x3) over 64 channels 53; a million numbers one after the other
-40. All of those in float32, which has the digits to spare: 64 times its rounding is still 1e-5 of a number. Programs
-add numbers of 16 bits in float32, so there only intermediate results matter; 100 partial sums rounded to them take 8.
+Measured against torch on a CPU: summing in another order or in blocks takes 1; 10,000 products added one by one, as a
+compiler without tuning does, 12; Winograd's F(4x4, 3x3) over 64 channels 53. All of those in float32, which has the
+digits to spare: 64 times its rounding is still 1e-5 of a number. Programs add numbers of 16 bits in float32, so there
+only intermediate results matter; 100 partial sums rounded to them take 8.
+"""
+ONE_BY_ONE = 0.25
+"""That multiple over the root of the number of terms, where that is more.
+
+Of n terms that are added one by one the error grows as n, and what their last bits change as the root of it. A million
+take 40 to 170.
 """
 OVERALL = 0.25
 """The part of that multiple which errors may reach in root mean square: the cases above take up to 8 in float32."""
@@ -29,7 +36,9 @@ ENOUGH = 64
 _HALF = frozenset({torch.float16, torch.bfloat16, torch.complex32})
 
 
-def rounded(met: Plain, reference: Plain, truth: Plain, disturbed: Sequence[Plain], tolerance: Tolerance) -> Tensor:
+def rounded(
+    met: Plain, reference: Plain, truth: Plain, disturbed: Sequence[Plain], tolerance: Tolerance, terms: float
+) -> Tensor:
     """(elements,) bool, where a result of floating point is as near the truth as one can ask.
 
     Another order of sums, a fu kernel, a blocked or a transformed convolution err otherwise than the reference does,
@@ -42,7 +51,11 @@ def rounded(met: Plain, reference: Plain, truth: Plain, disturbed: Sequence[Plai
       at a jump of the function would else excuse all others.
 
     In root mean square, errors must stay below `OVERALL` of that: near the bound everywhere is a bias, no rounding.
-    All are of the same shape, and `truth` and `disturbed` are from float64.
+
+    Parameters
+    ----------
+    truth, disturbed : from float64, of the same shape as the others
+    terms : how many numbers may have been added to make one element
     """
     base = allowance(reference.dtype, magnitudes(truth.values), tolerance)
     error = distances(met.values, _overflown(truth, met))
@@ -50,7 +63,8 @@ def rounded(met: Plain, reference: Plain, truth: Plain, disturbed: Sequence[Plai
     typical = torch.quantile(_sample(own), TYPICAL)
     for other in disturbed:
         own = torch.maximum(own, _finite(distances(other.values, truth.values)))
-    bound = (MULTIPLE_OF_HALF if reference.dtype in _HALF else MULTIPLE) * torch.maximum(own, typical)
+    multiple = MULTIPLE_OF_HALF if reference.dtype in _HALF else max(MULTIPLE, ONE_BY_ONE * sqrt(terms))
+    bound = multiple * torch.maximum(own, typical)
     fine = error <= base + bound
     if int(fine.sum()) < ENOUGH or _mean_square(error[fine]) <= _mean_square((base + OVERALL * bound)[fine]):
         return fine

@@ -16,9 +16,10 @@ from opgrip.replay.modes.mode import Results
 from opgrip.replay.timing.methods import Arguments
 from opgrip.traces.arguments import map_leaves
 
-DISTURBED = 3
-"""Runs with arguments that differ in their last bit."""
+DISTURBED = 4
+"""Runs with arguments that differ in their last bit: all greater, all less, and by chance."""
 
+_ALIKE = (1, -1)
 _COMPLEX = frozenset({torch.complex32, torch.complex64})
 
 
@@ -29,8 +30,7 @@ class Truths:
     Attributes
     ----------
     exact : on its arguments as they are
-    disturbed : on arguments whose every element is off by a random share of half its dtype's epsilon, which is what
-        rounding it might do
+    disturbed : on arguments whose every element is off by half its dtype's epsilon, which is what rounding it might do
     """
 
     exact: Results
@@ -96,8 +96,10 @@ def _raised(arguments: Arguments, disturbance: int | None = None) -> Arguments:
         tensor = leaf.detach().to(_raise_dtype(leaf.dtype))
         if disturbance is not None and leaf.layout is torch.strided and not leaf.is_nested:
             half = torch.finfo(leaf.dtype).eps / 2
-            noise = torch.rand(tensor.shape, generator=generator, dtype=torch.float64) * 2 - 1
-            tensor = tensor * (1 + half * noise.to(tensor.device))
+            signs = torch.randint(2, tensor.shape, generator=generator, dtype=torch.float64) * 2 - 1
+            if disturbance < len(_ALIKE):
+                signs = torch.full_like(signs, _ALIKE[disturbance])
+            tensor = tensor * (1 + half * signs.to(tensor.device))
         elif tensor is leaf or tensor.data_ptr() == leaf.data_ptr():
             tensor = tensor.clone()
         return tensor.requires_grad_(leaf.requires_grad)

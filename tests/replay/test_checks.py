@@ -90,7 +90,7 @@ def test_another_order_of_sums_is_right() -> None:
     assert_right(aten.mm.default, one, other, met=lambda a, b: a.flip(1) @ b.flip(0))
     assert_right(aten.mm.default, one, other, met=lambda a, b: sum(a[:, i::100] @ b[i::100] for i in range(100)))
     assert_right(aten.sum.default, many, met=one_by_one)
-    assert_right(aten.sum.default, many.abs(), met=one_by_one)
+    assert_right(aten.sum.default, many[:10_000].abs(), met=one_by_one)
     assert_right(aten.sum.default, many, met=lambda a: a.reshape(1000, 1000).sum(0).flip(0).sum())
     assert_right(aten.cumsum.default, many[:5000], 0, met=lambda a, dim: a.double().cumsum(dim).float())
 
@@ -234,7 +234,7 @@ def test_any_other_of_equal_elements_may_be_chosen() -> None:
     numbers = sets.float().masked_fill(sets == 4, torch.nan)
     last = 19 - sets.flip(1).argmax(1)
     for source in (sets, numbers):
-        values, indices = source.flip(1).sort(1, stable=True)
+        values, indices = source.flip(1).sort(dim=1, stable=True)
         assert_right(aten.sort.default, source, 1, met=[values, 19 - indices])
         assert_right(aten.sort.stable, source, stable=False, dim=1, met=[values, 19 - indices])
         assert_wrong(aten.sort.stable, source, stable=True, dim=1, met=[values, 19 - indices])
@@ -276,12 +276,12 @@ def test_pooling_may_choose_any_largest_of_its_window() -> None:
 NUMBERS = drawn(100, 100)
 RANDOM: dict[str, tuple[Any, tuple[Any, ...], list[Callable[[Tensor], Tensor]]]] = {
     "rand": (aten.rand.default, ([100, 100],), [lambda a: a * 0.9, lambda a: a.round(), lambda a: a - 0.1]),
-    "randn": (aten.randn.default, ([100, 100],), [lambda a: a + 0.1, lambda a: a * 0.9, lambda a: a.abs()]),
+    "randn": (aten.randn.default, ([100, 100],), [lambda a: a + 0.1, lambda a: a * 0.8, lambda a: a.abs()]),
     "few": (aten.randn.default, ([12],), [torch.zeros_like, lambda a: a.fill_(0.3), lambda a: a * torch.nan]),
     "bernoulli": (aten.bernoulli.p, (NUMBERS, 0.3), [torch.ones_like, lambda a: 1 - a, lambda a: a * 2]),
     "randint": (aten.randint.low, (3, 9, [100, 100]), [lambda a: a + 1, lambda a: a.clamp(max=7)]),
     "randperm": (aten.randperm.default, (100,), [torch.zeros_like, lambda a: a % 99, lambda a: a + 1]),
-    "multinomial": (aten.multinomial.default, (NUMBERS.abs(), 5), [torch.zeros_like, lambda a: 99 - a]),
+    "multinomial": (aten.multinomial.default, (NUMBERS.abs(), 5), [torch.zeros_like, lambda a: a // 2]),
     "dropout": (F.dropout, (NUMBERS,), [lambda a: a * 1.1, lambda a: a.roll(1, 1), lambda a: a * 0]),
     "native_dropout": (aten.native_dropout.default, (NUMBERS, 0.2, True), [one_off, swapped, lambda a: a * 1.001]),
     "noise": (lambda a: a * 100 + torch.rand_like(a), (NUMBERS,), [lambda a: a + 0.1, torch.clone, swapped]),
@@ -294,7 +294,7 @@ def test_random_results_are_right_by_their_distribution(name: str) -> None:
     function, args, errors = RANDOM[name]
     state = torch.get_rng_state()
     judge = reference(function, *args)
-    for seed in range(100, 120):
+    for seed in range(100, 106):
         with torch.random.fork_rng():
             torch.manual_seed(seed)
             met = observe(function, made(*args)(), False)
@@ -345,7 +345,9 @@ def test_memory_that_is_left_as_it_was_is_not_compared() -> None:
 
 UNUSUAL = {
     "quantized": lambda a: torch.quantize_per_tensor(a, 0.05, 10, torch.quint8),
-    "by_channel": lambda a: torch.quantize_per_channel(a, torch.rand(6) + 0.1, torch.zeros(6), 0, torch.qint8),
+    "by_channel": lambda a: torch.quantize_per_channel(
+        a, torch.rand(6) + 0.1, torch.zeros(6, dtype=torch.int64), 0, torch.qint8
+    ),
     "sparse": lambda a: a.relu().to_sparse(),
     "csr": lambda a: a.relu().to_sparse_csr(),
     "nested": lambda a: torch.nested.nested_tensor([a[:2], a[2:5]]),
