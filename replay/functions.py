@@ -72,7 +72,8 @@ def function_case(
         )
 
     described = map_leaves(describe, arguments)
-    signature = Signature(number, FUNCTION, name or function.__qualname__, *described, outputs=Opaque("not known"))
+    outputs = Opaque("not known")
+    signature = Signature(number, FUNCTION, name or function.__qualname__, described[0], described[1], outputs)
     operator = Operator(function, writes(function, arguments))
     return Case(signature, values, 1, 0.0, 0.0, 0.0, operator=operator)
 

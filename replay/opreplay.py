@@ -62,6 +62,9 @@ def run(args: argparse.Namespace) -> int:
     results, interrupted = _replay(job, loaded, args, reporter)
     print_table(results, sys.stdout)
     print_modes(results, job.reference, sys.stdout)
+    for result in results:
+        if result.detail is not None:
+            reporter.say(f"{result.op} {result.mode}:\n{result.detail.rstrip()}")
     if interrupted:
         more = f"go on with: opreplay {args.trace} ... --resume" if args.output else "with --output it could go on"
         reporter.say(f"interrupted after {_cases(results)} of {len(loaded.cases)} cases; {more}")

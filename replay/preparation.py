@@ -5,6 +5,7 @@ from __future__ import annotations
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from math import isfinite
 from time import perf_counter_ns
 
 import torch
@@ -266,10 +267,16 @@ def _judged(result: Result, verdict: Verdict) -> Result:
     """A row with the largest errors so far, and wrong where one of its runs was."""
     result = replace(
         result,
-        max_abs=max(filter(None, (result.max_abs, verdict.max_abs)), default=verdict.max_abs),
-        max_rel=max(filter(None, (result.max_rel, verdict.max_rel)), default=verdict.max_rel),
+        max_abs=_larger(result.max_abs, verdict.max_abs),
+        max_rel=_larger(result.max_rel, verdict.max_rel),
     )
     return result if verdict.right else replace(result, status=WRONG, error=result.error or verdict.reason)
+
+
+def _larger(known: float | None, met: float | None) -> float | None:
+    """The larger error, as far as it is a number."""
+    found = [error for error in (known, met) if error is not None and isfinite(error)]
+    return max(found, default=None)
 
 
 def _device_of(signature: Signature, settings: Settings) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from opgrip.replay.modes import Program, Task, mode
+from opgrip.traces.arguments import map_leaves
 
 OFF = 1e-3
 
@@ -17,8 +18,8 @@ OFF = 1e-3
 def changed(change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Task], Program]:
     def make(task: Task) -> Program:
         def function(*args: Any, **kwargs: Any) -> Any:
-            result = task.function(*args, **kwargs)
-            return change(result) if isinstance(result, torch.Tensor) else result
+            results = task.function(*args, **kwargs)
+            return map_leaves(lambda leaf: change(leaf) if isinstance(leaf, torch.Tensor) else leaf, results)
 
         return Program(function)
 
@@ -54,7 +55,7 @@ def crashes(task: Task) -> Program:
 
 @mode("planted-crashes-later")
 def crashes_later(task: Task) -> Program:
-    left = [8]
+    left = [4]
 
     def function(*args: Any, **kwargs: Any) -> Any:
         left[0] -= 1
@@ -77,16 +78,16 @@ def raises(task: Task) -> Program:
 def forgets(task: Task) -> Program:
     """Writes into a copy of its first argument."""
 
-    def function(first: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        return task.function(first.clone(), *args, **kwargs)
+    def function(first: Any, *args: Any, **kwargs: Any) -> Any:
+        return task.function(first.clone() if isinstance(first, torch.Tensor) else first, *args, **kwargs)
 
     return Program(function)
 
 
 def one_off(result: torch.Tensor) -> torch.Tensor:
-    result = result.clone()
-    result.view(-1)[-1] += OFF if result.is_floating_point() else 1
-    return result
+    flat = result.reshape(-1).clone()
+    flat[-1] += OFF if result.is_floating_point() else 1
+    return flat.view(result.shape)
 
 
 WRONG: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
