@@ -22,6 +22,7 @@ from opgrip.replay.replay import Known
 from opgrip.replay.reports import reports
 from opgrip.replay.reports.modes import print_modes
 from opgrip.replay.reports.report import Report
+from opgrip.replay.reports.sweep import print_sweep
 from opgrip.replay.reports.table import print_table
 from opgrip.replay.results import OK, Result, read_results, summarize
 from opgrip.replay.sequences.report import print_sequence
@@ -62,6 +63,8 @@ def run(args: argparse.Namespace) -> int:
     results, interrupted = _replay(job, loaded, args, reporter)
     print_table(results, sys.stdout)
     print_modes(results, job.reference, sys.stdout)
+    if args.sweep:
+        print_sweep(results, sys.stdout)
     for result in results:
         if result.detail is not None:
             reporter.say(f"{result.op} {result.mode}:\n{result.detail.rstrip()}")

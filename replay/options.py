@@ -70,6 +70,8 @@ def job_of(args: argparse.Namespace) -> Job:
         raise UserError(f"--exec-mode continuous runs with warm caches, and --cache {cache} with others", "leave one")
     if args.sequence:
         _check_sequence(args)
+    if args.sweep and not any(len(points) > 1 for points in (args.threads, args.batch_scale, args.streams)):
+        raise UserError("--sweep has one point only", "give several: --threads 1,2,4, --batch-scale or --streams")
     return Job(
         trace=str(args.trace),
         partial=args.partial,

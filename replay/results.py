@@ -46,6 +46,7 @@ class Result:
     first_ms : what the first call took: tracing, compiling and loading
     ratio, ratio_p10, ratio_p90 : quantiles of the time over that of the reference mode, and in its own rows over that
         of the first way to draw values, run by run; None in the row that others are compared with
+    overlap : of cases that run at once, their time one after another over their time at once
     max_abs, max_rel : largest differences of the results from those of the reference mode
     faithful : whether the outputs have the recorded shapes and dtypes; None where they are not known
     flops : floating-point operations of one call, where torch has a formula
@@ -84,6 +85,7 @@ class Result:
     ratio: float | None = None
     ratio_p10: float | None = None
     ratio_p90: float | None = None
+    overlap: float | None = None
     max_abs: float | None = None
     max_rel: float | None = None
     faithful: bool | None = None

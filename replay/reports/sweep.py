@@ -1,0 +1,114 @@
+"""How operators' times scale with what they are run with: threads, the batch, cases at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import IO
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from opgrip.replay.results import OK, Result
+
+WORTH = 1.05
+"""A step is worth while where it makes an operator so many times quicker."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scaling:
+    """An operator over the points of one dimension, the others being at their first.
+
+    Attributes
+    ----------
+    operator, mode : of the rows; all cases of the operator that are ok at all points, each as often as it was called
+    points : of the dimension, as they were asked for
+    gains : work in a time over that of the first point: 1 there, and the number of threads at best
+    turning : the last point that is worth while
+    """
+
+    operator: str
+    mode: str
+    points: tuple[int, ...]
+    gains: tuple[float, ...]
+    turning: int
+
+
+DIMENSIONS: dict[str, Callable[[Result], int | None]] = {
+    "threads": lambda row: row.threads,
+    "batch": lambda row: row.batch_scale,
+    "streams": lambda row: row.streams,
+}
+
+
+def scalings(results: Sequence[Result], dimension: str) -> list[Scaling]:
+    """One for each operator and mode, by falling share of time at the first point; none where that is the only one."""
+    point_of = DIMENSIONS[dimension]
+    points = tuple(dict.fromkeys(point for row in results if (point := point_of(row)) is not None))
+    if len(points) < 2:
+        return []
+    others = [name for name in DIMENSIONS if name != dimension]
+    firsts = {name: DIMENSIONS[name](results[0]) for name in others}
+    rows = [row for row in results if all(DIMENSIONS[name](row) == firsts[name] for name in others)]
+    found: list[tuple[float, Scaling]] = []
+    for operator, mode in dict.fromkeys((_name(row), row.mode) for row in rows):
+        own = [row for row in rows if (_name(row), row.mode) == (operator, mode)]
+        costs = _costs(own, dimension, points)
+        if costs is not None:
+            gains = tuple(costs[0] / cost for cost in costs)
+            found.append((costs[0], Scaling(operator, mode, points, gains, _turning(points, gains))))
+    return [scaling for _, scaling in sorted(found, key=lambda item: -item[0])]
+
+
+def print_sweep(results: Sequence[Result], file: IO[str]) -> None:
+    """Print a table for each dimension that has several points."""
+    for dimension in DIMENSIONS:
+        found = scalings(results, dimension)
+        if not found:
+            continue
+        title = f"gain by {dimension}: work in a time over that at {found[0].points[0]}"
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=title, title_justify="left")
+        table.add_column("operator", no_wrap=True)
+        several = len({scaling.mode for scaling in found}) > 1
+        if several:
+            table.add_column("mode", no_wrap=True)
+        for point in found[0].points:
+            table.add_column(str(point), justify="right")
+        table.add_column("up to", justify="right")
+        for scaling in found:
+            modes = [Text(scaling.mode)] if several else []
+            cells = [f"{gain:.2f}" for gain in scaling.gains]
+            table.add_row(Text(scaling.operator), *modes, *cells, str(scaling.turning))
+        console = Console(file=file, highlight=False)
+        (console if console.is_terminal else Console(file=file, highlight=False, width=120)).print(table)
+
+
+def _name(row: Result) -> str:
+    return f"{row.op} {row.direction}" if row.direction != "forward" else row.op
+
+
+def _costs(rows: Sequence[Result], dimension: str, points: Sequence[int]) -> list[float] | None:
+    """Time for the same work at each point, in us; None where no case is ok at all of them."""
+    point_of = DIMENSIONS[dimension]
+    by_case: dict[tuple[int, str], dict[int, float]] = {}
+    for row in rows:
+        point = point_of(row)
+        if row.status == OK and row.median_us and point is not None:
+            work = {"batch": row.batch_scale, "streams": row.overlap or 1.0}.get(dimension, 1)
+            time = row.median_us
+            if dimension == "streams":
+                # what it takes of the time of all that run at once
+                time = by_case.get((row.case, row.values), {}).get(points[0], row.median_us)
+            by_case.setdefault((row.case, row.values), {})[point] = row.count * time / work
+    whole = [times for times in by_case.values() if len(times) == len(points)]
+    return [sum(times[point] for times in whole) for point in points] if whole else None
+
+
+def _turning(points: Sequence[int], gains: Sequence[float]) -> int:
+    turning, best = points[0], gains[0]
+    for point, gain in zip(points[1:], gains[1:], strict=True):
+        if gain >= best * WORTH:
+            turning, best = point, gain
+    return turning
