@@ -11,7 +11,7 @@ import torch
 from torch import fx
 
 from opgrip.replay.operators import Operator, Unsupported, find_operator
-from opgrip.replay.units.links import Given, Links, Outside, Source, is_setting
+from opgrip.replay.units.links import Given, Links, Outside, Source, is_setting, marks_a_range
 from opgrip.traces.arguments import TensorSpec, map_leaves
 from opgrip.traces.records import Signature
 
@@ -74,11 +74,15 @@ class _Builder:
         self._extensions = extensions
         self._outside = [self.graph.placeholder(f"tensor_{place}") for place in range(len(links.outside))]
         self._settings = {leaf: self.graph.placeholder(f"setting_{place}") for place, leaf in enumerate(links.settings)}
-        self._results: list[fx.Node] = []
+        self._results: list[fx.Node | None] = []
         self._calls = links.calls
         self._parts: dict[Source, fx.Node] = {}
-        for signature, sources in zip(links.calls, links.sources, strict=True):
-            self._results.append(self._call(signature, iter(sources)))
+        for index, (signature, sources) in enumerate(zip(links.calls, links.sources, strict=True)):
+            self._results.append(None if marks_a_range(signature) else self._call(signature, iter(sources)))
+            for given in links.outputs:
+                # at once, or results that nobody takes would live as long as the last that is taken
+                if given.call == index:
+                    self._tensor(given)
         self.graph.output(tuple(self._tensor(given) for given in links.outputs))
 
     def _call(self, signature: Signature, sources: Iterator[Source]) -> fx.Node:
@@ -110,6 +114,7 @@ class _Builder:
 
     def _part(self, given: Given) -> fx.Node:
         node = self._results[given.call]
+        assert node is not None, "what marks a range gives no tensor"
         for key in _paths(self._calls[given.call].outputs)[given.place]:
             node = self.graph.call_function(operator.getitem, (node, key))
         return node

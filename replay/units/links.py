@@ -79,6 +79,11 @@ def is_setting(leaf: object) -> bool:
     return isinstance(leaf, torch.device | GeneratorSpec) or (isinstance(leaf, torch.dtype) and leaf in CAST)
 
 
+def marks_a_range(signature: Signature) -> bool:
+    """Whether a call does nothing but tell a profiler of a range, which a trace has no handle of."""
+    return signature.op.startswith("profiler._record_function_")
+
+
 def link(calls: Sequence[UnitCall], signatures: Mapping[int, Signature], wanted: Sequence[tuple[int, int]]) -> Links:
     """The links between calls.
 
@@ -90,7 +95,7 @@ def link(calls: Sequence[UnitCall], signatures: Mapping[int, Signature], wanted:
     linker = _Linker()
     sources = tuple(linker.add(call, signature) for call, signature in zip(calls, own, strict=True))
     settings = dict.fromkeys(leaf for item in own for leaf in leaves([item.args, item.kwargs]) if is_setting(leaf))
-    reason = next(filter(None, map(_refusal, own)), linker.reason)
+    reason = _refusal(own) or linker.reason
     outputs = tuple(Given(*place) for place in sorted(wanted)) or _last(own)
     return Links(own, linker.outside, tuple(settings), sources, outputs, linker.mutates, reason)
 
@@ -102,7 +107,13 @@ def _last(calls: Sequence[Signature]) -> tuple[Given, ...]:
     return ()
 
 
-def _refusal(signature: Signature) -> str | None:
+def _refusal(calls: Sequence[Signature]) -> str | None:
+    if all(map(marks_a_range, calls)):
+        return "its calls tell a profiler of ranges, and do nothing else"
+    return next(filter(None, (_refusal_of(call) for call in calls if not marks_a_range(call))), None)
+
+
+def _refusal_of(signature: Signature) -> str | None:
     if signature.raised is not None:
         return f"{signature.op} raised when it was captured: {signature.raised}"
     taken = list(leaves([signature.args, signature.kwargs]))

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from opgrip.replay.sequences.flow import Interface
 from opgrip.replay.units.places import Place
@@ -13,6 +13,10 @@ from opgrip.traces.arguments import TensorSpec
 from opgrip.traces.records import NO_STORAGE
 
 DETACH = "aten.detach.default"
+
+
+_Result: TypeAlias = tuple[int, int]
+"""A tensor that a call gives: the call's number, and the tensor's place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +67,11 @@ class _Row:
 def make_runs(trace: Trace, places: Mapping[int, Place], interfaces: Mapping[int, Interface]) -> list[Run]:
     """The runs of all units, in the order in which each thread made them."""
     threads: dict[tuple[Any, Any], list[_Row]] = {}
-    for thread, row in _rows(trace, places, interfaces):
+    found = list(_rows(trace, places, interfaces))
+    for thread, row in found:
         threads.setdefault(thread, []).append(row)
-    uses = _Uses(interfaces, {item.number for item in trace.signatures if item.op == DETACH})
-    for rows in threads.values():
-        for row in rows:
-            uses.note(row)
+    detaching = {item.number for item in trace.signatures if item.op == DETACH}
+    uses = _last_uses((row for _, row in found), interfaces, detaching)
     return [_run(rows, place, uses) for thread in threads.values() for place, rows in _together(thread)]
 
 
@@ -110,52 +113,42 @@ def _together(rows: list[_Row]) -> Iterator[tuple[Place, list[_Row]]]:
         yield place, run
 
 
-class _Uses:
-    """Where in the trace each tensor is taken last."""
+def _last_uses(rows: Iterable[_Row], interfaces: Mapping[int, Interface], detaching: set[int]) -> dict[_Result, int]:
+    """By result, the call that takes it last.
 
-    def __init__(self, interfaces: Mapping[int, Interface], detaching: set[int]) -> None:
-        self._detaching = detaching
-        known: dict[tuple[object, ...], int] = {}
-        number = lambda spec: known.setdefault(geometry(spec), len(known))  # noqa: E731
-        self._taken = {item: [number(spec) for spec in found.takes] for item, found in interfaces.items()}
-        self._given = {item: [number(spec) for spec in found.gives] for item, found in interfaces.items()}
-        self._tensors: dict[tuple[int, int], int] = {}
-        self._memory: dict[int, int] = {}
-
-    def note(self, row: _Row) -> None:
-        for memory, shape in zip(row.takes, self._taken.get(row.signature, ()), strict=False):
-            self._tensors[memory, shape] = max(row.number, self._tensors.get((memory, shape), -1))
-            self._memory[memory] = max(row.number, self._memory.get(memory, -1))
-
-    def after(self, rows: list[_Row]) -> frozenset[tuple[int, int]]:
-        """Which results of some calls others take after them: call and place of the last that gives each tensor.
-
-        Where later calls take memory that was made here as tensors that no call here gave, the last one in it.
-        """
-        end = rows[-1].number
-        wanted: dict[tuple[int, int], tuple[int, int]] = {}
-        last_in: dict[int, tuple[int, int]] = {}
-        outside: set[int] = set()
-        for index, row in enumerate(rows):
-            outside.update(memory for memory in row.takes if memory not in last_in)
-            for place, (memory, shape) in enumerate(zip(row.gives, self._given[row.signature], strict=False)):
-                if memory == NO_STORAGE or self._memory.get(memory, -1) <= end:
-                    continue
-                if memory not in outside:
-                    last_in[memory] = (index, place)
-                again = row.signature in self._detaching and (memory, shape) in wanted
-                if self._tensors.get((memory, shape), -1) > end and not again:
-                    wanted[memory, shape] = (index, place)
-        found = {memory for memory, _ in wanted}
-        return frozenset([*wanted.values(), *(last for memory, last in last_in.items() if memory not in found)])
+    Who takes memory that a call made as a tensor that no call gave takes the last result in that memory.
+    """
+    shapes: dict[tuple[object, ...], int] = {}
+    number = lambda spec: shapes.setdefault(geometry(spec), len(shapes))  # noqa: E731
+    taken = {item: [number(spec) for spec in found.takes] for item, found in interfaces.items()}
+    given = {item: [number(spec) for spec in found.gives] for item, found in interfaces.items()}
+    giver: dict[tuple[int, int], _Result] = {}
+    last_in: dict[int, _Result | None] = {}
+    uses: dict[_Result, int] = {}
+    for row in rows:
+        for memory, shape in zip(row.takes, taken.get(row.signature, ()), strict=False):
+            # memory that was there before the first call has no last result
+            result = giver.get((memory, shape)) or last_in.setdefault(memory, None)
+            if result is not None:
+                uses[result] = row.number
+        for place, (memory, shape) in enumerate(zip(row.gives, given.get(row.signature, ()), strict=False)):
+            if memory == NO_STORAGE or (row.signature in detaching and (memory, shape) in giver):
+                continue
+            giver[memory, shape] = (row.number, place)
+            if last_in.get(memory, giver) is not None:
+                last_in[memory] = (row.number, place)
+    return uses
 
 
-def _run(rows: list[_Row], place: Place, uses: _Uses) -> Run:
+def _run(rows: list[_Row], place: Place, uses: Mapping[_Result, int]) -> Run:
     numbers = {NO_STORAGE: NO_STORAGE}
 
     def counted(memory: tuple[int, ...]) -> tuple[int, ...]:
         return tuple([numbers.setdefault(item, len(numbers) - 1) for item in memory])
 
     calls = tuple([UnitCall(row.signature, counted(row.takes), counted(row.gives)) for row in rows])
+    results = ((index, result) for index, row in enumerate(rows) for result in range(len(row.gives)))
+    end = rows[-1].number
+    wanted = frozenset(item for item in results if uses.get((rows[item[0]].number, item[1]), -1) > end)
     duration = sum(row.duration_ns for row in rows)
-    return Run(place, calls, duration, uses.after(rows), tuple(row.context for row in rows))
+    return Run(place, calls, duration, wanted, tuple(row.context for row in rows))
