@@ -11,7 +11,8 @@ import torch
 from torch import fx
 
 from opgrip.replay.operators import Operator, Unsupported, find_operator
-from opgrip.replay.units.links import Given, Links, Outside, Source, is_setting, marks_a_range
+from opgrip.replay.units.facts import is_setting
+from opgrip.replay.units.links import Given, Links, Outside, Source
 from opgrip.traces.arguments import TensorSpec, map_leaves
 from opgrip.traces.records import Signature
 
@@ -77,12 +78,14 @@ class _Builder:
         self._results: list[fx.Node | None] = []
         self._calls = links.calls
         self._parts: dict[Source, fx.Node] = {}
-        for index, (signature, sources) in enumerate(zip(links.calls, links.sources, strict=True)):
-            self._results.append(None if marks_a_range(signature) else self._call(signature, iter(sources)))
-            for given in links.outputs:
+        given_by: dict[int, list[Given]] = {}
+        for given in links.outputs:
+            given_by.setdefault(given.call, []).append(given)
+        for index, (facts, sources) in enumerate(zip(links.calls, links.sources, strict=True)):
+            self._results.append(None if facts.idle else self._call(facts.signature, iter(sources)))
+            for given in given_by.get(index, ()):
                 # at once, or results that nobody takes would live as long as the last that is taken
-                if given.call == index:
-                    self._tensor(given)
+                self._tensor(given)
         self.graph.output(tuple(self._tensor(given) for given in links.outputs))
 
     def _call(self, signature: Signature, sources: Iterator[Source]) -> fx.Node:
@@ -115,7 +118,7 @@ class _Builder:
     def _part(self, given: Given) -> fx.Node:
         node = self._results[given.call]
         assert node is not None, "what marks a range gives no tensor"
-        for key in _paths(self._calls[given.call].outputs)[given.place]:
+        for key in _paths(self._calls[given.call].signature.outputs)[given.place]:
             node = self.graph.call_function(operator.getitem, (node, key))
         return node
 

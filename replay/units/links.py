@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
-import torch
-
-from opgrip.replay.arguments.casting import CAST
-from opgrip.replay.operators import Unsupported, find_operator
-from opgrip.replay.sequences.flow import can_flow, interface_of
-from opgrip.replay.sequences.traits import sizes_vary
+from opgrip.replay.operators import Unsupported
+from opgrip.replay.sequences.flow import can_flow
+from opgrip.replay.units.facts import Facts
 from opgrip.replay.units.runs import DETACH, UnitCall, geometry
-from opgrip.traces.arguments import GeneratorSpec, GroupSpec, Opaque, ReductionSpec, TensorSpec, leaves
-from opgrip.traces.graph import written
+from opgrip.traces.arguments import TensorSpec
 from opgrip.traces.names import plain_name
-from opgrip.traces.records import NO_STORAGE, OPERATOR, Signature
+from opgrip.traces.records import NO_STORAGE
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +57,7 @@ class Links:
     reason : why the calls cannot be run as one; None where they can
     """
 
-    calls: tuple[Signature, ...]
+    calls: tuple[Facts, ...]
     outside: tuple[TensorSpec, ...]
     settings: tuple[Any, ...]
     sources: tuple[tuple[Source, ...], ...]
@@ -71,58 +68,37 @@ class Links:
     @property
     def results(self) -> tuple[TensorSpec, ...]:
         """What the outputs were at the first calls."""
-        return tuple(interface_of(self.calls[given.call]).gives[given.place] for given in self.outputs)
+        return tuple(self.calls[given.call].gives[given.place] for given in self.outputs)
 
 
-def is_setting(leaf: object) -> bool:
-    """Whether an argument depends on where and in what a call is replayed."""
-    return isinstance(leaf, torch.device | GeneratorSpec) or (isinstance(leaf, torch.dtype) and leaf in CAST)
-
-
-def marks_a_range(signature: Signature) -> bool:
-    """Whether a call does nothing but tell a profiler of a range, which a trace has no handle of."""
-    return signature.op.startswith("profiler._record_function_")
-
-
-def link(calls: Sequence[UnitCall], signatures: Mapping[int, Signature], wanted: Sequence[tuple[int, int]]) -> Links:
+def link(calls: Sequence[UnitCall], facts: Mapping[int, Facts], wanted: Sequence[tuple[int, int]]) -> Links:
     """The links between calls.
 
     Parameters
     ----------
+    facts : of the calls' signatures, by number
     wanted : results that are taken outside, as call and place; those of the last call that gives any where none is
     """
-    own = tuple(signatures[call.signature] for call in calls)
+    own = tuple(facts[call.signature] for call in calls)
     linker = _Linker()
-    sources = tuple(linker.add(call, signature) for call, signature in zip(calls, own, strict=True))
-    settings = dict.fromkeys(leaf for item in own for leaf in leaves([item.args, item.kwargs]) if is_setting(leaf))
+    sources = tuple(linker.add(call, item) for call, item in zip(calls, own, strict=True))
+    settings = dict.fromkeys(leaf for item in own for leaf in item.settings)
     reason = _refusal(own) or linker.reason
     outputs = tuple(Given(*place) for place in sorted(wanted)) or _last(own)
     return Links(own, linker.outside, tuple(settings), sources, outputs, linker.mutates, reason)
 
 
-def _last(calls: Sequence[Signature]) -> tuple[Given, ...]:
+def _last(calls: Sequence[Facts]) -> tuple[Given, ...]:
     for index in reversed(range(len(calls))):
-        if given := interface_of(calls[index]).gives:
+        if given := calls[index].gives:
             return tuple(Given(index, place) for place in range(len(given)))
     return ()
 
 
-def _refusal(calls: Sequence[Signature]) -> str | None:
-    if all(map(marks_a_range, calls)):
+def _refusal(calls: Sequence[Facts]) -> str | None:
+    if all(call.idle for call in calls):
         return "its calls tell a profiler of ranges, and do nothing else"
-    return next(filter(None, (_refusal_of(call) for call in calls if not marks_a_range(call))), None)
-
-
-def _refusal_of(signature: Signature) -> str | None:
-    if signature.raised is not None:
-        return f"{signature.op} raised when it was captured: {signature.raised}"
-    taken = list(leaves([signature.args, signature.kwargs]))
-    for leaf in taken:
-        if isinstance(leaf, Opaque):
-            return f"a trace cannot hold an argument of {signature.op}, of type {leaf.type_name}"
-        if isinstance(leaf, GroupSpec | ReductionSpec):
-            return f"{signature.op} takes a process group, which a replay has none of"
-    return None
+    return next((call.refusal for call in calls if call.refusal is not None), None)
 
 
 class _Linker:
@@ -142,36 +118,32 @@ class _Linker:
     @property
     def outside(self) -> tuple[TensorSpec, ...]:
         """Tensors from outside, those in the same memory by its number."""
-        memory = [number for number, _ in self._outside if number != NO_STORAGE]
-        shared = {number for number in memory if memory.count(number) > 1} if len(set(memory)) < len(memory) else set()
-        return tuple(replace(spec, storage=number if number in shared else None) for number, spec in self._outside)
+        times = Counter(number for number, _ in self._outside if number != NO_STORAGE)
+        return tuple(replace(spec, storage=number if times[number] > 1 else None) for number, spec in self._outside)
 
-    def add(self, call: UnitCall, signature: Signature) -> tuple[Source, ...]:
+    def add(self, call: UnitCall, facts: Facts) -> tuple[Source, ...]:
         """The sources of the next call's tensors."""
-        interface = interface_of(signature)
-        sources = tuple(map(self._source, call.takes, interface.takes))
-        self.mutates |= any(
-            writes and memory not in self._made for memory, writes in zip(call.takes, written(signature), strict=True)
-        )
-        varies = _sizes_vary(signature)
+        sources = tuple(map(self._source, call.takes, facts.takes))
+        for memory, writes in zip(call.takes, facts.writes, strict=True):
+            self.mutates |= writes and memory not in self._made
         for place, memory in enumerate(call.gives):
-            if place < len(interface.gives):
-                self._give(memory, interface.gives[place], Given(self._calls, place), signature.op, varies)
+            if place < len(facts.gives):
+                self._give(memory, facts.gives[place], Given(self._calls, place), facts)
             elif memory not in self._came:
                 # its outputs are not recorded
                 self._made.setdefault(memory, None)
         self._calls += 1
         return sources
 
-    def _give(self, memory: int, spec: TensorSpec, given: Given, op: str, varies: bool) -> None:
+    def _give(self, memory: int, spec: TensorSpec, given: Given, facts: Facts) -> None:
         if memory == NO_STORAGE:
             return
         if memory not in self._came:
-            self._made[memory] = (given, spec, op)
-        if varies:
+            self._made[memory] = (given, spec, facts.signature.op)
+        if facts.varies:
             self._varying.setdefault(memory, []).append((given, spec))
         key = (memory, geometry(spec))
-        if op == DETACH and key in self._known:
+        if facts.signature.op == DETACH and key in self._known:
             # autograd keeps results so too: what is taken later with a gradient is not this
             self._detached[key] = given
         else:
@@ -218,13 +190,3 @@ def _view(base: tuple[Given, TensorSpec, str] | None, spec: TensorSpec) -> Sourc
 def _alike(one: TensorSpec, other: TensorSpec) -> bool:
     kinds = [(spec.dtype, spec.conj, spec.neg, spec.device) for spec in (one, other)]
     return kinds[0] == kinds[1]
-
-
-def _sizes_vary(signature: Signature) -> bool:
-    """Whether what a call gives has a size that depends on values."""
-    if signature.kind != OPERATOR:
-        return True
-    try:
-        return sizes_vary(find_operator(signature).function)
-    except Unsupported:
-        return False

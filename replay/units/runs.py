@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from opgrip.replay.sequences.flow import Interface
+from opgrip.replay.units.facts import Facts
 from opgrip.replay.units.places import Place
 from opgrip.traces import Trace
 from opgrip.traces.arguments import TensorSpec
@@ -64,14 +64,13 @@ class _Row:
     gives: tuple[int, ...]
 
 
-def make_runs(trace: Trace, places: Mapping[int, Place], interfaces: Mapping[int, Interface]) -> list[Run]:
+def make_runs(trace: Trace, places: Mapping[int, Place], facts: Mapping[int, Facts]) -> list[Run]:
     """The runs of all units, in the order in which each thread made them."""
     threads: dict[tuple[Any, Any], list[_Row]] = {}
-    found = list(_rows(trace, places, interfaces))
+    found = list(_rows(trace, places, facts))
     for thread, row in found:
         threads.setdefault(thread, []).append(row)
-    detaching = {item.number for item in trace.signatures if item.op == DETACH}
-    uses = _last_uses((row for _, row in found), interfaces, detaching)
+    uses = _last_uses((row for _, row in found), facts)
     return [_run(rows, place, uses) for thread in threads.values() for place, rows in _together(thread)]
 
 
@@ -81,20 +80,22 @@ def geometry(spec: TensorSpec) -> tuple[object, ...]:
 
 
 def _rows(
-    trace: Trace, places: Mapping[int, Place], interfaces: Mapping[int, Interface]
+    trace: Trace, places: Mapping[int, Place], facts: Mapping[int, Facts]
 ) -> Iterator[tuple[tuple[Any, Any], _Row]]:
     context_of = {scope.number: scope.context for scope in trace.scopes}
     own = trace.calls[trace.calls["inside"].isna()]
     columns = ("process", "thread", "signature", "scope", "duration_ns", "tensors", "first_storage")
-    nothing = Interface((), ())
     memory = trace.storages.tolist()
     for number, *values in zip(own.index.tolist(), *(own[name].tolist() for name in columns), strict=True):
         process, thread, signature, scope, duration, count, first = values
-        takes, gives = interfaces.get(signature, nothing).memory_of(tuple(memory[first : first + count]))
-        place = places.get(scope) if signature in interfaces else None
+        known = facts.get(signature)
+        if known is None:
+            # the trace is damaged
+            continue
+        takes, gives = known.interface.memory_of(tuple(memory[first : first + count]))
         # no process is nan, which equals no other
         whose = (process if process == process else None, thread)
-        yield whose, _Row(number, place, signature, duration, context_of.get(scope), takes, gives)
+        yield whose, _Row(number, places.get(scope), signature, duration, context_of.get(scope), takes, gives)
 
 
 def _together(rows: list[_Row]) -> Iterator[tuple[Place, list[_Row]]]:
@@ -113,25 +114,26 @@ def _together(rows: list[_Row]) -> Iterator[tuple[Place, list[_Row]]]:
         yield place, run
 
 
-def _last_uses(rows: Iterable[_Row], interfaces: Mapping[int, Interface], detaching: set[int]) -> dict[_Result, int]:
+def _last_uses(rows: Iterable[_Row], facts: Mapping[int, Facts]) -> dict[_Result, int]:
     """By result, the call that takes it last.
 
     Who takes memory that a call made as a tensor that no call gave takes the last result in that memory.
     """
     shapes: dict[tuple[object, ...], int] = {}
     number = lambda spec: shapes.setdefault(geometry(spec), len(shapes))  # noqa: E731
-    taken = {item: [number(spec) for spec in found.takes] for item, found in interfaces.items()}
-    given = {item: [number(spec) for spec in found.gives] for item, found in interfaces.items()}
+    taken = {item: [number(spec) for spec in found.takes] for item, found in facts.items()}
+    given = {item: [number(spec) for spec in found.gives] for item, found in facts.items()}
     giver: dict[tuple[int, int], _Result] = {}
     last_in: dict[int, _Result | None] = {}
+    detaching = {item for item, found in facts.items() if found.signature.op == DETACH}
     uses: dict[_Result, int] = {}
     for row in rows:
-        for memory, shape in zip(row.takes, taken.get(row.signature, ()), strict=False):
+        for memory, shape in zip(row.takes, taken[row.signature], strict=False):
             # memory that was there before the first call has no last result
             result = giver.get((memory, shape)) or last_in.setdefault(memory, None)
             if result is not None:
                 uses[result] = row.number
-        for place, (memory, shape) in enumerate(zip(row.gives, given.get(row.signature, ()), strict=False)):
+        for place, (memory, shape) in enumerate(zip(row.gives, given[row.signature], strict=False)):
             if memory == NO_STORAGE or (row.signature in detaching and (memory, shape) in giver):
                 continue
             giver[memory, shape] = (row.number, place)

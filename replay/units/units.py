@@ -12,7 +12,7 @@ from typing import Any
 from opgrip.replay.arguments.stored import drawn_values
 from opgrip.replay.cases import NO_CALL_MATCHES_BOTH, NO_CALLS, Case, Selection, no_match, values_of
 from opgrip.replay.operators import TRUSTED_EXTENSIONS
-from opgrip.replay.sequences.flow import interface_of
+from opgrip.replay.units.facts import Facts, facts_of
 from opgrip.replay.units.graphs import UnitOperator
 from opgrip.replay.units.links import link
 from opgrip.replay.units.places import make_places, names_of
@@ -52,11 +52,10 @@ def make_units(
     calls = trace.calls[trace.calls["inside"].isna()]
     if calls.empty:
         raise UserError(*NO_CALLS)
-    signatures = {signature.number: signature for signature in trace.signatures}
-    interfaces = {number: interface_of(signature) for number, signature in signatures.items()}
-    if not len(trace.storages) and any(interface.takes for interface in interfaces.values()):
+    facts = {signature.number: facts_of(signature) for signature in trace.signatures}
+    if not len(trace.storages) and any(item.takes for item in facts.values()):
         raise UserError("the trace does not tell what flows between its calls", "capture it again")
-    runs = make_runs(trace, make_places(trace, unit, selection), interfaces)
+    runs = make_runs(trace, make_places(trace, unit, selection), facts)
     if not runs:
         raise _nothing_selected(trace, unit, selection)
     alike: dict[tuple[str, str, tuple[UnitCall, ...]], list[Run]] = {}
@@ -65,7 +64,7 @@ def make_units(
     total = max(sum(run.duration_ns for run in runs), 1)
     drawn = drawn_values(trace)
     cases = [
-        _case(number, group, signatures, drawn, trace.contexts, total, extensions)
+        _case(number, group, facts, drawn, trace.contexts, total, extensions)
         for number, group in enumerate(alike.values())
     ]
     cases.sort(key=lambda case: (-case.share, case.number))
@@ -75,14 +74,14 @@ def make_units(
 def _case(
     number: int,
     runs: Sequence[Run],
-    signatures: Mapping[int, Signature],
+    facts: Mapping[int, Facts],
     drawn: Mapping[int, Drawable],
     contexts: Mapping[int, Mapping[str, Any]],
     total_ns: int,
     extensions: Collection[str],
 ) -> Case:
     place = runs[0].place
-    links = link(runs[0].calls, signatures, sorted(set().union(*(run.wanted for run in runs))))
+    links = link(runs[0].calls, facts, sorted(set().union(*(run.wanted for run in runs))))
     signature = Signature(number, UNIT, place.name, (*links.outside, *links.settings), {}, links.results)
     times = [run.duration_ns for run in runs]
     context = _most_frequent(chain.from_iterable(run.contexts for run in runs))

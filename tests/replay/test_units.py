@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -9,8 +10,10 @@ from typing import Any
 
 import pytest
 import torch
+from example_trace import SPEC, write
 from programs import SHIPPED_TRACES, run_command, train_tiny_net
 from torch import Tensor, nn
+from torch.utils._python_dispatch import _disable_current_modes
 
 from opgrip.capture import Capture
 from opgrip.replay.arguments.inputs import Inputs, device_map
@@ -25,6 +28,7 @@ from opgrip.replay.units import FUNCTION, MODULE, UNIT, make_units
 from opgrip.traces import Trace, load
 from opgrip.traces.arguments import tensors
 from opgrip.traces.errors import UserError
+from opgrip.traces.records import OPERATOR, Calls, Record, Scope, Signature, Thread
 
 SETTINGS = Settings(device_map("cpu", None), "cpu", Effort(warmup=1, iterations=2))
 
@@ -199,6 +203,27 @@ def test_writing_into_what_was_made_inside_is_no_writing_outside(tmp_path: Path)
     assert not case.operator.mutates
 
 
+@pytest.mark.parametrize(("unseen", "told"), [(lambda x: x[1:, ::2], None), (lambda x: x.view(torch.int32), "int32")])
+def test_a_view_that_no_call_gave_is_made_where_it_can_be(
+    tmp_path: Path, unseen: Callable[[Tensor], Tensor], told: str | None
+) -> None:
+    def viewed(x: Tensor) -> Tensor:
+        made = x + 1
+        with _disable_current_modes():
+            view = unseen(made)
+        return view + view
+
+    x = torch.arange(12.0).view(3, 4)
+    (case,) = make_units(captured(tmp_path, lambda: viewed(x)), Selection(ops=["*.viewed"]), FUNCTION)
+    (result,) = replay([case], SETTINGS)
+    if told is None:
+        assert torch.equal(run(case)[0], viewed(x))
+        assert result.status == "ok"
+    else:
+        assert result.status == "unsupported"
+        assert f"taken as {told}" in str(result.error)
+
+
 def scaled(boxes: Tensor, factor: Tensor) -> Tensor:
     low, high = boxes.chunk(2, dim=1)
     low = low * factor
@@ -245,11 +270,14 @@ def test_captured_times_are_sums_over_a_units_calls(tmp_path: Path) -> None:
     assert case.share == 1
 
 
+@pytest.mark.parametrize("path", [None, *SHIPPED_TRACES], ids=str)
 @pytest.mark.parametrize("unit", [MODULE, FUNCTION])
-def test_units_share_out_all_of_a_programs_time(tiny_trace: Path, unit: str) -> None:
-    trace = load(tiny_trace)
+def test_units_share_out_all_of_a_programs_time(tiny_trace: Path, path: Path | None, unit: str) -> None:
+    trace = load(path or tiny_trace)
     cases = make_units(trace, Selection(), unit)
-    assert sum(case.captured_total_us for case in cases) == pytest.approx(trace.calls["duration_ns"].sum() / 1e3)
+    # calls inside an extension function are its own
+    own = trace.calls[trace.calls["inside"].isna()]
+    assert sum(case.captured_total_us for case in cases) == pytest.approx(own["duration_ns"].sum() / 1e3)
     assert sum(case.share for case in cases) == pytest.approx(1)
     assert [case.share for case in cases] == sorted((case.share for case in cases), reverse=True)
     assert sorted(case.number for case in cases) == list(range(len(cases)))
@@ -312,6 +340,48 @@ def test_calls_of_a_function_from_two_lines_are_two_where_lines_are_known(tmp_pa
     assert together.count == 1
     (apart,) = make_units(captured(tmp_path, program, stack_depth=2), Selection(ops=["*:inner"]), FUNCTION)
     assert apart.count == 2
+
+
+def test_calls_of_other_threads_do_not_interrupt_a_unit(tmp_path: Path) -> None:
+    turns = [threading.Barrier(2) for _ in range(3)]
+
+    def chained(x: Tensor) -> None:
+        for turn in turns:
+            turn.wait()
+            x = x * 2
+
+    def program() -> None:
+        threads = [threading.Thread(target=chained, args=(torch.ones(3),)) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    (case,) = make_units(captured(tmp_path, program), Selection(ops=["*.chained"]), FUNCTION)
+    assert case.count == 2
+    assert torch.equal(run(case)[0], torch.full((3,), 8.0))
+
+
+def test_generators_begin_as_in_the_program(tmp_path: Path) -> None:
+    def noisy(generator: torch.Generator) -> Tensor:
+        return torch.rand(3, generator=generator) + torch.rand(3, generator=generator)
+
+    trace = captured(tmp_path, lambda: noisy(torch.Generator().manual_seed(7)))
+    (case,) = make_units(trace, Selection(ops=["*.noisy"]), FUNCTION)
+    assert torch.equal(run(case)[0], noisy(torch.Generator().manual_seed(7)))
+
+
+def test_names_of_arguments_in_a_strangers_trace_are_not_run(tmp_path: Path) -> None:
+    hostile = {"alpha=1) or print('run'); str(x": 1}
+    records: list[Record] = [
+        Scope(0, "m", "M", "forward"),
+        Signature(0, OPERATOR, "aten.add.Tensor", (SPEC, SPEC), hostile, SPEC),
+        Thread(0, "MainThread"),
+        Calls(0, [0], [0], [0], [1], [3], [0, 0, 1]),
+    ]
+    (result,) = replay(make_units(load(write(tmp_path / "t.jsonl", records)), Selection(), MODULE), SETTINGS)
+    assert result.status == "unsupported"
+    assert "is not an argument's name" in str(result.error)
 
 
 def test_what_decides_sizes_inside_is_taken_as_it_comes(tmp_path: Path) -> None:
