@@ -143,7 +143,7 @@ class _Linker:
         if facts.varies:
             self._varying.setdefault(memory, []).append((given, spec))
         key = (memory, geometry(spec))
-        if facts.signature.op == DETACH and key in self._known:
+        if facts.signature.op == DETACH:
             # autograd keeps results so too: what is taken later with a gradient is not this
             self._detached[key] = given
         else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from opgrip.replay.units.facts import Facts
 from opgrip.replay.units.places import Place
@@ -66,7 +66,7 @@ class _Row:
 
 def make_runs(trace: Trace, places: Mapping[int, Place], facts: Mapping[int, Facts]) -> list[Run]:
     """The runs of all units, in the order in which each thread made them."""
-    threads: dict[tuple[Any, Any], list[_Row]] = {}
+    threads: dict[tuple[int, int], list[_Row]] = {}
     found = list(_rows(trace, places, facts))
     for thread, row in found:
         threads.setdefault(thread, []).append(row)
@@ -81,21 +81,22 @@ def geometry(spec: TensorSpec) -> tuple[object, ...]:
 
 def _rows(
     trace: Trace, places: Mapping[int, Place], facts: Mapping[int, Facts]
-) -> Iterator[tuple[tuple[Any, Any], _Row]]:
+) -> Iterator[tuple[tuple[int, int], _Row]]:
     context_of = {scope.number: scope.context for scope in trace.scopes}
     own = trace.calls[trace.calls["inside"].isna()]
-    columns = ("process", "thread", "signature", "scope", "duration_ns", "tensors", "first_storage")
+    threads = zip(own["process"].cat.codes.tolist(), own["thread"].cat.codes.tolist(), strict=True)
+    columns = ("signature", "scope", "duration_ns", "tensors", "first_storage")
     memory = trace.storages.tolist()
-    for number, *values in zip(own.index.tolist(), *(own[name].tolist() for name in columns), strict=True):
-        process, thread, signature, scope, duration, count, first = values
+    for number, thread, *values in zip(
+        own.index.tolist(), threads, *(own[name].tolist() for name in columns), strict=True
+    ):
+        signature, scope, duration, count, first = values
         known = facts.get(signature)
         if known is None:
             # the trace is damaged
             continue
         takes, gives = known.interface.memory_of(tuple(memory[first : first + count]))
-        # no process is nan, which equals no other
-        whose = (process if process == process else None, thread)
-        yield whose, _Row(number, places.get(scope), signature, duration, context_of.get(scope), takes, gives)
+        yield thread, _Row(number, places.get(scope), signature, duration, context_of.get(scope), takes, gives)
 
 
 def _together(rows: list[_Row]) -> Iterator[tuple[Place, list[_Row]]]:
@@ -134,7 +135,8 @@ def _last_uses(rows: Iterable[_Row], facts: Mapping[int, Facts]) -> dict[_Result
             if result is not None:
                 uses[result] = row.number
         for place, (memory, shape) in enumerate(zip(row.gives, given[row.signature], strict=False)):
-            if memory == NO_STORAGE or (row.signature in detaching and (memory, shape) in giver):
+            if memory == NO_STORAGE or row.signature in detaching:
+                # what is detached is taken as what it was before
                 continue
             giver[memory, shape] = (row.number, place)
             if last_in.get(memory, giver) is not None:
