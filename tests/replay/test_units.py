@@ -308,6 +308,22 @@ def test_gradients_go_through_a_unit(tmp_path: Path) -> None:
     assert (forward.status, backward.direction, backward.status, backward.error) == ("ok", "backward", "ok", None)
 
 
+def test_gradients_pass_what_was_detached_by(tmp_path: Path) -> None:
+    def partly(x: Tensor) -> Tensor:
+        # autograd keeps the result of exp, detached
+        made = x.exp() * 1
+        return made * made.detach()
+
+    x = torch.rand(5, requires_grad=True)
+    (expected,) = torch.autograd.grad(partly(x).sum(), x)
+    (case,) = make_units(captured(tmp_path, lambda: partly(x)), Selection(ops=["*.partly"]), FUNCTION)
+    assert case.operator is not None
+    (given,) = arguments(case)
+    (output,) = case.operator.function(given)
+    (found,) = torch.autograd.grad(output.sum(), given)
+    assert torch.equal(found, expected)
+
+
 def test_a_module_takes_in_those_inside_it_where_a_pattern_names_it(tmp_path: Path) -> None:
     model = nn.Sequential(Named(Residual()), Named(Residual()), nn.ReLU())
     trace = captured(tmp_path, lambda: model(torch.randn(2, 4, 5, 5)), model=model)
@@ -323,6 +339,7 @@ def test_a_module_takes_in_those_inside_it_where_a_pattern_names_it(tmp_path: Pa
 def test_a_function_takes_in_those_that_it_calls_where_a_pattern_names_it_alone(tmp_path: Path) -> None:
     trace = captured(tmp_path, lambda: clipped(torch.linspace(-2, 2, 9)), stack_depth=4)
     (case,) = make_units(trace, Selection(ops=["*:clipped"]), FUNCTION)
+    assert torch.equal(arguments(case)[0], torch.linspace(-2, 2, 9))
     assert torch.equal(run(case)[0], torch.linspace(-2, 2, 9).clamp(0, 1) + 1)
     assert {case.op for case in make_units(trace, Selection(ops=["*:clipped", "*:inner"]), FUNCTION)} == {
         "test_units:clipped",
@@ -360,6 +377,15 @@ def test_calls_of_other_threads_do_not_interrupt_a_unit(tmp_path: Path) -> None:
     (case,) = make_units(captured(tmp_path, program), Selection(ops=["*.chained"]), FUNCTION)
     assert case.count == 2
     assert torch.equal(run(case)[0], torch.full((3,), 8.0))
+
+
+def test_ranges_of_a_profiler_are_passed_over(tmp_path: Path) -> None:
+    def marked(x: Tensor) -> Tensor:
+        with torch.profiler.record_function("range"):
+            return x.sin() * 2
+
+    (case,) = make_units(captured(tmp_path, lambda: marked(torch.ones(3))), Selection(ops=["*.marked"]), FUNCTION)
+    assert torch.equal(run(case)[0], torch.ones(3).sin() * 2)
 
 
 def test_generators_begin_as_in_the_program(tmp_path: Path) -> None:
