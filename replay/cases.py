@@ -23,6 +23,10 @@ from opgrip.traces.values import Drawable
 MOST_VARIANTS = 8
 """Calls of a signature, beside the first, whose values are drawn too."""
 
+NO_CALLS = "the trace holds no calls", "capture a program that runs some"
+NO_CALL_MATCHES_BOTH = "no call matches both --op and --module", "see opgrip trace info"
+"""What is wrong with a selection, and what to do."""
+
 
 @dataclass(frozen=True, slots=True)
 class Case:
@@ -91,11 +95,11 @@ def make_cases(trace: Trace, selection: Selection = Selection()) -> list[Case]:
     """
     calls = trace.calls[trace.calls["inside"].isna()]
     if calls.empty:
-        raise UserError("the trace holds no calls", "capture a program that runs some")
+        raise UserError(*NO_CALLS)
     calls = _matching(calls, "op", selection.ops, "--op")
     calls = _matching(calls, "module", selection.modules, "--module")
     if calls.empty:
-        raise UserError("no call matches both --op and --module", "see opgrip trace info")
+        raise UserError(*NO_CALL_MATCHES_BOTH)
     times = calls.groupby("signature")["duration_ns"].agg(["size", "median", "sum"])
     of_signature = {int(row[0]): (int(row[1]), float(row[2]), int(row[3])) for row in times.itertuples()}
     total = max(sum(time for _, _, time in of_signature.values()), 1)
@@ -111,7 +115,7 @@ def make_cases(trace: Trace, selection: Selection = Selection()) -> list[Case]:
             cases.append(
                 Case(
                     signature,
-                    _values_of((signature, *variants), drawn),
+                    values_of((signature, *variants), drawn),
                     *(count, median_ns / 1e3, sum_ns / 1e3, sum_ns / total),
                     context=contexts.get(signature.number, {}),
                     phase=phases.get(signature.number, "forward"),
@@ -132,10 +136,14 @@ def _matching(calls: pd.DataFrame, column: str, patterns: Sequence[str], flag: s
     matched = [name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns)]
     selected = calls[calls[column].isin(matched)]
     if selected.empty:
-        known = calls[column].value_counts().head(4).index
-        examples = ", ".join(repr(str(name)) for name in known)
-        raise UserError(f"no {column} matches {flag} {' '.join(patterns)}", f"the trace has {examples} and others")
+        raise no_match(calls[column], patterns, flag)
     return selected
+
+
+def no_match(names: pd.Series[Any], patterns: Sequence[str], flag: str) -> UserError:
+    """That patterns select none of the names that calls have, with the most frequent of these."""
+    examples = ", ".join(repr(str(name)) for name in names.value_counts().head(4).index)
+    return UserError(f"no {names.name} matches {flag} {' '.join(patterns)}", f"the trace has {examples} and others")
 
 
 def _contexts(trace: Trace, calls: pd.DataFrame) -> dict[int, Mapping[str, Any]]:
@@ -176,7 +184,8 @@ def _variants(signature: Signature, observed: Sequence[Observed]) -> tuple[Signa
     return tuple(variants)
 
 
-def _values_of(signatures: Sequence[Signature], values: Mapping[int, Drawable]) -> dict[int, Drawable]:
+def values_of(signatures: Sequence[Signature], values: Mapping[int, Drawable]) -> dict[int, Drawable]:
+    """What the tensors among signatures' arguments are drawn from, by number."""
     used = {}
     for spec in (spec for signature in signatures for spec in tensors([signature.args, signature.kwargs])):
         for number in value_numbers(spec):

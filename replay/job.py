@@ -21,6 +21,7 @@ from opgrip.replay.timing.caches import PROGRAM
 from opgrip.replay.timing.methods import DISCRETE
 from opgrip.replay.timing.samples import Effort
 from opgrip.replay.timing.surroundings import Surroundings, make_surroundings
+from opgrip.replay.units import CALL, make_units
 from opgrip.replay.ways import EAGER, Point
 from opgrip.traces import Trace, load
 from opgrip.traces.arguments import DTYPES, tensors
@@ -34,6 +35,7 @@ class Job:
     Attributes
     ----------
     trace : path of the trace
+    unit : what a case is made of: `call`, or all calls of a `function` or a `module` as one
     ops, modules, top, start, stop : which cases; the last two are places in the order of the table
     device, dtype : to replay with, None for those of the program
     threads : of an operator, one point of a sweep each; none for as many as in the program
@@ -49,6 +51,7 @@ class Job:
 
     trace: str
     partial: bool = False
+    unit: str = CALL
     ops: Sequence[str] = ()
     modules: Sequence[str] = ()
     top: int | None = None
@@ -91,7 +94,10 @@ class Job:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             selection = Selection(tuple(self.ops), tuple(self.modules), self.top)
-            selected = make_cases(trace, selection)
+            if self.unit == CALL:
+                selected = make_cases(trace, selection)
+            else:
+                selected = make_units(trace, selection, self.unit, (*TRUSTED_EXTENSIONS, *self.extensions))
         cases = selected[self.start : self.stop]
         notes = [trace.missing] if trace.missing else []
         notes += dict.fromkeys(str(warning.message) for warning in caught)
@@ -121,7 +127,8 @@ class Job:
             backward=self.backward,
             memory_limit=self.memory_limit,
         )
-        return Loaded(trace, cases, settings, notes, selected if selection == Selection() else None)
+        everything = selected if selection == Selection() and self.unit == CALL else None
+        return Loaded(trace, cases, settings, notes, everything, self.unit)
 
 
 @dataclass(frozen=True)
@@ -132,6 +139,7 @@ class Loaded:
     ----------
     notes : what a user should know of the trace: what it lacks, values that cannot be had
     everything : all cases of the trace, where they had to be made
+    unit : what the cases are made of
     """
 
     trace: Trace
@@ -139,11 +147,12 @@ class Loaded:
     settings: Settings
     notes: list[str]
     everything: list[Case] | None = None
+    unit: str = CALL
 
     @cached_property
     def surroundings(self) -> Surroundings:
         """What stands around the cases' calls, where they are run amid it."""
-        if self.settings.cache != PROGRAM:
+        if self.settings.cache != PROGRAM or self.unit != CALL:
             return Surroundings({}, {})
         return make_surroundings(self.trace, self.everything)
 

@@ -16,6 +16,7 @@ from opgrip.replay.operators import TRUSTED_EXTENSIONS
 from opgrip.replay.timing.caches import CACHES, PROGRAM, WARM
 from opgrip.replay.timing.methods import CONTINUOUS, DISCRETE, METHODS, ON_DEVICE
 from opgrip.replay.timing.samples import Effort
+from opgrip.replay.units import CALL, UNIT_KINDS
 from opgrip.replay.ways import EAGER
 from opgrip.traces.arguments import DTYPES
 from opgrip.traces.command import OneLineParser, add_debug, not_negative, positive, seed
@@ -27,6 +28,7 @@ examples:
   opreplay traces/faster_rcnn.jsonl
   opreplay traces/faster_rcnn.jsonl --op 'aten.index*' --op 'aten.sort*' --precision 0.01
   opreplay traces/faster_rcnn.jsonl --module 'backbone.*' --top 20 -o backbone.csv
+  opreplay traces/faster_rcnn.jsonl --unit module --module 'backbone.layer1.*'    each block as one case
   opreplay traces/faster_rcnn.jsonl --values recorded,random,zeros     what values do to the time
   opreplay traces/faster_rcnn.jsonl -o results.json --resume           go on after Ctrl-C, or a crash of the machine
   opreplay traces/faster_rcnn.jsonl --mode jit,compile,onnxruntime     under compilers, checked against eager
@@ -37,7 +39,7 @@ examples:
 UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 TIMEOUT_S = 120.0
 OF_CASES = (
-    *("op", "module", "top", "start", "stop", "append", "resume", "dtype", "threads", "values", "backward"),
+    *("unit", "op", "module", "top", "start", "stop", "append", "resume", "dtype", "threads", "values", "backward"),
     *("exec_mode", "cache", "budget", "warmup", "timeout", "batch_scale", "streams", "pin", "sweep"),
     *("mode", "reference", "rtol", "atol", "jobs", "tune", "tuner"),
 )
@@ -75,6 +77,7 @@ def job_of(args: argparse.Namespace) -> Job:
     return Job(
         trace=str(args.trace),
         partial=args.partial,
+        unit=args.unit,
         ops=args.op,
         modules=args.module,
         top=args.top,
@@ -146,6 +149,13 @@ def _add_output(group: argparse._ArgumentGroup) -> None:
 
 
 def _add_selection(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--unit",
+        choices=UNIT_KINDS,
+        default=CALL,
+        help="what a case is: one call, or all calls of a Python function or a module as one, which --op and --module "
+        "name (default: %(default)s)",
+    )
     group.add_argument(
         "--op", action="append", default=[], metavar="GLOB", help="only operators of such names; can be repeated"
     )

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from opgrip.traces.arguments import TensorSpec, leaves
+from opgrip.traces.arguments import TensorSpec, leaves, tensors
 from opgrip.traces.records import NO_STORAGE, OPERATOR, Signature
 from opgrip.traces.trace import Trace
 
@@ -160,19 +160,23 @@ class _Shape:
 def _shape_of(signature: Signature | None, count: int) -> _Shape:
     if signature is None:
         return _Shape(0, [None] * count, [])
-    written = _written(signature)
-    tree = [(index, leaf) for index, arg in enumerate(signature.args) for leaf in leaves(arg)]
-    named = [(name, leaf) for name, arg in signature.kwargs.items() for leaf in leaves(arg)]
-    taken = [(place, leaf) for place, leaf in (*tree, *named) if isinstance(leaf, TensorSpec)]
+    taken = list(tensors([signature.args, signature.kwargs]))
     given = [leaf for leaf in leaves(signature.outputs) if isinstance(leaf, TensorSpec)]
     number = min(len(taken), count)
-    specs: list[TensorSpec | None] = [leaf for _, leaf in taken[:number]]
+    specs: list[TensorSpec | None] = [*taken[:number]]
     specs += given[: count - number]
     specs += [None] * (count - len(specs))
-    return _Shape(number, specs, [place in written for place, _ in taken[:number]])
+    return _Shape(number, specs, written(signature)[:number])
 
 
-def _written(signature: Signature) -> set[int | str]:
+def written(signature: Signature) -> list[bool]:
+    """Whether a call may write into each of the tensors among its arguments, in their order."""
+    places = _written_places(signature)
+    arguments = [*enumerate(signature.args), *signature.kwargs.items()]
+    return [place in places for place, value in arguments for _ in tensors(value)]
+
+
+def _written_places(signature: Signature) -> set[int | str]:
     """The places of the arguments that a call may write into."""
     everything: set[int | str] = {*range(len(signature.args)), *signature.kwargs}
     if signature.kind != OPERATOR or not signature.op.isascii():
@@ -187,8 +191,8 @@ def _written(signature: Signature) -> set[int | str]:
     if schema is None:
         return everything
     arguments = list(enumerate(schema.arguments))
-    written = [(index, item.name) for index, item in arguments if item.alias_info and item.alias_info.is_write]
-    return {place for pair in written for place in pair}
+    pairs = [(index, item.name) for index, item in arguments if item.alias_info and item.alias_info.is_write]
+    return {place for pair in pairs for place in pair}
 
 
 def _known(numbers: list[int]) -> list[int]:

@@ -28,6 +28,16 @@ class Interface:
     gives: tuple[TensorSpec, ...]
     opaque: bool = False
 
+    def memory_of(self, mentioned: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Of the memory that a call mentions, that of each tensor that it takes, and that of those that it gives."""
+        taken = len(self.takes)
+        takes = mentioned[:taken] + (NO_STORAGE,) * (taken - len(mentioned))
+        gives = mentioned[taken:]
+        if self.opaque:
+            # arguments that a trace cannot hold have numbers too
+            gives = gives[max(0, len(gives) - len(self.gives)) :]
+        return takes, gives
+
 
 @dataclass(frozen=True, slots=True)
 class FlowingCall:
@@ -107,7 +117,7 @@ def make_flow(trace: Trace) -> Flow:
     """The calls that a program made itself; those that an extension function made inside are its own."""
     graph = make_graph(trace)
     signatures = {signature.number: signature for signature in trace.signatures}
-    interfaces = {number: _interface(signature) for number, signature in signatures.items()}
+    interfaces = {number: interface_of(signature) for number, signature in signatures.items()}
     needs: dict[int, Need] = {}
     calls = list(_calls(trace, graph, interfaces, needs))
     own = trace.calls[trace.calls["inside"].isna()]
@@ -116,6 +126,13 @@ def make_flow(trace: Trace) -> Flow:
     outside = [number for number, storage in graph.storages.items() if storage.made_by is None and number in needs]
     outside_bytes = sum(needs[number].bytes for number in outside)
     return Flow(calls, signatures, interfaces, needs, outside, outside_bytes, graph.peak_bytes, wall)
+
+
+def interface_of(signature: Signature) -> Interface:
+    """The tensors of a signature."""
+    given = tuple(leaf for leaf in leaves(signature.outputs) if isinstance(leaf, TensorSpec))
+    taken = [signature.args, signature.kwargs]
+    return Interface(tuple(tensors(taken)), given, any(isinstance(leaf, Opaque) for leaf in leaves(taken)))
 
 
 def can_flow(spec: TensorSpec) -> bool:
@@ -138,13 +155,7 @@ def _calls(
     for row, *values in zip(own.index, *(own[name].tolist() for name in columns), strict=True):
         signature, op, scope, duration, count, first = values
         interface = interfaces.get(signature, nothing)
-        mentioned = tuple(trace.storages[first : first + count].tolist())
-        taken = len(interface.takes)
-        takes = mentioned[:taken] + (NO_STORAGE,) * (taken - len(mentioned))
-        gives = mentioned[taken:]
-        if interface.opaque:
-            # arguments that a trace cannot hold have numbers too
-            gives = gives[max(0, len(gives) - len(interface.gives)) :]
+        takes, gives = interface.memory_of(tuple(trace.storages[first : first + count].tolist()))
         _note(needs, interface, takes, gives)
         yield FlowingCall(
             *(signature, str(op), duration, takes, gives, tuple(over.get(row, ()))),
@@ -170,9 +181,3 @@ def _settings(trace: Trace) -> dict[int | None, Mapping[str, Any]]:
         kept = {name: value for name, value in settings.items() if name != "grad"}
         found[number] = distinct.setdefault(repr(sorted(kept.items())), kept)
     return found
-
-
-def _interface(signature: Signature) -> Interface:
-    given = tuple(leaf for leaf in leaves(signature.outputs) if isinstance(leaf, TensorSpec))
-    taken = [signature.args, signature.kwargs]
-    return Interface(tuple(tensors(taken)), given, any(isinstance(leaf, Opaque) for leaf in leaves(taken)))

@@ -1,0 +1,503 @@
+"""Units: all calls of a module or a function as one, which gives what the program gave."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from example_trace import SPEC, write
+from programs import SHIPPED_TRACES, run_command, train_tiny_net
+from torch import Tensor, nn
+from torch.utils._python_dispatch import _disable_current_modes
+
+from opgrip.capture import Capture
+from opgrip.replay.arguments.inputs import Inputs, device_map
+from opgrip.replay.cases import Case, Selection
+from opgrip.replay.job import Job
+from opgrip.replay.operators import Unsupported
+from opgrip.replay.replay import replay
+from opgrip.replay.results import Result, load_results
+from opgrip.replay.settings import Settings
+from opgrip.replay.timing.samples import Effort
+from opgrip.replay.units import FUNCTION, MODULE, UNIT, make_units
+from opgrip.traces import Trace, load
+from opgrip.traces.arguments import tensors
+from opgrip.traces.errors import UserError
+from opgrip.traces.records import OPERATOR, Calls, Record, Scope, Signature, Thread
+
+SETTINGS = Settings(device_map("cpu", None), "cpu", Effort(warmup=1, iterations=2))
+
+
+class Residual(nn.Module):
+    """No two layers have calls of the same signature: a trace holds the values of the first of these alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1, self.bn1 = nn.Conv2d(4, 6, 3, padding=1, bias=False), nn.BatchNorm2d(6)
+        self.conv2, self.bn2 = nn.Conv2d(6, 4, 3, padding=1, bias=False), nn.BatchNorm2d(4)
+        self.relu = nn.ReLU(inplace=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.relu(self.bn1(self.conv1(x)))
+        out = self.bn2(self.conv2(out))
+        out += x
+        return self.relu(out)
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(8)
+        self.qkv, self.proj = nn.Linear(8, 24), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        count, words, width = x.shape
+        query, key, value = self.qkv(self.norm(x)).view(count, words, 3, 2, 4).permute(2, 0, 3, 1, 4).unbind(0)
+        scores = (query @ key.transpose(-2, -1)) / 2.0
+        scores = scores.masked_fill(torch.ones(words, words, dtype=torch.bool).triu(1), float("-inf"))
+        mixed = scores.softmax(dim=-1) @ value
+        return x + self.proj(mixed.transpose(1, 2).reshape(count, words, width))
+
+
+class Writes(nn.Module):
+    """Writes into views of what it made, and reads the whole of it and other views."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        made = x * 2
+        made[:, :2] += 1
+        row = made[1]
+        made.t()[3].zero_()
+        row.mul_(torch.arange(4.0))
+        return made.t() + row[:3].sum()
+
+
+class Named(nn.Module):
+    """A model of one module, and something after it."""
+
+    def __init__(self, block: nn.Module) -> None:
+        super().__init__()
+        self.block = block
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.block(x).sigmoid()
+
+
+def captured(folder: Path, program: Callable[[], Any], **options: Any) -> Trace:
+    with Capture(folder / "t.jsonl", values="full", force=True, **options):
+        program()
+    return load(folder / "t.jsonl", partial=False)
+
+
+def arguments(case: Case, place: Callable[[str], str] = SETTINGS.place) -> tuple[Any, ...]:
+    return Inputs(case.signature.args, {}, case.values, place, 0).make()[0]
+
+
+def run(case: Case) -> tuple[Tensor, ...]:
+    assert case.operator is not None
+    outputs: tuple[Tensor, ...] = case.operator.function(*arguments(case))
+    return outputs
+
+
+def whole(trace: Trace, *modules: str) -> Case:
+    (case,) = make_units(trace, Selection(modules=modules), MODULE)
+    return case
+
+
+def rows(cases: Sequence[Case], settings: Settings = SETTINGS) -> dict[str, Result]:
+    return {result.op: result for result in replay(cases, settings)}
+
+
+def block_of(folder: Path, block: nn.Module, *shape: int) -> tuple[Case, Tensor]:
+    """The unit of a block, and what the block gave."""
+    torch.manual_seed(0)
+    model, x = Named(block.eval()), torch.randn(shape)
+    given: list[Tensor] = []
+    block.register_forward_hook(lambda module, args, output: given.append(output.clone()))
+    with torch.no_grad():
+        trace = captured(folder, lambda: model(x), model=model)
+    return whole(trace, "block"), given[0]
+
+
+BLOCKS = [
+    pytest.param(Residual, (2, 4, 5, 5), id="residual"),
+    pytest.param(Attention, (2, 5, 8), id="attention"),
+    pytest.param(Writes, (4, 4), id="writes into views"),
+]
+
+
+@pytest.mark.parametrize(("make", "shape"), BLOCKS)
+def test_a_module_as_one_gives_what_the_module_gave(
+    tmp_path: Path, make: Callable[[], nn.Module], shape: tuple[int, ...]
+) -> None:
+    case, expected = block_of(tmp_path, make(), *shape)
+    (output,) = run(case)
+    assert torch.equal(output, expected)
+    assert (case.op, case.signature.kind, case.count, case.phase) == ("block", UNIT, 1, "forward")
+
+
+@pytest.mark.parametrize(("make", "shape"), BLOCKS)
+def test_compilers_and_exporters_take_a_unit(
+    tmp_path: Path, make: Callable[[], nn.Module], shape: tuple[int, ...]
+) -> None:
+    case, expected = block_of(tmp_path, make(), *shape)
+    assert case.operator is not None
+    function, args = case.operator.function, arguments(case)
+    settings = [item for item in args if not isinstance(item, Tensor)]
+    tensors = tuple(item for item in args if isinstance(item, Tensor))
+    call = Bound(function, settings)
+    with torch.no_grad():
+        assert torch.equal(torch.compile(function, backend="aot_eager", fullgraph=True)(*args)[0], expected)
+        assert torch.equal(torch.export.export(call, tensors).module()(*tensors)[0], expected)
+        assert torch.equal(torch.jit.trace(call, tensors, check_trace=False)(*tensors)[0], expected)
+
+
+class Bound(nn.Module):
+    """A unit with the settings that it takes after its tensors."""
+
+    def __init__(self, function: Callable[..., Any], settings: Sequence[Any]) -> None:
+        super().__init__()
+        self.function, self.settings = function, settings
+
+    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        outputs: tuple[Tensor, ...] = self.function(*tensors, *self.settings)
+        return outputs
+
+
+def test_parameters_and_inputs_come_from_outside_each_once(tmp_path: Path) -> None:
+    case, _ = block_of(tmp_path, Residual(), 2, 4, 5, 5)
+    # x, which is read twice, two kernels, and four tensors of each norm
+    shapes = [(2, 4, 5, 5), (6, 4, 3, 3), (4, 6, 3, 3), *[(6,)] * 4, *[(4,)] * 4]
+    assert sorted(spec.shape for spec in tensors(case.signature.args)) == sorted(shapes)
+    assert [spec.shape for spec in case.signature.outputs] == [(2, 4, 5, 5)]
+    assert case.operator is not None
+    assert not case.operator.mutates
+
+
+def test_tensors_from_outside_that_share_memory_share_it_again(tmp_path: Path) -> None:
+    class Shared(nn.Module):
+        def forward(self, both: tuple[Tensor, Tensor]) -> Tensor:
+            left, right = both
+            left.add_(1)
+            return right * 3
+
+    model, memory = Named(Shared()), torch.zeros(6)
+    case = whole(captured(tmp_path, lambda: model((memory[:4], memory[2:])), model=model), "block")
+    assert case.operator is not None
+    assert case.operator.mutates
+    left, right = arguments(case)
+    # drawn as it was when it was taken, after the write
+    right.zero_()
+    (output,) = case.operator.function(left, right)
+    assert torch.equal(output, torch.tensor([3.0, 3.0, 0.0, 0.0]))
+    assert left.untyped_storage()._cdata == right.untyped_storage()._cdata
+
+
+def test_writing_into_what_was_made_inside_is_no_writing_outside(tmp_path: Path) -> None:
+    case, _ = block_of(tmp_path, Writes(), 4, 4)
+    assert case.operator is not None
+    assert not case.operator.mutates
+
+
+@pytest.mark.parametrize(("unseen", "told"), [(lambda x: x[1:, ::2], None), (lambda x: x.view(torch.int32), "int32")])
+def test_a_view_that_no_call_gave_is_made_where_it_can_be(
+    tmp_path: Path, unseen: Callable[[Tensor], Tensor], told: str | None
+) -> None:
+    def viewed(x: Tensor) -> Tensor:
+        made = x + 1
+        with _disable_current_modes():
+            view = unseen(made)
+        return view + view
+
+    x = torch.arange(12.0).view(3, 4)
+    (case,) = make_units(captured(tmp_path, lambda: viewed(x)), Selection(ops=["*.viewed"]), FUNCTION)
+    (result,) = replay([case], SETTINGS)
+    if told is None:
+        assert torch.equal(run(case)[0], viewed(x))
+        assert result.status == "ok"
+    else:
+        assert result.status == "unsupported"
+        assert f"taken as {told}" in str(result.error)
+
+
+def scaled(boxes: Tensor, factor: Tensor) -> Tensor:
+    low, high = boxes.chunk(2, dim=1)
+    low = low * factor
+    return torch.cat([low, low + high], dim=1)
+
+
+def clipped(boxes: Tensor) -> Tensor:
+    return inner(boxes) + 1
+
+
+def inner(boxes: Tensor) -> Tensor:
+    return boxes.clamp(0, 1)
+
+
+def test_a_function_in_a_loop_is_one_case_with_a_count(tmp_path: Path) -> None:
+    boxes, factor = torch.rand(5, 4), torch.tensor(2.0)
+    results = []
+
+    def program() -> None:
+        for _ in range(4):
+            results.append(scaled(boxes, factor))
+            boxes.neg()
+        scaled(torch.rand(3, 4), factor)
+
+    trace = captured(tmp_path, program)
+    cases = make_units(trace, Selection(ops=["*:scaled"]), FUNCTION)
+    assert {(case.op, case.count) for case in cases} == {("test_units:scaled", 4), ("test_units:scaled", 1)}
+    (often,) = (case for case in cases if case.count == 4)
+    assert torch.equal(run(often)[0], results[0])
+
+
+def test_captured_times_are_sums_over_a_units_calls(tmp_path: Path) -> None:
+    def program() -> None:
+        for _ in range(3):
+            scaled(torch.ones(5, 4), torch.tensor(2.0))
+            torch.ones(2).neg()
+
+    trace = captured(tmp_path, program)
+    (case,) = make_units(trace, Selection(ops=["*:scaled"]), FUNCTION)
+    calls = trace.calls[trace.calls["function"] == "scaled"]
+    times = calls["duration_ns"].to_numpy().reshape(3, -1).sum(axis=1)
+    assert case.captured_total_us == pytest.approx(times.sum() / 1e3)
+    assert case.captured_us == pytest.approx(sorted(times)[1] / 1e3)
+    assert case.share == 1
+
+
+@pytest.mark.parametrize("path", [None, *SHIPPED_TRACES], ids=str)
+@pytest.mark.parametrize("unit", [MODULE, FUNCTION])
+def test_units_share_out_all_of_a_programs_time(tiny_trace: Path, path: Path | None, unit: str) -> None:
+    trace = load(path or tiny_trace)
+    cases = make_units(trace, Selection(), unit)
+    # calls inside an extension function are its own
+    own = trace.calls[trace.calls["inside"].isna()]
+    assert sum(case.captured_total_us for case in cases) == pytest.approx(own["duration_ns"].sum() / 1e3)
+    assert sum(case.share for case in cases) == pytest.approx(1)
+    assert [case.share for case in cases] == sorted((case.share for case in cases), reverse=True)
+    assert sorted(case.number for case in cases) == list(range(len(cases)))
+    assert make_units(trace, Selection(top=3), unit)[2].op == cases[2].op
+
+
+def test_forward_backward_and_optimizer_are_units_of_their_own(tmp_path: Path) -> None:
+    train_tiny_net(tmp_path / "t.jsonl")
+    cases = make_units(load(tmp_path / "t.jsonl"), Selection(), MODULE)
+    assert {case.phase for case in cases if case.op == "features.0"} == {"forward", "backward"}
+    assert {case.phase for case in cases} == {"forward", "backward", "optimizer"}
+
+
+def test_every_unit_of_a_training_step_runs(tiny_trace: Path) -> None:
+    for unit in (MODULE, FUNCTION):
+        for case in make_units(load(tiny_trace), Selection(), unit):
+            (result,) = replay([case], SETTINGS)
+            if "profiler" not in str(result.error):
+                assert (result.status, result.error, result.faithful) == ("ok", None, True), result.op
+
+
+def test_gradients_go_through_a_unit(tmp_path: Path) -> None:
+    # in training, its norms write into buffers from outside
+    model = Named(Residual()).eval()
+    trace = captured(tmp_path, lambda: model(torch.randn(2, 4, 5, 5)).sum().backward(), model=model)
+    (case,) = (case for case in make_units(trace, Selection(modules=["block"]), MODULE) if case.phase == "forward")
+    forward, backward = replay([case], replace(SETTINGS, backward=True))
+    assert (forward.status, backward.direction, backward.status, backward.error) == ("ok", "backward", "ok", None)
+
+
+def test_gradients_pass_what_was_detached_by(tmp_path: Path) -> None:
+    def partly(x: Tensor) -> Tensor:
+        # autograd keeps the result of exp, detached
+        made = x.exp() * 1
+        return made * made.detach()
+
+    x = torch.rand(5, requires_grad=True)
+    (expected,) = torch.autograd.grad(partly(x).sum(), x)
+    (case,) = make_units(captured(tmp_path, lambda: partly(x)), Selection(ops=["*.partly"]), FUNCTION)
+    assert case.operator is not None
+    (given,) = arguments(case)
+    (output,) = case.operator.function(given)
+    (found,) = torch.autograd.grad(output.sum(), given)
+    assert torch.equal(found, expected)
+
+
+def test_a_module_takes_in_those_inside_it_where_a_pattern_names_it(tmp_path: Path) -> None:
+    model = nn.Sequential(Named(Residual()), Named(Residual()), nn.ReLU())
+    trace = captured(tmp_path, lambda: model(torch.randn(2, 4, 5, 5)), model=model)
+    assert {case.op for case in make_units(trace, Selection(modules=["?"]), MODULE)} == {"0", "1", "2"}
+    assert {case.op for case in make_units(trace, Selection(modules=["*.block"]), MODULE)} == {"0.block", "1.block"}
+    everything = {case.op for case in make_units(trace, Selection(), MODULE)}
+    assert {"0", "0.block", "0.block.conv1", "0.block.relu"} <= everything
+    assert {case.op for case in make_units(trace, Selection(ops=["*.bn?"]), MODULE)} == {
+        f"{index}.block.bn{place}" for index in (0, 1) for place in (1, 2)
+    }
+
+
+def test_a_function_takes_in_those_that_it_calls_where_a_pattern_names_it_alone(tmp_path: Path) -> None:
+    trace = captured(tmp_path, lambda: clipped(torch.linspace(-2, 2, 9)), stack_depth=4)
+    (case,) = make_units(trace, Selection(ops=["*:clipped"]), FUNCTION)
+    assert torch.equal(arguments(case)[0], torch.linspace(-2, 2, 9))
+    assert torch.equal(run(case)[0], torch.linspace(-2, 2, 9).clamp(0, 1) + 1)
+    assert {case.op for case in make_units(trace, Selection(ops=["*:clipped", "*:inner"]), FUNCTION)} == {
+        "test_units:clipped",
+        "test_units:inner",
+    }
+
+
+def test_calls_of_a_function_from_two_lines_are_two_where_lines_are_known(tmp_path: Path) -> None:
+    def program() -> None:
+        boxes = torch.ones(3)
+        inner(boxes)
+        inner(boxes)
+
+    (together,) = make_units(captured(tmp_path, program), Selection(ops=["*:inner"]), FUNCTION)
+    assert together.count == 1
+    (apart,) = make_units(captured(tmp_path, program, stack_depth=2), Selection(ops=["*:inner"]), FUNCTION)
+    assert apart.count == 2
+
+
+def test_calls_of_other_threads_do_not_interrupt_a_unit(tmp_path: Path) -> None:
+    turns = [threading.Barrier(2) for _ in range(3)]
+
+    def chained(x: Tensor) -> None:
+        for turn in turns:
+            turn.wait()
+            x = x * 2
+
+    def program() -> None:
+        threads = [threading.Thread(target=chained, args=(torch.ones(3),)) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    (case,) = make_units(captured(tmp_path, program), Selection(ops=["*.chained"]), FUNCTION)
+    assert case.count == 2
+    assert torch.equal(run(case)[0], torch.full((3,), 8.0))
+
+
+def test_ranges_of_a_profiler_are_passed_over(tmp_path: Path) -> None:
+    def marked(x: Tensor) -> Tensor:
+        with torch.profiler.record_function("range"):
+            return x.sin() * 2
+
+    (case,) = make_units(captured(tmp_path, lambda: marked(torch.ones(3))), Selection(ops=["*.marked"]), FUNCTION)
+    assert torch.equal(run(case)[0], torch.ones(3).sin() * 2)
+
+
+def test_generators_begin_as_in_the_program(tmp_path: Path) -> None:
+    def noisy(generator: torch.Generator) -> Tensor:
+        return torch.rand(3, generator=generator) + torch.rand(3, generator=generator)
+
+    trace = captured(tmp_path, lambda: noisy(torch.Generator().manual_seed(7)))
+    (case,) = make_units(trace, Selection(ops=["*.noisy"]), FUNCTION)
+    assert torch.equal(run(case)[0], noisy(torch.Generator().manual_seed(7)))
+
+
+def test_names_of_arguments_in_a_strangers_trace_are_not_run(tmp_path: Path) -> None:
+    hostile = {"alpha=1) or print('run'); str(x": 1}
+    records: list[Record] = [
+        Scope(0, "m", "M", "forward"),
+        Signature(0, OPERATOR, "aten.add.Tensor", (SPEC, SPEC), hostile, SPEC),
+        Thread(0, "MainThread"),
+        Calls(0, [0], [0], [0], [1], [3], [0, 0, 1]),
+    ]
+    (result,) = replay(make_units(load(write(tmp_path / "t.jsonl", records)), Selection(), MODULE), SETTINGS)
+    assert result.status == "unsupported"
+    assert "is not an argument's name" in str(result.error)
+
+
+def test_what_decides_sizes_inside_is_taken_as_it_comes(tmp_path: Path) -> None:
+    def selected(scores: Tensor) -> Tensor:
+        found = scores[scores > 0.5]
+        return found * 2
+
+    def program() -> None:
+        for count in (3, 7):
+            scores = torch.zeros(20)
+            scores[:count] = 1
+            selected(scores)
+
+    cases = make_units(captured(tmp_path, program), Selection(ops=["*.selected"]), FUNCTION)
+    assert len(cases) == 2
+    for case in cases:
+        # both of the same signature, whose values are those of its first call
+        assert torch.equal(run(case)[0], torch.full((3,), 2.0))
+
+
+def test_devices_and_dtypes_follow_where_a_unit_is_replayed(tmp_path: Path) -> None:
+    def filled(x: Tensor) -> Tensor:
+        return x @ torch.full((4, 4), 0.5, dtype=torch.float32, device="cpu")
+
+    trace = captured(tmp_path, lambda: filled(torch.ones(4, 4)))
+    (case,) = make_units(trace, Selection(ops=["*.filled"]), FUNCTION)
+    assert case.operator is not None
+    x, *settings = arguments(case)
+    moved = [torch.device("meta") if isinstance(item, torch.device) else item for item in settings]
+    assert case.operator.function(x.to("meta"), *moved)[0].device.type == "meta"
+    (result,) = replay([case], replace(SETTINGS, dtype=torch.bfloat16))
+    assert (result.status, result.error) == ("ok", None)
+
+
+def test_a_unit_that_cannot_run_costs_its_row_alone(tmp_path: Path) -> None:
+    def opaque(x: Tensor) -> None:
+        torch.empty(0).set_(x.untyped_storage())
+
+    def raising(x: Tensor) -> None:
+        with pytest.raises(RuntimeError):
+            torch.mm(x + 1, x)
+
+    def fine(x: Tensor) -> None:
+        x.cos().sin()
+
+    def program() -> None:
+        for function in (opaque, raising, fine):
+            function(torch.ones(3))
+
+    cases = make_units(captured(tmp_path, program), Selection(ops=["*.opaque", "*.raising", "*.fine"]), FUNCTION)
+    found = {name.rpartition(".")[2]: row for name, row in rows(cases).items()}
+    assert found["fine"].status == "ok"
+    assert found["opaque"].status == found["raising"].status == "unsupported"
+    assert "a trace cannot hold an argument of aten.set_" in str(found["opaque"].error)
+    assert "aten.mm.default raised when it was captured" in str(found["raising"].error)
+    (bad,) = (case for case in cases if case.op.endswith("raising"))
+    assert bad.operator is not None
+    with pytest.raises(Unsupported, match="raised"):
+        bad.operator.function(torch.ones(3))
+
+
+@pytest.mark.parametrize(
+    ("unit", "selection", "told"),
+    [
+        (MODULE, Selection(modules=["nowhere*"]), "no module matches --module nowhere"),
+        (MODULE, Selection(ops=["nothing"]), "no module matches --op nothing: the trace has '"),
+        (FUNCTION, Selection(ops=["aten.add*"]), "no function matches --op aten.add"),
+        (FUNCTION, Selection(ops=["*:*forward"], modules=["nowhere"]), "no module matches --module nowhere"),
+        (MODULE, Selection(ops=["head"], modules=["features*"]), "no call matches both --op and --module"),
+    ],
+)
+def test_patterns_that_select_nothing_are_told(tiny_trace: Path, unit: str, selection: Selection, told: str) -> None:
+    with pytest.raises(UserError) as caught:
+        make_units(load(tiny_trace), selection, unit)
+    assert told in f"{caught.value}: {caught.value.hint}"
+
+
+def test_a_box_coder_of_the_shipped_trace_replays_as_one(tmp_path: Path) -> None:
+    job = Job(str(SHIPPED_TRACES[0]), unit=FUNCTION, ops=["*:delta2bbox"])
+    loaded = job.load()
+    assert len(loaded.cases) == 2
+    assert not loaded.surroundings.places
+    for result in replay(loaded.cases, SETTINGS):
+        assert (result.status, result.faithful, result.error) == ("ok", True, None)
+
+
+def test_the_command_replays_units(tmp_path: Path) -> None:
+    path = tmp_path / "r.json"
+    patterns = ("--unit", "function", "--op", "*:delta2bbox", "--iterations", 2)
+    done = run_command("opreplay", SHIPPED_TRACES[0], *patterns, "-o", path)
+    assert done.returncode == 0, done.stderr
+    assert set(load_results(path)["op"]) == {"delta_xywh_bbox_coder:delta2bbox"}
+    assert "2 ok" in done.stderr
