@@ -1,0 +1,362 @@
+"""Which dimension of which tensor is the batch, found out from the dataflow of a trace, and calls in larger batches."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from itertools import combinations
+from typing import Any, TypeAlias
+
+from opgrip.replay.cases import Case
+from opgrip.replay.operators import Unsupported
+from opgrip.replay.sequences.flow import FlowingCall, make_flow
+from opgrip.replay.sweeps.growth import PLAIN, Growth, grown, growth_of
+from opgrip.replay.sweeps.roots import ANCHORS, IMAGES, ROWS, Phased, parameters
+from opgrip.replay.sweeps.trials import LISTED, NOTHING, Choice, Contradiction, choices, in_order, outcome, with_growth
+from opgrip.traces import Trace
+from opgrip.traces.arguments import TensorSpec, map_leaves, tensors
+from opgrip.traces.records import EXTENSION, NO_STORAGE, Signature
+
+PASSES = 8
+"""How often a trace is gone through at most: what later calls tell of earlier ones counts from the next time on."""
+
+CALL, OUTSIDE, NOWHERE = "call", "outside", "nowhere"
+Origin: TypeAlias = tuple[str, int]
+"""What decides whether a tensor grows: the sizes that a signature is given, memory from outside, or neither."""
+Key: TypeAlias = tuple[int, int]
+"""A tensor: its memory, and a number of its shape, strides and offset."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What becomes of a call in a larger batch.
+
+    Attributes
+    ----------
+    gives : growth of each result
+    asks : growth that arguments ought to have that have none, by their places among the tensors
+    """
+
+    takes: tuple[Growth, ...]
+    choice: Choice
+    gives: tuple[Growth, ...]
+    asks: tuple[tuple[int, Growth], ...] = ()
+
+    @property
+    def lost(self) -> str | None:
+        """Why it is not known, None where it is."""
+        return next((growth.lost for growth in (*self.takes, *self.gives) if growth.lost is not None), None)
+
+
+@dataclass(slots=True)
+class _Pass:
+    """What is known of the tensors while a trace is gone through."""
+
+    growths: dict[Key, Growth] = field(default_factory=dict)
+    origins: dict[Key, Origin] = field(default_factory=dict)
+    grows_in: dict[int, bool] = field(default_factory=dict)
+    verdicts: dict[int, Counter[Verdict]] = field(default_factory=dict)
+    asked: bool = False
+    begun: bool = False
+
+
+class Batches:
+    """The batch of a trace.
+
+    Parameters
+    ----------
+    batch : its size as it was recorded; None to see it from what the first operator of a network takes
+
+    What enters the trace is taken to be of the batch where operators of networks take it as their data, or where a
+    call would contradict a larger batch without it. In a trace of a batch of one little contradicts, for what is there
+    once is the same for all: a larger recorded batch tells more.
+    """
+
+    def __init__(self, trace: Trace, batch: int | None = None) -> None:
+        flow = make_flow(trace)
+        phases = trace.calls[trace.calls["inside"].isna()]["phase"].tolist()
+        self._calls = [Phased(call, str(phase)) for call, phase in zip(flow.calls, phases, strict=True)]
+        self._signatures, self._interfaces = flow.signatures, flow.interfaces
+        self._outside, self._parameters = parameters(self._calls, flow.signatures)
+        self._shapes: dict[Any, int] = {}
+        self._keys = {
+            number: [[self._shape(spec) for spec in specs] for specs in (interface.takes, interface.gives)]
+            for number, interface in flow.interfaces.items()
+        }
+        self._first_shape: dict[int, tuple[int, ...]] = {}
+        self._choices: dict[int, list[Choice]] = {}
+        self._chosen: dict[int, Choice] = {}
+        self._tried: dict[int, set[Choice]] = {}
+        self._entering: dict[int, Growth] = {}
+        self._forced: dict[Key, Growth] = {}
+        self._known: dict[Any, Verdict] = {}
+        self._verdicts: dict[int, Verdict] = {}
+        self.batch = batch or self._batch()
+        if self.batch:
+            self._find_out()
+
+    def verdict(self, number: int) -> Verdict:
+        """What becomes of the calls of a signature, of most of them where they differ.
+
+        Raises
+        ------
+        Unsupported : where it is not known
+        """
+        if not self.batch:
+            raise Unsupported("the trace does not tell its batch: no call of it is of a network")
+        verdict = self._verdicts.get(number)
+        if verdict is None:
+            raise Unsupported("the trace has no call of it")
+        if verdict.lost is not None:
+            raise Unsupported(verdict.lost)
+        return verdict
+
+    def _shape(self, spec: TensorSpec) -> int:
+        return self._shapes.setdefault((spec.shape, spec.stride, spec.offset), len(self._shapes))
+
+    def _batch(self) -> int:
+        """The size of the first dimension of what the first operator of a network takes; 0 where there is none."""
+        for phased in self._calls:
+            call = phased.call
+            place = ANCHORS.get(call.op)
+            specs = self._interfaces[call.signature].takes
+            if place is None or phased.phase != "forward" or call.takes[place] in self._parameters:
+                continue
+            if not specs[place].shape:
+                continue
+            size = specs[place].shape[0]
+            if call.op in ROWS:
+                # rows of several sizes multiplied: what entered before has them apart
+                first = self._entered_before(call)
+                return next((shape[0] for shape in first if shape and shape[0] and size % shape[0] == 0), size)
+            return size
+        return 0
+
+    def _entered_before(self, until: FlowingCall) -> list[tuple[int, ...]]:
+        found = []
+        for phased in self._calls:
+            specs = self._interfaces[phased.call.signature].takes
+            for number, spec in zip(phased.call.takes, specs, strict=True):
+                if number in self._outside and number not in self._parameters and len(spec.shape) > 1:
+                    found.append(spec.shape)
+            if phased.call is until:
+                break
+        return found
+
+    def _find_out(self) -> None:
+        for _ in range(PASSES):
+            going = _Pass()
+            for phased in self._calls:
+                self._go(going, phased)
+            if not going.asked:
+                break
+        self._verdicts = {number: counts.most_common(1)[0][0] for number, counts in going.verdicts.items()}
+
+    def _go(self, going: _Pass, phased: Phased) -> None:
+        call, signature = phased.call, self._signatures.get(phased.call.signature)
+        if signature is None or signature.raised is not None:
+            return
+        takes, gives = self._keys[call.signature]
+        keys = list(zip(call.takes, takes, strict=True))
+        growths = tuple(self._taken(going, key, spec) for key, spec in zip(keys, tensors_of(signature), strict=True))
+        asks = self._anchored(going, phased, signature, keys, growths)
+        verdict = self._judge(signature, _with(growths, asks))
+        asks += verdict.asks
+        for place, growth in asks:
+            self._ask(going, keys[place], growth, signature, place)
+        if verdict.asks:
+            verdict = self._judge(signature, _with(growths, asks))
+        going.verdicts.setdefault(call.signature, Counter())[verdict] += 1
+        origin = self._origin(going, signature, keys, verdict)
+        for key, growth in zip(zip(call.gives, gives, strict=False), verdict.gives, strict=False):
+            if key[0] != NO_STORAGE:
+                going.growths[key] = growth
+                going.origins[key] = origin
+                going.begun = going.begun or growth.any
+                going.grows_in[key[0]] = going.grows_in.get(key[0], False) or growth != PLAIN
+        if signature.kind == EXTENSION and verdict.lost is not None:
+            # it may write its results into any of its arguments
+            going.growths.update((key, verdict.gives[0]) for key in keys if not going.growths.get(key, PLAIN).any)
+
+    def _taken(self, going: _Pass, key: Key, spec: TensorSpec) -> Growth:
+        known = self._forced.get(key) or going.growths.get(key)
+        if known is not None:
+            return known
+        if key[0] in going.grows_in:
+            lost = "a part of memory that no recorded call made"
+            return Growth(lost=lost) if going.grows_in[key[0]] else PLAIN
+        if key[0] not in self._outside or key[0] in self._parameters:
+            return PLAIN
+        self._first_shape.setdefault(key[0], spec.shape)
+        growth = self._entering.get(key[0], PLAIN)
+        going.growths[key] = growth
+        going.origins[key] = (OUTSIDE, key[0])
+        going.grows_in[key[0]] = growth.any
+        going.begun = going.begun or growth.any
+        return growth
+
+    def _anchored(
+        self, going: _Pass, phased: Phased, signature: Signature, keys: Sequence[Key], growths: Sequence[Growth]
+    ) -> tuple[tuple[int, Growth], ...]:
+        """The data of an operator of networks, where it ought to grow and does not."""
+        place = ANCHORS.get(signature.op)
+        if place is None or phased.phase != "forward" or growths[place] != PLAIN:
+            return ()
+        if going.origins.get(keys[place], (NOWHERE, 0))[0] == NOWHERE:
+            return ()
+        spec = tensors_of(signature)[place]
+        if signature.op not in IMAGES and going.begun:
+            return ()
+        wanted = [at for at, size in enumerate(spec.shape) if size == self.batch]
+        if signature.op in IMAGES:
+            wanted = [at for at in wanted if at == 0]
+        elif signature.op in ROWS and not wanted and spec.shape and spec.shape[0] % self.batch == 0:
+            wanted = [0]
+        return ((place, growth_of(spec, wanted[:1])),) if wanted else ()
+
+    def _ask(self, going: _Pass, key: Key, growth: Growth, signature: Signature, place: int) -> None:
+        """Let a tensor grow from the next pass on, where it comes from; and already in this one, where it is."""
+        going.asked = going.begun = True
+        kind, number = going.origins.get(key, (NOWHERE, 0))
+        spec = tensors_of(signature)[place]
+        going.growths[key] = growth
+        if kind == OUTSIDE and number not in self._entering:
+            shape = self._first_shape[number]
+            sizes = growth.sizes if shape == spec.shape else [at for at, size in enumerate(shape) if size == self.batch]
+            if sizes:
+                stride = spec.stride if shape == spec.shape else None
+                self._entering[number] = growth_of(replace(spec, shape=shape, stride=stride or _dense(shape)), sizes[:1])
+                return
+        if kind == CALL:
+            tried = self._tried.setdefault(number, set())
+            left = [choice for choice in self._own(self._signatures[number]) if choice not in tried]
+            fits = [choice for choice in left if growth.sizes in self._sizes(number, choice)]
+            if left:
+                self._chosen[number] = (fits or left)[0]
+                tried.add(self._chosen[number])
+                return
+        self._forced[key] = growth
+
+    def _sizes(self, number: int, choice: Choice) -> list[tuple[int, ...]]:
+        signature = self._signatures[number]
+        plain = (PLAIN,) * len(tensors_of(signature))
+        return [growth.sizes for growth in outcome(signature, plain, choice, self.batch)]
+
+    def _own(self, signature: Signature) -> list[Choice]:
+        """What a call that takes nothing of the batch may be given that is."""
+        known = self._choices.get(signature.number)
+        if known is None:
+            known = []
+            for choice in choices(signature, self.batch):
+                try:
+                    grows = any(map(len, self._sizes(signature.number, choice)))
+                except Contradiction:
+                    continue
+                known += [choice] if grows else []
+            self._choices[signature.number] = known
+        return known
+
+    def _origin(self, going: _Pass, signature: Signature, keys: Sequence[Key], verdict: Verdict) -> Origin:
+        if verdict.choice == NOTHING and not any(growth.any for growth in verdict.gives) and self._own(signature):
+            return CALL, signature.number
+        origins = [going.origins.get(key, (NOWHERE, 0)) for key in keys]
+        return next((origin for origin in origins if origin[0] != NOWHERE), (NOWHERE, 0))
+
+    def _judge(self, signature: Signature, growths: tuple[Growth, ...]) -> Verdict:
+        key = (signature.number, growths, self._chosen.get(signature.number))
+        found = self._known.get(key)
+        if found is None:
+            found = self._known[key] = self._judged(signature, growths)
+        return found
+
+    def _judged(self, signature: Signature, growths: tuple[Growth, ...]) -> Verdict:
+        given = len(list(tensors(signature.outputs)))
+        lost = next((growth.lost for growth in growths if growth.lost is not None), None)
+        chosen = self._chosen.get(signature.number)
+        items = {growth.item for growth in growths if growth.item is not None}
+        if signature.op in LISTED and [growth.item for growth in growths] == list(range(self.batch)):
+            chosen = Choice(listed=True)
+        if lost is None and chosen is None and not any(growth.any for growth in growths):
+            item = items.pop() if len(items) == 1 else None
+            return Verdict(growths, NOTHING, (Growth(item=item),) * given)
+        if lost is None:
+            found = [chosen] if chosen is not None else []
+            found += choices(signature, self.batch)
+            try:
+                return self._tested(signature, growths, [*in_order(signature, growths, found)] if not chosen else found)
+            except Contradiction as contradiction:
+                asks = self._missing(signature, growths, found)
+                lost = f"how it grows with the batch is not known: {contradiction}"
+        else:
+            asks = ()
+        return Verdict(growths, NOTHING, (Growth(lost=lost),) * max(given, 1), asks)
+
+    def _tested(self, signature: Signature, growths: tuple[Growth, ...], found: Sequence[Choice]) -> Verdict:
+        first: Contradiction | None = None
+        for choice in found:
+            try:
+                return Verdict(growths, choice, outcome(signature, growths, choice, self.batch))
+            except Contradiction as contradiction:
+                first = first or contradiction
+        raise first or Contradiction("it has no sizes to multiply")
+
+    def _missing(
+        self, signature: Signature, growths: tuple[Growth, ...], found: Sequence[Choice]
+    ) -> tuple[tuple[int, Growth], ...]:
+        """Which arguments that do not grow ought to, that the call be one of a larger batch."""
+        specs = tensors_of(signature)
+        open_to = [
+            (place, growth_of(spec, [at]))
+            for place, spec in enumerate(specs)
+            for at, size in enumerate(spec.shape)
+            if not growths[place].any and size and size % self.batch == 0
+        ]
+        for count in (1, 2):
+            for asks in combinations(open_to, count):
+                if len({place for place, _ in asks}) == count:
+                    try:
+                        self._tested(signature, _with(growths, asks), [NOTHING, *found])
+                    except Contradiction:
+                        continue
+                    return asks
+        return ()
+
+
+def scaled(case: Case, factor: int, batches: Batches) -> Case:
+    """A case as it would be in a batch `factor` times as large; as it is where it takes nothing of the batch.
+
+    What was captured of it, such as its time and count, stays. Values are drawn for the new shapes.
+
+    Raises
+    ------
+    Unsupported : where it is not known which of its sizes are the batch's
+    """
+    verdict = batches.verdict(case.number)
+    signature = with_growth(case.signature, verdict.takes, verdict.choice, factor)
+    of_result = iter(verdict.gives)
+    outputs = map_leaves(
+        lambda leaf: grown(leaf, next(of_result), factor) if isinstance(leaf, TensorSpec) else leaf, signature.outputs
+    )
+    listed = isinstance(outputs, list) and [growth.item for growth in verdict.gives] == list(range(batches.batch))
+    outputs = outputs * factor if listed else outputs
+    changed = signature != case.signature or outputs != signature.outputs
+    return replace(case, signature=replace(signature, outputs=outputs), variants=()) if changed else case
+
+
+def tensors_of(signature: Signature) -> list[TensorSpec]:
+    """The tensors that a call takes."""
+    return list(tensors([signature.args, signature.kwargs]))
+
+
+def _with(growths: tuple[Growth, ...], asks: Sequence[tuple[int, Growth]]) -> tuple[Growth, ...]:
+    changed = dict(asks)
+    return tuple(changed.get(place, growth) for place, growth in enumerate(growths))
+
+
+def _dense(shape: Sequence[int]) -> tuple[int, ...]:
+    steps, step = [], 1
+    for size in reversed(shape):
+        steps.append(step)
+        step *= size
+    return tuple(reversed(steps))

@@ -1,0 +1,259 @@
+"""What becomes of a call when some of its arguments grow: found out by running it on the meta device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from opgrip.replay.arguments.inputs import as_recorded
+from opgrip.replay.operators import Unsupported, find_operator
+from opgrip.replay.sweeps.growth import PLAIN, Growth, grown, grown_steps, growth_of, met_growth
+from opgrip.traces.arguments import GeneratorSpec, TensorSpec, leaves, map_leaves, tensors
+from opgrip.traces.errors import one_line
+from opgrip.traces.records import Signature
+
+FACTOR = 7
+"""A prime that sizes of programs are seldom multiplied by, so that what is 7 times as large has grown with the batch."""
+
+SIZE_ARGUMENTS = frozenset(
+    {
+        *("size", "sizes", "shape", "input_size", "input_sizes", "split_size", "split_sizes", "repeats"),
+        *("sym_size", "end", "N"),
+    }
+)
+"""Arguments that are sizes of tensors, which may be a batch's. An `output_size` is one of images."""
+LISTED = ("aten.cat.default", "aten.stack.default")
+RESHAPED = ("aten.view.default", "aten._unsafe_view.default", "aten.reshape.default", "aten._reshape_alias.default")
+
+
+class Contradiction(Exception):
+    """A call that cannot be one of a larger batch with these arguments, by the reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What of a call's arguments, beside its tensors, is multiplied.
+
+    Attributes
+    ----------
+    numbers : places of whole numbers among the leaves of the arguments
+    listed : whether the list of tensors is
+    """
+
+    numbers: frozenset[int] = frozenset()
+    listed: bool = False
+
+
+NOTHING = Choice()
+
+
+def choices(signature: Signature, batch: int) -> list[Choice]:
+    """What may have to be multiplied: single sizes, all of a list of sizes, a list of tensors."""
+    function = _function(signature)
+    if function is None:
+        return []
+    schema = function._schema.arguments
+    names = [schema[place].name if place < len(schema) else "" for place in range(len(signature.args))]
+    found: list[Choice] = []
+    together: list[Choice] = []
+    leaf = 0
+    for name, value in (*zip(names, signature.args, strict=True), *signature.kwargs.items()):
+        values = list(leaves(value))
+        if name in SIZE_ARGUMENTS:
+            places = [leaf + at for at, item in enumerate(values) if _may_be_size(item, batch)]
+            found += [Choice(frozenset({place})) for place in places]
+            if len(places) == len(values) > 1:
+                together.append(Choice(frozenset(places)))
+        leaf += len(values)
+    if signature.op in LISTED and len(signature.args[0]) == batch:
+        found.append(Choice(listed=True))
+    return found + together
+
+
+def with_growth(signature: Signature, growths: Sequence[Growth], choice: Choice, factor: int) -> Signature:
+    """The signature with its arguments as they would be in a batch `factor` times as large; its results as they are."""
+    numbers = _with_steps(signature, choice.numbers)
+    of_tensor, place = iter(growths), -1
+
+    def scale(leaf: Any) -> Any:
+        nonlocal place
+        place += 1
+        if isinstance(leaf, TensorSpec):
+            return grown(leaf, next(of_tensor), factor)
+        return leaf * factor if place in numbers else leaf
+
+    args, kwargs = map_leaves(scale, signature.args), map_leaves(scale, signature.kwargs)
+    if choice.listed:
+        args = (args[0] * factor, *args[1:])
+    return replace(signature, args=args, kwargs=kwargs)
+
+
+def outcome(signature: Signature, growths: Sequence[Growth], choice: Choice, batch: int) -> tuple[Growth, ...]:
+    """How the results grow.
+
+    Raises
+    ------
+    Contradiction : where the call cannot be made like that, or gives what is no such result in a larger batch
+    """
+    function = _function(signature)
+    if function is None:
+        raise Contradiction("what it does with its arguments is not known")
+    if {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output} & set(function.tags):
+        raise Contradiction("the shapes of its results depend on values")
+    taken, given = _run(function, with_growth(signature, growths, choice, FACTOR))
+    memory = {tensor.untyped_storage()._cdata for tensor in taken}
+    recorded = list(tensors(signature.outputs))
+    if len(given) == len(recorded) * FACTOR and len(recorded) == batch:
+        # a list of the elements of the batch
+        return tuple(Growth(item=item) for item in range(batch))
+    if len(given) != len(recorded):
+        raise Contradiction(f"it gives {len(given)} tensors where it gave {len(recorded)}")
+    if any(len(spec.shape) != tensor.dim() or 0 in spec.shape for spec, tensor in zip(recorded, given, strict=True)):
+        # as those that some devices leave empty and others do not
+        recorded = [_like(spec, tensor) for spec, tensor in zip(recorded, _run(function, signature)[1], strict=True)]
+    met = [_met(spec, tensor, memory) for spec, tensor in zip(recorded, given, strict=True)]
+    item = _item_taken(signature, growths, batch)
+    return tuple(replace(growth, item=item) if growth == PLAIN else growth for growth in met)
+
+
+def in_order(signature: Signature, growths: Sequence[Growth], found: Sequence[Choice]) -> Iterator[Choice]:
+    """The choices, those that are more likely first."""
+    sliced = _sliced(signature, growths)
+    if sliced is not None:
+        yield sliced
+    yield NOTHING
+    if signature.op in RESHAPED and growths[0].sizes:
+        yield from sorted(found, key=lambda choice: _distance(signature, growths[0].sizes[0], choice))
+    else:
+        yield from found
+
+
+def _run(function: Any, signature: Signature) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """The tensors that a call takes and gives on the meta device."""
+    try:
+        args, kwargs = _on_meta(signature.args), _on_meta(signature.kwargs)
+        with torch.no_grad():
+            results = function(*args, **kwargs)
+    except Unsupported as error:
+        raise Contradiction(str(error)) from error
+    except Exception as error:
+        raise Contradiction(one_line(error)) from error
+    taken, given = (
+        [leaf for leaf in leaves(tree) if isinstance(leaf, torch.Tensor)] for tree in ([args, kwargs], results)
+    )
+    return taken, given
+
+
+def _like(spec: TensorSpec, tensor: torch.Tensor) -> TensorSpec:
+    return replace(spec, shape=tuple(tensor.shape), stride=tuple(tensor.stride()), offset=tensor.storage_offset())
+
+
+def _met(spec: TensorSpec, tensor: torch.Tensor, memory: set[int]) -> Growth:
+    try:
+        if tensor.untyped_storage()._cdata in memory:
+            return met_growth(spec, tensor.shape, tensor.stride(), tensor.storage_offset(), FACTOR)
+        # kernels on the meta device lay results out in ways of their own
+        sizes = met_growth(replace(spec, stride=()), tensor.shape, (), spec.offset, FACTOR).sizes
+        return growth_of(spec, sizes)
+    except ValueError as error:
+        raise Contradiction(str(error)) from error
+
+
+def _item_taken(signature: Signature, growths: Sequence[Growth], batch: int) -> int | None:
+    """Which element of the batch a call takes out of it, None where it does something else."""
+    if signature.op not in ("aten.select.int", "aten.slice.Tensor") or not growths[0].sizes:
+        return None
+    spec, dimension = next(tensors(signature.args)), _dimension(signature)
+    start = signature.args[2] if len(signature.args) > 2 else 0
+    if dimension not in growths[0].sizes or spec.shape[dimension] != batch or not isinstance(start, int):
+        return None
+    return start % batch
+
+
+def _sliced(signature: Signature, growths: Sequence[Growth]) -> Choice | None:
+    """Of a slice of the batch, that its bounds are multiplied; None for one element of it, and for other calls."""
+    if signature.op != "aten.slice.Tensor" or len(signature.args) < 4 or not growths[0].sizes:
+        return None
+    spec, dimension = next(tensors(signature.args)), _dimension(signature)
+    start, end = signature.args[2] or 0, signature.args[3]
+    size = spec.shape[dimension]
+    if dimension not in growths[0].sizes or not isinstance(end, int) or (end - start == 1 and size > 1):
+        return None
+    return Choice(frozenset(place for place, bound in ((2, start), (3, end)) if 0 < bound <= size))
+
+
+def _dimension(signature: Signature) -> int:
+    spec = next(tensors(signature.args))
+    dimension = signature.args[1] if len(signature.args) > 1 else 0
+    return int(dimension) % max(len(spec.shape), 1)
+
+
+def _distance(signature: Signature, grows: int, choice: Choice) -> tuple[bool, bool, int]:
+    """How far the size of a choice is from the place of the batch among the elements; earlier sizes first."""
+    spec, sizes = next(tensors(signature.args)), signature.args[1]
+    # the tensor is the first leaf
+    places = [place - 1 for place in choice.numbers if 0 < place <= len(sizes)]
+    if len(places) != 1:
+        return True, True, len(sizes)
+    (place,) = places
+    known = [size for size in sizes if size > 0]
+    total = _product(spec.shape)
+    wanted = [total // max(_product(known), 1) if size < 0 else size for size in sizes]
+    inner, reach = _product(wanted[place + 1 :]), _product(wanted[place:])
+    old_inner, old_reach = _product(spec.shape[grows + 1 :]), _product(spec.shape[grows:])
+    apart = max(inner, old_inner) >= min(reach, old_reach) and (inner, reach) != (old_inner, old_reach)
+    return apart, place != grows, place
+
+
+def _product(sizes: Sequence[int]) -> int:
+    result = 1
+    for size in sizes:
+        result *= size
+    return result
+
+
+def _with_steps(signature: Signature, numbers: frozenset[int]) -> frozenset[int]:
+    """The same numbers, with the strides that a call is given beside the sizes among them."""
+    lists = [(place, arg) for place, arg in enumerate(signature.args) if isinstance(arg, list | tuple)]
+    function = _function(signature)
+    if len(lists) < 2 or not numbers or function is None:
+        return numbers
+    names = [argument.name for argument in function._schema.arguments]
+    (at, sizes), (_, steps) = lists[:2]
+    if names[at : at + 2] != ["size", "stride"] or len(sizes) != len(steps):
+        return numbers
+    chosen = [place - at for place in numbers]
+    return numbers | {at + len(sizes) + step for step in grown_steps(sizes, steps, chosen)}
+
+
+def _on_meta(tree: Any) -> Any:
+    return map_leaves(_meta_leaf, tree)
+
+
+def _meta_leaf(leaf: Any) -> Any:
+    if isinstance(leaf, torch.device):
+        return torch.device("meta")
+    if isinstance(leaf, GeneratorSpec):
+        return None
+    if not isinstance(leaf, TensorSpec):
+        return leaf
+    if leaf.stride is None or leaf.made_of is not None:
+        raise Unsupported("a tensor without strides")
+    whole = torch.empty(leaf.extent // max(leaf.dtype.itemsize, 1), dtype=leaf.dtype, device="meta")
+    tensor = whole.as_strided(leaf.shape, leaf.stride, leaf.offset)
+    return as_recorded(tensor, replace(leaf, requires_grad=False))
+
+
+def _function(signature: Signature) -> Any:
+    try:
+        function = find_operator(signature).function
+    except Unsupported:
+        return None
+    return function if isinstance(function, torch._ops.OpOverload) else None
+
+
+def _may_be_size(value: Any, batch: int) -> bool:
+    return type(value) is int and 0 < value < 1 << 40 and value % batch == 0
