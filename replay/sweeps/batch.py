@@ -284,7 +284,7 @@ class Batches:
             found = [chosen] if chosen is not None else []
             found += choices(signature, self.batch)
             try:
-                return self._tested(signature, growths, [*in_order(signature, growths, found)] if not chosen else found)
+                return self._tested(signature, growths, [*in_order(signature, growths, found, self.batch)] if not chosen else found)
             except Contradiction as contradiction:
                 asks = self._missing(signature, growths, found)
                 lost = f"how it grows with the batch is not known: {contradiction}"

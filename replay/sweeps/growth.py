@@ -17,6 +17,8 @@ class Growth:
     Attributes
     ----------
     sizes, steps : dimensions whose size, whose stride is multiplied
+    outer : of each dimension in `sizes`, how often the whole batch stands in it: 1 where rows of one element of the
+        batch are behind each other, T in that of size T * B which is made of (T, B)
     offset : whether its offset is
     item : of a tensor that belongs to one element of the batch, that element's place
     lost : why it is not known, None where it is
@@ -24,6 +26,7 @@ class Growth:
 
     sizes: tuple[int, ...] = ()
     steps: tuple[int, ...] = ()
+    outer: tuple[int, ...] = ()
     offset: bool = False
     item: int | None = None
     lost: str | None = None
@@ -40,7 +43,7 @@ PLAIN = Growth()
 
 def growth_of(spec: TensorSpec, sizes: Collection[int]) -> Growth:
     """Of a tensor that has memory of its own, whose sizes in these dimensions are multiplied."""
-    return Growth(tuple(sorted(sizes)), grown_steps(spec.shape, spec.stride or (), sizes))
+    return Growth(tuple(sorted(sizes)), grown_steps(spec.shape, spec.stride or (), sizes), (1,) * len(sizes))
 
 
 def grown_steps(shape: Sequence[int], stride: Sequence[int], sizes: Collection[int]) -> tuple[int, ...]:
@@ -98,7 +101,7 @@ def met_growth(spec: TensorSpec, shape: Sequence[int], stride: Sequence[int], of
         raise ValueError("its offset grows by something else")
     sizes = tuple(place for place in moved if place < count)
     steps = tuple(place - count for place in moved if place >= count)
-    return Growth(sizes, steps, offset != spec.offset)
+    return Growth(sizes, steps, (1,) * len(sizes), offset != spec.offset)
 
 
 def _multiplied(values: tuple[int, ...], places: Collection[int], factor: int) -> Any:

@@ -115,18 +115,19 @@ def outcome(signature: Signature, growths: Sequence[Growth], choice: Choice, bat
         # as those that some devices leave empty and others do not
         recorded = [_like(spec, tensor) for spec, tensor in zip(recorded, _run(function, signature)[1], strict=True)]
     met = [_met(spec, tensor, memory) for spec, tensor in zip(recorded, given, strict=True)]
+    met = [_outer(signature, growths, spec, growth, batch) for spec, growth in zip(recorded, met, strict=True)]
     item = _item_taken(signature, growths, batch)
     return tuple(replace(growth, item=item) if growth == PLAIN else growth for growth in met)
 
 
-def in_order(signature: Signature, growths: Sequence[Growth], found: Sequence[Choice]) -> Iterator[Choice]:
+def in_order(signature: Signature, growths: Sequence[Growth], found: Sequence[Choice], batch: int) -> Iterator[Choice]:
     """The choices, those that are more likely first."""
     sliced = _sliced(signature, growths)
     if sliced is not None:
         yield sliced
     yield NOTHING
     if signature.op in RESHAPED and growths[0].sizes:
-        yield from sorted(found, key=lambda choice: _distance(signature, growths[0].sizes[0], choice))
+        yield from sorted(found, key=lambda choice: _likely(signature, growths[0], choice, batch))
     else:
         yield from found
 
@@ -191,21 +192,32 @@ def _dimension(signature: Signature) -> int:
     return int(dimension) % max(len(spec.shape), 1)
 
 
-def _distance(signature: Signature, grows: int, choice: Choice) -> tuple[bool, bool, int]:
-    """How far the size of a choice is from the place of the batch among the elements; earlier sizes first."""
-    spec, sizes = next(tensors(signature.args)), signature.args[1]
+def _likely(signature: Signature, growth: Growth, choice: Choice, batch: int) -> tuple[bool, bool, int]:
+    """A key that sorts the sizes of a view: those of the batch alone first, then that which stays in its place."""
     # the tensor is the first leaf
-    places = [place - 1 for place in choice.numbers if 0 < place <= len(sizes)]
-    if len(places) != 1:
-        return True, True, len(sizes)
-    (place,) = places
-    known = [size for size in sizes if size > 0]
-    total = _product(spec.shape)
-    wanted = [total // max(_product(known), 1) if size < 0 else size for size in sizes]
-    inner, reach = _product(wanted[place + 1 :]), _product(wanted[place:])
-    old_inner, old_reach = _product(spec.shape[grows + 1 :]), _product(spec.shape[grows:])
-    apart = max(inner, old_inner) >= min(reach, old_reach) and (inner, reach) != (old_inner, old_reach)
-    return apart, place != grows, place
+    place = min(choice.numbers, default=0) - 1
+    sizes = signature.args[1]
+    known = 0 <= place < len(sizes)
+    return not (known and sizes[place] == batch), place != growth.sizes[0], place
+
+
+def _outer(signature: Signature, growths: Sequence[Growth], spec: TensorSpec, growth: Growth, batch: int) -> Growth:
+    """The growth of a result with how often the batch stands in each dimension."""
+    taken = list(zip(tensors([signature.args, signature.kwargs]), growths, strict=True))
+    if signature.op in RESHAPED and len(growth.sizes) == len(growths[0].sizes) == 1:
+        (before, known), at = taken[0], growth.sizes[0]
+        # of the elements of the batch, how far they are from each other in row-major order
+        apart = _product(before.shape[known.sizes[0] :]) // (known.outer[0] * batch)
+        inner, rest = divmod(apart, _product(spec.shape[at + 1 :]))
+        if rest or not inner or spec.shape[at] % (inner * batch):
+            raise Contradiction("the batch is in another dimension")
+        return replace(growth, outer=(spec.shape[at] // (inner * batch),))
+    same = {
+        item.shape[at]: outer
+        for item, known in reversed(taken)
+        for at, outer in zip(known.sizes, known.outer, strict=True)
+    }
+    return replace(growth, outer=tuple(same.get(spec.shape[at], 1) for at in growth.sizes))
 
 
 def _product(sizes: Sequence[int]) -> int:
