@@ -57,7 +57,7 @@ class _Pass:
     origins: dict[Key, Origin] = field(default_factory=dict)
     grows_in: dict[int, bool] = field(default_factory=dict)
     verdicts: dict[int, Counter[Verdict]] = field(default_factory=dict)
-    asked: bool = False
+    asked: set[Origin] = field(default_factory=set)
     begun: bool = False
 
 
@@ -183,10 +183,12 @@ class Batches:
         known = self._forced.get(key) or going.growths.get(key)
         if known is not None:
             return known
+        if key[0] in self._parameters:
+            return PLAIN
         if key[0] in going.grows_in:
             lost = "a part of memory that no recorded call made"
             return Growth(lost=lost) if going.grows_in[key[0]] else PLAIN
-        if key[0] not in self._outside or key[0] in self._parameters:
+        if key[0] not in self._outside:
             return PLAIN
         self._first_shape.setdefault(key[0], spec.shape)
         growth = self._entering.get(key[0], PLAIN)
@@ -217,10 +219,13 @@ class Batches:
 
     def _ask(self, going: _Pass, key: Key, growth: Growth, signature: Signature, place: int) -> None:
         """Let a tensor grow from the next pass on, where it comes from; and already in this one, where it is."""
-        going.asked = going.begun = True
-        kind, number = going.origins.get(key, (NOWHERE, 0))
+        kind, number = origin = going.origins.get(key, (NOWHERE, 0))
         spec = tensors_of(signature)[place]
+        going.begun = True
         going.growths[key] = growth
+        if kind != NOWHERE and origin in going.asked:
+            return
+        going.asked.add(origin)
         if kind == OUTSIDE and number not in self._entering:
             shape = self._first_shape[number]
             sizes = growth.sizes if shape == spec.shape else [at for at, size in enumerate(shape) if size == self.batch]

@@ -51,7 +51,7 @@ NOTHING = Choice()
 
 
 def choices(signature: Signature, batch: int) -> list[Choice]:
-    """What may have to be multiplied: single sizes, all of a list of sizes, a list of tensors."""
+    """What may have to be multiplied: single sizes, all sizes of parts, a list of tensors."""
     function = _function(signature)
     if function is None:
         return []
@@ -65,7 +65,7 @@ def choices(signature: Signature, batch: int) -> list[Choice]:
         if name in SIZE_ARGUMENTS:
             places = [leaf + at for at, item in enumerate(values) if _may_be_size(item, batch)]
             found += [Choice(frozenset({place})) for place in places]
-            if len(places) == len(values) > 1:
+            if name == "split_sizes" and len(places) == len(values) > 1:
                 together.append(Choice(frozenset(places)))
         leaf += len(values)
     if signature.op in LISTED and len(signature.args[0]) == batch:
@@ -122,9 +122,9 @@ def outcome(signature: Signature, growths: Sequence[Growth], choice: Choice, bat
 
 def in_order(signature: Signature, growths: Sequence[Growth], found: Sequence[Choice], batch: int) -> Iterator[Choice]:
     """The choices, those that are more likely first."""
-    sliced = _sliced(signature, growths)
-    if sliced is not None:
-        yield sliced
+    stated = _sliced(signature, growths) or _put_back(signature, growths)
+    if stated is not None:
+        yield stated
     yield NOTHING
     if signature.op in RESHAPED and growths[0].sizes:
         yield from sorted(found, key=lambda choice: _likely(signature, growths[0], choice, batch))
@@ -184,6 +184,17 @@ def _sliced(signature: Signature, growths: Sequence[Growth]) -> Choice | None:
     if dimension not in growths[0].sizes or not isinstance(end, int) or (end - start == 1 and size > 1):
         return None
     return Choice(frozenset(place for place, bound in ((2, start), (3, end)) if 0 < bound <= size))
+
+
+def _put_back(signature: Signature, growths: Sequence[Growth]) -> Choice | None:
+    """Of the gradient of a slice, the size of the whole, which the meta device does not compare; else None."""
+    if signature.op not in ("aten.select_backward.default", "aten.slice_backward.default") or not growths[0].sizes:
+        return None
+    sizes, dimension = signature.args[1], signature.args[2] % len(signature.args[1])
+    removed = len(sizes) > len(next(tensors(signature.args)).shape)
+    places = [at + (removed and at >= dimension) for at in growths[0].sizes]
+    # the tensor is the first leaf
+    return Choice(frozenset(1 + at for at in places))
 
 
 def _dimension(signature: Signature) -> int:
