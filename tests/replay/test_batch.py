@@ -43,7 +43,7 @@ class ConvNet(nn.Module):
 class Block(nn.Module):
     """A block of a transformer, with heads of its own and with torch's, and a class token."""
 
-    def __init__(self, width: int = 12, heads: int = 3) -> None:
+    def __init__(self, width: int = 15, heads: int = 3) -> None:
         super().__init__()
         self.heads = heads
         self.words, self.places = nn.Embedding(30, width), nn.Parameter(torch.randn(1, 6, width))
