@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 from typing import Any, TypeAlias
@@ -55,7 +56,7 @@ class _Pass:
 
     growths: dict[Key, Growth] = field(default_factory=dict)
     origins: dict[Key, Origin] = field(default_factory=dict)
-    grows_in: dict[int, bool] = field(default_factory=dict)
+    memory: dict[int, Growth] = field(default_factory=dict)
     verdicts: dict[int, Counter[Verdict]] = field(default_factory=dict)
     asked: set[Origin] = field(default_factory=set)
     begun: bool = False
@@ -174,7 +175,8 @@ class Batches:
                 going.growths[key] = growth
                 going.origins[key] = origin
                 going.begun = going.begun or growth.any
-                going.grows_in[key[0]] = going.grows_in.get(key[0], False) or growth != PLAIN
+                if growth != PLAIN or key[0] not in going.memory:
+                    going.memory[key[0]] = growth
         if signature.kind == EXTENSION and verdict.lost is not None:
             # it may write its results into any of its arguments
             going.growths.update((key, verdict.gives[0]) for key in keys if not going.growths.get(key, PLAIN).any)
@@ -185,16 +187,17 @@ class Batches:
             return known
         if key[0] in self._parameters:
             return PLAIN
-        if key[0] in going.grows_in:
-            lost = "a part of memory that no recorded call made"
-            return Growth(lost=lost) if going.grows_in[key[0]] else PLAIN
+        whole = going.memory.get(key[0])
+        if whole is not None:
+            lost = whole.lost or "a part of memory that no recorded call made"
+            return Growth(lost=lost) if whole != PLAIN else PLAIN
         if key[0] not in self._outside:
             return PLAIN
         self._first_shape.setdefault(key[0], spec.shape)
         growth = self._entering.get(key[0], PLAIN)
         going.growths[key] = growth
         going.origins[key] = (OUTSIDE, key[0])
-        going.grows_in[key[0]] = growth.any
+        going.memory[key[0]] = growth
         going.begun = going.begun or growth.any
         return growth
 
@@ -231,7 +234,9 @@ class Batches:
             sizes = growth.sizes if shape == spec.shape else [at for at, size in enumerate(shape) if size == self.batch]
             if sizes:
                 stride = spec.stride if shape == spec.shape else None
-                self._entering[number] = growth_of(replace(spec, shape=shape, stride=stride or _dense(shape)), sizes[:1])
+                self._entering[number] = growth_of(
+                    replace(spec, shape=shape, stride=stride or _dense(shape)), sizes[:1]
+                )
                 return
         if kind == CALL:
             tried = self._tried.setdefault(number, set())
@@ -289,7 +294,9 @@ class Batches:
             found = [chosen] if chosen is not None else []
             found += choices(signature, self.batch)
             try:
-                return self._tested(signature, growths, [*in_order(signature, growths, found, self.batch)] if not chosen else found)
+                return self._tested(
+                    signature, growths, [*in_order(signature, growths, found, self.batch)] if not chosen else found
+                )
             except Contradiction as contradiction:
                 asks = self._missing(signature, growths, found)
                 lost = f"how it grows with the batch is not known: {contradiction}"
@@ -298,13 +305,14 @@ class Batches:
         return Verdict(growths, NOTHING, (Growth(lost=lost),) * max(given, 1), asks)
 
     def _tested(self, signature: Signature, growths: tuple[Growth, ...], found: Sequence[Choice]) -> Verdict:
-        first: Contradiction | None = None
-        for choice in found:
-            try:
-                return Verdict(growths, choice, outcome(signature, growths, choice, self.batch))
-            except Contradiction as contradiction:
-                first = first or contradiction
-        raise first or Contradiction("it has no sizes to multiply")
+        first, *others = found
+        try:
+            return Verdict(growths, first, outcome(signature, growths, first, self.batch))
+        except Contradiction:
+            for choice in others:
+                with suppress(Contradiction):
+                    return Verdict(growths, choice, outcome(signature, growths, choice, self.batch))
+            raise
 
     def _missing(
         self, signature: Signature, growths: tuple[Growth, ...], found: Sequence[Choice]

@@ -16,7 +16,7 @@ from opgrip.traces.errors import one_line
 from opgrip.traces.records import Signature
 
 FACTOR = 7
-"""A prime that sizes of programs are seldom multiplied by, so that what is 7 times as large has grown with the batch."""
+"""A prime that sizes of programs are seldom multiplied by, so that what is 7 times as large has grown."""
 
 SIZE_ARGUMENTS = frozenset(
     {
@@ -149,13 +149,13 @@ def _run(function: Any, signature: Signature) -> tuple[list[torch.Tensor], list[
 
 
 def _like(spec: TensorSpec, tensor: torch.Tensor) -> TensorSpec:
-    return replace(spec, shape=tuple(tensor.shape), stride=tuple(tensor.stride()), offset=tensor.storage_offset())
+    return replace(spec, shape=tuple(tensor.shape), stride=tuple(tensor.stride()), offset=int(tensor.storage_offset()))
 
 
 def _met(spec: TensorSpec, tensor: torch.Tensor, memory: set[int]) -> Growth:
     try:
         if tensor.untyped_storage()._cdata in memory:
-            return met_growth(spec, tensor.shape, tensor.stride(), tensor.storage_offset(), FACTOR)
+            return met_growth(spec, tensor.shape, tensor.stride(), int(tensor.storage_offset()), FACTOR)
         # kernels on the meta device lay results out in ways of their own
         sizes = met_growth(replace(spec, stride=()), tensor.shape, (), spec.offset, FACTOR).sizes
         return growth_of(spec, sizes)
