@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from itertools import combinations
 from typing import Any, TypeAlias
 
 from opgrip.replay.cases import Case
@@ -14,9 +12,10 @@ from opgrip.replay.operators import Unsupported
 from opgrip.replay.sequences.flow import FlowingCall, make_flow
 from opgrip.replay.sweeps.growth import PLAIN, Growth, grown, growth_of
 from opgrip.replay.sweeps.roots import ANCHORS, IMAGES, ROWS, Phased, parameters
-from opgrip.replay.sweeps.trials import LISTED, NOTHING, Choice, Contradiction, choices, in_order, outcome, with_growth
+from opgrip.replay.sweeps.trials import NOTHING, Choice, with_growth
+from opgrip.replay.sweeps.verdicts import Judge, Verdict, tensors_of, with_asked
 from opgrip.traces import Trace
-from opgrip.traces.arguments import TensorSpec, map_leaves, tensors
+from opgrip.traces.arguments import TensorSpec, map_leaves
 from opgrip.traces.records import EXTENSION, NO_STORAGE, Signature
 
 PASSES = 8
@@ -27,27 +26,6 @@ Origin: TypeAlias = tuple[str, int]
 """What decides whether a tensor grows: the sizes that a signature is given, memory from outside, or neither."""
 Key: TypeAlias = tuple[int, int]
 """A tensor: its memory, and a number of its shape, strides and offset."""
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """What becomes of a call in a larger batch.
-
-    Attributes
-    ----------
-    gives : growth of each result
-    asks : growth that arguments ought to have that have none, by their places among the tensors
-    """
-
-    takes: tuple[Growth, ...]
-    choice: Choice
-    gives: tuple[Growth, ...]
-    asks: tuple[tuple[int, Growth], ...] = ()
-
-    @property
-    def lost(self) -> str | None:
-        """Why it is not known, None where it is."""
-        return next((growth.lost for growth in (*self.takes, *self.gives) if growth.lost is not None), None)
 
 
 @dataclass(slots=True)
@@ -86,14 +64,12 @@ class Batches:
             for number, interface in flow.interfaces.items()
         }
         self._first_shape: dict[int, tuple[int, ...]] = {}
-        self._choices: dict[int, list[Choice]] = {}
-        self._chosen: dict[int, Choice] = {}
         self._tried: dict[int, set[Choice]] = {}
         self._entering: dict[int, Growth] = {}
         self._forced: dict[Key, Growth] = {}
-        self._known: dict[Any, Verdict] = {}
         self._verdicts: dict[int, Verdict] = {}
         self.batch = batch or self._batch()
+        self._judge = Judge(self.batch)
         if self.batch:
             self._find_out()
 
@@ -162,12 +138,13 @@ class Batches:
         keys = list(zip(call.takes, takes, strict=True))
         growths = tuple(self._taken(going, key, spec) for key, spec in zip(keys, tensors_of(signature), strict=True))
         asks = self._anchored(going, phased, signature, keys, growths)
-        verdict = self._judge(signature, _with(growths, asks))
-        asks += verdict.asks
+        verdict = self._judge.judge(signature, with_asked(growths, asks))
+        if not any(self._is_parameter(going, keys[place]) for place, _ in verdict.asks):
+            asks += verdict.asks
         for place, growth in asks:
             self._ask(going, keys[place], growth, signature, place)
-        if verdict.asks:
-            verdict = self._judge(signature, _with(growths, asks))
+        if asks:
+            verdict = self._judge.judge(signature, with_asked(growths, asks))
         going.verdicts.setdefault(call.signature, Counter())[verdict] += 1
         origin = self._origin(going, signature, keys, verdict)
         for key, growth in zip(zip(call.gives, gives, strict=False), verdict.gives, strict=False):
@@ -180,6 +157,10 @@ class Batches:
         if signature.kind == EXTENSION and verdict.lost is not None:
             # it may write its results into any of its arguments
             going.growths.update((key, verdict.gives[0]) for key in keys if not going.growths.get(key, PLAIN).any)
+
+    def _is_parameter(self, going: _Pass, key: Key) -> bool:
+        """Whether a tensor is a parameter, not what a call made that repeats one."""
+        return key[0] in self._parameters and going.origins.get(key, (NOWHERE, 0))[0] == NOWHERE
 
     def _taken(self, going: _Pass, key: Key, spec: TensorSpec) -> Growth:
         known = self._forced.get(key) or going.growths.get(key)
@@ -240,100 +221,19 @@ class Batches:
                 return
         if kind == CALL:
             tried = self._tried.setdefault(number, set())
-            left = [choice for choice in self._own(self._signatures[number]) if choice not in tried]
-            fits = [choice for choice in left if growth.sizes in self._sizes(number, choice)]
+            left = [choice for choice in self._judge.own(self._signatures[number]) if choice not in tried]
+            fits = [choice for choice in left if growth.sizes in self._judge.sizes(self._signatures[number], choice)]
             if left:
-                self._chosen[number] = (fits or left)[0]
-                tried.add(self._chosen[number])
+                self._judge.chosen[number] = (fits or left)[0]
+                tried.add(self._judge.chosen[number])
                 return
         self._forced[key] = growth
 
-    def _sizes(self, number: int, choice: Choice) -> list[tuple[int, ...]]:
-        signature = self._signatures[number]
-        plain = (PLAIN,) * len(tensors_of(signature))
-        return [growth.sizes for growth in outcome(signature, plain, choice, self.batch)]
-
-    def _own(self, signature: Signature) -> list[Choice]:
-        """What a call that takes nothing of the batch may be given that is."""
-        known = self._choices.get(signature.number)
-        if known is None:
-            known = []
-            for choice in choices(signature, self.batch):
-                try:
-                    grows = any(map(len, self._sizes(signature.number, choice)))
-                except Contradiction:
-                    continue
-                known += [choice] if grows else []
-            self._choices[signature.number] = known
-        return known
-
     def _origin(self, going: _Pass, signature: Signature, keys: Sequence[Key], verdict: Verdict) -> Origin:
-        if verdict.choice == NOTHING and not any(growth.any for growth in verdict.gives) and self._own(signature):
+        if verdict.choice == NOTHING and not any(growth.any for growth in verdict.gives) and self._judge.own(signature):
             return CALL, signature.number
         origins = [going.origins.get(key, (NOWHERE, 0)) for key in keys]
         return next((origin for origin in origins if origin[0] != NOWHERE), (NOWHERE, 0))
-
-    def _judge(self, signature: Signature, growths: tuple[Growth, ...]) -> Verdict:
-        key = (signature.number, growths, self._chosen.get(signature.number))
-        found = self._known.get(key)
-        if found is None:
-            found = self._known[key] = self._judged(signature, growths)
-        return found
-
-    def _judged(self, signature: Signature, growths: tuple[Growth, ...]) -> Verdict:
-        given = len(list(tensors(signature.outputs)))
-        lost = next((growth.lost for growth in growths if growth.lost is not None), None)
-        chosen = self._chosen.get(signature.number)
-        items = {growth.item for growth in growths if growth.item is not None}
-        if signature.op in LISTED and [growth.item for growth in growths] == list(range(self.batch)):
-            chosen = Choice(listed=True)
-        if lost is None and chosen is None and not any(growth.any for growth in growths):
-            item = items.pop() if len(items) == 1 else None
-            return Verdict(growths, NOTHING, (Growth(item=item),) * given)
-        if lost is None:
-            found = [chosen] if chosen is not None else []
-            found += choices(signature, self.batch)
-            try:
-                return self._tested(
-                    signature, growths, [*in_order(signature, growths, found, self.batch)] if not chosen else found
-                )
-            except Contradiction as contradiction:
-                asks = self._missing(signature, growths, found)
-                lost = f"how it grows with the batch is not known: {contradiction}"
-        else:
-            asks = ()
-        return Verdict(growths, NOTHING, (Growth(lost=lost),) * max(given, 1), asks)
-
-    def _tested(self, signature: Signature, growths: tuple[Growth, ...], found: Sequence[Choice]) -> Verdict:
-        first, *others = found
-        try:
-            return Verdict(growths, first, outcome(signature, growths, first, self.batch))
-        except Contradiction:
-            for choice in others:
-                with suppress(Contradiction):
-                    return Verdict(growths, choice, outcome(signature, growths, choice, self.batch))
-            raise
-
-    def _missing(
-        self, signature: Signature, growths: tuple[Growth, ...], found: Sequence[Choice]
-    ) -> tuple[tuple[int, Growth], ...]:
-        """Which arguments that do not grow ought to, that the call be one of a larger batch."""
-        specs = tensors_of(signature)
-        open_to = [
-            (place, growth_of(spec, [at]))
-            for place, spec in enumerate(specs)
-            for at, size in enumerate(spec.shape)
-            if not growths[place].any and size and size % self.batch == 0
-        ]
-        for count in (1, 2):
-            for asks in combinations(open_to, count):
-                if len({place for place, _ in asks}) == count:
-                    try:
-                        self._tested(signature, _with(growths, asks), [NOTHING, *found])
-                    except Contradiction:
-                        continue
-                    return asks
-        return ()
 
 
 def scaled(case: Case, factor: int, batches: Batches) -> Case:
@@ -355,16 +255,6 @@ def scaled(case: Case, factor: int, batches: Batches) -> Case:
     outputs = outputs * factor if listed else outputs
     changed = signature != case.signature or outputs != signature.outputs
     return replace(case, signature=replace(signature, outputs=outputs), variants=()) if changed else case
-
-
-def tensors_of(signature: Signature) -> list[TensorSpec]:
-    """The tensors that a call takes."""
-    return list(tensors([signature.args, signature.kwargs]))
-
-
-def _with(growths: tuple[Growth, ...], asks: Sequence[tuple[int, Growth]]) -> tuple[Growth, ...]:
-    changed = dict(asks)
-    return tuple(changed.get(place, growth) for place, growth in enumerate(growths))
 
 
 def _dense(shape: Sequence[int]) -> tuple[int, ...]:

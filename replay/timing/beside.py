@@ -124,6 +124,7 @@ class _Batch:
         self._announce = announce
         self._overlaps: list[float] = []
         self._block = 0
+        self._turn = 0
         self._pace = Pace()
 
     def measured(self) -> list[Beside]:
@@ -149,33 +150,34 @@ class _Batch:
         left = self._left()
         if len(left) < len(alone) or not left:
             return
+        # which thread begins first decides who waits for whom, so each is it in turn
+        first = self._turn % len(left)
+        self._turn += 1
+        left = left[first:] + left[:first]
         for times in left:
             self._announce(times.subject.number)
         spans = self._crew.at_once([self._once(times.subject) for times in left])
         load = _Load(len(left))
         under = self._crew.at_once([self._loaded(times.subject, load) for times in left])
         spent = (perf_counter_ns() - began) // len(left)
-        alone_ns = [time for time in alone if time is not None]
+        alone_ns = [time for time in alone[first:] + alone[:first] if time is not None]
         if not self._block:
             self._block = min(block_size(max(alone_ns)), *(times.subject.most_in_block() for times in left))
             return
         # one that failed ends the repeat for all, whom it left alone for a part of it
         if len(self._left()) < len(left):
             return
-        slowed = self._pace.is_slowed()
-        for times in left:
-            times.loaded.spent_ns += spent
-        if slowed and left[0].loaded.dropped < MOST_DROPPED:
-            for times in left:
-                times.loaded.dropped += 1
-            return
-        starts, ends = zip(*(span for span in spans if span is not None), strict=True)
-        self._overlaps.append(sum(alone_ns) * self._block / max(max(ends) - min(starts), 1))
+        dropped = self._pace.is_slowed() and left[0].loaded.dropped < MOST_DROPPED
         for times, time_ns, loaded_ns in zip(left, alone_ns, under, strict=True):
-            assert loaded_ns is not None, "one that failed is not among them"
-            times.alone_ns.append(max(time_ns, 1.0))
-            times.loaded_ns.append(loaded_ns)
-            times.loaded.add(LOADED, loaded_ns)
+            times.loaded.spent_ns += spent
+            times.loaded.dropped += dropped
+            if not dropped and loaded_ns is not None:
+                times.alone_ns.append(max(time_ns, 1.0))
+                times.loaded_ns.append(loaded_ns)
+                times.loaded.add(LOADED, loaded_ns)
+        if not dropped:
+            starts, ends = zip(*filter(None, spans), strict=True)
+            self._overlaps.append(sum(alone_ns) * self._block / max(max(ends) - min(starts), 1))
 
     def _alone(self, subject: Subject) -> float:
         self._announce(subject.number)
@@ -213,8 +215,8 @@ class _Batch:
             start = load.begin()
             while load.over_ns is None:
                 runs = subject.ready(self._block or 1)
-                if subject.mutates and spans:
-                    # putting the arguments back is not its work
+                if spans and (subject.mutates or subject.prepare is not None):
+                    # making the arguments ready is not its work
                     finish()
                     start = perf_counter_ns()
                 for args, kwargs in runs:

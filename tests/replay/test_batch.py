@@ -143,3 +143,133 @@ def test_a_scaled_batch_has_the_calls_of_a_larger_one(
         traces.append(captured(tmp_path / str(batch), program))
     got, wanted = calls_scaled(traces[0], 2), calls_of(traces[1])
     assert got - wanted == wanted - got == Counter()
+
+
+def test_the_batch_is_followed_into_rows_of_a_larger_dimension(tmp_path: Path) -> None:
+    linear, x = nn.Linear(5, 3), torch.randn(2, 4, 5)
+
+    def program(x: Tensor) -> Tensor:
+        batch = x.shape[0]
+        outer = linear(x.reshape(-1, 5)).view(batch, 4, 3)
+        inner = linear(x.transpose(0, 1).reshape(-1, 5)).view(4, batch, 3)
+        return (outer + inner.transpose(0, 1)).view(batch, -1, 1)
+
+    (tmp_path / "large").mkdir()
+    small = captured(tmp_path, lambda: program(x))
+    large = captured(tmp_path / "large", lambda: program(x.repeat(3, 1, 1)))
+    (tmp_path / "large" / "t.jsonl").unlink()
+    wanted = calls_of(large)
+    del wanted[next(op for op in wanted if op.startswith("aten.repeat"))]
+    assert calls_scaled(small, 3) == wanted
+
+
+def test_what_a_program_makes_of_the_batchs_size_grows_with_it(tmp_path: Path) -> None:
+    cell, table = nn.LSTMCell(5, 6), nn.Linear(6, 2)
+
+    def program(batch: int) -> Callable[[], object]:
+        x = torch.randn(batch, 4, 5)
+
+        def run() -> Tensor:
+            state = torch.zeros(batch, 6), x.new_zeros([batch, 6])
+            for step in range(4):
+                state = cell(x[:, step], state)
+            mean = table(state[0]) - torch.full([3], 2.0).mean()
+            return mean.expand(7, batch, 2)
+
+        return run
+
+    (tmp_path / "large").mkdir()
+    small, large = captured(tmp_path, program(2)), captured(tmp_path / "large", program(10))
+    assert calls_scaled(small, 5) == calls_of(large)
+
+
+@pytest.mark.parametrize("way", [list, lambda x: [x[place] for place in range(len(x))]])
+def test_calls_for_each_element_of_the_batch_stay_and_what_puts_them_together_grows(tmp_path: Path, way: Any) -> None:
+    conv = nn.Conv2d(3, 4, 1)
+
+    def program() -> Tensor:
+        features = conv(torch.ones(2, 3, 5, 5))
+        return torch.stack([one.flatten(1).softmax(0) for one in way(features)]).relu()
+
+    trace = captured(tmp_path, program)
+    batches = Batches(trace)
+    cases = {case.op: (case, scaled(case, 4, batches)) for case in make_cases(trace)}
+    case, same = cases["aten._softmax.default"]
+    assert same is case
+    _, stacked = cases["aten.stack.default"]
+    assert len(stacked.signature.args[0]) == 8
+    assert stacked.signature.outputs.shape == (8, 4, 25)
+    assert cases["aten.relu.default"][1].signature.args[0].shape == (8, 4, 25)
+
+
+def test_what_depends_on_values_is_not_known_and_neither_is_what_follows(tmp_path: Path) -> None:
+    conv = nn.Conv2d(3, 4, 1)
+
+    def program() -> None:
+        features = conv(torch.ones(2, 3, 5, 5))
+        chosen = features[features > 0]
+        chosen.exp()
+        conv.weight.abs()
+
+    trace = captured(tmp_path, program)
+    batches = Batches(trace)
+    cases = {case.op: case for case in make_cases(trace)}
+    with pytest.raises(Unsupported, match="depend on values"):
+        scaled(cases["aten.index.Tensor"], 2, batches)
+    with pytest.raises(Unsupported, match=r"aten\.index\.Tensor"):
+        scaled(cases["aten.exp.default"], 2, batches)
+    assert scaled(cases["aten.abs.default"], 2, batches) is cases["aten.abs.default"]
+
+
+def test_a_trace_without_a_network_does_not_tell_its_batch(tmp_path: Path) -> None:
+    trace = captured(tmp_path, lambda: torch.ones(2, 3).sin())
+    with pytest.raises(Unsupported, match="does not tell its batch"):
+        scaled(make_cases(trace)[0], 2, Batches(trace))
+
+
+def test_results_of_a_scaled_case_are_those_that_it_gives(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    trace = captured(tmp_path, trained(ConvNet(), images(2), torch.zeros(2, dtype=torch.int64)))
+    batches = Batches(trace)
+    cases = [scaled(case, 3, batches) for case in make_cases(trace) if case.op.startswith("aten")]
+    settings = Settings(device_map("cpu", None), "cpu", Effort(warmup=0, iterations=1), cache="warm")
+    for row in replay(cases, settings):
+        assert (row.status, row.error, row.faithful) in (("ok", None, True), ("ok", None, None)), row.op
+
+
+def test_the_shipped_detector_is_known_but_for_what_follows_its_proposals() -> None:
+    trace = load(SHIPPED)
+    batches = Batches(trace)
+    assert batches.batch == 1
+    cases, known = make_cases(trace), 0
+    for case in cases:
+        try:
+            changed = scaled(case, 4, batches)
+        except Unsupported:
+            continue
+        known += 1
+        if case.op in ("aten.convolution.default", "aten.native_batch_norm.default", "aten.relu_.default"):
+            before, after = case.signature.args[0].shape, changed.signature.args[0].shape
+            assert after == (before[0] * 4, *before[1:])
+    print(f"{known} of {len(cases)} signatures are known")
+    assert known >= 0.8 * len(cases)
+
+
+@pytest.mark.parametrize(
+    ("shape", "stride", "grows", "steps"),
+    [
+        ((2, 3, 4), (12, 4, 1), [0], ()),
+        ((3, 2, 4), (8, 4, 1), [1], (0,)),
+        ((3, 2, 4), (4, 12, 1), [1], ()),
+        ((2, 3, 4, 5), (60, 1, 15, 3), [0], ()),
+        ((3, 1, 4), (4, 4, 1), [1], (0,)),
+        ((1, 3, 4), (12, 4, 1), [0], ()),
+        ((3, 2, 4), (0, 4, 1), [1], ()),
+        ((3, 2), (1, 3), [1], ()),
+        ((3, 2), (2, 1), [1], (0,)),
+    ],
+)
+def test_strides_grow_that_step_over_the_batch(
+    shape: tuple[int, ...], stride: tuple[int, ...], grows: list[int], steps: tuple[int, ...]
+) -> None:
+    assert grown_steps(shape, stride, grows) == steps
