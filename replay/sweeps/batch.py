@@ -21,9 +21,9 @@ from opgrip.traces.records import EXTENSION, NO_STORAGE, Signature
 PASSES = 8
 """How often a trace is gone through at most: what later calls tell of earlier ones counts from the next time on."""
 
-CALL, OUTSIDE, NOWHERE = "call", "outside", "nowhere"
+CALL, OUTSIDE = "call", "outside"
 Origin: TypeAlias = tuple[str, int]
-"""What decides whether a tensor grows: the sizes that a signature is given, memory from outside, or neither."""
+"""What decides whether a tensor grows: the sizes that a signature is given, or memory from outside."""
 Key: TypeAlias = tuple[int, int]
 """A tensor: its memory, and a number of its shape, strides and offset."""
 
@@ -33,11 +33,12 @@ class _Pass:
     """What is known of the tensors while a trace is gone through."""
 
     growths: dict[Key, Growth] = field(default_factory=dict)
-    origins: dict[Key, Origin] = field(default_factory=dict)
+    origins: dict[Key, tuple[Origin, ...]] = field(default_factory=dict)
     memory: dict[int, Growth] = field(default_factory=dict)
     verdicts: dict[int, Counter[Verdict]] = field(default_factory=dict)
     asked: set[Origin] = field(default_factory=set)
     begun: bool = False
+    guessed: bool = False
 
 
 class Batches:
@@ -63,7 +64,7 @@ class Batches:
             number: [[self._shape(spec) for spec in specs] for specs in (interface.takes, interface.gives)]
             for number, interface in flow.interfaces.items()
         }
-        self._first_shape: dict[int, tuple[int, ...]] = {}
+        self._first: dict[int, TensorSpec] = {}
         self._tried: dict[int, set[Choice]] = {}
         self._entering: dict[int, Growth] = {}
         self._forced: dict[Key, Growth] = {}
@@ -126,6 +127,8 @@ class Batches:
             going = _Pass()
             for phased in self._calls:
                 self._go(going, phased)
+                if going.guessed:
+                    break
             if not going.asked:
                 break
         self._verdicts = {number: counts.most_common(1)[0][0] for number, counts in going.verdicts.items()}
@@ -141,16 +144,18 @@ class Batches:
         verdict = self._judge.judge(signature, with_asked(growths, asks))
         if not any(self._is_parameter(going, keys[place]) for place, _ in verdict.asks):
             asks += verdict.asks
+        # how the rows of several sizes multiplied are made is known when what they are made of grows
+        going.guessed = bool(asks) and signature.op in ROWS and not going.begun
         for place, growth in asks:
             self._ask(going, keys[place], growth, signature, place)
         if asks:
             verdict = self._judge.judge(signature, with_asked(growths, asks))
         going.verdicts.setdefault(call.signature, Counter())[verdict] += 1
-        origin = self._origin(going, signature, keys, verdict)
+        origins = self._origins(going, signature, keys, verdict)
         for key, growth in zip(zip(call.gives, gives, strict=False), verdict.gives, strict=False):
             if key[0] != NO_STORAGE:
                 going.growths[key] = growth
-                going.origins[key] = origin
+                going.origins[key] = origins
                 going.begun = going.begun or growth.any
                 if growth != PLAIN or key[0] not in going.memory:
                     going.memory[key[0]] = growth
@@ -160,7 +165,7 @@ class Batches:
 
     def _is_parameter(self, going: _Pass, key: Key) -> bool:
         """Whether a tensor is a parameter, not what a call made that repeats one."""
-        return key[0] in self._parameters and going.origins.get(key, (NOWHERE, 0))[0] == NOWHERE
+        return key[0] in self._parameters and not going.origins.get(key)
 
     def _taken(self, going: _Pass, key: Key, spec: TensorSpec) -> Growth:
         known = self._forced.get(key) or going.growths.get(key)
@@ -174,10 +179,10 @@ class Batches:
             return Growth(lost=lost) if whole != PLAIN else PLAIN
         if key[0] not in self._outside:
             return PLAIN
-        self._first_shape.setdefault(key[0], spec.shape)
+        self._first.setdefault(key[0], spec)
         growth = self._entering.get(key[0], PLAIN)
         going.growths[key] = growth
-        going.origins[key] = (OUTSIDE, key[0])
+        going.origins[key] = ((OUTSIDE, key[0]),)
         going.memory[key[0]] = growth
         going.begun = going.begun or growth.any
         return growth
@@ -189,7 +194,7 @@ class Batches:
         place = ANCHORS.get(signature.op)
         if place is None or phased.phase != "forward" or growths[place] != PLAIN:
             return ()
-        if going.origins.get(keys[place], (NOWHERE, 0))[0] == NOWHERE:
+        if not going.origins.get(keys[place]):
             return ()
         spec = tensors_of(signature)[place]
         if signature.op not in IMAGES and going.begun:
@@ -203,37 +208,44 @@ class Batches:
 
     def _ask(self, going: _Pass, key: Key, growth: Growth, signature: Signature, place: int) -> None:
         """Let a tensor grow from the next pass on, where it comes from; and already in this one, where it is."""
-        kind, number = origin = going.origins.get(key, (NOWHERE, 0))
-        spec = tensors_of(signature)[place]
+        origins = going.origins.get(key, ())
         going.begun = True
         going.growths[key] = growth
-        if kind != NOWHERE and origin in going.asked:
+        if origins and not going.asked.isdisjoint(origins):
             return
-        going.asked.add(origin)
-        if kind == OUTSIDE and number not in self._entering:
-            shape = self._first_shape[number]
-            sizes = growth.sizes if shape == spec.shape else [at for at, size in enumerate(shape) if size == self.batch]
-            if sizes:
-                stride = spec.stride if shape == spec.shape else None
-                self._entering[number] = growth_of(
-                    replace(spec, shape=shape, stride=stride or _dense(shape)), sizes[:1]
-                )
-                return
-        if kind == CALL:
-            tried = self._tried.setdefault(number, set())
-            left = [choice for choice in self._judge.own(self._signatures[number]) if choice not in tried]
-            fits = [choice for choice in left if growth.sizes in self._judge.sizes(self._signatures[number], choice)]
-            if left:
-                self._judge.chosen[number] = (fits or left)[0]
-                tried.add(self._judge.chosen[number])
-                return
-        self._forced[key] = growth
+        going.asked.update(origins or ((OUTSIDE, key[0]),))
+        spec = tensors_of(signature)[place]
+        # sizes that give just what is asked for come first, any that could last
+        if not any(self._answer(origin, growth, spec, fits) for fits in (True, False) for origin in origins):
+            self._forced[key] = growth
 
-    def _origin(self, going: _Pass, signature: Signature, keys: Sequence[Key], verdict: Verdict) -> Origin:
-        if verdict.choice == NOTHING and not any(growth.any for growth in verdict.gives) and self._judge.own(signature):
-            return CALL, signature.number
-        origins = [going.origins.get(key, (NOWHERE, 0)) for key in keys]
-        return next((origin for origin in origins if origin[0] != NOWHERE), (NOWHERE, 0))
+    def _answer(self, origin: Origin, growth: Growth, spec: TensorSpec, fits: bool) -> bool:
+        """Let what comes from there grow; false where it does already or cannot."""
+        kind, number = origin
+        if kind == OUTSIDE:
+            if number in self._entering:
+                return False
+            first = self._first[number]
+            same = first.shape == spec.shape
+            sizes = growth.sizes if same else [at for at, size in enumerate(first.shape) if size == self.batch][:1]
+            if sizes:
+                self._entering[number] = growth_of(first, sizes)
+            return bool(sizes)
+        signature = self._signatures[number]
+        tried = self._tried.setdefault(number, set())
+        for choice in self._judge.own(signature):
+            if choice not in tried and (not fits or growth.sizes in self._judge.sizes(signature, choice)):
+                self._judge.chosen[number] = choice
+                tried.add(choice)
+                return True
+        return False
+
+    def _origins(self, going: _Pass, signature: Signature, keys: Sequence[Key], verdict: Verdict) -> tuple[Origin, ...]:
+        found = dict.fromkeys(origin for key in keys for origin in going.origins.get(key, ()))
+        own = verdict.choice == NOTHING and not any(growth.any for growth in verdict.gives)
+        if own and self._judge.own(signature):
+            return (CALL, signature.number), *list(found)[:1]
+        return tuple(found)[:2]
 
 
 def scaled(case: Case, factor: int, batches: Batches) -> Case:
@@ -255,11 +267,3 @@ def scaled(case: Case, factor: int, batches: Batches) -> Case:
     outputs = outputs * factor if listed else outputs
     changed = signature != case.signature or outputs != signature.outputs
     return replace(case, signature=replace(signature, outputs=outputs), variants=()) if changed else case
-
-
-def _dense(shape: Sequence[int]) -> tuple[int, ...]:
-    steps, step = [], 1
-    for size in reversed(shape):
-        steps.append(step)
-        step *= size
-    return tuple(reversed(steps))

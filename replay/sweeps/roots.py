@@ -46,20 +46,26 @@ def parameters(calls: list[Phased], signatures: Mapping[int, Signature]) -> tupl
     """The memory that was there before the calls, and that of it which holds parameters."""
     made: set[int] = set()
     outside: set[int] = set()
-    found: set[int] = set()
+    trained: set[int] = set()
+    learning: set[int] = set()
+    data: set[int] = set()
     roles = {number: list(_roles(signature)) for number, signature in signatures.items()}
     for phased in calls:
-        call = phased.call
+        call, forward = phased.call, phased.phase == "forward"
         outside.update(number for number in call.takes if number not in made and number != NO_STORAGE)
         made.update(number for number in call.gives if number not in outside)
         if phased.phase == "optimizer":
-            found.update(call.takes)
+            trained.update(call.takes)
             continue
+        if forward and call.op in ANCHORS:
+            data.add(call.takes[ANCHORS[call.op]])
         for number, (spec, name) in zip(call.takes, roles.get(call.signature, ()), strict=False):
-            right = name == "mat2" and phased.phase == "forward"
-            if number in outside and (spec.requires_grad or name in _PARAMETERS or right):
-                found.add(number)
-    return outside, found & outside
+            if name in _PARAMETERS or (name == "mat2" and forward):
+                trained.add(number)
+            elif spec.requires_grad:
+                learning.add(number)
+    # what a network takes as its data may require a gradient too
+    return outside, (trained | learning - data) & outside
 
 
 def _roles(signature: Signature) -> Iterator[tuple[TensorSpec, str]]:

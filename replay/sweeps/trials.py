@@ -103,6 +103,8 @@ def outcome(signature: Signature, growths: Sequence[Growth], choice: Choice, bat
         raise Contradiction("what it does with its arguments is not known")
     if {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output} & set(function.tags):
         raise Contradiction("the shapes of its results depend on values")
+    if _indexes_all(signature, growths):
+        raise Contradiction("an index of the whole batch does not grow with it")
     taken, given = _run(function, with_growth(signature, growths, choice, FACTOR))
     memory = {tensor.untyped_storage()._cdata for tensor in taken}
     recorded = list(tensors(signature.outputs))
@@ -125,11 +127,14 @@ def in_order(signature: Signature, growths: Sequence[Growth], found: Sequence[Ch
     stated = _sliced(signature, growths) or _put_back(signature, growths)
     if stated is not None:
         yield stated
-    yield NOTHING
     if signature.op in RESHAPED and growths[0].sizes:
-        yield from sorted(found, key=lambda choice: _likely(signature, growths[0], choice, batch))
+        # a size of -1 takes whatever is left, so that others come first
+        keys = {choice: _likely(signature, growths[0], choice, batch) for choice in found}
+        found = sorted(found, key=keys.__getitem__)
+        exact = [choice for choice in found if not keys[choice][0]]
+        yield from (*exact, NOTHING, *(choice for choice in found if keys[choice][0]))
     else:
-        yield from found
+        yield from (NOTHING, *found)
 
 
 def _run(function: Any, signature: Signature) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
@@ -184,6 +189,20 @@ def _sliced(signature: Signature, growths: Sequence[Growth]) -> Choice | None:
     if dimension not in growths[0].sizes or not isinstance(end, int) or (end - start == 1 and size > 1):
         return None
     return Choice(frozenset(place for place, bound in ((2, start), (3, end)) if 0 < bound <= size))
+
+
+def _indexes_all(signature: Signature, growths: Sequence[Growth]) -> bool:
+    """Whether a call puts the batch in another order by an index that does not grow."""
+    if signature.op == "aten.index_select.default":
+        dimension = _dimension(signature)
+    elif signature.op == "aten.index.Tensor" and isinstance(signature.args[1][0], TensorSpec):
+        dimension = 0
+    else:
+        return False
+    taken, index = list(tensors(signature.args))[:2]
+    return (
+        dimension in growths[0].sizes and not growths[1].any and index.shape == taken.shape[dimension : dimension + 1]
+    )
 
 
 def _put_back(signature: Signature, growths: Sequence[Growth]) -> Choice | None:
