@@ -10,9 +10,10 @@ from typing import Any, TypeAlias
 from opgrip.replay.cases import Case
 from opgrip.replay.operators import Unsupported
 from opgrip.replay.sequences.flow import FlowingCall, make_flow
+from opgrip.replay.sweeps.choices import NOTHING, Choice
 from opgrip.replay.sweeps.growth import PLAIN, Growth, grown, growth_of
 from opgrip.replay.sweeps.roots import ANCHORS, IMAGES, ROWS, Phased, parameters
-from opgrip.replay.sweeps.trials import NOTHING, Choice, with_growth
+from opgrip.replay.sweeps.trials import with_growth
 from opgrip.replay.sweeps.verdicts import Judge, Verdict, tensors_of, with_asked
 from opgrip.traces import Trace
 from opgrip.traces.arguments import TensorSpec, map_leaves
@@ -175,8 +176,8 @@ class Batches:
             return PLAIN
         whole = going.memory.get(key[0])
         if whole is not None:
-            lost = whole.lost or "a part of memory that no recorded call made"
-            return Growth(lost=lost) if whole != PLAIN else PLAIN
+            lost = whole.lost or ("a part of memory that no recorded call made" if whole.any else None)
+            return whole if lost is None else Growth(lost=lost)
         if key[0] not in self._outside:
             return PLAIN
         self._first.setdefault(key[0], spec)

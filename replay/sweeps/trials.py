@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
+from math import prod
 from typing import Any
 
 import torch
 
 from opgrip.replay.arguments.inputs import as_recorded
-from opgrip.replay.operators import Unsupported, find_operator
+from opgrip.replay.operators import Unsupported
+from opgrip.replay.sweeps.choices import RESHAPED, Choice, dimension_of, operator_of
 from opgrip.replay.sweeps.growth import PLAIN, Growth, grown, grown_steps, growth_of, met_growth
 from opgrip.traces.arguments import GeneratorSpec, TensorSpec, leaves, map_leaves, tensors
 from opgrip.traces.errors import one_line
@@ -18,59 +20,9 @@ from opgrip.traces.records import Signature
 FACTOR = 7
 """A prime that sizes of programs are seldom multiplied by, so that what is 7 times as large has grown."""
 
-SIZE_ARGUMENTS = frozenset(
-    {
-        *("size", "sizes", "shape", "input_size", "input_sizes", "split_size", "split_sizes", "repeats"),
-        *("sym_size", "end", "N"),
-    }
-)
-"""Arguments that are sizes of tensors, which may be a batch's. An `output_size` is one of images."""
-LISTED = ("aten.cat.default", "aten.stack.default")
-RESHAPED = ("aten.view.default", "aten._unsafe_view.default", "aten.reshape.default", "aten._reshape_alias.default")
-
 
 class Contradiction(Exception):
     """A call that cannot be one of a larger batch with these arguments, by the reason."""
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """What of a call's arguments, beside its tensors, is multiplied.
-
-    Attributes
-    ----------
-    numbers : places of whole numbers among the leaves of the arguments
-    listed : whether the list of tensors is
-    """
-
-    numbers: frozenset[int] = frozenset()
-    listed: bool = False
-
-
-NOTHING = Choice()
-
-
-def choices(signature: Signature, batch: int) -> list[Choice]:
-    """What may have to be multiplied: single sizes, all sizes of parts, a list of tensors."""
-    function = _function(signature)
-    if function is None:
-        return []
-    schema = function._schema.arguments
-    names = [schema[place].name if place < len(schema) else "" for place in range(len(signature.args))]
-    found: list[Choice] = []
-    together: list[Choice] = []
-    leaf = 0
-    for name, value in (*zip(names, signature.args, strict=True), *signature.kwargs.items()):
-        values = list(leaves(value))
-        if name in SIZE_ARGUMENTS:
-            places = [leaf + at for at, item in enumerate(values) if _may_be_size(item, batch)]
-            found += [Choice(frozenset({place})) for place in places]
-            if name == "split_sizes" and len(places) == len(values) > 1:
-                together.append(Choice(frozenset(places)))
-        leaf += len(values)
-    if signature.op in LISTED and len(signature.args[0]) == batch:
-        found.append(Choice(listed=True))
-    return found + together
 
 
 def with_growth(signature: Signature, growths: Sequence[Growth], choice: Choice, factor: int) -> Signature:
@@ -98,7 +50,7 @@ def outcome(signature: Signature, growths: Sequence[Growth], choice: Choice, bat
     ------
     Contradiction : where the call cannot be made like that, or gives what is no such result in a larger batch
     """
-    function = _function(signature)
+    function = operator_of(signature)
     if function is None:
         raise Contradiction("what it does with its arguments is not known")
     if {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output} & set(function.tags):
@@ -120,21 +72,6 @@ def outcome(signature: Signature, growths: Sequence[Growth], choice: Choice, bat
     met = [_outer(signature, growths, spec, growth, batch) for spec, growth in zip(recorded, met, strict=True)]
     item = _item_taken(signature, growths, batch)
     return tuple(replace(growth, item=item) if growth == PLAIN else growth for growth in met)
-
-
-def in_order(signature: Signature, growths: Sequence[Growth], found: Sequence[Choice], batch: int) -> Iterator[Choice]:
-    """The choices, those that are more likely first."""
-    stated = _sliced(signature, growths) or _put_back(signature, growths)
-    if stated is not None:
-        yield stated
-    if signature.op in RESHAPED and growths[0].sizes:
-        # a size of -1 takes whatever is left, so that others come first
-        keys = {choice: _likely(signature, growths[0], choice, batch) for choice in found}
-        found = sorted(found, key=keys.__getitem__)
-        exact = [choice for choice in found if not keys[choice][0]]
-        yield from (*exact, NOTHING, *(choice for choice in found if keys[choice][0]))
-    else:
-        yield from (NOTHING, *found)
 
 
 def _run(function: Any, signature: Signature) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
@@ -172,29 +109,17 @@ def _item_taken(signature: Signature, growths: Sequence[Growth], batch: int) -> 
     """Which element of the batch a call takes out of it, None where it does something else."""
     if signature.op not in ("aten.select.int", "aten.slice.Tensor") or not growths[0].sizes:
         return None
-    spec, dimension = next(tensors(signature.args)), _dimension(signature)
+    spec, dimension = next(tensors(signature.args)), dimension_of(signature)
     start = signature.args[2] if len(signature.args) > 2 else 0
     if dimension not in growths[0].sizes or spec.shape[dimension] != batch or not isinstance(start, int):
         return None
     return start % batch
 
 
-def _sliced(signature: Signature, growths: Sequence[Growth]) -> Choice | None:
-    """Of a slice of the batch, that its bounds are multiplied; None for one element of it, and for other calls."""
-    if signature.op != "aten.slice.Tensor" or len(signature.args) < 4 or not growths[0].sizes:
-        return None
-    spec, dimension = next(tensors(signature.args)), _dimension(signature)
-    start, end = signature.args[2] or 0, signature.args[3]
-    size = spec.shape[dimension]
-    if dimension not in growths[0].sizes or not isinstance(end, int) or (end - start == 1 and size > 1):
-        return None
-    return Choice(frozenset(place for place, bound in ((2, start), (3, end)) if 0 < bound <= size))
-
-
 def _indexes_all(signature: Signature, growths: Sequence[Growth]) -> bool:
     """Whether a call puts the batch in another order by an index that does not grow."""
     if signature.op == "aten.index_select.default":
-        dimension = _dimension(signature)
+        dimension = dimension_of(signature)
     elif signature.op == "aten.index.Tensor" and isinstance(signature.args[1][0], TensorSpec):
         dimension = 0
     else:
@@ -205,40 +130,14 @@ def _indexes_all(signature: Signature, growths: Sequence[Growth]) -> bool:
     )
 
 
-def _put_back(signature: Signature, growths: Sequence[Growth]) -> Choice | None:
-    """Of the gradient of a slice, the size of the whole, which the meta device does not compare; else None."""
-    if signature.op not in ("aten.select_backward.default", "aten.slice_backward.default") or not growths[0].sizes:
-        return None
-    sizes, dimension = signature.args[1], signature.args[2] % len(signature.args[1])
-    removed = len(sizes) > len(next(tensors(signature.args)).shape)
-    places = [at + (removed and at >= dimension) for at in growths[0].sizes]
-    # the tensor is the first leaf
-    return Choice(frozenset(1 + at for at in places))
-
-
-def _dimension(signature: Signature) -> int:
-    spec = next(tensors(signature.args))
-    dimension = signature.args[1] if len(signature.args) > 1 else 0
-    return int(dimension) % max(len(spec.shape), 1)
-
-
-def _likely(signature: Signature, growth: Growth, choice: Choice, batch: int) -> tuple[bool, bool, int]:
-    """A key that sorts the sizes of a view: those of the batch alone first, then that which stays in its place."""
-    # the tensor is the first leaf
-    place = min(choice.numbers, default=0) - 1
-    sizes = signature.args[1]
-    known = 0 <= place < len(sizes)
-    return not (known and sizes[place] == batch), place != growth.sizes[0], place
-
-
 def _outer(signature: Signature, growths: Sequence[Growth], spec: TensorSpec, growth: Growth, batch: int) -> Growth:
     """The growth of a result with how often the batch stands in each dimension."""
     taken = list(zip(tensors([signature.args, signature.kwargs]), growths, strict=True))
     if signature.op in RESHAPED and len(growth.sizes) == len(growths[0].sizes) == 1:
         (before, known), at = taken[0], growth.sizes[0]
         # of the elements of the batch, how far they are from each other in row-major order
-        apart = _product(before.shape[known.sizes[0] :]) // (known.outer[0] * batch)
-        inner, rest = divmod(apart, _product(spec.shape[at + 1 :]))
+        apart = prod(before.shape[known.sizes[0] :]) // (known.outer[0] * batch)
+        inner, rest = divmod(apart, prod(spec.shape[at + 1 :]))
         if rest or not inner or spec.shape[at] % (inner * batch):
             raise Contradiction("the batch is in another dimension")
         return replace(growth, outer=(spec.shape[at] // (inner * batch),))
@@ -250,17 +149,10 @@ def _outer(signature: Signature, growths: Sequence[Growth], spec: TensorSpec, gr
     return replace(growth, outer=tuple(same.get(spec.shape[at], 1) for at in growth.sizes))
 
 
-def _product(sizes: Sequence[int]) -> int:
-    result = 1
-    for size in sizes:
-        result *= size
-    return result
-
-
 def _with_steps(signature: Signature, numbers: frozenset[int]) -> frozenset[int]:
     """The same numbers, with the strides that a call is given beside the sizes among them."""
     lists = [(place, arg) for place, arg in enumerate(signature.args) if isinstance(arg, list | tuple)]
-    function = _function(signature)
+    function = operator_of(signature)
     if len(lists) < 2 or not numbers or function is None:
         return numbers
     names = [argument.name for argument in function._schema.arguments]
@@ -287,15 +179,3 @@ def _meta_leaf(leaf: Any) -> Any:
     whole = torch.empty(leaf.extent // max(leaf.dtype.itemsize, 1), dtype=leaf.dtype, device="meta")
     tensor = whole.as_strided(leaf.shape, leaf.stride, leaf.offset)
     return as_recorded(tensor, replace(leaf, requires_grad=False))
-
-
-def _function(signature: Signature) -> Any:
-    try:
-        function = find_operator(signature).function
-    except Unsupported:
-        return None
-    return function if isinstance(function, torch._ops.OpOverload) else None
-
-
-def _may_be_size(value: Any, batch: int) -> bool:
-    return type(value) is int and 0 < value < 1 << 40 and value % batch == 0

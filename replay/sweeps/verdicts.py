@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
+from opgrip.replay.sweeps.choices import LISTED, NOTHING, Choice, choices, in_order
 from opgrip.replay.sweeps.growth import PLAIN, Growth, growth_of
-from opgrip.replay.sweeps.trials import LISTED, NOTHING, Choice, Contradiction, choices, in_order, outcome
+from opgrip.replay.sweeps.trials import Contradiction, outcome
 from opgrip.traces.arguments import TensorSpec, tensors
 from opgrip.traces.records import Signature
 
