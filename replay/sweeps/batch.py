@@ -14,7 +14,7 @@ from opgrip.replay.sweeps.choices import NOTHING, Choice
 from opgrip.replay.sweeps.growth import PLAIN, Growth, grown, growth_of
 from opgrip.replay.sweeps.roots import ANCHORS, IMAGES, ROWS, Phased, parameters
 from opgrip.replay.sweeps.trials import with_growth
-from opgrip.replay.sweeps.verdicts import Judge, Verdict, tensors_of, with_asked
+from opgrip.replay.sweeps.verdicts import Judge, Verdict, with_asked
 from opgrip.traces import Trace
 from opgrip.traces.arguments import TensorSpec, map_leaves
 from opgrip.traces.records import EXTENSION, NO_STORAGE, Signature
@@ -140,7 +140,10 @@ class Batches:
             return
         takes, gives = self._keys[call.signature]
         keys = list(zip(call.takes, takes, strict=True))
-        growths = tuple(self._taken(going, key, spec) for key, spec in zip(keys, tensors_of(signature), strict=True))
+        growths = tuple(
+            self._taken(going, key, spec)
+            for key, spec in zip(keys, self._interfaces[call.signature].takes, strict=True)
+        )
         asks = self._anchored(going, phased, signature, keys, growths)
         verdict = self._judge.judge(signature, with_asked(growths, asks))
         if not any(self._is_parameter(going, keys[place]) for place, _ in verdict.asks):
@@ -197,7 +200,7 @@ class Batches:
             return ()
         if not going.origins.get(keys[place]):
             return ()
-        spec = tensors_of(signature)[place]
+        spec = self._interfaces[signature.number].takes[place]
         if signature.op not in IMAGES and going.begun:
             return ()
         wanted = [at for at, size in enumerate(spec.shape) if size == self.batch]
@@ -215,7 +218,7 @@ class Batches:
         if origins and not going.asked.isdisjoint(origins):
             return
         going.asked.update(origins or ((OUTSIDE, key[0]),))
-        spec = tensors_of(signature)[place]
+        spec = self._interfaces[signature.number].takes[place]
         # sizes that give just what is asked for come first, any that could last
         if not any(self._answer(origin, growth, spec, fits) for fits in (True, False) for origin in origins):
             self._forced[key] = growth

@@ -145,13 +145,14 @@ def test_a_scaled_batch_has_the_calls_of_a_larger_one(
     assert got - wanted == wanted - got == Counter()
 
 
-def test_the_batch_is_followed_into_rows_of_a_larger_dimension(tmp_path: Path) -> None:
-    linear, x = nn.Linear(5, 3), torch.randn(2, 4, 5)
+@pytest.mark.parametrize("length", [4, 2])
+def test_the_batch_is_followed_into_rows_of_a_larger_dimension(tmp_path: Path, length: int) -> None:
+    linear, x = nn.Linear(5, 3), torch.randn(2, length, 5)
 
     def program(x: Tensor) -> Tensor:
         batch = x.shape[0]
-        outer = linear(x.reshape(-1, 5)).view(batch, 4, 3)
-        inner = linear(x.transpose(0, 1).reshape(-1, 5)).view(4, batch, 3)
+        outer = linear(x.reshape(-1, 5)).view(batch, length, 3)
+        inner = linear(x.transpose(0, 1).reshape(-1, 5)).view(length, batch, 3)
         return (outer + inner.transpose(0, 1)).view(batch, -1, 1)
 
     (tmp_path / "large").mkdir()
@@ -264,6 +265,7 @@ def test_the_shipped_detector_is_known_but_for_what_follows_its_proposals() -> N
         ((2, 3, 4, 5), (60, 1, 15, 3), [0], ()),
         ((3, 1, 4), (4, 4, 1), [1], (0,)),
         ((1, 3, 4), (12, 4, 1), [0], ()),
+        ((1, 1, 4), (4, 4, 1), [0], ()),
         ((3, 2, 4), (0, 4, 1), [1], ()),
         ((3, 2), (1, 3), [1], ()),
         ((3, 2), (2, 1), [1], (0,)),
