@@ -147,13 +147,14 @@ def test_a_scaled_batch_has_the_calls_of_a_larger_one(
 
 @pytest.mark.parametrize("length", [4, 2])
 def test_the_batch_is_followed_into_rows_of_a_larger_dimension(tmp_path: Path, length: int) -> None:
-    linear, x = nn.Linear(5, 3), torch.randn(2, length, 5)
+    # of different widths, so that no signature is of both
+    linear, other, x = nn.Linear(5, 3), nn.Linear(5, 4), torch.randn(2, length, 5)
 
     def program(x: Tensor) -> Tensor:
         batch = x.shape[0]
         outer = linear(x.reshape(-1, 5)).view(batch, length, 3)
-        inner = linear(x.transpose(0, 1).reshape(-1, 5)).view(length, batch, 3)
-        return (outer + inner.transpose(0, 1)).view(batch, -1, 1)
+        inner = other(x.transpose(0, 1).reshape(-1, 5)).view(length, batch, 4)
+        return (outer + inner.transpose(0, 1).sum(2, keepdim=True)).view(batch, -1, 1)
 
     (tmp_path / "large").mkdir()
     small = captured(tmp_path, lambda: program(x))
