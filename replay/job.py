@@ -17,6 +17,7 @@ from opgrip.replay.checks import Tolerance
 from opgrip.replay.modes import Tuning
 from opgrip.replay.operators import TRUSTED_EXTENSIONS
 from opgrip.replay.settings import Settings
+from opgrip.replay.sweeps.batch import Batches
 from opgrip.replay.timing.caches import PROGRAM
 from opgrip.replay.timing.methods import DISCRETE
 from opgrip.replay.timing.samples import Effort
@@ -119,6 +120,7 @@ class Job:
                 Point(threads, batch, streams)
                 for threads, batch, streams in product(self.threads or (None,), self.batch_scale, self.streams)
             ),
+            batches=Batches(trace) if any(scale != 1 for scale in self.batch_scale) else None,
             tolerance=Tolerance(self.rtol, self.atol),
             tuning=Tuning(self.tune, self.tuner),
             store=None if self.store is None else Path(self.store),

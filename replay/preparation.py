@@ -111,35 +111,39 @@ class _Preparation:
     """Makes the rows of one case ready."""
 
     def __init__(self, case: Case, settings: Settings) -> None:
-        self._case, self._settings = case, settings
+        self._recorded, self._settings = case, settings
         self._references: dict[object, Reference] = {}
 
     def row(self, way: Way, known: Result | None) -> tuple[Result, Subject | None]:
         """A row, and what is measured for it."""
-        result = known or empty_row(self._case, way, self._settings)
+        settings = self._settings
+        result = known or empty_row(self._recorded, way, settings)
         if result.status != OK:
             return result, None
-        raised = self._case.signature.raised
+        raised = self._recorded.signature.raised
         if raised is not None:
             return replace(result, status=SKIPPED, error=f"it raised when it was captured: {raised}"), None
         try:
+            case = settings.scaled(self._recorded, way.point)
+            result = known or empty_row(case, way, settings)
             # captured below autograd, so replayed without it
-            grad = self._settings.wants_grad(self._case)
-            with restored(self._settings.context_of(self._case, way)), torch.set_grad_enabled(grad):
-                operator = self._case.operator or find_operator(self._case.signature, self._settings.extensions)
+            with restored(settings.context_of(case, way)), torch.set_grad_enabled(settings.wants_grad(case)):
+                operator = case.operator or find_operator(case.signature, settings.extensions)
                 make = self._backward if way.direction == BACKWARD else self._forward
-                result, subject = make(operator, way, result, check=known is None)
+                result, subject = make(case, operator, way, result, check=known is None)
                 if subject is not None:
-                    for _ in range(self._settings.effort.warmup):
+                    for _ in range(settings.effort.warmup):
                         subject.run()
                 return result, subject
         except Exception as error:
-            return failed(result, error, self._settings), None
+            return failed(result, error, settings), None
 
-    def _forward(self, operator: Operator, way: Way, result: Result, check: bool) -> tuple[Result, Subject | None]:
-        case, settings = self._case, self._settings
+    def _forward(
+        self, case: Case, operator: Operator, way: Way, result: Result, check: bool
+    ) -> tuple[Result, Subject | None]:
+        settings = self._settings
         signatures = (case.signature, *case.variants)
-        inputs = [self._inputs(signature, way.values) for signature in signatures]
+        inputs = [self._inputs(case, signature, way.values) for signature in signatures]
         if operator.mutates:
             for item in inputs:
                 item.keep()
@@ -150,23 +154,24 @@ class _Preparation:
         faithful = []
         for place, (signature, item) in enumerate(zip(signatures, inputs, strict=True)):
             if place == 0:
-                result, met = self._first_run(result, operator, program, item, began)
+                result, met = self._first_run(case, result, operator, program, item, began)
             else:
                 _, met = run_program(program, item.make(), operator.mutates)
             faithful.append(same_outputs(signature.outputs, met.outputs, settings.dtype is None))
             if check and way.mode != settings.reference:
-                result = _judged(result, self._reference(way, place, operator, item).check(met, settings.tolerance))
+                reference = self._reference(case, way, place, operator, item)
+                result = _judged(result, reference.check(met, settings.tolerance))
         if result.status != OK:
             return result, None
         result = replace(result, faithful=None if None in faithful else all(faithful))
-        return result, self._subject(way, program, inputs, operator, result)
+        return result, self._subject(case, way, program, inputs, operator, result)
 
     def _first_run(
-        self, result: Result, operator: Operator, program: Program, inputs: Inputs, began: int
+        self, case: Case, result: Result, operator: Operator, program: Program, inputs: Inputs, began: int
     ) -> tuple[Result, Results]:
         """Run it once, for what does not change: the time of the first call, flops, memory."""
         settings = self._settings
-        device = _device_of(self._case.signature, settings)
+        device = _device_of(case.signature, settings)
         args, kwargs = inputs.make()
         (given, met), memory = with_memory(
             lambda: run_program(program, (args, kwargs), operator.mutates), device, settings.memory
@@ -180,9 +185,11 @@ class _Preparation:
         first_ms = taken if result.first_ms is None else result.first_ms
         return replace(result, note=program.note, first_ms=first_ms), met
 
-    def _backward(self, operator: Operator, way: Way, result: Result, check: bool) -> tuple[Result, Subject | None]:
-        case, settings = self._case, self._settings
-        inputs = self._inputs(case.signature, way.values)
+    def _backward(
+        self, case: Case, operator: Operator, way: Way, result: Result, check: bool
+    ) -> tuple[Result, Subject | None]:
+        settings = self._settings
+        inputs = self._inputs(case, case.signature, way.values)
         arguments = inputs.make()
         check_gradients(operator, arguments)
         began = perf_counter_ns()
@@ -201,7 +208,8 @@ class _Preparation:
         first_ms = (perf_counter_ns() - began) / 1e6 if result.first_ms is None else result.first_ms
         result = replace(result, note=program.note, first_ms=first_ms)
         if check and way.mode != settings.reference:
-            result = _judged(result, self._reference(way, 0, operator, inputs).check(met, settings.tolerance))
+            reference = self._reference(case, way, 0, operator, inputs)
+            result = _judged(result, reference.check(met, settings.tolerance))
         if result.status != OK:
             return result, None
         variants = [Variant([inputs])]
@@ -210,9 +218,9 @@ class _Preparation:
         )
 
     def _subject(
-        self, way: Way, program: Program, inputs: Sequence[Inputs], operator: Operator, result: Result
+        self, case: Case, way: Way, program: Program, inputs: Sequence[Inputs], operator: Operator, result: Result
     ) -> Subject:
-        case, settings = self._case, self._settings
+        settings = self._settings
         in_torch = program.leave is None and settings.device == "cpu" and settings.cache == PROGRAM
         return Subject(
             case.number,
@@ -227,7 +235,7 @@ class _Preparation:
             way.number,
         )
 
-    def _reference(self, way: Way, place: int, operator: Operator, inputs: Inputs) -> Reference:
+    def _reference(self, case: Case, way: Way, place: int, operator: Operator, inputs: Inputs) -> Reference:
         """What is right for these arguments, those in this place among the case's."""
         key = (way.point, way.values, way.direction, place)
         if key not in self._references:
@@ -239,7 +247,7 @@ class _Preparation:
                 return own.make()
 
             function = self._reference_function(way, operator, arguments())
-            op = self._case.op if function is operator.function and self._case.operator is None else None
+            op = case.op if function is operator.function and case.operator is None else None
             self._references[key] = Reference(function, arguments, operator.mutates, op)
         return self._references[key]
 
@@ -253,9 +261,9 @@ class _Preparation:
             return with_backward(program)
         return operator.function if settings.reference == EAGER else as_call(program, operator.mutates)
 
-    def _inputs(self, signature: Signature, kind: str) -> Inputs:
+    def _inputs(self, case: Case, signature: Signature, kind: str) -> Inputs:
         settings = self._settings
-        drawn, models = with_values(signature, self._case.values, kind)
+        drawn, models = with_values(signature, case.values, kind)
         needed = Inputs.bytes_needed(signature.args, signature.kwargs, settings.dtype) + bytes_of(signature.outputs)
         limit = settings.memory_limit
         if limit is not None and needed > limit:

@@ -11,11 +11,12 @@ from opgrip.replay.preparation import Prepared, failed, prepare
 from opgrip.replay.results import Result
 from opgrip.replay.settings import Settings
 from opgrip.replay.timing import pages
+from opgrip.replay.timing.beside import Beside, side_by_side
 from opgrip.replay.timing.caches import COLD, PROGRAM, flusher
 from opgrip.replay.timing.clock import empty_call_ns
 from opgrip.replay.timing.methods import Stopwatch, synchronizer
 from opgrip.replay.timing.rounds import NO_ROW, Announce, Group, Measurer
-from opgrip.replay.timing.samples import NOISY, ratio_quantiles
+from opgrip.replay.timing.samples import NOISY, Samples, ratio_quantiles
 from opgrip.replay.timing.subjects import Subject
 from opgrip.replay.timing.surroundings import Surroundings
 from opgrip.replay.ways import EAGER, Point
@@ -28,6 +29,9 @@ QUICK_US = 50_000
 
 Known = Mapping[int, Mapping[int, Result]]
 """By the numbers of a case and of a row of it, the row."""
+
+Ratio = tuple[float | None, float | None, float | None]
+NO_RATIO: Ratio = (None, None, None)
 
 
 def replay(
@@ -88,7 +92,26 @@ def _measure(
         measurer.in_rounds(_groups(rows, settings, surroundings, around))
     else:
         measurer.one_by_one(_groups(rows, settings, surroundings, {}))
-    return [row for _, prepared in rows for row in _filled(prepared, settings)]
+    beside = _side_by_side(rows, settings, announce)
+    return [row for _, prepared in rows for row in _filled(prepared, settings, beside)]
+
+
+def _side_by_side(
+    rows: Sequence[tuple[Case, list[Prepared]]], settings: Settings, announce: Announce
+) -> dict[int, Beside]:
+    """What subjects took that run several at once, by their identity."""
+    found: dict[int, Beside] = {}
+    for count in {point.streams for point in settings.points} - {1}:
+        groups: dict[object, Group] = {}
+        for case, prepared in rows:
+            context, grad = settings.context_of, settings.wants_grad(case)
+            for way, _, subject in prepared:
+                if subject is not None and way.point.streams == count:
+                    kind = (f"{sorted(context(case, way).items())} {grad}", replace(way, number=0))
+                    groups.setdefault(kind, Group(context(case, way), grad, [])).subjects.append(subject)
+        for beside in side_by_side(list(groups.values()), count, settings.effort, settings.device, announce):
+            found[id(beside.subject)] = beside
+    return found
 
 
 def _around(
@@ -126,7 +149,7 @@ def _groups(
     for case, prepared in rows:
         grad = settings.wants_grad(case)
         for way, _, subject in prepared:
-            if subject is not None:
+            if subject is not None and way.point.streams == 1:
                 context = settings.context_of(case, way)
                 group = groups.setdefault(f"{sorted(context.items())} {grad}", Group(context, grad, [], around))
                 subject.places = surroundings.places.get(case.number) or subject.places
@@ -134,8 +157,13 @@ def _groups(
     return list(groups.values())
 
 
-def _filled(prepared: Sequence[Prepared], settings: Settings) -> Iterator[Result]:
-    """The rows of one case, with what was measured."""
+def _filled(prepared: Sequence[Prepared], settings: Settings, beside: Mapping[int, Beside]) -> Iterator[Result]:
+    """The rows of one case, with what was measured.
+
+    Parameters
+    ----------
+    beside : what those took that ran several at once
+    """
     found = {
         (way.point, way.direction, way.values, way.mode): subject
         for way, _, subject in prepared
@@ -146,19 +174,19 @@ def _filled(prepared: Sequence[Prepared], settings: Settings) -> Iterator[Result
             yield result
         elif subject.failure is not None:
             yield failed(result, subject.failure, settings)
+        elif id(subject) in beside:
+            told = beside[id(subject)]
+            yield replace(_with_times(result, told.loaded, settings, NO_RATIO), overlap=told.overlap)
         else:
             values = settings.values[0] if way.mode == settings.reference else way.values
             base = found.get((way.point, way.direction, values, settings.reference))
             if base is None or base is subject:
-                yield _with_times(result, subject, settings, (None, None, None))
+                yield _with_times(result, subject.samples, settings, NO_RATIO)
             else:
-                yield _with_times(result, subject, settings, ratio_quantiles(subject.times_ns, base.times_ns))
+                yield _with_times(result, subject.samples, settings, ratio_quantiles(subject.times_ns, base.times_ns))
 
 
-def _with_times(
-    result: Result, subject: Subject, settings: Settings, ratio: tuple[float | None, float | None, float | None]
-) -> Result:
-    samples = subject.samples
+def _with_times(result: Result, samples: Samples, settings: Settings, ratio: Ratio) -> Result:
     return replace(
         result,
         median_us=samples.quantile_us(0.5),

@@ -15,7 +15,8 @@ from opgrip.replay.arguments.values import RECORDED
 from opgrip.replay.cases import Case
 from opgrip.replay.checks import Tolerance
 from opgrip.replay.modes import Tuning
-from opgrip.replay.operators import TRUSTED_EXTENSIONS
+from opgrip.replay.operators import TRUSTED_EXTENSIONS, Unsupported
+from opgrip.replay.sweeps.batch import Batches, scaled
 from opgrip.replay.timing.caches import PROGRAM
 from opgrip.replay.timing.methods import DISCRETE
 from opgrip.replay.timing.samples import Effort
@@ -34,6 +35,7 @@ class Settings:
     extensions : extension modules whose functions may be called
     values : ways to draw values, each a row of its own, as are `modes` and `points`
     modes : by name; results and times of all are compared with those of `reference`, which is one of them
+    batches : which sizes of the calls are the batch; None where it is not scaled
     tolerance : of results that are compared with the reference's
     tuning : how long a compiler may search
     store : folder for what compilers made; None to keep nothing
@@ -55,6 +57,7 @@ class Settings:
     modes: Sequence[str] = (EAGER,)
     reference: str = EAGER
     points: Sequence[Point] = (Point(),)
+    batches: Batches | None = None
     tolerance: Tolerance = Tolerance()  # noqa: RUF009 - frozen
     tuning: Tuning = Tuning()  # noqa: RUF009 - frozen
     store: Path | None = None
@@ -76,6 +79,19 @@ class Settings:
         modes = sorted(self.modes, key=lambda mode: mode != self.reference)
         told = enumerate(product(self.points, self.values, directions, modes))
         return [Way(number, values, direction, mode, point) for number, (point, values, direction, mode) in told]
+
+    def scaled(self, case: Case, point: Point) -> Case:
+        """A case with the batch of a point.
+
+        Raises
+        ------
+        Unsupported : where it is not known which of its sizes are the batch's
+        """
+        if point.batch == 1:
+            return case
+        if self.batches is None or case.operator is not None:
+            raise Unsupported("the batch can be scaled of single calls of a trace only")
+        return scaled(case, point.batch, self.batches)
 
     def context_of(self, case: Case, way: Way) -> Mapping[str, Any]:
         """The settings of torch that a case runs under."""

@@ -84,6 +84,10 @@ class Subject:
         args, kwargs = self._arguments(self.variants[0], 1)[0]
         self.function(*args, **kwargs)
 
+    def ready(self, count: int) -> list[Arguments]:
+        """Arguments of so many runs of the first variant, in their first state."""
+        return self._arguments(self.variants[0], count)
+
     def time(
         self, stopwatch: Stopwatch, flush: Callable[[], None] | None, recent: Sequence[int] = ()
     ) -> tuple[Stratum, float]:
@@ -113,10 +117,17 @@ class Subject:
             given, results = (pages.faults() - before) * pages.PAGE, self.result_bytes * len(runs)
             self._faulted = bool(pages.mostly_fresh(given, max(results, pages.LARGE)))
         if stopwatch.method == CONTINUOUS and self._size == 1:
-            self._size = min(block_size(time_ns), self._most_in_block())
+            self._size = min(block_size(time_ns), self.most_in_block())
         self.times_ns.append(time_ns)
         self.samples.spent_ns += perf_counter_ns() - began
         return (index, self._faulted), time_ns
+
+    def most_in_block(self) -> int:
+        """How many runs can be made ready at once."""
+        if not self.mutates and not self.anew:
+            return 1 << 30
+        size = max(max(variant.sets[0].nbytes for variant in self.variants), 1)
+        return max(1, min(COPIES, COPIED_BYTES // size))
 
     def _shares(self) -> dict[Any, float]:
         share = self.fresh or 0.0
@@ -135,9 +146,3 @@ class Subject:
                 inputs.restore()
             ready = [inputs.make() for inputs in variant.sets[:count]]
         return ready if self.enter is None else [self.enter(arguments) for arguments in ready]
-
-    def _most_in_block(self) -> int:
-        if not self.mutates and not self.anew:
-            return 1 << 30
-        size = max(max(variant.sets[0].nbytes for variant in self.variants), 1)
-        return max(1, min(COPIES, COPIED_BYTES // size))

@@ -1,0 +1,1 @@
+"""The same calls at other sizes than the recorded ones."""

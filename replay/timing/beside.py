@@ -1,0 +1,256 @@
+"""Calls side by side: on threads of this process, or on streams of an accelerator, against one after another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from operator import truediv
+from threading import Lock
+from time import perf_counter_ns
+from typing import TypeVar
+
+import numpy as np
+import torch
+
+from opgrip.replay.contexts import restored
+from opgrip.replay.timing.clock import Pace
+from opgrip.replay.timing.crew import Crew, Work
+from opgrip.replay.timing.methods import block_size
+from opgrip.replay.timing.rounds import MOST, MOST_DROPPED, Announce, Group, no_garbage_collection
+from opgrip.replay.timing.samples import Effort, Samples, ratio_quantiles
+from opgrip.replay.timing.subjects import Subject
+
+T = TypeVar("T")
+
+LOADED = "loaded"
+"""The one stratum of times under load."""
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """What a subject took while others ran beside it.
+
+    Attributes
+    ----------
+    subject : with its `failure`, where a run of it raised; then there may be no times
+    loaded : times of a run in ns, each the mean of one repeat, in which it runs until all have run once
+    ratio : 10th, 50th and 90th percentile of that over the time of a run alone, repeat by repeat
+    overlap : time of the batch one after another over its time at once, the median of the repeats: 1 where nothing
+        is gained, `together` where nobody hindered another
+    together : how many ran at once
+    """
+
+    subject: Subject
+    loaded: Samples
+    ratio: tuple[float, float, float] | None
+    overlap: float | None
+    together: int
+
+
+def side_by_side(
+    groups: Sequence[Group], count: int, effort: Effort, device: str, announce: Announce = lambda number, row: None
+) -> Iterator[Beside]:
+    """Measure the subjects of each group in batches of `count`, in their order.
+
+    Parameters
+    ----------
+    groups : subjects in the order of the program; those of different settings never run at once, since most settings
+        hold for a whole process
+    effort : for each subject; the first repeat of a batch is not counted, whatever `warmup` is
+    device : where the threads have a stream of their own each, unless it is the CPU
+    announce : is told of all cases of a batch before these run at once
+
+    What this measures is Python threads, and all that they share is part of it: the interpreter lock, which a call
+    holds until it reaches a kernel that lets go of it, so that short calls wait for each other on every device; the
+    allocator; the caches; and the cores, for each thread has as many threads of torch beside it as the program's
+    settings say. Short calls are run in blocks, alone as well as at once, so that the some ten microseconds by which
+    threads begin apart do not count.
+    """
+    for group in groups:
+        with restored(group.settings), torch.set_grad_enabled(group.grad), no_garbage_collection():
+            for start in range(0, len(group.subjects), count):
+                batch = group.subjects[start : start + count]
+                with Crew(group, len(batch), device) as crew:
+                    yield from _Batch(batch, crew, effort, announce).measured()
+
+
+@dataclass(slots=True)
+class _Times:
+    """A subject's times of a run, repeat by repeat, in ns."""
+
+    subject: Subject
+    loaded: Samples = field(default_factory=lambda: Samples({LOADED: 1.0}))
+    alone_ns: list[float] = field(default_factory=list)
+    loaded_ns: list[float] = field(default_factory=list)
+
+
+class _Load:
+    """Whether all have run once, until when the others keep running.
+
+    Attributes
+    ----------
+    begun_ns : when the first of them began; None as long as none has
+    over_ns : when all had run once; None as long as they have not
+    """
+
+    def __init__(self, count: int) -> None:
+        self.begun_ns: int | None = None
+        self.over_ns: int | None = None
+        self._left = count
+        self._lock = Lock()
+
+    def begin(self) -> int:
+        """When the first of them began."""
+        with self._lock:
+            if self.begun_ns is None:
+                self.begun_ns = perf_counter_ns()
+            return self.begun_ns
+
+    def first_is_done(self) -> None:
+        """Told by each of them, also by one that fails."""
+        with self._lock:
+            self._left -= 1
+            if self._left == 0:
+                self.over_ns = perf_counter_ns()
+
+
+class _Batch:
+    """Subjects that are run at once."""
+
+    def __init__(self, subjects: Sequence[Subject], crew: Crew, effort: Effort, announce: Announce) -> None:
+        self._all = [_Times(subject) for subject in subjects]
+        self._crew = crew
+        self._effort = effort
+        self._announce = announce
+        self._overlaps: list[float] = []
+        self._block = 0
+        self._turn = 0
+        self._pace = Pace()
+
+    def measured(self) -> list[Beside]:
+        """Repeat until enough is known of all that do not fail."""
+        while self._again():
+            self._repeat()
+        return [self._result(times) for times in self._all]
+
+    def _left(self) -> list[_Times]:
+        return [times for times in self._all if times.subject.failure is None]
+
+    def _again(self) -> bool:
+        most = MOST if self._effort.iterations is None else self._effort.iterations
+        return any(times.loaded.done(self._effort) is None and len(times.loaded) < most for times in self._left())
+
+    def _repeat(self) -> None:
+        """Run all alone, all at once, and each under the load of the others.
+
+        The first time is for warming up, and tells how many runs a block needs.
+        """
+        began = perf_counter_ns()
+        alone = [self._guarded(times.subject, self._alone) for times in self._left()]
+        left = self._left()
+        if len(left) < len(alone) or not left:
+            return
+        # which thread begins first decides who waits for whom, so each is it in turn
+        first = self._turn % len(left)
+        self._turn += 1
+        left = left[first:] + left[:first]
+        for times in left:
+            self._announce(times.subject.number, times.subject.row)
+        spans = self._crew.at_once([self._once(times.subject) for times in left])
+        load = _Load(len(left))
+        under = self._crew.at_once([self._loaded(times.subject, load) for times in left])
+        spent = (perf_counter_ns() - began) // len(left)
+        alone_ns = [time for time in alone[first:] + alone[:first] if time is not None]
+        if not self._block:
+            self._block = min(block_size(max(alone_ns)), *(times.subject.most_in_block() for times in left))
+            return
+        # one that failed ends the repeat for all, whom it left alone for a part of it
+        if len(self._left()) < len(left):
+            return
+        dropped = self._pace.is_slowed() and left[0].loaded.dropped < MOST_DROPPED
+        for times, time_ns, loaded_ns in zip(left, alone_ns, under, strict=True):
+            times.loaded.spent_ns += spent
+            times.loaded.dropped += dropped
+            if not dropped and loaded_ns is not None:
+                times.alone_ns.append(max(time_ns, 1.0))
+                times.loaded_ns.append(loaded_ns)
+                times.loaded.add(LOADED, loaded_ns)
+        if not dropped:
+            starts, ends = zip(*filter(None, spans), strict=True)
+            self._overlaps.append(sum(alone_ns) * self._block / max(max(ends) - min(starts), 1))
+
+    def _alone(self, subject: Subject) -> float:
+        self._announce(subject.number, subject.row)
+        runs = subject.ready(self._block or 1)
+        self._crew.synchronize()
+        start = perf_counter_ns()
+        for args, kwargs in runs:
+            subject.function(*args, **kwargs)
+        self._crew.synchronize()
+        return (perf_counter_ns() - start) / len(runs)
+
+    def _once(self, subject: Subject) -> Work[tuple[int, int] | None]:
+        """From when to when a subject runs, of whose runs each thread has one block."""
+        runs = self._guarded(subject, lambda subject: subject.ready(self._block or 1)) or []
+
+        def run(finish: Callable[[], None]) -> tuple[int, int]:
+            start = perf_counter_ns()
+            for args, kwargs in runs:
+                subject.function(*args, **kwargs)
+            finish()
+            return start, perf_counter_ns()
+
+        return lambda finish: self._guarded(subject, lambda _: run(finish))
+
+    def _loaded(self, subject: Subject, load: _Load) -> Work[float | None]:
+        """The time of a run while all others run too.
+
+        Those that are done go on until the one that takes longest has run once. Of the run that each is in by then,
+        the part before counts, and so does what passes between runs and before the first: it is where a thread waits
+        for the interpreter lock.
+        """
+
+        def run(finish: Callable[[], None]) -> float:
+            spans: list[tuple[int, int]] = []
+            start = load.begin()
+            while load.over_ns is None:
+                runs = subject.ready(self._block or 1)
+                if spans and (subject.mutates or subject.anew):
+                    # making the arguments ready is not its work
+                    finish()
+                    start = perf_counter_ns()
+                for args, kwargs in runs:
+                    subject.function(*args, **kwargs)
+                finish()
+                spans.append((start, start := perf_counter_ns()))
+                if len(spans) == 1:
+                    load.first_is_done()
+            return _mean_until(load.over_ns, spans) / (self._block or 1)
+
+        def guarded(finish: Callable[[], None]) -> float | None:
+            taken = self._guarded(subject, lambda _: run(finish))
+            if taken is None:
+                load.first_is_done()
+            return taken
+
+        return guarded
+
+    def _guarded(self, subject: Subject, function: Callable[[Subject], T]) -> T | None:
+        """What the function gives; None where it raises, which ends the subject and no other."""
+        try:
+            return function(subject)
+        except Exception as error:
+            subject.failure = subject.failure or error
+            return None
+
+    def _result(self, times: _Times) -> Beside:
+        ratio = ratio_quantiles(times.loaded_ns, times.alone_ns) if times.loaded_ns else None
+        overlap = float(np.median(self._overlaps)) if self._overlaps else None
+        return Beside(times.subject, times.loaded, ratio, overlap, len(self._all))
+
+
+def _mean_until(end_ns: int, spans: Sequence[tuple[int, int]]) -> float:
+    """The mean duration of what ran until then, of which the last may have been cut."""
+    durations = [max(end - start, 1) for start, end in spans]
+    before = [max(min(end, end_ns) - start, 0) for start, end in spans]
+    return sum(before) / max(float(sum(map(truediv, before, durations))), 1e-9)

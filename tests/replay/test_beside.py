@@ -1,0 +1,165 @@
+"""Calls side by side: what runs at once and what cannot, in which settings, and what a failure costs."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from opgrip.replay.arguments.inputs import Inputs, device_map
+from opgrip.replay.timing import beside
+from opgrip.replay.timing.beside import Beside, side_by_side
+from opgrip.replay.timing.rounds import Group
+from opgrip.replay.timing.samples import Effort
+from opgrip.replay.timing.subjects import Subject, Variant
+from opgrip.traces.arguments import TensorSpec
+
+FEW = Effort(iterations=5)
+ONE_THREAD = {"threads": 1}
+
+
+class Pace:
+    """A processor that is never slowed down."""
+
+    def is_slowed(self) -> bool:
+        return False
+
+
+@pytest.fixture(autouse=True)
+def steady(monkeypatch: pytest.MonkeyPatch) -> None:
+    # else repeats are made again where the machine is busy
+    monkeypatch.setattr(beside, "Pace", Pace)
+
+
+def subject_of(function: Callable[..., Any], number: int = 0, mutates: bool = False) -> Subject:
+    vector = TensorSpec((4,), (1,), torch.float32, "cpu")
+    inputs = Inputs((vector,), {}, {}, device_map("cpu", None), 0)
+    inputs.keep()
+    return Subject(number, "tested", function, [Variant([inputs])], mutates, None, 0)
+
+
+def measured(*subjects: Subject, count: int = 2, grad: bool = False, **settings: Any) -> list[Beside]:
+    group = Group({**ONE_THREAD, **settings}, grad, list(subjects))
+    return list(side_by_side([group], count, FEW, "cpu"))
+
+
+def busy(_: torch.Tensor) -> int:
+    """Work that holds the interpreter lock for longer than that is lent for at once."""
+    total = 0
+    for number in range(300_000):
+        total += number
+    return total
+
+
+def locked(_: torch.Tensor) -> int:
+    """The same as one call that does not let go of the lock."""
+    return sum(range(1_000_000))
+
+
+def test_kernels_run_at_once_and_each_is_timed_while_the_others_run() -> None:
+    matrix = torch.randn(400, 400)
+    rows = measured(*(subject_of(lambda _: matrix @ matrix, number) for number in range(2)))
+    assert [row.subject.number for row in rows] == [0, 1]
+    for row in rows:
+        assert row.together == 2
+        assert len(row.loaded) == 5
+        assert row.overlap is not None
+        assert 0.5 < row.overlap < 2.6
+        assert row.ratio is not None
+        assert row.ratio[0] <= row.ratio[1] <= row.ratio[2]
+
+
+@pytest.mark.parametrize("function", [busy, locked])
+def test_what_holds_the_interpreter_lock_gains_nothing_and_waits_for_the_others(function: Callable[..., Any]) -> None:
+    rows = measured(*(subject_of(function, number) for number in range(3)), count=3)
+    for row in rows:
+        assert row.overlap is not None
+        assert 0.4 < row.overlap < 1.6
+    # who gets the lock first waits less than the others
+    assert 1.7 < sum(row.ratio[1] for row in rows if row.ratio) / 3 < 6
+
+
+def test_a_short_call_runs_until_the_longest_is_done() -> None:
+    runs: list[str] = []
+
+    def short(_: torch.Tensor) -> None:
+        runs.append(threading.current_thread().name)
+        torch.ones(1000).sort()
+
+    matrix = torch.randn(700, 700)
+    measured(subject_of(short), subject_of(lambda _: matrix @ matrix @ matrix, 1))
+    alone = runs.count(threading.current_thread().name)
+    # at once as often as alone, and again and again under load
+    assert len(runs) - alone > 2 * alone
+
+
+def test_subjects_run_in_batches_in_their_order() -> None:
+    told: list[int] = []
+    group = Group(ONE_THREAD, False, [subject_of(torch.sin, number) for number in range(5)])
+    rows = list(side_by_side([group], 2, FEW, "cpu", told.append))
+    assert [row.together for row in rows] == [2, 2, 2, 2, 1]
+    assert list(dict.fromkeys(told)) == [0, 1, 2, 3, 4]
+
+
+def test_a_subject_that_fails_costs_only_itself() -> None:
+    runs: list[int] = []
+
+    def failing(_: torch.Tensor) -> None:
+        runs.append(0)
+        if threading.current_thread() is not threading.main_thread():
+            raise RuntimeError("planted")
+
+    def at_once(_: torch.Tensor) -> None:
+        raise ValueError("at once")
+
+    rows = measured(subject_of(failing), subject_of(torch.sin, 1), subject_of(at_once, 2), count=3)
+    assert [str(row.subject.failure) for row in rows] == ["planted", "None", "at once"]
+    assert [len(row.loaded) for row in rows] == [0, 5, 0]
+    assert rows[1].ratio is not None
+    assert rows[1].overlap is not None
+
+
+@pytest.mark.parametrize("grad", [True, False])
+@pytest.mark.parametrize("inference", [True, False])
+def test_threads_have_the_settings_of_their_group(grad: bool, inference: bool) -> None:
+    met = set()
+
+    def asked(_: torch.Tensor) -> None:
+        modes = torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.get_num_threads()
+        met.add((threading.current_thread() is threading.main_thread(), *modes, torch.get_default_dtype()))
+
+    before = torch.get_num_threads()
+    measured(subject_of(asked), subject_of(asked, 1), grad=grad, inference=inference, default_dtype="float64")
+    assert met == {(main, grad, inference, 1, torch.float64) for main in (True, False)}
+    assert (torch.get_num_threads(), torch.get_default_dtype()) == (before, torch.float32)
+
+
+def test_a_call_that_writes_finds_its_argument_in_its_first_state() -> None:
+    seen = set()
+
+    def doubled(tensor: torch.Tensor) -> torch.Tensor:
+        seen.add(tensor[0].item())
+        return tensor.mul_(2)
+
+    measured(subject_of(doubled, mutates=True), subject_of(torch.sin, 1))
+    assert len(seen) == 1
+
+
+def test_no_thread_is_left() -> None:
+    before = threading.active_count()
+    measured(subject_of(torch.sin), subject_of(torch.cos, 1))
+    assert threading.active_count() == before
+
+
+def test_an_interrupt_ends_all_threads() -> None:
+    def interrupted(_: torch.Tensor) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            raise KeyboardInterrupt
+
+    before = threading.active_count()
+    with pytest.raises(KeyboardInterrupt):
+        measured(subject_of(interrupted), subject_of(torch.cos, 1))
+    assert threading.active_count() == before
