@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Callable
 from types import FunctionType
 from typing import Any
 
@@ -91,5 +90,3 @@ def _kind(task: Task) -> object:
         else:
             described.append((type(leaf), leaf if isinstance(leaf, str | bool | None) else str(type(leaf))))
     return task.function, tuple(described)
-
-

@@ -43,7 +43,7 @@ def with_torchscript(task: Task) -> Program:
     return Program(traced, call.enter, call.leave, in_place=task.mutates, note="traced")
 
 
-class _quiet(warnings.catch_warnings):  # type: ignore[type-arg]  # noqa: N801
+class _quiet(warnings.catch_warnings):  # type: ignore[type-arg]
     """Passes over the notice that TorchScript is deprecated."""
 
     def __enter__(self) -> None:
