@@ -36,8 +36,8 @@ TUNERS = ("evolutionary", "replay-trace", "replay-func")
 @mode("tvm", needs=("tvm",), extra="tvm")
 def make(task: Task) -> Program:
     """A call compiled by TVM, loaded from the store where it was compiled before."""
-    # read once, when TVM's threads start: the most that a later call can ask for, and whether they stay on one core,
-    # which would hold torch's there too
+    # read once, when TVM's threads start: the most that a later call can ask for, and that they are not bound to
+    # cores, as torch's are not
     os.environ.setdefault("TVM_NUM_THREADS", str(max(os.cpu_count() or 1, task.threads)))
     os.environ.setdefault("TVM_BIND_THREADS", "0")
     import tvm
