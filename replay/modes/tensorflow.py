@@ -32,7 +32,7 @@ def make(task: Task) -> Program:
 
     def leave(given: Any) -> Results:
         dlpack = tensorflow.experimental.dlpack
-        return call.leave([torch.from_dlpack(dlpack.to_dlpack(tensor)) for tensor in given])
+        return call.leave([torch.utils.dlpack.from_dlpack(dlpack.to_dlpack(tensor)) for tensor in given])
 
     try:
         function(*enter((task.args, task.kwargs))[0])

@@ -56,12 +56,12 @@ def make(task: Task) -> Program:
         return tuple(tvm.runtime.from_dlpack(_plain(tensor)) for tensor in call.enter(arguments)[0]), {}
 
     def leave(given: Any) -> Results:
-        return call.leave([torch.from_dlpack(tensor) for tensor in given])
+        return call.leave([torch.utils.dlpack.from_dlpack(tensor) for tensor in given])
 
     # sets how many of the tensors are results
     call(*call.enter((task.args, task.kwargs))[0])
     function(*enter((task.args, task.kwargs))[0])
-    return Program(function, enter, leave, note)
+    return Program(function, enter, leave, note=note)
 
 
 def _plain(tensor: Tensor) -> Tensor:

@@ -48,7 +48,7 @@ def make(task: Task) -> Program:
         return jax.block_until_ready(compiled(states, given))
 
     def leave(given: Any) -> Results:
-        return call.leave([torch.from_dlpack(array) for array in given])
+        return call.leave([torch.utils.dlpack.from_dlpack(array) for array in given])
 
     try:
         run(*enter((task.args, task.kwargs))[0])
