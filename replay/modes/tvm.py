@@ -164,7 +164,7 @@ def _search(module: Any, task: Task, target: Any, tuner: str, folder: Path) -> N
     with target:
         parts = tvm.transform.Sequential(passes)(module)
     with patch.dict(os.environ, TVM_NUM_THREADS=str(task.threads)):
-        meta_schedule.relax_integration.tune_relax(
+        database = meta_schedule.relax_integration.tune_relax(
             parts,
             {},
             target,
@@ -175,6 +175,9 @@ def _search(module: Any, task: Task, target: Any, tuner: str, folder: Path) -> N
             strategy=tuner,
             seed=0,
         )
+    # a program that does not build or run is entered with 1e10 seconds
+    if not any(min(map(float, record.run_secs)) < 1e9 for record in database.get_all_tuning_records()):
+        raise RuntimeError("no program of the search ran: see logs/ beside its database")
     (folder / DONE).write_text(str(task.tuning.trials))
 
 
@@ -183,10 +186,10 @@ def _build(module: Any, target: Any, _: Any) -> Any:
 
     It imports the tensor intrinsics of all targets, which a module no longer refers to by name once it is scheduled.
     """
-    import tvm
+    from tvm.driver import build
     from tvm.s_tir.transform import RemoveWeightLayoutRewriteBlock
 
-    return tvm.compile(RemoveWeightLayoutRewriteBlock(skip_tensor_rewrite=True)(module), target=target)
+    return build(RemoveWeightLayoutRewriteBlock(skip_tensor_rewrite=True)(module), target=target)
 
 
 @contextmanager
