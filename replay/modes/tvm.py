@@ -5,12 +5,16 @@ Without a search TVM gives a CPU plain loops on one thread. `--tune` searches fo
 
 from __future__ import annotations
 
+import importlib
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
 from pathlib import Path
+from platform import machine
 from tempfile import TemporaryDirectory
+from types import ModuleType
 from typing import Any
 from unittest.mock import patch
 
@@ -46,9 +50,9 @@ def make(task: Task) -> Program:
     program, call = exported(task)
     device = tvm.runtime.device(str(task.device))
     executable, note = _executable(program, task, _target(device, task.threads))
-    machine = relax.VirtualMachine(executable, device)
+    virtual = relax.VirtualMachine(executable, device)
     # on a GPU it works on the default stream, as torch does
-    function = machine["main"]
+    function = virtual["main"]
     set_threads = tvm.get_global_func("runtime.config_threadpool")
 
     def enter(arguments: Arguments) -> Arguments:
@@ -163,7 +167,7 @@ def _search(module: Any, task: Task, target: Any, tuner: str, folder: Path) -> N
     passes = [*relax.pipeline.library_dispatch_passes(target), *relax.pipeline.legalize_passes(target)]
     with target:
         parts = tvm.transform.Sequential(passes)(module)
-    with patch.dict(os.environ, TVM_NUM_THREADS=str(task.threads)):
+    with patch.dict(os.environ, TVM_NUM_THREADS=str(task.threads)), _intrinsics_of(target):
         database = meta_schedule.relax_integration.tune_relax(
             parts,
             {},
@@ -179,6 +183,26 @@ def _search(module: Any, task: Task, target: Any, tuner: str, folder: Path) -> N
     if not any(min(map(float, record.run_secs)) < 1e9 for record in database.get_all_tuning_records()):
         raise RuntimeError("no program of the search ran: see logs/ beside its database")
     (folder / DONE).write_text(str(task.tuning.trials))
+
+
+@contextmanager
+def _intrinsics_of(target: Any) -> Iterator[None]:
+    """Let TVM's search on an x86 CPU import the tensor intrinsics of that alone: those of all targets take a minute."""
+    import tvm
+
+    name = "tvm.s_tir.tensor_intrin"
+    if target.kind.name != "llvm" or machine() != "x86_64" or name in sys.modules:
+        yield
+        return
+    package = ModuleType(name)
+    package.__path__ = [str(Path(tvm.__file__).parent / "s_tir" / "tensor_intrin")]
+    sys.modules[name] = package
+    try:
+        # stays: it enters its intrinsics in a table, which takes each once
+        importlib.import_module(f"{name}.x86")
+        yield
+    finally:
+        del sys.modules[name]
 
 
 def _build(module: Any, target: Any, _: Any) -> Any:
