@@ -27,5 +27,4 @@ def with_aotinductor(task: Task) -> Program:
     def function(*tensors: torch.Tensor) -> Any:
         return run(list(tensors))
 
-    call(*call.enter((task.args, task.kwargs))[0])
     return Program(function, call.enter, call.leave, in_place=task.mutates, note="" if made else "loaded")

@@ -74,6 +74,8 @@ def exported(task: Task, in_place: bool = False) -> tuple[torch.export.ExportedP
         raise Unsupported("it writes into memory that its arguments share")
     with torch.no_grad():
         program = torch.export.export(call, tuple(tensors))
+        # so that it knows how many of the tensors are results
+        call(*tensors)
     if not program.graph_signature.user_outputs:
         raise Unsupported("it gives no tensor")
     return program, call

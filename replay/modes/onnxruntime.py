@@ -36,8 +36,6 @@ def with_onnxruntime(task: Task) -> Program:
     options.intra_op_num_threads = task.threads
     options.log_severity_level = 4
     session = onnxruntime.InferenceSession(model, options, providers=[PROVIDERS[kind]])
-    # sets how many of the tensors are results
-    call(*call.enter((task.args, task.kwargs))[0])
     return _bound(session, program.graph_signature.user_inputs, call, task.device)
 
 

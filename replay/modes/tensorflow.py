@@ -1,0 +1,81 @@
+"""TensorFlow: the function of jax that `xla` runs, as a `tf.function`, by jax2tf.
+
+It is one operator there, which TensorFlow's own XLA compiles: TensorFlow's kernels are not what it measures.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from opgrip.replay.modes.graphs import exported
+from opgrip.replay.modes.mode import Program, Results, Task, mode
+from opgrip.replay.modes.torchax import as_jax, reason
+from opgrip.replay.operators import Unsupported
+from opgrip.replay.timing.methods import Arguments
+
+
+@mode("tensorflow", needs=("tensorflow", "torchax", "jax", "absl"), extra="tensorflow", devices=("cpu",))
+def make(task: Task) -> Program:
+    """A call as TensorFlow runs it."""
+    import tensorflow
+
+    _set_threads(task.threads)
+    program, call = exported(task)
+    function = _function(program, call.enter((task.args, task.kwargs))[0])
+
+    def enter(arguments: Arguments) -> Arguments:
+        return tuple(_given(tensor) for tensor in call.enter(arguments)[0]), {}
+
+    def leave(given: Any) -> Results:
+        dlpack = tensorflow.experimental.dlpack
+        return call.leave([torch.utils.dlpack.from_dlpack(dlpack.to_dlpack(tensor)) for tensor in given])
+
+    try:
+        function(*enter((task.args, task.kwargs))[0])
+    except Exception as error:
+        raise Unsupported(f"TensorFlow cannot run it: {reason(error)}") from error
+    return Program(function, enter, leave)
+
+
+def _function(program: torch.export.ExportedProgram, tensors: tuple[torch.Tensor, ...]) -> Any:
+    import tensorflow
+    from jax.experimental import jax2tf
+
+    states, function = as_jax(program)
+    try:
+        converted = jax2tf.convert(
+            lambda *given: function(states, given), with_gradient=False, native_serialization_platforms=("cpu",)
+        )
+        made = tensorflow.function(converted, autograph=False, jit_compile=False)
+        return made.get_concrete_function(*map(_given, tensors))
+    except Exception as error:
+        raise Unsupported(f"jax2tf cannot convert it: {reason(error)}") from error
+
+
+def _given(tensor: torch.Tensor) -> Any:
+    """A tensor as TensorFlow takes it, in the same memory where that is contiguous."""
+    import tensorflow
+
+    plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
+    return tensorflow.experimental.dlpack.from_dlpack(plain.__dlpack__())
+
+
+def _set_threads(threads: int) -> None:
+    """Have TensorFlow start so many threads in an operator, which it does once.
+
+    Raises
+    ------
+    Unsupported : where it runs already, with another number
+    """
+    from tensorflow import config
+
+    started = config.threading.get_intra_op_parallelism_threads()
+    if started == threads:
+        return
+    try:
+        config.threading.set_intra_op_parallelism_threads(threads)
+    except RuntimeError as error:
+        told = f"TensorFlow has {started or 'other'} threads in this process and cannot change to {threads}"
+        raise Unsupported(told) from error

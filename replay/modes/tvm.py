@@ -1,0 +1,230 @@
+"""Apache TVM: the exported call as a Relax program, compiled for this CPU or GPU.
+
+Without a search TVM gives a CPU plain loops on one thread. `--tune` searches for better ones with its meta schedule.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from platform import machine
+from tempfile import TemporaryDirectory
+from types import ModuleType
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+
+from opgrip.replay.modes.graphs import exported
+from opgrip.replay.modes.mode import Program, Results, Task, Tuning, mode
+from opgrip.replay.operators import Unsupported
+from opgrip.replay.timing.methods import Arguments
+from opgrip.traces.errors import UserError, one_line
+
+ALIGNMENT = 64
+"""Bytes: compiled code loads vectors that it takes to begin at multiples of this."""
+
+DONE = "trials"
+"""File beside a search's database, written at its end: how many programs it tried."""
+
+TUNERS = ("evolutionary", "replay-trace", "replay-func")
+"""Strategies of TVM's search: evolution by a cost model, or random draws from the space of programs."""
+
+
+@mode("tvm", needs=("tvm",), extra="tvm")
+def make(task: Task) -> Program:
+    """A call compiled by TVM, loaded from the store where it was compiled before."""
+    # read once, when TVM's threads start: the most that a later call can ask for, and that they are not bound to
+    # cores, as torch's are not
+    os.environ.setdefault("TVM_NUM_THREADS", str(max(os.cpu_count() or 1, task.threads)))
+    os.environ.setdefault("TVM_BIND_THREADS", "0")
+    import tvm
+    from tvm import relax
+
+    program, call = exported(task)
+    device = tvm.runtime.device(str(task.device))
+    executable, note = _executable(program, task, _target(device, task.threads))
+    virtual = relax.VirtualMachine(executable, device)
+    # on a GPU it works on the default stream, as torch does
+    function = virtual["main"]
+    set_threads = tvm.get_global_func("runtime.config_threadpool")
+
+    def enter(arguments: Arguments) -> Arguments:
+        set_threads(1, task.threads)
+        return tuple(tvm.runtime.from_dlpack(_plain(tensor)) for tensor in call.enter(arguments)[0]), {}
+
+    def leave(given: Any) -> Results:
+        return call.leave([torch.utils.dlpack.from_dlpack(tensor) for tensor in given])
+
+    function(*enter((task.args, task.kwargs))[0])
+    return Program(function, enter, leave, note=note)
+
+
+def _plain(tensor: Tensor) -> Tensor:
+    """A tensor as TVM takes it, in the same memory where that is contiguous and aligned."""
+    tensor = tensor.detach().resolve_conj().resolve_neg().contiguous()
+    return tensor.clone() if tensor.data_ptr() % ALIGNMENT else tensor
+
+
+def _target(device: Any, threads: int) -> Any:
+    import tvm
+
+    found = tvm.target.Target.from_device(device)
+    if found.kind.name != "llvm":
+        return found
+    return tvm.target.Target({"kind": "llvm", "mcpu": found.attrs["mcpu"], "num-cores": threads})
+
+
+def _executable(program: torch.export.ExportedProgram, task: Task, target: Any) -> tuple[Any, str]:
+    """The compiled program, and how it was had."""
+    import tvm
+
+    trials = task.tuning.trials
+    note = f"tuned, {trials} trials" if trials else ""
+    kept = None if task.store is None else task.store / _name(target, task.tuning)
+    if kept is not None and kept.exists():
+        return tvm.runtime.load_module(str(kept)), note
+    module = _converted(program)
+    with _one_line_errors("TVM cannot compile it"):
+        executable = _tuned(module, task, target) if trials else _compiled(module, target)
+    if kept is not None:
+        _keep(executable, kept)
+    return executable, note
+
+
+def _name(target: Any, tuning: Tuning) -> str:
+    """File name of a library: what else its code depends on than the call and the versions."""
+    processor = target.attrs.get("mcpu") or target.attrs.get("arch")
+    cores = target.attrs.get("num-cores", 0)
+    return f"tvm-{processor}-{cores}-{tuning.trials}-{tuning.tuner or TUNERS[0]}.so"
+
+
+def _keep(executable: Any, path: Path) -> None:
+    """Write a library, unless there is no C compiler to link it."""
+    whole = path.with_name(f"{path.name}.{os.getpid()}.so")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        executable.export_library(str(whole))
+        whole.replace(path)
+    except (OSError, RuntimeError):
+        whole.unlink(missing_ok=True)
+
+
+def _converted(program: torch.export.ExportedProgram) -> Any:
+    from tvm.relax.frontend.torch import from_exported_program
+
+    try:
+        return from_exported_program(program)
+    except Exception as error:
+        raise Unsupported(f"TVM cannot convert it: {_reason(error)}") from error
+
+
+def _compiled(module: Any, target: Any) -> Any:
+    import tvm
+    from tvm import relax
+
+    return tvm.compile(module, target=target, relax_pipeline=relax.get_default_pipeline(target))
+
+
+def _tuned(module: Any, task: Task, target: Any) -> Any:
+    """The program with the best code that a search found, now or in an earlier run."""
+    from tvm.s_tir import meta_schedule
+
+    tuner = task.tuning.tuner or TUNERS[0]
+    if tuner not in TUNERS:
+        raise UserError(f"TVM has no tuner {tuner!r}", f"there are {', '.join(TUNERS)}")
+    with ExitStack() as stack:
+        if task.store is None:
+            folder = Path(stack.enter_context(TemporaryDirectory()))
+        else:
+            folder = task.store / f"tvm-{target.attrs.get('mcpu', '')}-{task.threads}-{tuner}"
+        if _trials_in(folder) < task.tuning.trials:
+            _search(module, task, target, tuner, folder)
+        database = meta_schedule.database.JSONDatabase(work_dir=str(folder))
+        return meta_schedule.relax_integration.compile_relax(database, module, target, None)
+
+
+def _trials_in(folder: Path) -> int:
+    """How many trials the search had whose database lies in a folder, if it came to its end."""
+    done = folder / DONE
+    return int(done.read_text()) if done.exists() else 0
+
+
+def _search(module: Any, task: Task, target: Any, tuner: str, folder: Path) -> None:
+    import tvm
+    from tvm import relax
+    from tvm.s_tir import meta_schedule
+
+    folder.mkdir(parents=True, exist_ok=True)
+    passes = [*relax.pipeline.library_dispatch_passes(target), *relax.pipeline.legalize_passes(target)]
+    with target:
+        parts = tvm.transform.Sequential(passes)(module)
+    with patch.dict(os.environ, TVM_NUM_THREADS=str(task.threads)), _intrinsics_of(target):
+        database = meta_schedule.relax_integration.tune_relax(
+            parts,
+            {},
+            target,
+            str(folder),
+            task.tuning.trials,
+            builder=meta_schedule.builder.LocalBuilder(max_workers=1, f_build=_build),
+            cost_model="xgb" if find_spec("xgboost") else "random",
+            strategy=tuner,
+            seed=0,
+        )
+    # a program that does not build or run is entered with 1e10 seconds
+    if not any(min(map(float, record.run_secs)) < 1e9 for record in database.get_all_tuning_records()):
+        raise RuntimeError("no program of the search ran: see logs/ beside its database")
+    (folder / DONE).write_text(str(task.tuning.trials))
+
+
+@contextmanager
+def _intrinsics_of(target: Any) -> Iterator[None]:
+    """Let TVM's search on an x86 CPU import the tensor intrinsics of that alone: those of all targets take a minute."""
+    import tvm
+
+    name = "tvm.s_tir.tensor_intrin"
+    if target.kind.name != "llvm" or machine() != "x86_64" or name in sys.modules:
+        yield
+        return
+    package = ModuleType(name)
+    package.__path__ = [str(Path(tvm.__file__).parent / "s_tir" / "tensor_intrin")]
+    sys.modules[name] = package
+    try:
+        # stays: it enters its intrinsics in a table, which takes each once
+        importlib.import_module(f"{name}.x86")
+        yield
+    finally:
+        del sys.modules[name]
+
+
+def _build(module: Any, target: Any, _: Any) -> Any:
+    """What the search's builder does by default, in a process of its own, less an import that takes a minute there.
+
+    It imports the tensor intrinsics of all targets, which a module no longer refers to by name once it is scheduled.
+    """
+    from tvm.driver import build
+    from tvm.s_tir.transform import RemoveWeightLayoutRewriteBlock
+
+    return build(RemoveWeightLayoutRewriteBlock(skip_tensor_rewrite=True)(module), target=target)
+
+
+@contextmanager
+def _one_line_errors(what: str) -> Iterator[None]:
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        raise RuntimeError(f"{what}: {_reason(error)}") from error
+
+
+def _reason(error: Exception) -> str:
+    """The last line of what TVM says, which gives a trace of its own before it."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return one_line(type(error)(lines[-1] if lines else "")).removeprefix("AssertionError: ")

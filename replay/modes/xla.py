@@ -1,0 +1,92 @@
+"""XLA: the exported call as a function of jax, by torchax, compiled for this CPU or GPU.
+
+Torchax is taken rather than torch_xla, each version of which works with one version of torch.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from opgrip.replay.modes.graphs import exported
+from opgrip.replay.modes.mode import Program, Results, Task, mode
+from opgrip.replay.modes.torchax import as_jax, reason
+from opgrip.replay.operators import Unsupported
+from opgrip.replay.timing.methods import Arguments
+
+THREADS = "NPROC"
+"""Variable of the environment that says how many threads XLA starts on the CPU, once in a process."""
+
+
+@mode("xla", needs=("torchax", "jax"), extra="xla")
+def make(task: Task) -> Program:
+    """A call compiled by XLA."""
+    place = torch.device(task.device)
+    _set_threads(task.threads)
+    import jax
+
+    # on a GPU XLA rounds what it multiplies, unless told not to
+    jax.config.update("jax_default_matmul_precision", None if torch.backends.cuda.matmul.allow_tf32 else "highest")
+    program, call = exported(task)
+    states, function = as_jax(program)
+    if task.store is not None:
+        _keep_in(task.store)
+    device = jax.devices(place.type)[place.index or 0]
+    states = jax.device_put(states, device)
+    compiled = jax.jit(function)
+
+    def enter(arguments: Arguments) -> Arguments:
+        return tuple(jax.device_put(_array(tensor), device) for tensor in call.enter(arguments)[0]), {}
+
+    def run(*given: Any) -> Any:
+        return jax.block_until_ready(compiled(states, given))
+
+    def leave(given: Any) -> Results:
+        return call.leave([torch.utils.dlpack.from_dlpack(array) for array in given])
+
+    try:
+        run(*enter((task.args, task.kwargs))[0])
+    except Exception as error:
+        raise Unsupported(f"jax cannot run it: {reason(error)}") from error
+    return Program(run, enter, leave)
+
+
+def _array(tensor: Tensor) -> Any:
+    """A tensor as jax takes it, in the same memory where that is contiguous and aligned."""
+    import jax
+
+    return jax.numpy.from_dlpack(tensor.detach().resolve_conj().resolve_neg().contiguous())
+
+
+def _set_threads(threads: int) -> None:
+    """Have XLA start so many threads on the CPU.
+
+    Raises
+    ------
+    Unsupported : where it runs already, with another number
+    """
+    from jax._src import xla_bridge
+
+    if not xla_bridge.backends_are_initialized():
+        os.environ[THREADS] = str(threads)
+    elif os.environ.get(THREADS) != str(threads):
+        started = os.environ.get(THREADS, "other")
+        raise Unsupported(f"XLA has {started} threads in this process and cannot change to {threads}")
+
+
+def _keep_in(folder: Path) -> None:
+    """Have jax keep what it compiles in a folder, however fast it did."""
+    import jax
+    from jax.experimental.compilation_cache import compilation_cache
+
+    if jax.config.jax_compilation_cache_dir == str(folder):
+        return
+    jax.config.update("jax_compilation_cache_dir", str(folder))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    # else it stays with the folder that it opened first
+    compilation_cache.reset_cache()
