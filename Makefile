@@ -4,8 +4,9 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraints.txt
 INSTALLED := $(VENV)/installed
 OPENMMLAB := $(VENV)/openmmlab
+RUNTIMES := $(VENV)/runtimes
 
-.PHONY: help demo test openmmlab lint types bench clean
+.PHONY: help demo test openmmlab runtimes lint types bench clean
 
 help: ## list what there is to make
 	@grep -E '^[a-z]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 12
@@ -19,6 +20,8 @@ test: $(INSTALLED) ## run the tests
 	$(BIN)/python -m pytest $(ARGS)
 
 openmmlab: $(OPENMMLAB) ## add mmengine, mmcv, mmdet and mmsegmentation
+
+runtimes: $(RUNTIMES) ## add ONNX Runtime, TVM, XLA and TensorFlow, which some modes need
 
 lint: $(INSTALLED) ## check style, format and which room knows which
 	$(BIN)/ruff check .
@@ -41,6 +44,11 @@ $(BIN)/python:
 
 $(INSTALLED): pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP) -e '.[dev]'
+	@touch $@
+
+# tensorflow-cpu is what the extra's tensorflow is without its hundreds of megabytes for GPUs
+$(RUNTIMES): $(INSTALLED)
+	$(PIP) -e '.[dev,onnx,tvm,xla]' tensorflow-cpu absl-py
 	@touch $@
 
 # mmdet and mmsegmentation say that they want an older mmcv, hence --no-deps: docs/openmmlab.md

@@ -52,16 +52,17 @@ def replay(
     known : rows of which it is known what came of making them ready
     """
     pages.keep_freed_memory()
-    for window in windows(cases):
+    for window in windows(cases, settings):
         yield from _measure(window, settings, surroundings or Surroundings({}, {}), announce, without, known or {})
 
 
-def windows(cases: Sequence[Case]) -> Iterator[list[Case]]:
-    """Cases in the parts in which they are measured side by side."""
+def windows(cases: Sequence[Case], settings: Settings) -> Iterator[list[Case]]:
+    """Cases in the parts in which they are measured side by side, each under all of its modes."""
     window: list[Case] = []
     size = 0
     for case in cases:
-        needed = bytes_of([case.signature.args, case.signature.kwargs]) * (1 + len(case.variants))
+        sets = sum(way.point.batch for way in settings.ways(case))
+        needed = bytes_of([case.signature.args, case.signature.kwargs]) * (1 + len(case.variants)) * sets
         if window and (len(window) == CASES or size + needed > BYTES):
             yield window
             window, size = [], 0

@@ -40,7 +40,7 @@ def supervise(
     if not cases:
         return
     with Connection(job, loaded, timeout_s, may_fork) as process:
-        for window in windows(cases):
+        for window in windows(cases, loaded.settings):
             rows = _window(process, window, without, loaded, known or {})
             for case in window:
                 yield rows[case.number]
