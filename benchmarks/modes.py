@@ -47,15 +47,9 @@ def main() -> None:
     options.add_argument("--output", type=Path, default=Path("modes.json"))
     args, rest = options.parse_known_args()
     if args.results is None:
-        command = [
-            Path(sys.executable).parent / "opreplay",
-            args.trace,
-            "--mode",
-            ",".join(args.mode),
-            "--threads",
-            "1",
-        ]
-        subprocess.run([*command, "-o", args.output, "-f", *rest], check=True, stdout=subprocess.DEVNULL)
+        opreplay = Path(sys.executable).parent / "opreplay"
+        modes_told = ["--mode", ",".join(args.mode), "--threads", "1", "-o", args.output, "-f"]
+        subprocess.run([opreplay, args.trace, *modes_told, *rest], check=True, stdout=subprocess.DEVNULL)
     print_table(load_results(args.results or args.output))
 
 
