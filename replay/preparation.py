@@ -170,7 +170,7 @@ class _Preparation:
         self, case: Case, result: Result, operator: Operator, program: Program, inputs: Inputs, began: int
     ) -> tuple[Result, Results]:
         """Run it once, for what does not change: the time of the first call, flops, memory."""
-        settings = self._settings
+        settings, in_torch = self._settings, find_mode(result.mode)[0].in_torch
         device = _device_of(case.signature, settings)
         args, kwargs = inputs.make()
         (given, met), memory = with_memory(
@@ -178,12 +178,11 @@ class _Preparation:
         )
         synchronizer(device)()
         taken = (perf_counter_ns() - began) / 1e6
-        if memory is not None and program.leave is None:
+        if memory is not None and in_torch:
             result = replace(result, allocated_bytes=memory.allocated, peak_bytes=memory.peak)
         if program.leave is None:
             result = replace(result, flops=flops_of(operator.function, args, kwargs, given))
-        first_ms = taken if result.first_ms is None else result.first_ms
-        return replace(result, note=program.note, first_ms=first_ms), met
+        return _made(result, program, taken), met
 
     def _backward(
         self, case: Case, operator: Operator, way: Way, result: Result, check: bool
@@ -205,8 +204,7 @@ class _Preparation:
                 _, met = run_program(program, (saved, {}), mutates=False)
             taken = program.enter or (lambda arguments: arguments)
             function, enter, anew = program.function, lambda _: taken((saved, {})), program.anew
-        first_ms = (perf_counter_ns() - began) / 1e6 if result.first_ms is None else result.first_ms
-        result = replace(result, note=program.note, first_ms=first_ms)
+        result = _made(result, program, (perf_counter_ns() - began) / 1e6)
         if check and way.mode != settings.reference:
             reference = self._reference(case, way, 0, operator, inputs)
             result = _judged(result, reference.check(met, settings.tolerance))
@@ -221,7 +219,7 @@ class _Preparation:
         self, case: Case, way: Way, program: Program, inputs: Sequence[Inputs], operator: Operator, result: Result
     ) -> Subject:
         settings = self._settings
-        in_torch = program.leave is None and settings.device == "cpu" and settings.cache == PROGRAM
+        in_torch = find_mode(way.mode)[0].in_torch and settings.device == "cpu" and settings.cache == PROGRAM
         return Subject(
             case.number,
             _label(case, way),
@@ -269,6 +267,11 @@ class _Preparation:
         if limit is not None and needed > limit:
             raise MemoryError(f"its tensors are {needed / 1e9:,.1f} GB, the limit is {limit / 1e9:,.1f} GB")
         return Inputs(drawn.args, drawn.kwargs, models, settings.place, settings.seed, settings.dtype)
+
+
+def _made(result: Result, program: Program, first_ms: float) -> Result:
+    """A row with how its program was made, unless that was made ahead: then this time it was loaded."""
+    return replace(result, note=program.note, first_ms=first_ms) if result.first_ms is None else result
 
 
 def _judged(result: Result, verdict: Verdict) -> Result:

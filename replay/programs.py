@@ -21,7 +21,7 @@ from opgrip.replay.modes import Program, Results, Task, find_mode
 from opgrip.replay.modes.graphs import tensors_in
 from opgrip.replay.operators import Operator, Unsupported
 from opgrip.replay.settings import Settings
-from opgrip.replay.timing.methods import Arguments, Function
+from opgrip.replay.timing.methods import ON_DEVICE, Arguments, Function
 from opgrip.replay.ways import EAGER, Way
 from opgrip.traces.arguments import leaves
 from opgrip.traces.errors import one_line
@@ -47,6 +47,10 @@ def make_program(
     kind = torch.device(settings.device).type
     if kind not in mode.devices:
         raise Unsupported(f"{way.mode} runs on {', '.join(mode.devices)}, not on {kind}")
+    if settings.method in ON_DEVICE and not mode.in_torch:
+        raise Unsupported(
+            f"{way.mode} works on streams of its own, where torch's clock cannot see it: time it discrete"
+        )
     (args, kwargs), *others = examples
     with _stored(settings.store, key) as store:
         task = Task(

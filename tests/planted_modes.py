@@ -31,6 +31,16 @@ def same(task: Task) -> Program:
     return Program(task.function, note="as it is")
 
 
+@mode("planted-keeps")
+def keeps(task: Task) -> Program:
+    assert task.store is not None
+    kept = task.store / "program"
+    if kept.exists():
+        return Program(task.function, note="loaded")
+    kept.write_text("made")
+    return Program(task.function, note="made")
+
+
 @mode("planted-needy", needs=("no_such_package",), extra="needy")
 def needy(task: Task) -> Program:
     raise AssertionError("it lacks its package")

@@ -106,6 +106,7 @@ class Mode:
     devices : kinds of device that it runs on
     differentiable : whether autograd goes through its programs; else a backward is compiled as a graph of its own
     ahead : whether making a program takes so long that several processes make them before any is timed
+    in_torch : whether its programs take memory of torch's allocator and work on torch's streams
     argument : what may follow its name after a colon, in a word; empty where nothing may
     """
 
@@ -115,6 +116,7 @@ class Mode:
     devices: Sequence[str] = ("cpu", "cuda")
     differentiable: bool = False
     ahead: bool = True
+    in_torch: bool = True
     argument: str = ""
 
 

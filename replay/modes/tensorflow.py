@@ -16,7 +16,9 @@ from opgrip.replay.operators import Unsupported
 from opgrip.replay.timing.methods import Arguments
 
 
-@mode("tensorflow", needs=("tensorflow", "torchax", "jax", "absl"), extra="tensorflow", devices=("cpu",))
+@mode(
+    "tensorflow", needs=("tensorflow", "torchax", "jax", "absl"), extra="tensorflow", devices=("cpu",), in_torch=False
+)
 def make(task: Task) -> Program:
     """A call as TensorFlow runs it."""
     import tensorflow

@@ -22,7 +22,7 @@ THREADS = "NPROC"
 """Variable of the environment that says how many threads XLA starts on the CPU, once in a process."""
 
 
-@mode("xla", needs=("torchax", "jax"), extra="xla")
+@mode("xla", needs=("torchax", "jax"), extra="xla", in_torch=False)
 def make(task: Task) -> Program:
     """A call compiled by XLA."""
     place = torch.device(task.device)

@@ -73,6 +73,15 @@ def test_a_mode_of_another_package_is_run_beside_eager(trace: Path, tmp_path: Pa
     assert "planted-same (as it is)" in done.stdout
 
 
+def test_what_a_compiler_made_is_there_in_the_next_run(trace: Path, tmp_path: Path, planted: dict[str, str]) -> None:
+    environment = planted | {"OPGRIP_CACHE": str(tmp_path / "cache")}
+    rows, _ = replayed(trace, tmp_path, environment, "--mode", "planted-keeps")
+    assert set(rows_of(rows, "planted-keeps")["note"]) == {"made"}
+    rows, _ = replayed(trace, tmp_path, environment, "--mode", "planted-keeps")
+    assert set(rows_of(rows, "planted-keeps")["note"]) == {"loaded"}
+    assert not list((tmp_path / "cache").glob("*/.*"))
+
+
 @pytest.mark.parametrize("mode", planted_modes.WRONG)
 def test_wrong_results_are_caught(trace: Path, tmp_path: Path, planted: dict[str, str], mode: str) -> None:
     rows, done = replayed(trace, tmp_path, planted, "--mode", mode, "--op", "aten.mm*", "--op", "aten.nonzero*")
