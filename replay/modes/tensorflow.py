@@ -11,7 +11,7 @@ import torch
 
 from opgrip.replay.modes.graphs import exported
 from opgrip.replay.modes.mode import Program, Results, Task, mode
-from opgrip.replay.modes.torchax import as_jax, reason
+from opgrip.replay.modes.torchax import as_jax, reason, set_threads
 from opgrip.replay.operators import Unsupported
 from opgrip.replay.timing.methods import Arguments
 
@@ -24,6 +24,7 @@ def make(task: Task) -> Program:
     import tensorflow
 
     _set_threads(task.threads)
+    set_threads(task.threads)
     program, call = exported(task)
     function = _function(program, call.enter((task.args, task.kwargs))[0])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -15,6 +16,12 @@ from opgrip.traces.errors import one_line
 
 VALUES_NEEDED = ("ConcretizationTypeError", "TracerBoolConversionError", "NonConcreteBooleanIndexError")
 """What jax raises where the shape of something hangs on values, by the ends of the classes' names."""
+
+THREADS = "NPROC"
+"""Variable of the environment that says how many threads XLA starts on the CPU, once in a process."""
+
+RANDOM = "get_and_rotate_prng_key"
+"""What torchax lacks outside of its own environment."""
 
 
 def as_jax(program: torch.export.ExportedProgram) -> tuple[Any, Callable[[Any, Any], Any]]:
@@ -34,6 +41,7 @@ def as_jax(program: torch.export.ExportedProgram) -> tuple[Any, Callable[[Any, A
 
         # reads the tables of operators
         torchax.default_env()
+    _name_dtypes(program.graph)
     try:
         states, function = torchax.export.exported_program_to_jax(program)
     except Exception as error:
@@ -41,14 +49,44 @@ def as_jax(program: torch.export.ExportedProgram) -> tuple[Any, Callable[[Any, A
     return states, function
 
 
+def set_threads(threads: int) -> None:
+    """Have XLA start so many threads on the CPU.
+
+    Raises
+    ------
+    Unsupported : where it runs already, with another number
+    """
+    from jax._src import xla_bridge
+
+    if not xla_bridge.backends_are_initialized():
+        os.environ[THREADS] = str(threads)
+    elif os.environ.get(THREADS) != str(threads):
+        started = os.environ.get(THREADS, "other")
+        raise Unsupported(f"XLA has {started} threads in this process and cannot change to {threads}")
+
+
 def reason(error: Exception) -> str:
     """What an error of torchax or jax says, without the places of its own code and the advice."""
     if type(error).__name__ in VALUES_NEEDED:
         return "shapes in it hang on values"
+    if RANDOM in str(error):
+        return "it draws random numbers"
     lines = str(error).strip().splitlines()
     if isinstance(error, AssertionError) and lines and lines[0].startswith("aten."):
         return f"no function for {lines[0]}"
     return f"{type(error).__name__}: {lines[0][:200]}" if lines else one_line(error)
+
+
+def _name_dtypes(graph: torch.fx.Graph) -> None:
+    """Say what dtype the operators make that go by torch's default: in 64-bit mode jax has another."""
+    for node in graph.nodes:
+        made = node.meta.get("val")
+        if isinstance(node.target, torch._ops.OpOverload) and isinstance(made, torch.Tensor):
+            taken = node.target._schema.arguments
+            takes_tensors = any("Tensor" in str(argument.type) for argument in taken)
+            names_dtype = any(argument.name == "dtype" for argument in taken)
+            if names_dtype and not takes_tensors and node.kwargs.get("dtype") is None:
+                node.update_kwarg("dtype", made.dtype)
 
 
 @contextmanager

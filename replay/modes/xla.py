@@ -5,7 +5,6 @@ Torchax is taken rather than torch_xla, each version of which works with one ver
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -14,19 +13,16 @@ from torch import Tensor
 
 from opgrip.replay.modes.graphs import exported
 from opgrip.replay.modes.mode import Program, Results, Task, mode
-from opgrip.replay.modes.torchax import as_jax, reason
+from opgrip.replay.modes.torchax import as_jax, reason, set_threads
 from opgrip.replay.operators import Unsupported
 from opgrip.replay.timing.methods import Arguments
-
-THREADS = "NPROC"
-"""Variable of the environment that says how many threads XLA starts on the CPU, once in a process."""
 
 
 @mode("xla", needs=("torchax", "jax"), extra="xla", in_torch=False)
 def make(task: Task) -> Program:
     """A call compiled by XLA."""
     place = torch.device(task.device)
-    _set_threads(task.threads)
+    set_threads(task.threads)
     import jax
 
     # on a GPU XLA rounds what it multiplies, unless told not to
@@ -60,22 +56,6 @@ def _array(tensor: Tensor) -> Any:
     import jax
 
     return jax.numpy.from_dlpack(tensor.detach().resolve_conj().resolve_neg().contiguous())
-
-
-def _set_threads(threads: int) -> None:
-    """Have XLA start so many threads on the CPU.
-
-    Raises
-    ------
-    Unsupported : where it runs already, with another number
-    """
-    from jax._src import xla_bridge
-
-    if not xla_bridge.backends_are_initialized():
-        os.environ[THREADS] = str(threads)
-    elif os.environ.get(THREADS) != str(threads):
-        started = os.environ.get(THREADS, "other")
-        raise Unsupported(f"XLA has {started} threads in this process and cannot change to {threads}")
 
 
 def _keep_in(folder: Path) -> None:

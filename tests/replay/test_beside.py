@@ -99,7 +99,7 @@ def test_a_short_call_runs_until_the_longest_is_done() -> None:
 def test_subjects_run_in_batches_in_their_order() -> None:
     told: list[int] = []
     group = Group(ONE_THREAD, False, [subject_of(torch.sin, number) for number in range(5)])
-    rows = list(side_by_side([group], 2, FEW, "cpu", told.append))
+    rows = list(side_by_side([group], 2, FEW, "cpu", lambda number, row: told.append(number)))
     assert [row.together for row in rows] == [2, 2, 2, 2, 1]
     assert list(dict.fromkeys(told)) == [0, 1, 2, 3, 4]
 

@@ -1,0 +1,78 @@
+"""Functions that compilers stumble over, under all modes that this machine has: each row ends with a right status."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from breaking_functions import BREAKING
+
+from opgrip.replay.modes import find_mode
+from opgrip.traces.errors import UserError
+
+PROGRAM = Path(__file__).resolve().parent.parent / "breaking_rows.py"
+QUICK = ("jit", "compile:aot_eager")
+SLOW = ("compile", "compile-dynamic", "compile-max", "aot", "onnxruntime", "tvm", "xla", "tensorflow")
+
+CRASHES = {("jit", "an_error_that_is_caught")}
+"""Compilers that end the process: theirs is a failed row."""
+WRONG = {("tvm", "random_zeros")}
+"""What a compiler does get wrong: TVM takes dropout for nothing, in training too."""
+
+
+def rows_under(*modes: str) -> pd.DataFrame:
+    done = subprocess.run(
+        [sys.executable, PROGRAM, ",".join(modes)], capture_output=True, text=True, check=False, timeout=1500
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return pd.DataFrame(json.loads(line) for line in done.stdout.splitlines() if line.startswith("{"))
+
+
+def check(rows: pd.DataFrame) -> None:
+    assert len(rows) == len(BREAKING) * rows["mode"].nunique()
+    by_mode = rows.set_index(["mode", "op"])
+    assert set(by_mode.loc["eager"]["status"]) == {"ok"}
+    assert set(by_mode.index[by_mode["status"] == "wrong"]) <= WRONG
+    assert set(by_mode.index[by_mode["status"] == "failed"]) <= CRASHES
+    assert set(rows["status"]) <= {"ok", "unsupported", "wrong", "failed"}
+    told = rows[rows["status"] != "ok"]["error"]
+    assert told.str.len().gt(5).all()
+    assert not told.str.contains("\n").any()
+    assert rows[rows["status"] == "ok"]["first_ms"].gt(0).all()
+
+
+@pytest.fixture(scope="module")
+def quick_rows() -> pd.DataFrame:
+    return rows_under(*QUICK)
+
+
+def test_every_function_ends_with_a_right_status(quick_rows: pd.DataFrame) -> None:
+    check(quick_rows)
+
+
+def test_what_would_be_right_for_these_values_alone_is_refused(quick_rows: pd.DataFrame) -> None:
+    jit = quick_rows[quick_rows["mode"] == "jit"].set_index("op")
+    frozen = ["through_numpy", "sizes_out_of_a_tensor", "greedy_suppression"]
+    assert set(jit.loc[frozen]["status"]) == {"unsupported"}
+    assert jit.loc["branch_on_a_value"]["note"] == "scripted"
+
+
+def test_what_dynamo_leaves_to_eager_is_not_called_compiled(quick_rows: pd.DataFrame) -> None:
+    rows = quick_rows[quick_rows["mode"] == "compile:aot_eager"].set_index("op")
+    assert "leaves it to eager" in rows.loc["unique_values"]["error"]
+    assert rows.loc["branch_on_a_value"]["note"] == "2 graphs"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("mode", SLOW)
+def test_every_function_ends_with_a_right_status_under_a_compiler(mode: str) -> None:
+    try:
+        find_mode(mode)
+    except UserError as error:
+        pytest.skip(str(error))
+    check(rows_under(mode))
