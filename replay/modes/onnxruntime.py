@@ -36,7 +36,7 @@ def with_onnxruntime(task: Task) -> Program:
     options.intra_op_num_threads = task.threads
     options.log_severity_level = 4
     session = onnxruntime.InferenceSession(model, options, providers=[PROVIDERS[kind]])
-    return _bound(session, program.graph_signature.user_inputs, call, task.device)
+    return _bound(session, call, task.device)
 
 
 def _stored_model(task: Task, program: torch.export.ExportedProgram) -> bytes:
@@ -63,20 +63,19 @@ def _model(program: torch.export.ExportedProgram) -> bytes:
     return bytes(made.model_proto.SerializeToString())
 
 
-def _bound(session: Any, names: Any, call: TensorCall, device: str) -> Program:
-    taken = {item.name: item.type for item in session.get_inputs()}
+def _bound(session: Any, call: TensorCall, device: str) -> Program:
+    # in the call's order; the exporter may give an input another name, where it is a result too
+    taken = [(item.name, _element_type(item.type)) for item in session.get_inputs()]
     given = [(item.name, item.type == "tensor(bool)") for item in session.get_outputs()]
     kind, index = torch.device(device).type, torch.device(device).index or 0
-    elements = {name: _element_type(told) for name, told in taken.items()}
 
     def enter(arguments: Arguments) -> Arguments:
         binding = session.io_binding()
         kept = []
-        for name, tensor in zip(names, call.enter(arguments)[0], strict=True):
-            if name in taken:
-                tensor = tensor.detach().resolve_conj().resolve_neg().contiguous()
-                kept.append(tensor)
-                binding.bind_input(name, kind, index, elements[name], tuple(tensor.shape), tensor.data_ptr())
+        for (name, element), tensor in zip(taken, call.enter(arguments)[0], strict=True):
+            plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
+            kept.append(plain)
+            binding.bind_input(name, kind, index, element, tuple(plain.shape), plain.data_ptr())
         for name, _ in given:
             binding.bind_output(name, kind, index)
         return (binding, kept), {}

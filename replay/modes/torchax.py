@@ -46,7 +46,15 @@ def as_jax(program: torch.export.ExportedProgram) -> tuple[Any, Callable[[Any, A
         states, function = torchax.export.exported_program_to_jax(program)
     except Exception as error:
         raise Unsupported(f"torchax cannot convert it: {reason(error)}") from error
-    return states, function
+    outputs = program.graph.output_node().args[0]
+    dtypes = [str(node.meta["val"].dtype).removeprefix("torch.") for node in outputs]
+
+    def as_torch_has_it(states: Any, inputs: Any) -> Any:
+        """Some of its functions give other dtypes than torch's, such as 32-bit places."""
+        arrays = function(states, inputs)
+        return tuple(array.astype(dtype) for array, dtype in zip(arrays, dtypes, strict=True))
+
+    return states, as_torch_has_it
 
 
 def set_threads(threads: int) -> None:

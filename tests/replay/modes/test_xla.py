@@ -1,88 +1,51 @@
-import subprocess
-import sys
-from importlib.util import find_spec
+"""What is XLA's own, and that of TensorFlow, which runs it."""
+
+from __future__ import annotations
+
+from pathlib import Path
 
 import pytest
 import torch
+from runtime_calls import needs, run, run_script
 
-from opgrip.replay.modes import Task, find_mode
 from opgrip.replay.operators import Unsupported
 
 jax = pytest.importorskip("jax")
-# it imports only with the help that the mode gives it
-pytestmark = pytest.mark.skipif(find_spec("torchax") is None, reason="torchax is not installed")
+pytestmark = needs("xla")
 
 
-def run(function, *args, **about):
-    program = find_mode("xla")[0].make(Task(function, args, {}, **about))
-    given, _ = program.enter((args, {}))
-    return program.leave(program.function(*given))
-
-
-def attention(query, key, value):
-    weights = (query @ key.transpose(-1, -2) / query.shape[-1] ** 0.5).softmax(-1)
-    return weights @ value, weights.argmax(-1)
-
-
-CASES = {
-    "an operator": (torch.ops.aten.add.Tensor, (torch.randn(3, 4), torch.randn(4))),
-    "a function of several operators": (attention, tuple(torch.randn(3, 2, 5, 4))),
-    "a tensor that the function makes": (lambda x: x + torch.arange(3), (torch.ones(3, dtype=torch.int64),)),
-    "integers of 64 bits": (torch.ops.aten.mul.Tensor, (torch.arange(4) + 2**40, torch.arange(4))),
-    "a float added to integers": (torch.ops.aten.add.Scalar, (torch.arange(4), 0.5)),
-    "floats of 64 bits": (torch.ops.aten.mul.Scalar, (torch.randn(4, dtype=torch.float64), 3)),
-    "floats of 16 bits": (torch.ops.aten.add.Scalar, (torch.randn(4).bfloat16(), 1.5)),
-    "booleans": (torch.ops.aten.logical_not.default, (torch.tensor([True, False]),)),
-    "an argument as it came": (lambda x: (x, x + 1), (torch.randn(3),)),
-    "no elements": (torch.ops.aten.exp.default, (torch.zeros(0, 4),)),
-    "a conjugate view": (torch.ops.aten.abs.default, (torch.randn(3, dtype=torch.complex64).conj(),)),
-    "an argument that asks for gradients": (torch.ops.aten.relu.default, (torch.randn(3, requires_grad=True),)),
-}
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_it_gives_eagers_numbers(name):
-    function, args = CASES[name]
-    results = run(function, *args)
-    with torch.no_grad():
-        expected = function(*args)
-    expected = [expected] if isinstance(expected, torch.Tensor) else list(expected)
-    assert not results.arguments
-    torch.testing.assert_close(list(results.outputs), expected)
-
-
-def test_what_a_call_writes_comes_back_as_its_argument():
-    given = torch.ones(3)
-    results = run(torch.ops.aten.add_.Tensor, given, torch.ones(3), mutates=True)
-    torch.testing.assert_close(results.arguments[0], torch.full((3,), 2.0))
-    assert given.tolist() == [1.0, 1.0, 1.0]
-
-
-def test_results_whose_shapes_hang_on_values_are_told_in_one_line():
+def test_results_whose_shapes_hang_on_values_are_told_in_one_line() -> None:
     with pytest.raises(Unsupported, match=r"^jax cannot run it: shapes in it hang on values$"):
-        run(torch.ops.aten.nonzero.default, torch.ones(3))
+        run("xla", torch.ops.aten.nonzero.default, torch.ones(3))
 
 
-def test_what_was_compiled_is_kept_and_not_compiled_again(tmp_path):
+def test_what_was_compiled_is_kept_and_not_compiled_again(tmp_path: Path) -> None:
     hits = []
     jax.monitoring.register_event_listener(lambda event, **_: hits.append(event) if "cache_hits" in event else None)
     args = (torch.randn(7, 3), torch.randn(3))
-    run(torch.ops.aten.sub.Tensor, *args, store=tmp_path)
+    run("xla", torch.ops.aten.sub.Tensor, *args, store=tmp_path)
     assert list(tmp_path.iterdir())
     found = len(hits)
-    run(torch.ops.aten.sub.Tensor, *args, store=tmp_path)
+    run("xla", torch.ops.aten.sub.Tensor, *args, store=tmp_path)
     assert len(hits) > found
 
 
-def test_another_number_of_threads_is_refused_once_it_runs():
-    run(torch.relu, torch.ones(3))
+def test_another_number_of_threads_is_refused_once_it_runs() -> None:
+    run("xla", torch.relu, torch.ones(3))
     with pytest.raises(Unsupported, match="has 1 threads in this process and cannot change to 2"):
-        run(torch.relu, torch.ones(3), threads=2)
+        run("xla", torch.relu, torch.ones(3), threads=2)
 
 
-def test_torch_is_as_it_was_after_torchax_is_imported(tmp_path):
-    script = tmp_path / "script.py"
-    script.write_text(
+def test_results_have_the_dtypes_that_torch_gives_them() -> None:
+    made = run("xla", lambda x: (torch.zeros(2) + x, torch.full((2,), 0.5), x.new_zeros(2)), torch.ones(1))
+    assert [tensor.dtype for tensor in made.outputs] == [torch.float32] * 3
+    results = run("xla", lambda x: (x, x.topk(2).indices, torch.arange(2)), torch.ones(3))
+    assert [tensor.dtype for tensor in results.outputs] == [torch.float32, torch.int64, torch.int64]
+
+
+def test_torch_is_as_it_was_after_torchax_is_imported(tmp_path: Path) -> None:
+    run_script(
+        tmp_path,
         "import sys, torch\n"
         "from opgrip.replay.modes import Task, find_mode\n"
         "def state():\n"
@@ -101,7 +64,36 @@ def test_torch_is_as_it_was_after_torchax_is_imported(tmp_path):
         "before = state()\n"
         "find_mode('xla')[0].make(Task(torch.relu, (torch.ones(3),), {}))\n"
         "assert 'torchax' in sys.modules\n"
-        "assert state() == before\n"
+        "assert state() == before\n",
     )
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
+
+
+@pytest.mark.slow
+@needs("tensorflow")
+def test_tensorflow_gives_eagers_numbers_and_says_in_a_line_what_it_cannot_do(tmp_path: Path) -> None:
+    run_script(
+        tmp_path,
+        """
+import torch
+from opgrip.replay.modes import Task, find_mode
+from opgrip.replay.operators import Unsupported
+
+def run(function, *args, **about):
+    program = find_mode("tensorflow")[0].make(Task(function, args, {}, **about))
+    given, _ = program.enter((args, {}))
+    return program.leave(program.function(*given))
+
+x, n = torch.randn(3, 4), torch.arange(4) + 2**40
+torch.testing.assert_close(run(lambda a: (a.t() @ a).softmax(-1), x).outputs[0], (x.t() @ x).softmax(-1))
+torch.testing.assert_close(run(lambda a: (a * 2, a > 2), n).outputs, [n * 2, n > 2])
+torch.testing.assert_close(run(torch.ops.aten.add_.Tensor, x, x.clone(), mutates=True).arguments[0], 2 * x)
+refused = (torch.nonzero, 1, "shapes in it hang on values"), (torch.relu, 2, "cannot change to 2")
+for function, threads, told in refused:
+    try:
+        run(function, x, threads=threads)
+    except Unsupported as error:
+        assert told in str(error), error
+    else:
+        raise AssertionError(told)
+""",
+    )

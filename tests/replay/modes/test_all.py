@@ -1,0 +1,65 @@
+"""What every mode has to get right."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from runtime_calls import CALLS, needs, run
+
+slow = pytest.mark.slow
+MODES = [
+    pytest.param("eager"),
+    pytest.param("jit"),
+    pytest.param("compile:aot_eager"),
+    pytest.param("compile", marks=slow),
+    pytest.param("compile-dynamic", marks=slow),
+    pytest.param("aot", marks=slow),
+    pytest.param("onnxruntime", marks=needs("onnxruntime")),
+    pytest.param("tvm", marks=needs("tvm")),
+    pytest.param("xla", marks=needs("xla")),
+]
+WRONG = {("tvm", "a float added to integers")}
+"""What a runtime does get wrong."""
+REFUSED = {
+    ("onnxruntime", "floats of 16 bits"),
+    ("onnxruntime", "a conjugate view"),
+    ("tvm", "a conjugate view"),
+    ("tvm", "no elements"),
+    ("aot", "a conjugate view"),
+}
+"""What a runtime has nothing for."""
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("mode", MODES)
+def test_it_gives_eagers_numbers(mode: str, call: str) -> None:
+    function, args = CALLS[call]
+    try:
+        results = run(mode, function, *args)
+    except Exception:
+        assert (mode, call) in REFUSED
+        return
+    with torch.no_grad():
+        expected = function(*args)
+    expected = [expected] if isinstance(expected, torch.Tensor) else list(expected)
+    assert not results.arguments
+    if (mode, call) not in WRONG:
+        torch.testing.assert_close([tensor.detach() for tensor in results.outputs], expected)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_what_a_call_writes_comes_back_as_its_argument(mode: str) -> None:
+    results = run(mode, torch.ops.aten.add_.Tensor, torch.ones(3), torch.ones(3), mutates=True)
+    torch.testing.assert_close(results.arguments[0], torch.full((3,), 2.0))
+
+
+@pytest.mark.parametrize("mode", [mode for mode in MODES if mode.values[0] not in ("eager", "jit")])
+def test_a_branch_on_a_value_is_compiled_or_refused(mode: str) -> None:
+    def branching(x: torch.Tensor) -> torch.Tensor:
+        return x + 1 if x.sum() > 0 else x - 1
+
+    if mode in ("compile:aot_eager", "compile", "compile-dynamic"):
+        torch.testing.assert_close(run(mode, branching, torch.ones(3)).outputs[0], torch.full((3,), 2.0))
+        return
+    with pytest.raises(RuntimeError, match="data-dependent"):
+        run(mode, branching, torch.ones(3))
