@@ -23,7 +23,7 @@ from opgrip.replay.operators import Operator, Unsupported
 from opgrip.replay.settings import Settings
 from opgrip.replay.timing.methods import ON_DEVICE, Arguments, Function
 from opgrip.replay.ways import EAGER, Way
-from opgrip.traces.arguments import leaves
+from opgrip.traces.arguments import leaves, numbers_of, with_numbers
 from opgrip.traces.errors import one_line
 from opgrip.traces.record_forms import to_json
 
@@ -130,13 +130,17 @@ def key_of(case: Case, way: Way, settings: Settings) -> str | None:
         code = getattr(case.operator.function, "code", "")
         if not code:
             return None
+    # which values are drawn does not matter; how many threads there are does: inductor writes it into its code
+    arguments = (case.signature.args, case.signature.kwargs)
+    args, kwargs = with_numbers(arguments, [None] * len(numbers_of(arguments)))
     told = {
-        "call": to_json(replace(case.signature, number=0, outputs=None)),
+        "call": to_json(replace(case.signature, number=0, args=args, kwargs=kwargs, outputs=None)),
         "code": code,
         "mode": way.mode,
         "grad": settings.wants_grad(case),
         "direction": way.direction,
         "device": settings.device,
+        "threads": torch.get_num_threads(),
         "dtype": str(settings.dtype),
         "versions": _versions(("torch", "opgrip", *mode.needs)),
     }

@@ -91,4 +91,4 @@ def _kind(task: Task) -> object:
             described.append((leaf.dtype, leaf.dim(), str(leaf.device), leaf.requires_grad))
         else:
             described.append((type(leaf), leaf if isinstance(leaf, str | bool | None) else str(type(leaf))))
-    return task.function, tuple(described)
+    return task.function, task.threads, tuple(described)
