@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 from pathlib import Path
 
 import torch
@@ -30,6 +31,16 @@ def cache_folder() -> Path:
     if told:
         return Path(told).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "opgrip"
+
+
+def processor(device: str) -> list[str]:
+    """What compiled code depends on: the processor's name and instructions, or the GPU's name."""
+    if torch.device(device).type == "cuda":
+        return [torch.cuda.get_device_name(device)]
+    named = next(
+        (line.split(":", 1)[1].strip() for line in lines("/proc/cpuinfo") if line.startswith("model name")), ""
+    )
+    return [platform.machine(), next(names, ""), torch.backends.cpu.get_cpu_capability()]
 
 
 def lines(path: str) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -17,6 +18,7 @@ from typing import Any
 import torch
 
 from opgrip.replay.cases import Case
+from opgrip.replay.machine import processor
 from opgrip.replay.modes import Program, Results, Task, find_mode
 from opgrip.replay.modes.graphs import tensors_in
 from opgrip.replay.operators import Operator, Unsupported
@@ -26,6 +28,9 @@ from opgrip.replay.ways import EAGER, Way
 from opgrip.traces.arguments import leaves, numbers_of, with_numbers
 from opgrip.traces.errors import one_line
 from opgrip.traces.record_forms import to_json
+
+PARTIAL = ".partial-"
+"""Beginning of the names of folders that are not whole yet; the number of their process follows."""
 
 
 def make_program(
@@ -110,7 +115,7 @@ def _stored(root: Path | None, key: str | None) -> Iterator[Path | None]:
         yield folder
         return
     folder.parent.mkdir(parents=True, exist_ok=True)
-    partial = Path(tempfile.mkdtemp(prefix=".", dir=folder.parent))
+    partial = Path(tempfile.mkdtemp(prefix=f"{PARTIAL}{os.getpid()}-", dir=folder.parent))
     try:
         yield partial
         if any(partial.iterdir()):
@@ -118,6 +123,18 @@ def _stored(root: Path | None, key: str | None) -> Iterator[Path | None]:
                 partial.rename(folder)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+def remove_partial(root: Path | None) -> None:
+    """Remove the folders of processes that have ended before what they made was whole."""
+    for partial in () if root is None else root.glob(f"*/{PARTIAL}*"):
+        pid = int(partial.name.removeprefix(PARTIAL).split("-")[0])
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            shutil.rmtree(partial, ignore_errors=True)
+        except PermissionError:
+            pass
 
 
 def key_of(case: Case, way: Way, settings: Settings) -> str | None:
@@ -130,7 +147,7 @@ def key_of(case: Case, way: Way, settings: Settings) -> str | None:
         code = getattr(case.operator.function, "code", "")
         if not code:
             return None
-    # which values are drawn does not matter; how many threads there are does: inductor writes it into its code
+    # which values are drawn does not matter; settings do: inductor writes the number of threads into its code
     arguments = (case.signature.args, case.signature.kwargs)
     args, kwargs = with_numbers(arguments, [None] * len(numbers_of(arguments)))
     told = {
@@ -140,11 +157,13 @@ def key_of(case: Case, way: Way, settings: Settings) -> str | None:
         "grad": settings.wants_grad(case),
         "direction": way.direction,
         "device": settings.device,
+        "context": dict(settings.context_of(case, way)),
         "threads": torch.get_num_threads(),
+        "processor": processor(settings.device),
         "dtype": str(settings.dtype),
         "versions": _versions(("torch", "opgrip", *mode.needs)),
     }
-    return hashlib.blake2b(json.dumps(told, sort_keys=True).encode(), digest_size=16).hexdigest()
+    return hashlib.blake2b(json.dumps(told, sort_keys=True, default=str).encode(), digest_size=16).hexdigest()
 
 
 @functools.cache

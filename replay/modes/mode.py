@@ -148,8 +148,15 @@ def find_mode(text: str) -> tuple[Mode, str]:
     if colon and not (found.argument and argument):
         told = f"write {name}:{found.argument.upper()}" if found.argument else f"write {name}"
         raise UserError(f"{text!r} is no mode", told)
-    lacking = [package for package in found.needs if find_spec(package) is None]
+    lacking = [package for package in found.needs if not _is_installed(package)]
     if lacking:
         hint = f"pip install 'opgrip[{found.extra}]'" if found.extra else "install it"
         raise UserError(f"the mode {name} needs {', '.join(lacking)}, which is not installed", hint)
     return found, argument
+
+
+def _is_installed(package: str) -> bool:
+    try:
+        return find_spec(package) is not None
+    except (ImportError, ValueError):
+        return False

@@ -23,7 +23,8 @@ PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 def with_onnxruntime(task: Task) -> Program:
     """The call as an ONNX model on the provider of its device; the model is kept in the task's store.
 
-    Inputs are bound where they lie; what the runtime allocates for outputs is in the time, as it is in eager's.
+    Inputs are bound where they lie, anew for each run: a binding keeps its results and writes the next ones over them.
+    So what the runtime allocates for them is in the time, as it is in eager's.
     """
     import onnxruntime
 
@@ -45,7 +46,9 @@ def _stored_model(task: Task, program: torch.export.ExportedProgram) -> bytes:
         return stored.read_bytes()
     model = _model(program)
     if stored is not None:
-        stored.write_bytes(model)
+        whole = stored.with_suffix(".partial")
+        whole.write_bytes(model)
+        whole.replace(stored)
     return model
 
 
@@ -88,7 +91,7 @@ def _bound(session: Any, call: TensorCall, device: str) -> Program:
         values = zip(binding.get_outputs(), given, strict=True)
         return call.leave([_tensor(value, is_bool) for value, (_, is_bool) in values])
 
-    return Program(function, enter, leave)
+    return Program(function, enter, leave, anew=True)
 
 
 def _element_type(told: str) -> int:

@@ -29,8 +29,7 @@ def make(task: Task) -> Program:
     jax.config.update("jax_default_matmul_precision", None if torch.backends.cuda.matmul.allow_tf32 else "highest")
     program, call = exported(task)
     states, function = as_jax(program)
-    if task.store is not None:
-        _keep_in(task.store)
+    _keep_in(task.store)
     device = jax.devices(place.type)[place.index or 0]
     states = jax.device_put(states, device)
     compiled = jax.jit(function)
@@ -58,14 +57,15 @@ def _array(tensor: Tensor) -> Any:
     return jax.numpy.from_dlpack(tensor.detach().resolve_conj().resolve_neg().contiguous())
 
 
-def _keep_in(folder: Path) -> None:
-    """Have jax keep what it compiles in a folder, however fast it did."""
+def _keep_in(folder: Path | None) -> None:
+    """Have jax keep what it compiles in a folder, however fast it did; None to keep nothing."""
     import jax
     from jax.experimental.compilation_cache import compilation_cache
 
-    if jax.config.jax_compilation_cache_dir == str(folder):
+    wanted = None if folder is None else str(folder)
+    if jax.config.jax_compilation_cache_dir == wanted:
         return
-    jax.config.update("jax_compilation_cache_dir", str(folder))
+    jax.config.update("jax_compilation_cache_dir", wanted)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
     # else it stays with the folder that it opened first

@@ -15,6 +15,7 @@ from opgrip.replay.cases import Case
 from opgrip.replay.job import Job, Loaded
 from opgrip.replay.modes import find_mode
 from opgrip.replay.preparation import empty_row
+from opgrip.replay.programs import remove_partial
 from opgrip.replay.results import Result
 from opgrip.replay.ways import Way
 from opgrip.replay.workers.connection import POLL_S, Connection, Ended
@@ -49,6 +50,7 @@ def make_ahead(
     found: dict[int, dict[int, Result]] = {}
     left = deque(rows)
     with ExitStack() as stack:
+        stack.callback(remove_partial, loaded.settings.store)
         idle = [stack.enter_context(Connection(job, loaded, timeout_s, may_fork)) for _ in range(min(jobs, len(left)))]
         busy: dict[Connection, Row] = {}
         while left or busy:

@@ -131,8 +131,7 @@ class _Forked:
         return os.waitstatus_to_exitcode(status)
 
     def kill(self) -> None:
-        with suppress(OSError):
-            os.kill(self._pid, signal.SIGKILL)
+        _kill(self._pid)
 
 
 class _Spawned:
@@ -159,7 +158,17 @@ class _Spawned:
         return self._process.returncode
 
     def kill(self) -> None:
-        self._process.kill()
+        _kill(self._process.pid)
+
+
+def _kill(pid: int) -> None:
+    """End a process with all that it has started, such as compilers."""
+    try:
+        os.killpg(pid, signal.SIGKILL)
+    except OSError:
+        # it may not have become the first of its group yet
+        with suppress(OSError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def _settle(errors: IO[bytes]) -> None:
