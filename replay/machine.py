@@ -37,9 +37,7 @@ def processor(device: str) -> list[str]:
     """What compiled code depends on: the processor's name and instructions, or the GPU's name."""
     if torch.device(device).type == "cuda":
         return [torch.cuda.get_device_name(device)]
-    named = next(
-        (line.split(":", 1)[1].strip() for line in lines("/proc/cpuinfo") if line.startswith("model name")), ""
-    )
+    names = (line.split(":", 1)[1].strip() for line in lines("/proc/cpuinfo") if line.startswith("model name"))
     return [platform.machine(), next(names, ""), torch.backends.cpu.get_cpu_capability()]
 
 
