@@ -128,7 +128,11 @@ def _made_ahead(job: Job, loaded: Loaded, args: argparse.Namespace, reporter: Re
         return {}
     jobs = args.jobs or len(os.sched_getaffinity(0))
     with reporter.doing(f"compiling {len(ahead)} rows of {len(loaded.cases) - len(done)} cases", len(ahead)) as advance:
-        return make_ahead(job, loaded, ahead, jobs, args.timeout, may_fork=True, advance=advance)
+        try:
+            return make_ahead(job, loaded, ahead, jobs, args.timeout, may_fork=True, advance=advance)
+        except KeyboardInterrupt:
+            reporter.say("what is compiled is kept for the next time")
+            raise
 
 
 def _in_order(rows: dict[int, list[Result]], loaded: Loaded) -> list[Result]:

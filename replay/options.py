@@ -11,7 +11,7 @@ from pathlib import Path
 from opgrip.replay.arguments.values import KINDS, RECORDED
 from opgrip.replay.job import Job
 from opgrip.replay.machine import cache_folder
-from opgrip.replay.modes import find_mode, modes
+from opgrip.replay.modes import Tuning, find_mode, modes
 from opgrip.replay.operators import TRUSTED_EXTENSIONS
 from opgrip.replay.timing.caches import CACHES, PROGRAM, WARM
 from opgrip.replay.timing.methods import CONTINUOUS, DISCRETE, METHODS, ON_DEVICE
@@ -88,7 +88,7 @@ def job_of(args: argparse.Namespace) -> Job:
         threads=args.threads,
         batch_scale=args.batch_scale,
         streams=args.streams,
-        modes=modes_of(args.mode, args.reference),
+        modes=modes_of(args.mode, args.reference, Tuning(args.tune, args.tuner)),
         reference=args.reference,
         rtol=args.rtol,
         atol=args.atol,
@@ -111,17 +111,22 @@ def job_of(args: argparse.Namespace) -> Job:
     )
 
 
-def modes_of(asked: Sequence[str], reference: str) -> tuple[str, ...]:
+def modes_of(asked: Sequence[str], reference: str, tuning: Tuning) -> tuple[str, ...]:
     """The modes to run: those that are asked for, and the one that they are compared with.
 
     Raises
     ------
-    UserError : where one does not exist, or lacks a package
+    UserError : where one does not exist, or lacks a package, or none can search as it is asked to
     """
-    modes = tuple(dict.fromkeys((reference, *asked)))
-    for name in modes:
-        find_mode(name)
-    return modes
+    wanted = tuple(dict.fromkeys((reference, *asked)))
+    tuners = [tuner for name in wanted for tuner in find_mode(name)[0].tuners]
+    if tuning.tuner is not None and not tuning.trials:
+        raise UserError("--tuner is for a search", "say how many programs to try: --tune 64")
+    if tuning.trials and not tuners:
+        raise UserError("none of these modes can search for better programs", "leave --tune away, or add tvm")
+    if tuning.tuner is not None and tuning.tuner not in tuners:
+        raise UserError(f"there is no tuner {tuning.tuner!r}", f"there are {', '.join(tuners)}")
+    return wanted
 
 
 def _check_sequence(args: argparse.Namespace) -> None:

@@ -130,7 +130,7 @@ class _Preparation:
             with restored(settings.context_of(case, way)), torch.set_grad_enabled(settings.wants_grad(case)):
                 operator = case.operator or find_operator(case.signature, settings.extensions)
                 make = self._backward if way.direction == BACKWARD else self._forward
-                result, subject = make(case, operator, way, result, check=known is None)
+                result, subject = make(case, operator, way, result)
                 if subject is not None:
                     for _ in range(settings.effort.warmup):
                         subject.run()
@@ -138,9 +138,7 @@ class _Preparation:
         except Exception as error:
             return failed(result, error, settings), None
 
-    def _forward(
-        self, case: Case, operator: Operator, way: Way, result: Result, check: bool
-    ) -> tuple[Result, Subject | None]:
+    def _forward(self, case: Case, operator: Operator, way: Way, result: Result) -> tuple[Result, Subject | None]:
         settings = self._settings
         signatures = (case.signature, *case.variants)
         inputs = [self._inputs(case, signature, way.values) for signature in signatures]
@@ -158,7 +156,7 @@ class _Preparation:
             else:
                 _, met = run_program(program, item.make(), operator.mutates)
             faithful.append(same_outputs(signature.outputs, met.outputs, settings.dtype is None))
-            if check and way.mode != settings.reference:
+            if way.mode != settings.reference:
                 reference = self._reference(case, way, place, operator, item)
                 result = _judged(result, reference.check(met, settings.tolerance))
         if result.status != OK:
@@ -184,9 +182,7 @@ class _Preparation:
             result = replace(result, flops=flops_of(operator.function, args, kwargs, given))
         return _made(result, program, taken), met
 
-    def _backward(
-        self, case: Case, operator: Operator, way: Way, result: Result, check: bool
-    ) -> tuple[Result, Subject | None]:
+    def _backward(self, case: Case, operator: Operator, way: Way, result: Result) -> tuple[Result, Subject | None]:
         settings = self._settings
         inputs = self._inputs(case, case.signature, way.values)
         arguments = inputs.make()
@@ -205,7 +201,7 @@ class _Preparation:
             taken = program.enter or (lambda arguments: arguments)
             function, enter, anew = program.function, lambda _: taken((saved, {})), program.anew
         result = _made(result, program, (perf_counter_ns() - began) / 1e6)
-        if check and way.mode != settings.reference:
+        if way.mode != settings.reference:
             reference = self._reference(case, way, 0, operator, inputs)
             result = _judged(result, reference.check(met, settings.tolerance))
         if result.status != OK:

@@ -16,7 +16,7 @@ from opgrip.replay.timing.caches import COLD, PROGRAM, flusher
 from opgrip.replay.timing.clock import empty_call_ns
 from opgrip.replay.timing.methods import Stopwatch, synchronizer
 from opgrip.replay.timing.rounds import NO_ROW, Announce, Group, Measurer
-from opgrip.replay.timing.samples import NOISY, Samples, ratio_quantiles
+from opgrip.replay.timing.samples import NOISY, Samples, like_with_like, ratio_quantiles
 from opgrip.replay.timing.subjects import Subject
 from opgrip.replay.timing.surroundings import Surroundings
 from opgrip.replay.ways import EAGER, Point
@@ -184,7 +184,10 @@ def _filled(prepared: Sequence[Prepared], settings: Settings, beside: Mapping[in
             if base is None or base is subject:
                 yield _with_times(result, subject.samples, settings, NO_RATIO)
             else:
-                yield _with_times(result, subject.samples, settings, ratio_quantiles(subject.times_ns, base.times_ns))
+                times, others = like_with_like(subject.runs, base.runs)
+                yield _with_times(
+                    result, subject.samples, settings, ratio_quantiles(times, others) if times else NO_RATIO
+                )
 
 
 def _with_times(result: Result, samples: Samples, settings: Settings, ratio: Ratio) -> Result:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,9 +17,10 @@ def graphs_compiled() -> int:
     return int(counters["stats"]["unique_graphs"])
 
 
-def dynamo_backends() -> tuple[list[str], list[str]]:
-    """Names of all backends that torch.compile knows, and of those among them that are not for debugging."""
-    return list(torch._dynamo.list_backends(exclude_tags=())), list(torch._dynamo.list_backends())
+@functools.cache
+def dynamo_backends() -> list[str]:
+    """Names of all backends that torch.compile knows, those for debugging too."""
+    return list(torch._dynamo.list_backends(exclude_tags=()))
 
 
 def compile_in_this_process() -> None:

@@ -41,7 +41,12 @@ def keeps(task: Task) -> Program:
     return Program(task.function, note="made")
 
 
-@mode("planted-needy", needs=("no_such_package",), extra="needy")
+@mode("planted-searches", ahead=False, tuners=("luck",))
+def searches(task: Task) -> Program:
+    return Program(task.function, note=f"{task.tuning.trials} trials")
+
+
+@mode("planted-needy", needs=("no_such_package.part",), extra="needy")
 def needy(task: Task) -> Program:
     raise AssertionError("it lacks its package")
 

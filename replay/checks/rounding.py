@@ -41,7 +41,7 @@ def rounded(
 ) -> Tensor:
     """(elements,) bool, where a result of floating point is as near the truth as one can ask.
 
-    Another order of sums, a fu kernel, a blocked or a transformed convolution err otherwise than the reference does,
+    Another order of sums, a fused kernel, a blocked or a transformed convolution err otherwise than the reference does,
     and the reference's error in one element may be nothing by luck. So an element may be off by what tolerance allows
     beside `MULTIPLE` times the largest of
 

@@ -19,13 +19,9 @@ _numbers = itertools.count()
 _of_any_shape: dict[object, Function] = {}
 
 
-@mode("compile", differentiable=True, argument="backend")
+@mode("compile", differentiable=True, argument="backend", arguments=dynamo_backends)
 def with_static_shapes(task: Task) -> Program:
     """The call compiled for its shapes, by inductor or another backend of dynamo."""
-    if task.argument:
-        known, usual = dynamo_backends()
-        if task.argument not in known:
-            raise Unsupported(f"dynamo has no backend {task.argument!r}: there are {', '.join(usual)}")
     return _compiled(task, dynamic=False, backend=task.argument or "inductor")
 
 

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import warnings
 from types import FunctionType
+from typing import Any
 
 import torch
 
 from opgrip.replay.modes.graphs import TensorCall
 from opgrip.replay.modes.mode import Program, Task, mode
 from opgrip.replay.operators import Unsupported
+from opgrip.traces.arguments import map_leaves
 from opgrip.traces.errors import one_line
 
 FROZEN = ("to a Python boolean", "to a Python float", "to a Python list", "to a NumPy array")
 """In the tracer's warnings that it keeps a value of this run. Sizes are integers, which it warns of as well."""
+RUNS = 2
+"""The first is watched, the second compiles what was seen."""
 
 
 @mode("jit", differentiable=True, ahead=False)
@@ -28,7 +32,10 @@ def with_torchscript(task: Task) -> Program:
     if isinstance(task.function, FunctionType):
         try:
             with _quiet():
-                return Program(torch.jit.script(task.function), note="scripted")
+                scripted = torch.jit.script(task.function)
+            for _ in range(RUNS):
+                scripted(*_copied(task.args), **_copied(task.kwargs))
+            return Program(scripted, note="scripted")
         except Exception as error:
             refused = f"; it cannot be scripted: {one_line(error, 150)}"
     call = TensorCall(task, in_place=True)
@@ -41,7 +48,13 @@ def with_torchscript(task: Task) -> Program:
     warned = " ".join(str(warning.message) for warning in caught)
     if any(words in warned for words in FROZEN):
         raise Unsupported(f"a trace would be for these values only{refused}")
+    for _ in range(RUNS):
+        traced(*_copied(args))
     return Program(traced, call.enter, call.leave, in_place=task.mutates, note="traced")
+
+
+def _copied(tree: Any) -> Any:
+    return map_leaves(lambda leaf: leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf, tree)
 
 
 class _quiet(warnings.catch_warnings):

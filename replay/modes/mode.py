@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -108,6 +108,8 @@ class Mode:
     ahead : whether making a program takes so long that several processes make them before any is timed
     in_torch : whether its programs take memory of torch's allocator and work on torch's streams
     argument : what may follow its name after a colon, in a word; empty where nothing may
+    arguments : all that may follow it
+    tuners : ways to search that it knows, the default first; none where it cannot search
     """
 
     make: Callable[[Task], Program]
@@ -118,6 +120,8 @@ class Mode:
     ahead: bool = True
     in_torch: bool = True
     argument: str = ""
+    arguments: Callable[[], Collection[str]] = tuple
+    tuners: Sequence[str] = ()
 
 
 modes: Registry[Mode] = Registry("opgrip.replay.modes", "opgrip.modes")
@@ -152,6 +156,8 @@ def find_mode(text: str) -> tuple[Mode, str]:
     if lacking:
         hint = f"pip install 'opgrip[{found.extra}]'" if found.extra else "install it"
         raise UserError(f"the mode {name} needs {', '.join(lacking)}, which is not installed", hint)
+    if argument and argument not in found.arguments():
+        raise UserError(f"{name} has no {found.argument} {argument!r}", f"there are {', '.join(found.arguments())}")
     return found, argument
 
 

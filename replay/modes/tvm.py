@@ -37,7 +37,7 @@ TUNERS = ("evolutionary", "replay-trace", "replay-func")
 """Strategies of TVM's search: evolution by a cost model, or random draws from the space of programs."""
 
 
-@mode("tvm", needs=("tvm",), extra="tvm", in_torch=False)
+@mode("tvm", needs=("tvm",), extra="tvm", in_torch=False, tuners=TUNERS)
 def make(task: Task) -> Program:
     """A call compiled by TVM, loaded from the store where it was compiled before."""
     # read once, when TVM's threads start: the most that a later call can ask for, and that they are not bound to
@@ -137,8 +137,6 @@ def _tuned(module: Any, task: Task, target: Any) -> Any:
     from tvm.s_tir import meta_schedule
 
     tuner = task.tuning.tuner or TUNERS[0]
-    if tuner not in TUNERS:
-        raise UserError(f"TVM has no tuner {tuner!r}", f"there are {', '.join(TUNERS)}")
     with ExitStack() as stack:
         if task.store is None:
             folder = Path(stack.enter_context(TemporaryDirectory()))

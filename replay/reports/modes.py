@@ -15,6 +15,8 @@ from rich.text import Text
 
 from opgrip.replay.results import FAILED, OK, TIMEOUT, UNSUPPORTED, WRONG, Result
 
+STATUSES = (OK, WRONG, UNSUPPORTED, FAILED, TIMEOUT)
+
 
 @dataclass(frozen=True, slots=True)
 class Summary:
@@ -52,15 +54,14 @@ def print_modes(results: Sequence[Result], reference: str, file: IO[str]) -> Non
     table = Table(
         box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), title=f"beside {reference}", title_justify="left"
     )
-    names = ("mode", OK, WRONG, UNSUPPORTED, FAILED, "speed-up", "by calls", "gain", "lose", "first calls s")
+    names = ("mode", *STATUSES, "speed-up", "by calls", "gain", "lose", "first calls s")
     for name in names:
         table.add_column(name, justify="left" if name == "mode" else "right", no_wrap=True)
     for summary in summaries:
         counts = summary.statuses
         table.add_row(
             Text(summary.mode),
-            *(str(counts[status]) for status in (OK, WRONG, UNSUPPORTED)),
-            str(counts[FAILED] + counts[TIMEOUT]),
+            *(str(counts[status]) for status in STATUSES),
             _ratio(summary.speed_up),
             _ratio(summary.weighted),
             str(summary.gains),

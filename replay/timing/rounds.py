@@ -154,7 +154,7 @@ class Measurer:
             if slowed and subject.samples.dropped < MOST_DROPPED:
                 subject.samples.dropped += 1
             else:
-                subject.samples.add(stratum, time_ns)
+                subject.keep(stratum, time_ns)
         self._pending.clear()
         self._pending_ns = 0.0
 

@@ -133,3 +133,21 @@ def ratio_quantiles(times: Sequence[float], base: Sequence[float]) -> tuple[floa
     count = min(len(times), len(base))
     low, middle, high = np.quantile(np.asarray(times[:count]) / np.asarray(base[:count]), (0.1, 0.5, 0.9))
     return float(low), float(middle), float(high)
+
+
+def like_with_like(
+    runs: Sequence[tuple[Hashable, float]], base: Sequence[tuple[Hashable, float]]
+) -> tuple[list[float], list[float]]:
+    """Times of two subjects, run by run of those that met the same stratum, in their order.
+
+    Where they met none of the other's, as a runtime that takes no fresh memory, the variant of the arguments counts
+    alone, which comes first in a stratum.
+    """
+    if {stratum for stratum, _ in runs}.isdisjoint(stratum for stratum, _ in base):
+        runs, base = ([(stratum[0], time) for stratum, time in of] for of in (runs, base))  # type: ignore[index]
+    pairs = [
+        pair
+        for wanted in dict.fromkeys(stratum for stratum, _ in runs)
+        for pair in zip(*([time for stratum, time in of if stratum == wanted] for of in (runs, base)), strict=False)
+    ]
+    return [time for time, _ in pairs], [time for _, time in pairs]

@@ -51,7 +51,7 @@ class Subject:
     anew : whether that is done before each run; else once, unless runs change the arguments
     row : its place among the rows of its case
     places : of some of its calls in the program
-    samples : what is kept of the runs; `times_ns` has all, in their order
+    samples : what is kept of the runs; `runs` has their strata and times in ns in their order
     failure : what a run raised; None where none did
     """
 
@@ -67,7 +67,7 @@ class Subject:
     row: int = 0
     places: Sequence[Place] = (NOWHERE,)
     samples: Samples = field(init=False)
-    times_ns: list[float] = field(default_factory=list)
+    runs: list[tuple[Stratum, float]] = field(default_factory=list)
     failure: Exception | None = None
     _size: int = 1
     _faulted: bool = False
@@ -118,9 +118,13 @@ class Subject:
             self._faulted = bool(pages.mostly_fresh(given, max(results, pages.LARGE)))
         if stopwatch.method == CONTINUOUS and self._size == 1:
             self._size = min(block_size(time_ns), self.most_in_block())
-        self.times_ns.append(time_ns)
         self.samples.spent_ns += perf_counter_ns() - began
         return (index, self._faulted), time_ns
+
+    def keep(self, stratum: Stratum, time_ns: float) -> None:
+        """Keep the time of a run."""
+        self.samples.add(stratum, time_ns)
+        self.runs.append((stratum, time_ns))
 
     def most_in_block(self) -> int:
         """How many runs can be made ready at once."""

@@ -120,7 +120,9 @@ def test_a_mode_that_goes_bad_costs_its_row_alone(trace: Path, tmp_path: Path, p
         "planted-raises": ("failed", "RuntimeError: it does not run"),
     }
     options = ("--mode", ",".join((*bad, "planted-same")), "--timeout", "3", "--iterations", "6")
-    rows, _ = replayed(trace, tmp_path, planted, *options, "--op", "aten.mm*", "--op", "aten.sort*")
+    environment = planted | {"OPGRIP_CACHE": str(tmp_path / "cache")}
+    rows, _ = replayed(trace, tmp_path, environment, *options, "--op", "aten.mm*", "--op", "aten.sort*")
+    assert not list((tmp_path / "cache").glob("*/.*"))
     for mode, (status, told) in bad.items():
         found = rows_of(rows, mode)
         assert found["status"].tolist() == [status] * 2, mode
@@ -143,14 +145,18 @@ def test_the_whole_of_an_error_is_there_for_debugging(trace: Path, tmp_path: Pat
 @pytest.mark.parametrize(
     ("mode", "told"),
     [
-        ("planted-needy", "needs no_such_package, which is not installed: pip install 'opgrip[needy]'"),
+        ("planted-needy", "needs no_such_package.part, which is not installed: pip install 'opgrip[needy]'"),
         ("no-such-mode", "there is no mode 'no-such-mode': there are "),
         ("jit:x", "'jit:x' is no mode: write jit"),
         ("compile:", "'compile:' is no mode: write compile:BACKEND"),
+        ("compile:nope", "compile has no backend 'nope': there are "),
+        ("jit --tune 2", "none of these modes can search for better programs: "),
+        ("planted-searches --tuner luck", "--tuner is for a search: "),
+        ("planted-searches --tune 2 --tuner skill", "there is no tuner 'skill': there are luck"),
     ],
 )
 def test_a_mode_that_cannot_be_is_one_line(trace: Path, planted: dict[str, str], mode: str, told: str) -> None:
-    done = run_command("opreplay", trace, "--mode", mode, env=planted)
+    done = run_command("opreplay", trace, "--mode", *mode.split(), env=planted)
     assert done.returncode == 2
     assert done.stderr.startswith("opreplay: error: ")
     assert told in done.stderr

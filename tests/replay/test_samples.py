@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opgrip.replay.timing.samples import FEWEST, Effort, Samples, ratio_quantiles
+from opgrip.replay.timing.samples import FEWEST, Effort, Samples, like_with_like, ratio_quantiles
 
 TIMES = st.lists(st.floats(1, 1e9), min_size=2, max_size=60)
 
@@ -81,3 +81,12 @@ def test_ratios_are_taken_run_by_run() -> None:
     # both drift by a factor of ten; the one is twice the other all the way
     base = np.linspace(100, 1000, 50)
     assert ratio_quantiles((2 * base).tolist(), base.tolist()) == pytest.approx((2.0, 2.0, 2.0))
+
+
+def test_runs_are_compared_with_runs_of_the_same_values() -> None:
+    base = [((0, False), 1.0), ((1, False), 10.0), ((0, False), 2.0), ((1, True), 30.0)]
+    runs = [((1, False), 11.0), ((0, False), 3.0), ((0, False), 4.0)]
+    assert like_with_like(runs, base) == ([11.0, 3.0, 4.0], [10.0, 1.0, 2.0])
+    # none of one's got fresh memory, all of the other's did
+    fresh = [((1, True), 20.0), ((0, True), 5.0)]
+    assert like_with_like(runs, fresh) == ([11.0, 3.0], [20.0, 5.0])

@@ -43,11 +43,6 @@ def test_each_program_has_its_own_number_of_threads(tmp_path: Path) -> None:
     )
 
 
-def test_an_unknown_tuner_is_named() -> None:
-    with pytest.raises(Exception, match="no tuner 'annealing': there are evolutionary"):
-        run("tvm", torch.relu, torch.ones(3), tuning=Tuning(2, "annealing"))
-
-
 @pytest.mark.slow
 def test_a_search_is_kept_and_not_made_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("psutil")
