@@ -1,0 +1,77 @@
+"""What is kept of a compiled call, and for whom."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from opgrip.replay.arguments.inputs import device_map
+from opgrip.replay.cases import Case
+from opgrip.replay.contexts import restored
+from opgrip.replay.functions import function_case
+from opgrip.replay.programs import PARTIAL, key_of, remove_partial
+from opgrip.replay.settings import Settings
+from opgrip.replay.ways import FORWARD, Point, Way
+from opgrip.traces.arguments import TensorSpec
+from opgrip.traces.records import OPERATOR, Signature
+
+VECTOR = TensorSpec((4,), (1,), torch.float32, "cpu", values=3)
+WAY = Way(1, "recorded", FORWARD, "aot")
+
+
+def case(context: dict[str, object] | None = None, **about: object) -> Case:
+    signature = Signature(7, OPERATOR, "aten.mul.Tensor", (VECTOR, 2), {}, outputs=VECTOR)
+    return Case(replace(signature, **about), {}, 1, 1.0, 1.0, 1.0, context=context or {})  # type: ignore[arg-type]
+
+
+def key(tmp_path: Path, of: Case, way: Way = WAY, **settings: object) -> str | None:
+    wanted = Settings(device_map("cpu", None), "cpu", modes=("eager", "aot"), store=tmp_path, **settings)  # type: ignore[arg-type]
+    with restored(wanted.context_of(of, way)):
+        return key_of(of, way, wanted)
+
+
+def test_the_same_call_of_another_trace_has_the_same_program(tmp_path: Path) -> None:
+    moved = case(number=9, args=(replace(VECTOR, values=None), 2))
+    assert key(tmp_path, moved) == key(tmp_path, case())
+
+
+@pytest.mark.parametrize(
+    ("of", "way"),
+    [
+        (case(args=(replace(VECTOR, shape=(5,)), 2)), WAY),
+        (case(args=(VECTOR, 3)), WAY),
+        (case(args=(VECTOR, 2.0)), WAY),
+        (case(op="aten.div.Tensor"), WAY),
+        (case(context={"inference": True}), WAY),
+        (case(context={"default_dtype": "float64"}), WAY),
+        (case(), replace(WAY, mode="tvm")),
+        (case(), replace(WAY, direction="backward")),
+        (case(), replace(WAY, point=Point(threads=torch.get_num_threads() + 1))),
+    ],
+)
+def test_another_call_or_setting_has_another_program(tmp_path: Path, of: Case, way: Way) -> None:
+    assert key(tmp_path, of, way) != key(tmp_path, case())
+
+
+def test_of_a_function_that_may_change_nothing_is_kept(tmp_path: Path) -> None:
+    assert key(tmp_path, function_case(lambda x: x + 1, (torch.ones(2),))) is None
+
+
+def test_folders_of_ended_processes_are_removed_and_those_of_others_stay(tmp_path: Path) -> None:
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    lives = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        for pid in (ended.pid, lives.pid):
+            (tmp_path / "ab" / f"{PARTIAL}{pid}-x").mkdir(parents=True)
+        (tmp_path / "ab" / "whole").mkdir()
+        remove_partial(tmp_path)
+        assert {path.name for path in (tmp_path / "ab").iterdir()} == {f"{PARTIAL}{lives.pid}-x", "whole"}
+    finally:
+        lives.kill()
+        lives.wait()
