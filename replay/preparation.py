@@ -167,20 +167,24 @@ class _Preparation:
     def _first_run(
         self, case: Case, result: Result, operator: Operator, program: Program, inputs: Inputs, began: int
     ) -> tuple[Result, Results]:
-        """Run it once, for what does not change: the time of the first call, flops, memory."""
-        settings, in_torch = self._settings, find_mode(result.mode)[0].in_torch
+        """Run it once, for the time of the first call; and once more for what does not change: flops, memory."""
+        settings = self._settings
         device = _device_of(case.signature, settings)
         args, kwargs = inputs.make()
-        (given, met), memory = with_memory(
-            lambda: run_program(program, (args, kwargs), operator.mutates), device, settings.memory
-        )
+        given, met = run_program(program, (args, kwargs), operator.mutates)
         synchronizer(device)()
-        taken = (perf_counter_ns() - began) / 1e6
-        if memory is not None and in_torch:
-            result = replace(result, allocated_bytes=memory.allocated, peak_bytes=memory.peak)
+        result = _made(result, program, (perf_counter_ns() - began) / 1e6)
         if program.leave is None:
             result = replace(result, flops=flops_of(operator.function, args, kwargs, given))
-        return _made(result, program, taken), met
+        if settings.memory and find_mode(result.mode)[0].in_torch:
+            del given, met
+            if operator.mutates:
+                inputs.restore()
+            # the profiler that counts takes longer than most calls
+            arguments = inputs.make()
+            (_, met), memory = with_memory(lambda: run_program(program, arguments, operator.mutates), device)
+            result = replace(result, allocated_bytes=memory.allocated, peak_bytes=memory.peak)
+        return result, met
 
     def _backward(self, case: Case, operator: Operator, way: Way, result: Result) -> tuple[Result, Subject | None]:
         settings = self._settings
@@ -248,7 +252,8 @@ class _Preparation:
     def _reference_function(self, way: Way, operator: Operator, arguments: Arguments) -> Function:
         settings, backward = self._settings, way.direction == BACKWARD
         program = Program(operator.function)
-        if settings.reference != EAGER:
+        # a runtime without gradients is right where eager's are
+        if settings.reference != EAGER and (not backward or find_mode(settings.reference)[0].differentiable):
             reference = replace(way, mode=settings.reference)
             program = make_program(operator, [arguments], reference, settings, None, grad=backward)
         if backward:

@@ -44,10 +44,8 @@ def flops_of(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[s
         return None
 
 
-def with_memory(run: Callable[[], T], device: str, wanted: bool = True) -> tuple[T, Memory | None]:
-    """What a call gives, and the memory that it took of torch's allocator for this device, if that is wanted."""
-    if not wanted:
-        return run(), None
+def with_memory(run: Callable[[], T], device: str) -> tuple[T, Memory]:
+    """What a call gives, and the memory that it took of torch's allocator for this device."""
     if torch.device(device).type == "cuda":
         return _with_device_memory(run, device)
     with profile(profile_memory=True) as profiled:
