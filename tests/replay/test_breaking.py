@@ -16,7 +16,8 @@ from opgrip.traces.errors import UserError
 
 PROGRAM = Path(__file__).resolve().parent.parent / "breaking_rows.py"
 QUICK = ("jit", "compile:aot_eager")
-SLOW = ("compile", "compile-dynamic", "compile-max", "aot", "onnxruntime", "tvm", "xla", "tensorflow")
+SLOW = ("compile", "compile-dynamic", "aot", "onnxruntime", "tvm", "xla")
+"""Not compile-max, which compiles what `compile` does, and not tensorflow, which is xla."""
 
 CRASHES = {("jit", "an_error_that_is_caught")}
 """Compilers that end the process: theirs is a failed row."""

@@ -18,6 +18,7 @@ MODES = [
     pytest.param("tvm", marks=needs("tvm")),
     pytest.param("xla", marks=needs("xla")),
 ]
+FOR_AOT = ("attention", "booleans", "an argument as it came", "a transposed argument")
 WRONG = {("tvm", "a float added to integers")}
 """What a runtime does get wrong."""
 REFUSED = {
@@ -33,6 +34,8 @@ REFUSED = {
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("mode", MODES)
 def test_it_gives_eagers_numbers(mode: str, call: str) -> None:
+    if mode == "aot" and call not in FOR_AOT:
+        pytest.skip("each takes a C++ compiler seven seconds")
     function, args = CALLS[call]
     try:
         results = run(mode, function, *args)
