@@ -127,7 +127,7 @@ def _around(
         subject.number: subject
         for _, prepared in reversed(rows)
         for _, _, subject in reversed(prepared)
-        if subject is not None
+        if subject is not None and subject.number not in without
     }
     plain = replace(
         settings, values=(RECORDED,), modes=(EAGER,), reference=EAGER, points=(Point(),), backward=False, memory=False

@@ -10,6 +10,9 @@ import torch
 
 from opgrip.replay.timing.methods import Arguments
 
+LEAVES_EMPTY = frozenset({"native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_no_training"})
+"""Operators whose results for a backward pass are empty on a CPU where there is none, and of any shape elsewhere."""
+
 UNINITIALIZED = frozenset(
     {
         *(
@@ -43,6 +46,11 @@ class Named:
     overload: str
     schema: Any
     random: bool
+
+    @property
+    def leaves_empty(self) -> bool:
+        """Whether results that are empty say nothing."""
+        return self.packet in LEAVES_EMPTY
 
     @property
     def uninitialized(self) -> bool:

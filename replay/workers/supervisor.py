@@ -62,10 +62,11 @@ def _window(
         if at_fault is not None and ended.row != NOTHING:
             way = loaded.settings.ways(at_fault)[ended.row]
             told[ended.case][ended.row] = empty_row(at_fault, way, loaded.settings, ended.status, ended.reason)
+        elif ended.case in loaded.surroundings.cases and ended.case not in without:
+            # it ended where it ran before another
+            without.append(ended.case)
         elif at_fault is not None:
             told[ended.case] = empty_rows(at_fault, loaded.settings, ended.status, ended.reason)
-        elif ended.case in loaded.surroundings.cases:
-            without.append(ended.case)
         else:
             blameless += 1
             if blameless > RETRIES:
