@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from types import FunctionType
+from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
 import torch
@@ -28,6 +28,8 @@ def with_torchscript(task: Task) -> Program:
     ------
     Unsupported : where neither can be: a script cannot have all of Python, a trace follows one branch only
     """
+    if _calls_extension(task.function):
+        raise Unsupported("TorchScript does not see what a function of an extension does, and would keep its results")
     refused = ""
     if isinstance(task.function, FunctionType):
         try:
@@ -51,6 +53,15 @@ def with_torchscript(task: Task) -> Program:
     for _ in range(RUNS):
         traced(*_copied(args))
     return Program(traced, call.enter, call.leave, in_place=task.mutates, note="traced")
+
+
+def _calls_extension(function: Any) -> bool:
+    """Whether it is a function of an extension module, or a graph with one."""
+    if isinstance(function, torch.fx.GraphModule):
+        return any(_calls_extension(node.target) for node in function.graph.nodes if node.op == "call_function")
+    if not isinstance(function, BuiltinFunctionType):
+        return False
+    return (function.__module__ or "builtins").split(".")[0] not in ("torch", "_operator", "builtins", "math")
 
 
 def _copied(tree: Any) -> Any:

@@ -66,3 +66,14 @@ def test_a_branch_on_a_value_is_compiled_or_refused(mode: str) -> None:
         return
     with pytest.raises(RuntimeError, match="data-dependent"):
         run(mode, branching, torch.ones(3))
+
+
+def test_a_trace_does_not_keep_what_an_extension_gave() -> None:
+    ext = pytest.importorskip("mmcv.ops.nms").ext_module
+    boxes = torch.tensor([[0.0, 0.0, 4.0, 4.0], [8.0, 8.0, 12.0, 12.0]])
+    with pytest.raises(RuntimeError, match="extension"):
+        run("jit", ext.nms, boxes, torch.tensor([0.1, 0.9]), 0.5, 0)
+
+
+def test_functions_that_are_built_into_torch_are_traced() -> None:
+    torch.testing.assert_close(run("jit", torch.relu, -torch.ones(3)).outputs[0], torch.zeros(3))
