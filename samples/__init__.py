@@ -1,1 +1,7 @@
 """Long-tail functions of real models, each a module that stands on its own, in plain torch."""
+
+from opgrip.samples.draw import Draw
+from opgrip.samples.sample import Sample, sample, samples
+from opgrip.samples.tags import Tag
+
+__all__ = ["Draw", "Sample", "Tag", "sample", "samples"]

@@ -1,0 +1,1 @@
+"""What each prediction is to learn, and which are drawn."""

@@ -1,0 +1,1 @@
+"""Boxes to and from what a network predicts."""

@@ -1,0 +1,53 @@
+"""Boxes to the deltas that a network learns."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from opgrip.samples.draw import Draw
+from opgrip.samples.sample import sample
+
+
+def inputs(draw: Draw, boxes: int, size: tuple[int, int] = (800, 1333)) -> tuple[Tensor, Tensor]:
+    """Boxes, and others near them."""
+    proposals = draw.boxes(boxes, size)
+    return proposals, draw.near(proposals)
+
+
+@sample(
+    inputs,
+    {
+        "Faster R-CNN R50-FPN, 800x1333, training, positives of the second stage": {"boxes": 128},
+        "RetinaNet R50-FPN, 800x1333, training, positive anchors": {"boxes": 412},
+    },
+    tags=["ViewAttribute", "Broadcast", "InPlace"],
+    project="MMDetection",
+    url="https://github.com/open-mmlab/mmdetection/blob/c76ab0eb3c637b86c343d8454e07e00cfecc1b78/mmdet/core/bbox/coder/delta_xywh_bbox_coder.py#L117",
+)
+def bbox2delta(
+    proposals: Tensor,
+    gt: Tensor,
+    means: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0),
+    stds: tuple[float, float, float, float] = (1.0, 1.0, 1.0, 1.0),
+) -> Tensor:
+    """Deltas that move proposals to their truths.
+
+    Parameters
+    ----------
+    proposals, gt : (N, 4) float, x1 y1 x2 y2 in pixels
+    means, stds : of dx dy dw dh, to normalize them by
+
+    Returns
+    -------
+    (N, 4) float: dx dy in sizes of the proposal, dw dh as logarithms
+
+    Source: Girshick et al. 2014, appendix C.
+    """
+    proposals, gt = proposals.float(), gt.float()
+    centre = (proposals[:, :2] + proposals[:, 2:]) / 2
+    extent = proposals[:, 2:] - proposals[:, :2]
+    shift = ((gt[:, :2] + gt[:, 2:]) / 2 - centre) / extent
+    growth = ((gt[:, 2:] - gt[:, :2]) / extent).log()
+    deltas = torch.cat([shift, growth], dim=1)
+    return deltas.sub_(deltas.new_tensor(means)).div_(deltas.new_tensor(stds))

@@ -1,0 +1,1 @@
+"""Attention, embeddings and other parts of networks."""

@@ -1,0 +1,1 @@
+"""Decoding, routing and bookkeeping of sequences."""

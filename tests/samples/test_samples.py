@@ -1,0 +1,51 @@
+"""What holds for every sample that ships."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from implementations import compare, gradients, jax_results
+
+from opgrip.samples import Sample, samples
+
+SAMPLES = list(samples().values())
+BY_NAME = [pytest.param(sample, id=sample.name) for sample in SAMPLES]
+
+
+def run(sample: Sample, arguments: tuple[Any, ...]) -> Any:
+    torch.manual_seed(0)
+    return sample.function(*arguments)
+
+
+@pytest.mark.parametrize("sample", BY_NAME)
+def test_it_is_described(sample: Sample) -> None:
+    documentation = sample.function.__doc__ or ""
+    assert sample.summary.endswith(".")
+    assert "Source:" in documentation
+    assert "Parameters" in documentation
+    assert sample.project
+    assert sample.url.startswith("https://")
+    assert sample.function.__module__.rpartition(".")[2] == sample.name
+
+
+@pytest.mark.parametrize("sample", BY_NAME)
+def test_every_configuration_runs_and_repeats(sample: Sample) -> None:
+    for configuration in sample.configurations:
+        first = run(sample, sample.arguments(configuration))
+        compare(run(sample, sample.arguments(configuration)), first, 0, 0)
+
+
+@pytest.mark.parametrize("sample", BY_NAME)
+def test_gradients_that_are_asked_for_can_be_had(sample: Sample) -> None:
+    arguments = sample.arguments()
+    for gradient in gradients(run(sample, arguments), arguments):
+        assert gradient is None or gradient.isfinite().all()
+
+
+@pytest.mark.parametrize("sample", [pytest.param(sample, id=sample.name) for sample in SAMPLES if sample.has_jax()])
+def test_jax_gives_the_same(sample: Sample) -> None:
+    pytest.importorskip("jax")
+    arguments = sample.arguments()
+    compare(jax_results(sample.jax(), sample.arguments()), run(sample, arguments), sample.rtol, sample.atol)
