@@ -80,6 +80,8 @@ def _columns(results: Sequence[Result]) -> dict[str, list[str]]:
         "batch": any(result.batch_scale != 1 for result in results),
         "streams": any(result.streams != 1 for result in results),
     }
+    # samples were not captured in a program
+    told["share"] = told["count"] = told["captured us"] = any(result.captured_total_us for result in results)
     told["speed-up"] = told["first ms"] = told["mode"]
     return {name: [cell(result) for result in results] for name, cell in columns.items() if told.get(name, True)}
 
