@@ -18,7 +18,7 @@ from torch import Tensor
 from opgrip.replay.cases import Case
 from opgrip.replay.functions import Held, described_case, writes
 from opgrip.replay.modes.graphs import tensors_in
-from opgrip.samples import Sample, Tag, samples
+from opgrip.samples import Sample, Tag, samples, tag_of
 from opgrip.traces.errors import UserError
 
 SHIPPED = "samples"
@@ -61,16 +61,27 @@ def sample_cases(target: str, patterns: Sequence[str] = (), tags: Sequence[str] 
     ------
     UserError : where there is none
     """
-    chosen = [
-        sample
-        for sample in _named(target)
-        if (not patterns or any(fnmatchcase(sample.name, pattern) for pattern in patterns))
-        and _tags(tags) <= sample.tags
-    ]
-    if not chosen:
-        raise UserError("no sample has these names and tags", "opgrip samples list shows all")
+    chosen = find_samples(target, patterns, tags)
     configurations = [(sample, name) for sample in chosen for name in sample.configurations]
     return [_case(sample, name, number) for number, (sample, name) in enumerate(configurations)]
+
+
+def find_samples(target: str = SHIPPED, patterns: Sequence[str] = (), tags: Sequence[str] = ()) -> list[Sample]:
+    """The samples that `sample_cases` makes cases of.
+
+    Raises
+    ------
+    UserError : where there is none
+    """
+    wanted = _tags(tags)
+    found = [
+        sample
+        for sample in _named(target)
+        if (not patterns or any(fnmatchcase(sample.name, pattern) for pattern in patterns)) and wanted <= sample.tags
+    ]
+    if not found:
+        raise UserError("no sample has these names and tags", "opgrip samples list shows all")
+    return found
 
 
 def fingerprint(target: str) -> str:
@@ -95,11 +106,10 @@ def _named(target: str) -> list[Sample]:
 
 
 def _tags(words: Sequence[str]) -> set[Tag]:
-    known = {tag.value.lower(): tag for tag in Tag}
-    for word in words:
-        if word.lower() not in known:
-            raise UserError(f"there is no tag {word!r}", f"there are {', '.join(tag.value for tag in Tag)}")
-    return {known[word.lower()] for word in words}
+    try:
+        return set(map(tag_of, words))
+    except ValueError as error:
+        raise UserError(str(error), f"there are {', '.join(tag.value for tag in Tag)}") from error
 
 
 def _case(sample: Sample, configuration: str, number: int) -> Case:
