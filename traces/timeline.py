@@ -27,12 +27,13 @@ def timeline(trace: Trace) -> Iterator[Event]:
     """The events, by thread and time, with times in microseconds since the capture began."""
     shapes = {signature.number: _shapes([signature.args, signature.kwargs]) for signature in trace.signatures}
     processes: dict[str, int] = {}
-    for (process, thread), calls in trace.calls.groupby(["process", "thread"], observed=True, dropna=False, sort=False):
-        name = "" if pd.isna(process) else str(process)
+    whose = trace.calls.astype({"process": "object", "thread": "object"}).fillna({"process": "", "thread": ""})
+    for key, calls in whose.groupby(["process", "thread"], sort=False):
+        name, thread = map(str, key)
         pid = processes.setdefault(name, PROCESS + len(processes))
         tid = int(calls.index[0]) + 1
         yield _named("process_name", pid, tid, name or str(trace.header.get("model", {}).get("name", "capture")))
-        yield _named("thread_name", pid, tid, str(thread))
+        yield _named("thread_name", pid, tid, thread)
         nesting = _Nesting(pid, tid)
         for row in calls.to_dict("records"):
             if pd.isna(row["inside"]):
