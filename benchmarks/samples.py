@@ -49,7 +49,8 @@ def page(rows: pd.DataFrame) -> Iterator[str]:
     assert len(configured) == len(sample_cases(SHIPPED))
     own = {(int(row["case"]), row["mode"]): row for row in rows.to_dict("records")}
     yield "# Samples\n"
-    yield f"The {len(samples())} long-tail functions that ship, each in its own module under `samples/`, in plain torch;"
+    count = len(samples())
+    yield f"The {count} long-tail functions that ship, each in its own module under `samples/`, in plain torch;"
     yield f"{sum(sample.has_jax() for sample in samples().values())} have a JAX implementation beside it."
     yield "`opgrip samples show NAME` shows one, `opreplay samples/NAME --mode eager,compile` runs it.\n"
     yield f"Times are medians on one thread of {machine}, with warm caches. *Operators* is how many a call launches in "
