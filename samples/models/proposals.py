@@ -8,12 +8,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from opgrip.samples.anchors.gen_base_anchors import gen_base_anchors
+from opgrip.samples.anchors.grid_anchors import grid_anchors
 from opgrip.samples.assign_max_iou import assign_max_iou
-from opgrip.samples.box_iou import box_iou
+from opgrip.samples.boxes.bbox_overlaps import bbox_overlaps
+from opgrip.samples.boxes.nms import nms
 from opgrip.samples.decode_deltas import decode_deltas
 from opgrip.samples.encode_deltas import encode_deltas
-from opgrip.samples.grid_anchors import grid_anchors
-from opgrip.samples.nms import nms
 from opgrip.samples.sample_balanced import sample_balanced
 from opgrip.samples.smooth_l1 import smooth_l1
 
@@ -57,7 +58,8 @@ class ProposalHead(nn.Module):
             batch, _, height, width = level.shape
             scores.append(self.objectness(hidden).permute(0, 2, 3, 1).reshape(batch, -1))
             deltas.append(self.deltas(hidden).permute(0, 2, 3, 1).reshape(batch, -1, 4))
-            anchors.append(grid_anchors(height, width, stride, SCALE, RATIOS, level))
+            base = gen_base_anchors(stride, level.new_tensor((SCALE,)), level.new_tensor(RATIOS), center_offset=0.5)
+            anchors.append(grid_anchors(base, (height, width), (stride, stride)))
         return Predictions(torch.cat(scores, dim=1), torch.cat(deltas, dim=1), anchors)
 
 
@@ -102,7 +104,7 @@ class ProposalLoss(nn.Module):
         anchors = torch.cat(predictions.anchors)
         scores, deltas = predictions.scores.sum() * 0, predictions.deltas.sum() * 0
         for image, boxes in enumerate(truths):
-            assigned = assign_max_iou(box_iou(anchors, boxes), positive=0.7, negative=0.3)
+            assigned = assign_max_iou(bbox_overlaps(anchors, boxes), positive=0.7, negative=0.3)
             positives, negatives = sample_balanced(assigned, 256, 0.5)
             chosen = torch.cat([positives, negatives])
             labels = (assigned[chosen] >= 0).to(scores.dtype)

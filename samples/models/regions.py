@@ -6,13 +6,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from opgrip.samples.anchors.map_roi_levels import map_roi_levels
 from opgrip.samples.assign_max_iou import assign_max_iou
-from opgrip.samples.box_iou import box_iou
+from opgrip.samples.boxes.bbox2roi import bbox2roi
+from opgrip.samples.boxes.bbox_overlaps import bbox_overlaps
+from opgrip.samples.boxes.multiclass_nms import multiclass_nms
+from opgrip.samples.boxes.roi_align import roi_align
 from opgrip.samples.decode_deltas import decode_deltas
 from opgrip.samples.encode_deltas import encode_deltas
-from opgrip.samples.map_levels import map_levels
-from opgrip.samples.multiclass_nms import multiclass_nms
-from opgrip.samples.roi_align import roi_align
 from opgrip.samples.sample_balanced import sample_balanced
 from opgrip.samples.smooth_l1 import smooth_l1
 
@@ -30,15 +31,13 @@ class RegionPooler(nn.Module):
 
     def forward(self, levels: list[Tensor], boxes: list[Tensor]) -> Tensor:
         """Features (N, C, 7, 7) of the boxes (P, 4) of each image, N in all."""
-        joined = torch.cat(boxes)
-        images = torch.arange(len(boxes), device=joined.device)
-        batch = images.repeat_interleave(torch.tensor([len(each) for each in boxes], device=joined.device))
-        level_of = map_levels(joined, len(self.strides))
-        pooled = joined.new_zeros(len(joined), levels[0].shape[1], BINS, BINS)
+        rois = bbox2roi(boxes)
+        level_of = map_roi_levels(rois, len(self.strides))
+        pooled = rois.new_zeros(len(rois), levels[0].shape[1], BINS, BINS)
         for index, stride in enumerate(self.strides):
             mine = torch.nonzero(level_of == index).flatten()
             if mine.numel():
-                features = roi_align(levels[index], joined[mine], batch[mine], BINS, 1 / stride)
+                features = roi_align(levels[index], rois[mine], BINS, 1 / stride)
                 pooled = pooled.index_copy(0, mine, features)
         return pooled
 
@@ -107,7 +106,8 @@ class RegionHead(nn.Module):
         for boxes, target in zip(proposals, targets, strict=True):
             # the truths are proposals too: else an untrained first stage gives no positives
             boxes = torch.cat([boxes, target["boxes"]])
-            assigned = assign_max_iou(box_iou(boxes, target["boxes"]), positive=0.5, negative=0.5, keep_best=False)
+            overlaps = bbox_overlaps(boxes, target["boxes"])
+            assigned = assign_max_iou(overlaps, positive=0.5, negative=0.5, keep_best=False)
             positives, negatives = sample_balanced(assigned, 128, 0.25)
             owners = assigned[positives]
             chosen.append(boxes[torch.cat([positives, negatives])])
