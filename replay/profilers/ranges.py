@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import nvtx
+import torch
 
 DOMAIN = "opgrip"
 PREPARE, READY = "prepare", "ready"
@@ -58,6 +59,21 @@ def entered(message: str, category: str, case: int) -> Iterator[None]:
         yield
     finally:
         made.end()
+
+
+@contextmanager
+def watched(device: str) -> Iterator[None]:
+    """Has the profiler of a GPU record a block, where it waits for that."""
+    if torch.device(device).type != "cuda":
+        yield
+        return
+    runtime = torch.cuda.cudart()
+    runtime.cudaProfilerStart()
+    try:
+        yield
+    finally:
+        torch.cuda.synchronize(device)
+        runtime.cudaProfilerStop()
 
 
 def _functions(domain: Any) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
