@@ -28,7 +28,7 @@ def inputs(
         "EDVR-M, REDS 256x256, training, 4 images": {"shape": (4, 3, 256, 256), "reduction": "sum"},
         "BasicVSR, REDS 256x256, training, one clip of 15 frames": {"shape": (1, 15, 3, 256, 256)},
     },
-    tags=["IfElseBranch", "Reduce"],
+    tags=["IfElseBranch", "Reduce", "ViewAttribute"],
     project="MMEditing",
     url="https://github.com/open-mmlab/mmediting/blob/ce2a70f1321907d1451a376637cf56be76168a67/mmedit/models/losses/pixelwise_loss.py#L41",
 )
