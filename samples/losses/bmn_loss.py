@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -84,7 +86,7 @@ def bmn_loss(
 
     fits = (overlaps > 0.9).float()
     others = (overlaps <= 0.9).float() * bm_mask
-    counted = max(fits.sum(), 1) + others.sum()
+    counted = _count(fits) + others.sum()
     classification = _balanced_log_loss(pred_bm[:, 1].contiguous(), fits, others, counted)
 
     boundaries = _boundary_loss(pred_start, gt_start) + _boundary_loss(pred_end, gt_end)
@@ -101,10 +103,18 @@ def _boundary_loss(scores: Tensor, truth: Tensor) -> Tensor:
 
 def _balanced_log_loss(scores: Tensor, positive: Tensor, negative: Tensor, counted: Tensor | int) -> Tensor:
     """Binary cross entropy, in which positives and negatives weigh alike in all; masks are 0 or 1."""
-    ratio = min(max(counted / max(positive.sum(), 1), RATIOS[0]), RATIOS[1])
+    ratio: Any = counted / _count(positive)
+    ratio = min(max(ratio, RATIOS[0]), RATIOS[1])
     gained = 0.5 * ratio * (scores + EPS).log() * positive
     avoided = 0.5 * ratio / (ratio - 1) * (1.0 - scores + EPS).log() * negative
-    return -(gained + avoided).sum() / counted
+    loss: Tensor = -(gained + avoided).sum() / counted
+    return loss
+
+
+def _count(mask: Tensor) -> Tensor | int:
+    """How many a mask of 0 and 1 has, at least one."""
+    count = mask.sum()
+    return count if count > 1 else 1
 
 
 def _regression_loss(scores: Tensor, overlaps: Tensor, mask: Tensor, high: float = 0.7, low: float = 0.3) -> Tensor:

@@ -55,7 +55,7 @@ def parse_loss(losses: Mapping[str, Tensor | Sequence[Tensor]]) -> tuple[Tensor,
         if isinstance(value, Tensor):
             means[name] = value.mean()
         elif isinstance(value, list):
-            means[name] = sum(each.mean() for each in value)  # type: ignore[assignment]
+            means[name] = sum(each.mean() for each in value)
         else:
             raise TypeError(f"{name} is neither a tensor nor a list of tensors")
     total: Tensor = sum(mean for name, mean in means.items() if "loss" in name)  # type: ignore[assignment]

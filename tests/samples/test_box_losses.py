@@ -340,7 +340,7 @@ def segments(share: float) -> Arguments:
 
 
 def balanced(scores: list[float], positive: list[bool], entries: float) -> float:
-    """Binary cross entropy, weighed as the paper's equation 6 says."""
+    """Binary cross entropy, both kinds weighed alike."""
     ratio = min(max(entries / max(sum(positive), 1), 1.05), 21)
     total = 0.0
     for score, good in zip(scores, positive, strict=True):
