@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from opgrip.samples.losses.diou_loss import inputs
-from opgrip.samples.losses.overlaps import area, centre_distance, shared_area
+from opgrip.samples.losses.overlaps import centre_distance, overlap_ratio
 from opgrip.samples.losses.weight_reduce_loss import weight_reduce_loss
 from opgrip.samples.sample import sample
 
@@ -50,8 +50,7 @@ def ciou_loss(
 
     Source: Zheng et al. 2021, arXiv 2005.03572; shapes count only above an overlap of one half.
     """
-    overlap = shared_area(predicted, target)
-    iou = overlap / (area(predicted) + area(target) - overlap + eps)
+    iou = overlap_ratio(predicted, target, eps)
     unlike = 4 / math.pi**2 * (_angle(target, eps) - _angle(predicted, eps)) ** 2
     with torch.no_grad():
         share = (iou > 0.5).float() * unlike / (1 - iou + unlike)

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from opgrip.samples.losses.overlaps_jax import area, centre_distance, shared_area
+from opgrip.samples.losses.overlaps_jax import centre_distance, overlap_ratio
 from opgrip.samples.losses.weight_reduce_loss_jax import weight_reduce_loss
 
 
@@ -25,8 +25,7 @@ def ciou_loss(
     eps: float = 1e-7,
 ) -> Array:
     """As the torch one beside it."""
-    overlap = shared_area(predicted, target)
-    iou = overlap / (area(predicted) + area(target) - overlap + eps)
+    iou = overlap_ratio(predicted, target, eps)
     unlike = 4 / math.pi**2 * (_angle(target, eps) - _angle(predicted, eps)) ** 2
     share = jax.lax.stop_gradient((iou > 0.5) * unlike / (1 - iou + unlike))
     ciou = iou - (centre_distance(predicted, target, eps) + share * unlike)

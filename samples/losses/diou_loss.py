@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from opgrip.samples.draw import Draw
-from opgrip.samples.losses.overlaps import area, centre_distance, shared_area
+from opgrip.samples.losses.overlaps import centre_distance, overlap_ratio
 from opgrip.samples.losses.targets import matched_boxes
 from opgrip.samples.losses.weight_reduce_loss import weight_reduce_loss
 from opgrip.samples.sample import sample
@@ -50,7 +50,6 @@ def diou_loss(
 
     Source: Zheng et al. 2020, equation 7.
     """
-    overlap = shared_area(predicted, target)
-    iou = overlap / (area(predicted) + area(target) - overlap + eps)
+    iou = overlap_ratio(predicted, target, eps)
     loss = 1 - (iou - centre_distance(predicted, target, eps))
     return weight_reduce_loss(loss, weight, reduction, avg_factor)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from jax import Array
 
-from opgrip.samples.losses.overlaps_jax import area, centre_distance, shared_area
+from opgrip.samples.losses.overlaps_jax import centre_distance, overlap_ratio
 from opgrip.samples.losses.weight_reduce_loss_jax import weight_reduce_loss
 
 
@@ -17,7 +17,6 @@ def diou_loss(
     eps: float = 1e-7,
 ) -> Array:
     """As the torch one beside it."""
-    overlap = shared_area(predicted, target)
-    iou = overlap / (area(predicted) + area(target) - overlap + eps)
+    iou = overlap_ratio(predicted, target, eps)
     loss = 1 - (iou - centre_distance(predicted, target, eps))
     return weight_reduce_loss(loss, weight, reduction, avg_factor)

@@ -18,6 +18,12 @@ def shared_area(boxes: Tensor, others: Tensor) -> Tensor:
     return extent[:, 0] * extent[:, 1]
 
 
+def overlap_ratio(boxes: Tensor, others: Tensor, eps: float) -> Tensor:
+    """Intersection over union, (N,) float, of each box with its other, eps being added to the union."""
+    shared = shared_area(boxes, others)
+    return shared / (area(boxes) + area(others) - shared + eps)
+
+
 def enclosing_size(boxes: Tensor, others: Tensor, smallest: float = 0.0) -> Tensor:
     """Width and height, (N, 2) float, of the smallest box that holds a box and its other, both (N, 4) float."""
     corner = torch.min(boxes[:, :2], others[:, :2])

@@ -18,6 +18,12 @@ def shared_area(boxes: Array, others: Array) -> Array:
     return extent[:, 0] * extent[:, 1]
 
 
+def overlap_ratio(boxes: Array, others: Array, eps: float) -> Array:
+    """Intersection over union, (N,) float, of each box with its other, eps being added to the union."""
+    shared = shared_area(boxes, others)
+    return shared / (area(boxes) + area(others) - shared + eps)
+
+
 def enclosing_size(boxes: Array, others: Array) -> Array:
     """Widths and heights of the enclosing boxes, (N, 2)."""
     corner = jnp.minimum(boxes[:, :2], others[:, :2])

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from opgrip.samples.draw import Draw
-from opgrip.samples.losses.overlaps import area, centre_shift, enclosing_size, shared_area
+from opgrip.samples.losses.overlaps import centre_shift, enclosing_size, overlap_ratio
 from opgrip.samples.losses.targets import matched_boxes
 from opgrip.samples.losses.weight_reduce_loss import weight_reduce_loss
 from opgrip.samples.sample import sample
@@ -54,8 +54,7 @@ def siou_loss(
 
     Source: Gevorgyan 2022.
     """
-    overlap = shared_area(predicted, target)
-    iou = overlap / (area(predicted) + area(target) - overlap + eps)
+    iou = overlap_ratio(predicted, target, eps)
 
     shift = centre_shift(predicted, target) + eps
     sines = shift.abs() / (shift * shift).sum(dim=1).sqrt()[:, None]
