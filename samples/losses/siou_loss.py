@@ -46,7 +46,7 @@ def siou_loss(
     predicted, target : (N, 4) float, x1 y1 x2 y2
     weight, reduction, avg_factor : as `weight_reduce_loss` takes them, for losses (N,)
     eps : added to the union, sizes and shifts of centres, and smallest size of the enclosing box
-    neg_gamma : whether the exponent of the distance is negative, as in the paper; MMDetection's default is that it is not
+    neg_gamma : whether the exponent of the distance is negative, as in the paper but not by MMDetection's default
 
     Returns
     -------
