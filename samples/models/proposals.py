@@ -15,8 +15,13 @@ from opgrip.samples.boxes.bbox_overlaps import bbox_overlaps
 from opgrip.samples.boxes.nms import nms
 from opgrip.samples.decode_deltas import decode_deltas
 from opgrip.samples.encode_deltas import encode_deltas
+<<<<<<< HEAD
+=======
+from opgrip.samples.grid_anchors import grid_anchors
+from opgrip.samples.losses.smooth_l1_loss import smooth_l1_loss
+from opgrip.samples.nms import nms
+>>>>>>> sc
 from opgrip.samples.sample_balanced import sample_balanced
-from opgrip.samples.smooth_l1 import smooth_l1
 
 SCALE = 8.0
 RATIOS = (0.5, 1.0, 2.0)
@@ -110,6 +115,6 @@ class ProposalLoss(nn.Module):
             labels = (assigned[chosen] >= 0).to(scores.dtype)
             scores = scores + functional.binary_cross_entropy_with_logits(predictions.scores[image, chosen], labels)
             wanted = encode_deltas(anchors[positives], boxes[assigned[positives]])
-            distance = smooth_l1(predictions.deltas[image, positives], wanted, beta=1 / 9)
+            distance = smooth_l1_loss(predictions.deltas[image, positives], wanted, reduction="sum", beta=1 / 9)
             deltas = deltas + distance / max(chosen.numel(), 1)
         return {"rpn_cls": scores / len(truths), "rpn_box": deltas / len(truths)}

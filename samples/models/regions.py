@@ -14,8 +14,8 @@ from opgrip.samples.boxes.multiclass_nms import multiclass_nms
 from opgrip.samples.boxes.roi_align import roi_align
 from opgrip.samples.decode_deltas import decode_deltas
 from opgrip.samples.encode_deltas import encode_deltas
+from opgrip.samples.losses.smooth_l1_loss import smooth_l1_loss
 from opgrip.samples.sample_balanced import sample_balanced
-from opgrip.samples.smooth_l1 import smooth_l1
 
 BINS = 7
 SPREAD = (0.1, 0.1, 0.2, 0.2)
@@ -118,5 +118,5 @@ class RegionHead(nn.Module):
         truth = torch.cat(labels)
         foreground = torch.nonzero(truth < self.classes).flatten()
         predicted = deltas[foreground, truth[foreground]]
-        distance = smooth_l1(predicted, torch.cat(wanted) / deltas.new_tensor(SPREAD), beta=1.0)
+        distance = smooth_l1_loss(predicted, torch.cat(wanted) / deltas.new_tensor(SPREAD), reduction="sum")
         return {"roi_cls": functional.cross_entropy(logits, truth), "roi_box": distance / max(truth.numel(), 1)}

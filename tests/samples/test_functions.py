@@ -18,7 +18,6 @@ from opgrip.samples.boxes.roi_align import roi_align
 from opgrip.samples.decode_deltas import decode_deltas
 from opgrip.samples.encode_deltas import encode_deltas
 from opgrip.samples.sample_balanced import sample_balanced
-from opgrip.samples.smooth_l1 import smooth_l1
 
 
 def boxes(count: int, seed: int = 0, reach: float = 100.0) -> torch.Tensor:
@@ -181,10 +180,3 @@ def test_samples_are_of_their_kind_and_number() -> None:
     assert len(draws) > 1
     few, many = sample_balanced(torch.tensor([3, -1, -1]), 40, 0.5)
     assert (few.tolist(), sorted(many.tolist())) == ([0], [1, 2])
-
-
-@pytest.mark.parametrize("beta", [1.0, 1 / 9])
-def test_the_loss_is_torchs(beta: float) -> None:
-    predicted, target = torch.randn(50, 4), torch.randn(50, 4)
-    expected = torch.nn.functional.smooth_l1_loss(predicted, target, beta=beta, reduction="sum")
-    torch.testing.assert_close(smooth_l1(predicted, target, beta), expected)

@@ -128,10 +128,7 @@ def _run(nsys: Nsys, folder: Path, command: Sequence[str], job: Job) -> None:
         env={**os.environ, "PYTHONSAFEPATH": "1"},
     )
     if not list(folder.glob("report*.nsys-rep")):
-        words = (done.stderr or done.stdout).strip().splitlines()
-        raise UserError(
-            f"nsys wrote no report: {words[-1] if words else f'status {done.returncode}'}", "see nsys status -e"
-        )
+        raise UserError(f"nsys wrote no report: {_last_words(done)}", "see nsys status -e")
 
 
 def _exported(nsys: Nsys, report: Path) -> Report:
