@@ -37,7 +37,7 @@ def aggregate(assignment: Tensor, features: Tensor, codewords: Tensor) -> Tensor
     -------
     (B, K, C) float
 
-    Source: Zhang et al. 2017, "Deep TEN", section 3.
+    Source: Zhang et al. 2017, "Deep TEN: Texture Encoding Network", the residual encoding layer.
     """
     residuals = features[:, :, None] - codewords
     return (assignment[..., None] * residuals).sum(dim=1)

@@ -23,8 +23,8 @@ def inputs(draw: Draw, users: int, width: int, channels: int = 3) -> tuple[list[
 @sample(
     inputs,
     {
-        "MHCN, LastFM, training, sizes of the paper": {"users": 1892, "width": 50},
-        "MHCN, Yelp, training, sizes of the paper": {"users": 19539, "width": 50},
+        "MHCN, LastFM, training": {"users": 1892, "width": 50},
+        "MHCN, training, 20000 users": {"users": 20000, "width": 50},
     },
     tags=["ForLoop", "Reduce", "Broadcast", "ViewAttribute", "BuiltInDataStructure"],
     project="PaddleRec",
@@ -43,7 +43,7 @@ def channel_attention(channels: list[Tensor], matrix: Tensor, attention: Tensor)
     -------
     The mixed embeddings, (U, D) float, and the weights, (U, channels) float
 
-    Source: Yu et al. 2021, "Self-Supervised Multi-Channel Hypergraph Convolutional Network", section 3.2.
+    Source: Yu et al. 2021, "Self-Supervised Multi-Channel Hypergraph Convolutional Network" (MHCN).
     """
     logits = [((embedding @ matrix) * attention).sum(dim=1) for embedding in channels]
     weights = torch.stack(logits, dim=1).softmax(dim=1)

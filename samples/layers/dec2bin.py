@@ -36,7 +36,7 @@ def dec2bin(values: Tensor, bits: int) -> Tensor:
     -------
     (..., bits) bool
 
-    Source: Hazimeh et al. 2021, "DSelect-k", section 3.1.
+    Source: Hazimeh et al. 2021, "DSelect-k: Differentiable Selection in the Mixture of Experts", its binary encoding.
     """
     powers = 2 ** torch.arange(bits - 1, -1, -1, device=values.device)
     return values[..., None].bitwise_and(powers) != 0

@@ -46,7 +46,7 @@ def detr_postprocess(outputs: dict[str, Tensor], sizes: Tensor) -> list[dict[str
     -------
     A dict for each image: "scores", (Q,) float, "labels", (Q,) int64, and "boxes", (Q, 4) float, x1 y1 x2 y2 in pixels
 
-    Source: Carion et al. 2020, "End-to-End Object Detection with Transformers" (DETR), section 4.
+    Source: Carion et al. 2020, "End-to-End Object Detection with Transformers" (DETR).
     """
     scores, labels = outputs["pred_logits"].softmax(dim=-1)[..., :-1].max(dim=-1)
     centre, extent = outputs["pred_boxes"].split(2, dim=-1)

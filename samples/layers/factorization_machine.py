@@ -13,15 +13,15 @@ from opgrip.samples.sample import sample
 def inputs(
     draw: Draw, examples: int, features: int, fields: int = 26, numbers: int = 13, width: int = 9
 ) -> tuple[list[Tensor], Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Examples of clicks, each of so many fields and numbers, and weights before training."""
+    """Examples of clicks, each of so many fields and numbers, and weights after some training."""
     std = 0.1 / width**0.5
     return (
         [draw.integers(examples, 1, high=features) for _ in range(fields)],
         draw.uniform(examples, numbers),
         draw.normal(features, 1, std=std, grad=True),
         draw.normal(features, width, std=std, grad=True),
-        torch.ones(numbers, requires_grad=True),
-        torch.ones(1, numbers, width, requires_grad=True),
+        draw.uniform(numbers, low=0.5, high=1.5, grad=True),
+        draw.uniform(1, numbers, width, low=0.5, high=1.5, grad=True),
     )
 
 

@@ -42,7 +42,7 @@ def label_aware_attention(keys: Tensor, query: Tensor, power: float = 1.0) -> tu
     -------
     The vectors, (B, D) float, and the weights, (B, K, 1) float
 
-    Source: Li et al. 2019, "Multi-Interest Network with Dynamic Routing", section 3.5.
+    Source: Li et al. 2019, "Multi-Interest Network with Dynamic Routing" (MIND), its label-aware attention layer.
     """
     products = (keys * query).sum(dim=-1, keepdim=True)
     weights = products.pow(power).softmax(dim=1)

@@ -43,7 +43,7 @@ def position_embedding_learned(features: Tensor, rows: Tensor, columns: Tensor) 
     -------
     (B, 2 * D, H, W) float, the same for all images
 
-    Source: Carion et al. 2020, "End-to-End Object Detection with Transformers" (DETR), section 4.2.
+    Source: Carion et al. 2020, "End-to-End Object Detection with Transformers" (DETR), learned positional encodings.
     """
     images, _, height, width = features.shape
     across = functional.embedding(torch.arange(width, device=features.device), columns)

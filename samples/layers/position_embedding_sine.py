@@ -58,7 +58,7 @@ def position_embedding_sine(
     ------
     ValueError : where there is a scale and nothing to normalize
 
-    Source: Carion et al. 2020, "End-to-End Object Detection with Transformers" (DETR), appendix A.4.
+    Source: Carion et al. 2020, "End-to-End Object Detection with Transformers" (DETR), fixed positional encodings.
     """
     if scale is not None and not normalize:
         raise ValueError("a scale needs normalize=True")

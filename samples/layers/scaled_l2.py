@@ -50,7 +50,7 @@ def scaled_l2(features: Tensor, codewords: Tensor, scale: Tensor) -> Tensor:
     -------
     (B, N, K) float; a softmax over the last dimension assigns positions to codewords
 
-    Source: Zhang et al. 2017, "Deep TEN", section 3.
+    Source: Zhang et al. 2017, "Deep TEN: Texture Encoding Network", the residual encoding layer.
     """
     residuals = features[:, :, None] - codewords
     return scale * residuals.pow(2).sum(dim=3)

@@ -36,7 +36,7 @@ def smooth_step(values: Tensor, gamma: float = 1.0) -> Tensor:
     -------
     (...) float, 0 to 1
 
-    Source: Hazimeh et al. 2020, "The Tree Ensemble Layer", section 3.1.
+    Source: Hazimeh et al. 2020, "The Tree Ensemble Layer", its smooth-step function.
     """
     between = -2 / gamma**3 * values**3 + 3 / (2 * gamma) * values + 0.5
     not_above = torch.where(values >= gamma / 2, torch.ones_like(values), between)

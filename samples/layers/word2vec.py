@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 from torch.nn import functional
 
@@ -13,13 +12,13 @@ from opgrip.samples.sample import sample
 def inputs(
     draw: Draw, words: int, vocabulary: int, width: int, negatives: int = 5
 ) -> tuple[list[Tensor], Tensor, Tensor, Tensor]:
-    """Words, what stands near them, and words at random; weights before training, the outputs' not all zero."""
+    """Words, what stands near them, and words at random; weights after some training."""
     bound = 0.5 / width
     return (
         [draw.integers(words, count, high=vocabulary) for count in (1, 1, negatives)],
         draw.uniform(vocabulary, width, low=-bound, high=bound, grad=True),
         draw.normal(vocabulary, width, std=0.1, grad=True),
-        torch.zeros(vocabulary, 1, requires_grad=True),
+        draw.normal(vocabulary, 1, std=0.1, grad=True),
     )
 
 
@@ -27,7 +26,7 @@ def inputs(
     inputs,
     {
         "Skip-gram, batch 100, 300 wide, vocabulary cut to 10000": {"words": 100, "vocabulary": 10000, "width": 300},
-        "Skip-gram, text8, batch 1024, 200 wide": {"words": 1024, "vocabulary": 71290, "width": 200},
+        "Skip-gram, batch 1024, 200 wide, vocabulary of 70000": {"words": 1024, "vocabulary": 70000, "width": 200},
     },
     tags=["Reduce", "ViewAttribute", "AdvancedIndexing", "BuiltInDataStructure"],
     project="PaddleRec",
