@@ -9,8 +9,8 @@ from torch.nn import functional
 from opgrip.samples.draw import Draw
 from opgrip.samples.sample import sample
 
-Image = tuple[int, int, float, int, int]
-"""Height and width in pixels, by how much the image was made larger, and its height and width before that."""
+Image = tuple[float, int, int]
+"""By how much an image was made larger, and its height and width before that, in pixels."""
 
 
 def inputs(
@@ -18,13 +18,12 @@ def inputs(
 ) -> tuple[Tensor, Tensor, list[Image], bool]:
     """Detections of COCO's images, whose shorter side was made 800 pixels long, in no order."""
     scale = 800 / original[0]
-    size = (800, int(original[1] * scale))
     count = images * detections
-    boxes = draw.boxes(count, size)
+    boxes = draw.boxes(count, (800, original[1] * scale))
     image = draw.permutation(count) % images
     labels = draw.integers(count, high=classes)
     rois = torch.cat([image[:, None], boxes, draw.uniform(count, 1), labels[:, None]], dim=1)
-    return rois, draw.uniform(count, classes, side, side), [(*size, scale, *original)] * images, False
+    return rois, draw.uniform(count, classes, side, side), [(scale, *original)] * images, False
 
 
 @sample(
@@ -83,7 +82,7 @@ def mask_predictor(
     shares, as the sample of that name in LongTail-Bench describes it; the original project, POD, is not public.
     """
     masks = [rois.new_zeros(0)] * len(rois)
-    for number, (_, _, scale, height, width) in enumerate(images):
+    for number, (scale, height, width) in enumerate(images):
         (kept,) = torch.nonzero(rois[:, 0] == number, as_tuple=True)
         boxes = (rois[kept, 1:5] / scale).int().tolist()
         labels = rois[kept, 6].int().tolist()

@@ -250,7 +250,7 @@ def mask_predictor(rois: Any, heatmaps: Any, images: list[Any], class_agnostic: 
     cv2 = pytest.importorskip("cv2")
     masks = []
     for (number, *box, _, label), heatmap in zip(rois, heatmaps, strict=True):
-        *_, scale, height, width = images[int(number)]
+        scale, height, width = images[int(number)]
         x1, y1, x2, y2 = (int(edge / scale) for edge in box)
         resized = cv2.resize(heatmap[0 if class_agnostic else int(label)], (max(x2 - x1 + 1, 1), max(y2 - y1 + 1, 1)))
         mask = np.zeros((height + 1, width + 1), np.uint8)
@@ -378,6 +378,6 @@ def test_sines_may_be_scaled_only_where_positions_are_shares() -> None:
 
 def test_a_mask_of_a_box_at_the_edge_is_cut_and_one_of_no_image_stays_empty() -> None:
     rois = torch.tensor([[0.0, 6, 2, 20, 8, 0.9, 3], [5.0, 0, 0, 4, 4, 0.9, 0]])
-    edge, nowhere = layer("mask_predictor", rois, torch.ones(2, 1, 7, 7), [(8, 20, 2.0, 4, 10)], class_agnostic=True)
+    edge, nowhere = layer("mask_predictor", rois, torch.ones(2, 1, 7, 7), [(2.0, 4, 10)], class_agnostic=True)
     assert edge.tolist() == [[0] * 10] + [[0] * 3 + [1] * 7] * 3
     assert nowhere.numel() == 0
