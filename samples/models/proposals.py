@@ -15,12 +15,7 @@ from opgrip.samples.boxes.bbox_overlaps import bbox_overlaps
 from opgrip.samples.boxes.nms import nms
 from opgrip.samples.decode_deltas import decode_deltas
 from opgrip.samples.encode_deltas import encode_deltas
-<<<<<<< HEAD
-=======
-from opgrip.samples.grid_anchors import grid_anchors
 from opgrip.samples.losses.smooth_l1_loss import smooth_l1_loss
-from opgrip.samples.nms import nms
->>>>>>> sc
 from opgrip.samples.sample_balanced import sample_balanced
 
 SCALE = 8.0
