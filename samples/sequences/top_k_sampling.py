@@ -18,8 +18,8 @@ def inputs(draw: Draw, batch: int, vocabulary: int, top_k: int, temperature: flo
     inputs,
     {
         "GPT-2, generation from the 40 best": {"batch": 1, "vocabulary": 50257, "top_k": 40},
-        "Llama 3 8B, generation from the 50 best at 0.7, batch of 16": {
-            "batch": 16,
+        "Llama 3 8B, generation from the 50 best at 0.7, batch of 8": {
+            "batch": 8,
             "vocabulary": 128256,
             "top_k": 50,
             "temperature": 0.7,

@@ -107,6 +107,19 @@ def speculative(drafted: Tensor, draft_logits: Tensor, logits: Tensor) -> Tensor
     return sample(drafted[None], draft_logits[None], len(drafted), logits[None])[0][0]
 
 
+def mask_tokens(tokens: Tensor, special: Tensor, mask_token: int, vocabulary: int) -> tuple[Tensor, Tensor]:
+    words = pytest.importorskip("tokenizers").models.WordLevel({str(word): word for word in range(vocabulary)}, "0")
+    tokenizer = transformers("tokenization_utils_tokenizers").PreTrainedTokenizerFast(
+        tokenizer_object=pytest.importorskip("tokenizers").Tokenizer(words), mask_token=str(mask_token)
+    )
+    collator = transformers("data.data_collator").DataCollatorForLanguageModeling(tokenizer)
+    return collator.torch_mask_tokens(tokens, special)
+
+
+def unpad_input(states: Tensor, mask: Tensor) -> Any:
+    return transformers("modeling_flash_attention_utils")._unpad_input(states, mask)[:4]
+
+
 ORIGINALS: dict[str, Callable[..., Any]] = {
     "rotary_embedding": rotary_embedding,
     "make_positions": make_positions,
@@ -122,6 +135,8 @@ ORIGINALS: dict[str, Callable[..., Any]] = {
     "top_k_sampling": sampling("TopKLogitsWarper"),
     "top_p_sampling": sampling("TopPLogitsWarper"),
     "speculative_sampling": speculative,
+    "mask_tokens": mask_tokens,
+    "unpad_input": unpad_input,
 }
 
 
@@ -153,20 +168,19 @@ SIZES: dict[str, list[dict[str, Any]]] = {
     "top_p_sampling": sized(
         "batch vocabulary top_p temperature", *[(300, 50, top_p, 1.5) for top_p in (0.0, 0.3, 0.8, 1.0)]
     ),
-    "speculative_sampling": sized(
-        "drafted vocabulary disagreement", *[(6, 80, disagreement) for disagreement in (0.0, 0.3, 1.0, 4.0)]
-    ),
+    "speculative_sampling": sized("drafted vocabulary disagreement", *[(6, 80, step / 5) for step in range(20)]),
 }
 
 
 @pytest.mark.parametrize("name", ORIGINALS)
 def test_it_computes_what_transformers_does(name: str) -> None:
     sample = samples()[name]
-    compare_with(ORIGINALS[name], sample.function, sample.arguments, sample.rtol, sample.atol)
-    for sizes in SIZES.get(name, []):
-        compare_with(
-            ORIGINALS[name], sample.function, lambda: sample.inputs(Draw(1), **sizes), sample.rtol, sample.atol
-        )
+
+    def drawn(sizes: dict[str, Any]) -> Callable[[], tuple[Any, ...]]:
+        return lambda: sample.inputs(Draw(1), **sizes)
+
+    for make in (sample.arguments, *map(drawn, SIZES.get(name, []))):
+        compare_with(ORIGINALS[name], sample.function, make, sample.rtol, sample.atol)
 
 
 def test_options_do_what_those_of_transformers_do() -> None:
@@ -251,7 +265,7 @@ def test_as_many_beams_as_prefixes_find_the_best_sequence() -> None:
 
 def test_tokens_are_distributed_as_the_large_model_says() -> None:
     torch.manual_seed(0)
-    draft, target = torch.tensor([[2.0, 0.0, 1.0, -1.0]]), torch.tensor([[0.0, 1.0, 1.5, 0.0], [0.0, 9.0, 0.0, 0.0]])
+    draft, target = torch.tensor([[3.0, 0.0, 0.0, 0.0]]), torch.tensor([[1.0, 1.0, 0.0, -1.0], [0.0, 9.0, 0.0, 0.0]])
     drafted = torch.multinomial(draft[0].softmax(0), 600, replacement=True)
     drawn = [speculative_sampling(token[None], draft, target).tolist() for token in drafted]
     share = torch.tensor([tokens[0] for tokens in drawn]).bincount(minlength=4) / len(drawn)
