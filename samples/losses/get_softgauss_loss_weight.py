@@ -95,7 +95,8 @@ def _edges(image: Array) -> Array:
     largest = np.where(falling, (size > at(-1, -1)) & (size > at(1, 1)), (size > at(-1, 1)) & (size > at(1, -1)))
     largest = np.where(upright, (size > at(-1, 0)) & (size >= at(1, 0)), largest)
     largest = np.where(level, (size > at(0, -1)) & (size >= at(0, 1)), largest)
-    return largest & (size > 1)
+    edges: Array = largest & (size > 1)
+    return edges
 
 
 def _squared_distances(marks: Array, reach: int) -> Array:
