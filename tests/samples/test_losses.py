@@ -16,6 +16,7 @@ from torch import Tensor
 
 from opgrip.samples import Draw, samples
 from opgrip.samples.losses.gaussian_focal_loss import gaussian_targets
+from opgrip.samples.losses.get_softgauss_loss_weight import inputs as mostly_right
 from opgrip.samples.losses.label_maps import IGNORED, edge_maps, label_maps
 
 Arguments = tuple[Any, ...]
@@ -261,7 +262,15 @@ REFERENCES: list[tuple[Callable[..., Any], list[Maker]]] = [
     ),
     (loss_references.knowledge_gap_loss, [taught, lambda draw: (*taught(draw, (6, 5)), 2.0)]),
     (loss_references.sce_loss, [taught, lambda draw: (*taught(draw, (6, 5)), 2.0, True)]),
-    (loss_references.get_softgauss_loss_weight, [pixels, lambda draw: (*pixels(draw, classes=200), 2.0)]),
+    (
+        loss_references.get_softgauss_loss_weight,
+        [
+            lambda draw: (*pixels(draw, classes=200), 2.0),
+            lambda draw: (*mostly_right(draw, 1, 3, (64, 200)), 2.0),
+            lambda draw: (torch.ones(1, 1, *SIZE), torch.zeros(1, *SIZE, dtype=torch.int64)),
+            lambda draw: (torch.ones(1, 1, *SIZE), torch.full((1, *SIZE), IGNORED)),
+        ],
+    ),
     (loss_references.softgbw_loss, [pixels]),
     (loss_references.margin_loss, [pixels, lambda draw: (*pixels(draw, classes=2), 0.4, 3.0)]),
 ]
@@ -295,6 +304,18 @@ def test_the_knowledge_gap_weighs_the_gradient_but_gets_none() -> None:
     gap = (other.gather(1, known) - mine.gather(1, known)).clamp(min=0) * valid.unsqueeze(1)
     met = gradients(samples()["knowledge_gap_loss"].function(scores, label, teacher), [scores])
     compare(met, [gap * (mine - other) / valid.sum()])
+
+
+@pytest.mark.parametrize(
+    ("name", "place"),
+    [("ifv_loss", 1), ("inter_region_loss", 1), ("kd_kl_loss", 1), ("knowledge_gap_loss", 2), ("sce_loss", 2)],
+)
+def test_a_teacher_learns_nothing(name: str, place: int) -> None:
+    arguments = samples()[name].arguments()
+    arguments[place].requires_grad_()
+    student, teacher = gradients(samples()[name].function(*arguments), arguments)
+    assert student is not None
+    assert teacher is None
 
 
 @pytest.mark.parametrize(("name", "part"), [("associative_pull_loss", 0), ("associative_push_loss", 1)])
