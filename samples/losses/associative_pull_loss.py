@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from torch import Tensor
 
 from opgrip.samples.draw import Draw
 from opgrip.samples.sample import sample
+
+CONFIGURATIONS: Mapping[str, Mapping[str, Any]] = {
+    "CornerNet Hourglass-104, 511x511, training, 6 images with about 7 objects each": {"images": 6, "objects": 7},
+    "CornerNet Hourglass-104, 511x511, training, 5 images with about 60 objects each": {"images": 5, "objects": 60},
+}
 
 
 def inputs(draw: Draw, images: int, objects: int, slots: int = 128) -> tuple[list[Tensor], Tensor]:
@@ -16,13 +24,7 @@ def inputs(draw: Draw, images: int, objects: int, slots: int = 128) -> tuple[lis
 
 @sample(
     inputs,
-    {
-        "CornerNet Hourglass-104, 511x511, training, 6 images with about 7 objects each": {"images": 6, "objects": 7},
-        "CornerNet Hourglass-104, 511x511, training, 64 images with about 50 objects each": {
-            "images": 64,
-            "objects": 50,
-        },
-    },
+    CONFIGURATIONS,
     tags=[
         "ForLoop",
         "BuiltInDataStructure",

@@ -5,19 +5,13 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
-from opgrip.samples.losses.associative_pull_loss import inputs
+from opgrip.samples.losses.associative_pull_loss import CONFIGURATIONS, inputs
 from opgrip.samples.sample import sample
 
 
 @sample(
     inputs,
-    {
-        "CornerNet Hourglass-104, 511x511, training, 6 images with about 7 objects each": {"images": 6, "objects": 7},
-        "CornerNet Hourglass-104, 511x511, training, 64 images with about 50 objects each": {
-            "images": 64,
-            "objects": 50,
-        },
-    },
+    CONFIGURATIONS,
     tags=[
         "ForLoop",
         "BuiltInDataStructure",

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from opgrip.samples.draw import Draw
-from opgrip.samples.losses.label_maps import edge_maps
+from opgrip.samples.losses.label_maps import CROPS, edge_maps
 from opgrip.samples.sample import sample
 
 
@@ -19,14 +19,7 @@ def inputs(draw: Draw, images: int, classes: int, size: tuple[int, int]) -> tupl
 
 @sample(
     inputs,
-    {
-        "UNet-S5-D16, DRIVE, 64x64 crops, training": {"images": 4, "classes": 2, "size": (64, 64)},
-        "DeepLabV3+ R50-D8, Pascal VOC, 512x512 crops, training, one image": {
-            "images": 1,
-            "classes": 21,
-            "size": (512, 512),
-        },
-    },
+    CROPS,
     tags=[
         "ForLoop",
         "IfElseBranch",

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -10,6 +13,21 @@ from opgrip.samples.draw import Draw
 from opgrip.samples.losses.label_maps import IGNORED, label_maps
 from opgrip.samples.losses.resize import resize
 from opgrip.samples.sample import sample
+
+CONFIGURATIONS: Mapping[str, Mapping[str, Any]] = {
+    "PSPNet R101 teaches R18, CamVid, 360x360 crops, scores of 11 classes, one image": {
+        "images": 1,
+        "classes": 11,
+        "side": 45,
+        "channels": (11, 11),
+    },
+    "PSPNet R101 teaches R18, Cityscapes, 512x512 crops, features of 512 and 128 channels, one image": {
+        "images": 1,
+        "classes": 19,
+        "side": 64,
+        "channels": (128, 512),
+    },
+}
 
 
 def inputs(
@@ -23,20 +41,7 @@ def inputs(
 
 @sample(
     inputs,
-    {
-        "PSPNet R101 teaches R18, CamVid, 360x360 crops, scores of 11 classes, one image": {
-            "images": 1,
-            "classes": 11,
-            "side": 45,
-            "channels": (11, 11),
-        },
-        "PSPNet R101 teaches R18, Cityscapes, 512x512 crops, features of 512 and 128 channels, one image": {
-            "images": 1,
-            "classes": 19,
-            "side": 64,
-            "channels": (128, 512),
-        },
-    },
+    CONFIGURATIONS,
     tags=[
         "ForLoop",
         "IfElseBranch",

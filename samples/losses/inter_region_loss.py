@@ -5,27 +5,14 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
-from opgrip.samples.losses.ifv_loss import inputs, mean_where
+from opgrip.samples.losses.ifv_loss import CONFIGURATIONS, inputs, mean_where
 from opgrip.samples.losses.resize import resize
 from opgrip.samples.sample import sample
 
 
 @sample(
     inputs,
-    {
-        "PSPNet R101 teaches R18, CamVid, 360x360 crops, scores of 11 classes, one image": {
-            "images": 1,
-            "classes": 11,
-            "side": 45,
-            "channels": (11, 11),
-        },
-        "PSPNet R101 teaches R18, Cityscapes, 512x512 crops, features of 512 and 128 channels, one image": {
-            "images": 1,
-            "classes": 19,
-            "side": 64,
-            "channels": (128, 512),
-        },
-    },
+    CONFIGURATIONS,
     tags=["ForLoop", "IfElseBranch", "ViewAttribute", "InPlace", "Broadcast", "Reduce"],
     project="DLOP-Bench",
     url="https://github.com/DeepLink-org/DLOP-Bench/blob/a4d4fa7cfdcc6afe3766f3671b3c71ca01a552c6/bench/samples/long_tail/inter_region_loss/torch_impl.py",

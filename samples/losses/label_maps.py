@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -9,6 +12,16 @@ from opgrip.samples.draw import Draw
 
 IGNORED = 255
 """The label of a pixel that no loss counts, as in Pascal VOC and Cityscapes."""
+
+CROPS: Mapping[str, Mapping[str, Any]] = {
+    "UNet-S5-D16, DRIVE, 64x64 crops, training": {"images": 4, "classes": 2, "size": (64, 64)},
+    "DeepLabV3+ R50-D8, Pascal VOC, 512x512 crops, training, one image": {
+        "images": 1,
+        "classes": 21,
+        "size": (512, 512),
+    },
+}
+"""What two segmentation models are trained with."""
 
 
 def label_maps(

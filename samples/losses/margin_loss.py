@@ -5,21 +5,14 @@ from __future__ import annotations
 from torch import Tensor
 
 from opgrip.samples.losses.get_softgauss_loss_weight import inputs
-from opgrip.samples.losses.label_maps import IGNORED
+from opgrip.samples.losses.label_maps import CROPS, IGNORED
 from opgrip.samples.losses.softgbw_loss import softgbw_loss
 from opgrip.samples.sample import sample
 
 
 @sample(
     inputs,
-    {
-        "UNet-S5-D16, DRIVE, 64x64 crops, training": {"images": 1, "classes": 2, "size": (64, 64)},
-        "DeepLabV3+ R50-D8, Pascal VOC, 512x512 crops, training, one image": {
-            "images": 1,
-            "classes": 21,
-            "size": (512, 512),
-        },
-    },
+    CROPS,
     tags=["ForLoop", "ThirdPartyCodes", "AdvancedIndexing", "InPlace", "ViewAttribute", "Reduce"],
     project="DLOP-Bench",
     url="https://github.com/DeepLink-org/DLOP-Bench/blob/a4d4fa7cfdcc6afe3766f3671b3c71ca01a552c6/bench/samples/long_tail/margin_loss/torch_impl.py",

@@ -6,20 +6,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from opgrip.samples.losses.get_softgauss_loss_weight import get_softgauss_loss_weight, inputs
-from opgrip.samples.losses.label_maps import IGNORED
+from opgrip.samples.losses.label_maps import CROPS, IGNORED
 from opgrip.samples.sample import sample
 
 
 @sample(
     inputs,
-    {
-        "UNet-S5-D16, DRIVE, 64x64 crops, training": {"images": 1, "classes": 2, "size": (64, 64)},
-        "DeepLabV3+ R50-D8, Pascal VOC, 512x512 crops, training, one image": {
-            "images": 1,
-            "classes": 21,
-            "size": (512, 512),
-        },
-    },
+    CROPS,
     tags=["ForLoop", "ThirdPartyCodes", "Reduce"],
     project="DLOP-Bench",
     url="https://github.com/DeepLink-org/DLOP-Bench/blob/21056ae1a86a88c9d5c55aa9f94511fdfe04c1f5/bench/samples/long_tail/softgbw_loss/torch_impl.py",
