@@ -213,8 +213,13 @@ def test_it_computes_what_a_loop_does(name: str, loop: Callable[..., Tensor], op
         assert torch.autograd.gradcheck(partial(one.function), (*few, *values))
         none = one.function(*(value[:0] for value in exact), *values)
         assert none.shape == (0, 4)
-        arguments = (*exact, *values)
-        compare(jax_results(jitted(one.jax(), arguments), arguments), one.function(*arguments))
+
+
+@pytest.mark.parametrize(("name", "values"), [(name, options) for name, _, options in LOOPS])
+def test_options_are_the_same_in_jax_where_a_loop_is_the_reference(name: str, values: tuple[Any, ...]) -> None:
+    one = samples()[name]
+    arguments = (*one.arguments(), *values)
+    compare(jax_results(jitted(one.jax(), arguments), arguments), one.function(*arguments), 1e-5, 1e-4)
 
 
 def test_offsets_of_several_classes_grow_boxes_only_so_far() -> None:
