@@ -121,4 +121,4 @@ def _choose(indices: Tensor, count: int) -> Tensor:
     if indices.numel() > count:
         # drawn on the CPU, so that every device chooses the same
         indices = indices[torch.randperm(indices.numel())[:count].to(indices.device)]
-    return indices.unique()
+    return torch.unique(indices)  # type: ignore[no-any-return]
