@@ -56,7 +56,6 @@ def inputs(
     tags=[
         "IfElseBranch",
         "ForLoop",
-        "DataDependentShape",
         "AdvancedIndexing",
         "InPlace",
         "Reduce",

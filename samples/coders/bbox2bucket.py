@@ -32,7 +32,6 @@ def inputs(draw: Draw, boxes: int, scale_factor: float, num_buckets: int = 14) -
         "IfElseBranch",
         "AdvancedIndexing",
         "InPlace",
-        "Reduce",
         "Broadcast",
         "ViewAttribute",
         "BuiltInDataStructure",

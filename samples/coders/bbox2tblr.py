@@ -17,7 +17,7 @@ from opgrip.samples.sample import sample
         "sizes of LongTail-Bench": {"boxes": 3000},
         "sizes of LongTail-Bench, largest": {"boxes": 5000},
     },
-    tags=["IfElseBranch", "ViewAttribute", "Broadcast", "InPlace", "BuiltInDataStructure"],
+    tags=["IfElseBranch", "ViewAttribute", "Broadcast", "InPlace"],
     project="MMDetection",
     url="https://github.com/open-mmlab/mmdetection/blob/v3.3.0/mmdet/models/task_modules/coders/tblr_bbox_coder.py",
 )

@@ -24,7 +24,7 @@ def inputs(draw: Draw, priors: int, grad: bool = False) -> tuple[Tensor, Tensor]
         "SSD300 VGG16, inference": {"priors": 8732},
         "YOLACT R101-FPN, 550x550, inference": {"priors": 19248},
     },
-    tags=["IfElseBranch", "ViewAttribute", "InPlace", "BuiltInDataStructure"],
+    tags=["IfElseBranch", "ViewAttribute", "InPlace"],
     project="YOLACT",
     url="https://github.com/dbolya/yolact/blob/57b8f2d95e62e2e649b382f516ab41f949b57239/layers/box_utils.py#L268",
 )

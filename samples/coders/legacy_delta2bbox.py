@@ -21,7 +21,7 @@ from opgrip.samples.sample import sample
             "stds": (0.1, 0.1, 0.2, 0.2),
         },
     },
-    tags=["IfElseBranch", "ViewAttribute", "Broadcast"],
+    tags=["ForLoop", "IfElseBranch", "ViewAttribute", "Broadcast", "BuiltInDataStructure"],
     project="MMDetection",
     url="https://github.com/open-mmlab/mmdetection/blob/bde7b4b7eea9dd6ee91a486c6996b2d68662366d/mmdet/core/bbox/coder/legacy_delta_xywh_bbox_coder.py#L134",
 )

@@ -38,7 +38,7 @@ def inputs(draw: Draw, side: int, batch: int = 1) -> tuple[Tensor, Tensor, Tenso
         "YOLOv3 DarkNet-53, 608x608, inference": {"side": 608},
         "YOLOv3 DarkNet-53, 608x608, inference, batch of 8": {"side": 608, "batch": 8},
     },
-    tags=["ViewAttribute", "Broadcast", "BuiltInDataStructure"],
+    tags=["ViewAttribute", "Broadcast"],
     project="MMDetection",
     url="https://github.com/open-mmlab/mmdetection/blob/v3.3.0/mmdet/models/task_modules/coders/yolo_bbox_coder.py",
 )
