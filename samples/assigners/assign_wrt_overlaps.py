@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from opgrip.samples.anchors.gen_base_anchors import RATIOS, RETINANET
 from opgrip.samples.assigners.assign_result import AssignResult, labels_of, nothing
 from opgrip.samples.assigners.priors import grid_boxes
-from opgrip.samples.box_iou import box_iou
+from opgrip.samples.boxes.bbox_overlaps import bbox_overlaps
 from opgrip.samples.draw import Draw
 from opgrip.samples.sample import sample
 
@@ -30,7 +31,7 @@ def inputs(
     else:
         owners = draw.integers(proposals // 2, high=truths)
         boxes = torch.cat([draw.near(gt[owners], 0.2), draw.boxes(proposals - proposals // 2)])
-    return box_iou(gt, boxes), draw.integers(truths, high=80), *thresholds, True, match_low_quality
+    return bbox_overlaps(gt, boxes), draw.integers(truths, high=80), *thresholds, True, match_low_quality
 
 
 @sample(
@@ -45,12 +46,12 @@ def inputs(
         "RetinaNet R50-FPN, 800x1333, training": {
             "truths": 7,
             "thresholds": (0.5, 0.4, 0.0),
-            "anchors": {"scales": (4, 4 * 2 ** (1 / 3), 4 * 2 ** (2 / 3)), "ratios": (0.5, 1, 2)},
+            "anchors": {"scales": RETINANET, "ratios": RATIOS},
         },
         "Faster R-CNN R50-FPN, 800x1333, training, first stage": {
             "truths": 7,
             "thresholds": (0.7, 0.3, 0.3),
-            "anchors": {"strides": (4, 8, 16, 32, 64), "ratios": (0.5, 1, 2)},
+            "anchors": {"strides": (4, 8, 16, 32, 64), "ratios": RATIOS},
         },
     },
     tags=[

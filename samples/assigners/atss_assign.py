@@ -11,7 +11,7 @@ from torch import Tensor
 from opgrip.samples.assigners.assign_result import AssignResult, labels_of, nothing
 from opgrip.samples.assigners.candidates import settle
 from opgrip.samples.assigners.priors import grid_boxes
-from opgrip.samples.box_iou import box_iou
+from opgrip.samples.boxes.bbox_overlaps import bbox_overlaps
 from opgrip.samples.draw import Draw
 from opgrip.samples.sample import sample
 
@@ -64,7 +64,7 @@ def atss_assign(
     """
     if len(gt_bboxes) == 0 or len(priors) == 0:
         return nothing(len(priors), priors)
-    overlaps = box_iou(priors, gt_bboxes)
+    overlaps = bbox_overlaps(priors, gt_bboxes)
     centres, gt_centres = ((boxes[:, :2] + boxes[:, 2:]) / 2 for boxes in (priors, gt_bboxes))
     distances = (centres[:, None] - gt_centres).pow(2).sum(dim=2).sqrt()
     nearest, begin = [], 0

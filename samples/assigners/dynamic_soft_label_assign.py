@@ -8,7 +8,7 @@ from torch.nn import functional
 
 from opgrip.samples.assigners.assign_result import AssignResult, nothing
 from opgrip.samples.assigners.priors import grid_points
-from opgrip.samples.box_iou import box_iou
+from opgrip.samples.boxes.bbox_overlaps import bbox_overlaps
 from opgrip.samples.draw import Draw
 from opgrip.samples.sample import sample
 
@@ -92,7 +92,7 @@ def dynamic_soft_label_assign(
         return nothing(count, pred_bboxes)
     distance = (places[:, None, :2] - (gt_bboxes[:, :2] + gt_bboxes[:, 2:]) / 2).pow(2).sum(dim=2).sqrt()
     centre_cost = torch.pow(10, distance / places[:, 2:3] - soft_center_radius)
-    overlaps = box_iou(boxes, gt_bboxes)
+    overlaps = bbox_overlaps(boxes, gt_bboxes)
     overlap_cost = -(overlaps + EPSILON).log() * iou_weight
     cost = _class_cost(logits, overlaps, gt_labels) + overlap_cost + centre_cost
     matched, owners, matched_overlaps = _match(cost, overlaps, topk)

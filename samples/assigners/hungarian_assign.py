@@ -8,7 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opgrip.samples.box_iou import box_iou
+from opgrip.samples.boxes.box_cxcywh_to_xyxy import box_cxcywh_to_xyxy
+from opgrip.samples.boxes.box_xyxy_to_cxcywh import box_xyxy_to_cxcywh
+from opgrip.samples.boxes.generalized_box_iou import generalized_box_iou
 from opgrip.samples.draw import Draw
 from opgrip.samples.sample import sample
 
@@ -17,8 +19,7 @@ def inputs(draw: Draw, queries: int, classes: int, objects: Sequence[int]) -> tu
     """Predictions for a batch of images, and so many truths of each."""
 
     def boxes(count: int) -> Tensor:
-        drawn = draw.boxes(count, (1.0, 1.0), smallest=0.02)
-        return torch.cat([(drawn[:, :2] + drawn[:, 2:]) / 2, drawn[:, 2:] - drawn[:, :2]], dim=1)
+        return box_xyxy_to_cxcywh(draw.boxes(count, (1.0, 1.0), smallest=0.02))
 
     targets = [{"labels": draw.integers(count, high=classes), "boxes": boxes(count)} for count in objects]
     predicted = torch.stack([boxes(queries) for _ in objects]).requires_grad_()
@@ -32,6 +33,7 @@ def inputs(draw: Draw, queries: int, classes: int, objects: Sequence[int]) -> tu
         "DETR R50, COCO panoptic, training, 4 images": {"queries": 100, "classes": 250, "objects": (12, 4, 63, 20)},
     },
     tags=[
+        "IfElseBranch",
         "ForLoop",
         "InputAware",
         "AdvancedIndexing",
@@ -78,23 +80,8 @@ def hungarian_assign(
     predicted = boxes.detach().flatten(0, 1)
     probability = logits.detach().flatten(0, 1).softmax(dim=1)[:, labels]
     distance = torch.cdist(predicted, truths, p=1)
-    overlap = _generalized_iou(_corners(predicted), _corners(truths))
+    overlap = generalized_box_iou(box_cxcywh_to_xyxy(predicted), box_cxcywh_to_xyxy(truths))
     cost = (cost_bbox * distance - cost_class * probability - cost_giou * overlap).view(batch, queries, -1).cpu()
     sizes = [len(target["boxes"]) for target in targets]
     pairs = [linear_sum_assignment(part[image]) for image, part in enumerate(cost.split(sizes, dim=2))]
     return [(torch.as_tensor(rows), torch.as_tensor(columns)) for rows, columns in pairs]
-
-
-def _corners(boxes: Tensor) -> Tensor:
-    return torch.cat([boxes[:, :2] - boxes[:, 2:] / 2, boxes[:, :2] + boxes[:, 2:] / 2], dim=1)
-
-
-def _generalized_iou(first: Tensor, second: Tensor) -> Tensor:
-    """Of boxes (N, 4) and (M, 4) as corners, (N, M): the overlap less the share of the hull that is outside of both."""
-    hull = torch.maximum(first[:, None, 2:], second[:, 2:]) - torch.minimum(first[:, None, :2], second[:, :2])
-    area = hull.prod(dim=2)
-    overlap = box_iou(first, second)
-    areas = [(boxes[:, 2:] - boxes[:, :2]).prod(dim=1) for boxes in (first, second)]
-    # the union is what both areas sum up to, less the part that counts twice
-    union = (areas[0][:, None] + areas[1]) / (1 + overlap)
-    return overlap - (area - union) / area

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from math import ceil
 
 import torch
 from torch import Tensor
+
+from opgrip.samples.anchors.compute_locations import compute_locations
+from opgrip.samples.anchors.gen_base_anchors import gen_base_anchors
+from opgrip.samples.anchors.grid_anchors import grid_anchors
 
 STRIDES = (8, 16, 32, 64, 128)
 """In pixels, of the levels P3 to P7."""
@@ -20,18 +24,17 @@ def grid_points(size: tuple[int, int], strides: Sequence[int] = STRIDES) -> list
     size : height and width of the image in pixels
     """
     levels = []
-    for stride in strides:
-        y, x = ((torch.arange(ceil(length / stride)) + 0.5) * stride for length in size)
-        rows, columns = torch.meshgrid(y, x, indexing="ij")
-        levels.append(torch.stack([columns, rows, torch.full_like(rows, stride)], dim=2).reshape(-1, 3))
+    for stride, cells in _levels(size, strides):
+        points = compute_locations(cells, stride)
+        levels.append(torch.cat([points, torch.full_like(points[:, :1], stride)], dim=1))
     return levels
 
 
 def grid_boxes(
     size: tuple[int, int],
     strides: Sequence[int] = STRIDES,
-    scales: Sequence[float] = (8,),
-    ratios: Sequence[float] = (1,),
+    scales: Sequence[float] = (8.0,),
+    ratios: Sequence[float] = (1.0,),
 ) -> list[Tensor]:
     """Anchors of each level, (N, 4) float, x1 y1 x2 y2 in pixels.
 
@@ -41,9 +44,14 @@ def grid_boxes(
     scales : sides of the anchors in strides
     ratios : of height to width
     """
-    shapes = torch.tensor([(scale / ratio**0.5, scale * ratio**0.5) for ratio in ratios for scale in scales])
-    levels = []
-    for points in grid_points(size, strides):
-        centre, half = points[:, None, :2], shapes * points[:, None, 2:] / 2
-        levels.append(torch.cat([centre - half, centre + half], dim=2).reshape(-1, 4))
-    return levels
+    shapes = torch.tensor(scales), torch.tensor(ratios)
+    return [
+        grid_anchors(gen_base_anchors(stride, *shapes), cells, (stride, stride))
+        for stride, cells in _levels(size, strides)
+    ]
+
+
+def _levels(size: tuple[int, int], strides: Sequence[int]) -> Iterator[tuple[int, tuple[int, int]]]:
+    """The stride of each level, and its height and width in cells."""
+    for stride in strides:
+        yield stride, (ceil(size[0] / stride), ceil(size[1] / stride))

@@ -8,7 +8,7 @@ from torch import Tensor
 from opgrip.samples.assigners.assign_result import AssignResult, labels_of, nothing
 from opgrip.samples.assigners.candidates import settle
 from opgrip.samples.assigners.priors import grid_boxes
-from opgrip.samples.box_iou import box_iou
+from opgrip.samples.boxes.bbox_overlaps import bbox_overlaps
 from opgrip.samples.draw import Draw
 from opgrip.samples.sample import sample
 
@@ -71,7 +71,7 @@ def task_aligned_assign(
     alignments = priors.new_zeros(len(priors))
     if len(gt_bboxes) == 0 or len(priors) == 0:
         return nothing(len(priors), priors), alignments
-    overlaps = box_iou(pred_bboxes, gt_bboxes).detach()
+    overlaps = bbox_overlaps(pred_bboxes, gt_bboxes).detach()
     metrics = pred_scores[:, gt_labels].detach() ** alpha * overlaps**beta
     best, candidates = metrics.topk(min(topk, len(metrics)), dim=0)
     gt_inds, max_overlaps = settle(candidates, best > 0, overlaps, priors, gt_bboxes)

@@ -8,13 +8,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from opgrip.samples.anchors.gen_base_anchors import gen_base_anchors
+from opgrip.samples.anchors.grid_anchors import grid_anchors
 from opgrip.samples.assigners.assign_wrt_overlaps import assign_wrt_overlaps
 from opgrip.samples.assigners.random_sampler import random_sampler
-from opgrip.samples.box_iou import box_iou
+from opgrip.samples.boxes.bbox_overlaps import bbox_overlaps
+from opgrip.samples.boxes.nms import nms
 from opgrip.samples.coders.bbox2delta import bbox2delta
 from opgrip.samples.coders.delta2bbox import delta2bbox
-from opgrip.samples.grid_anchors import grid_anchors
-from opgrip.samples.nms import nms
 from opgrip.samples.smooth_l1 import smooth_l1
 
 SCALE = 8.0
@@ -57,7 +58,8 @@ class ProposalHead(nn.Module):
             batch, _, height, width = level.shape
             scores.append(self.objectness(hidden).permute(0, 2, 3, 1).reshape(batch, -1))
             deltas.append(self.deltas(hidden).permute(0, 2, 3, 1).reshape(batch, -1, 4))
-            anchors.append(grid_anchors(height, width, stride, SCALE, RATIOS, level))
+            base = gen_base_anchors(stride, level.new_tensor((SCALE,)), level.new_tensor(RATIOS), center_offset=0.5)
+            anchors.append(grid_anchors(base, (height, width), (stride, stride)))
         return Predictions(torch.cat(scores, dim=1), torch.cat(deltas, dim=1), anchors)
 
 
@@ -103,7 +105,7 @@ class ProposalLoss(nn.Module):
         scores, deltas = predictions.scores.sum() * 0, predictions.deltas.sum() * 0
         for image, boxes in enumerate(truths):
             objects = torch.zeros(len(boxes), dtype=torch.long, device=boxes.device)
-            assigned = assign_wrt_overlaps(box_iou(boxes, anchors), objects, 0.7, 0.3, min_pos_iou=0.3)
+            assigned = assign_wrt_overlaps(bbox_overlaps(boxes, anchors), objects, 0.7, 0.3, min_pos_iou=0.3)
             sampled = random_sampler(
                 assigned.gt_inds, anchors, boxes, objects, num=256, pos_fraction=0.5, add_gt_as_proposals=False
             )

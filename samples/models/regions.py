@@ -6,14 +6,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from opgrip.samples.anchors.map_roi_levels import map_roi_levels
 from opgrip.samples.assigners.assign_wrt_overlaps import assign_wrt_overlaps
 from opgrip.samples.assigners.get_target_single import get_target_single
 from opgrip.samples.assigners.random_sampler import random_sampler
-from opgrip.samples.box_iou import box_iou
+from opgrip.samples.boxes.bbox2roi import bbox2roi
+from opgrip.samples.boxes.bbox_overlaps import bbox_overlaps
+from opgrip.samples.boxes.multiclass_nms import multiclass_nms
+from opgrip.samples.boxes.roi_align import roi_align
 from opgrip.samples.coders.delta2bbox import delta2bbox
-from opgrip.samples.map_levels import map_levels
-from opgrip.samples.multiclass_nms import multiclass_nms
-from opgrip.samples.roi_align import roi_align
 from opgrip.samples.smooth_l1 import smooth_l1
 
 BINS = 7
@@ -30,15 +31,13 @@ class RegionPooler(nn.Module):
 
     def forward(self, levels: list[Tensor], boxes: list[Tensor]) -> Tensor:
         """Features (N, C, 7, 7) of the boxes (P, 4) of each image, N in all."""
-        joined = torch.cat(boxes)
-        images = torch.arange(len(boxes), device=joined.device)
-        batch = images.repeat_interleave(torch.tensor([len(each) for each in boxes], device=joined.device))
-        level_of = map_levels(joined, len(self.strides))
-        pooled = joined.new_zeros(len(joined), levels[0].shape[1], BINS, BINS)
+        rois = bbox2roi(boxes)
+        level_of = map_roi_levels(rois, len(self.strides))
+        pooled = rois.new_zeros(len(rois), levels[0].shape[1], BINS, BINS)
         for index, stride in enumerate(self.strides):
             mine = torch.nonzero(level_of == index).flatten()
             if mine.numel():
-                features = roi_align(levels[index], joined[mine], batch[mine], BINS, 1 / stride)
+                features = roi_align(levels[index], rois[mine], BINS, 1 / stride)
                 pooled = pooled.index_copy(0, mine, features)
         return pooled
 
@@ -104,7 +103,7 @@ class RegionHead(nn.Module):
         chosen, labels, wanted = [], [], []
         for boxes, target in zip(proposals, targets, strict=True):
             truths, classes = target["boxes"], target["labels"]
-            overlaps = box_iou(truths, boxes)
+            overlaps = bbox_overlaps(truths, boxes)
             assigned = assign_wrt_overlaps(overlaps, classes, 0.5, 0.5, match_low_quality=False)
             # the truths are proposals too: else an untrained first stage gives no positives
             sampled = random_sampler(assigned.gt_inds, boxes, truths, classes, num=128, pos_fraction=0.25)

@@ -7,12 +7,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from opgrip.samples.box_iou import box_iou
-from opgrip.samples.grid_anchors import grid_anchors
-from opgrip.samples.map_levels import map_levels
-from opgrip.samples.multiclass_nms import multiclass_nms
-from opgrip.samples.nms import nms
-from opgrip.samples.roi_align import roi_align
+from opgrip.samples.anchors.gen_base_anchors import gen_base_anchors
+from opgrip.samples.anchors.grid_anchors import grid_anchors
+from opgrip.samples.anchors.map_roi_levels import map_roi_levels
+from opgrip.samples.boxes.bbox_overlaps import bbox_overlaps
+from opgrip.samples.boxes.multiclass_nms import multiclass_nms
+from opgrip.samples.boxes.nms import nms
+from opgrip.samples.boxes.roi_align import roi_align
 from opgrip.samples.smooth_l1 import smooth_l1
 
 
@@ -33,16 +34,17 @@ def overlap(first: list[float], second: list[float]) -> float:
 def test_overlaps_are_those_of_a_loop() -> None:
     first, second = boxes(20), boxes(15, seed=1)
     expected = [[overlap(one, other) for other in second.tolist()] for one in first.tolist()]
-    torch.testing.assert_close(box_iou(first, second), torch.tensor(expected, dtype=torch.float64))
+    torch.testing.assert_close(bbox_overlaps(first, second), torch.tensor(expected, dtype=torch.float64))
 
 
 def test_boxes_without_area_overlap_nothing() -> None:
     empty = torch.tensor([[5.0, 5, 5, 5]])
-    assert box_iou(empty, empty).tolist() == [[0]]
+    assert bbox_overlaps(empty, empty).tolist() == [[0]]
 
 
 def test_anchors_have_their_centres_areas_and_ratios() -> None:
-    anchors = grid_anchors(2, 3, 16, 8.0, (0.5, 1.0, 2.0), torch.zeros(()))
+    base = gen_base_anchors(16, torch.tensor([8.0]), torch.tensor([0.5, 1.0, 2.0]), center_offset=0.5)
+    anchors = grid_anchors(base, (2, 3), (16, 16))
     assert anchors.shape == (18, 4)
     size = anchors[:, 2:] - anchors[:, :2]
     torch.testing.assert_close(size.prod(dim=1), torch.full((18,), 128.0**2))
@@ -91,13 +93,13 @@ def test_only_the_best_candidates_are_considered() -> None:
 
 def test_a_box_goes_up_a_level_with_each_doubling() -> None:
     sides = torch.tensor([1.0, 55, 57, 111, 113, 223, 225, 447, 449, 5000])
-    squares = torch.stack([sides * 0, sides * 0, sides, sides], dim=1)
-    assert map_levels(squares, 4).tolist() == [0, 0, 0, 0, 1, 1, 2, 2, 3, 3]
+    squares = torch.stack([sides * 0, sides * 0, sides * 0, sides, sides], dim=1)
+    assert map_roi_levels(squares, 4).tolist() == [0, 0, 0, 0, 1, 1, 2, 2, 3, 3]
 
 
 def sample(plane: torch.Tensor, y: float, x: float) -> float:
     height, width = plane.shape
-    if not (-1 < y < height and -1 < x < width):
+    if not (-1 <= y <= height and -1 <= x <= width):
         return 0.0
     y, x = min(max(y, 0), height - 1), min(max(x, 0), width - 1)
     top, left = int(y), int(x)
@@ -110,19 +112,19 @@ def sample(plane: torch.Tensor, y: float, x: float) -> float:
 
 def test_region_features_are_those_of_a_loop() -> None:
     features = torch.randn(2, 3, 9, 11, dtype=torch.float64)
-    found = torch.tensor([[3.0, 5, 30, 33], [-9, -4, 12, 60], [20, 10, 90, 41]], dtype=torch.float64)
-    batch, size, scale, samples = torch.tensor([0, 1, 1]), 4, 0.25, 2
+    rois = torch.tensor([[0.0, 3, 5, 30, 33], [1, -9, -4, 12, 60], [1, 20, 10, 90, 41]], dtype=torch.float64)
+    size, scale, samples = 4, 0.25, 2
     expected = torch.zeros(3, 3, size, size, dtype=torch.float64)
-    for box, (x1, y1, x2, y2) in enumerate(found.tolist()):
+    for box, (image, x1, y1, x2, y2) in enumerate(rois.tolist()):
         left, top = x1 * scale - 0.5, y1 * scale - 0.5
         step_x, step_y = ((x2 - x1) * scale / (size * samples), (y2 - y1) * scale / (size * samples))
         for channel in range(3):
-            plane = features[batch[box], channel]
+            plane = features[int(image), channel]
             for row in range(size * samples):
                 for column in range(size * samples):
                     value = sample(plane, top + (row + 0.5) * step_y, left + (column + 0.5) * step_x)
                     expected[box, channel, row // samples, column // samples] += value / samples**2
-    torch.testing.assert_close(roi_align(features, found, batch, size, scale, samples), expected)
+    torch.testing.assert_close(roi_align(features, rois, size, scale, samples), expected)
 
 
 @pytest.mark.parametrize("beta", [1.0, 1 / 9])

@@ -7,8 +7,8 @@ from math import exp, log
 import pytest
 import torch
 
+from opgrip.samples.boxes.roi_align import roi_align
 from opgrip.samples.models.regions import RegionHead, RegionPooler
-from opgrip.samples.roi_align import roi_align
 
 STRIDES = (4, 8, 16, 32)
 
@@ -36,7 +36,7 @@ def test_each_box_is_read_from_its_image_and_level(levels: list[torch.Tensor]) -
     large, small, middle = [5.0, 5, 240, 245], [10.0, 20, 40, 44], [30.0, 8, 150, 160]
     pooled = RegionPooler(STRIDES)(levels, [torch.tensor([large, small]), torch.tensor([middle])])
     for row, (box, image, level) in enumerate([(large, 0, 2), (small, 0, 0), (middle, 1, 1)]):
-        alone = roi_align(levels[level], torch.tensor([box]), torch.tensor([image]), 7, 1 / STRIDES[level])
+        alone = roi_align(levels[level], torch.tensor([[image, *box]]), 7, 1 / STRIDES[level])
         torch.testing.assert_close(pooled[row], alone[0])
 
 

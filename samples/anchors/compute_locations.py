@@ -1,0 +1,70 @@
+"""Places of the image that the cells of a feature map stand for."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from opgrip.samples.draw import Draw
+from opgrip.samples.sample import sample
+
+
+def inputs(
+    draw: Draw, featmap_size: tuple[int, int], stride: int, dense_points: int = 1
+) -> tuple[tuple[int, int], int, int]:
+    """Sizes, which say all."""
+    return featmap_size, stride, dense_points
+
+
+@sample(
+    inputs,
+    {
+        "FCOS R50-FPN, 800x1333, P7": {"featmap_size": (7, 11), "stride": 128},
+        "FCOS R50-FPN, 800x1333, P3": {"featmap_size": (100, 168), "stride": 8},
+        "sizes of FCOS R50-FPN, 800x1333, P3, four points to a cell": {
+            "featmap_size": (100, 168),
+            "stride": 8,
+            "dense_points": 4,
+        },
+    },
+    tags=["ViewAttribute", "Broadcast", "IfElseBranch"],
+    project="POD",
+    url="https://arxiv.org/abs/1904.01355",
+)
+def compute_locations(
+    featmap_size: tuple[int, int], stride: int, dense_points: int = 1, device: torch.device | None = None
+) -> Tensor:
+    """Centres of the cells of a feature map, or several points around each.
+
+    Parameters
+    ----------
+    featmap_size : height and width of the map, in cells
+    stride : pixels to a cell
+    dense_points : to a cell: 1, its centre; 4, a quarter of the stride from it in x and y; 5, both
+    device : None for torch's default
+
+    Returns
+    -------
+    (height * width * dense_points, 2) float32, x y in pixels; points of a cell vary fastest, then columns
+
+    Raises
+    ------
+    ValueError : for another number of points
+
+    Source: Tian et al. 2019 (FCOS), section 3.1, with the dense points of LongTail-Bench's function of this name.
+    """
+    height, width = featmap_size
+    x = torch.arange(0, width * stride, step=stride, dtype=torch.float32, device=device)
+    y = torch.arange(0, height * stride, step=stride, dtype=torch.float32, device=device)
+    rows, columns = torch.meshgrid(y, x, indexing="ij")
+    centres = torch.stack([columns.reshape(-1), rows.reshape(-1)], dim=1) + stride // 2
+    if dense_points <= 1:
+        return centres
+    step = stride // 4
+    around = [[-step, -step], [step, -step], [-step, step], [step, step]]
+    if dense_points == 5:
+        around.insert(2, [0, 0])
+    elif dense_points != 4:
+        raise ValueError(f"{dense_points} points to a cell: give 1, 4 or 5")
+    points = torch.tensor(around, dtype=torch.float32, device=device)
+    return (centres[:, None, :] + points).view(-1, 2)

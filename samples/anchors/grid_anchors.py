@@ -1,0 +1,52 @@
+"""Anchors at every place of a feature map."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from opgrip.samples.anchors.gen_base_anchors import RATIOS, RETINANET, gen_base_anchors
+from opgrip.samples.draw import Draw
+from opgrip.samples.sample import sample
+
+
+def inputs(
+    draw: Draw, featmap_size: tuple[int, int], stride: int, scales: tuple[float, ...]
+) -> tuple[Tensor, tuple[int, int], tuple[int, int]]:
+    """Anchors of one cell, and the map's size and strides."""
+    base = gen_base_anchors(stride, torch.tensor(scales), torch.tensor(RATIOS))
+    return base, featmap_size, (stride, stride)
+
+
+@sample(
+    inputs,
+    {
+        "Faster R-CNN R50-FPN, 800x1333, P6": {"featmap_size": (13, 21), "stride": 64, "scales": (8.0,)},
+        "Faster R-CNN R50-FPN, 800x1333, P2": {"featmap_size": (200, 336), "stride": 4, "scales": (8.0,)},
+        "RetinaNet R50-FPN, 800x1333, P3": {"featmap_size": (100, 168), "stride": 8, "scales": RETINANET},
+    },
+    tags=["ViewAttribute", "Broadcast"],
+    project="MMDetection",
+    url="https://github.com/open-mmlab/mmdetection/blob/4bd4ace53a626659070204236da5b8e14ae9cd08/mmdet/core/anchor/anchor_generator.py#L318",
+)
+def grid_anchors(base_anchors: Tensor, featmap_size: tuple[int, int], stride: tuple[float, float] = (16, 16)) -> Tensor:
+    """Anchors of one cell, moved to every cell of a feature map.
+
+    Parameters
+    ----------
+    base_anchors : (A, 4) float, x1 y1 x2 y2 in pixels, of the first cell
+    featmap_size : height and width of the map, in cells
+    stride : pixels to a cell, in x and in y
+
+    Returns
+    -------
+    (height * width * A, 4) float, x1 y1 x2 y2 in pixels; anchors of a cell vary fastest, then columns
+
+    Source: Ren et al. 2015, section 3.1.1; MMDetection 2, `core.anchor.anchor_generator`.
+    """
+    height, width = featmap_size
+    x = torch.arange(width, device=base_anchors.device).to(base_anchors.dtype) * stride[0]
+    y = torch.arange(height, device=base_anchors.device).to(base_anchors.dtype) * stride[1]
+    rows, columns = torch.meshgrid(y, x, indexing="ij")
+    shifts = torch.stack([columns, rows, columns, rows], dim=-1).reshape(-1, 1, 4)
+    return (base_anchors[None, :, :] + shifts).view(-1, 4)

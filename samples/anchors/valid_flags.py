@@ -1,0 +1,64 @@
+"""Which anchors of a padded image belong to the image itself."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from opgrip.samples.draw import Draw
+from opgrip.samples.sample import sample
+
+
+def inputs(
+    draw: Draw, featmap_size: tuple[int, int], valid_size: tuple[int, int], num_base_anchors: int
+) -> tuple[tuple[int, int], tuple[int, int], int]:
+    """Sizes, which say all."""
+    return featmap_size, valid_size, num_base_anchors
+
+
+@sample(
+    inputs,
+    {
+        "Faster R-CNN R50-FPN, 800x1333, P6": {
+            "featmap_size": (13, 21),
+            "valid_size": (13, 21),
+            "num_base_anchors": 3,
+        },
+        "RetinaNet R50-FPN, 800x1333, P3, beside an image of 1333x800": {
+            "featmap_size": (168, 168),
+            "valid_size": (100, 168),
+            "num_base_anchors": 9,
+        },
+    },
+    tags=["ViewAttribute", "Broadcast", "InPlace"],
+    project="MMDetection",
+    url="https://github.com/open-mmlab/mmdetection/blob/c76ab0eb3c637b86c343d8454e07e00cfecc1b78/mmdet/core/anchor/point_generator.py#L30",
+)
+def valid_flags(
+    featmap_size: tuple[int, int],
+    valid_size: tuple[int, int],
+    num_base_anchors: int = 1,
+    device: torch.device | None = None,
+) -> Tensor:
+    """Whether each anchor of a feature map is of a cell that the image reaches.
+
+    Parameters
+    ----------
+    featmap_size : height and width of the map, in cells
+    valid_size : those of the cells, from the first on, that the image reaches
+    num_base_anchors : anchors of a cell
+    device : None for torch's default
+
+    Returns
+    -------
+    (height * width * num_base_anchors,) bool, in the order of `grid_anchors`
+
+    Source: MMDetection 2, `core.anchor`.
+    """
+    height, width = featmap_size
+    rows = torch.zeros(height, dtype=torch.bool, device=device)
+    columns = torch.zeros(width, dtype=torch.bool, device=device)
+    rows[: valid_size[0]] = True
+    columns[: valid_size[1]] = True
+    cells = (rows[:, None] & columns[None, :]).view(-1, 1)
+    return cells.expand(-1, num_base_anchors).reshape(-1)

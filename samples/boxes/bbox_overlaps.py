@@ -1,0 +1,78 @@
+"""Overlaps of boxes, pair by pair or of all with all."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from opgrip.samples.boxes.box_area import area_between, box_area
+from opgrip.samples.draw import Draw
+from opgrip.samples.sample import sample
+
+
+def inputs(
+    draw: Draw, first: int, second: int, mode: str = "iou", is_aligned: bool = False
+) -> tuple[Tensor, Tensor, str, bool]:
+    """Boxes of an image; where they come in pairs, the first near the second."""
+    others = draw.boxes(second)
+    boxes = draw.near(others, grad=True) if is_aligned else draw.boxes(first)
+    return boxes, others, mode, is_aligned
+
+
+@sample(
+    inputs,
+    {
+        "Faster R-CNN R50-FPN, 800x1333, training, truths and proposals": {"first": 7, "second": 1000},
+        "RetinaNet R50-FPN, 800x1333, training, truths and anchors": {"first": 7, "second": 201600},
+        "DETR R50, 800x1333, training, GIoU of predictions and targets of two images": {
+            "first": 200,
+            "second": 200,
+            "mode": "giou",
+            "is_aligned": True,
+        },
+    },
+    tags=["ViewAttribute", "Broadcast", "IfElseBranch"],
+    project="MMDetection",
+    url="https://github.com/open-mmlab/mmdetection/blob/bde7b4b7eea9dd6ee91a486c6996b2d68662366d/mmdet/core/bbox/iou_calculators/iou2d_calculator.py#L75",
+)
+def bbox_overlaps(
+    bboxes1: Tensor,
+    bboxes2: Tensor,
+    mode: Literal["iou", "iof", "giou"] = "iou",
+    is_aligned: bool = False,
+    eps: float = 1e-6,
+) -> Tensor:
+    """Intersection over union, over the first box, or generalized intersection over union.
+
+    Parameters
+    ----------
+    bboxes1 : (..., M, 4) float, x1 y1 x2 y2 in pixels
+    bboxes2 : (..., N, 4) float, likewise
+    mode : `iou`, `iof` to divide by the area of the first alone, or `giou`
+    is_aligned : box by box, M and N being equal; else every box with every other
+    eps : least area to divide by
+
+    Returns
+    -------
+    (..., M), or (..., M, N), float
+
+    Source: Everingham et al. 2010, section 4.2; Rezatofighi et al. 2019, algorithm 1.
+    """
+    if not is_aligned:
+        bboxes1, bboxes2 = bboxes1[..., :, None, :], bboxes2[..., None, :, :]
+    low = torch.maximum(bboxes1[..., :2], bboxes2[..., :2])
+    high = torch.minimum(bboxes1[..., 2:], bboxes2[..., 2:])
+    shared = area_between(low, high)
+    union = box_area(bboxes1)
+    if mode != "iof":
+        union = union + box_area(bboxes2) - shared
+    union = union.clamp(min=eps)
+    overlap = shared / union
+    if mode != "giou":
+        return overlap
+    low = torch.minimum(bboxes1[..., :2], bboxes2[..., :2])
+    high = torch.maximum(bboxes1[..., 2:], bboxes2[..., 2:])
+    hull = area_between(low, high).clamp(min=eps)
+    return overlap - (hull - union) / hull

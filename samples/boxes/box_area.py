@@ -1,0 +1,46 @@
+"""Areas of boxes."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from opgrip.samples.draw import Draw
+from opgrip.samples.sample import sample
+
+
+def inputs(draw: Draw, boxes: int) -> tuple[Tensor]:
+    """Boxes of an image."""
+    return (draw.boxes(boxes, grad=True),)
+
+
+@sample(
+    inputs,
+    {
+        "DETR R50, 800x1333, matching, queries of an image": {"boxes": 100},
+        "Faster R-CNN R50-FPN, 800x1333, proposals of an image": {"boxes": 1000},
+        "RetinaNet R50-FPN, 800x1333, anchors of an image": {"boxes": 201600},
+    },
+    tags=["ViewAttribute"],
+    project="torchvision",
+    url="https://github.com/pytorch/vision/blob/main/torchvision/ops/boxes.py",
+)
+def box_area(boxes: Tensor) -> Tensor:
+    """Area of each box.
+
+    Parameters
+    ----------
+    boxes : (..., 4) float, x1 y1 x2 y2 in pixels, or in shares of the image
+
+    Returns
+    -------
+    (...) float, in the square of that unit; no area is negative where x1 <= x2 and y1 <= y2
+
+    Source: torchvision, `ops.boxes.box_area`.
+    """
+    return (boxes[..., 2] - boxes[..., 0]) * (boxes[..., 3] - boxes[..., 1])
+
+
+def area_between(low: Tensor, high: Tensor) -> Tensor:
+    """Area between corners, (..., 2) float, as (...): 0 where a high one is not above the low one in x or y."""
+    extent = (high - low).clamp(min=0)
+    return extent[..., 0] * extent[..., 1]

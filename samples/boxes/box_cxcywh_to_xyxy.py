@@ -1,0 +1,42 @@
+"""Boxes from their centres and sizes."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from opgrip.samples.draw import Draw
+from opgrip.samples.sample import sample
+
+
+def inputs(draw: Draw, images: int, queries: int) -> tuple[Tensor]:
+    """What a transformer's head predicts: numbers of 0 to 1."""
+    return (draw.uniform(images, queries, 4, grad=True),)
+
+
+@sample(
+    inputs,
+    {
+        "DETR R50, 800x1333, predictions of two images": {"images": 2, "queries": 100},
+        "DINO R50, 4 scales, 800x1333, predictions of two images": {"images": 2, "queries": 900},
+        "Deformable DETR R50, two stages, 800x1333, training, encoder": {"images": 2, "queries": 22223},
+    },
+    tags=["ViewAttribute"],
+    project="DETR",
+    url="https://github.com/facebookresearch/detr/blob/eb9f7e03ed8e2ed2cd55528989fe7df890bc3fc0/util/box_ops.py#L9",
+)
+def box_cxcywh_to_xyxy(boxes: Tensor) -> Tensor:
+    """Corners of boxes that are given by centre and size.
+
+    Parameters
+    ----------
+    boxes : (..., 4) float, cx cy w h in shares of the image, or in pixels
+
+    Returns
+    -------
+    (..., 4) float, x1 y1 x2 y2 in that unit
+
+    Source: Carion et al. 2020 (DETR), `util/box_ops.py`.
+    """
+    cx, cy, w, h = boxes.unbind(-1)
+    return torch.stack([cx - 0.5 * w, cy - 0.5 * h, cx + 0.5 * w, cy + 0.5 * h], dim=-1)

@@ -1,0 +1,44 @@
+"""Elements of rows, by an index for each."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from opgrip.samples.draw import Draw
+from opgrip.samples.sample import sample
+
+
+def inputs(draw: Draw, rows: int, columns: int) -> tuple[Tensor, Tensor]:
+    """Scores, and the order that each row is to be read in."""
+    source = draw.uniform(rows, columns)
+    return source, source.argsort(dim=1, descending=True)
+
+
+@sample(
+    inputs,
+    {
+        "YOLACT, sizes of Fast NMS in the paper: 80 classes, 200 candidates": {"rows": 80, "columns": 200},
+        "YOLACT, sizes of the paper: 80 classes, 19248 priors": {"rows": 80, "columns": 19248},
+    },
+    tags=["ViewAttribute", "Broadcast", "AdvancedIndexing"],
+    project="YOLACT",
+    url="https://github.com/dbolya/yolact/blob/57b8f2d95e62e2e649b382f516ab41f949b57239/layers/box_utils.py#L376",
+)
+def index2d(src: Tensor, idx: Tensor) -> Tensor:
+    """Element `idx[i, j]` of each row `i`, at `i, j`.
+
+    Parameters
+    ----------
+    src : (R, C) any dtype
+    idx : (R, C) int64, 0 to C - 1
+
+    Returns
+    -------
+    (R, C) like `src`
+
+    Source: Bolya et al. 2019 (YOLACT), `layers/box_utils.py`.
+    """
+    rows, columns = idx.shape
+    starts = torch.arange(rows, device=idx.device)[:, None] * columns
+    return src.reshape(-1)[(idx + starts).reshape(-1)].reshape(rows, columns)

@@ -1,0 +1,52 @@
+"""Areas that boxes share."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from opgrip.samples.boxes.box_area import area_between
+from opgrip.samples.draw import Draw
+from opgrip.samples.sample import sample
+
+
+def inputs(draw: Draw, first: int, second: int, classes: int = 0) -> tuple[Tensor, Tensor]:
+    """Boxes in shares of the image; those of each class, where there are any."""
+    groups = (classes,) if classes else ()
+    count = max(classes, 1)
+    boxes = [draw.boxes(count * boxes, (1.0, 1.0), 0.02).reshape(*groups, boxes, 4) for boxes in (first, second)]
+    return boxes[0], boxes[1]
+
+
+CONFIGURATIONS = {
+    "YOLACT R101-FPN, 550x550, Fast NMS, candidates of a class": {"first": 200, "second": 200},
+    "YOLACT R101-FPN, 550x550, training, truths and priors of an image": {"first": 7, "second": 19248},
+    "YOLACT R101-FPN, 550x550, Fast NMS, 20 classes of the 80": {"first": 200, "second": 200, "classes": 20},
+}
+
+
+@sample(
+    inputs,
+    CONFIGURATIONS,
+    tags=["ViewAttribute", "Broadcast"],
+    project="YOLACT",
+    url="https://github.com/dbolya/yolact/blob/57b8f2d95e62e2e649b382f516ab41f949b57239/scripts/optimize_bboxes.py#L24",
+)
+def intersect(first: Tensor, second: Tensor) -> Tensor:
+    """Area that every box shares with every other.
+
+    Parameters
+    ----------
+    first : (..., A, 4) float, x1 y1 x2 y2
+    second : (..., B, 4) float, likewise
+
+    Returns
+    -------
+    (..., A, B) float, in the square of their unit; 0 where boxes are apart
+
+    Source: Bolya et al. 2019 (YOLACT), `scripts/optimize_bboxes.py`.
+    """
+    first, second = first[..., :, None, :], second[..., None, :, :]
+    low = torch.maximum(first[..., :2], second[..., :2])
+    high = torch.minimum(first[..., 2:], second[..., 2:])
+    return area_between(low, high)

@@ -1,0 +1,76 @@
+"""Non-maximum suppression within each class."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from opgrip.samples.boxes.boxes_for_nms import boxes_for_nms
+from opgrip.samples.boxes.nms import nms
+from opgrip.samples.draw import Draw
+from opgrip.samples.sample import sample
+
+
+def inputs(
+    draw: Draw, boxes: int, classes: int, score_threshold: float, candidates: int
+) -> tuple[Tensor, Tensor, float, float, int, int]:
+    """Boxes about objects, ten to each, with probabilities of the classes, of which the object's is likely."""
+    objects = boxes // 10
+    truths = draw.boxes(objects)
+    found = draw.near(truths.repeat_interleave(10 * classes, dim=0)).reshape(boxes, classes, 4)
+    likely = torch.nn.functional.one_hot(draw.integers(objects, high=classes), classes).repeat_interleave(10, dim=0)
+    scores = (draw.normal(boxes, classes) + 6 * likely).softmax(dim=1)
+    return found, scores, score_threshold, 0.5, candidates, 100
+
+
+@sample(
+    inputs,
+    {
+        "built-in Faster R-CNN, 256x256, prediction": {
+            "boxes": 200,
+            "classes": 20,
+            "score_threshold": 0.01,
+            "candidates": 150,
+        },
+        "Faster R-CNN R50-FPN, 800x1333, prediction, the best 1000": {
+            "boxes": 1000,
+            "classes": 80,
+            "score_threshold": 0.05,
+            "candidates": 1000,
+        },
+    },
+    tags=["ForLoop", "InputAware", "DataDependentShape", "AdvancedIndexing", "IfElseBranch", "Reduce"]
+    + ["BuiltInDataStructure", "ViewAttribute", "Broadcast"],
+    project="MMDetection",
+    url="https://github.com/open-mmlab/mmdetection/blob/v3.3.0/mmdet/models/layers/bbox_nms.py",
+)
+def multiclass_nms(
+    boxes: Tensor, scores: Tensor, score_threshold: float, iou_threshold: float, candidates: int, limit: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Detections of all classes: boxes of one class do not suppress those of another.
+
+    Parameters
+    ----------
+    boxes : (N, C, 4) float, a box for each class, x1 y1 x2 y2 in pixels
+    scores : (N, C) float
+    score_threshold : only higher scores count
+    iou_threshold : overlap above which the worse box of a class goes
+    candidates : how many of the best scores are considered
+    limit : how many detections are kept
+
+    Returns
+    -------
+    boxes (K, 4), scores (K,), labels (K,) int64, by falling score
+
+    Source: Girshick et al. 2014, section 2.2; MMDetection, which considers all scores.
+    """
+    row, label = torch.nonzero(scores > score_threshold, as_tuple=True)
+    values = scores[row, label]
+    order = values.topk(min(candidates, values.numel())).indices
+    row, label, values = row[order], label[order], values[order]
+    found = boxes[row, label]
+    if found.numel() == 0:
+        return found, values, label
+    # moved to zero, since the classes are kept apart by the largest coordinate
+    kept = nms(boxes_for_nms(found - found.min(), label), values, iou_threshold)[:limit]
+    return found[kept], values[kept], label[kept]

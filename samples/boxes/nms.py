@@ -1,0 +1,60 @@
+"""Greedy non-maximum suppression."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from opgrip.samples.boxes.bbox_overlaps import bbox_overlaps
+from opgrip.samples.draw import Draw
+from opgrip.samples.sample import sample
+
+
+def inputs(draw: Draw, objects: int, boxes: int, threshold: float) -> tuple[Tensor, Tensor, float]:
+    """Boxes about objects, so many in all, with their scores."""
+    truths = draw.boxes(objects)
+    return draw.near(truths[draw.integers(boxes, high=objects)]), draw.uniform(boxes), threshold
+
+
+@sample(
+    inputs,
+    {
+        "built-in Faster R-CNN, 256x256, prediction, candidates of a level": {
+            "objects": 6,
+            "boxes": 60,
+            "threshold": 0.7,
+        },
+        "Faster R-CNN R50-FPN, 800x1333, prediction, candidates of a level": {
+            "objects": 60,
+            "boxes": 1000,
+            "threshold": 0.7,
+        },
+    },
+    tags=["ForLoop", "InputAware", "DataDependentShape", "AdvancedIndexing", "IfElseBranch"]
+    + ["BuiltInDataStructure", "ViewAttribute", "Broadcast"],
+    project="MMCV",
+    url="https://github.com/open-mmlab/mmcv/blob/v2.1.0/mmcv/ops/nms.py",
+)
+def nms(boxes: Tensor, scores: Tensor, threshold: float) -> Tensor:
+    """Indices of the boxes that no better kept box overlaps by more than a threshold, best first.
+
+    Parameters
+    ----------
+    boxes : (N, 4) float, x1 y1 x2 y2 in pixels
+    scores : (N,) float
+    threshold : intersection over union, 0 to 1
+
+    Returns
+    -------
+    (K,) int64
+
+    Source: Felzenszwalb et al. 2010, section 7.2.
+    """
+    overlap = bbox_overlaps(boxes, boxes) > threshold
+    left = scores.argsort(descending=True, stable=True)
+    kept = []
+    while left.numel():
+        best, left = left[0], left[1:]
+        kept.append(best)
+        left = left[~overlap[best, left]]
+    return torch.stack(kept) if kept else left

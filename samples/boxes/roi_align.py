@@ -1,0 +1,78 @@
+"""Features of regions, sampled between cells."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from opgrip.samples.draw import Draw
+from opgrip.samples.sample import sample
+
+
+def inputs(
+    draw: Draw, features: tuple[int, int, int, int], rois: int, stride: int
+) -> tuple[Tensor, Tensor, int, float]:
+    """A level of a pyramid, and regions in the images."""
+    images, _, height, width = features
+    boxes = draw.boxes(rois, (height * stride, width * stride), 4.0 * stride)
+    number = draw.integers(rois, 1, high=images).to(torch.float32)
+    return draw.normal(*features, grad=True), torch.cat([number, boxes], dim=1), 7, 1 / stride
+
+
+@sample(
+    inputs,
+    {
+        "built-in Faster R-CNN, 256x256, two images, P3": {"features": (2, 64, 32, 32), "rois": 16, "stride": 8},
+        "Faster R-CNN R50-FPN, 800x1333, P4, 100 of the proposals": {
+            "features": (1, 256, 50, 84),
+            "rois": 100,
+            "stride": 16,
+        },
+    },
+    tags=["ForLoop", "AdvancedIndexing", "BuiltInDataStructure", "ViewAttribute", "Broadcast", "Reduce"],
+    project="MMCV",
+    url="https://github.com/open-mmlab/mmcv/blob/v2.1.0/mmcv/ops/roi_align.py",
+)
+def roi_align(features: Tensor, rois: Tensor, size: int, scale: float, samples: int = 2) -> Tensor:
+    """Average of bilinear samples in each bin of a grid over each region.
+
+    Parameters
+    ----------
+    features : (B, C, H, W) float
+    rois : (N, 5) float, image x1 y1 x2 y2, in pixels of the image
+    size : bins along a side
+    scale : cells of the map to a pixel
+    samples : along each side of a bin
+
+    Returns
+    -------
+    (N, C, size, size) float
+
+    Source: He et al. 2017, section 3; half-pixel offset as in Detectron2's aligned version.
+    """
+    height, width = features.shape[2:]
+    steps = (torch.arange(size * samples, device=rois.device, dtype=rois.dtype) + 0.5) / (size * samples)
+    corner = rois[:, 1:3] * scale - 0.5
+    extent = (rois[:, 3:] - rois[:, 1:3]) * scale
+    columns, column_weights = _neighbours(corner[:, 0:1] + extent[:, 0:1] * steps, width)
+    rows, row_weights = _neighbours(corner[:, 1:2] + extent[:, 1:2] * steps, height)
+    image = rois[:, 0].long()[:, None, None]
+    sampled = features.new_zeros(())
+    for row, row_weight in zip(rows, row_weights, strict=True):
+        for column, column_weight in zip(columns, column_weights, strict=True):
+            weight = row_weight[:, :, None] * column_weight[:, None, :]
+            cells = features[image, :, row[:, :, None], column[:, None, :]]
+            sampled = sampled + cells * weight[..., None]
+    bins = sampled.reshape(-1, size, samples, size, samples, features.shape[1]).mean(dim=(2, 4))
+    return bins.permute(0, 3, 1, 2)
+
+
+def _neighbours(position: Tensor, cells: int) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """The two cells beside each position, and their weights; positions beyond a cell outside weigh nothing."""
+    inside = (position >= -1) & (position <= cells)
+    position = position.clamp(0, cells - 1)
+    low = position.floor()
+    fraction = position - low
+    first = low.long()
+    second = (first + 1).clamp(max=cells - 1)
+    return (first, second), ((1 - fraction) * inside, fraction * inside)

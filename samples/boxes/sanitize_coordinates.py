@@ -1,0 +1,61 @@
+"""Coordinates of boxes in pixels, in order and inside of the image."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from opgrip.samples.draw import Draw
+from opgrip.samples.sample import sample
+
+
+def inputs(draw: Draw, boxes: int, img_size: int, padding: int, cast: bool) -> tuple[Tensor, Tensor, int, int, bool]:
+    """Left and right sides of boxes, in shares of the image."""
+    found = draw.boxes(boxes, (1.0, 1.0), 0.02)
+    return found[:, 0], found[:, 2], img_size, padding, cast
+
+
+@sample(
+    inputs,
+    {
+        "YOLACT R101-FPN, 550x550, prediction, boxes on the prototypes": {
+            "boxes": 100,
+            "img_size": 138,
+            "padding": 1,
+            "cast": False,
+        },
+        "YOLACT R101-FPN, 550x550, prediction, boxes on the image": {
+            "boxes": 100,
+            "img_size": 550,
+            "padding": 0,
+            "cast": True,
+        },
+    },
+    tags=["IfElseBranch", "BuiltInDataStructure"],
+    project="MMDetection",
+    url="https://github.com/open-mmlab/mmdetection/blob/c76ab0eb3c637b86c343d8454e07e00cfecc1b78/mmdet/models/dense_heads/yolact_head.py#L876",
+)
+def sanitize_coordinates(
+    x1: Tensor, x2: Tensor, img_size: int, padding: int = 0, cast: bool = True
+) -> tuple[Tensor, Tensor]:
+    """Coordinates in pixels, from 0 to the image's size, the first not after the second.
+
+    Parameters
+    ----------
+    x1, x2 : (N,) float, two sides of boxes in shares of the image
+    img_size : in pixels
+    padding : pixels that boxes grow by at each side
+    cast : cut off what is behind the point, for int64
+
+    Returns
+    -------
+    x1, x2 : (N,) float, or int64; where the second side comes before the first, both are the second, then padded
+
+    Source: MMDetection's YOLACT, of Bolya et al. 2019.
+    """
+    x1, x2 = x1 * img_size, x2 * img_size
+    if cast:
+        x1, x2 = x1.long(), x2.long()
+    x1 = torch.minimum(x1, x2)
+    x2 = torch.maximum(x1, x2)
+    return (x1 - padding).clamp(min=0), (x2 + padding).clamp(max=img_size)
