@@ -145,9 +145,9 @@ def pyramid(draw: Draw, truths: int = 4, size: tuple[int, int] = (256, 320)) -> 
     return torch.cat(levels), counts, draw.boxes(truths, (256.0, 320.0)), draw.integers(truths, high=3)
 
 
-def predictions(draw: Draw, truths: int = 4) -> tuple[Any, ...]:
+def predictions(draw: Draw, truths: int = 4, apart: float = 0.0) -> tuple[Any, ...]:
     priors, _, gt, labels = pyramid(draw, truths)
-    return priors, draw.near(priors, 0.3), draw.uniform(len(priors), 3), gt, labels
+    return priors, draw.near(priors, 0.3) + apart, draw.uniform(len(priors), 3), gt, labels
 
 
 def points(draw: Draw, truths: int = 4, apart: float = 0.0) -> tuple[Any, ...]:
@@ -181,6 +181,8 @@ OPTIONS: list[tuple[str, Callable[[Draw], tuple[Any, ...]], dict[str, Any]]] = [
     ("task_aligned_assign", predictions, {"topk": 4, "alpha": 0.5, "beta": 2}),
     ("task_aligned_assign", partial(predictions, truths=12), {}),
     ("task_aligned_assign", partial(predictions, truths=0), {}),
+    # no prediction overlaps a truth
+    ("task_aligned_assign", partial(predictions, apart=5000.0), {}),
     ("dynamic_soft_label_assign", points, {"topk": 5, "soft_center_radius": 1.0, "iou_weight": 1.0}),
     ("dynamic_soft_label_assign", partial(points, truths=30), {}),
     ("dynamic_soft_label_assign", partial(points, truths=0), {}),
@@ -275,6 +277,16 @@ def test_points_learn_what_a_loop_says(central: tuple[bool, float], ignored: int
     assert labels.tolist() == matched_by_loop(*arguments).tolist()
     assert len(labels.unique()) == 4 + bool(ignored)
     assert bool((targets[labels > 0] > 0).all())
+
+
+def test_the_smallest_truth_is_that_of_fewest_pixels() -> None:
+    points, _, ranges, *rest = pyramid_of_points(Draw(0))
+    # 10 by 40 is less than 20 by 20.1, but with its last pixels 11 by 41 is more than 21 by 21.1
+    gt = torch.tensor([[10.0, 10, 20, 50, 1], [6, 6, 26, 26.1, 2]])
+    labels, targets = fcos_matcher(points, gt, ranges, *rest)
+    both = int(torch.nonzero((points == 12).all(dim=1)))
+    assert labels[both] == 2
+    torch.testing.assert_close(targets[both], torch.tensor([6, 6, 14, 14.1]))
 
 
 @pytest.mark.parametrize("central", [(False, 1.0), (True, 1.5)])

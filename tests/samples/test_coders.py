@@ -48,10 +48,14 @@ ORIGINALS = {
 
 def original(name: str) -> Function:
     if name.startswith("yolo"):
-        coder = import_module(f"{MMDET}.yolo_bbox_coder").YOLOBBoxCoder(use_box_type=False)
-        return getattr(coder, name.removeprefix("yolo_"))  # type: ignore[no-any-return]
+        return partial(yolo, name.removeprefix("yolo_"))
     module, _, function = ORIGINALS[name].partition(".")
     return getattr(import_module(f"{MMDET}.{module}"), function)  # type: ignore[no-any-return]
+
+
+def yolo(method: str, *arguments: Any, eps: float = 1e-6) -> Any:
+    coder = import_module(f"{MMDET}.yolo_bbox_coder").YOLOBBoxCoder(eps=eps, use_box_type=False)
+    return getattr(coder, method)(*arguments)
 
 
 def learning(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -118,7 +122,7 @@ OPTIONS: list[tuple[str, Callable[[Draw], tuple[Any, ...]], dict[str, Any], dict
     ("bucket2bbox", lambda draw: (*buckets(draw, 5, 4), 7), {"max_shape": (300, 400)}, None),
     ("bucket2bbox", lambda draw: (*buckets(draw, 0), 14), {"max_shape": (300, 400)}, None),
     ("yolo_decode", lambda draw: (*deltas(draw, classes=1), 16), {}, None),
-    ("yolo_encode", lambda draw: (*pairs(draw), 16), {}, None),
+    ("yolo_encode", lambda draw: (*pairs(draw), 16), {"eps": 0.2}, None),
 ]
 """Samples with arguments, options, and how MMDetection names these where it has other names."""
 
