@@ -158,6 +158,9 @@ def points(draw: Draw, truths: int = 4, apart: float = 0.0) -> tuple[Any, ...]:
     return predicted, draw.normal(len(places), 3), torch.cat([places, places[:, 2:]], dim=1), gt, labels
 
 
+EVERYWHERE = torch.tensor([[-10.0, -10.0, 400.0, 400.0]]), torch.tensor([2])
+"""A truth that all points are in, and its class."""
+
 OPTIONS: list[tuple[str, Callable[[Draw], tuple[Any, ...]], dict[str, Any]]] = [
     ("assign_wrt_overlaps", overlaps, {}),
     ("assign_wrt_overlaps", overlaps, {"min_pos_iou": 0.8, "gt_max_assign_all": False}),
@@ -182,7 +185,11 @@ OPTIONS: list[tuple[str, Callable[[Draw], tuple[Any, ...]], dict[str, Any]]] = [
     ("task_aligned_assign", partial(predictions, truths=12), {}),
     ("task_aligned_assign", partial(predictions, truths=0), {}),
     # no prediction overlaps a truth
-    ("task_aligned_assign", partial(predictions, apart=5000.0), {}),
+    (
+        "task_aligned_assign",
+        lambda draw: (*predictions(draw, apart=5000.0)[:3], EVERYWHERE, draw.integers(1, high=3)),
+        {},
+    ),
     ("dynamic_soft_label_assign", points, {"topk": 5, "soft_center_radius": 1.0, "iou_weight": 1.0}),
     ("dynamic_soft_label_assign", partial(points, truths=30), {}),
     ("dynamic_soft_label_assign", partial(points, truths=0), {}),
