@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from opgrip.replay.modes.graphs import tensors_in
 from opgrip.replay.operators import Operator
 from opgrip.traces.arguments import Opaque, TensorSpec, map_leaves
 from opgrip.traces.records import Signature
+from opgrip.traces.values import Drawable
 
 FUNCTION = "function"
 """Kind of the signature of a function, which stands in no trace."""
@@ -52,13 +54,32 @@ def function_case(
     number : of the case, its own among those that are replayed together
     """
     arguments = (tuple(args), dict(kwargs or {}))
-    values: dict[int, Held] = {}
+    values = dict(enumerate(map(_held, tensors_in(list(arguments)))))
+    name = name or function.__qualname__
+    return described_case(function, arguments, values, writes(function, arguments), name, number)
+
+
+def described_case(
+    function: Callable[..., Any],
+    arguments: tuple[tuple[Any, ...], dict[str, Any]],
+    values: Mapping[int, Drawable],
+    mutates: bool,
+    name: str,
+    number: int,
+) -> Case:
+    """A function and its arguments as a case.
+
+    Parameters
+    ----------
+    values : what the tensors among the arguments are drawn from, by their place among them
+    mutates : whether a call writes into its arguments
+    """
+    places = count()
     storages: dict[int, int] = {}
 
     def describe(leaf: Any) -> Any:
         if not isinstance(leaf, Tensor):
             return leaf
-        values[len(values)] = Held(leaf.detach().clone(memory_format=torch.preserve_format))
         storage = storages.setdefault(leaf.untyped_storage()._cdata, len(storages))
         return TensorSpec(
             tuple(leaf.shape),
@@ -68,14 +89,17 @@ def function_case(
             offset=int(leaf.storage_offset()),
             requires_grad=leaf.requires_grad,
             storage=storage,
-            values=len(values) - 1,
+            values=next(places),
         )
 
     described = map_leaves(describe, arguments)
     outputs = Opaque("not known")
-    signature = Signature(number, FUNCTION, name or function.__qualname__, described[0], described[1], outputs)
-    operator = Operator(function, writes(function, arguments))
-    return Case(signature, values, 1, 0.0, 0.0, 0.0, operator=operator)
+    signature = Signature(number, FUNCTION, name, described[0], described[1], outputs)
+    return Case(signature, values, 1, 0.0, 0.0, 0.0, operator=Operator(function, mutates))
+
+
+def _held(tensor: Tensor) -> Held:
+    return Held(tensor.detach().clone(memory_format=torch.preserve_format))
 
 
 def writes(function: Callable[..., Any], arguments: tuple[tuple[Any, ...], dict[str, Any]]) -> bool:

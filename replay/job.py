@@ -10,12 +10,15 @@ from functools import cached_property
 from itertools import product
 from pathlib import Path
 
+import pandas as pd
+
 from opgrip.replay.arguments.inputs import device_map
 from opgrip.replay.arguments.values import RECORDED
 from opgrip.replay.cases import Case, Selection, make_cases
 from opgrip.replay.checks import Tolerance
 from opgrip.replay.modes import Tuning
 from opgrip.replay.operators import TRUSTED_EXTENSIONS
+from opgrip.replay.samples import sample_cases
 from opgrip.replay.settings import Settings
 from opgrip.replay.sweeps.batch import Batches
 from opgrip.replay.timing.caches import PROGRAM
@@ -28,6 +31,11 @@ from opgrip.traces import Trace, load
 from opgrip.traces.arguments import DTYPES, tensors
 from opgrip.traces.errors import UserError
 
+SAMPLE = "sample"
+"""The unit of cases that are samples."""
+
+NO_TRACE = Trace({}, [], [], {}, pd.DataFrame())
+
 
 @dataclass(frozen=True, slots=True)
 class Job:
@@ -35,9 +43,9 @@ class Job:
 
     Attributes
     ----------
-    trace : path of the trace
-    unit : what a case is made of: `call`, or all calls of a `function` or a `module` as one
-    ops, modules, top, start, stop : which cases; the last two are places in the order of the table
+    trace : path of the trace, or the samples' name
+    unit : what a case is made of: `call`, or all calls of a `function` or a `module` as one; `sample` without a trace
+    tags, ops, modules, top, start, stop : which cases; tags are of samples, the last two places in the table's order
     device, dtype : to replay with, None for those of the program
     threads : of an operator, one point of a sweep each; none for as many as in the program
     batch_scale, streams : further dimensions of the sweep; see `Point`
@@ -48,11 +56,13 @@ class Job:
     detail : keep the whole of an error
     store : folder for what compilers made
     memory_limit : bytes
+    profiled : whether a profiler watches, which is told what is timed and needs processes that end by themselves
     """
 
     trace: str
     partial: bool = False
     unit: str = CALL
+    tags: Sequence[str] = ()
     ops: Sequence[str] = ()
     modules: Sequence[str] = ()
     top: int | None = None
@@ -83,6 +93,7 @@ class Job:
     seed: int = 0
     extensions: Sequence[str] = ()
     memory_limit: int | None = None
+    profiled: bool = False
 
     def load(self) -> Loaded:
         """Its trace, cases and settings.
@@ -91,14 +102,11 @@ class Job:
         ------
         UserError : where the trace cannot be read, or nothing of it is selected
         """
-        trace = load(self.trace, partial=self.partial)
+        selection = Selection(tuple(self.ops), tuple(self.modules), self.top)
+        trace = NO_TRACE if self.unit == SAMPLE else load(self.trace, partial=self.partial)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            selection = Selection(tuple(self.ops), tuple(self.modules), self.top)
-            if self.unit == CALL:
-                selected = make_cases(trace, selection)
-            else:
-                selected = make_units(trace, selection, self.unit, (*TRUSTED_EXTENSIONS, *self.extensions))
+            selected = self._selected(trace, selection)
         cases = selected[self.start : self.stop]
         notes = [trace.missing] if trace.missing else []
         notes += dict.fromkeys(str(warning.message) for warning in caught)
@@ -128,9 +136,17 @@ class Job:
             dtype=None if self.dtype is None else DTYPES[self.dtype],
             backward=self.backward,
             memory_limit=self.memory_limit,
+            profiled=self.profiled,
         )
         everything = selected if selection == Selection() and self.unit == CALL else None
         return Loaded(trace, cases, settings, notes, everything, self.unit)
+
+    def _selected(self, trace: Trace, selection: Selection) -> list[Case]:
+        if self.unit == SAMPLE:
+            return sample_cases(self.trace, self.ops, self.tags)[: self.top]
+        if self.unit == CALL:
+            return make_cases(trace, selection)
+        return make_units(trace, selection, self.unit, (*TRUSTED_EXTENSIONS, *self.extensions))
 
 
 @dataclass(frozen=True)

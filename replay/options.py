@@ -3,22 +3,32 @@
 from __future__ import annotations
 
 import argparse
-import os
-import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from opgrip.replay.arguments.values import KINDS, RECORDED
-from opgrip.replay.job import Job
+from opgrip.replay.arguments.values import RECORDED
+from opgrip.replay.job import SAMPLE, Job
 from opgrip.replay.machine import cache_folder
 from opgrip.replay.modes import Tuning, find_mode, modes
 from opgrip.replay.operators import TRUSTED_EXTENSIONS
+from opgrip.replay.option_types import (
+    byte_count,
+    counts,
+    cpus,
+    floating_dtype,
+    names,
+    seconds,
+    share,
+    tolerance,
+    value_kinds,
+)
+from opgrip.replay.profilers.options import add_profilers
+from opgrip.replay.samples import names_samples
 from opgrip.replay.timing.caches import CACHES, PROGRAM, WARM
 from opgrip.replay.timing.methods import CONTINUOUS, DISCRETE, METHODS, ON_DEVICE
 from opgrip.replay.timing.samples import Effort
 from opgrip.replay.units import CALL, UNIT_KINDS
 from opgrip.replay.ways import EAGER
-from opgrip.traces.arguments import DTYPES
 from opgrip.traces.command import OneLineParser, add_debug, not_negative, positive, seed
 from opgrip.traces.errors import UserError
 
@@ -34,27 +44,48 @@ examples:
   opreplay traces/faster_rcnn.jsonl --mode jit,compile,onnxruntime     under compilers, checked against eager
   opreplay traces/faster_rcnn.jsonl --threads 1,2,4 --sweep            which operators gain by threads
   opreplay traces/faster_rcnn.jsonl --sequence                         the whole step, with its dataflow
+  opreplay traces/faster_rcnn.jsonl --top 20 --nsys -o top.json        kernels of each call, by Nsight Systems
+  opreplay samples/nms                                                 a sample that ships
+  opreplay samples --tag ForLoop --mode eager,compile                  all with a property
   opreplay traces/faster_rcnn.jsonl --device cuda --exec-mode events --cache cold
 """
-UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 TIMEOUT_S = 120.0
 OF_CASES = (
-    *("unit", "op", "module", "top", "start", "stop", "append", "resume", "dtype", "threads", "values", "backward"),
+    *(
+        "unit",
+        "tag",
+        "op",
+        "module",
+        "top",
+        "start",
+        "stop",
+        "append",
+        "resume",
+        "dtype",
+        "threads",
+        "values",
+        "backward",
+    ),
     *("exec_mode", "cache", "budget", "warmup", "timeout", "batch_scale", "streams", "pin", "sweep"),
-    *("mode", "reference", "rtol", "atol", "jobs", "tune", "tuner"),
+    *("mode", "reference", "rtol", "atol", "jobs", "tune", "tuner", "nsys"),
 )
 """Options that a whole sequence does not take."""
+OF_TRACES = ("unit", "module", "sequence", "partial", "batch_scale", "values")
+"""Options that samples do not take."""
 
 
 def make_parser() -> argparse.ArgumentParser:
     """The command's options."""
     parser = OneLineParser("opreplay", description=DESCRIPTION, epilog=EXAMPLES)
-    parser.add_argument("trace", type=Path, metavar="TRACE", help="a file that opcapture wrote")
+    parser.add_argument(
+        "trace", type=Path, metavar="TRACE", help="a file that opcapture wrote; or samples, or samples/NAME"
+    )
     _add_output(parser.add_argument_group("results"))
     _add_selection(parser.add_argument_group("which cases"))
     _add_modes(parser.add_argument_group("how they are run"))
     _add_inputs(parser.add_argument_group("what they run on"))
     _add_timing(parser.add_argument_group("how they are timed"))
+    add_profilers(parser.add_argument_group("profilers"))
     _add_limits(parser.add_argument_group("limits"))
     add_debug(parser)
     return parser
@@ -67,17 +98,23 @@ def job_of(args: argparse.Namespace) -> Job:
     ------
     UserError : for options that do not go together
     """
-    cache = args.cache or (WARM if args.exec_mode == CONTINUOUS else PROGRAM)
+    of_samples = names_samples(str(args.trace))
+    cache = args.cache or (WARM if of_samples or args.exec_mode == CONTINUOUS else PROGRAM)
     if args.exec_mode == CONTINUOUS and cache != WARM:
         raise UserError(f"--exec-mode continuous runs with warm caches, and --cache {cache} with others", "leave one")
     if args.sequence:
         _check_sequence(args)
+    if of_samples:
+        _check_samples(args)
+    elif args.tag:
+        raise UserError("--tag is for samples", "replay them by: opreplay samples --tag ...")
     if args.sweep and not any(len(points) > 1 for points in (args.threads, args.batch_scale, args.streams)):
         raise UserError("--sweep has one point only", "give several: --threads 1,2,4, --batch-scale or --streams")
     return Job(
         trace=str(args.trace),
         partial=args.partial,
-        unit=args.unit,
+        unit=SAMPLE if of_samples else args.unit,
+        tags=args.tag,
         ops=args.op,
         modules=args.module,
         top=args.top,
@@ -137,6 +174,16 @@ def _check_sequence(args: argparse.Namespace) -> None:
             raise UserError(f"--{name.replace('_', '-')} is for single cases", "leave it away with --sequence")
 
 
+def _check_samples(args: argparse.Namespace) -> None:
+    """Refuse what a sample, which stands in no program, has nothing for."""
+    plain = make_parser().parse_args(["trace"])
+    for name in OF_TRACES:
+        if getattr(args, name) != getattr(plain, name):
+            raise UserError(f"--{name.replace('_', '-')} is for traces", "leave it away with samples")
+    if args.cache == PROGRAM:
+        raise UserError("samples stand in no program that --cache program could follow", "use warm or cold")
+
+
 def check_method(method: str, device: str) -> None:
     """Raise `UserError` where a way to time runs is not for this device."""
     if method in ON_DEVICE and not device.startswith("cuda"):
@@ -162,7 +209,14 @@ def _add_selection(group: argparse._ArgumentGroup) -> None:
         "name (default: %(default)s)",
     )
     group.add_argument(
-        "--op", action="append", default=[], metavar="GLOB", help="only operators of such names; can be repeated"
+        "--tag", action="append", default=[], metavar="TAG", help="only samples with this tag; can be repeated"
+    )
+    group.add_argument(
+        "--op",
+        action="append",
+        default=[],
+        metavar="GLOB",
+        help="only operators or samples of such names; can be repeated",
     )
     group.add_argument(
         "--module",
@@ -294,85 +348,3 @@ def _add_limits(group: argparse._ArgumentGroup) -> None:
         metavar="BYTES",
         help="for cases, such as 8GB (default: what the machine has left)",
     )
-
-
-def value_kinds(text: str) -> tuple[str, ...]:
-    """Some of `KINDS`, with commas between them."""
-    kinds = tuple(dict.fromkeys(text.split(",")))
-    unknown = [kind for kind in kinds if kind not in KINDS]
-    if unknown:
-        raise argparse.ArgumentTypeError(f"{unknown[0]!r} is none of {', '.join(KINDS)}")
-    return kinds
-
-
-def names(text: str) -> tuple[str, ...]:
-    """Names with commas between them."""
-    found = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
-    if not all(found):
-        raise argparse.ArgumentTypeError(f"{text!r} is no list of names with commas between them")
-    return found
-
-
-def counts(text: str) -> tuple[int, ...]:
-    """Whole numbers above 0, with commas between them."""
-    return tuple(dict.fromkeys(positive(part) for part in text.split(",")))
-
-
-def cpus(text: str) -> tuple[int, ...]:
-    """Numbers of processors, and ranges of them, with commas between them; those that this process may use."""
-    found: set[int] = set()
-    for part in text.split(","):
-        match = re.fullmatch(r"(\d+)(?:-(\d+))?", part.strip())
-        if match is None:
-            raise argparse.ArgumentTypeError(f"{text!r} is no list of processors such as 0,2-3")
-        found.update(range(int(match[1]), int(match[2] or match[1]) + 1))
-    if strange := found - os.sched_getaffinity(0):
-        raise argparse.ArgumentTypeError(f"there is no processor {min(strange)} for this process")
-    return tuple(sorted(found))
-
-
-def tolerance(text: str) -> float:
-    """A number from 0."""
-    number = _number(text)
-    if not 0 <= number < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is no tolerance")
-    return number
-
-
-def floating_dtype(text: str) -> str:
-    """The name of a floating-point dtype."""
-    dtype = DTYPES.get(text)
-    if dtype is None or not dtype.is_floating_point:
-        raise argparse.ArgumentTypeError(f"{text!r} is no floating-point dtype such as float32 or bfloat16")
-    return str(dtype).removeprefix("torch.")
-
-
-def share(text: str) -> float:
-    """A number above 0 and up to 1."""
-    number = _number(text)
-    if not 0 < number <= 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a share between 0 and 1")
-    return number
-
-
-def seconds(text: str) -> float:
-    """A number above 0."""
-    number = _number(text)
-    if not 0 < number < 1e9:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds")
-    return number
-
-
-def byte_count(text: str) -> int:
-    """A number of bytes, which `k`, `M`, `G` or `T` may follow."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?", text.strip().lower())
-    if match is None or float(match[1]) == 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a size such as 8GB")
-    return int(float(match[1]) * UNITS[match[2]])
-
-
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from error

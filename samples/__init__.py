@@ -2,6 +2,6 @@
 
 from opgrip.samples.draw import Draw
 from opgrip.samples.sample import Sample, sample, samples
-from opgrip.samples.tags import Tag
+from opgrip.samples.tags import Tag, tag_of
 
-__all__ = ["Draw", "Sample", "Tag", "sample", "samples"]
+__all__ = ["Draw", "Sample", "Tag", "sample", "samples", "tag_of"]

@@ -12,7 +12,7 @@ from inspect import getdoc
 from typing import Any, ParamSpec, TypeVar
 
 from opgrip.samples.draw import Draw
-from opgrip.samples.tags import Tag
+from opgrip.samples.tags import Tag, tag_of
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
@@ -111,7 +111,7 @@ def sample(
     """
 
     def enter(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
-        made = Sample(function, inputs, configurations, frozenset(map(Tag, tags)), project, url, rtol, atol, random)
+        made = Sample(function, inputs, configurations, frozenset(map(tag_of, tags)), project, url, rtol, atol, random)
         known = _SAMPLES.setdefault(made.name, made)
         if known.function.__module__ != function.__module__:
             raise ValueError(

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 
 from opgrip.replay.modes.graphs import exported
+from opgrip.replay.modes.jax_runtime import reason, start, to_torch
 from opgrip.replay.modes.mode import Program, Results, Task, mode
-from opgrip.replay.modes.torchax import as_jax, reason, set_threads
+from opgrip.replay.modes.torchax import as_jax
 from opgrip.replay.operators import Unsupported
 from opgrip.replay.timing.methods import Arguments
 
@@ -24,7 +25,7 @@ def make(task: Task) -> Program:
     import tensorflow
 
     _set_threads(task.threads)
-    set_threads(task.threads)
+    start(task)
     program, call = exported(task)
     function = _function(program, call.enter((task.args, task.kwargs))[0])
 
@@ -33,7 +34,7 @@ def make(task: Task) -> Program:
 
     def leave(given: Any) -> Results:
         dlpack = tensorflow.experimental.dlpack
-        return call.leave([torch.utils.dlpack.from_dlpack(dlpack.to_dlpack(tensor)) for tensor in given])
+        return call.leave([to_torch(dlpack.to_dlpack(tensor)) for tensor in given])
 
     try:
         function(*enter((task.args, task.kwargs))[0])

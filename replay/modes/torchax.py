@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -11,30 +10,17 @@ from unittest.mock import patch
 import torch
 from torch._ops import OpOverloadPacket
 
+from opgrip.replay.modes.jax_runtime import reason
 from opgrip.replay.operators import Unsupported
-from opgrip.traces.errors import one_line
-
-VALUES_NEEDED = ("ConcretizationTypeError", "TracerBoolConversionError", "NonConcreteBooleanIndexError")
-"""What jax raises where the shape of something hangs on values, by the ends of the classes' names."""
-
-THREADS = "NPROC"
-"""Variable of the environment that says how many threads XLA starts on the CPU, once in a process."""
-
-RANDOM = "get_and_rotate_prng_key"
-"""What torchax lacks outside of its own environment."""
 
 
 def as_jax(program: torch.export.ExportedProgram) -> tuple[Any, Callable[[Any, Any], Any]]:
-    """A program's constants, and a function that takes them and the program's inputs.
+    """A program's constants, and a function that takes them and the program's inputs; jax is to be started first.
 
     Raises
     ------
     Unsupported : where torchax cannot convert it
     """
-    import jax
-
-    # else what torch has in 64 bits comes back in 32
-    jax.config.update("jax_enable_x64", True)
     with _importable():
         import torchax
         import torchax.export
@@ -55,34 +41,6 @@ def as_jax(program: torch.export.ExportedProgram) -> tuple[Any, Callable[[Any, A
         return tuple(array.astype(dtype) for array, dtype in zip(arrays, dtypes, strict=True))
 
     return states, as_torch_has_it
-
-
-def set_threads(threads: int) -> None:
-    """Have XLA start so many threads on the CPU.
-
-    Raises
-    ------
-    Unsupported : where it runs already, with another number
-    """
-    from jax._src import xla_bridge
-
-    if not xla_bridge.backends_are_initialized():
-        os.environ[THREADS] = str(threads)
-    elif os.environ.get(THREADS) != str(threads):
-        started = os.environ.get(THREADS, "other")
-        raise Unsupported(f"XLA has {started} threads in this process and cannot change to {threads}")
-
-
-def reason(error: Exception) -> str:
-    """What an error of torchax or jax says, without the places of its own code and the advice."""
-    if type(error).__name__ in VALUES_NEEDED:
-        return "shapes in it hang on values"
-    if RANDOM in str(error):
-        return "it draws random numbers"
-    lines = str(error).strip().splitlines()
-    if isinstance(error, AssertionError) and lines and lines[0].startswith("aten."):
-        return f"no function for {lines[0]}"
-    return f"{type(error).__name__}: {lines[0][:200]}" if lines else one_line(error)
 
 
 def _name_dtypes(graph: torch.fx.Graph) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 from opgrip.replay.job import Job
 from opgrip.replay.results import Result
+from opgrip.replay.samples import fingerprint, names_samples
 from opgrip.traces.errors import UserError
 
 
@@ -100,7 +101,10 @@ class Journal:
 
 def _identity(job: Job) -> dict[str, Any]:
     """What two replays must have in common for their rows to stand in one table."""
-    digest = hashlib.blake2b(Path(job.trace).read_bytes(), digest_size=16).hexdigest()
+    if names_samples(job.trace):
+        digest = fingerprint(job.trace)
+    else:
+        digest = hashlib.blake2b(Path(job.trace).read_bytes(), digest_size=16).hexdigest()
     # as it comes back from the file
     options: dict[str, Any] = json.loads(json.dumps(asdict(job)))
     for place in ("trace", "memory_limit", "store"):

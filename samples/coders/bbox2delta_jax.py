@@ -17,4 +17,5 @@ def bbox2delta(
     extent = proposals[:, 2:] - proposals[:, :2]
     shift = ((gt[:, :2] + gt[:, 2:]) / 2 - centre) / extent
     growth = jnp.log((gt[:, 2:] - gt[:, :2]) / extent)
-    return (jnp.concatenate([shift, growth], axis=1) - jnp.array(means)) / jnp.array(stds)
+    deltas = jnp.concatenate([shift, growth], axis=1)
+    return (deltas - jnp.array(means, deltas.dtype)) / jnp.array(stds, deltas.dtype)

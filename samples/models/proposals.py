@@ -16,7 +16,7 @@ from opgrip.samples.boxes.bbox_overlaps import bbox_overlaps
 from opgrip.samples.boxes.nms import nms
 from opgrip.samples.coders.bbox2delta import bbox2delta
 from opgrip.samples.coders.delta2bbox import delta2bbox
-from opgrip.samples.smooth_l1 import smooth_l1
+from opgrip.samples.losses.smooth_l1_loss import smooth_l1_loss
 
 SCALE = 8.0
 RATIOS = (0.5, 1.0, 2.0)
@@ -113,6 +113,6 @@ class ProposalLoss(nn.Module):
             labels = (assigned.gt_inds[chosen] > 0).to(scores.dtype)
             scores = scores + functional.binary_cross_entropy_with_logits(predictions.scores[image, chosen], labels)
             wanted = bbox2delta(sampled.pos_priors, sampled.pos_gt_bboxes)
-            distance = smooth_l1(predictions.deltas[image, sampled.pos_inds], wanted, beta=1 / 9)
+            distance = smooth_l1_loss(predictions.deltas[image, sampled.pos_inds], wanted, reduction="sum", beta=1 / 9)
             deltas = deltas + distance / max(chosen.numel(), 1)
         return {"rpn_cls": scores / len(truths), "rpn_box": deltas / len(truths)}

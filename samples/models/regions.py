@@ -15,7 +15,7 @@ from opgrip.samples.boxes.bbox_overlaps import bbox_overlaps
 from opgrip.samples.boxes.multiclass_nms import multiclass_nms
 from opgrip.samples.boxes.roi_align import roi_align
 from opgrip.samples.coders.delta2bbox import delta2bbox
-from opgrip.samples.smooth_l1 import smooth_l1
+from opgrip.samples.losses.smooth_l1_loss import smooth_l1_loss
 
 BINS = 7
 SPREAD = (0.1, 0.1, 0.2, 0.2)
@@ -115,5 +115,5 @@ class RegionHead(nn.Module):
         truth = torch.cat(labels)
         foreground = torch.nonzero(truth < self.classes).flatten()
         predicted = deltas[foreground, truth[foreground]]
-        distance = smooth_l1(predicted, torch.cat(wanted)[foreground], beta=1.0)
+        distance = smooth_l1_loss(predicted, torch.cat(wanted)[foreground], reduction="sum")
         return {"roi_cls": functional.cross_entropy(logits, truth), "roi_box": distance / max(truth.numel(), 1)}

@@ -185,11 +185,7 @@ OPTIONS: list[tuple[str, Callable[[Draw], tuple[Any, ...]], dict[str, Any]]] = [
     ("task_aligned_assign", partial(predictions, truths=12), {}),
     ("task_aligned_assign", partial(predictions, truths=0), {}),
     # no prediction overlaps a truth
-    (
-        "task_aligned_assign",
-        lambda draw: (*predictions(draw, apart=5000.0)[:3], EVERYWHERE, draw.integers(1, high=3)),
-        {},
-    ),
+    ("task_aligned_assign", lambda draw: (*predictions(draw, apart=5000.0)[:3], *EVERYWHERE), {}),
     ("dynamic_soft_label_assign", points, {"topk": 5, "soft_center_radius": 1.0, "iou_weight": 1.0}),
     ("dynamic_soft_label_assign", partial(points, truths=30), {}),
     ("dynamic_soft_label_assign", partial(points, truths=0), {}),

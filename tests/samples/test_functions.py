@@ -14,7 +14,6 @@ from opgrip.samples.boxes.bbox_overlaps import bbox_overlaps
 from opgrip.samples.boxes.multiclass_nms import multiclass_nms
 from opgrip.samples.boxes.nms import nms
 from opgrip.samples.boxes.roi_align import roi_align
-from opgrip.samples.smooth_l1 import smooth_l1
 
 
 def boxes(count: int, seed: int = 0, reach: float = 100.0) -> torch.Tensor:
@@ -125,10 +124,3 @@ def test_region_features_are_those_of_a_loop() -> None:
                     value = sample(plane, top + (row + 0.5) * step_y, left + (column + 0.5) * step_x)
                     expected[box, channel, row // samples, column // samples] += value / samples**2
     torch.testing.assert_close(roi_align(features, rois, size, scale, samples), expected)
-
-
-@pytest.mark.parametrize("beta", [1.0, 1 / 9])
-def test_the_loss_is_torchs(beta: float) -> None:
-    predicted, target = torch.randn(50, 4), torch.randn(50, 4)
-    expected = torch.nn.functional.smooth_l1_loss(predicted, target, beta=beta, reduction="sum")
-    torch.testing.assert_close(smooth_l1(predicted, target, beta), expected)

@@ -1,0 +1,115 @@
+"""Every sample that ships, eager and compiled: writes docs/samples.md.
+
+python benchmarks/samples.py                            # measures all, samples.json kept
+python benchmarks/samples.py --results samples.json     # the page of results that opreplay wrote before
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from opgrip.replay import load_results
+from opgrip.replay.machine import processor
+from opgrip.replay.samples import SHIPPED, sample_cases
+from opgrip.samples import Sample, Tag, samples
+
+ROOT = Path(__file__).resolve().parent.parent
+COMPILED = "compile"
+HEAD = "| sample | inputs | operators | eager us | compiled us | speed-up | tags | from |"
+RULE = "|---|---|--:|--:|--:|--:|---|---|"
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--results", type=Path)
+    options.add_argument("--page", type=Path, default=ROOT / "docs/samples.md")
+    args = options.parse_args()
+    results = args.results or Path("samples.json")
+    if args.results is None:
+        opreplay = Path(sys.executable).parent / "opreplay"
+        told = ["--mode", COMPILED, "--threads", "1", "--budget", "1", "-o", results, "-f"]
+        subprocess.run([opreplay, SHIPPED, *told], check=True, stdout=subprocess.DEVNULL)
+    args.page.write_text("\n".join(page(load_results(results))) + "\n", encoding="utf-8")
+
+
+def page(rows: pd.DataFrame) -> Iterator[str]:
+    """The lines of docs/samples.md."""
+    machine = ", ".join([processor("cpu")[1], f"{os.cpu_count()} cores", f"torch {torch.__version__}"])
+    configured = [(sample, name) for sample in samples().values() for name in sample.configurations]
+    assert len(configured) == len(sample_cases(SHIPPED))
+    own = {(int(row["case"]), row["mode"]): row for row in rows.to_dict("records")}
+    yield "# Samples\n"
+    count = len(samples())
+    yield f"The {count} long-tail functions that ship, each in its own module under `samples/`, in plain torch;"
+    yield f"{sum(sample.has_jax() for sample in samples().values())} have a JAX implementation beside it."
+    yield "`opgrip samples show NAME` shows one, `opreplay samples/NAME --mode eager,compile` runs it.\n"
+    yield f"Times are medians on one thread of {machine}, with warm caches. *Operators* is how many a call launches in "
+    yield "eager mode. Made by `python benchmarks/samples.py`.\n"
+    for tag in Tag:
+        yield f"- `{tag.value}`: {tag.meaning}"
+    for family in sorted({sample.family for sample in samples().values()}):
+        yield f"\n## {family}\n\n{HEAD}\n{RULE}"
+        for case, (sample, configuration) in enumerate(configured):
+            if sample.family == family:
+                yield row_of(sample, configuration, own.get((case, "eager")), own.get((case, COMPILED)))
+
+
+def row_of(sample: Sample, configuration: str, eager: Any, compiled: Any) -> str:
+    """A line of the table; the sample's name, tags and origin stand in its first configuration's alone."""
+    first = configuration == next(iter(sample.configurations))
+    ratio = None if compiled is None else compiled["ratio"]
+    cells = [
+        f"`{sample.name}`{' (jax)' if sample.has_jax() else ''}: {sample.summary}" if first else "",
+        configuration,
+        str(operators(sample, configuration)),
+        time_of(eager),
+        time_of(compiled),
+        f"{1 / ratio:.2f}" if ratio and ratio == ratio else "",
+        " ".join(sorted(tag.value for tag in sample.tags)) if first else "",
+        f"[{sample.project}]({sample.url})" if first else "",
+    ]
+    return f"| {' | '.join(cell.replace('|', ' ') for cell in cells)} |"
+
+
+def time_of(row: Any) -> str:
+    """The median in microseconds, or the status where there is none."""
+    if row is None:
+        return ""
+    time = row["median_us"]
+    return str(row["status"]) if time is None or time != time else f"{time:,.1f}" if time < 100 else f"{time:,.0f}"
+
+
+class Counter(TorchDispatchMode):
+    """Counts the operators that run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run it."""
+        self.count += 1
+        return operator(*args, **(kwargs or {}))
+
+
+def operators(sample: Sample, configuration: str) -> int:
+    """How many a call launches."""
+    arguments = sample.arguments(configuration)
+    torch.manual_seed(0)
+    with Counter() as counter:
+        sample.function(*arguments)
+    return counter.count
+
+
+if __name__ == "__main__":
+    main()

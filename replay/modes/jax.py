@@ -1,0 +1,62 @@
+"""The JAX implementations that some samples have beside the torch one, compiled by XLA."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from opgrip.replay.modes.graphs import tensors_in
+from opgrip.replay.modes.jax_runtime import reason, start, to_jax, to_torch
+from opgrip.replay.modes.mode import Program, Results, Task, mode
+from opgrip.replay.operators import Unsupported
+from opgrip.replay.timing.methods import Arguments
+from opgrip.samples import Sample, samples
+from opgrip.traces.arguments import leaves, map_leaves
+
+
+@mode("jax", needs=("jax",), extra="xla", in_torch=False)
+def make(task: Task) -> Program:
+    """A sample's JAX implementation; what it takes besides tensors is constant.
+
+    Raises
+    ------
+    Unsupported : where there is none, or it cannot be compiled
+    """
+    sample = _sample_of(task)
+    if sample is None or not sample.has_jax():
+        raise Unsupported("it has no JAX implementation, as only some samples do")
+    if task.mutates:
+        raise Unsupported("it writes into its arguments, which JAX cannot")
+    import jax
+
+    device = start(task)
+    function = sample.jax()
+
+    def of_arrays(*arrays: Any) -> list[Any]:
+        left = iter(arrays)
+        args, kwargs = map_leaves(
+            lambda leaf: next(left) if isinstance(leaf, Tensor) else leaf, (task.args, task.kwargs)
+        )
+        return [leaf for leaf in leaves(function(*args, **kwargs)) if isinstance(leaf, jax.Array)]
+
+    compiled = jax.jit(of_arrays)
+
+    def enter(arguments: Arguments) -> Arguments:
+        return tuple(to_jax(tensor, device) for tensor in tensors_in(list(arguments))), {}
+
+    def run(*given: Any) -> Any:
+        return jax.block_until_ready(compiled(*given))
+
+    def leave(given: Any) -> Results:
+        return Results([to_torch(array) for array in given])
+
+    try:
+        run(*enter((task.args, task.kwargs))[0])
+    except Exception as error:
+        raise Unsupported(f"jax cannot compile it: {reason(error)}") from error
+    return Program(run, enter, leave)
+
+
+def _sample_of(task: Task) -> Sample | None:
+    return next((sample for sample in samples().values() if sample.function is task.function), None)

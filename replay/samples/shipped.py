@@ -1,0 +1,126 @@
+"""Cases of the samples that ship."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+from functools import lru_cache
+from hashlib import blake2b
+from pathlib import PurePath
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from opgrip.replay.cases import Case
+from opgrip.replay.functions import Held, described_case, writes
+from opgrip.replay.modes.graphs import tensors_in
+from opgrip.samples import Sample, Tag, samples, tag_of
+from opgrip.traces.errors import UserError
+
+SHIPPED = "samples"
+"""Stands for all of them; `samples/nms` is one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """Draws the values of one of the tensors that a sample's configuration makes, which are not kept.
+
+    Attributes
+    ----------
+    place : among the tensors in the arguments
+    """
+
+    name: str
+    configuration: str
+    place: int
+
+    def draw(self, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> Tensor:
+        """The values, on the generator's device."""
+        return Held(_tensors(self.name, self.configuration)[self.place]).draw(shape, dtype, generator)
+
+
+def names_samples(target: str) -> bool:
+    """Whether what a user names is samples rather than a file: `samples`, `samples/nms`."""
+    return PurePath(target).parts[:1] == (SHIPPED,)
+
+
+def sample_cases(target: str, patterns: Sequence[str] = (), tags: Sequence[str] = ()) -> list[Case]:
+    """A case for each configuration of the samples that are named, by name.
+
+    Parameters
+    ----------
+    target : `samples`, or one of them as `samples/nms`
+    patterns : of names, as shells match file names; none selects all
+    tags : that they all have
+
+    Raises
+    ------
+    UserError : where there is none
+    """
+    chosen = find_samples(target, patterns, tags)
+    configurations = [(sample, name) for sample in chosen for name in sample.configurations]
+    return [_case(sample, name, number) for number, (sample, name) in enumerate(configurations)]
+
+
+def find_samples(target: str = SHIPPED, patterns: Sequence[str] = (), tags: Sequence[str] = ()) -> list[Sample]:
+    """The samples that `sample_cases` makes cases of.
+
+    Raises
+    ------
+    UserError : where there is none
+    """
+    wanted = _tags(tags)
+    found = [
+        sample
+        for sample in _named(target)
+        if (not patterns or any(fnmatchcase(sample.name, pattern) for pattern in patterns)) and wanted <= sample.tags
+    ]
+    if not found:
+        raise UserError("no sample has these names and tags", "opgrip samples list shows all")
+    return found
+
+
+def fingerprint(target: str) -> str:
+    """A hash of the source of the samples that are named."""
+    digest = blake2b(digest_size=16)
+    for sample in _named(target):
+        module = inspect.getmodule(sample.function)
+        assert module is not None
+        digest.update(inspect.getsource(module).encode())
+    return digest.hexdigest()
+
+
+def _named(target: str) -> list[Sample]:
+    name = "/".join(PurePath(target).parts[1:])
+    if not name:
+        return list(samples().values())
+    if name not in samples():
+        close = get_close_matches(name, samples(), 3, 0.5)
+        hint = f"did you mean {' or '.join(close)}?" if close else "opgrip samples list shows all"
+        raise UserError(f"there is no sample {name!r}", hint)
+    return [samples()[name]]
+
+
+def _tags(words: Sequence[str]) -> set[Tag]:
+    try:
+        return set(map(tag_of, words))
+    except ValueError as error:
+        raise UserError(str(error), f"there are {', '.join(tag.value for tag in Tag)}") from error
+
+
+def _case(sample: Sample, configuration: str, number: int) -> Case:
+    arguments = sample.arguments(configuration)
+    made = {place: Made(sample.name, configuration, place) for place in range(len(tensors_in(arguments)))}
+    # a function that writes nowhere is not run to see that it does not
+    mutates = Tag.IN_PLACE in sample.tags and writes(sample.function, (arguments, {}))
+    return described_case(sample.function, (arguments, {}), made, mutates, sample.name, number)
+
+
+@lru_cache(maxsize=1)
+def _tensors(name: str, configuration: str) -> list[Tensor]:
+    arguments: Any = samples()[name].arguments(configuration)
+    return [tensor.detach() for tensor in tensors_in(arguments)]

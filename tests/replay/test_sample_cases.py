@@ -1,0 +1,63 @@
+"""Samples under opreplay, run as a user runs it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from programs import run_command
+
+from opgrip.replay.results import load_results
+from opgrip.samples import samples
+
+
+def rows_of(output: Path, *words: str) -> pd.DataFrame:
+    done = run_command("opreplay", *words, "-o", output)
+    assert done.returncode == 0, done.stderr
+    return load_results(output)
+
+
+def test_a_sample_runs_in_each_configuration(tmp_path: Path) -> None:
+    rows = rows_of(tmp_path / "rows.json", "samples/bbox2delta", "--mode", "jit,compile:aot_eager")
+    assert len(rows) == 3 * len(samples()["bbox2delta"].configurations)
+    assert set(rows["op"]) == {"bbox2delta"}
+    assert set(rows["status"]) == {"ok"}
+    assert set(rows["cache"]) == {"warm"}
+
+
+def test_its_jax_implementation_is_a_mode(tmp_path: Path) -> None:
+    pytest.importorskip("jax")
+    rows = rows_of(tmp_path / "rows.json", "samples/bbox2delta", "--mode", "jax")
+    assert rows[rows["mode"] == "jax"]["status"].tolist() == ["ok"] * 2
+
+
+def test_calls_of_a_trace_have_no_jax_implementation(detector_trace: Path, tmp_path: Path) -> None:
+    pytest.importorskip("jax")
+    rows = rows_of(tmp_path / "rows.json", str(detector_trace), "--top", "1", "--mode", "jax")
+    assert rows["status"].tolist() == ["ok", "unsupported"]
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("samples/nothing", "there is no sample 'nothing': opgrip samples list shows all"),
+        ("samples --tag Fast", "there is no tag 'Fast': there are ForLoop, "),
+        ("samples --op no_such", "no sample has these names and tags: "),
+        ("samples --module x", "--module is for traces: "),
+        ("samples --cache program", "samples stand in no program that --cache program could follow: "),
+        ("some.jsonl --tag Reduce", "--tag is for samples: "),
+    ],
+)
+def test_what_does_not_go_together_is_one_line(words: str, told: str) -> None:
+    done = run_command("opreplay", *words.split())
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"opreplay: error: {told}")
+    assert done.stderr.count("\n") == 1
+
+
+def test_an_interrupted_replay_of_samples_can_be_taken_up(tmp_path: Path) -> None:
+    output = tmp_path / "rows.json"
+    rows_of(output, "samples/bbox2delta")
+    done = run_command("opreplay", "samples/bbox2delta", "-o", output, "--resume")
+    assert "is whole" in done.stderr

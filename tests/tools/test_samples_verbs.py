@@ -1,0 +1,41 @@
+"""The verbs on samples, run as a user runs them."""
+
+from __future__ import annotations
+
+from programs import run_command
+
+from opgrip.samples import Tag, samples
+
+
+def test_the_list_has_a_line_a_sample_and_can_be_narrowed() -> None:
+    lines = run_command("opgrip", "samples", "list").stdout.splitlines()
+    assert [line.split("\t")[0] for line in lines] == list(samples())
+    views = run_command("opgrip", "samples", "list", "--tag", "viewattribute", "--source", "MMDetection").stdout
+    assert 0 < len(views.splitlines()) < len(lines) or len(lines) == 1
+    assert all("ViewAttribute" in line and "MMDetection" in line for line in views.splitlines())
+
+
+def test_what_is_not_there_is_one_line() -> None:
+    for words, told in (
+        (("list", "--tag", "Fast"), "there is no tag 'Fast': there are ForLoop, "),
+        (("list", "no_such*"), "no sample has these names and tags: "),
+        (("list", "--source", "nobody"), "no sample is from 'nobody': "),
+        (("show", "bbox2dlta"), "there is no sample 'bbox2dlta': did you mean bbox2delta"),
+    ):
+        done = run_command("opgrip", "samples", *words)
+        assert done.returncode == 2
+        assert done.stderr.startswith(f"opgrip samples {words[0]}: error: {told}")
+        assert done.stderr.count("\n") == 1
+
+
+def test_a_sample_is_shown_with_its_inputs_and_source() -> None:
+    shown = run_command("opgrip", "samples", "show", "bbox2delta").stdout
+    assert "float32[128,4], float32[128,4]" in shown
+    assert "https://github.com/open-mmlab/" in shown
+    assert "def bbox2delta(" in shown
+
+
+def test_tags_are_counted() -> None:
+    lines = run_command("opgrip", "samples", "tags").stdout.splitlines()
+    counts = {line.split()[0]: int(line.split()[1]) for line in lines}
+    assert counts == {tag.value: sum(tag in sample.tags for sample in samples().values()) for tag in Tag}

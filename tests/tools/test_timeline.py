@@ -1,0 +1,64 @@
+"""`opgrip trace timeline`, run as a user runs it, and read as Perfetto does."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+from programs import run_command
+
+from opgrip.traces import load
+
+
+def events_of(text: str) -> list[dict[str, Any]]:
+    events: list[dict[str, Any]] = json.loads(text)["traceEvents"]
+    return events
+
+
+@pytest.fixture(scope="module")
+def events(detector_trace: Path) -> list[dict[str, Any]]:
+    return events_of(run_command("opgrip", "trace", "timeline", detector_trace).stdout)
+
+
+def test_every_call_is_an_event_with_its_time(detector_trace: Path, events: list[dict[str, Any]]) -> None:
+    calls = load(detector_trace).calls
+    met = [event for event in events if event.get("cat") == "operator"]
+    assert [event["name"] for event in met] == calls["op"].astype(str).tolist()
+    assert sum(event["dur"] for event in met) == pytest.approx(calls["duration_ns"].sum() / 1e3)
+
+
+def test_slices_of_a_track_nest_and_modules_hold_their_calls(events: list[dict[str, Any]]) -> None:
+    tracks = defaultdict(list)
+    for event in events:
+        if event["ph"] == "X":
+            tracks[event["pid"], event["tid"]].append(event)
+    for track in tracks.values():
+        ends: list[float] = []
+        for event in sorted(track, key=lambda event: (event["ts"], -event["dur"])):
+            while ends and ends[-1] <= event["ts"] + 1e-6:
+                ends.pop()
+            end = event["ts"] + event["dur"]
+            assert not ends or end <= ends[-1] + 1e-3
+            ends.append(end)
+    modules = {event["name"] for event in events if event.get("cat") == "module"}
+    assert {"backbone", "backbone.conv1", "rpn", "roi_head"} <= modules
+    assert {event["name"] for event in events if event.get("cat") == "phase"} == {"forward"}
+
+
+def test_it_goes_to_a_packed_file_too(detector_trace: Path, tmp_path: Path, events: list[dict[str, Any]]) -> None:
+    output = tmp_path / "timeline.json.gz"
+    done = run_command("opgrip", "trace", "timeline", detector_trace, "-o", output)
+    assert done.returncode == 0, done.stderr
+    assert len(events_of(gzip.decompress(output.read_bytes()).decode())) == len(events)
+    again = run_command("opgrip", "trace", "timeline", detector_trace, "-o", output)
+    assert again.returncode == 2
+    assert "--force" in again.stderr
+
+
+def test_another_form_is_refused_in_a_line(detector_trace: Path, tmp_path: Path) -> None:
+    done = run_command("opgrip", "trace", "timeline", detector_trace, "-o", tmp_path / "timeline.svg")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)

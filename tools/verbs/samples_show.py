@@ -1,0 +1,60 @@
+"""`opgrip samples show`: what a sample computes and takes, and its source."""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import sys
+from typing import Any
+
+from opgrip.replay.samples import SHIPPED, find_samples
+from opgrip.samples import Sample
+from opgrip.tools.verbs.verb import Verb, verbs
+from opgrip.traces.arguments import map_leaves
+from opgrip.traces.command import add_debug
+
+EXAMPLES = """\
+examples:
+  opgrip samples show delta2bbox
+  opgrip samples show nms | less
+"""
+
+
+def prepare(parser: argparse.ArgumentParser) -> None:
+    """The verb's options."""
+    parser.add_argument("name", metavar="NAME", help="of the sample")
+    add_debug(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print it."""
+    (sample,) = find_samples(f"{SHIPPED}/{args.name}")
+    print(f"name      {sample.name}, in {sample.family}")
+    print(f"tags      {' '.join(sorted(tag.value for tag in sample.tags)) or 'none'}")
+    print(f"source    {sample.project}, {sample.url}")
+    print(f"jax       {'yes' if sample.has_jax() else 'no'}")
+    for configuration in sample.configurations:
+        print(f"inputs    {configuration}: {_outline(sample, configuration)}")
+    print(f"run it    opreplay samples/{sample.name} --mode eager,compile\n")
+    print(inspect.getsource(sys.modules[sample.function.__module__]), end="")
+    return 0
+
+
+def _outline(sample: Sample, configuration: str) -> str:
+    def outline(leaf: Any) -> Any:
+        if not hasattr(leaf, "shape"):
+            return leaf
+        return _Plain(f"{str(leaf.dtype).removeprefix('torch.')}[{','.join(map(str, leaf.shape))}]")
+
+    return ", ".join(map(repr, map_leaves(outline, sample.arguments(configuration))))
+
+
+class _Plain(str):
+    """A text that stands without quotation marks among other values."""
+
+    __slots__ = ()
+
+    __repr__ = str.__str__
+
+
+verbs.register("samples show")(Verb("show what a sample computes, its inputs and its source", EXAMPLES, prepare, run))

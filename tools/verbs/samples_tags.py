@@ -1,0 +1,30 @@
+"""`opgrip samples tags`: what the tags say, and how many samples have each."""
+
+from __future__ import annotations
+
+import argparse
+
+from opgrip.samples import Tag, samples
+from opgrip.tools.verbs.verb import Verb, verbs
+from opgrip.traces.command import add_debug
+
+EXAMPLES = """\
+examples:
+  opgrip samples tags
+"""
+
+
+def prepare(parser: argparse.ArgumentParser) -> None:
+    """The verb's options."""
+    add_debug(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print a line a tag."""
+    for tag in Tag:
+        count = sum(tag in sample.tags for sample in samples().values())
+        print(f"{tag.value:<20}{count:>5}  {tag.meaning}")
+    return 0
+
+
+verbs.register("samples tags")(Verb("list the tags, and how many samples have each", EXAMPLES, prepare, run))

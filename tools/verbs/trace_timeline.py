@@ -1,0 +1,65 @@
+"""`opgrip trace timeline`: a trace for Perfetto."""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from opgrip.tools.verbs.verb import Verb, verbs
+from opgrip.traces import Trace, load
+from opgrip.traces.command import add_debug
+from opgrip.traces.errors import UserError
+from opgrip.traces.output import whole_file
+from opgrip.traces.timeline import timeline
+
+EXAMPLES = """\
+examples:
+  opgrip trace timeline traces/faster_rcnn.jsonl -o timeline.json.gz     open it in ui.perfetto.dev
+  opgrip trace timeline step.jsonl | jq '.traceEvents[] | select(.cat == "module") | .name'
+"""
+
+
+def prepare(parser: argparse.ArgumentParser) -> None:
+    """The verb's options."""
+    parser.add_argument("trace", type=Path, metavar="TRACE", help="a file that opcapture wrote")
+    parser.add_argument(
+        "-o", "--output", type=Path, metavar="FILE", help="a .json or .json.gz (default: standard output)"
+    )
+    parser.add_argument("-f", "--force", action="store_true", help="replace an existing file")
+    parser.add_argument("--partial", action="store_true", help="take what there is of a cut or damaged trace")
+    add_debug(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Write the events."""
+    if args.output is not None and not args.output.name.endswith((".json", ".json.gz")):
+        raise UserError(f"{args.output} is neither .json nor .json.gz", "name one of these")
+    trace = load(args.trace, partial=args.partial)
+    if args.output is None:
+        sys.stdout.writelines(_lines(trace))
+        return 0
+    with whole_file(args.output, args.force) as file:
+        if args.output.suffix == ".gz":
+            with gzip.open(file, "wt", encoding="utf-8") as packed:
+                packed.writelines(_lines(trace))
+        else:
+            file.writelines(line.encode() for line in _lines(trace))
+    print(f"{len(trace.calls):,} calls, in {args.output}: open it in ui.perfetto.dev", file=sys.stderr)
+    return 0
+
+
+def _lines(trace: Trace) -> Iterator[str]:
+    """One JSON object, an event a line."""
+    comma = ""
+    yield '{"displayTimeUnit": "ns", "traceEvents": [\n'
+    for event in timeline(trace):
+        yield f"{comma}{json.dumps(event)}"
+        comma = ",\n"
+    yield "\n]}\n"
+
+
+verbs.register("trace timeline")(Verb("write a trace for Perfetto", EXAMPLES, prepare, run))

@@ -1,0 +1,103 @@
+"""A trace as events of the Chrome trace format, which Perfetto and chrome://tracing open.
+
+A track for each thread, on which calls stand inside their modules, and those inside their phases. Format:
+https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from opgrip.traces.arguments import TensorSpec, leaves
+from opgrip.traces.trace import Trace
+
+MODULE, PHASE, CALL = "module", "phase", "operator"
+"""Categories of events."""
+PROCESS = 1
+"""Number of the process of a trace that holds one only."""
+
+Event = dict[str, Any]
+
+
+def timeline(trace: Trace) -> Iterator[Event]:
+    """The events, by thread and time, with times in microseconds since the capture began."""
+    shapes = {signature.number: _shapes([signature.args, signature.kwargs]) for signature in trace.signatures}
+    processes: dict[str, int] = {}
+    whose = trace.calls.astype({"process": "object", "thread": "object"}).fillna({"process": "", "thread": ""})
+    for key, calls in whose.groupby(["process", "thread"], sort=False):
+        name, thread = map(str, key)
+        pid = processes.setdefault(name, PROCESS + len(processes))
+        tid = int(calls.index[0]) + 1
+        yield _named("process_name", pid, tid, name or str(trace.header.get("model", {}).get("name", "capture")))
+        yield _named("thread_name", pid, tid, thread)
+        nesting = _Nesting(pid, tid)
+        for row in calls.to_dict("records"):
+            if pd.isna(row["inside"]):
+                yield from nesting.move_to(_path(row), row["start_ns"], row["start_ns"] + row["duration_ns"])
+            yield _slice(str(row["op"]), CALL, row["start_ns"], row["duration_ns"], pid, tid, _facts(row, shapes))
+        yield from nesting.move_to((), 0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Open:
+    """A phase or module that calls are in."""
+
+    name: str
+    start_ns: int
+
+
+class _Nesting:
+    """The phase and modules that a thread is in; from one call to the next some are left and others entered."""
+
+    def __init__(self, pid: int, tid: int) -> None:
+        self.pid, self.tid = pid, tid
+        self._stack: list[_Open] = []
+        self._end_ns = 0
+
+    def move_to(self, path: tuple[str, ...], start_ns: int, end_ns: int) -> Iterator[Event]:
+        """The events of what is left for a call that is in `path`."""
+        shared = 0
+        while shared < min(len(path), len(self._stack)) and self._stack[shared].name == path[shared]:
+            shared += 1
+        while len(self._stack) > shared:
+            left = self._stack.pop()
+            name = left.name if not self._stack else ".".join([*(item.name for item in self._stack[1:]), left.name])
+            kind = MODULE if self._stack else PHASE
+            yield _slice(name, kind, left.start_ns, self._end_ns - left.start_ns, self.pid, self.tid, {})
+        self._stack += [_Open(name, start_ns) for name in path[shared:]]
+        self._end_ns = max(self._end_ns, end_ns)
+
+
+def _path(row: dict[Any, Any]) -> tuple[str, ...]:
+    module = "" if pd.isna(row["module"]) else str(row["module"])
+    return (str(row["phase"]), *(module.split(".") if module else ()))
+
+
+def _facts(row: dict[Any, Any], shapes: dict[int, str]) -> dict[str, Any]:
+    facts = {"shapes": shapes.get(row["signature"], ""), "signature": int(row["signature"])}
+    if not pd.isna(row["function"]):
+        facts["at"] = f"{row['function']}, {row['file']}:{row['line']}"
+    if not pd.isna(row["device_ns"]):
+        facts["device_us"] = row["device_ns"] / 1e3
+    return facts
+
+
+def _shapes(arguments: Any) -> str:
+    return " ".join(
+        f"{str(leaf.dtype).removeprefix('torch.')}[{','.join(map(str, leaf.shape))}]"
+        for leaf in leaves(arguments)
+        if isinstance(leaf, TensorSpec)
+    )
+
+
+def _slice(name: str, category: str, start_ns: int, duration_ns: int, pid: int, tid: int, facts: Event) -> Event:
+    times = {"ts": int(start_ns) / 1e3, "dur": int(duration_ns) / 1e3}
+    return {"name": name, "cat": category, "ph": "X", **times, "pid": pid, "tid": tid, "args": facts}
+
+
+def _named(kind: str, pid: int, tid: int, name: str) -> Event:
+    return {"name": kind, "ph": "M", "pid": pid, "tid": tid, "args": {"name": name}}
