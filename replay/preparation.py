@@ -94,6 +94,8 @@ def describe_failure(error: BaseException) -> tuple[str, str]:
     """Status and reason of a case that raised."""
     if isinstance(error, Unsupported):
         return UNSUPPORTED, str(error)
+    if isinstance(error, ModuleNotFoundError):
+        return UNSUPPORTED, f"it needs {error.name}, which is not installed"
     if isinstance(error, NotImplementedError):
         return UNSUPPORTED, one_line(error, 300)
     if isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error):

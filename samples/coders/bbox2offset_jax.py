@@ -12,4 +12,4 @@ def bbox2offset(
     boxes: Array, gt_boxes: Array, weights: tuple[float, float, float, float] = (1.0, 1.0, 1.0, 1.0)
 ) -> Array:
     """As the torch one beside it."""
-    return legacy_bbox2delta(boxes, gt_boxes) * jnp.array(weights)
+    return legacy_bbox2delta(boxes, gt_boxes) * jnp.array(weights, boxes.dtype)

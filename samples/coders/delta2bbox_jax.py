@@ -20,7 +20,7 @@ def delta2bbox(
     """As the torch one beside it."""
     if len(deltas) == 0:
         return deltas
-    moves = deltas.reshape(len(rois), -1, 4) * jnp.array(stds) + jnp.array(means)
+    moves = deltas.reshape(len(rois), -1, 4) * jnp.array(stds, deltas.dtype) + jnp.array(means, deltas.dtype)
     extent = (rois[:, 2:] - rois[:, :2])[:, None]
     shift, growth = moves[..., :2] * extent, moves[..., 2:]
     limit = -log(wh_ratio_clip)
@@ -33,5 +33,5 @@ def delta2bbox(
     boxes = jnp.concatenate([centre - half, centre + half], axis=-1)
     if max_shape is not None:
         height, width = max_shape
-        boxes = jnp.clip(boxes, 0, jnp.array([width, height, width, height]))
+        boxes = jnp.clip(boxes, 0, jnp.array([width, height, width, height], boxes.dtype))
     return boxes.reshape(deltas.shape)

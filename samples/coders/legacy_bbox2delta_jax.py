@@ -15,5 +15,5 @@ def legacy_bbox2delta(
     stds: tuple[float, float, float, float] = (1.0, 1.0, 1.0, 1.0),
 ) -> Array:
     """As the torch one beside it."""
-    outward = jnp.array([-0.5, -0.5, 0.5, 0.5])
+    outward = jnp.array([-0.5, -0.5, 0.5, 0.5], proposals.dtype)
     return bbox2delta(proposals + outward, gt + outward, means, stds)

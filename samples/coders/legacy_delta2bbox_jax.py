@@ -18,5 +18,5 @@ def legacy_delta2bbox(
 ) -> Array:
     """As the torch one beside it."""
     last = None if max_shape is None else (max_shape[0] - 1, max_shape[1] - 1)
-    outward = jnp.array([-0.5, -0.5, 0.5, 0.5])
+    outward = jnp.array([-0.5, -0.5, 0.5, 0.5], rois.dtype)
     return delta2bbox(rois + outward, deltas, means, stds, last, wh_ratio_clip)

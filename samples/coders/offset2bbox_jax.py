@@ -14,7 +14,7 @@ def offset2bbox(
     """As the torch one beside it."""
     if boxes.size == 0 or offset.size == 0:
         return jnp.zeros((0, 4), boxes.dtype)
-    moves = offset.reshape(len(boxes), -1, 4) / jnp.array(weights)
+    moves = offset.reshape(len(boxes), -1, 4) / jnp.array(weights, boxes.dtype)
     extent = (boxes[:, 2:] - boxes[:, :2] + 1)[:, None]
     middle = moves[..., :2] * extent + boxes[:, None, :2] + extent / 2
     half = jnp.exp(jnp.minimum(moves[..., 2:], log(1000 / 16))) * extent / 2
