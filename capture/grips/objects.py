@@ -1,6 +1,7 @@
 """Takes live arguments apart: into trees of specs whose leaves are the live tensors and plain values.
 
-Objects are read past their own ways to be read, so none of the program's code runs.
+Objects are read past their own ways to be read, so none of the program's code runs: not even by `isinstance`, which
+asks them what they say they are.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import enum
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import count
 from types import BuiltinFunctionType, FunctionType, MemberDescriptorType, SimpleNamespace
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -18,6 +20,7 @@ import torch
 from torch import nn
 
 from opgrip.capture.grips.arrays import Arrays
+from opgrip.capture.grips.copies import apart
 from opgrip.capture.torch_private import is_transformed
 from opgrip.traces.arguments import Opaque
 from opgrip.traces.making import KNOWN, name_of
@@ -55,12 +58,14 @@ class Taken:
 
     Attributes
     ----------
-    tree : specs, live tensors and plain values
+    tree : specs, live tensors and plain values; `Opaque` for what cannot be held
     names : the classes, functions and enumerations' members that the tree names
+    refused : why an argument cannot be held, fields of objects aside; None where all can be
     """
 
     tree: Any
     names: Mapping[str, Any]
+    refused: str | None = None
 
 
 def take(value: Any) -> Taken:
@@ -68,11 +73,11 @@ def take(value: Any) -> Taken:
 
     Raises
     ------
-    CannotHold : where it has a part that cannot be held, unless that is a field of an object
+    CannotHold : where it is too much
     """
     taker = _Taker()
     taker.count(value)
-    return Taken(taker.take(value), taker.names)
+    return Taken(taker.take(value), taker.names, next(iter(taker.refused), None))
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,11 +92,14 @@ class _Parts:
 @dataclass(slots=True)
 class _Taker:
     names: dict[str, Any] = field(default_factory=dict)
+    refused: list[str] = field(default_factory=list)
     _met: Counter[int] = field(default_factory=Counter)
     _alive: list[Any] = field(default_factory=list)
     _numbers: dict[int, int] = field(default_factory=dict)
+    _new_number: Iterator[int] = field(default_factory=count)
     _open: set[int] = field(default_factory=set)
     _arrays: Arrays = field(default_factory=Arrays)
+    _in_field: bool = False
 
     def count(self, value: Any) -> None:
         """Count how often each thing is met."""
@@ -111,17 +119,27 @@ class _Taker:
 
     def take(self, value: Any) -> Any:
         """A value taken apart."""
+        try:
+            return self._take(value) if self._met[id(value)] < 2 else self._shared(value)
+        except CannotHold as error:
+            if not self._in_field:
+                self.refused.append(str(error))
+            return Opaque(_described(value))
+
+    def _shared(self, value: Any) -> Any:
         number = id(value)
-        if self._met[number] < 2:
-            return self._take(value)
-        if number in self._open and isinstance(value, tuple | frozenset):
-            raise CannotHold(f"a {type(value).__name__} that stands inside of itself")
+        if number in self._open and isinstance(value, tuple):
+            raise CannotHold("a tuple that stands inside of itself")
         if number in self._numbers:
             return SameSpec(self._numbers[number])
-        self._numbers[number] = shared = len(self._numbers)
+        taken = self._numbers[number] = next(self._new_number)
         self._open.add(number)
         try:
-            return SharedSpec(shared, self._take(value))
+            return SharedSpec(taken, self._take(value))
+        except CannotHold:
+            # nothing stands for it
+            del self._numbers[number]
+            raise
         finally:
             self._open.discard(number)
 
@@ -137,19 +155,19 @@ class _Taker:
             return self._dict(value)
         if kind is set or kind is frozenset:
             return _checked_set(value)
-        if isinstance(value, torch.Tensor):
+        if issubclass(kind, torch.Tensor):
             return self._tensor(value)
         if kind is np.ndarray:
             return self._array(value)
-        if isinstance(value, np.generic):
+        if issubclass(kind, np.generic):
             return _scalar(value)
         named = _name(value)
         if named is not None:
             return NamedSpec(self._named(named, value))
-        if isinstance(value, torch.Generator):
+        if issubclass(kind, torch.Generator):
             fields = {"device": value.device, "state": value.get_state()}
             return ObjectSpec(self._named(name_of(torch.Generator), torch.Generator), fields)
-        if isinstance(value, nn.Module):
+        if issubclass(kind, nn.Module):
             return self._module(value)
         return self._object(_parts(value))
 
@@ -169,8 +187,12 @@ class _Taker:
         _check_tensor(tensor)
         if kind is torch.Tensor:
             return tensor
-        fields = {} if kind is nn.Parameter else self._fields(vars(tensor))
-        return ObjectSpec(self._named(name_of(kind), kind), fields, tensor)
+        name = self._named(name_of(kind), kind)
+        if kind is nn.Parameter:
+            return ObjectSpec(name, {}, tensor)
+        with apart():
+            plain = torch.Tensor._make_subclass(torch.Tensor, tensor.detach(), tensor.requires_grad)
+        return ObjectSpec(name, self._fields(vars(tensor)), plain)
 
     def _array(self, array: np.ndarray[Any, Any]) -> ArraySpec:
         try:
@@ -191,19 +213,17 @@ class _Taker:
         return ModuleSpec(name, *(self._fields(table) for table in tables), self._fields(parts.fields))
 
     def _fields(self, fields: Mapping[str, Any]) -> dict[str, Any]:
-        taken = {}
-        for name, value in fields.items():
-            try:
-                taken[str(name)] = self.take(value)
-            except CannotHold:
-                taken[str(name)] = Opaque(_described(value))
-        return taken
+        before, self._in_field = self._in_field, True
+        try:
+            return {name: self.take(value) for name, value in fields.items()}
+        finally:
+            self._in_field = before
 
 
 def _inner(value: Any) -> list[Any] | None:
     """What stands in a value that can stand in several places; None for others."""
     kind = type(value)
-    if kind in _PLAIN or isinstance(value, torch.Tensor | np.ndarray | np.generic):
+    if kind in _PLAIN or issubclass(kind, torch.Tensor | np.ndarray | np.generic):
         return None
     if kind is list or kind is tuple:
         return list(value)
@@ -214,7 +234,7 @@ def _inner(value: Any) -> list[Any] | None:
     if kind is frozenset or _name(value) is not None:
         return None
     try:
-        if isinstance(value, nn.Module):
+        if issubclass(kind, nn.Module):
             tables = (vars(value)[table] for table in _MODULE_TABLES)
             return [item for table in (*tables, _module_parts(value).fields) for item in table.values()]
         parts = _parts(value)
@@ -230,14 +250,14 @@ def _parts(value: Any) -> _Parts:
     cls = type(value)
     _check_class(cls)
     fields = dict(_fields_of(value))
-    if isinstance(value, defaultdict):
+    if issubclass(cls, defaultdict):
         fields["default_factory"] = value.default_factory
-    if isinstance(value, deque):
+    if issubclass(cls, deque):
         if value.maxlen is not None:
             raise CannotHold("a queue of limited length")
         return _Parts(cls, fields, list(value))
     for base in _BUILTIN:
-        if isinstance(value, base):
+        if issubclass(cls, base):
             return _Parts(cls, fields, _CONTENTS[base](value))
     return _Parts(cls, fields)
 
@@ -258,7 +278,7 @@ _CONTENTS: dict[type, Callable[[Any], Any]] = {
 
 def _module_parts(module: nn.Module) -> _Parts:
     """A module's class and the fields that are not in its tables."""
-    if isinstance(module, torch.jit.ScriptModule):
+    if issubclass(type(module), torch.jit.ScriptModule):
         raise CannotHold("a module that torch.jit made")
     _check_class(type(module))
     fields = {}
@@ -303,14 +323,15 @@ def _refusal(cls: type) -> str | None:
     name = f"{cls.__module__}.{cls.__qualname__}"
     if cls in KNOWN.values():
         return None
-    if hasattr(cls, "__del__"):
-        return f"an object of type {name}, which has a finalizer"
     root = next(base for base in cls.__mro__ if base in _ROOTS or not base.__flags__ & _HEAP)
     try:
         # Python refuses that for what has a part that only its own class can make, such as a lock
         made = root in _ROOTS and cls not in _ROOTS and root.__new__(cls) is not None
     except TypeError:
         made = False
+    if made and hasattr(cls, "__del__"):
+        # it would run for each copy
+        return f"an object of type {name}, which has a finalizer"
     return None if made else f"an object of type {name}"
 
 
@@ -318,11 +339,12 @@ def _name(value: Any) -> str | None:
     """The name that a class, function or enumeration's member is held by; None for all else."""
     if (known := _KNOWN_NAMES.get(id(value))) is not None:
         return known
-    if isinstance(value, enum.Enum):
+    kind = type(value)
+    if issubclass(kind, enum.Enum):
         return f"{name_of(type(value))}.{value.name}"
-    if isinstance(value, type):
+    if issubclass(kind, type):
         return name_of(value)
-    if isinstance(value, FunctionType | BuiltinFunctionType) and isinstance(value.__module__, str):
+    if kind in (FunctionType, BuiltinFunctionType) and isinstance(value.__module__, str):
         name = name_of(value)
         return None if "<" in name else name
     return None

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from time import perf_counter_ns
-from typing import Any
+from types import FunctionType
+from typing import Any, cast
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from opgrip.capture.torch_private import hide_from_compiler
 
 INPUT_AWARE = "InputAware"
 DATA_DEPENDENT_SHAPE = "DataDependentShape"
@@ -72,6 +75,11 @@ class Running(TorchDispatchMode):
         """Let compiled code run as it is: else it would give other results than without us."""
         return True
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # whether torch is to wrap the handler in its guard, for which it imports its compiler
+        return not cls._hidden
+
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
@@ -86,6 +94,8 @@ class Running(TorchDispatchMode):
         self.operator_ns += end - start
         self.overhead_ns += start - entered + perf_counter_ns() - end
         return result
+
+    _hidden = hide_from_compiler(cast(FunctionType, __torch_dispatch__))
 
     def _look(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         try:
