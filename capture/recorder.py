@@ -226,8 +226,8 @@ class Recorder:
                 callers = tuple(f"{item.file}:{item.line} {item.function}" for item in sites[1:])
                 where = (place.module, place.module_type, place.phase, place.inside)
                 number = len(self._scope_records)
-                found = (site.function, site.file, site.line, callers, context)
-                record = Scope(number, *where, *found, gripped=place.gripped)
+                record = Scope(number, *where, site.function, site.file, site.line, callers, context)
+                record = replace(record, gripped=place.gripped)
                 self._scopes[key] = number
                 self._scope_records.append(record)
                 self._pend(record)

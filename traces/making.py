@@ -218,7 +218,8 @@ def _blank(cls: type, content: Any, make: Callable[[Any], Any]) -> tuple[Any, Ca
         case tuple() if cls.__module__ == "torch.return_types":
             return cls(make(content)), nothing
         case tuple() | frozenset() | str() | int() | float() | complex() | bytes() if issubclass(cls, type(content)):
-            return type(content).__new__(cls, make(content)), nothing
+            builtin: Any = type(content)
+            return builtin.__new__(cls, make(content)), nothing
         case list() if issubclass(cls, deque):
             queue: deque[Any] = deque.__new__(cls)
             return queue, lambda: deque.extend(queue, make(content))

@@ -57,6 +57,7 @@ def once_shape(spec: TensorSpec) -> tuple[int, ...]:
 
 def tensor_over(storage: torch.UntypedStorage, spec: TensorSpec) -> torch.Tensor:
     """The tensor of a spec over some memory: no view of another tensor."""
+    assert spec.stride is not None, "the caller's business"
     empty = torch.empty(0, dtype=spec.dtype, device=storage.device)
     return empty.set_(storage, spec.offset, spec.shape, spec.stride)
 

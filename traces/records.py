@@ -241,6 +241,4 @@ class End:
     stopped: str | None = None
 
 
-Record: TypeAlias = (
-    Header | Signature | Observed | Effects | Scope | Context | Values | Thread | Calls | Entered | End
-)
+Record: TypeAlias = Header | Signature | Observed | Effects | Scope | Context | Values | Thread | Calls | Entered | End

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,19 @@ from opgrip.traces.arguments import DTYPES, TensorSpec, map_leaves, tensors
 from opgrip.traces.errors import FormatError, UserError, one_line
 from opgrip.traces.making import make_arguments
 from opgrip.traces.memory import lay_out
-from opgrip.traces.records import FUNCTION, Calls, Context, Effects, End, Header, Record, Scope, Signature, Thread, listed
+from opgrip.traces.records import (
+    FUNCTION,
+    Calls,
+    Context,
+    Effects,
+    End,
+    Header,
+    Record,
+    Scope,
+    Signature,
+    Thread,
+    listed,
+)
 from opgrip.traces.tensor_file import HEADER_FIELD, TensorFile, from_stored
 from opgrip.traces.writer import TraceWriter
 
@@ -168,7 +179,7 @@ class _Reading:
                 values = from_stored(file.read(key), spec.dtype)
                 if values is not None and values.numel() == prod(shape):
                     return values.reshape(shape)
-        raise UserError(f"{self._trace.header.get(HEADER_FIELD)} lacks a tensor of the sample", "grip the function again")
+        raise UserError(f"{VALUES} lacks a tensor of the sample", "grip the function again")
 
 
 def _number(spec: TensorSpec) -> int:

@@ -108,5 +108,5 @@ def _span(tensor: torch.Tensor) -> tuple[int, int]:
     if tensor.numel() == 0:
         return 0, 0
     reach = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
-    size = tensor.dtype.itemsize
-    return tensor.storage_offset() * size, (tensor.storage_offset() + reach + 1) * size
+    size, offset = tensor.dtype.itemsize, int(tensor.storage_offset())
+    return offset * size, (offset + int(reach) + 1) * size

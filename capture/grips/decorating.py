@@ -33,7 +33,9 @@ def decorated_module(source: str | bytes, file: str, wanted: Callable[[str], boo
     return _with_constant(compile(tree, file, "exec", dont_inherit=True), mark.sentinel, decorate)
 
 
-def decorated_inside(function: FunctionType, qualname: str, wanted: Callable[[str], bool], decorate: Decorate) -> CodeType:
+def decorated_inside(
+    function: FunctionType, qualname: str, wanted: Callable[[str], bool], decorate: Decorate
+) -> CodeType:
     """The code of a function whose inner functions of wanted qualified names are decorated when they are made.
 
     Parameters
@@ -115,8 +117,9 @@ def _renamed(made: CodeType, qualname: str) -> CodeType:
             renamed(item) if isinstance(item, CodeType) else name(item) if isinstance(item, str) else item
             for item in inner.co_consts
         )
-        named = {"co_qualname": name(inner.co_qualname)} if sys.version_info >= (3, 11) else {}
-        return inner.replace(co_consts=constants, **named)
+        inner = inner.replace(co_consts=constants)
+        # before, a function's qualified name was a constant beside its code
+        return inner.replace(co_qualname=name(inner.co_qualname)) if sys.version_info >= (3, 11) else inner
 
     return renamed(made)
 
@@ -124,8 +127,10 @@ def _renamed(made: CodeType, qualname: str) -> CodeType:
 def _with_constant(code: CodeType, sentinel: str, value: Any) -> CodeType:
     """Code, and the code in it, with another constant in the place of a text."""
     constants = tuple(
-        value if item == sentinel and isinstance(item, str)
-        else _with_constant(item, sentinel, value) if isinstance(item, CodeType)
+        value
+        if item == sentinel and isinstance(item, str)
+        else _with_constant(item, sentinel, value)
+        if isinstance(item, CodeType)
         else item
         for item in code.co_consts
     )
@@ -141,19 +146,19 @@ class _Marks(ast.NodeVisitor):
         self._wanted = wanted
         self._prefix = f"{inside}.{LOCALS}." if inside else ""
 
-    def visit_FunctionDef(self, node: ast.FunctionDef) -> None:  # noqa: N802
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
         """Mark a function, and those in it."""
         self._function(node)
 
-    def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> None:  # noqa: N802
+    def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> None:
         """The same for one that is asynchronous."""
         self._function(node)
 
-    def visit_ClassDef(self, node: ast.ClassDef) -> None:  # noqa: N802
+    def visit_ClassDef(self, node: ast.ClassDef) -> None:
         """Mark a class's methods."""
         self._inside(node, f"{self._prefix}{node.name}.")
 
-    def visit_Lambda(self, node: ast.Lambda) -> None:  # noqa: N802
+    def visit_Lambda(self, node: ast.Lambda) -> None:
         """What a lambda holds has no name."""
 
     def _function(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:

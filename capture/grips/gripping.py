@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+import threading
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from types import FunctionType, ModuleType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from opgrip.capture.grips.calls import write_calls
-from opgrip.capture.grips.decorating import CannotDecorate, decorated_inside
+from opgrip.capture.grips.copies import apart
+from opgrip.capture.grips.decorating import CannotDecorate, decorated_inside, decorated_module
 from opgrip.capture.grips.patterns import LOCALS, Pattern, Target, find_targets, plain_function, refusal
 from opgrip.capture.grips.rebinding import loaded_modules, rebind
 from opgrip.capture.grips.watch import Keep, Keeper, Watched, own_work
 from opgrip.capture.late_modules import LateModules
 from opgrip.capture.recorder import Recorder
 from opgrip.traces.errors import one_line
+
+Compile = Callable[[bytes, str], CodeType]
+
+KEEP = Keep()
 
 
 class Grips:
@@ -38,7 +44,7 @@ class Grips:
     def __init__(
         self,
         patterns: Sequence[Pattern] = (),
-        keep: Keep = Keep(),
+        keep: Keep = KEEP,
         to: Path | None = None,
         recorder: Recorder | None = None,
     ) -> None:
@@ -53,6 +59,8 @@ class Grips:
         self._codes: dict[FunctionType, Any] = {}
         self._matched: set[Pattern] = set()
         self._done: set[int] = set()
+        self._writing: list[threading.Thread] = []
+        self._one_at_a_time = threading.Lock()
         self._pid = os.getpid()
         self._late = LateModules(lambda name: any(item.matches_module(name) for item in self.patterns), self._loaded)
 
@@ -84,7 +92,7 @@ class Grips:
         """A function, or a static or class method, with its calls gripped; as it is where that cannot be."""
         function = plain_function(value)
         found = value if function is None else function
-        name = entry or getattr(found, "__qualname__", str(found))
+        name = entry or str(getattr(found, "__qualname__", None) or found)
         reason = refusal(found)
         if reason is not None or function is None:
             self.refused[name] = str(reason)
@@ -94,15 +102,26 @@ class Grips:
 
     def finish(self) -> None:
         """Write the samples that have calls and are not written yet, and tell of the patterns that matched nothing."""
+        for thread in self._writing:
+            thread.join()
         for watched in self.watched:
             if watched.keeper is not None:
                 self._write(watched.keeper)
         for pattern in set(self.patterns) - self._matched:
             self.refused.setdefault(str(pattern), "it matches no function that the program loaded")
 
-    def decorator(self, qualname: str) -> Any:
-        """Grips what a name stands for when it is made."""
-        return lambda value: self.grip(value, qualname)
+    def script_compiler(self) -> Compile | None:
+        """What compiles a script so that its functions are gripped when they are made; None where none is meant."""
+        patterns = [item for item in self.patterns if item.matches_module("__main__")]
+        if not patterns:
+            return None
+
+        def wanted(qualname: str) -> bool:
+            met = {item for item in patterns if item.matches(qualname)}
+            self._matched |= met
+            return bool(met)
+
+        return lambda source, file: decorated_module(source, file, wanted, self.grip)
 
     def _loaded(self, module: ModuleType) -> None:
         try:
@@ -150,19 +169,27 @@ class Grips:
             return known
         keeper = known.keeper if known is not None else None
         if keeper is None and self._to is not None:
-            keeper = Keeper(function, target.owner, target.qualname, self._keep, self._write)
+            keeper = Keeper(function, target.owner, target.qualname, self._keep, self._write_beside)
         watched = Watched(function, target.qualname, self._recorder, keeper)
         self._watched[key] = watched
         return watched
 
+    def _write_beside(self, keeper: Keeper) -> None:
+        """Write a function's sample while the program goes on."""
+        thread = threading.Thread(target=self._write, args=(keeper,), name="opgrip-gripper", daemon=True)
+        self._writing.append(thread)
+        with own_work() if self._recorder is None else self._recorder.own_work():
+            thread.start()
+
     def _write(self, keeper: Keeper) -> None:
         """Write a function's sample, once."""
-        if id(keeper) in self._done or self._to is None or os.getpid() != self._pid:
+        if self._to is None or os.getpid() != self._pid:
             return
-        self._done.add(id(keeper))
         try:
-            with own_work():
-                self._write_sample(keeper, self._to)
+            with self._one_at_a_time, own_work(), apart():
+                if id(keeper) not in self._done:
+                    self._done.add(id(keeper))
+                    self._write_sample(keeper, self._to)
         except Exception as error:
             self.refused[keeper.entry] = str(error) if hasattr(error, "hint") else one_line(error)
 

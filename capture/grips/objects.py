@@ -41,8 +41,9 @@ _BUILTIN = (list, tuple, dict, set, frozenset, str, int, float, complex, bytes)
 _ROOTS = frozenset({object, *_BUILTIN, OrderedDict, defaultdict, deque, SimpleNamespace, *torch.Tensor.__mro__})
 """Classes that no class statement made, whose objects can be read and made all the same."""
 _MODULE_TABLES = ("_parameters", "_buffers", "_modules")
-_MODULE_HOOKS = frozenset(name for name, value in vars(nn.Module()).items() if isinstance(value, dict)) - {*_MODULE_TABLES}
-_MODULE_NOTHING = frozenset(name for name, value in vars(nn.Module()).items() if value is None)
+_FRESH_MODULE = vars(nn.Module())
+_MODULE_HOOKS = frozenset(name for name, value in _FRESH_MODULE.items() if isinstance(value, dict)) - {*_MODULE_TABLES}
+_MODULE_NOTHING = frozenset(name for name, value in _FRESH_MODULE.items() if value is None)
 _HEAP = 1 << 9
 """Flag of classes that were made while Python ran, as class statements make them."""
 _KNOWN_NAMES = {id(found): name for name, found in KNOWN.items()}
@@ -209,8 +210,8 @@ class _Taker:
     def _module(self, module: nn.Module) -> ModuleSpec:
         parts = _module_parts(module)
         name = self._named(name_of(parts.cls), parts.cls)
-        tables = (vars(module)[table] for table in _MODULE_TABLES)
-        return ModuleSpec(name, *(self._fields(table) for table in tables), self._fields(parts.fields))
+        parameters, buffers, modules = (self._fields(vars(module)[table]) for table in _MODULE_TABLES)
+        return ModuleSpec(name, parameters, buffers, modules, self._fields(parts.fields))
 
     def _fields(self, fields: Mapping[str, Any]) -> dict[str, Any]:
         before, self._in_field = self._in_field, True
@@ -323,7 +324,7 @@ def _refusal(cls: type) -> str | None:
     name = f"{cls.__module__}.{cls.__qualname__}"
     if cls in KNOWN.values():
         return None
-    root = next(base for base in cls.__mro__ if base in _ROOTS or not base.__flags__ & _HEAP)
+    root: Any = next(base for base in cls.__mro__ if base in _ROOTS or not base.__flags__ & _HEAP)
     try:
         # Python refuses that for what has a part that only its own class can make, such as a lock
         made = root in _ROOTS and cls not in _ROOTS and root.__new__(cls) is not None

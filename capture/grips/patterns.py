@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from types import CodeType, FunctionType, ModuleType
-from typing import Any
+from typing import Any, cast
 
 from opgrip.traces.errors import UserError
 
@@ -104,10 +104,8 @@ def _in_namespace(
             yield from _in_namespace(vars(value), value.__module__, patterns, value, inner, seen)
 
 
-def _nested(
-    function: FunctionType, qualname: str, owner: type | None, patterns: Sequence[Pattern]
-) -> Iterator[Target]:
-    around = inspect.unwrap(function)
+def _nested(function: FunctionType, qualname: str, owner: type | None, patterns: Sequence[Pattern]) -> Iterator[Target]:
+    around = cast(Any, inspect.unwrap(function))
     if not isinstance(around, FunctionType):
         return
     for inner in nested_names(around.__code__, qualname):

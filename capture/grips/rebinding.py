@@ -12,12 +12,11 @@ _OWN = __name__.rpartition(".")[0]
 
 def loaded_modules() -> list[ModuleType]:
     """The program's modules."""
-    return [module for module in list(sys.modules.values()) if isinstance(module, ModuleType)]
+    found: list[Any] = list(sys.modules.values())
+    return [module for module in found if isinstance(module, ModuleType)]
 
 
-def rebind(
-    replacements: Mapping[FunctionType, FunctionType], modules: Sequence[ModuleType] | None = None
-) -> None:
+def rebind(replacements: Mapping[FunctionType, FunctionType], modules: Sequence[ModuleType] | None = None) -> None:
     """Put each value of the mapping where its key stands: in modules' namespaces and in classes, as a method too.
 
     Parameters

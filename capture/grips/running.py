@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
 from time import perf_counter_ns
 from types import FunctionType
@@ -47,6 +48,15 @@ _NO_VIEWS = frozenset({"detach", "alias", "lift_fresh", "_conj", "_neg_view"})
 _MASKS = (torch.bool, torch.uint8)
 
 
+class _Spent(threading.local):
+    """The time that watching took in this thread, in ns: it is no part of what is watched."""
+
+    ns = 0
+
+
+spent = _Spent()
+
+
 class Running(TorchDispatchMode):
     """Counts the operators of a block, below autograd and autocast.
 
@@ -54,7 +64,6 @@ class Running(TorchDispatchMode):
     ----------
     operators : how many ran
     operator_ns : their time
-    overhead_ns : the time that watching them took
     tags : what they are told by
     """
 
@@ -62,7 +71,7 @@ class Running(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.operators = self.operator_ns = self.overhead_ns = 0
+        self.operators = self.operator_ns = 0
         self._seen: dict[tuple[Any, ...], frozenset[str]] = {}
 
     @property
@@ -87,12 +96,13 @@ class Running(TorchDispatchMode):
         entered = perf_counter_ns()
         kwargs = kwargs or {}
         self._look(func, args, kwargs)
-        start = perf_counter_ns()
+        before, start = spent.ns, perf_counter_ns()
         result = func(*args, **kwargs)
         end = perf_counter_ns()
         self.operators += 1
-        self.operator_ns += end - start
-        self.overhead_ns += start - entered + perf_counter_ns() - end
+        # an outer call may be watched too
+        self.operator_ns += end - start - (spent.ns - before)
+        spent.ns += start - entered + perf_counter_ns() - end
         return result
 
     _hidden = hide_from_compiler(cast(FunctionType, __torch_dispatch__))

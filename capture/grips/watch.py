@@ -16,13 +16,14 @@ from typing import Any, cast
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from opgrip.capture.contexts import describe_autocast, describe_context, read_context
 from opgrip.capture.grips.copies import alike, apart, bytes_of, copied
 from opgrip.capture.grips.gripped import Gripped, GrippedCall
 from opgrip.capture.grips.objects import CannotHold, Taken, take
 from opgrip.capture.grips.patterns import LOCALS
-from opgrip.capture.grips.running import RANDOM, Running
+from opgrip.capture.grips.running import RANDOM, Running, spent
 from opgrip.capture.recorder import Recorder
 from opgrip.capture.signatures import call_key
 from opgrip.capture.torch_private import is_transforming
@@ -88,17 +89,15 @@ class Keeper:
         """Of the sample."""
         return self.keep.name or self.entry.rpartition(f"{LOCALS}.")[2].replace(".", "_")
 
-    @property
-    def full(self) -> bool:
-        """Whether it has as many calls as are wanted, those that run now included."""
-        return len(self.calls) + self._going >= self.keep.calls
+    def has_room(self) -> bool:
+        """Whether it has fewer calls than are wanted, those that run now included."""
+        return len(self.calls) + self._going < self.keep.calls
 
     def gripped(self) -> Gripped:
         """The function and its calls."""
+        owner = self.owner or owner_of(self.function, self.entry)
         tags = frozenset(self._tags) | self.keep.tags
-        return Gripped(
-            *(self.function, self.owner, self.entry, self.name, tags, tuple(self.calls)), self.keep.by_reference
-        )
+        return Gripped(*(self.function, owner, self.entry, self.name, tags, tuple(self.calls)), self.keep.by_reference)
 
     def run(self, taken: Taken, args: tuple[Any, ...], kwargs: dict[str, Any], call: Callable[[], Any]) -> Any:
         """Run a call, and keep it where it is of a new signature. What goes wrong in that is counted.
@@ -115,17 +114,17 @@ class Keeper:
         if before is None:
             return call()
         running = Running()
-        start = perf_counter_ns()
+        spent_before, start = spent.ns, perf_counter_ns()
         try:
             with running:
                 result = call()
         except BaseException as error:
             self._end(before, one_line(error))
             raise
-        duration = perf_counter_ns() - start - running.overhead_ns
+        duration = perf_counter_ns() - start - (spent.ns - spent_before)
         reason: str | None = None
         try:
-            with own_work():
+            with own_work(), apart():
                 self._keep(before, running, duration, args, kwargs, result)
         except CannotHold as error:
             reason = str(error)
@@ -136,17 +135,18 @@ class Keeper:
 
     def _begin(self, taken: Taken) -> _Before | None:
         """What a call is given, copied; None where it need not be kept."""
-        if self.full or os.getpid() != self._pid:
+        if not self.has_room() or os.getpid() != self._pid:
             return None
         key = call_key(self.entry, *taken.tree)
         with self._lock:
-            if self.full or key in self._seen:
+            if not self.has_room() or key in self._seen:
                 return None
             self._seen.add(key)
             self._going += 1
         try:
-            with own_work():
-                return _Before(taken.names, _held(taken), _random_states(), _settings())
+            settings = _settings()
+            with own_work(), apart():
+                return _Before(taken.names, _held(taken), _random_states(), settings)
         except BaseException as error:
             self._going -= 1
             if isinstance(error, CannotHold):
@@ -169,7 +169,7 @@ class Keeper:
         after = None if alike(before.tree, args_after.tree) else _made(args_after)
         results = _made(take(result))
         made_args, made_kwargs = make_arguments(before.tree, before.names)
-        random_state = before.random_states.torch if drew else None
+        random_state = before.random_states.cpu if drew else None
         call = GrippedCall(
             *(made_args, made_kwargs, results, after, random_state),
             *(running.operators, running.operator_ns, duration_ns, before.settings),
@@ -214,12 +214,12 @@ class Watched:
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a call."""
         function, keeper, recorder = self.function, self.keeper, self.recorder
-        if at_own_work() or (recorder is None and (keeper is None or keeper.full)):
+        if at_own_work() or (recorder is None and (keeper is None or not keeper.has_room())):
             return function(*args, **kwargs)
         if recorder is not None and (recorder.at_own_work() or recorder.idle):
             return function(*args, **kwargs)
         try:
-            with own_work():
+            with own_work(), apart():
                 taken = take((args, kwargs))
         except Exception as error:
             self._lose(error)
@@ -231,13 +231,24 @@ class Watched:
         kept = run if keeper is None else lambda: keeper.run(taken, args, kwargs, run)
         if recorder is None:
             return kept()
-        return recorder.mode_here().call(self.name, FUNCTION, kept, *taken.tree, shown=_shown)
+        positional, named = taken.tree
+        return recorder.mode_here().call(self.name, FUNCTION, kept, positional, named, _shown)
 
     def _lose(self, error: Exception) -> None:
         if self.keeper is not None:
             self.keeper.lost[one_line(error)] += 1
         if self.recorder is not None:
             self.recorder.drop(self.name, error)
+
+
+def owner_of(function: FunctionType, entry: str) -> type | None:
+    """The class that a function's qualified name says it is a method of, as its module has it; None for none."""
+    found: Any = function.__globals__
+    for part in entry.split(".")[:-1]:
+        found = (found if isinstance(found, dict) else vars(found)).get(part)
+        if not isinstance(found, type):
+            return None
+    return found if isinstance(found, type) else None
 
 
 def _wrapper(function: FunctionType, watched: Watched) -> FunctionType:
@@ -254,18 +265,23 @@ def _wrapper(function: FunctionType, watched: Watched) -> FunctionType:
 
 def _is_traced() -> bool:
     """Whether what runs is being turned into a program of another kind."""
-    return bool(torch.jit.is_tracing() or torch.jit.is_scripting() or is_transforming())
+    tracing: bool = torch._C._get_tracing_state() is not None
+    return tracing or is_transforming()
 
 
 @contextmanager
 def own_work() -> Iterator[None]:
     """What this thread calls in the block is not looked at."""
-    before = at_own_work()
+    if at_own_work():
+        yield
+        return
+    start = perf_counter_ns()
     _own.busy = True
     try:
         yield
     finally:
-        _own.busy = before
+        _own.busy = False
+        spent.ns += perf_counter_ns() - start
 
 
 def at_own_work() -> bool:
@@ -277,8 +293,8 @@ def at_own_work() -> bool:
 class _RandomStates:
     """Generators before a call."""
 
-    torch: torch.Tensor
-    device: torch.Tensor | None
+    cpu: Tensor
+    device: Tensor | None
     others: tuple[Any, ...]
 
 
@@ -311,10 +327,9 @@ def _made(taken: Taken) -> Any:
 
 
 def _random_states() -> _RandomStates:
-    with apart():
-        device = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
-        numpy = np.random.get_state()
-        return _RandomStates(torch.get_rng_state(), device, (random.getstate(), numpy[1].tobytes(), *numpy[2:]))
+    device = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
+    numpy: Any = np.random.get_state()
+    return _RandomStates(torch.get_rng_state(), device, (random.getstate(), numpy[1].tobytes(), *numpy[2:]))
 
 
 def _drew(before: _RandomStates) -> bool:
@@ -327,10 +342,9 @@ def _drew(before: _RandomStates) -> bool:
     now = _random_states()
     if now.others != before.others:
         raise CannotHold("it draws random numbers that are not torch's")
-    with apart():
-        if before.device is not None and now.device is not None and not torch.equal(before.device, now.device):
-            raise CannotHold("it draws random numbers on an accelerator")
-        return not torch.equal(before.torch, now.torch)
+    if before.device is not None and now.device is not None and not torch.equal(before.device, now.device):
+        raise CannotHold("it draws random numbers on an accelerator")
+    return not torch.equal(before.cpu, now.cpu)
 
 
 def _settings() -> dict[str, Any]:
@@ -339,5 +353,5 @@ def _settings() -> dict[str, Any]:
 
 def _shown(result: Any) -> Any:
     """A result as a trace holds it."""
-    with own_work():
+    with own_work(), apart():
         return take(result).tree

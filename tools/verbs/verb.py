@@ -27,4 +27,4 @@ class Verb:
 
 
 verbs: Registry[Verb] = Registry("opgrip.tools.verbs", "opgrip.verbs")
-"""Verbs by group and name: `trace info`."""
+"""Verbs by group and name: `trace info`; `grip` has no group."""
