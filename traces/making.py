@@ -8,6 +8,7 @@ from __future__ import annotations
 import builtins
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping
+from enum import Enum
 from types import BuiltinFunctionType, FunctionType, MemberDescriptorType, SimpleNamespace
 from typing import Any
 
@@ -140,15 +141,16 @@ class _Maker:
     def _find(self, name: str) -> Any:
         """What a name stands for, among the classes that were given."""
         module, _, qualname = name.partition(":")
-        for key, known in ((name, self._classes), (name, KNOWN), (qualname, self._classes)):
-            if key in known:
-                return known[key]
-        first, *rest = qualname.split(".")
-        found = self._classes.get(first)
-        for part in rest:
-            # of classes alone: a module would give all that it has imported
-            found = vars(found).get(part) if isinstance(found, type) else None
+        places = ((name, self._classes), (name, KNOWN), (qualname, self._classes))
+        found = next((known[key] for key, known in places if key in known), None)
         if found is None:
+            # what was made inside a function has a name of its own here
+            first, *rest = qualname.rpartition("<locals>.")[2].split(".")
+            found = self._classes.get(first)
+            for part in rest:
+                # of classes alone: a module would give all that it has imported
+                found = vars(found).get(part) if isinstance(found, type) else None
+        if not (isinstance(found, type | FunctionType | Enum) or name in KNOWN):
             raise CannotMake(f"{qualname} of {module} is not known here")
         return found
 
@@ -252,7 +254,8 @@ def _set_field(made: Any, name: str, value: Any) -> None:
         if isinstance(slot, MemberDescriptorType):
             slot.__set__(made, value)
             return
-    if isinstance(made, defaultdict) and name == "default_factory":
+    # not isinstance, which asks the object what it says it is
+    if issubclass(type(made), defaultdict) and name == "default_factory":
         made.default_factory = value
         return
     try:

@@ -13,6 +13,7 @@ import torch
 from opgrip.capture.environment import describe_environment
 from opgrip.capture.fitting import Fitter
 from opgrip.capture.full_values import FullValues
+from opgrip.capture.grips.compare import Sketch
 from opgrip.capture.grips.copies import apart
 from opgrip.capture.grips.gripped import Gripped, GrippedCall
 from opgrip.capture.grips.objects import take
@@ -111,7 +112,7 @@ def recorded_calls(folder: Path, classes: Mapping[str, Any]) -> list[GrippedCall
     """The calls that `write_calls` wrote, with live arguments and results.
 
     Nothing that the files name is imported. Where a call's whole values are not there, its arguments are drawn from the
-    models of them, and its results and `after` are specs.
+    models of them, its results are a `Sketch`, and `after` is not known.
 
     Parameters
     ----------
@@ -146,8 +147,8 @@ class _Reading:
         return GrippedCall(
             args,
             kwargs,
-            self._made(signature.outputs) if whole else signature.outputs,
-            self._made(effects.after) if whole else effects.after,
+            self._made(signature.outputs) if whole else Sketch(signature.outputs),
+            self._made(effects.after) if whole else None,
             self._made(effects.random_state),
             effects.operators,
             effects.operator_ns,

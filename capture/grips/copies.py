@@ -58,9 +58,13 @@ def _alike(one: Any, other: Any) -> bool:
     inner, its = children(one), children(other)
     if inner is None or its is None:
         # nan is not equal to itself, and 1 is to True
-        return repr(one) == repr(other)
+        return _told(one) == _told(other)
     names = outline(one) == outline(other) and (not isinstance(one, dict) or [*one] == [*other])
     return names and len(inner) == len(its) and all(map(_alike, inner, its))
+
+
+def _told(leaf: Any) -> object:
+    return sorted(map(repr, leaf)) if isinstance(leaf, set | frozenset) else repr(leaf)
 
 
 def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:

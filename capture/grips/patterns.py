@@ -75,7 +75,7 @@ class Target:
     function: FunctionType
     owner: type | None
     qualname: str
-    inside: FunctionType | None = None
+    inside: Any = None
 
 
 def find_targets(module: ModuleType, patterns: Sequence[Pattern]) -> Iterator[Target]:
