@@ -27,6 +27,8 @@ KEEP = Keep()
 class Grips:
     """While it is entered, the functions that its patterns name are gripped, those of modules loaded later too.
 
+    And so are those that `grip` is given.
+
     Parameters
     ----------
     patterns : which functions; `grip` takes others
@@ -105,10 +107,14 @@ class Grips:
         for thread in self._writing:
             thread.join()
         for watched in self.watched:
-            if watched.keeper is not None:
+            if watched.keeper is not None and watched.called:
                 self._write(watched.keeper)
-        for pattern in set(self.patterns) - self._matched:
-            self.refused.setdefault(str(pattern), "it matches no function that the program loaded")
+        called = [watched.entry for watched in self.watched if watched.called]
+        for pattern in self.patterns:
+            if pattern not in self._matched:
+                self.refused[str(pattern)] = "it matches no function that the program loaded"
+            elif not any(map(pattern.matches, [*called, *self.refused])):
+                self.refused[str(pattern)] = "no function that it matches was called"
 
     def script_compiler(self) -> Compile | None:
         """What compiles a script so that its functions are gripped when they are made; None where none is meant."""
@@ -199,7 +205,6 @@ class Grips:
 
         gripped = keeper.gripped()
         if not gripped.calls:
-            reasons = ", ".join(f"{count} calls: {reason}" for reason, count in keeper.lost.items())
-            self.refused[keeper.entry] = reasons or "it was not called"
+            self.refused[keeper.entry] = ", ".join(keeper.lost) or "its calls did not end"
             return
         self.written.append(write_folder(gripped, to, lambda folder: write_calls(folder, gripped)))

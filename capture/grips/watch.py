@@ -201,18 +201,21 @@ class Watched:
     Attributes
     ----------
     active : calls are looked at; else they run as if nobody watched
+    called : there was one
     """
 
     def __init__(self, function: FunctionType, entry: str, recorder: Recorder | None, keeper: Keeper | None) -> None:
         self.function = function
+        self.entry = entry
         self.name = f"{function.__module__}:{entry}"
         self.recorder = recorder
         self.keeper = keeper
-        self.active = True
+        self.active, self.called = True, False
         self.wrapper = _wrapper(function, self)
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a call."""
+        self.called = True
         function, keeper, recorder = self.function, self.keeper, self.recorder
         if at_own_work() or (recorder is None and (keeper is None or not keeper.has_room())):
             return function(*args, **kwargs)
