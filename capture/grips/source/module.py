@@ -1,0 +1,170 @@
+"""From a gripped function to the text of a module that stands alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from types import MethodType
+from typing import Any
+
+from opgrip.capture.grips.gripped import Gripped
+from opgrip.capture.grips.source.classes import Classes
+from opgrip.capture.grips.source.collect import Collector
+from opgrip.capture.grips.source.hints import hints_of
+from opgrip.capture.grips.source.items import (
+    ClassItem,
+    FunctionItem,
+    ImportItem,
+    Item,
+    PartItem,
+    ValueItem,
+    in_order,
+    reachable,
+    refusals,
+)
+from opgrip.capture.grips.source.layout import Layout
+from opgrip.capture.grips.source.naming import names_for
+from opgrip.capture.grips.source.packages import is_imported, top_level
+from opgrip.traces.errors import UserError
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What a function needs, collected.
+
+    Attributes
+    ----------
+    root : the function, or the method's place in its class
+    items : all that the sample has, the root first
+    """
+
+    collector: Collector
+    root: Item
+    items: tuple[Item, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleText:
+    """A module that stands alone.
+
+    Attributes
+    ----------
+    entry : the function in it: `delta2bbox`, `Coder.decode`
+    classes : names of the recorded arguments' classes in it, by the names that they have where they come from
+    projects : top-level packages and modules whose source was taken in
+    imports : top-level packages that it imports, those of Python aside
+    """
+
+    text: str
+    entry: str
+    classes: dict[str, str]
+    projects: frozenset[str]
+    imports: frozenset[str]
+
+
+def take(gripped: Gripped) -> Taken:
+    """All that a function needs.
+
+    Raises
+    ------
+    UserError : where something of that cannot be taken out, with the reason
+    """
+    collector = Collector()
+    root, classes = _entered(gripped, collector)
+    classes.expand(_objects(gripped), root)
+    refused = refusals(collector.items)
+    if root in refused:
+        *way, last = refused[root]
+        through = " -> ".join(dict.fromkeys(_label(item) for item in [*way, last] if item.name))
+        raise UserError(f"{gripped.entry} cannot be taken out", f"{last.refusal} (by way of {through})")
+    return Taken(collector, root, tuple(reachable(root, refused)))
+
+
+def module_text(gripped: Gripped, origin: str) -> ModuleText:
+    """The text of a module that holds a function and all that it needs.
+
+    Parameters
+    ----------
+    origin : where the function comes from, in words
+
+    Raises
+    ------
+    UserError : where something that it needs cannot be taken out, with the reason
+    """
+    taken = take(gripped)
+    hints = hints_of(taken.collector, taken.items)
+    items = (*taken.items, *hints.items)
+    ordered = in_order(taken.root, items)
+    names = names_for(_by_claim(taken, items, ordered))
+    layout = Layout(taken.collector, items, names, hints.kept)
+    text = layout.module(f"{gripped.entry} of {origin}, and what it needs.", ordered)
+    return ModuleText(
+        text,
+        _entry(gripped, taken, names),
+        {item.cls.__qualname__: names[item] for item in items if isinstance(item, ClassItem)},
+        frozenset(top_level(item.module) for item in items if _is_source(item)),
+        frozenset(top_level(item.statement.module) for item in items if isinstance(item, ImportItem)),
+    )
+
+
+def _entered(gripped: Gripped, collector: Collector) -> tuple[Item, Classes]:
+    """The item of the function itself."""
+    function, owner = gripped.function, gripped.owner
+    method = gripped.entry.rpartition(".")[2]
+    if owner is None:
+        classes = Classes(collector)
+        if isinstance(function, partial):
+            root: Item = ValueItem(gripped.name, "", value=function)
+            collector.remember(root, root)
+            collector.check(function, root, "the function")
+            return root, classes
+        if isinstance(function, MethodType):
+            raise UserError(f"{gripped.entry} is bound to an object", "grip it on its class")
+        return collector.function(function, method if method.isidentifier() else gripped.name), classes
+    first = [call.args[0] for call in gripped.calls if call.args]
+    classes = Classes(collector, {owner, *(type(one) for one in first if isinstance(one, owner))})
+    provider = next((cls for cls in owner.__mro__ if method in vars(cls)), None)
+    if provider is None:
+        raise UserError(f"{owner.__qualname__} has no {method}", "name one of its methods")
+    root = classes.part(provider, method)
+    item = collector.class_item(owner)
+    if item is not root:
+        root.need(item)
+    if isinstance(item, ClassItem) and not isinstance(vars(provider)[method], staticmethod):
+        item.is_live = item.has_bases = True
+    return root, classes
+
+
+def _objects(gripped: Gripped) -> Iterator[Any]:
+    """What the calls took and gave."""
+    for call in gripped.calls:
+        yield from (call.args, call.kwargs, call.results)
+        if call.after is not None:
+            yield call.after
+
+
+def _label(item: Item) -> str:
+    return f"{item.owner.name}.{item.name}" if isinstance(item, PartItem) and item.owner is not None else item.name
+
+
+def _by_claim(taken: Taken, items: tuple[Item, ...], ordered: list[Item]) -> list[Item]:
+    """The items in the order in which they may choose their names."""
+    root = taken.root.owner if isinstance(taken.root, PartItem) else taken.root
+    first: list[Item] = [] if root is None else [root]
+    live = [item for item in items if isinstance(item, ClassItem) and item.is_live]
+    imports = [item for item in items if isinstance(item, ImportItem)]
+    return list(dict.fromkeys([*first, *live, *imports, *ordered, *items]))
+
+
+def _entry(gripped: Gripped, taken: Taken, names: dict[Item, str]) -> str:
+    if gripped.owner is None:
+        return names[taken.root]
+    owner = taken.collector.class_item(gripped.owner)
+    return f"{names[owner]}.{gripped.entry.rpartition('.')[2]}"
+
+
+def _is_source(item: Item) -> bool:
+    if isinstance(item, FunctionItem | ClassItem):
+        return not is_imported(item.module)
+    return False
