@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
@@ -23,6 +23,7 @@ class GrippedCall:
     operators : how many operators it launched
     operator_ns : their time
     duration_ns : the call's time
+    settings : torch's settings that it ran under, as a trace's contexts have them, and autocast: `cpu:bfloat16`
     """
 
     args: tuple[Any, ...]
@@ -33,6 +34,7 @@ class GrippedCall:
     operators: int
     operator_ns: int
     duration_ns: int
+    settings: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

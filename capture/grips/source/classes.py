@@ -8,6 +8,7 @@ import enum
 import functools
 import re
 from collections.abc import Iterable, Iterator
+from types import FunctionType
 from typing import Any, Generic, Protocol, is_typeddict
 
 import torch
@@ -15,7 +16,7 @@ import torch
 from opgrip.capture.grips.source.collect import Collector
 from opgrip.capture.grips.source.constants import is_literal
 from opgrip.capture.grips.source.decorators import written
-from opgrip.capture.grips.source.fields import Mentioned, classes_of
+from opgrip.capture.grips.source.fields import Mentioned, named_in
 from opgrip.capture.grips.source.files import first_line
 from opgrip.capture.grips.source.items import ClassItem, Item, PartItem, Piece
 from opgrip.capture.grips.source.names import Receiver, bound_by, names_of
@@ -34,6 +35,17 @@ _UNUSED_NAMES = """
 _UNUSED = frozenset(_UNUSED_NAMES.split())
 """Special methods that results do not depend on."""
 
+_OF_EACH_CLASS = frozenset(
+    {
+        *vars(type("", (abc.ABC,), {})),
+        *vars(type("", (), {})),
+        "__annotations__",
+        "__orig_bases__",
+        "__parameters__",
+        "__slots__",
+    }
+)
+
 
 class Classes:
     """Finds the parts of the classes that a collector met.
@@ -48,11 +60,13 @@ class Classes:
         self._own = frozenset(own)
         self._reads = 0
 
-    def meet(self, cls: type, user: Item) -> None:
-        """Enter that there are objects of a class, which an item needs."""
-        item = self._collector.class_item(cls)
-        if item not in user.needs:
-            user.need(item)
+    def meet(self, thing: type | FunctionType, user: Item) -> None:
+        """Enter that there are objects of a class, or that a function is an argument, which an item needs."""
+        if isinstance(thing, FunctionType):
+            item = self._collector.function(thing, thing.__name__)
+        else:
+            item = self._collector.class_item(thing)
+        self._needs(user, item)
         if isinstance(item, ClassItem):
             item.is_live = item.has_bases = True
 
@@ -125,8 +139,8 @@ class Classes:
             before = now
             self._read_off_classes()
             mentioned = Mentioned(mention for mention, _, _ in self._collector.mentions)
-            for cls in classes_of(objects, mentioned):
-                self.meet(cls, root)
+            for thing in named_in(objects, mentioned):
+                self.meet(thing, root)
             for item in self._collector.classes:
                 if item.is_live or item.has_bases:
                     self._take_bases(item)
@@ -220,7 +234,7 @@ class Classes:
 
     def _take_own(self) -> None:
         """Take what methods read off their own object, their own class, and `super()`."""
-        for mention, piece, user in list(self._collector.mentions):
+        for mention, piece, user in tuple(self._collector.mentions):
             if piece.cls is None or mention.receiver is Receiver.ANY:
                 continue
             for cls in self._own_classes(piece.cls):
@@ -231,7 +245,7 @@ class Classes:
                 for name in names:
                     self._needs_from(mro, name, user)
         for item in self._collector.classes:
-            for part in item.parts.values():
+            for part in list(item.parts.values()):
                 for piece in part.pieces:
                     self._take_calls(piece, item, part)
 
@@ -274,8 +288,8 @@ def is_whole(cls: type) -> bool:
 
 
 def _provider(mro: tuple[type, ...], name: str) -> type | None:
-    """The class of an order of resolution that an attribute comes from."""
-    return next((cls for cls in mro if name in vars(cls)), None)
+    """The class of an order of resolution that an attribute comes from; None for what each class has."""
+    return next((cls for cls in mro if name in vars(cls)), None) if name not in _OF_EACH_CLASS else None
 
 
 def _is_special(cls: type, name: str) -> bool:

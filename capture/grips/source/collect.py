@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import ModuleType
 from typing import Any
 
@@ -33,7 +33,8 @@ from opgrip.capture.grips.source.resolve import (
 from opgrip.capture.grips.source.values import Inexpressible, Refer, express, express_class
 from opgrip.traces.errors import UserError
 
-_DYNAMIC = ("eval", "exec", "globals", "__import__")
+_BY_TEXT = ("eval", "globals")
+_DYNAMIC = ("exec", "__import__")
 _OF_EACH_MODULE = ("__name__", "__file__", "__doc__", "__package__", "__spec__", "__builtins__", "__class__")
 _USUAL = {"numpy": "np", "pandas": "pd"}
 
@@ -41,14 +42,18 @@ _USUAL = {"numpy": "np", "pandas": "pd"}
 class Collector:
     """The items of one sample, each once.
 
+    Parameters
+    ----------
+    words : strings that arguments hold, by which code may find functions
+
     Attributes
     ----------
     mentions : attributes whose owner the source does not tell, with the piece that reads them and its item
     class_reads : attributes that are read off a class, with the item that reads them, and whether its definition does
-    pieces : how often source was looked through
     """
 
-    def __init__(self) -> None:
+    def __init__(self, words: Iterable[str] = ()) -> None:
+        self.words = frozenset(words)
         self.mentions: list[tuple[Mention, Piece, Item]] = []
         self.class_reads: list[tuple[ClassItem, str, Item, bool]] = []
         self._items: dict[object, Item] = {}
@@ -90,6 +95,8 @@ class Collector:
             self.mentions.append((mention, piece, item))
         for statement in piece.names.imports:
             self._local_import(statement, piece, item)
+        if any(isinstance(link.item, BuiltinItem) and link.item.name in _BY_TEXT for link in piece.links):
+            self._link_words(piece, item)
         for annotation in piece.names.annotations:
             uses = [(use, resolve(use, piece.namespace)) for use in annotation.uses]
             piece.hints.append((annotation, uses))
@@ -115,6 +122,19 @@ class Collector:
             self.class_reads.append((needed, found.rest[0], item, early))
         elif use.role is not Role.CHECK:
             needed.is_live = needed.is_made = True
+
+    def _link_words(self, piece: Piece, item: Item) -> None:
+        """Enter the functions and classes that a piece may find by their names in strings."""
+        for word in sorted(piece.names.words | self.words):
+            use = Use(word, (), (), Role.RUN)
+            found = resolve(use, piece.namespace)
+            if found.kind in (Kind.FUNCTION, Kind.CLASS):
+                needed = self._item(found, use, piece)
+                assert needed is not None
+                item.need(needed)
+                piece.links.append(Link(use, needed, 0))
+                if isinstance(needed, ClassItem):
+                    needed.is_live = needed.is_made = needed.has_bases = True
 
     def _local_import(self, statement: ast.Import | ast.ImportFrom, piece: Piece, item: Item) -> None:
         """Enter what an import statement inside a function binds, where that is not imported in a sample either."""
@@ -149,7 +169,7 @@ class Collector:
         if found.kind is Kind.ABSENT:
             return self._refused(f"{'.'.join((use.name, *use.attributes))} is not there") if found.taken else None
         if found.kind is Kind.BUILTIN:
-            return self.builtin(thing)
+            return self.builtin(getattr(thing, "__name__", name))
         if found.kind is Kind.FUNCTION:
             return self.function(thing, name, found.rest[:1])
         if found.kind is Kind.CLASS:
@@ -168,9 +188,8 @@ class Collector:
         self.remember(item, item)
         return item
 
-    def builtin(self, thing: Any) -> Item:
+    def builtin(self, name: str) -> Item:
         """The item of something that Python has under its name everywhere."""
-        name = thing.__name__
         item = self.known(("builtin", name), lambda: BuiltinItem(name, "builtins"))
         if name in _DYNAMIC:
             item.refuse(f"{name}() finds names while it runs")
@@ -310,7 +329,7 @@ class Collector:
     def _of_value(self, thing: Any) -> Item | None:
         kind, name = kind_of(thing), getattr(thing, "__name__", "").rpartition(".")[2]
         if kind is Kind.BUILTIN:
-            return self.builtin(thing)
+            return self.builtin(thing.__name__)
         if kind is Kind.FUNCTION:
             return self.function(thing, name)
         if kind is Kind.CLASS:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -54,7 +55,8 @@ def made_by_call(statement: ast.Assign | ast.AnnAssign, namespace: Namespace, va
         return False
     made = evaluate(call.func, namespace)
     arguments = [*call.args, *(keyword.value for keyword in call.keywords)]
-    return made is not ABSENT and isinstance(made, type) and isinstance(value, made) and all(map(_is_plain, arguments))
+    is_made = (isinstance(made, type) and isinstance(value, made)) or made in (threading.Lock, threading.RLock)
+    return made is not ABSENT and is_made and all(map(_is_plain, arguments))
 
 
 def _is_plain(argument: ast.expr) -> bool:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import enum
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
+from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -14,7 +16,7 @@ from opgrip.capture.grips.source.names import Mention, Receiver
 from opgrip.capture.grips.source.packages import is_imported
 
 _ALL_CHILDREN = ("children", "modules", "named_children", "named_modules", "apply", "_modules")
-_LEAVES = (torch.Tensor, np.ndarray, str, bytes, int, float, complex, type, type(None))
+_LEAVES = (torch.Tensor, np.ndarray, str, bytes, int, float, complex, type(None))
 
 
 class Mentioned:
@@ -49,23 +51,44 @@ class _Words:
         return name in self._names or any(pattern.fullmatch(name) for pattern in self._patterns)
 
 
-def classes_of(objects: Iterable[Any], mentioned: Mentioned) -> list[type]:
-    """The classes, of no imported package, of objects and of what code may read off them."""
-    found: dict[type, None] = {}
+def named_in(objects: Iterable[Any], mentioned: Mentioned) -> list[type | FunctionType]:
+    """Classes and functions, of no imported package, of which or as which objects and what code reads off them are."""
+    found: dict[type | FunctionType, None] = {}
     seen: dict[int, Any] = {}
     queue = list(objects)
     for thing in queue:
-        if isinstance(thing, _LEAVES) or id(thing) in seen:
+        if id(thing) in seen or (isinstance(thing, _LEAVES) and is_imported(type(thing).__module__)):
             continue
         seen[id(thing)] = thing
-        if not is_imported(type(thing).__module__):
-            found[type(thing)] = None
-        queue += _held(thing, mentioned)
+        named = thing if isinstance(thing, type | FunctionType) else type(thing)
+        if not is_imported(named.__module__ or ""):
+            found[named] = None
+        if named is not thing:
+            queue += _held(thing, mentioned)
     return list(found)
+
+
+def words_in(objects: Iterable[Any]) -> set[str]:
+    """The strings in containers that could be names."""
+    found: set[str] = set()
+    seen: dict[int, Any] = {}
+    queue = list(objects)
+    for thing in queue:
+        if isinstance(thing, str):
+            found.update([thing] * thing.isidentifier())
+        elif id(thing) not in seen:
+            seen[id(thing)] = thing
+            if isinstance(thing, Mapping):
+                queue += thing.values()
+            elif isinstance(thing, list | tuple):
+                queue += thing
+    return found
 
 
 def _held(thing: Any, mentioned: Mentioned) -> Iterator[Any]:
     """What a container holds, or the fields of an object that code may read."""
+    if isinstance(thing, enum.Enum):
+        return
     if isinstance(thing, Mapping):
         yield from thing.keys()
         yield from thing.values()

@@ -56,7 +56,7 @@ def _meant(collector: Collector, use: Use, found: Found, piece: Piece, has: set[
         return collector.imported(found.thing, (use.name, *use.attributes)[found.taken], found.rest, piece)
     item = collector.named(found.thing) if found.kind is not Kind.ABSENT else None
     if found.kind is Kind.BUILTIN:
-        return collector.builtin(found.thing)
+        return collector.builtin(getattr(found.thing, "__name__", use.name))
     return item if item in has else None
 
 

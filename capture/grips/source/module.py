@@ -11,6 +11,7 @@ from typing import Any
 from opgrip.capture.grips.gripped import Gripped
 from opgrip.capture.grips.source.classes import Classes
 from opgrip.capture.grips.source.collect import Collector
+from opgrip.capture.grips.source.fields import words_in
 from opgrip.capture.grips.source.hints import hints_of
 from opgrip.capture.grips.source.items import (
     ClassItem,
@@ -20,12 +21,13 @@ from opgrip.capture.grips.source.items import (
     PartItem,
     ValueItem,
     in_order,
+    pieces_of,
     reachable,
     refusals,
 )
 from opgrip.capture.grips.source.layout import Layout
 from opgrip.capture.grips.source.naming import names_for
-from opgrip.capture.grips.source.packages import is_imported, top_level
+from opgrip.capture.grips.source.packages import is_imported, is_of_python, top_level
 from opgrip.traces.errors import UserError
 
 
@@ -54,6 +56,7 @@ class ModuleText:
     classes : names of the recorded arguments' classes in it, by the names that they have where they come from
     projects : top-level packages and modules whose source was taken in
     imports : top-level packages that it imports, those of Python aside
+    absent : free names in it that nothing is bound to where it comes from
     """
 
     text: str
@@ -61,6 +64,7 @@ class ModuleText:
     classes: dict[str, str]
     projects: frozenset[str]
     imports: frozenset[str]
+    absent: frozenset[str]
 
 
 def take(gripped: Gripped) -> Taken:
@@ -70,7 +74,7 @@ def take(gripped: Gripped) -> Taken:
     ------
     UserError : where something of that cannot be taken out, with the reason
     """
-    collector = Collector()
+    collector = Collector(words_in(_objects(gripped)))
     root, classes = _entered(gripped, collector)
     classes.expand(_objects(gripped), root)
     refused = refusals(collector.items)
@@ -78,7 +82,12 @@ def take(gripped: Gripped) -> Taken:
         *way, last = refused[root]
         through = " -> ".join(dict.fromkeys(_label(item) for item in [*way, last] if item.name))
         raise UserError(f"{gripped.entry} cannot be taken out", f"{last.refusal} (by way of {through})")
-    return Taken(collector, root, tuple(reachable(root, refused)))
+    items = reachable(root, refused)
+    for item in items:
+        if isinstance(item, ClassItem):
+            # a class stands after those that it inherits from, even past others between them
+            item.early += [one for one in map(collector.named, item.cls.__mro__[1:]) if one in items]
+    return Taken(collector, root, tuple(items))
 
 
 def module_text(gripped: Gripped, origin: str) -> ModuleText:
@@ -104,7 +113,12 @@ def module_text(gripped: Gripped, origin: str) -> ModuleText:
         _entry(gripped, taken, names),
         {item.cls.__qualname__: names[item] for item in items if isinstance(item, ClassItem)},
         frozenset(top_level(item.module) for item in items if _is_source(item)),
-        frozenset(top_level(item.statement.module) for item in items if isinstance(item, ImportItem)),
+        frozenset(
+            top_level(item.statement.module)
+            for item in items
+            if isinstance(item, ImportItem) and not is_of_python(item.statement.module)
+        ),
+        frozenset(name for item in items for piece in pieces_of(item) for name in piece.absent),
     )
 
 

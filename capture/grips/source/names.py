@@ -84,6 +84,7 @@ class Names:
     bound : all names that some scope in it binds
     outer : statements that declare names of a function around the piece, with those names
     imports : import statements inside its functions
+    words : strings in it that could be names
     makes_own : it calls its object's class: `type(self)(...)`
     calls_self : it calls its object or class: `self(...)`, `cls(...)`
     """
@@ -94,6 +95,7 @@ class Names:
     bound: set[str] = field(default_factory=set)
     outer: list[tuple[ast.Nonlocal, frozenset[str]]] = field(default_factory=list)
     imports: list[ast.Import | ast.ImportFrom] = field(default_factory=list)
+    words: set[str] = field(default_factory=set)
     makes_own: bool = False
     calls_self: bool = False
 
@@ -171,6 +173,10 @@ class _Walker(ast.NodeVisitor):
     def visit_Name(self, node: ast.Name) -> None:
         if self._scope_of(node.id) is None:
             self._use(node, [])
+
+    def visit_Constant(self, node: ast.Constant) -> None:
+        if isinstance(node.value, str) and node.value.isidentifier():
+            self.names.words.add(node.value)
 
     def visit_Attribute(self, node: ast.Attribute) -> None:
         chain = dotted(node)
@@ -320,9 +326,8 @@ class _Walker(ast.NodeVisitor):
             return
         before, self._annotation = self._annotation, []
         self.visit(expression)
-        for part in ast.walk(expression):
-            if isinstance(part, ast.Constant) and isinstance(part.value, str):
-                self._quoted(part.value)
+        for text in _quoted_types(expression):
+            self._quoted(text)
         self.names.annotations.append(Annotation(holder, expression, tuple(self._annotation)))
         self._annotation = before
 
@@ -357,6 +362,15 @@ def _is_class_of_something(called: ast.expr) -> bool:
     if isinstance(called, ast.Call):
         return isinstance(called.func, ast.Name) and called.func.id == "type"
     return isinstance(called, ast.Attribute) and called.attr == "__class__"
+
+
+def _quoted_types(expression: ast.AST) -> Iterator[str]:
+    """The types in an annotation that are strings; those of `Literal` are values."""
+    if isinstance(expression, ast.Constant) and isinstance(expression.value, str):
+        yield expression.value
+    elif not (isinstance(expression, ast.Subscript) and ast.unparse(expression.value).endswith("Literal")):
+        for part in ast.iter_child_nodes(expression):
+            yield from _quoted_types(part)
 
 
 def _is_super(node: ast.expr) -> bool:

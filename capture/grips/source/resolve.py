@@ -81,7 +81,8 @@ def resolve(use: Use, namespace: Namespace) -> Found:
     while isinstance(thing, ModuleType) and not is_imported(thing.__name__) and taken < len(use.attributes):
         thing = getattr(thing, use.attributes[taken], ABSENT)
         taken += 1
-    return Found(kind_of(thing), thing, taken, use.attributes[taken:])
+    is_builtin = not taken and thing is not ABSENT and vars(builtins).get(use.name, ABSENT) is thing
+    return Found(Kind.BUILTIN if is_builtin else kind_of(thing), thing, taken, use.attributes[taken:])
 
 
 def kind_of(thing: Any) -> Kind:
@@ -156,7 +157,7 @@ def namespace_of_class(cls: type) -> Namespace:
     variables: Mapping[str, Any] = vars(sys.modules[cls.__module__]) if cls.__module__ in sys.modules else {}
     for attribute in vars(cls).values():
         function = python_function(getattr(attribute, "__func__", getattr(attribute, "fget", attribute)))
-        if function is not None and function.__qualname__.startswith(cls.__qualname__ + "."):
+        if function is not None and function.__globals__.get("__name__") == cls.__module__:
             inner = namespace_of(function)
             closure |= inner.closure
             variables = inner.variables
