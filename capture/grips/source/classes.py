@@ -35,16 +35,9 @@ _UNUSED_NAMES = """
 _UNUSED = frozenset(_UNUSED_NAMES.split())
 """Special methods that results do not depend on."""
 
-_OF_EACH_CLASS = frozenset(
-    {
-        *vars(type("", (abc.ABC,), {})),
-        *vars(type("", (), {})),
-        "__annotations__",
-        "__orig_bases__",
-        "__parameters__",
-        "__slots__",
-    }
-)
+_PLAIN_CLASSES = (type("", (), {}), type("", (abc.ABC,), {}))
+_OF_TYPING = ("__annotations__", "__orig_bases__", "__parameters__", "__slots__")
+_OF_EACH_CLASS = frozenset({name for cls in _PLAIN_CLASSES for name in vars(cls)} | {*_OF_TYPING})
 
 
 class Classes:
