@@ -14,6 +14,7 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 import torch
+
 from opgrip.capture.grips.gripped import Gripped
 from opgrip.capture.grips.source.module import ModuleText
 
@@ -89,13 +90,21 @@ def differences(one: Any, other: Any, where: str = "result") -> list[str]:
     if isinstance(one, list | tuple):
         if len(one) != len(other):
             return [f"{where}: {len(one)} is not {len(other)} long"]
-        return [text for index, pair in enumerate(zip(one, other, strict=True)) for text in differences(*pair, f"{where}[{index}]")]
+        return [
+            text
+            for index, pair in enumerate(zip(one, other, strict=True))
+            for text in differences(*pair, f"{where}[{index}]")
+        ]
     if isinstance(one, dict):
         if one.keys() != other.keys():
             return [f"{where}: {one.keys()} is not {other.keys()}"]
         return [text for key in one for text in differences(one[key], other[key], f"{where}.{key}")]
     same = one == other
-    return [] if (same if isinstance(same, bool) else bool(same.all())) or one != one else [f"{where}: {one} is not {other}"]
+    return (
+        []
+        if (same if isinstance(same, bool) else bool(same.all())) or one != one
+        else [f"{where}: {one} is not {other}"]
+    )
 
 
 def write(folder: Path, gripped: Gripped, made: ModuleText) -> None:

@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from opgrip.capture.grips.gripped import Gripped, GrippedCall
 from torch import Tensor
+
+from opgrip.capture.grips.gripped import Gripped, GrippedCall
 
 
 @dataclass(frozen=True)
@@ -116,7 +117,9 @@ specimen(
     lambda: (made(f"{CODERS}:BucketingBBoxCoder", num_buckets=14, scale_factor=3.0), boxes(8), boxes(8)),
 )
 specimen("mmdet.structures.bbox:bbox_overlaps", lambda: (boxes(6), boxes(9)), mode="giou")
-specimen("mmdet.structures.bbox:distance2bbox", lambda: (torch.rand(8, 2) * 50, torch.rand(8, 4) * 9), max_shape=(40, 40))
+specimen(
+    "mmdet.structures.bbox:distance2bbox", lambda: (torch.rand(8, 2) * 50, torch.rand(8, 4) * 9), max_shape=(40, 40)
+)
 specimen("mmdet.structures.bbox:bbox2roi", lambda: ([boxes(3), boxes(2)],))
 specimen("mmdet.structures.bbox:bbox_flip", lambda: (boxes(3), (100, 200, 3)), direction="diagonal")
 specimen("mmdet.structures.bbox:bbox_project", lambda: (boxes(3), torch.eye(3)), img_shape=(90, 90))
@@ -152,6 +155,7 @@ specimen(
     allowed_border=2,
 )
 
+
 # assigners and samplers
 def max_iou() -> Any:
     return made(f"{ASSIGNERS}:MaxIoUAssigner", pos_iou_thr=0.5, neg_iou_thr=0.3, min_pos_iou=0.1)
@@ -180,7 +184,11 @@ specimen(
     f"{ASSIGNERS}:DynamicSoftLabelAssigner.assign",
     lambda: (
         made(f"{ASSIGNERS}:DynamicSoftLabelAssigner", topk=4),
-        instances(priors=torch.cat([boxes(12)[:, :2], torch.full((12, 2), 8.0)], 1), bboxes=boxes(12), scores=torch.rand(12, 3)),
+        instances(
+            priors=torch.cat([boxes(12)[:, :2], torch.full((12, 2), 8.0)], 1),
+            bboxes=boxes(12),
+            scores=torch.rand(12, 3),
+        ),
         to_assign()[1],
     ),
 )
@@ -202,7 +210,11 @@ specimen(
 )
 specimen(
     f"{ASSIGNERS}:FocalLossCost.__call__",
-    lambda: (made(f"{ASSIGNERS}:FocalLossCost"), instances(scores=torch.randn(6, 4)), instances(labels=torch.arange(3))),
+    lambda: (
+        made(f"{ASSIGNERS}:FocalLossCost"),
+        instances(scores=torch.randn(6, 4)),
+        instances(labels=torch.arange(3)),
+    ),
 )
 specimen(
     f"{ASSIGNERS}:DiceCost.__call__",
@@ -212,7 +224,10 @@ specimen(
         instances(masks=torch.rand(2, 8, 8)),
     ),
 )
-specimen(f"{ASSIGNERS}.iou2d_calculator:BboxOverlaps2D.__call__", lambda: (made(f"{ASSIGNERS}:BboxOverlaps2D"), boxes(3), boxes(4)))
+specimen(
+    f"{ASSIGNERS}.iou2d_calculator:BboxOverlaps2D.__call__",
+    lambda: (made(f"{ASSIGNERS}:BboxOverlaps2D"), boxes(3), boxes(4)),
+)
 specimen(
     f"{SAMPLERS}:RandomSampler.random_choice",
     lambda: (made(f"{SAMPLERS}:RandomSampler", 4, 0.5), torch.arange(20), 7),
@@ -221,7 +236,10 @@ specimen(
     f"{SAMPLERS}:RandomSampler.sample",
     lambda: (made(f"{SAMPLERS}:RandomSampler", 4, 0.5), max_iou().assign(*to_assign()), *to_assign()),
 )
-specimen(f"{SAMPLERS}:PseudoSampler.sample", lambda: (made(f"{SAMPLERS}:PseudoSampler"), max_iou().assign(*to_assign()), *to_assign()))
+specimen(
+    f"{SAMPLERS}:PseudoSampler.sample",
+    lambda: (made(f"{SAMPLERS}:PseudoSampler"), max_iou().assign(*to_assign()), *to_assign()),
+)
 
 # losses of mmdet
 specimen(f"{LOSSES}.iou_loss:giou_loss", lambda: (boxes(6), boxes(6), torch.rand(6)), avg_factor=3.0)
@@ -235,56 +253,143 @@ specimen(f"{LOSSES}.gfocal_loss:distribution_focal_loss", lambda: (torch.randn(6
 specimen(f"{LOSSES}.gaussian_focal_loss:gaussian_focal_loss", lambda: (torch.rand(2, 3, 8, 8), torch.rand(2, 3, 8, 8)))
 specimen(f"{LOSSES}.dice_loss:dice_loss", lambda: (torch.rand(4, 9), torch.rand(4, 9)), avg_factor=4)
 specimen(f"{LOSSES}.kd_loss:knowledge_distillation_kl_div_loss", lambda: (torch.randn(4, 9), torch.randn(4, 9)), T=2)
-specimen(f"{LOSSES}.cross_entropy_loss:binary_cross_entropy", lambda: (torch.randn(6, 3), torch.tensor([0, 1, 2, 255, 3, 1])), ignore_index=255)
-specimen(f"{LOSSES}.cross_entropy_loss:mask_cross_entropy", lambda: (torch.randn(6, 3, 7, 7), torch.rand(6, 7, 7), torch.arange(6) % 3))
+specimen(
+    f"{LOSSES}.cross_entropy_loss:binary_cross_entropy",
+    lambda: (torch.randn(6, 3), torch.tensor([0, 1, 2, 255, 3, 1])),
+    ignore_index=255,
+)
+specimen(
+    f"{LOSSES}.cross_entropy_loss:mask_cross_entropy",
+    lambda: (torch.randn(6, 3, 7, 7), torch.rand(6, 7, 7), torch.arange(6) % 3),
+)
 specimen(f"{LOSSES}.accuracy:accuracy", lambda: (torch.randn(6, 9), torch.arange(6)), topk=(1, 5))
-specimen(f"{LOSSES}:SmoothL1Loss.forward", lambda: (made(f"{LOSSES}:SmoothL1Loss", loss_weight=2.0), torch.rand(6, 4), torch.rand(6, 4)))
-specimen(f"{LOSSES}:CrossEntropyLoss.forward", lambda: (made(f"{LOSSES}:CrossEntropyLoss"), torch.randn(6, 9), torch.arange(6)))
+specimen(
+    f"{LOSSES}:SmoothL1Loss.forward",
+    lambda: (made(f"{LOSSES}:SmoothL1Loss", loss_weight=2.0), torch.rand(6, 4), torch.rand(6, 4)),
+)
+specimen(
+    f"{LOSSES}:CrossEntropyLoss.forward",
+    lambda: (made(f"{LOSSES}:CrossEntropyLoss"), torch.randn(6, 9), torch.arange(6)),
+)
 
 # what heads use
-specimen("mmdet.models.utils:multi_apply", lambda: (found(f"{LOSSES}.accuracy:accuracy")[0], [torch.randn(6, 9)] * 2, [torch.arange(6)] * 2), topk=(1, 5))
+specimen(
+    "mmdet.models.utils:multi_apply",
+    lambda: (found(f"{LOSSES}.accuracy:accuracy")[0], [torch.randn(6, 9)] * 2, [torch.arange(6)] * 2),
+    topk=(1, 5),
+)
 specimen("mmdet.models.utils:unmap", lambda: (torch.rand(3, 4), 8, torch.arange(8) % 3 == 0))
 specimen("mmdet.models.utils:images_to_levels", lambda: ([torch.rand(9, 4), torch.rand(9, 4)], [6, 3]))
 specimen("mmdet.models.utils:select_single_mlvl", lambda: ([torch.rand(2, 3, 4, 4), torch.rand(2, 3, 2, 2)], 1))
 specimen("mmdet.models.utils:filter_scores_and_topk", lambda: (torch.rand(30, 4), 0.5, 10, {"boxes": boxes(30)}))
-specimen("mmdet.models.utils:get_uncertain_point_coords_with_randomness", lambda: (torch.randn(2, 3, 8, 8), torch.tensor([0, 2]), 12, 3.0, 0.75))
+specimen(
+    "mmdet.models.utils:get_uncertain_point_coords_with_randomness",
+    lambda: (torch.randn(2, 3, 8, 8), torch.tensor([0, 2]), 12, 3.0, 0.75),
+)
 specimen("mmdet.models.utils:gaussian_radius", lambda: ((12.0, 30.0), 0.3))
 specimen("mmdet.models.utils:gen_gaussian_target", lambda: (torch.zeros(20, 20), [5, 9], 4))
 specimen("mmdet.models.utils:get_local_maximum", lambda: (torch.rand(1, 2, 8, 8),))
 specimen("mmdet.models.utils:get_topk_from_heatmap", lambda: (torch.rand(2, 3, 8, 8), 5))
 specimen("mmdet.models.utils:transpose_and_gather_feat", lambda: (torch.rand(2, 3, 8, 8), torch.arange(6).view(2, 3)))
 specimen("mmdet.models.utils:interpolate_as", lambda: (torch.rand(2, 3, 8, 8), torch.rand(2, 3, 4, 5)))
-specimen("mmdet.models.utils.misc:relative_coordinate_maps", lambda: (torch.rand(6, 2), torch.rand(3, 2), torch.ones(3), 8, (2, 3)))
+specimen(
+    "mmdet.models.utils.misc:relative_coordinate_maps",
+    lambda: (torch.rand(6, 2), torch.rand(3, 2), torch.ones(3), 8, (2, 3)),
+)
 specimen(f"{LAYERS}:fast_nms", lambda: (boxes(20).view(5, 4, 4)[:, 0], torch.rand(5, 4), torch.rand(5, 6), 0.5, 0.1, 3))
 specimen(f"{LAYERS}:mask_matrix_nms", lambda: (torch.rand(6, 8, 8) > 0.5, torch.arange(6) % 2, torch.rand(6)))
 specimen(f"{LAYERS}:coordinate_to_encoding", lambda: (torch.rand(2, 5, 4),))
-specimen(f"{LAYERS}:SinePositionalEncoding.forward", lambda: (made(f"{LAYERS}:SinePositionalEncoding", 8, normalize=True), torch.rand(2, 6, 7) > 0.8))
-specimen("mmdet.models.dense_heads.gfl_head:Integral.forward", lambda: (made("mmdet.models.dense_heads.gfl_head:Integral", 7), torch.randn(5, 32)))
+specimen(
+    f"{LAYERS}:SinePositionalEncoding.forward",
+    lambda: (made(f"{LAYERS}:SinePositionalEncoding", 8, normalize=True), torch.rand(2, 6, 7) > 0.8),
+)
+specimen(
+    "mmdet.models.dense_heads.gfl_head:Integral.forward",
+    lambda: (made("mmdet.models.dense_heads.gfl_head:Integral", 7), torch.randn(5, 32)),
+)
 specimen(
     "mmdet.structures.mask.mask_target:mask_target_single",
     lambda: (
         boxes(4, 20),
         torch.tensor([0, 1, 1, 0]),
-        made("mmdet.structures.mask:BitmapMasks", (np.arange(2 * 30 * 30).reshape(2, 30, 30) % 5 > 2).astype(np.uint8), 30, 30),
+        made(
+            "mmdet.structures.mask:BitmapMasks",
+            (np.arange(2 * 30 * 30).reshape(2, 30, 30) % 5 > 2).astype(np.uint8),
+            30,
+            30,
+        ),
         Sizes(7),
     ),
-)  # fmt: skip
+)
 
 # mmseg
-specimen(f"{SEG_LOSSES}.lovasz_loss:lovasz_softmax", lambda: (torch.rand(2, 4, 6, 6).softmax(1), torch.arange(72).view(2, 6, 6) % 4))
-specimen(f"{SEG_LOSSES}.lovasz_loss:lovasz_hinge", lambda: (torch.randn(2, 6, 6), torch.arange(72).view(2, 6, 6) % 2), per_image=True)
-specimen(f"{SEG_LOSSES}.accuracy:accuracy", lambda: (torch.randn(2, 4, 6, 6), torch.arange(72).view(2, 6, 6) % 4), ignore_index=3)
-specimen(f"{SEG_LOSSES}.dice_loss:dice_loss", lambda: (torch.rand(2, 4, 9), torch.rand(2, 4, 9), None), ignore_index=None)
-specimen(f"{SEG_LOSSES}.tversky_loss:tversky_loss", lambda: (torch.rand(2, 4, 6, 6), torch.eye(4)[torch.arange(72) % 4].view(2, 6, 6, 4)), valid_mask=torch.ones(2, 6, 6))
+specimen(
+    f"{SEG_LOSSES}.lovasz_loss:lovasz_softmax",
+    lambda: (torch.rand(2, 4, 6, 6).softmax(1), torch.arange(72).view(2, 6, 6) % 4),
+)
+specimen(
+    f"{SEG_LOSSES}.lovasz_loss:lovasz_hinge",
+    lambda: (torch.randn(2, 6, 6), torch.arange(72).view(2, 6, 6) % 2),
+    per_image=True,
+)
+specimen(
+    f"{SEG_LOSSES}.accuracy:accuracy",
+    lambda: (torch.randn(2, 4, 6, 6), torch.arange(72).view(2, 6, 6) % 4),
+    ignore_index=3,
+)
+specimen(
+    f"{SEG_LOSSES}.dice_loss:dice_loss", lambda: (torch.rand(2, 4, 9), torch.rand(2, 4, 9), None), ignore_index=None
+)
+specimen(
+    f"{SEG_LOSSES}.tversky_loss:tversky_loss",
+    lambda: (torch.rand(2, 4, 6, 6), torch.eye(4)[torch.arange(72) % 4].view(2, 6, 6, 4)),
+    valid_mask=torch.ones(2, 6, 6),
+)
 specimen(f"{SEG_LOSSES}.silog_loss:silog_loss", lambda: (torch.rand(2, 6, 6) + 0.1, torch.rand(2, 6, 6) + 0.1))
-specimen(f"{SEG_LOSSES}.cross_entropy_loss:binary_cross_entropy", lambda: (torch.randn(2, 4, 6, 6), torch.arange(72).view(2, 6, 6) % 4))
-specimen(f"{SEG_LOSSES}.cross_entropy_loss:cross_entropy", lambda: (torch.randn(2, 4, 6, 6), torch.arange(72).view(2, 6, 6) % 4), avg_non_ignore=True)
-specimen(f"{SEG_LOSSES}.focal_loss:py_sigmoid_focal_loss", lambda: (torch.randn(6, 3), torch.eye(3).repeat(2, 1)), valid_mask=torch.ones(6, 1))
-specimen("mmseg.models.losses.boundary_loss:BoundaryLoss.forward", lambda: (made("mmseg.models.losses:BoundaryLoss"), torch.randn(2, 1, 6, 6), (torch.arange(72).view(2, 6, 6) % 2)))
-specimen("mmseg.models.utils.wrappers:resize", lambda: (torch.rand(1, 2, 5, 5),), size=(9, 9), mode="bilinear", align_corners=True)
-specimen("mmseg.models.utils.encoding:Encoding.aggregate", lambda: (torch.rand(2, 9, 4), torch.rand(2, 9, 5), torch.rand(4, 5)))
-specimen("mmseg.models.utils.encoding:Encoding.forward", lambda: (made("mmseg.models.utils.encoding:Encoding", 5, 4), torch.rand(2, 5, 3, 3)))
+specimen(
+    f"{SEG_LOSSES}.cross_entropy_loss:binary_cross_entropy",
+    lambda: (torch.randn(2, 4, 6, 6), torch.arange(72).view(2, 6, 6) % 4),
+)
+specimen(
+    f"{SEG_LOSSES}.cross_entropy_loss:cross_entropy",
+    lambda: (torch.randn(2, 4, 6, 6), torch.arange(72).view(2, 6, 6) % 4),
+    avg_non_ignore=True,
+)
+specimen(
+    f"{SEG_LOSSES}.focal_loss:py_sigmoid_focal_loss",
+    lambda: (torch.randn(6, 3), torch.eye(3).repeat(2, 1)),
+    valid_mask=torch.ones(6, 1),
+)
+specimen(
+    "mmseg.models.losses.boundary_loss:BoundaryLoss.forward",
+    lambda: (made("mmseg.models.losses:BoundaryLoss"), torch.randn(2, 1, 6, 6), (torch.arange(72).view(2, 6, 6) % 2)),
+)
+specimen(
+    "mmseg.models.utils.wrappers:resize",
+    lambda: (torch.rand(1, 2, 5, 5),),
+    size=(9, 9),
+    mode="bilinear",
+    align_corners=True,
+)
+specimen(
+    "mmseg.models.utils.encoding:Encoding.aggregate",
+    lambda: (torch.rand(2, 9, 4), torch.rand(2, 9, 5), torch.rand(4, 5)),
+)
+specimen(
+    "mmseg.models.utils.encoding:Encoding.forward",
+    lambda: (made("mmseg.models.utils.encoding:Encoding", 5, 4), torch.rand(2, 5, 3, 3)),
+)
 specimen("mmseg.models.utils.point_sample:get_uncertainty", lambda: (torch.randn(3, 4, 8), torch.arange(3)))
-specimen("mmseg.models.decode_heads.ocr_head:SpatialGatherModule.forward", lambda: (made("mmseg.models.decode_heads.ocr_head:SpatialGatherModule", 1), torch.rand(2, 5, 4, 4), torch.rand(2, 3, 4, 4)))
-specimen("mmseg.evaluation.metrics.iou_metric:IoUMetric.intersect_and_union", lambda: (torch.arange(36).view(6, 6) % 3, torch.arange(36).view(6, 6) % 4, 4, 3))
+specimen(
+    "mmseg.models.decode_heads.ocr_head:SpatialGatherModule.forward",
+    lambda: (
+        made("mmseg.models.decode_heads.ocr_head:SpatialGatherModule", 1),
+        torch.rand(2, 5, 4, 4),
+        torch.rand(2, 3, 4, 4),
+    ),
+)
+specimen(
+    "mmseg.evaluation.metrics.iou_metric:IoUMetric.intersect_and_union",
+    lambda: (torch.arange(36).view(6, 6) % 3, torch.arange(36).view(6, 6) % 4, 4, 3),
+)
 specimen("mmseg.models.utils.shape_convert:nlc_to_nchw", lambda: (torch.rand(2, 12, 5), (3, 4)))

@@ -28,6 +28,7 @@ from opgrip.capture.grips.source.resolve import (
     Kind,
     kind_of,
     namespace_of,
+    python_function,
     resolve,
 )
 from opgrip.capture.grips.source.values import Inexpressible, Refer, express, express_class
@@ -88,9 +89,10 @@ class Collector:
         skipped = {
             id(part) for one in (*piece.dropped, *(node for node, _ in piece.defaults)) for part in ast.walk(one)
         }
-        for use in piece.names.uses:
-            if id(use.nodes[0]) not in skipped and use.name not in _OF_EACH_MODULE:
-                self._link(use, piece, item)
+        uses = [one for one in piece.names.uses if id(one.nodes[0]) not in skipped and one.name not in _OF_EACH_MODULE]
+        # imports first: what a helper imports under another name is called as here
+        for use in sorted(uses, key=lambda one: resolve(one, piece.namespace).kind is not Kind.IMPORT):
+            self._link(use, piece, item)
         for mention in piece.names.mentions:
             self.mentions.append((mention, piece, item))
         for statement in piece.names.imports:
@@ -226,7 +228,7 @@ class Collector:
         key = ("function", id(thing))
         item = self._items.get(key)
         if item is None:
-            item = FunctionItem(name, module_of(thing) or "")
+            item = FunctionItem(name, getattr(python_function(thing), "__module__", None) or "")
             self.remember(key, item, thing)
             self._take_function(item, thing)
         own = getattr(thing, "__dict__", {})

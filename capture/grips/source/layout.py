@@ -19,6 +19,7 @@ from opgrip.capture.grips.source.items import (
     PartItem,
     Piece,
     ValueItem,
+    unit,
 )
 from opgrip.capture.grips.source.names import Annotation
 from opgrip.capture.grips.source.rewrite import Edits, edits_of, rename_definition, statement_text
@@ -32,15 +33,22 @@ class Layout:
 
     Parameters
     ----------
+    root : the function or method that it is for
     items : what it has
     names : theirs
     kept : the annotations that stay
     """
 
     def __init__(
-        self, collector: Collector, items: Iterable[Item], names: Mapping[Item, str], kept: frozenset[Annotation]
+        self,
+        collector: Collector,
+        root: Item,
+        items: Iterable[Item],
+        names: Mapping[Item, str],
+        kept: frozenset[Annotation],
     ) -> None:
         self._collector = collector
+        self._owner = unit(root)
         self._items = list(items)
         self._has = frozenset(self._items)
         self._names = names
@@ -130,9 +138,11 @@ class Layout:
         inside = [*ast.walk(node.args)]
         after = max((file.span(part)[1] for part in inside if isinstance(part, ast.expr | ast.arg)), default=begin)
         colon = file.text.index(":", after)
+        first = file.lines[node.lineno - 1]
+        edits.indent(node.lineno + 1, node.end_lineno or node.lineno, len(first) - len(first.lstrip()), 4)
         body = edits.apply(colon + 1, end).strip()
-        if "\n" in body:
-            body = f"(\n        {body}\n    )"
+        if not _is_whole(body):
+            body = f"({body})"
         return f"def {name}({edits.apply(begin, colon).strip()}):\n    return {body}"
 
     # classes
@@ -183,13 +193,23 @@ class Layout:
         lines: list[str] = []
         doc = docstring_of(item.node)
         if doc is not None:
-            lines.append(statement_text(item.file, item.node.body[0], Edits(item.file), 4))
+            lines.append(self._class_docstring(item, item.node.body[0]))
         for index, (_, is_block, text) in enumerate(members):
             first_after_doc = not index and doc is not None
             if first_after_doc or (index and (is_block or members[index - 1][1])):
                 lines.append("")
             lines.append(text)
         return lines or ["    pass"]
+
+    def _class_docstring(self, item: ClassItem, node: ast.stmt) -> str:
+        """The docstring of a class, of which only the summary where it says much of what the sample does without."""
+        assert item.file is not None
+        edits = Edits(item.file)
+        summary, paragraph, rest = item.file.segment(node).partition("\n\n")
+        quotes = summary.lstrip("rRbBuU")[:3]
+        if paragraph and item is not self._owner and quotes == rest[-3:]:
+            edits.replace_node(node, summary.rstrip() + quotes)
+        return statement_text(item.file, node, edits, 4)
 
     def _members(self, part: PartItem) -> list[tuple[int, bool, str]]:
         """The statements that make an attribute of a class: their line, whether they are a block, their text."""
@@ -201,3 +221,12 @@ class Layout:
             is_block = hasattr(piece.node, "body")
             found.append((piece.node.lineno, is_block, statement_text(piece.file, piece.node, self._edits(piece), 4)))
         return found
+
+
+def _is_whole(expression: str) -> bool:
+    """Whether an expression needs no brackets to stand in several lines."""
+    try:
+        ast.parse(f"_ = {expression}")
+    except SyntaxError:
+        return False
+    return True

@@ -106,11 +106,12 @@ def module_text(gripped: Gripped, origin: str) -> ModuleText:
     items = (*taken.items, *hints.items)
     ordered = in_order(taken.root, items)
     names = names_for(_by_claim(taken, items, ordered))
-    layout = Layout(taken.collector, items, names, hints.kept)
-    text = layout.module(f"{gripped.entry} of {origin}, and what it needs.", ordered)
+    entry = _entry(gripped, taken, names)
+    layout = Layout(taken.collector, taken.root, items, names, hints.kept)
+    text = layout.module(f"{entry} of {origin}, and what it needs.", ordered)
     return ModuleText(
         text,
-        _entry(gripped, taken, names),
+        entry,
         {item.cls.__qualname__: names[item] for item in items if isinstance(item, ClassItem)},
         frozenset(top_level(item.module) for item in items if _is_source(item)),
         frozenset(

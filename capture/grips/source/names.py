@@ -82,7 +82,7 @@ class Names:
     ----------
     uses : free names, annotations aside
     bound : all names that some scope in it binds
-    outer : statements that declare names of a function around the piece, with those names
+    outer : statements that declare names of the module, or of a function around the piece, with those names
     imports : import statements inside its functions
     words : strings in it that could be names
     makes_own : it calls its object's class: `type(self)(...)`
@@ -93,7 +93,7 @@ class Names:
     mentions: set[Mention] = field(default_factory=set)
     annotations: list[Annotation] = field(default_factory=list)
     bound: set[str] = field(default_factory=set)
-    outer: list[tuple[ast.Nonlocal, frozenset[str]]] = field(default_factory=list)
+    outer: list[tuple[ast.Global | ast.Nonlocal, frozenset[str]]] = field(default_factory=list)
     imports: list[ast.Import | ast.ImportFrom] = field(default_factory=list)
     words: set[str] = field(default_factory=set)
     makes_own: bool = False
@@ -306,7 +306,7 @@ class _Walker(ast.NodeVisitor):
         scope = _Scope(is_class, bound)
         for statement in body:
             _bind(statement, scope)
-        self.names.bound |= scope.bound
+        self.names.bound |= scope.bound - scope.globals - scope.nonlocals
         self._scopes.append(scope)
         self._functions += not is_class
         yield
@@ -341,6 +341,9 @@ class _Walker(ast.NodeVisitor):
         inside, self._annotation = self._annotation, []
         self.visit(expression)
         self._annotation = inside + [Use(use.name, use.attributes, (), use.role) for use in self._annotation]
+
+    def visit_Global(self, node: ast.Global) -> None:
+        self.names.outer.append((node, frozenset(node.names)))
 
     def visit_Nonlocal(self, node: ast.Nonlocal) -> None:
         outer = frozenset(name for name in node.names if self._scope_of(name) is None)

@@ -99,8 +99,9 @@ def kind_of(thing: Any) -> Kind:
         return Kind.IMPORT if module and is_imported(module) else Kind.CLASS
     if isinstance(thing, MethodType | functools.partial):
         return Kind.VALUE
-    if python_function(thing) is not None:
-        return Kind.IMPORT if module and is_imported(module) else Kind.FUNCTION
+    inner = python_function(thing)
+    if inner is not None:
+        return Kind.IMPORT if is_imported(inner.__module__ or "") else Kind.FUNCTION
     if callable(thing) and isinstance(name, str) and is_imported(type(thing).__module__):
         return Kind.IMPORT
     return Kind.VALUE

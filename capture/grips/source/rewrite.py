@@ -76,9 +76,11 @@ def edits_of(piece: Piece, names: Mapping[Item, str], keeps: Callable[[Annotatio
     for annotation, _ in piece.hints:
         if not keeps(annotation):
             _remove_annotation(edits, annotation)
+    called = {link.use.name: names[link.item] for link in piece.links}
     for statement, outer in piece.names.outer:
         inner = [name for name in statement.names if name not in outer]
-        parts = [f"nonlocal {', '.join(inner)}"] * bool(inner) + [f"global {', '.join(sorted(outer))}"]
+        outside = [called.get(name, name) for name in statement.names if name in outer]
+        parts = [f"nonlocal {', '.join(inner)}"] * bool(inner) + [f"global {', '.join(outside)}"]
         edits.replace_node(statement, "; ".join(parts))
     for imported, bound in piece.local_imports:
         renamed = [f"{name} = {names[item]}" for name, item in bound if names[item] != name]
