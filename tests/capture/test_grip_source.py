@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from opgrip.capture.grips.gripped import Gripped, GrippedCall
-from opgrip.capture.grips.source.module import ModuleText, module_text
+from opgrip.capture.grips.source.module import ModuleText, lay_out, take
 from opgrip.capture.grips.source.proof import check_names
 from opgrip.traces.errors import UserError
 
@@ -50,7 +50,8 @@ def taken(function: Any, *calls: tuple[Any, ...], owner: type | None = None, ent
     """The module of a function, which is checked to name nothing that it lacks."""
     kept = [GrippedCall(args, {}, None, None, None, 0, 0, 0) for args in calls]
     entry = entry or getattr(function, "__qualname__", "function").rpartition("<locals>.")[2]
-    made = module_text(Gripped(function, owner, entry, "function", frozenset(), kept), "a test")
+    gripped = Gripped(function, owner, entry, "function", frozenset(), kept)
+    made = lay_out(gripped, take(gripped), "a test")
     check_names(made.text, made.absent)
     lines = made.text.splitlines()
     assert not [line for line in lines if line != line.rstrip()]

@@ -100,8 +100,8 @@ class Collector:
         if any(isinstance(link.item, BuiltinItem) and link.item.name in _BY_TEXT for link in piece.links):
             self._link_words(piece, item)
         for annotation in piece.names.annotations:
-            uses = [(use, resolve(use, piece.namespace)) for use in annotation.uses]
-            piece.hints.append((annotation, uses))
+            meant = [(use, resolve(use, piece.namespace)) for use in annotation.uses]
+            piece.hints.append((annotation, meant))
 
     def _link(self, use: Use, piece: Piece, item: Item) -> None:
         early = use.role is Role.DEFINE
@@ -249,7 +249,6 @@ class Collector:
             return
         if not any(isinstance(around, FUNCTIONS) for around in found.file.enclosing(found.node)):
             item.name = getattr(found.node, "name", item.name)
-        item.function = found.function
         item.piece = self.function_piece(found, item)
         self.scan(item.piece, item)
 

@@ -40,6 +40,13 @@ class Mentioned:
         return any(name in self._all for name in _ALL_CHILDREN)
 
 
+class Everything(Mentioned):
+    """Tells that code reads each attribute."""
+
+    def __init__(self) -> None:
+        super().__init__([Mention(".*", Receiver.ANY)])
+
+
 class _Words:
     """Names and patterns of names."""
 

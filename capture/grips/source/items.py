@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from types import FunctionType
 from typing import Any
 
 from opgrip.capture.grips.source.files import SourceFile
@@ -123,7 +122,6 @@ class FunctionItem(Item):
     attributes : those of its own that are read
     """
 
-    function: FunctionType | None = None
     piece: Piece | None = None
     attributes: dict[str, Any] = field(default_factory=dict)
 

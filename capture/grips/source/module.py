@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -11,7 +12,7 @@ from typing import Any
 from opgrip.capture.grips.gripped import Gripped
 from opgrip.capture.grips.source.classes import Classes
 from opgrip.capture.grips.source.collect import Collector
-from opgrip.capture.grips.source.fields import words_in
+from opgrip.capture.grips.source.fields import Everything, named_in, words_in
 from opgrip.capture.grips.source.hints import hints_of
 from opgrip.capture.grips.source.items import (
     ClassItem,
@@ -53,7 +54,7 @@ class ModuleText:
     Attributes
     ----------
     entry : the function in it: `delta2bbox`, `Coder.decode`
-    classes : names of the recorded arguments' classes in it, by the names that they have where they come from
+    classes : names in it of the classes and functions among the arguments, by `module:qualname` where they come from
     projects : top-level packages and modules whose source was taken in
     imports : top-level packages that it imports, those of Python aside
     absent : free names in it that nothing is bound to where it comes from
@@ -74,9 +75,9 @@ def take(gripped: Gripped) -> Taken:
     ------
     UserError : where something of that cannot be taken out, with the reason
     """
-    collector = Collector(words_in(_objects(gripped)))
+    collector = Collector(words_in(objects_of(gripped)))
     root, classes = _entered(gripped, collector)
-    classes.expand(_objects(gripped), root)
+    classes.expand(objects_of(gripped), root)
     refused = refusals(collector.items)
     if root in refused:
         *way, last = refused[root]
@@ -90,18 +91,13 @@ def take(gripped: Gripped) -> Taken:
     return Taken(collector, root, tuple(items))
 
 
-def module_text(gripped: Gripped, origin: str) -> ModuleText:
+def lay_out(gripped: Gripped, taken: Taken, origin: str) -> ModuleText:
     """The text of a module that holds a function and all that it needs.
 
     Parameters
     ----------
     origin : where the function comes from, in words
-
-    Raises
-    ------
-    UserError : where something that it needs cannot be taken out, with the reason
     """
-    taken = take(gripped)
     hints = hints_of(taken.collector, taken.items)
     items = (*taken.items, *hints.items)
     ordered = in_order(taken.root, items)
@@ -112,7 +108,7 @@ def module_text(gripped: Gripped, origin: str) -> ModuleText:
     return ModuleText(
         text,
         entry,
-        {item.cls.__qualname__: names[item] for item in items if isinstance(item, ClassItem)},
+        dict(_argument_names(gripped, taken, names)),
         frozenset(top_level(item.module) for item in items if _is_source(item)),
         frozenset(
             top_level(item.statement.module)
@@ -123,9 +119,27 @@ def module_text(gripped: Gripped, origin: str) -> ModuleText:
     )
 
 
+def owner_of(gripped: Gripped) -> type | None:
+    """The class of a method, also of one that was gripped inside the class's body."""
+    path = gripped.entry.rpartition("<locals>.")[2].rpartition(".")[0]
+    if gripped.owner is not None or not path:
+        return gripped.owner
+    for call in gripped.calls:
+        for first in call.args[:1]:
+            for cls in first.__mro__ if isinstance(first, type) else type(first).__mro__:
+                if cls.__qualname__.rpartition("<locals>.")[2] == path:
+                    return cls
+    thing: Any = sys.modules.get(gripped.function.__module__)
+    for name in path.split("."):
+        thing = getattr(thing, name, None)
+    if not isinstance(thing, type):
+        raise UserError(f"the class of {gripped.entry} is not found", "grip it after the class is made")
+    return thing
+
+
 def _entered(gripped: Gripped, collector: Collector) -> tuple[Item, Classes]:
     """The item of the function itself."""
-    function, owner = gripped.function, gripped.owner
+    function, owner = gripped.function, owner_of(gripped)
     method = gripped.entry.rpartition(".")[2]
     if owner is None:
         classes = Classes(collector)
@@ -151,7 +165,7 @@ def _entered(gripped: Gripped, collector: Collector) -> tuple[Item, Classes]:
     return root, classes
 
 
-def _objects(gripped: Gripped) -> Iterator[Any]:
+def objects_of(gripped: Gripped) -> Iterator[Any]:
     """What the calls took and gave."""
     for call in gripped.calls:
         yield from (call.args, call.kwargs, call.results)
@@ -173,10 +187,17 @@ def _by_claim(taken: Taken, items: tuple[Item, ...], ordered: list[Item]) -> lis
 
 
 def _entry(gripped: Gripped, taken: Taken, names: dict[Item, str]) -> str:
-    if gripped.owner is None:
+    owner = owner_of(gripped)
+    if owner is None:
         return names[taken.root]
-    owner = taken.collector.class_item(gripped.owner)
-    return f"{names[owner]}.{gripped.entry.rpartition('.')[2]}"
+    return f"{names[taken.collector.class_item(owner)]}.{gripped.entry.rpartition('.')[2]}"
+
+
+def _argument_names(gripped: Gripped, taken: Taken, names: dict[Item, str]) -> Iterator[tuple[str, str]]:
+    for thing in named_in(objects_of(gripped), Everything()):
+        item = taken.collector.named(thing)
+        if item is not None and item in names and not isinstance(item, ImportItem):
+            yield f"{thing.__module__}:{thing.__qualname__}", names[item]
 
 
 def _is_source(item: Item) -> bool:
