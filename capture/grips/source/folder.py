@@ -161,10 +161,7 @@ def _calls(folder: Path) -> list[Any]:
 
 def _source(gripped: Gripped) -> tuple[dict[str, Any], str]:
     """Where a function comes from, and its top-level package."""
-    function = (
-        gripped.function if isinstance(gripped.function, FunctionType) else getattr(gripped.function, "func", None)
-    )
-    found = written(function if function is not None else gripped.function)
+    found = written(gripped.function.func if isinstance(gripped.function, partial) else gripped.function)
     module = found.function.__module__ or "__main__"
     project = distribution_of(module)
     lines = found.file.lines[first_line(found.node) - 1 : found.node.end_lineno]
