@@ -1,0 +1,337 @@
+"""Which parts of classes a sample needs: the methods and attributes that its code may read off their objects."""
+
+from __future__ import annotations
+
+import abc
+import ast
+import enum
+import functools
+import re
+from collections.abc import Iterable, Iterator
+from types import FunctionType
+from typing import Any, Generic, Protocol, is_typeddict
+
+import torch
+
+from opgrip.capture.grips.source.collect import Collector
+from opgrip.capture.grips.source.constants import is_literal
+from opgrip.capture.grips.source.decorators import written
+from opgrip.capture.grips.source.fields import Mentioned, named_in
+from opgrip.capture.grips.source.files import first_line
+from opgrip.capture.grips.source.items import ClassItem, Item, PartItem, Piece
+from opgrip.capture.grips.source.names import Receiver, bound_by, names_of
+from opgrip.capture.grips.source.packages import is_imported, module_of
+from opgrip.capture.grips.source.resolve import evaluate, namespace_of_class, python_function
+from opgrip.traces.errors import UserError
+
+NO_BASES: frozenset[Any] = frozenset({object, abc.ABC, Generic, Protocol})
+"""Classes that one inherits from for the sake of type checkers, or to be kept from leaving methods out."""
+
+_CONSTRUCTORS = ("__new__", "__init__")
+_UNUSED_NAMES = """
+    __repr__ __str__ __format__ __reduce__ __reduce_ex__ __getstate__ __setstate__ __deepcopy__ __copy__ __del__
+    __dir__ __init_subclass__ __class_getitem__ __sizeof__ __subclasshook__
+"""
+_UNUSED = frozenset(_UNUSED_NAMES.split())
+"""Special methods that results do not depend on."""
+
+_PLAIN_CLASSES = (type("", (), {}), type("", (abc.ABC,), {}))
+_OF_TYPING = ("__annotations__", "__orig_bases__", "__parameters__", "__slots__")
+_OF_EACH_CLASS = frozenset({name for cls in _PLAIN_CLASSES for name in vars(cls)} | {*_OF_TYPING})
+
+
+class Classes:
+    """Finds the parts of the classes that a collector met.
+
+    Parameters
+    ----------
+    own : classes of the objects whose method is the sample; such a module's `forward` is not called unseen
+    """
+
+    def __init__(self, collector: Collector, own: Iterable[type] = ()) -> None:
+        self._collector = collector
+        self._own = frozenset(own)
+        self._reads = 0
+
+    def meet(self, thing: type | FunctionType, user: Item) -> None:
+        """Enter that there are objects of a class, or that a function is an argument, which an item needs."""
+        if isinstance(thing, FunctionType):
+            item = self._collector.function(thing, thing.__name__)
+        else:
+            item = self._collector.class_item(thing)
+        self._needs(user, item)
+        if isinstance(item, ClassItem):
+            item.is_live = item.has_bases = True
+
+    def part(self, cls: type, name: str) -> Item:
+        """The item of an attribute that a class itself has."""
+        item = self._collector.class_item(cls)
+        if not isinstance(item, ClassItem) or is_whole(cls):
+            if isinstance(item, ClassItem):
+                item.is_live = True
+            return item
+        if name not in item.parts:
+            part = item.parts[name] = PartItem(name, cls.__module__, owner=item)
+            part.need(item)
+            self._collector.remember(("part", id(cls), name), part)
+            self._take(part, cls, item)
+        return item.parts[name]
+
+    def _take(self, part: PartItem, cls: type, item: ClassItem) -> None:
+        value = vars(cls)[part.name]
+        assert item.node is not None
+        statements = [node for node in item.node.body if _binds(node, part.name)]
+        try:
+            part.pieces = list(self._pieces(statements, value, part, cls, item))
+        except UserError as error:
+            part.refuse(str(error))
+        if part.pieces:
+            for piece in part.pieces:
+                self._collector.scan(piece, part)
+        else:
+            part.value = value
+            self._collector.check(value, part, f"{cls.__name__}.{part.name}")
+
+    def _pieces(
+        self, statements: list[ast.stmt], value: Any, part: PartItem, cls: type, item: ClassItem
+    ) -> Iterator[Piece]:
+        """The statements of a class that define an attribute; none where it was set since."""
+        assert item.file is not None
+        namespace = namespace_of_class(cls)
+        functions = {
+            (inner.__code__.co_filename, inner.__code__.co_firstlineno): function
+            for function in _functions(value)
+            if (inner := python_function(function)) is not None
+        }
+        all_definitions = all(isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) for node in statements)
+        for node in statements:
+            if all_definitions and isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                function = functions.get((item.file.name, first_line(node)))
+                if function is None:
+                    continue
+                found = written(function)
+                piece = self._collector.function_piece(found, part, cls)
+                piece.dropped = tuple(one for one in found.dropped if not _is_descriptor(one, piece, value))
+                yield piece
+            elif not isinstance(node, ast.Assign | ast.AnnAssign) or not _has_changed(node, value):
+                yield Piece(item.file, node, namespace, names_of(node), cls)
+
+    # what may be read
+
+    def expand(self, objects: Iterable[Any], root: Item) -> None:
+        """Take the parts that the code may use, until that takes in no more code.
+
+        Parameters
+        ----------
+        objects : the arguments and results of recorded calls
+        root : what needs their classes
+        """
+        objects = list(objects)
+        before = (-1, -1)
+        while (now := self._size()) != before:
+            before = now
+            self._read_off_classes()
+            mentioned = Mentioned(mention for mention, _, _ in self._collector.mentions)
+            for thing in named_in(objects, mentioned):
+                self.meet(thing, root)
+            for item in self._collector.classes:
+                if item.is_live or item.has_bases:
+                    self._take_bases(item)
+                if item.is_live:
+                    self._take_live(item, mentioned)
+            self._take_own()
+
+    def _size(self) -> tuple[int, int]:
+        flags = sum(item.is_live + item.is_made + item.has_bases for item in self._collector.classes)
+        return len(self._collector.items), flags
+
+    def _read_off_classes(self) -> None:
+        reads = self._collector.class_reads
+        while self._reads < len(reads):
+            item, name, user, early = reads[self._reads]
+            self._reads += 1
+            cls = _provider(item.cls.__mro__, name)
+            if cls is None or is_imported(cls.__module__):
+                # an inherited function that makes objects, as that of autograd functions does
+                item.is_live = item.is_made = item.has_bases = True
+                continue
+            user.need(self.part(cls, name), early)
+            if cls is not item.cls:
+                user.need(self._collector.class_item(cls), early)
+            if isinstance(vars(cls)[name], classmethod):
+                item.is_live = item.is_made = item.has_bases = True
+
+    def _take_bases(self, item: ClassItem) -> None:
+        """Enter the imported classes that a class inherits from, and its metaclass."""
+        meta = type(item.cls)
+        if not is_imported(meta.__module__):
+            self.meet(meta, item)
+        if is_whole(item.cls):
+            self._take_whole(item)
+            return
+        if item.bases or item.file is None:
+            return
+        for cls in filter(is_taken, item.cls.__mro__):
+            above = self._collector.class_item(cls)
+            if not isinstance(above, ClassItem) or above.node is None or above.file is None:
+                continue
+            namespace = namespace_of_class(cls)
+            for expression in above.node.bases:
+                base = evaluate(expression, namespace)
+                if isinstance(base, type) and is_imported(base.__module__) and base not in NO_BASES:
+                    piece = Piece(above.file, expression, namespace, names_of(expression))
+                    item.bases[base] = piece
+                    self._collector.scan(piece, item)
+        self._take_decorators(item)
+
+    def _take_decorators(self, item: ClassItem) -> None:
+        assert item.node is not None
+        assert item.file is not None
+        namespace = namespace_of_class(item.cls)
+        for decorator in item.node.decorator_list:
+            if self._stays(decorator, item.cls):
+                piece = Piece(item.file, decorator, namespace, names_of(decorator))
+                item.decorators.append(piece)
+                self._collector.scan(piece, item)
+
+    @staticmethod
+    def _stays(decorator: ast.expr, cls: type) -> bool:
+        """Whether a class decorator is of an imported package; the project's own register classes."""
+        found = evaluate(decorator.func if isinstance(decorator, ast.Call) else decorator, namespace_of_class(cls))
+        return is_imported(module_of(found) or "opgrip")
+
+    def _take_whole(self, item: ClassItem) -> None:
+        if item.whole is not None or item.node is None or item.file is None:
+            return
+        dropped = tuple(one for one in item.node.decorator_list if not self._stays(one, item.cls))
+        namespace = namespace_of_class(item.cls)
+        item.whole = Piece(item.file, item.node, namespace, names_of(item.node), dropped=dropped)
+        self._collector.scan(item.whole, item)
+
+    def _take_live(self, item: ClassItem, mentioned: Mentioned) -> None:
+        """Take the parts that code may read off an object without naming its class."""
+        cls = item.cls
+        for name in {name for base in filter(is_taken, cls.__mro__) for name in vars(base)}:
+            provider = _provider(cls.__mro__, name)
+            if provider is None or is_imported(provider.__module__):
+                continue
+            if name in _CONSTRUCTORS:
+                if item.is_made:
+                    self._needs(item, self.part(provider, name))
+            elif name == "forward" and issubclass(cls, torch.nn.Module) and cls not in self._own:
+                self._needs(item, self.part(provider, name))
+            elif mentioned.of_others(name) or _is_special(provider, name) or _overrides(cls, name):
+                part = self.part(provider, name)
+                if part not in item.may_need:
+                    item.may_need.append(part)
+
+    def _take_own(self) -> None:
+        """Take what methods read off their own object, their own class, and `super()`."""
+        for mention, piece, user in tuple(self._collector.mentions):
+            if piece.cls is None or mention.receiver is Receiver.ANY:
+                continue
+            for cls in self._own_classes(piece.cls):
+                mro = cls.__mro__
+                if mention.receiver is Receiver.SUPER:
+                    mro = mro[mro.index(piece.cls) + 1 :]
+                names = {name for base in mro for name in vars(base) if re.fullmatch(mention.attribute, name)}
+                for name in names:
+                    self._needs_from(mro, name, user)
+        for item in self._collector.classes:
+            for part in list(item.parts.values()):
+                for piece in part.pieces:
+                    self._take_calls(piece, item, part)
+
+    def _take_calls(self, piece: Piece, item: ClassItem, part: PartItem) -> None:
+        """Take what it needs to make an object of its own class, or to call its own object."""
+        is_class_method = isinstance(vars(item.cls).get(part.name), classmethod)
+        for cls in self._own_classes(item.cls):
+            found = self._collector.class_item(cls)
+            if piece.names.makes_own or (piece.names.calls_self and is_class_method):
+                if isinstance(found, ClassItem):
+                    found.is_live = found.is_made = found.has_bases = True
+            elif piece.names.calls_self and issubclass(cls, torch.nn.Module):
+                self._needs_from(cls.__mro__, "forward", part)
+
+    def _own_classes(self, cls: type) -> list[type]:
+        """The classes of which a method's object may be."""
+        live = [item.cls for item in self._collector.classes if item.is_live and cls in item.cls.__mro__]
+        return live or [cls]
+
+    def _needs_from(self, mro: tuple[type, ...], name: str, user: Item) -> None:
+        provider = _provider(mro, name)
+        if provider is not None and is_taken(provider):
+            self._needs(user, self.part(provider, name))
+
+    @staticmethod
+    def _needs(user: Item, needed: Item) -> None:
+        if needed is not user and needed not in user.needs:
+            user.need(needed)
+
+
+def is_taken(cls: type) -> bool:
+    """Whether a class's source is taken in rather than imported."""
+    return not is_imported(cls.__module__)
+
+
+def is_whole(cls: type) -> bool:
+    """Whether a class is what its body says as a whole, as enums, dataclasses and named tuples are."""
+    made_of_fields = {"__dataclass_fields__", "__attrs_attrs__"} & vars(cls).keys() or hasattr(cls, "_field_defaults")
+    return bool(made_of_fields) or issubclass(cls, enum.Enum) or is_typeddict(cls)
+
+
+def _provider(mro: tuple[type, ...], name: str) -> type | None:
+    """The class of an order of resolution that an attribute comes from; None for what each class has."""
+    return next((cls for cls in mro if name in vars(cls)), None) if name not in _OF_EACH_CLASS else None
+
+
+def _is_special(cls: type, name: str) -> bool:
+    """Whether an attribute is a special method that its class defines and that Python may call."""
+    if not (name.startswith("__") and name.endswith("__")) or name in _UNUSED:
+        return False
+    functions = [python_function(one) for one in _functions(vars(cls)[name])]
+    return any(one is not None and one.__qualname__ == f"{cls.__qualname__}.{name}" for one in functions)
+
+
+def _overrides(cls: type, name: str) -> bool:
+    """Whether an imported class may call a method that it leaves to those that inherit from it.
+
+    Modules have too many of these; of them, only `forward` is called unseen.
+    """
+    bases = [base for base in cls.__mro__ if not is_taken(base) and base not in NO_BASES]
+    return torch.nn.Module not in bases and not name.startswith("__") and any(name in vars(base) for base in bases)
+
+
+def _functions(attribute: Any) -> list[Any]:
+    """The functions that a class's attribute is made of."""
+    if isinstance(attribute, property):
+        return [one for one in (attribute.fget, attribute.fset, attribute.fdel) if one is not None]
+    for name in ("__func__", "func"):
+        inner = getattr(attribute, name, None)
+        if inner is not None and not isinstance(attribute, functools.partial):
+            return [inner]
+    return [attribute] if python_function(attribute) is not None else []
+
+
+def _is_descriptor(decorator: ast.expr, piece: Piece, value: Any) -> bool:
+    """Whether a decorator makes a method a property, a static method or the like."""
+    if isinstance(decorator, ast.Attribute) and decorator.attr in ("setter", "getter", "deleter"):
+        return True
+    found = evaluate(decorator, piece.namespace)
+    return isinstance(found, type) and isinstance(value, found) and is_imported(found.__module__)
+
+
+def _binds(node: ast.stmt, name: str) -> bool:
+    """Whether a statement of a class's body gives an attribute of that name a value."""
+    if isinstance(node, ast.AnnAssign) and node.value is None:
+        return False
+    return name in bound_by(node)
+
+
+def _has_changed(node: ast.Assign | ast.AnnAssign, value: Any) -> bool:
+    """Whether a statement assigns a literal, and the attribute has another value by now."""
+    try:
+        ast.literal_eval(node.value)  # type: ignore[arg-type]
+    except (ValueError, TypeError, SyntaxError):
+        return False
+    return not is_literal(node, value)
