@@ -55,7 +55,7 @@ def _certain(taken: Taken) -> set[Any]:
 
 def _tags_of_node(node: ast.AST) -> Iterator[str]:
     for part in _code_in(node):
-        if isinstance(part, ast.For | ast.AsyncFor | ast.While | _COMPREHENSIONS):
+        if isinstance(part, (ast.For, ast.AsyncFor, ast.While, *_COMPREHENSIONS)):
             yield FOR_LOOP
         if isinstance(part, ast.If | ast.IfExp | ast.Match):
             yield IF_ELSE
