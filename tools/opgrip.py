@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
 
 from opgrip.tools.verbs import verbs
@@ -16,7 +17,15 @@ DESCRIPTION = (
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; see `opgrip --help`."""
-    return run_command(make_parser(), lambda args: int(args.run(args)), argv)
+    argv = sys.argv[1:] if argv is None else list(argv)
+    named = (verbs.get(" ".join(argv[:words])) for words in (1, 2))
+    program: list[str] = []
+    if any(verb is not None and verb.runs_program for verb in named) and "--" in argv:
+        place = argv.index("--")
+        argv, program = argv[:place], argv[place + 1 :]
+    parser = make_parser()
+    parser.set_defaults(program=program)
+    return run_command(parser, lambda args: int(args.run(args)), argv)
 
 
 def make_parser() -> argparse.ArgumentParser:

@@ -173,14 +173,17 @@ class _Maker:
 
     def _module(self, spec: ModuleSpec, shared: int | None) -> Any:
         cls = self._class(spec.cls)
-        if not issubclass(cls, nn.Module):
-            raise CannotMake(f"{spec.cls} is no module here")
         made = self._keep(shared, object.__new__(cls))
-        nn.Module.__init__(made)
-        made._parameters.update(self._made_fields(spec.parameters))
-        made._buffers.update(self._made_fields(spec.buffers))
-        made._modules.update(self._made_fields(spec.modules))
-        for name, field in self._made_fields(spec.fields):
+        fields = dict(spec.fields)
+        if issubclass(cls, nn.Module):
+            nn.Module.__init__(made)
+            made._parameters.update(self._made_fields(spec.parameters))
+            made._buffers.update(self._made_fields(spec.buffers))
+            made._modules.update(self._made_fields(spec.modules))
+        else:
+            # where nothing that a module can is asked of it, a class with its fields will do
+            fields |= spec.parameters | spec.buffers | spec.modules
+        for name, field in self._made_fields(fields):
             _set_field(made, name, field)
         return made
 

@@ -144,6 +144,9 @@ class Grips:
                 self._matched.update(item for item in self.patterns if item.matches(target.qualname))
                 if target.inside is not None:
                     self._grip_inside(target, target.inside)
+                elif any(target.function is watched.wrapper for watched in self.watched):
+                    # another module has imported it
+                    continue
                 elif (reason := refusal(target.function)) is not None:
                     self.refused[target.qualname] = reason
                 else:

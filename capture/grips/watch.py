@@ -87,7 +87,8 @@ class Keeper:
     @property
     def name(self) -> str:
         """Of the sample."""
-        return self.keep.name or self.entry.rpartition(f"{LOCALS}.")[2].replace(".", "_")
+        name = self.keep.name or self.entry.rpartition(f"{LOCALS}.")[2].replace(".", "_")
+        return name if name.isidentifier() else _bound_name(self.function)
 
     def has_room(self) -> bool:
         """Whether it has fewer calls than are wanted, those that run now included."""
@@ -242,6 +243,14 @@ class Watched:
             self.keeper.lost[one_line(error)] += 1
         if self.recorder is not None:
             self.recorder.drop(self.name, error)
+
+
+def _bound_name(function: FunctionType) -> str:
+    """The name that a module has a lambda by."""
+    for name, value in list(function.__globals__.items()):
+        if value is function or (type(value) is FunctionType and getattr(value, "__wrapped__", None) is function):
+            return name
+    return "unnamed"
 
 
 def owner_of(function: FunctionType, entry: str) -> type | None:

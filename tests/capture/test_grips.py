@@ -345,12 +345,13 @@ def test_functions_are_gripped_under_all_their_names(monkeypatch: pytest.MonkeyP
 
 def test_modules_that_are_loaded_later_are_gripped_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "late_functions.py").write_text("SPEC = __spec__.loader\ndef late(boxes):\n    return boxes + 1\n")
-    (tmp_path / "late_users.py").write_text("from late_functions import late as other\n")
+    (tmp_path / "late_users.py").write_text("from late_functions import late as other, late\n")
     monkeypatch.syspath_prepend(tmp_path)
     with Grips([parse_pattern("late_*:late")], to=tmp_path) as grips:
         users = importlib.import_module("late_users")
         users.other(torch.ones(1))
-    assert len(calls_of(grips, "late")) == 1
+        users.late(torch.ones(2))
+    assert len(calls_of(grips, "late")) == 2
     assert not hasattr(users.other, "__wrapped__")
     functions = sys.modules.pop("late_functions")
     assert functions.SPEC is functions.__loader__

@@ -25,8 +25,7 @@ examples:
 
 def prepare(parser: argparse.ArgumentParser) -> None:
     """The verb's options."""
-    parser.add_argument("script", metavar="SCRIPT", help="the program to run")
-    parser.add_argument("arguments", nargs="*", metavar="ARGUMENT", help="the script's own, after --")
+    parser.add_argument("script", metavar="SCRIPT", help="the program to run; after --, its own arguments")
     parser.add_argument(
         "--function",
         action="append",
@@ -53,7 +52,7 @@ def prepare(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the script, and write the samples."""
     load_safetensors()
-    program = [args.script, *args.arguments]
+    program = [args.script, *args.program]
     script_name(program)
     patterns = [parse_pattern(name if ":" in name else f"__main__:{name}") for name in args.function]
     grips = Grips(patterns, Keep(args.calls, by_reference=args.by_reference), args.to)
@@ -67,4 +66,4 @@ def run(args: argparse.Namespace) -> int:
     return status or (USAGE_ERROR if grips.refused else 0)
 
 
-verbs.register("grip")(Verb("run a script, and make samples of some of its functions", EXAMPLES, prepare, run))
+verbs.register("grip")(Verb("run a script, and make samples of some of its functions", EXAMPLES, prepare, run, True))
