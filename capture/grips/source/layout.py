@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from opgrip.capture.grips.source.classes import NO_BASES, is_taken
+from opgrip.capture.grips.source.class_parts import NO_BASES, is_taken
 from opgrip.capture.grips.source.collect import Collector
 from opgrip.capture.grips.source.files import docstring_of
 from opgrip.capture.grips.source.imports import Import, render
