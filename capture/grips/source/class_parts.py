@@ -84,11 +84,13 @@ def makes_descriptor(decorator: ast.expr, piece: Piece, value: Any) -> bool:
     return isinstance(found, type) and isinstance(value, found) and is_imported(found.__module__)
 
 
-def defines(node: ast.stmt, name: str) -> bool:
+def defines(node: ast.stmt, name: str, cls: type) -> bool:
     """Whether a statement of a class's body gives an attribute of that name a value."""
     if isinstance(node, ast.AnnAssign) and node.value is None:
         return False
-    return name in bound_by(node)
+    # inside a class, Python puts the class's name before those that begin with two underscores
+    prefix = f"_{cls.__name__.lstrip('_')}__"
+    return bool({name, name.replace(prefix, "__", 1) if name.startswith(prefix) else name} & bound_by(node))
 
 
 def has_changed(node: ast.Assign | ast.AnnAssign, value: Any) -> bool:

@@ -74,8 +74,7 @@ class Classes:
 
     def _take(self, part: PartItem, cls: type, item: ClassItem) -> None:
         value = vars(cls)[part.name]
-        assert item.node is not None
-        statements = [node for node in item.node.body if defines(node, part.name)]
+        statements = [node for node in item.node.body if defines(node, part.name, cls)]
         try:
             part.pieces = list(self._pieces(statements, value, part, cls, item))
         except UserError as error:
@@ -91,7 +90,6 @@ class Classes:
         self, statements: list[ast.stmt], value: Any, part: PartItem, cls: type, item: ClassItem
     ) -> Iterator[Piece]:
         """The statements of a class that define an attribute; none where it was set since."""
-        assert item.file is not None
         namespace = namespace_of_class(cls)
         functions = {
             (inner.__code__.co_filename, inner.__code__.co_firstlineno): function
@@ -164,24 +162,33 @@ class Classes:
         if is_whole(item.cls):
             self._take_whole(item)
             return
-        if item.bases or item.file is None:
+        if item.bases:
             return
         for cls in filter(is_taken, item.cls.__mro__):
-            above = self._collector.class_item(cls)
-            if not isinstance(above, ClassItem) or above.node is None or above.file is None:
-                continue
-            namespace = namespace_of_class(cls)
-            for expression in above.node.bases:
-                base = evaluate(expression, namespace)
-                if isinstance(base, type) and is_imported(base.__module__) and base not in NO_BASES:
-                    piece = Piece(above.file, expression, namespace, names_of(expression))
-                    item.bases[base] = piece
-                    self._collector.scan(piece, item)
+            written_as = self._base_expressions(cls)
+            for base in cls.__bases__:
+                if is_imported(base.__module__) and base not in NO_BASES:
+                    item.bases[base] = written_as.get(base)
+        for base, piece in item.bases.items():
+            if piece is not None:
+                self._collector.scan(piece, item)
+            elif (found := self._collector.of_value(base)) is not None:
+                item.need(found, early=True)
         self._take_decorators(item)
 
+    def _base_expressions(self, cls: type) -> dict[type, Piece]:
+        """How a class's source writes the classes that it inherits from."""
+        item = self._collector.class_item(cls)
+        if not isinstance(item, ClassItem):
+            return {}
+        namespace = namespace_of_class(cls)
+        # what a generic class holds is for type checkers
+        plain = (one.value if isinstance(one, ast.Subscript) else one for one in item.node.bases)
+        found = ((evaluate(one, namespace), one) for one in plain)
+        pieces = ((base, Piece(item.file, one, namespace, names_of(one))) for base, one in found)
+        return {base: piece for base, piece in pieces if isinstance(base, type)}
+
     def _take_decorators(self, item: ClassItem) -> None:
-        assert item.node is not None
-        assert item.file is not None
         namespace = namespace_of_class(item.cls)
         for decorator in item.node.decorator_list:
             if self._stays(decorator, item.cls):
@@ -196,7 +203,7 @@ class Classes:
         return is_imported(module_of(found) or "opgrip")
 
     def _take_whole(self, item: ClassItem) -> None:
-        if item.whole is not None or item.node is None or item.file is None:
+        if item.whole is not None:
             return
         dropped = tuple(one for one in item.node.decorator_list if not self._stays(one, item.cls))
         namespace = namespace_of_class(item.cls)

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from types import ModuleType
 from typing import Any
 
-from opgrip.capture.grips.source.constants import is_literal, lost_defaults, made_by_call, statement_of
+from opgrip.capture.grips.source.constants import is_filled, is_literal, lost_defaults, made_by_call, statement_of
 from opgrip.capture.grips.source.decorators import Written, written
 from opgrip.capture.grips.source.files import FUNCTIONS, find_class
 from opgrip.capture.grips.source.imports import live_import, source_module
@@ -71,7 +71,7 @@ class Collector(ItemTable):
         for use in sorted(uses, key=lambda one: resolve(one, piece.namespace).kind is not Kind.IMPORT):
             self._link(use, piece, item)
         for mention in piece.names.mentions:
-            self.mentions.append((mention, piece, item))
+            self.mentions.append((_mangled(mention, piece), piece, item))
         for statement in piece.names.imports:
             self._local_import(statement, piece, item)
         if any(isinstance(link.item, BuiltinItem) and link.item.name in _BY_TEXT for link in piece.links):
@@ -105,7 +105,7 @@ class Collector(ItemTable):
     def _link_words(self, piece: Piece, item: Item) -> None:
         """Enter the functions and classes that a piece may find by their names in strings."""
         for word in sorted(piece.names.words | self.words):
-            use = Use(word, (), (), Role.RUN)
+            use = Use(word, (), (), Role.TEXT)
             found = resolve(use, piece.namespace)
             if found.kind in (Kind.FUNCTION, Kind.CLASS):
                 needed = self._item(found, use, piece)
@@ -227,7 +227,7 @@ class Collector(ItemTable):
             except Inexpressible:
                 item.refuse(str(error))
             return item
-        item = ClassItem(cls.__name__, cls.__module__, cls=cls, file=file, node=node)
+        item = ClassItem(name=cls.__name__, module=cls.__module__, cls=cls, file=file, node=node)
         self.remember(key, item, cls)
         return item
 
@@ -245,7 +245,8 @@ class Collector(ItemTable):
                 express(thing, self.referring(item))
                 return item
             except Inexpressible:
-                statement = statement if made_by_call(statement, piece.namespace, thing) else None
+                stays = made_by_call(statement, piece.namespace, thing) or is_filled(statement, thing)
+                statement = statement if stays else None
         if statement is None:
             self.check(thing, item, "the value")
             return item
@@ -264,7 +265,7 @@ class Collector(ItemTable):
         """Gives what stands for a class, function or module within a value of an item, which then needs it."""
 
         def refer(thing: Any) -> str:
-            item = self._of_value(thing)
+            item = self.of_value(thing)
             if item is None:
                 raise Inexpressible(f"{thing!r}")
             user.need(item, early=True)
@@ -272,7 +273,8 @@ class Collector(ItemTable):
 
         return refer
 
-    def _of_value(self, thing: Any) -> Item | None:
+    def of_value(self, thing: Any) -> Item | None:
+        """The item of a class, function or module within a value; None where it has none."""
         kind, name = kind_of(thing), getattr(thing, "__name__", "").rpartition(".")[2]
         if kind is Kind.BUILTIN:
             return self.builtin(thing.__name__)
@@ -284,3 +286,11 @@ class Collector(ItemTable):
                 item.is_live = item.is_made = item.has_bases = True
             return item
         return self.imported(thing, _USUAL.get(name, name), (), None)
+
+
+def _mangled(mention: Mention, piece: Piece) -> Mention:
+    """What is read off an object, under the name that Python gives it inside a class: `_Coder__scale` for `__scale`."""
+    name = mention.attribute
+    if piece.cls is None or not name.startswith("__") or name.endswith("__"):
+        return mention
+    return Mention(f"_{piece.cls.__name__.lstrip('_')}{name}", mention.receiver)

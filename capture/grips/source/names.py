@@ -15,6 +15,7 @@ class Role(Enum):
     DEFINE = "evaluated where the piece is defined"
     RUN = "evaluated when it runs"
     CHECK = "a class that `isinstance`, `except` or `case` compares with"
+    TEXT = "found by its name in a string"
 
 
 @dataclass(frozen=True, slots=True)
