@@ -952,3 +952,158 @@ def test_single_dispatch_is_refused(project: Callable[..., ModuleType]) -> None:
     )
     with pytest.raises(UserError, match="singledispatch"):
         taken(main.area)
+
+
+def test_a_source_that_changed_since_is_refused(project: Callable[..., ModuleType]) -> None:
+    main = project(
+        """
+        import torch
+
+        def run(x):
+            return torch.relu(x)
+        """
+    )
+    path = Path(str(main.__file__))
+    path.write_text(path.read_text().replace("torch.relu", "torch.sigmoid"))
+    linecache.checkcache(str(path))
+    with pytest.raises(UserError, match="changed since it was imported"):
+        taken(main.run)
+
+
+def test_names_with_two_underscores_and_classes_made_in_functions(project: Callable[..., ModuleType]) -> None:
+    main = project(
+        """
+        from typing import Generic, TypeVar
+        import torch
+
+        T = TypeVar("T")
+
+        class Coder(Generic[T]):
+            __scale = 3
+
+            def __twice(self, x):
+                return x * 2
+
+            def code(self, x):
+                return self.__twice(x) * self.__scale
+
+            def __unused(self):
+                return 0
+
+        def make(base):
+            class Local(base, dict[str, int]):
+                def __init__(self, shift):
+                    self.shift = shift
+                def code(self, x):
+                    return super().code(x) + self.shift
+            return Local
+
+        Local = make(Coder)
+
+        def use(x):
+            return Local(2).code(x)
+        """
+    )
+    made = agrees(main.use, torch.rand(3))
+    assert "__unused" not in made.text
+    assert "class Local(Coder, dict):" in made.text
+
+
+def test_dataclasses_keep_their_fields_and_caches_begin_empty(project: Callable[..., ModuleType]) -> None:
+    main = project(
+        """
+        from dataclasses import dataclass, field
+        from typing import ClassVar
+        import torch
+        from .other import Other, Shape
+
+        _cache = {}
+
+        @dataclass
+        class Sizes:
+            shape: Shape
+            other: "Other" = None
+            count: ClassVar[Other] = 3
+            more: list = field(default_factory=list)
+
+            def area(self):
+                return self.shape[0] * self.shape[1] * self.count + len(self.more)
+
+        def area(shape):
+            if shape not in _cache:
+                _cache[shape] = torch.rand(40, 40)
+            return Sizes(shape).area()
+        """,
+        other="""
+        from typing import Tuple
+
+        class Other:
+            pass
+
+        Shape = Tuple[int, int]
+        """,
+    )
+    main.area((2, 3))
+    made = agrees(main.area, (2, 3))
+    assert "_cache = {}" in made.text
+    assert "shape: Any\n" in made.text
+    assert "count: ClassVar[Any] = 3" in made.text
+
+
+def test_methods_that_were_put_into_a_class_later(project: Callable[..., ModuleType]) -> None:
+    main = project(
+        """
+        class Coder:
+            factor = 2
+
+            def code(self, x):
+                return x * self.factor
+
+        def patched(self, x):
+            return x * self.factor + 100
+
+        def use(x):
+            return Coder().code(x)
+
+        Coder.code = patched
+        Coder.factor = 5
+        """
+    )
+    made = agrees(main.use, torch.rand(3))
+    assert "    factor = 5\n    code = patched\n" in made.text or "    code = patched\n    factor = 5\n" in made.text
+
+
+def test_helpers_that_decorators_use_stand_before_what_is_decorated(project: Callable[..., ModuleType]) -> None:
+    main = project(
+        """
+        from .deco import logged
+
+        @logged
+        def second(x):
+            return first(x) + 1
+
+        @logged
+        def first(x):
+            return x * 2 if x is not None else second(0)
+        """,
+        deco="""
+        import functools
+
+        NAMES = []
+
+        def name_of(function):
+            return clean(function.__name__)
+
+        def clean(name):
+            return name.strip("_")
+
+        def logged(function):
+            NAMES.append(name_of(function))
+            @functools.wraps(function)
+            def run(*args):
+                return function(*args)
+            return run
+        """,
+    )
+    agrees(main.second, 3)
+    agrees(main.first, 3)

@@ -2,42 +2,37 @@
 
 from __future__ import annotations
 
-import abc
 import ast
-import enum
-import functools
 import re
 from collections.abc import Iterable, Iterator
 from types import FunctionType
-from typing import Any, Generic, Protocol, is_typeddict
+from typing import Any
 
 import torch
 
+from opgrip.capture.grips.source.class_parts import (
+    CONSTRUCTORS,
+    NO_BASES,
+    defines,
+    functions_of,
+    has_changed,
+    is_special,
+    is_taken,
+    is_whole,
+    makes_descriptor,
+    overrides,
+    provider_of,
+)
 from opgrip.capture.grips.source.collect import Collector
-from opgrip.capture.grips.source.constants import is_literal
 from opgrip.capture.grips.source.decorators import written
 from opgrip.capture.grips.source.fields import Mentioned, named_in
 from opgrip.capture.grips.source.files import first_line
 from opgrip.capture.grips.source.items import ClassItem, Item, PartItem, Piece
-from opgrip.capture.grips.source.names import Receiver, bound_by, names_of
+from opgrip.capture.grips.source.names import Receiver
 from opgrip.capture.grips.source.packages import is_imported, module_of
 from opgrip.capture.grips.source.resolve import evaluate, namespace_of_class, python_function
+from opgrip.capture.grips.source.walker import names_of
 from opgrip.traces.errors import UserError
-
-NO_BASES: frozenset[Any] = frozenset({object, abc.ABC, Generic, Protocol})
-"""Classes that one inherits from for the sake of type checkers, or to be kept from leaving methods out."""
-
-_CONSTRUCTORS = ("__new__", "__init__")
-_UNUSED_NAMES = """
-    __repr__ __str__ __format__ __reduce__ __reduce_ex__ __getstate__ __setstate__ __deepcopy__ __copy__ __del__
-    __dir__ __init_subclass__ __class_getitem__ __sizeof__ __subclasshook__
-"""
-_UNUSED = frozenset(_UNUSED_NAMES.split())
-"""Special methods that results do not depend on."""
-
-_PLAIN_CLASSES = (type("", (), {}), type("", (abc.ABC,), {}))
-_OF_TYPING = ("__annotations__", "__orig_bases__", "__parameters__", "__slots__")
-_OF_EACH_CLASS = frozenset({name for cls in _PLAIN_CLASSES for name in vars(cls)} | {*_OF_TYPING})
 
 
 class Classes:
@@ -79,8 +74,7 @@ class Classes:
 
     def _take(self, part: PartItem, cls: type, item: ClassItem) -> None:
         value = vars(cls)[part.name]
-        assert item.node is not None
-        statements = [node for node in item.node.body if _binds(node, part.name)]
+        statements = [node for node in item.node.body if defines(node, part.name, cls)]
         try:
             part.pieces = list(self._pieces(statements, value, part, cls, item))
         except UserError as error:
@@ -96,11 +90,10 @@ class Classes:
         self, statements: list[ast.stmt], value: Any, part: PartItem, cls: type, item: ClassItem
     ) -> Iterator[Piece]:
         """The statements of a class that define an attribute; none where it was set since."""
-        assert item.file is not None
         namespace = namespace_of_class(cls)
         functions = {
             (inner.__code__.co_filename, inner.__code__.co_firstlineno): function
-            for function in _functions(value)
+            for function in functions_of(value)
             if (inner := python_function(function)) is not None
         }
         all_definitions = all(isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) for node in statements)
@@ -111,9 +104,9 @@ class Classes:
                     continue
                 found = written(function)
                 piece = self._collector.function_piece(found, part, cls)
-                piece.dropped = tuple(one for one in found.dropped if not _is_descriptor(one, piece, value))
+                piece.dropped = tuple(one for one in found.dropped if not makes_descriptor(one, piece, value))
                 yield piece
-            elif not isinstance(node, ast.Assign | ast.AnnAssign) or not _has_changed(node, value):
+            elif not isinstance(node, ast.Assign | ast.AnnAssign) or not has_changed(node, value):
                 yield Piece(item.file, node, namespace, names_of(node), cls)
 
     # what may be read
@@ -150,7 +143,7 @@ class Classes:
         while self._reads < len(reads):
             item, name, user, early = reads[self._reads]
             self._reads += 1
-            cls = _provider(item.cls.__mro__, name)
+            cls = provider_of(item.cls.__mro__, name)
             if cls is None or is_imported(cls.__module__):
                 # an inherited function that makes objects, as that of autograd functions does
                 item.is_live = item.is_made = item.has_bases = True
@@ -169,24 +162,33 @@ class Classes:
         if is_whole(item.cls):
             self._take_whole(item)
             return
-        if item.bases or item.file is None:
+        if item.bases:
             return
         for cls in filter(is_taken, item.cls.__mro__):
-            above = self._collector.class_item(cls)
-            if not isinstance(above, ClassItem) or above.node is None or above.file is None:
-                continue
-            namespace = namespace_of_class(cls)
-            for expression in above.node.bases:
-                base = evaluate(expression, namespace)
-                if isinstance(base, type) and is_imported(base.__module__) and base not in NO_BASES:
-                    piece = Piece(above.file, expression, namespace, names_of(expression))
-                    item.bases[base] = piece
-                    self._collector.scan(piece, item)
+            written_as = self._base_expressions(cls)
+            for base in cls.__bases__:
+                if is_imported(base.__module__) and base not in NO_BASES:
+                    item.bases[base] = written_as.get(base)
+        for base, piece in item.bases.items():
+            if piece is not None:
+                self._collector.scan(piece, item)
+            elif (found := self._collector.of_value(base)) is not None:
+                item.need(found, early=True)
         self._take_decorators(item)
 
+    def _base_expressions(self, cls: type) -> dict[type, Piece]:
+        """How a class's source writes the classes that it inherits from."""
+        item = self._collector.class_item(cls)
+        if not isinstance(item, ClassItem):
+            return {}
+        namespace = namespace_of_class(cls)
+        # what a generic class holds is for type checkers
+        plain = (one.value if isinstance(one, ast.Subscript) else one for one in item.node.bases)
+        found = ((evaluate(one, namespace), one) for one in plain)
+        pieces = ((base, Piece(item.file, one, namespace, names_of(one))) for base, one in found)
+        return {base: piece for base, piece in pieces if isinstance(base, type)}
+
     def _take_decorators(self, item: ClassItem) -> None:
-        assert item.node is not None
-        assert item.file is not None
         namespace = namespace_of_class(item.cls)
         for decorator in item.node.decorator_list:
             if self._stays(decorator, item.cls):
@@ -201,7 +203,7 @@ class Classes:
         return is_imported(module_of(found) or "opgrip")
 
     def _take_whole(self, item: ClassItem) -> None:
-        if item.whole is not None or item.node is None or item.file is None:
+        if item.whole is not None:
             return
         dropped = tuple(one for one in item.node.decorator_list if not self._stays(one, item.cls))
         namespace = namespace_of_class(item.cls)
@@ -212,15 +214,15 @@ class Classes:
         """Take the parts that code may read off an object without naming its class."""
         cls = item.cls
         for name in {name for base in filter(is_taken, cls.__mro__) for name in vars(base)}:
-            provider = _provider(cls.__mro__, name)
+            provider = provider_of(cls.__mro__, name)
             if provider is None or is_imported(provider.__module__):
                 continue
-            if name in _CONSTRUCTORS:
+            if name in CONSTRUCTORS:
                 if item.is_made:
                     self._needs(item, self.part(provider, name))
             elif name == "forward" and issubclass(cls, torch.nn.Module) and cls not in self._own:
                 self._needs(item, self.part(provider, name))
-            elif mentioned.of_others(name) or _is_special(provider, name) or _overrides(cls, name):
+            elif mentioned.of_others(name) or is_special(provider, name) or overrides(cls, name):
                 part = self.part(provider, name)
                 if part not in item.may_need:
                     item.may_need.append(part)
@@ -259,7 +261,7 @@ class Classes:
         return live or [cls]
 
     def _needs_from(self, mro: tuple[type, ...], name: str, user: Item) -> None:
-        provider = _provider(mro, name)
+        provider = provider_of(mro, name)
         if provider is not None and is_taken(provider):
             self._needs(user, self.part(provider, name))
 
@@ -267,71 +269,3 @@ class Classes:
     def _needs(user: Item, needed: Item) -> None:
         if needed is not user and needed not in user.needs:
             user.need(needed)
-
-
-def is_taken(cls: type) -> bool:
-    """Whether a class's source is taken in rather than imported."""
-    return not is_imported(cls.__module__)
-
-
-def is_whole(cls: type) -> bool:
-    """Whether a class is what its body says as a whole, as enums, dataclasses and named tuples are."""
-    made_of_fields = {"__dataclass_fields__", "__attrs_attrs__"} & vars(cls).keys() or hasattr(cls, "_field_defaults")
-    return bool(made_of_fields) or issubclass(cls, enum.Enum) or is_typeddict(cls)
-
-
-def _provider(mro: tuple[type, ...], name: str) -> type | None:
-    """The class of an order of resolution that an attribute comes from; None for what each class has."""
-    return next((cls for cls in mro if name in vars(cls)), None) if name not in _OF_EACH_CLASS else None
-
-
-def _is_special(cls: type, name: str) -> bool:
-    """Whether an attribute is a special method that its class defines and that Python may call."""
-    if not (name.startswith("__") and name.endswith("__")) or name in _UNUSED:
-        return False
-    functions = [python_function(one) for one in _functions(vars(cls)[name])]
-    return any(one is not None and one.__qualname__ == f"{cls.__qualname__}.{name}" for one in functions)
-
-
-def _overrides(cls: type, name: str) -> bool:
-    """Whether an imported class may call a method that it leaves to those that inherit from it.
-
-    Modules have too many of these; of them, only `forward` is called unseen.
-    """
-    bases = [base for base in cls.__mro__ if not is_taken(base) and base not in NO_BASES]
-    return torch.nn.Module not in bases and not name.startswith("__") and any(name in vars(base) for base in bases)
-
-
-def _functions(attribute: Any) -> list[Any]:
-    """The functions that a class's attribute is made of."""
-    if isinstance(attribute, property):
-        return [one for one in (attribute.fget, attribute.fset, attribute.fdel) if one is not None]
-    for name in ("__func__", "func"):
-        inner = getattr(attribute, name, None)
-        if inner is not None and not isinstance(attribute, functools.partial):
-            return [inner]
-    return [attribute] if python_function(attribute) is not None else []
-
-
-def _is_descriptor(decorator: ast.expr, piece: Piece, value: Any) -> bool:
-    """Whether a decorator makes a method a property, a static method or the like."""
-    if isinstance(decorator, ast.Attribute) and decorator.attr in ("setter", "getter", "deleter"):
-        return True
-    found = evaluate(decorator, piece.namespace)
-    return isinstance(found, type) and isinstance(value, found) and is_imported(found.__module__)
-
-
-def _binds(node: ast.stmt, name: str) -> bool:
-    """Whether a statement of a class's body gives an attribute of that name a value."""
-    if isinstance(node, ast.AnnAssign) and node.value is None:
-        return False
-    return name in bound_by(node)
-
-
-def _has_changed(node: ast.Assign | ast.AnnAssign, value: Any) -> bool:
-    """Whether a statement assigns a literal, and the attribute has another value by now."""
-    try:
-        ast.literal_eval(node.value)  # type: ignore[arg-type]
-    except (ValueError, TypeError, SyntaxError):
-        return False
-    return not is_literal(node, value)

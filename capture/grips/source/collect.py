@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from types import ModuleType
 from typing import Any
 
-from opgrip.capture.grips.source.constants import is_literal, lost_defaults, made_by_call, statement_of
+from opgrip.capture.grips.source.constants import is_filled, is_literal, lost_defaults, made_by_call, statement_of
 from opgrip.capture.grips.source.decorators import Written, written
 from opgrip.capture.grips.source.files import FUNCTIONS, find_class
-from opgrip.capture.grips.source.imports import import_of, live_import, source_module
+from opgrip.capture.grips.source.imports import live_import, source_module
 from opgrip.capture.grips.source.items import (
     BuiltinItem,
     ClassItem,
     FunctionItem,
-    ImportItem,
     Item,
     Link,
     Piece,
     ValueItem,
 )
-from opgrip.capture.grips.source.names import Mention, Role, Use, names_of
+from opgrip.capture.grips.source.names import Mention, Role, Use
 from opgrip.capture.grips.source.packages import is_imported, module_of
 from opgrip.capture.grips.source.resolve import (
     Found,
@@ -31,17 +30,18 @@ from opgrip.capture.grips.source.resolve import (
     python_function,
     resolve,
 )
+from opgrip.capture.grips.source.table import ItemTable
 from opgrip.capture.grips.source.values import Inexpressible, Refer, express, express_class
+from opgrip.capture.grips.source.walker import names_of
 from opgrip.traces.errors import UserError
 
 _BY_TEXT = ("eval", "globals")
-_DYNAMIC = ("exec", "__import__")
 _OF_EACH_MODULE = ("__name__", "__file__", "__doc__", "__package__", "__spec__", "__builtins__", "__class__")
 _USUAL = {"numpy": "np", "pandas": "pd"}
 
 
-class Collector:
-    """The items of one sample, each once.
+class Collector(ItemTable):
+    """Enters the items of one sample.
 
     Parameters
     ----------
@@ -54,33 +54,10 @@ class Collector:
     """
 
     def __init__(self, words: Iterable[str] = ()) -> None:
+        super().__init__()
         self.words = frozenset(words)
         self.mentions: list[tuple[Mention, Piece, Item]] = []
         self.class_reads: list[tuple[ClassItem, str, Item, bool]] = []
-        self._items: dict[object, Item] = {}
-        # what is known by its id has to stay
-        self._kept: list[Any] = []
-
-    @property
-    def items(self) -> list[Item]:
-        """All of them."""
-        return list(self._items.values())
-
-    @property
-    def classes(self) -> list[ClassItem]:
-        """Those of classes."""
-        return [item for item in self._items.values() if isinstance(item, ClassItem)]
-
-    def known(self, key: object, make: Callable[[], Item]) -> Item:
-        """The item that is known by a key, made where there is none yet."""
-        if key not in self._items:
-            self.remember(key, make())
-        return self._items[key]
-
-    def remember(self, key: object, item: Item, thing: Any = None) -> None:
-        """Enter an item."""
-        self._items[key] = item
-        self._kept.append(thing)
 
     # source
 
@@ -94,7 +71,7 @@ class Collector:
         for use in sorted(uses, key=lambda one: resolve(one, piece.namespace).kind is not Kind.IMPORT):
             self._link(use, piece, item)
         for mention in piece.names.mentions:
-            self.mentions.append((mention, piece, item))
+            self.mentions.append((_mangled(mention, piece), piece, item))
         for statement in piece.names.imports:
             self._local_import(statement, piece, item)
         if any(isinstance(link.item, BuiltinItem) and link.item.name in _BY_TEXT for link in piece.links):
@@ -128,7 +105,7 @@ class Collector:
     def _link_words(self, piece: Piece, item: Item) -> None:
         """Enter the functions and classes that a piece may find by their names in strings."""
         for word in sorted(piece.names.words | self.words):
-            use = Use(word, (), (), Role.RUN)
+            use = Use(word, (), (), Role.TEXT)
             found = resolve(use, piece.namespace)
             if found.kind in (Kind.FUNCTION, Kind.CLASS):
                 needed = self._item(found, use, piece)
@@ -169,7 +146,7 @@ class Collector:
         """The item that a name in a piece of source stands for; None where nothing is bound to it."""
         thing, name = found.thing, (use.name, *use.attributes)[found.taken]
         if found.kind is Kind.ABSENT:
-            return self._refused(f"{'.'.join((use.name, *use.attributes))} is not there") if found.taken else None
+            return self.refused(f"{'.'.join((use.name, *use.attributes))} is not there") if found.taken else None
         if found.kind is Kind.BUILTIN:
             return self.builtin(getattr(thing, "__name__", name))
         if found.kind is Kind.FUNCTION:
@@ -180,42 +157,10 @@ class Collector:
         if imported is not None:
             return imported
         if isinstance(thing, ModuleType):
-            return self._refused(f"the module {thing.__name__} is used as a value")
+            return self.refused(f"the module {thing.__name__} is used as a value")
         if found.kind is Kind.IMPORT:
-            return self._refused(f"{name} of {module_of(thing)} cannot be imported by a name")
+            return self.refused(f"{name} of {module_of(thing)} cannot be imported by a name")
         return self._value(thing, name, piece, found.taken)
-
-    def _refused(self, reason: str) -> Item:
-        item = Item("", "", reason)
-        self.remember(item, item)
-        return item
-
-    def builtin(self, name: str) -> Item:
-        """The item of something that Python has under its name everywhere."""
-        item = self.known(("builtin", name), lambda: BuiltinItem(name, "builtins"))
-        if name in _DYNAMIC:
-            item.refuse(f"{name}() finds names while it runs")
-        return item
-
-    def imported(self, thing: Any, name: str, attributes: tuple[str, ...], piece: Piece | None) -> Item | None:
-        """The item of something that is imported, None for what no import statement gives.
-
-        Parameters
-        ----------
-        name : that it is used by
-        attributes : that are read off it
-        piece : that uses it, None for a value
-        """
-        file = piece.file if piece is not None else None
-        package = (piece.namespace.variables.get("__package__") or "") if piece is not None else ""
-        statement = import_of(name, attributes, thing, file, package)
-        known = self._items.get(("import", id(thing)))
-        if statement is None or (known is not None and statement.alias):
-            return known
-        key = ("import", id(thing)) if statement.alias else ("import", statement.module)
-        if key not in self._items:
-            self.remember(key, ImportItem(statement.name, statement.module, statement=statement), thing)
-        return self._items[key]
 
     def function(self, thing: Any, name: str, attributes: tuple[str, ...] = ()) -> Item:
         """The item of a Python function, or of what decorators made of one.
@@ -282,7 +227,7 @@ class Collector:
             except Inexpressible:
                 item.refuse(str(error))
             return item
-        item = ClassItem(cls.__name__, cls.__module__, cls=cls, file=file, node=node)
+        item = ClassItem(name=cls.__name__, module=cls.__module__, cls=cls, file=file, node=node)
         self.remember(key, item, cls)
         return item
 
@@ -300,7 +245,8 @@ class Collector:
                 express(thing, self.referring(item))
                 return item
             except Inexpressible:
-                statement = statement if made_by_call(statement, piece.namespace, thing) else None
+                stays = made_by_call(statement, piece.namespace, thing) or is_filled(statement, thing)
+                statement = statement if stays else None
         if statement is None:
             self.check(thing, item, "the value")
             return item
@@ -319,7 +265,7 @@ class Collector:
         """Gives what stands for a class, function or module within a value of an item, which then needs it."""
 
         def refer(thing: Any) -> str:
-            item = self._of_value(thing)
+            item = self.of_value(thing)
             if item is None:
                 raise Inexpressible(f"{thing!r}")
             user.need(item, early=True)
@@ -327,7 +273,8 @@ class Collector:
 
         return refer
 
-    def _of_value(self, thing: Any) -> Item | None:
+    def of_value(self, thing: Any) -> Item | None:
+        """The item of a class, function or module within a value; None where it has none."""
         kind, name = kind_of(thing), getattr(thing, "__name__", "").rpartition(".")[2]
         if kind is Kind.BUILTIN:
             return self.builtin(thing.__name__)
@@ -340,9 +287,10 @@ class Collector:
             return item
         return self.imported(thing, _USUAL.get(name, name), (), None)
 
-    def named(self, thing: Any) -> Item | None:
-        """The item of a class, function or module within a value, where there is one already."""
-        kind = kind_of(thing)
-        if kind is Kind.BUILTIN:
-            return self._items.get(("builtin", thing.__name__))
-        return self._items.get((kind.name.lower(), id(thing)))
+
+def _mangled(mention: Mention, piece: Piece) -> Mention:
+    """What is read off an object, under the name that Python gives it inside a class: `_Coder__scale` for `__scale`."""
+    name = mention.attribute
+    if piece.cls is None or not name.startswith("__") or name.endswith("__"):
+        return mention
+    return Mention(f"_{piece.cls.__name__.lstrip('_')}{name}", mention.receiver)

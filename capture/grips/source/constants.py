@@ -59,6 +59,11 @@ def made_by_call(statement: ast.Assign | ast.AnnAssign, namespace: Namespace, va
     return made is not ABSENT and is_made and all(map(_is_plain, arguments))
 
 
+def is_filled(statement: ast.Assign | ast.AnnAssign, value: Any) -> bool:
+    """Whether a statement assigns a container that the program has filled since, as it does with caches."""
+    return type(value) in (dict, list, set) and statement.value is not None and _is_plain(statement.value)
+
+
 def _is_plain(argument: ast.expr) -> bool:
     try:
         ast.literal_eval(argument)

@@ -52,6 +52,17 @@ class SourceFile:
         return {child: node for node in ast.walk(self.tree) for child in ast.iter_child_nodes(node)}
 
     @cached_property
+    def codes(self) -> dict[tuple[str, int], list[CodeType]]:
+        """The code objects that compiling it gives, by name and first line."""
+        found: dict[tuple[str, int], list[CodeType]] = {}
+        flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+        queue = [compile(self.text, self.name, "exec", flags=flags, dont_inherit=True)]
+        for code in queue:
+            found.setdefault((code.co_name, code.co_firstlineno), []).append(code)
+            queue += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
+        return found
+
+    @cached_property
     def string_lines(self) -> frozenset[int]:
         """Lines that begin inside a string, docstrings aside: their indentation is part of a value."""
         inside: set[int] = set()
@@ -170,7 +181,17 @@ def find_function(function: FunctionType) -> tuple[SourceFile, ast.FunctionDef |
     if len(found) != 1:
         why = "it changed since it was imported" if not found else "give each lambda a line of its own"
         raise UserError(f"{what} is not found in line {code.co_firstlineno} of {file.name}", why)
+    if not _is_compiled_from(code, file):
+        raise UserError(f"the source of {what} changed since it was imported", f"run it again: {file.name}")
     return file, found[0]
+
+
+def _is_compiled_from(code: CodeType, file: SourceFile) -> bool:
+    """Whether compiling a file gives code that names the same; what pytest rewrote is not looked at."""
+    if any(name.startswith("@py") for name in (*code.co_names, *code.co_varnames)):
+        return True
+    compiled = file.codes.get((code.co_name, code.co_firstlineno), [])
+    return any(sorted(one.co_names) == sorted(code.co_names) for one in compiled)
 
 
 def _parameters(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> list[str]:

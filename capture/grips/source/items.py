@@ -126,7 +126,7 @@ class FunctionItem(Item):
     attributes: dict[str, Any] = field(default_factory=dict)
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(eq=False, slots=True, kw_only=True)
 class ClassItem(Item):
     """A class.
 
@@ -134,18 +134,19 @@ class ClassItem(Item):
     ----------
     whole : all of it, where it is not taken by parts
     decorators : those that stay
-    bases : the imported classes that it inherits from, itself or by classes that a sample may do without
+    bases : the imported classes that it inherits from, itself or by classes that a sample may do without, as the source
+        writes them, None where it does not
     is_live : there may be objects of it
     is_made : its constructor may be called
     has_bases : classes that it inherits from and that are imported matter
     """
 
-    cls: type = object
-    file: SourceFile | None = None
-    node: ast.ClassDef | None = None
+    cls: type
+    file: SourceFile
+    node: ast.ClassDef
     whole: Piece | None = None
     decorators: list[Piece] = field(default_factory=list)
-    bases: dict[type, Piece] = field(default_factory=dict)
+    bases: dict[type, Piece | None] = field(default_factory=dict)
     parts: dict[str, PartItem] = field(default_factory=dict)
     is_live: bool = False
     is_made: bool = False
@@ -178,7 +179,8 @@ def pieces_of(item: Item) -> list[Piece]:
     if isinstance(item, PartItem):
         return item.pieces
     if isinstance(item, ClassItem):
-        return [*item.decorators, *item.bases.values(), *([item.whole] if item.whole is not None else [])]
+        bases = [piece for piece in item.bases.values() if piece is not None]
+        return [*item.decorators, *bases, *([item.whole] if item.whole is not None else [])]
     return []
 
 

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from opgrip.capture.grips.source.classes import NO_BASES, is_taken
+from opgrip.capture.grips.source.class_parts import NO_BASES, is_taken
 from opgrip.capture.grips.source.collect import Collector
 from opgrip.capture.grips.source.files import docstring_of
 from opgrip.capture.grips.source.imports import Import, render
@@ -148,8 +148,6 @@ class Layout:
     # classes
 
     def _class(self, item: ClassItem) -> str:
-        assert item.node is not None
-        assert item.file is not None
         name = self._names[item]
         if item.whole is not None:
             edits = self._edits(item.whole)
@@ -174,7 +172,8 @@ class Layout:
                 queue += base.__bases__
             elif item.has_bases and base not in NO_BASES:
                 piece = item.bases.get(base)
-                found[base] = base.__name__ if piece is None else self._edits(piece).apply(*piece.file.span(piece.node))
+                text = self._refer(base) if piece is None else self._edits(piece).apply(*piece.file.span(piece.node))
+                found[base] = text
         needed = [base for base in found if not any(base in other.__mro__ for other in found if other is not base)]
         needed.sort(key=item.cls.__mro__.index)
         meta = self._collector.named(type(item.cls))
@@ -183,8 +182,6 @@ class Layout:
 
     def _body(self, item: ClassItem) -> list[str]:
         """The lines of a class's body."""
-        assert item.node is not None
-        assert item.file is not None
         members: list[tuple[int, bool, str]] = []
         for part in item.parts.values():
             if part in self._has:
@@ -203,7 +200,6 @@ class Layout:
 
     def _class_docstring(self, item: ClassItem, node: ast.stmt) -> str:
         """The docstring of a class, of which only the summary where it says much of what the sample does without."""
-        assert item.file is not None
         edits = Edits(item.file)
         summary, paragraph, rest = item.file.segment(node).partition("\n\n")
         quotes = summary.lstrip("rRbBuU")[:3]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from types import MethodType
@@ -27,6 +27,7 @@ from opgrip.capture.grips.source.items import (
     refusals,
 )
 from opgrip.capture.grips.source.layout import Layout
+from opgrip.capture.grips.source.names import Role
 from opgrip.capture.grips.source.naming import names_for
 from opgrip.capture.grips.source.packages import is_imported, is_of_python, top_level
 from opgrip.traces.errors import UserError
@@ -102,6 +103,7 @@ def lay_out(gripped: Gripped, taken: Taken, origin: str) -> ModuleText:
     items = (*taken.items, *hints.items)
     ordered = in_order(taken.root, items)
     names = names_for(_by_claim(taken, items, ordered))
+    _check_texts(items, names)
     entry = _entry(gripped, taken, names)
     layout = Layout(taken.collector, taken.root, items, names, hints.kept)
     text = layout.module(f"{entry} of {origin}, and what it needs.", ordered)
@@ -191,6 +193,13 @@ def _entry(gripped: Gripped, taken: Taken, names: dict[Item, str]) -> str:
     if owner is None:
         return names[taken.root]
     return f"{names[taken.collector.class_item(owner)]}.{gripped.entry.rpartition('.')[2]}"
+
+
+def _check_texts(items: Iterable[Item], names: dict[Item, str]) -> None:
+    """Raise `UserError` where something that is found by its name in a string has another name in the sample."""
+    for link in (link for item in items for piece in pieces_of(item) for link in piece.links):
+        if link.use.role is Role.TEXT and names[link.item] != link.use.name:
+            raise UserError(f"{link.use.name} is found by its name", "another function of the sample has that name")
 
 
 def _argument_names(gripped: Gripped, taken: Taken, names: dict[Item, str]) -> Iterator[tuple[str, str]]:

@@ -10,7 +10,8 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from opgrip.capture.grips.source.names import bound_by, names_of
+from opgrip.capture.grips.source.scopes import bound_by
+from opgrip.capture.grips.source.walker import names_of
 from opgrip.traces.errors import UserError
 
 _SECONDS = 300

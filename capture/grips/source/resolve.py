@@ -156,7 +156,7 @@ def namespace_of_class(cls: type) -> Namespace:
     """Where the names in a class's body are looked up, those of the body itself aside."""
     closure: dict[str, Any] = {}
     variables: Mapping[str, Any] = vars(sys.modules[cls.__module__]) if cls.__module__ in sys.modules else {}
-    for attribute in vars(cls).values():
+    for attribute in list(vars(cls).values()):
         function = python_function(getattr(attribute, "__func__", getattr(attribute, "fget", attribute)))
         if function is not None and function.__globals__.get("__name__") == cls.__module__:
             inner = namespace_of(function)

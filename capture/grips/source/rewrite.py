@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable, Mapping
 
 from opgrip.capture.grips.source.files import SourceFile, first_line
 from opgrip.capture.grips.source.items import Item, Link, Piece
-from opgrip.capture.grips.source.names import Annotation, FunctionNode
+from opgrip.capture.grips.source.names import Annotation
+from opgrip.capture.grips.source.scopes import FunctionNode
 
 _F_STRINGS_HAVE_PLACES = sys.version_info >= (3, 12)
 

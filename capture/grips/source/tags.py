@@ -11,13 +11,13 @@ from opgrip.capture.grips.source.decorators import written
 from opgrip.capture.grips.source.items import ClassItem, ImportItem, pieces_of, reachable
 from opgrip.capture.grips.source.module import Taken, take
 from opgrip.capture.grips.source.packages import is_of_python, top_level
+from opgrip.capture.grips.source.scopes import COMPREHENSIONS
 from opgrip.traces.errors import UserError
 
 FOR_LOOP, IF_ELSE, CONTAINERS = "ForLoop", "IfElseBranch", "BuiltInDataStructure"
 CUSTOMIZED, THIRD_PARTY = "Customized", "ThirdPartyCodes"
 
 _OF_TORCH = ("torch", "functorch", "torchgen")
-_COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 _MAKERS = ("list", "dict", "set", "tuple", "zip", "append", "extend")
 """Functions and methods that make or fill containers."""
 
@@ -55,7 +55,7 @@ def _certain(taken: Taken) -> set[Any]:
 
 def _tags_of_node(node: ast.AST) -> Iterator[str]:
     for part in _code_in(node):
-        if isinstance(part, (ast.For, ast.AsyncFor, ast.While, *_COMPREHENSIONS)):
+        if isinstance(part, (ast.For, ast.AsyncFor, ast.While, *COMPREHENSIONS)):
             yield FOR_LOOP
         if isinstance(part, ast.If | ast.IfExp | ast.Match):
             yield IF_ELSE

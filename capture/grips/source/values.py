@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass
 from textwrap import fill
 from types import MethodDescriptorType, MethodType, ModuleType, SimpleNamespace, UnionType
-from typing import Any
+from typing import Any, Union
 
 import numpy as np
 import torch
@@ -249,7 +249,7 @@ class _Writer:
     def path(self, value: pathlib.PurePath) -> _Group:
         return self._call(pathlib.Path if isinstance(value, pathlib.Path) else pathlib.PurePath, str(value))
 
-    def union(self, value: UnionType) -> str:
+    def union(self, value: Any) -> str:
         return " | ".join(self.write(one) for one in value.__args__)
 
 
@@ -269,7 +269,7 @@ _FORMS: tuple[tuple[Any, Callable[[_Writer, Any], str | _Group]], ...] = (
     (re.Pattern, _Writer.pattern),
     (logging.Logger, _Writer.logger),
     (pathlib.PurePath, _Writer.path),
-    (UnionType, _Writer.union),
+    (UnionType | type(Union[int, str]), _Writer.union),  # noqa: UP007
 )
 
 
