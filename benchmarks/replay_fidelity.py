@@ -78,7 +78,7 @@ def _capture(make: Callable[[], Workload | None], path: Path, steps: int) -> Pat
 
 def _captured(trace: Trace) -> pd.DataFrame:
     """Calls and median time in us of each signature."""
-    calls = trace.calls[trace.calls["inside"].isna()]
+    calls = trace.own_calls
     groups = calls.groupby("signature")["duration_ns"]
     return pd.DataFrame({"count": groups.size(), "us": groups.median() / 1e3})
 
@@ -111,7 +111,7 @@ def _add_rows(
     table: Table, name: str, trace: Trace, captured: pd.DataFrame, again: pd.Series, rows: pd.DataFrame
 ) -> None:
     floor, missing = _error(captured[captured.index.isin(again.index)], again)
-    own = trace.calls["inside"].isna().sum()
+    own = len(trace.own_calls)
     note = f" ({missing} not met again)" if (missing := len(captured) - captured.index.isin(again.index).sum()) else ""
     table.add_row(name, f"{own:,}", f"{len(captured):,}", "second capture" + note, "-", f"{floor:.1%}", "1.00")
     for kind in KINDS:

@@ -23,6 +23,8 @@ from opgrip.capture.environment import describe_environment
 from opgrip.capture.extensions import KNOWN_EXTENSIONS, ExtensionWatch
 from opgrip.capture.flusher import Flusher, Limits
 from opgrip.capture.full_values import CHOICES, FULL, SKETCH, FullValues
+from opgrip.capture.grips.gripping import Grips
+from opgrip.capture.grips.patterns import parse_pattern
 from opgrip.capture.processes import ForkWatch, rank, with_mark
 from opgrip.capture.recorder import Recorder
 from opgrip.capture.schedule import Schedule
@@ -70,6 +72,9 @@ class Capture:
     write_ahead : write every call before it runs, so that the trace of a crash ends in the call that caused it; slow
     values : `sketch` keeps models of tensors' values; `full` also the values of every signature's first call, which
         can be private data, in a file beside: `step.values.safetensors`
+    grip : names of functions whose calls are recorded too, with the operators below them: `module:function`, as shells
+        match file names
+    grip_to : the folder that a sample of each is written into, at the end at the latest; None for no samples
     details : fields to add to the trace's header
     force : replace an existing file
 
@@ -80,11 +85,12 @@ class Capture:
     bytes_written : size of the trace before compression
     failure : what kept the trace from being written, None where nothing did
     full_values : after the block, what became of the whole values; None where they were not asked for
+    grips : the gripped functions; its `written` are the samples' folders, its `refused` tells of what was not gripped
 
     Raises
     ------
     UserError : when entered, where a file exists or cannot be written, or the capture is running already; when made,
-        where `values` is no such choice
+        where `values` is no such choice, or `grip` names no functions
 
     Whatever goes wrong later is a warning at the end of the block, and never reaches the program.
     """
@@ -102,6 +108,8 @@ class Capture:
         compiled: str = OPERATORS,
         write_ahead: bool = False,
         values: str = SKETCH,
+        grip: Iterable[str] = (),
+        grip_to: str | Path | None = None,
         details: Mapping[str, Any] | None = None,
         force: bool = False,
     ) -> None:
@@ -122,8 +130,11 @@ class Capture:
         make_mode = OpaqueMode if compiled == OPAQUE else RecordingMode
         self._recorder = Recorder(make_mode, stack_depth, write_ahead)
         self._recorder.write_now = self._write_now
+        samples = None if grip_to is None else Path(grip_to)
+        self.grips = Grips([parse_pattern(text) for text in grip], to=samples, recorder=self._recorder)
         self._watches = (
             ScopeWatch(self._recorder, model),
+            self.grips,
             ExtensionWatch(self._recorder, tuple(extensions)),
             ThreadWatch(self._recorder),
             CompiledWatch(self._recorder, compiled),
@@ -158,6 +169,7 @@ class Capture:
         recorder = self._recorder
         recorder.set_idle(True)
         flusher.__exit__(None, None, None)
+        self.grips.finish()
         self.calls, self.signatures = flusher.blocks.calls, recorder.signatures
         self.dropped = sum(recorder.dropped.values())
         self.bytes_written = 0 if flusher.writer is None else flusher.writer.bytes_written
@@ -167,6 +179,8 @@ class Capture:
         elif recorder.fitter.full is not None and recorder.fitter.full.failure is not None:
             text = f"the trace {self.path} could not be written with whole values: {recorder.fitter.full.failure}"
             warnings.warn(text, RuntimeWarning, stacklevel=3)
+        for name, reason in self.grips.refused.items():
+            warnings.warn(f"{name} was not gripped: {reason}", RuntimeWarning, stacklevel=3)
 
     def __enter__(self) -> Capture:
         self._open()

@@ -35,7 +35,7 @@ from opgrip.capture.torch_private import (
     storage_address,
     unpin,
 )
-from opgrip.traces.records import OPERATOR
+from opgrip.traces.records import FUNCTION, OPERATOR
 
 PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 NOTHING: Mapping[str, Any] = {}
@@ -187,13 +187,22 @@ class RecordingMode(TorchDispatchMode):
 
     _hidden = hide_from_compiler(cast(FunctionType, __torch_dispatch__))
 
-    def call(self, name: str, kind: str, run: Callable[[], Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    def call(
+        self,
+        name: str,
+        kind: str,
+        run: Callable[[], Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        shown: Callable[[Any], Any] | None = None,
+    ) -> Any:
         """Record and run a function that the dispatcher does not see; what it calls in turn is inside it.
 
         Parameters
         ----------
         run : calls the function
         args, kwargs : of the function, for the record alone
+        shown : gives the result for the record; None where it is recorded as it is
         """
         if self.idle:
             return run()
@@ -203,7 +212,7 @@ class RecordingMode(TorchDispatchMode):
             entry = self._by_key(name, kind, args, kwargs, taken)
             scope, pair = self.recorder.point(entry.number, self.place, len(taken) + 1)
             node = Node(entry, (), scope, pair, None)
-            self.enter(node, self.recorder.places.inside(self.place, name))
+            self.enter(node, self.recorder.places.inside(self.place, name, kind == FUNCTION))
             if may_need_pages(None, tensors_in((*args, *kwargs.values())), self.recorder.output_bytes(entry.number)):
                 run = self.faults.counted(run, lambda: start)
         except Exception as error:
@@ -228,7 +237,7 @@ class RecordingMode(TorchDispatchMode):
                 self.leave(node)
             except Exception as error:
                 self.recorder.drop(name, error)
-            self._keep(node, taken, start, end, sequence, result, raised)
+            self._keep(node, taken, start, end, sequence, result, raised, shown)
             # else the error would hold this frame, which holds the error
             raised = None
         return result
@@ -391,10 +400,13 @@ class RecordingMode(TorchDispatchMode):
         sequence: int,
         result: Any,
         raised: BaseException | None,
+        shown: Callable[[Any], Any] | None = None,
     ) -> None:
         """Record a call that has ended."""
         try:
             recorder = self.recorder
+            if shown is not None:
+                result = shown(result)
             if recorder.is_open(node.number):
                 recorder.close_signature(node.number, result, raised)
             given = [self._storages.number(tensor) for tensor in tensors_in((result,))]

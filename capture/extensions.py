@@ -5,12 +5,11 @@ from __future__ import annotations
 import ctypes
 import functools
 import sys
-from collections.abc import Callable, Iterable, Sequence
-from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec, PathFinder
+from collections.abc import Callable, Iterable
 from types import FunctionType, ModuleType, TracebackType
 from typing import Any
 
+from opgrip.capture.late_modules import LateModules
 from opgrip.capture.patches import Patches
 from opgrip.capture.recorder import Recorder
 from opgrip.traces.records import EXTENSION
@@ -33,20 +32,20 @@ class ExtensionWatch:
         self.names = tuple(names)
         self._patches = Patches()
         self._libraries: list[tuple[ctypes.CDLL, type]] = []
-        self._finder = _LateFinder(self.names, self._watch_module)
+        self._late = LateModules(lambda name: name in self.names, self._watch_module)
 
     def __enter__(self) -> ExtensionWatch:
         for name in self.names:
             module = sys.modules.get(name)
             if module is not None:
                 self._watch_module(module)
-        sys.meta_path.insert(0, self._finder)
+        self._late.__enter__()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        sys.meta_path.remove(self._finder)
+        self._late.__exit__()
         self._patches.undo()
         for library, original in self._libraries:
             library.__class__ = original
@@ -110,42 +109,6 @@ class _Pointer:
             self.__dict__[name] = value
         else:
             setattr(self._function, name, value)
-
-
-class _LateFinder(MetaPathFinder):
-    """Tells of named modules once they have been loaded."""
-
-    def __init__(self, names: tuple[str, ...], loaded: Callable[[ModuleType], None]) -> None:
-        self.names = names
-        self.loaded = loaded
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        """The spec of a watched module, whose loader tells of it."""
-        if fullname not in self.names:
-            return None
-        spec = PathFinder.find_spec(fullname, path, target)
-        if spec is not None and spec.loader is not None:
-            spec.loader = _TellingLoader(spec.loader, self.loaded)
-        return spec
-
-
-class _TellingLoader(Loader):
-    def __init__(self, loader: Loader, loaded: Callable[[ModuleType], None]) -> None:
-        self.loader = loader
-        self.loaded = loaded
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        """What the module's own loader creates."""
-        return self.loader.create_module(spec)
-
-    def exec_module(self, module: ModuleType) -> None:
-        """Load the module, and tell."""
-        self.loader.exec_module(module)
-        assert module.__spec__ is not None
-        module.__spec__.loader = module.__loader__ = self.loader
-        self.loaded(module)
 
 
 def _is_compiled_function(value: Any) -> bool:

@@ -101,11 +101,12 @@ class Fitter:
         named, op = _names(name), str(name)
 
         def fit_for(argument: int | str) -> FitValues:
-            return lambda tensor: self._fit(op, named(argument), tensor)
+            return lambda tensor: self.fit(op, named(argument), tensor)
 
         return fit_for
 
-    def _fit(self, op: str, argument: str, tensor: torch.Tensor) -> int | None:
+    def fit(self, op: str, argument: str, tensor: torch.Tensor) -> int | None:
+        """The number of the model of a tensor's values; None where there is none."""
         if is_deferred(tensor):
             number = len(self._fitted)
             if tensor.numel() == 0 or not self._deferred.add(number, op, argument, tensor):

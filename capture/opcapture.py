@@ -25,6 +25,7 @@ from opgrip.traces.command import USAGE_ERROR, OneLineParser, add_debug, not_neg
 from opgrip.traces.errors import UserError, one_line
 from opgrip.traces.output import check_writable
 from opgrip.traces.progress import Reporter
+from opgrip.traces.tensor_file import load_safetensors
 
 DEFAULT_MODEL = "builtin:faster_rcnn"
 DESCRIPTION = "Run a model and record every operator and extension function that it calls, in a trace file."
@@ -35,9 +36,11 @@ examples:
   opcapture --model my_package.models:small_unet --batch-size 8 --device cuda
   opcapture --model retinanet_r50_fpn_1x_coco.py --cfg-options model.test_cfg.score_thr=0 -o - | jq .op
   opcapture --model bert.py:make --run train --audit      name what torch ran and the trace does not have
+  opcapture --model retinanet_r50_fpn_1x_coco.py --grip 'mmdet.*:delta2bbox'    functions too, and samples of them
   opcapture -o train.jsonl.zst -- train.py --epochs 1     any script, or -- -m package, with its own exit status
   torchrun --nproc-per-node 2 --no-python opcapture -o step.jsonl -- train.py     one trace a rank
 """
+GRIP_TO = Path("samples")
 MODEL_OPTIONS = ("model", "run", "batch_size", "input_size", "device", "warmup", "steps", "checkpoint", "cfg_options")
 
 
@@ -98,6 +101,16 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="MODULE",
         help=f"an extension module to record too, besides {', '.join(KNOWN_EXTENSIONS)}; can be repeated",
     )
+    parser.add_argument(
+        "--grip",
+        action="append",
+        metavar="PATTERN",
+        help="functions whose calls are recorded too, such as 'mmdet.models.*:delta2bbox', each also written as a "
+        "sample; can be repeated",
+    )
+    parser.add_argument(
+        "--grip-to", type=Path, metavar="FOLDER", help="where the samples go that --grip writes (default: samples)"
+    )
     _add_recording_options(parser)
     add_debug(parser)
     return parser
@@ -154,13 +167,14 @@ def _run_script(args: argparse.Namespace, arguments: Sequence[str], reporter: Re
     for name in (*MODEL_OPTIONS, "audit"):
         if getattr(args, name) != getattr(defaults, name):
             raise UserError(f"--{name.replace('_', '-')} is for models", "a script after -- has its own options")
+    _check_grips(args)
     if args.output == "-":
         raise UserError("a script's own output goes to stdout", "name a file for the trace with --output")
     capture = _make_capture(args, args.output or f"{script_name(arguments)}.jsonl", {"script": list(arguments)})
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="the trace .* could not be written")
+        _ignore_what_is_told()
         with capture:
-            status = run_script(arguments)
+            status = run_script(arguments, capture.grips.script_compiler())
     if capture.failure is None:
         _tell(capture, reporter)
         problem = _values_problem(capture)
@@ -172,6 +186,7 @@ def _run_script(args: argparse.Namespace, arguments: Sequence[str], reporter: Re
 
 
 def _run_model(args: argparse.Namespace, reporter: Reporter) -> int:
+    _check_grips(args)
     if args.output not in (None, "-"):
         check_writable(Path(args.output), args.force)
     if args.values == full_values.FULL:
@@ -188,8 +203,7 @@ def _run_model(args: argparse.Namespace, reporter: Reporter) -> int:
     )
     # what models print is not what was asked for
     with redirect_stdout(sys.stderr), warnings.catch_warnings():
-        # told below, as an error
-        warnings.filterwarnings("ignore", message="the trace .* could not be written")
+        _ignore_what_is_told()
         program = _load(args, options, reporter)
         capture = _capture(program, args, reporter)
         if isinstance(capture.failure, BrokenPipeError):
@@ -203,6 +217,19 @@ def _run_model(args: argparse.Namespace, reporter: Reporter) -> int:
             del program
             _tell_audit(_audit(_load(args, options, reporter), capture, args, reporter), reporter)
     return 0
+
+
+def _check_grips(args: argparse.Namespace) -> None:
+    if args.grip_to is not None and not args.grip:
+        raise UserError("--grip-to without --grip", "name the functions to grip with --grip")
+    if args.grip:
+        load_safetensors()
+
+
+def _ignore_what_is_told() -> None:
+    """The warnings at the end of a capture: what they say is said by the command."""
+    for message in ("the trace .* could not be written", ".* was not gripped"):
+        warnings.filterwarnings("ignore", message=message)
 
 
 def _load(args: argparse.Namespace, options: ModelOptions, reporter: Reporter) -> Program:
@@ -224,6 +251,8 @@ def _make_capture(
         compiled=args.compiled,
         write_ahead=args.write_ahead,
         values=args.values,
+        grip=args.grip or (),
+        grip_to=args.grip_to or GRIP_TO,
         details=details,
         force=args.force,
     )
@@ -292,6 +321,10 @@ def _tell(capture: Capture, reporter: Reporter) -> None:
     if (full := capture.full_values) is not None and full.failure is None:
         size = f"{full.bytes_written / 1000:,.0f} kB"
         reporter.say(f"whole values of {full.tensors:,} tensors, {size}, to {full.path.name}: they can be private data")
+    for folder in capture.grips.written:
+        reporter.say(f"a sample in {folder}: run it with pytest")
+    for name, reason in capture.grips.refused.items():
+        reporter.say(f"{name} was not gripped: {reason}")
     if where != "stdout":
         reporter.say(f"run them again with: opreplay {where}")
 

@@ -28,6 +28,7 @@ class Place:
     phase : `forward`, `backward` or `optimizer`
     inside : the extension function, gripped function or compiled region that runs; None outside them
     autocast : the device types that autocast is on for, with its dtype, such as `cpu:bfloat16`; empty where it is off
+    gripped : whether `inside` is a gripped function
     modules : by a module's id, the module and the place that calling it from here leads to
     """
 
@@ -36,6 +37,7 @@ class Place:
     phase: str
     inside: str | None
     autocast: str
+    gripped: bool = False
     modules: dict[int, tuple[ref[nn.Module], Place]] = field(default_factory=dict, repr=False)
 
 
@@ -43,7 +45,7 @@ class Places:
     """All places of a capture."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[str, str, str, str | None, str], Place] = {}
+        self._known: dict[tuple[str, str, str, str | None, str, bool], Place] = {}
 
     def at(
         self,
@@ -52,27 +54,28 @@ class Places:
         phase: str = FORWARD,
         inside: str | None = None,
         autocast: str = "",
+        gripped: bool = False,
     ) -> Place:
         """The place with these attributes."""
-        key = (module, module_type, phase, inside, autocast)
+        key = (module, module_type, phase, inside, autocast, gripped)
         place = self._known.get(key)
         return self._known.setdefault(key, Place(*key)) if place is None else place
 
     def module(self, place: Place, path: str, kind: str) -> Place:
         """The same place, in another module."""
-        return self.at(path, kind, place.phase, place.inside, place.autocast)
+        return self.at(path, kind, place.phase, place.inside, place.autocast, place.gripped)
 
     def phase(self, place: Place, phase: str) -> Place:
         """The same place, in another phase."""
-        return self.at(place.module, place.module_type, phase, place.inside, place.autocast)
+        return self.at(place.module, place.module_type, phase, place.inside, place.autocast, place.gripped)
 
-    def inside(self, place: Place, name: str) -> Place:
+    def inside(self, place: Place, name: str, gripped: bool = False) -> Place:
         """The same place, inside a function that is a call of its own."""
-        return self.at(place.module, place.module_type, place.phase, name, place.autocast)
+        return self.at(place.module, place.module_type, place.phase, name, place.autocast, gripped)
 
     def autocast(self, place: Place, autocast: str) -> Place:
         """The same place, under another autocast."""
-        return self.at(place.module, place.module_type, place.phase, place.inside, autocast)
+        return self.at(place.module, place.module_type, place.phase, place.inside, autocast, place.gripped)
 
 
 @dataclass(frozen=True, slots=True)

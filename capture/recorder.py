@@ -227,6 +227,7 @@ class Recorder:
                 where = (place.module, place.module_type, place.phase, place.inside)
                 number = len(self._scope_records)
                 record = Scope(number, *where, site.function, site.file, site.line, callers, context)
+                record = replace(record, gripped=place.gripped)
                 self._scopes[key] = number
                 self._scope_records.append(record)
                 self._pend(record)

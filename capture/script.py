@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import builtins
 import runpy
 import sys
 import threading
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import CodeType, ModuleType
 
 from opgrip.traces.errors import UserError
 
@@ -32,8 +34,13 @@ def script_name(arguments: Sequence[str]) -> str:
     return Path(arguments[0]).stem
 
 
-def run_script(arguments: Sequence[str]) -> int:
-    """Run it, and give the exit status that `python` would have ended with; an error's traceback goes to stderr."""
+def run_script(arguments: Sequence[str], compiled: Callable[[bytes, str], CodeType] | None = None) -> int:
+    """Run it, and give the exit status that `python` would have ended with; an error's traceback goes to stderr.
+
+    Parameters
+    ----------
+    compiled : makes the code of a script of its source and its file's name; None for Python's own way
+    """
     before = list(sys.argv), list(sys.path)
     try:
         if arguments[0] == "-m":
@@ -43,7 +50,7 @@ def run_script(arguments: Sequence[str]) -> int:
         else:
             sys.argv[:] = arguments
             sys.path.insert(0, str(Path(arguments[0]).resolve().parent))
-            runpy.run_path(arguments[0], run_name="__main__")
+            _run_file(arguments[0], compiled)
     except SystemExit as error:
         return _status(error.code)
     except KeyboardInterrupt:
@@ -55,6 +62,20 @@ def run_script(arguments: Sequence[str]) -> int:
         _wait_for_threads()
         sys.argv[:], sys.path[:] = before
     return 0
+
+
+def _run_file(file: str, compiled: Callable[[bytes, str], CodeType] | None) -> None:
+    if compiled is None or not Path(file).is_file():
+        runpy.run_path(file, run_name="__main__")
+        return
+    code = compiled(Path(file).read_bytes(), file)
+    before, module = sys.modules["__main__"], ModuleType("__main__")
+    vars(module).update(__file__=file, __builtins__=builtins)
+    sys.modules["__main__"] = module
+    try:
+        exec(code, vars(module))
+    finally:
+        sys.modules["__main__"] = before
 
 
 def _wait_for_threads() -> None:

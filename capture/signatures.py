@@ -18,10 +18,18 @@ from opgrip.capture.collectives import describe_script_object
 from opgrip.capture.layouts import PLAIN, FitValues, describe_made_of, is_pinned, take_apart
 from opgrip.capture.torch_private import storage_address
 from opgrip.traces.arguments import GeneratorSpec, Opaque, TensorSpec
+from opgrip.traces.objects import BRANCHES, NamedSpec, SameSpec, ScalarSpec, children, outline, with_children
 from opgrip.traces.tensor_specs import PACKED, QUANTIZED, memory_dtype, shape_of
 
 _BY_VALUE = frozenset({bool, int, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format})
 _SIMPLE_BASES = (bool, int, float, complex, str)
+_AS_THEY_ARE = (
+    *(ScalarSpec, NamedSpec, SameSpec, Opaque),
+    *(set, frozenset, slice, range, bytes, type(...)),
+)
+"""What only functions take, as it was taken apart."""
+_KEYS = _BY_VALUE | {float, tuple, bytes, torch.Size}
+"""Types of keys of dictionaries."""
 _STRIDED = torch.strided
 
 
@@ -84,6 +92,11 @@ def _add_unusual(parts: list[Any], found: list[torch.Tensor], value: Any) -> Non
         parts += (kind, repr(value))
     elif isinstance(value, torch.ScriptObject):
         parts += (kind, describe_script_object(value))
+    elif isinstance(value, BRANCHES):
+        parts += (kind, *outline(value))
+        _add_all(parts, found, children(value) or ())
+    elif isinstance(value, _AS_THEY_ARE):
+        parts += (kind, repr(value))
     else:
         parts.append(kind)
 
@@ -136,6 +149,8 @@ def _collect(found: list[torch.Tensor], values: Iterable[Any]) -> None:
             _collect(found, value)
         elif isinstance(value, dict):
             _collect(found, value.values())
+        elif isinstance(value, BRANCHES):
+            _collect(found, children(value) or ())
 
 
 def _sharing(found: Iterable[torch.Tensor]) -> dict[int, int]:
@@ -165,8 +180,12 @@ def _describe(value: Any, groups: Mapping[int, int], fit: FitValues) -> Any:
         return tuple(_describe(item, groups, fit) for item in value)
     if isinstance(value, list):
         return [_describe(item, groups, fit) for item in value]
-    if isinstance(value, dict) and all(type(name) in (str, int) for name in value):
+    if isinstance(value, dict) and all(type(name) in _KEYS for name in value):
         return {name: _describe(item, groups, fit) for name, item in value.items()}
+    if isinstance(value, BRANCHES):
+        return with_children(value, lambda item: _describe(item, groups, fit))
+    if isinstance(value, _AS_THEY_ARE):
+        return value
     if isinstance(value, torch.Generator):
         return GeneratorSpec(str(value.device), value.initial_seed())
     if isinstance(value, np.generic):

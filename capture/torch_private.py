@@ -185,3 +185,17 @@ def _add_tensor(manager: Any, tensor: torch.Tensor) -> bool:
     property_of = manager.tensor_property_storage_offset_manager
     property_of(None, "", offset, _plain_manager()).add_equals_match_guard(offset, [""], None)
     return True
+
+
+def is_transformed(tensor: torch.Tensor) -> bool:
+    """Whether a transform of torch.func, such as vmap, stands around a tensor's values."""
+    found = getattr(getattr(torch._C, "_functorch", None), "is_functorch_wrapped_tensor", None)
+    return found is not None and bool(found(tensor))
+
+
+def is_transforming() -> bool:
+    """Whether this thread runs inside a transform of torch.func, or is traced by torch.fx."""
+    stack = getattr(getattr(torch._C, "_functorch", None), "peek_interpreter_stack", None)
+    # torch's own function that tells warns of what it tells
+    traced = getattr(torch.fx._symbolic_trace, "_is_fx_tracing_flag", False)
+    return bool(traced) or (stack is not None and stack() is not None)

@@ -87,13 +87,14 @@ class Selection:
 def make_cases(trace: Trace, selection: Selection = Selection()) -> list[Case]:
     """One case a signature, by falling share of time.
 
-    Calls that an extension function made inside are its own: replaying the function runs them.
+    Calls that an extension function made inside are its own: replaying the function runs them. A gripped function is
+    there as the calls that it made.
 
     Raises
     ------
     UserError : where a pattern selects nothing
     """
-    calls = trace.calls[trace.calls["inside"].isna()]
+    calls = trace.own_calls
     if calls.empty:
         raise UserError(*NO_CALLS)
     calls = _matching(calls, "op", selection.ops, "--op")

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from opgrip.traces.records import COMPILED, EXTENSION, OPERATOR, Signature
+from opgrip.traces.records import COMPILED, EXTENSION, FUNCTION, OPERATOR, Signature
 
 TRUSTED_EXTENSIONS = ("mmcv._ext",)
 """Extension modules that a trace may name: each runs as code here, so a stranger's trace cannot add to them."""
@@ -48,6 +48,8 @@ def find_operator(signature: Signature, extensions: Collection[str] = TRUSTED_EX
     """
     if signature.kind == COMPILED:
         raise Unsupported("a compiled region is no operator: capture it with --compiled operators")
+    if signature.kind == FUNCTION:
+        raise Unsupported("a gripped function is in the trace as the calls that it made")
     if signature.kind == EXTENSION:
         return Operator(_find_function(signature.op, extensions), mutates=True)
     function = _find_overload(signature.op)

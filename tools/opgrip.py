@@ -1,32 +1,45 @@
-"""The command `opgrip`: verbs on traces."""
+"""The command `opgrip`: verbs on traces, and the gripper."""
 
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
 
 from opgrip.tools.verbs import verbs
 from opgrip.traces.command import OneLineParser, run_command
 
-DESCRIPTION = "Look into traces and work on them. Record them with opcapture, replay them with opreplay."
+DESCRIPTION = (
+    "Look into traces and work on them, and take functions out of programs. "
+    "Record traces with opcapture, replay them with opreplay."
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; see `opgrip --help`."""
-    return run_command(make_parser(), lambda args: int(args.run(args)), argv)
+    argv = sys.argv[1:] if argv is None else list(argv)
+    named = (verbs.get(" ".join(argv[:words])) for words in (1, 2))
+    program: list[str] = []
+    if any(verb is not None and verb.runs_program for verb in named) and "--" in argv:
+        place = argv.index("--")
+        argv, program = argv[:place], argv[place + 1 :]
+    parser = make_parser()
+    parser.set_defaults(program=program)
+    return run_command(parser, lambda args: int(args.run(args)), argv)
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """A parser with a branch for each verb: `trace info` is the verb `info` of the group `trace`."""
+    """A parser with a branch for each verb: `trace info` is the verb `info` of the group `trace`, `grip` is in none."""
     parser = OneLineParser("opgrip", description=DESCRIPTION)
-    groups = parser.add_subparsers(metavar="GROUP", required=True, dest="group")
+    groups = parser.add_subparsers(metavar="GROUP or VERB", required=True, dest="group")
     members: dict[str, argparse._SubParsersAction[OneLineParser]] = {}
     for name, verb in verbs.items():
         group, _, last = name.partition(" ")
-        if group not in members:
+        if last and group not in members:
             holder = groups.add_parser(group, help=f"opgrip {group} --help lists what it does")
             members[group] = holder.add_subparsers(metavar="VERB", required=True, dest="verb")
-        branch = members[group].add_parser(last, help=verb.summary, description=verb.summary, epilog=verb.examples)
+        place = members[group] if last else groups
+        branch = place.add_parser(last or group, help=verb.summary, description=verb.summary, epilog=verb.examples)
         verb.prepare(branch)
         branch.set_defaults(run=verb.run, prog=f"opgrip {name}")
     return parser

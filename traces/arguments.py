@@ -16,6 +16,8 @@ import torch
 
 from opgrip.traces.errors import FormatError
 from opgrip.traces.names import DTYPES, LAYOUTS, MEMORY_FORMATS, Json, device_name, plain_name, sizes
+from opgrip.traces.object_forms import object_decoders, object_encoders
+from opgrip.traces.objects import children, with_children
 from opgrip.traces.tensor_forms import tensor_form, tensor_of
 from opgrip.traces.tensor_specs import TensorSpec, map_values, value_numbers
 
@@ -122,15 +124,13 @@ def decode(form: Json) -> Any:
 
 
 def leaves(value: object) -> Iterator[object]:
-    """All values in a tree of lists, tuples and dictionaries, in order."""
-    if isinstance(value, list | tuple):
-        for item in value:
-            yield from leaves(item)
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from leaves(item)
-    else:
+    """All values in a tree of lists, tuples, dictionaries and objects, in order."""
+    inner = children(value)
+    if inner is None:
         yield value
+    else:
+        for item in inner:
+            yield from leaves(item)
 
 
 def tensors(value: object) -> Iterator[TensorSpec]:
@@ -140,13 +140,9 @@ def tensors(value: object) -> Iterator[TensorSpec]:
 
 def map_leaves(function: Callable[[Any], Any], value: Any) -> Any:
     """The same tree with `function` applied to every leaf."""
-    if isinstance(value, list):
-        return [map_leaves(function, item) for item in value]
-    if isinstance(value, tuple) and type(value) is not torch.Size:
-        return tuple(map_leaves(function, item) for item in value)
-    if isinstance(value, dict):
-        return {key: map_leaves(function, item) for key, item in value.items()}
-    return function(value)
+    if type(value) is torch.Size or children(value) is None:
+        return function(value)
+    return with_children(value, lambda item: map_leaves(function, item))
 
 
 def numbers_of(tree: Any) -> list[int | None]:
@@ -216,6 +212,7 @@ _ENCODERS: dict[type, Callable[[Any], Json]] = {
     GroupSpec: _encode_group,
     ReductionSpec: lambda value: {"reduction": value.name},
     Opaque: lambda value: {"opaque": value.type_name},
+    **object_encoders(encode),
 }
 
 _DECODERS: dict[str, Callable[[Any], Any]] = {
@@ -233,4 +230,5 @@ _DECODERS: dict[str, Callable[[Any], Any]] = {
     "group": _decode_group,
     "reduction": lambda body: ReductionSpec(str(body)),
     "opaque": lambda body: Opaque(str(body)),
+    **object_decoders(decode),
 }

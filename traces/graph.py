@@ -131,7 +131,7 @@ def make_graph(trace: Trace) -> Graph:
 def _steps(trace: Trace, extents: _Extents) -> Iterator[Step]:
     """The calls of a trace in the order in which they started; `extents` is told of their tensors."""
     signatures = {signature.number: signature for signature in trace.signatures}
-    own = trace.calls[trace.calls["inside"].isna()]
+    own = trace.own_calls
     columns = ("signature", "op", "module", "phase", "thread", "start_ns", "duration_ns", "tensors", "first_storage")
     for number, *values in zip(own.index, *(own[name] for name in columns), strict=True):
         signature, op, module, phase, thread, start, duration, count, first = values

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from opgrip.traces.records import (
     Calls,
     Context,
     Dropped,
+    Effects,
     End,
     Entered,
     Header,
@@ -110,6 +111,8 @@ class _Join:
                     numbers.contexts[record.number] = self._once("context", record)
                 case Observed():
                     self._observed(record, numbers)
+                case Effects():
+                    self._effects(record, numbers)
                 case Values():
                     if record.number in numbers.values:
                         self.writer.write(replace(record, number=numbers.values[record.number]))
@@ -145,12 +148,19 @@ class _Join:
         return number
 
     def _moved(self, record: Signature, numbers: _Numbers) -> Signature:
+        move = self._mover(numbers)
+        moved = (map_leaves(move, tree) for tree in (record.args, record.kwargs, record.outputs))
+        return replace(record, **dict(zip(("args", "kwargs", "outputs"), moved, strict=True)))
+
+    def _mover(self, numbers: _Numbers) -> Callable[[Any], Any]:
+        """Gives a leaf with the new numbers of its value models."""
+
         def move(leaf: Any) -> Any:
             if not isinstance(leaf, TensorSpec):
                 return leaf
             return map_values(lambda number: self._value_number(number, numbers), leaf)
 
-        return replace(record, args=map_leaves(move, record.args), kwargs=map_leaves(move, record.kwargs))
+        return move
 
     def _value_number(self, number: int | None, numbers: _Numbers) -> int | None:
         if number is not None and number not in numbers.values:
@@ -163,6 +173,16 @@ class _Join:
         values = [self._value_number(number, numbers) for number in record.values]
         if record.signature in numbers.signatures:
             self.writer.write(replace(record, signature=numbers.signatures[record.signature], values=values))
+
+    def _effects(self, record: Effects, numbers: _Numbers) -> None:
+        move = self._mover(numbers)
+        moved = replace(
+            record,
+            signature=numbers.signatures[record.signature],
+            after=map_leaves(move, record.after),
+            random_state=map_leaves(move, record.random_state),
+        )
+        self.writer.write(moved)
 
     def _calls(self, record: Calls, numbers: _Numbers, first_storage: int, shift_ns: int) -> None:
         storages = [item if item == NO_STORAGE else item + first_storage for item in record.storages]

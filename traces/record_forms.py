@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from itertools import pairwise
 from typing import Any, TypeVar
 
-from opgrip.traces.arguments import FormatError, Json, Opaque, decode, encode
+from opgrip.traces.arguments import FormatError, Json, Opaque, TensorSpec, decode, encode
 from opgrip.traces.records import (
     FORMAT,
     KINDS,
@@ -20,6 +20,7 @@ from opgrip.traces.records import (
     Calls,
     Context,
     Dropped,
+    Effects,
     End,
     Entered,
     Header,
@@ -120,6 +121,31 @@ def _observed_from_json(form: Mapping[str, Json]) -> Observed:
     return Observed(_integer(form["signature"]), numbers, decode(form["outputs"]))
 
 
+def _effects_to_json(record: Effects) -> dict[str, Json]:
+    form: dict[str, Json] = {"type": "effects", "signature": record.signature}
+    form |= {"operators": record.operators, "operator_ns": record.operator_ns}
+    if record.after is not None:
+        form["after"] = encode(record.after)
+    if record.random_state is not None:
+        form["random_state"] = encode(record.random_state)
+    return form
+
+
+def _effects_from_json(form: Mapping[str, Json]) -> Effects:
+    after = _optional(decode, form.get("after"))
+    state = _optional(decode, form.get("random_state"))
+    if state is not None and not isinstance(state, TensorSpec):
+        raise FormatError("a random state that is no tensor")
+    if after is not None:
+        args, kwargs = after
+        if not isinstance(args, tuple) or not isinstance(kwargs, dict):
+            raise FormatError("arguments after a call that are no positional and named ones")
+    return Effects(
+        *(_integer(form["signature"]), _integer(form["operators"]), _integer(form["operator_ns"])),
+        *(after, state),
+    )
+
+
 def _scope_to_json(record: Scope) -> dict[str, Json]:
     form: dict[str, Json] = {"type": "scope", "id": record.number, "module": record.module}
     form |= {"module_type": record.module_type, "phase": record.phase}
@@ -133,6 +159,8 @@ def _scope_to_json(record: Scope) -> dict[str, Json]:
         form["context"] = record.context
     if record.forward is not None:
         form["forward"] = record.forward
+    if record.gripped:
+        form["gripped"] = True
     return form
 
 
@@ -149,6 +177,7 @@ def _scope_from_json(form: Mapping[str, Json]) -> Scope:
         callers=tuple(_text(caller) for caller in form.get("callers", ())),
         context=_optional(_integer, form.get("context")),
         forward=_optional(_integer, form.get("forward")),
+        gripped=_boolean(form.get("gripped", False)),
     )
 
 
@@ -288,6 +317,12 @@ def _integers(value: Json) -> list[int]:
     return [_integer(item) for item in value]
 
 
+def _boolean(value: Json) -> bool:
+    if type(value) is not bool:
+        raise FormatError(f"{str(value)[:60]!r} stands where true or false should")
+    return value
+
+
 def _text(value: Json) -> str:
     if not isinstance(value, str):
         raise FormatError(f"{str(value)[:60]!r} stands where text should")
@@ -308,6 +343,7 @@ _TO_JSON: dict[type, Callable[[Any], dict[str, Json]]] = {
     Header: _header_to_json,
     Signature: _signature_to_json,
     Observed: _observed_to_json,
+    Effects: _effects_to_json,
     Scope: _scope_to_json,
     Context: _context_to_json,
     Values: _values_to_json,
@@ -321,6 +357,7 @@ _FROM_JSON: dict[str, Callable[[Mapping[str, Json]], Record]] = {
     "header": _header_from_json,
     "signature": _signature_from_json,
     "observed": _observed_from_json,
+    "effects": _effects_from_json,
     "scope": _scope_from_json,
     "context": _context_from_json,
     "values": _values_from_json,
@@ -334,10 +371,11 @@ _FIELDS: dict[str, set[str]] = {
     "signature": {"type", "id", "kind", "op", "args", "kwargs", "outputs", "raised"},
     "scope": {
         *("type", "id", "module", "module_type", "phase", "inside", "function", "file", "line", "callers", "context"),
-        "forward",
+        *("forward", "gripped"),
     },
     "context": {"type", "id", "settings"},
     "observed": {"type", "signature", "values", "outputs"},
+    "effects": {"type", "signature", "operators", "operator_ns", "after", "random_state"},
     "thread": {"type", "id", "name", "process"},
     "calls": {
         *("type", "thread", "start_ns", "signature", "scope", "after_ns", "duration_ns", "tensors", "storages"),

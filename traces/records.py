@@ -6,16 +6,17 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from opgrip.traces.arguments import Opaque
+from opgrip.traces.arguments import Opaque, TensorSpec
 from opgrip.traces.values import ValueModel
 
 FORMAT = "opgrip-trace"
-MAJOR, MINOR = 1, 2
+MAJOR, MINOR = 1, 3
 
 OPERATOR = "operator"
 EXTENSION = "extension"
 COMPILED = "compiled"
-KINDS = (OPERATOR, EXTENSION, COMPILED)
+FUNCTION = "function"
+KINDS = (OPERATOR, EXTENSION, COMPILED, FUNCTION)
 
 NO_STORAGE = -1
 """Number of the storage of a tensor that has none of its own."""
@@ -36,8 +37,9 @@ class Signature:
     ----------
     number : what calls refer to it by
     kind : `operator` for the dispatcher's, `extension` for a function of an extension module, `compiled` for a region
-        that torch.compile made
-    op : `aten.addmm.default`; `mmcv._ext:nms` for an extension's function
+        that torch.compile made, `function` for a gripped function
+    op : `aten.addmm.default`; `mmcv._ext:nms` for an extension's function, and so for a gripped one; in a sample its
+        name
     args, kwargs : trees of values and `TensorSpec`
     outputs : what the first call returned, in the same form; `Opaque` where that is not known
     raised : the error that the first call ended in, in one line; None where it returned
@@ -79,6 +81,7 @@ class Scope:
     module_type : name of that module's class; empty outside all modules
     phase : `forward`, `backward` or `optimizer`
     inside : the extension function, gripped function or compiled region that made the call, None where the program did
+    gripped : whether `inside` is a gripped function: what it calls is recorded, and stands for itself too
     function, file, line : the innermost frame of the program, torch's own passed over; empty where there is none
     callers : the frames around it, from the inside, each as `file:line function`
     context : number of the settings that the calls ran under
@@ -96,6 +99,27 @@ class Scope:
     callers: tuple[str, ...] = ()
     context: int | None = None
     forward: int | None = None
+    gripped: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Effects:
+    """What is known of a gripped call beyond its arguments and results, in the trace of a sample.
+
+    Attributes
+    ----------
+    signature : the call's
+    operators : how many it launched
+    operator_ns : their time
+    after : positional and named arguments after the call, where it wrote into them
+    random_state : torch's CPU generator before the call, (N,) uint8, where the call drew from it
+    """
+
+    signature: int
+    operators: int
+    operator_ns: int
+    after: tuple[tuple[Any, ...], dict[str, Any]] | None = None
+    random_state: TensorSpec | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,4 +241,4 @@ class End:
     stopped: str | None = None
 
 
-Record: TypeAlias = Header | Signature | Observed | Scope | Context | Values | Thread | Calls | Entered | End
+Record: TypeAlias = Header | Signature | Observed | Effects | Scope | Context | Values | Thread | Calls | Entered | End

@@ -12,7 +12,20 @@ import pandas as pd
 
 from opgrip.traces.errors import UserError
 from opgrip.traces.reader import TraceReader
-from opgrip.traces.records import Calls, Context, End, Entered, Header, Observed, Scope, Signature, Thread, Values
+from opgrip.traces.records import (
+    FUNCTION,
+    Calls,
+    Context,
+    Effects,
+    End,
+    Entered,
+    Header,
+    Observed,
+    Scope,
+    Signature,
+    Thread,
+    Values,
+)
 from opgrip.traces.tensor_file import files_beside
 from opgrip.traces.values import ValueModel
 
@@ -27,8 +40,9 @@ class Trace:
     signatures : all that calls are made of, in the order of their first calls
     scopes : where calls came from
     values : value models by number
-    calls : one row a call, in the order in which the calls started: signature, op, scope, module, function, file,
-        line, own_module, phase, inside, process (in a merged trace), thread, start_ns (since the start of the capture),
+    calls : one row a call, in the order in which the calls started: signature, op, kind, scope, module, function,
+        file, line, own_module, phase, inside, gripped (whether what it is inside of is a gripped function), process
+        (in a merged trace), thread, start_ns (since the start of the capture),
         duration_ns, device_ns (nan for what ran on the host alone), page_faults (0 where none were counted), tensors,
         first_storage. Module, function, file and line of a call in a backward pass are those of the forward call that
         caused it, where it is known; `own_module` is where it ran itself.
@@ -41,6 +55,7 @@ class Trace:
     tensors : by the number of a value model, the key of the values themselves in one of the tensor files
     tensor_files : the files of whole values beside the trace, as far as they are there
     observed : by the number of a signature, what others of its calls met than the first
+    effects : by the number of a signature, in the trace of a sample, what its call did
     """
 
     header: dict[str, Any]
@@ -57,17 +72,28 @@ class Trace:
     tensors: dict[int, str] = field(default_factory=dict)
     tensor_files: tuple[Path, ...] = ()
     observed: dict[int, list[Observed]] = field(default_factory=dict)
+    effects: dict[int, Effects] = field(default_factory=dict)
+
+    @property
+    def own_calls(self) -> pd.DataFrame:
+        """The calls that stand for themselves: without those that extension functions and compiled regions made.
+
+        Nor gripped functions, which are there as the calls that they made.
+        """
+        calls = self.calls
+        return calls[(calls["inside"].isna() | calls["gripped"]) & (calls["kind"] != FUNCTION)]
 
     def summary(self, *columns: str) -> pd.DataFrame:
         """One row an operator, by falling share of time: op, calls, signatures, time_us, share.
 
-        Calls that an extension function made count to the function's time, and have no row of their own.
+        Calls that an extension function made count to the function's time, and have no row of their own. A gripped
+        function has none: its calls have.
 
         Parameters
         ----------
         columns : of `calls`, to have a row for each of their values in place of operators
         """
-        own = self.calls[self.calls["inside"].isna()]
+        own = self.own_calls
         groups = own.groupby(list(columns or ("op",)), observed=True)
         time_ns = groups["duration_ns"].sum()
         table = pd.DataFrame(
@@ -98,6 +124,7 @@ def load(path: str | Path, partial: bool = True) -> Trace:
     signatures: list[Signature] = []
     scopes: list[Scope] = []
     observed: dict[int, list[Observed]] = {}
+    effects: dict[int, Effects] = {}
     values: dict[int, ValueModel] = {}
     tensors: dict[int, str] = {}
     contexts: dict[int, dict[str, Any]] = {}
@@ -113,6 +140,8 @@ def load(path: str | Path, partial: bool = True) -> Trace:
                 signatures.append(record)
             case Observed():
                 observed.setdefault(record.signature, []).append(record)
+            case Effects():
+                effects[record.signature] = record
             case Scope():
                 scopes.append(record)
             case Values():
@@ -135,7 +164,7 @@ def load(path: str | Path, partial: bool = True) -> Trace:
     unfinished = _unfinished(entered, blocks)
     return Trace(
         *(header, signatures, scopes, values, calls, _column(blocks, "storages"), contexts, unfinished),
-        *(end, reader.missing, dict(reader.unknown), tensors, files_beside(reader.path, header), observed),
+        *(end, reader.missing, dict(reader.unknown), tensors, files_beside(reader.path, header), observed, effects),
     )
 
 
@@ -180,6 +209,8 @@ def _table(
             "own_module": of_scope(lambda record: record.module),
             "phase": of_scope(lambda record: record.phase),
             "inside": of_scope(lambda record: record.inside),
+            "gripped": np.isin(scope, [record.number for record in scopes if record.gripped]),
+            "kind": _names(signature, {record.number: record.kind for record in signatures}),
             "process": _names(thread, {number: record.process for number, record in threads.items()}),
             "thread": _names(thread, {number: record.name for number, record in threads.items()}),
             "start_ns": _column(blocks, "start_ns"),

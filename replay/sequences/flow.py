@@ -120,7 +120,7 @@ def make_flow(trace: Trace) -> Flow:
     interfaces = {number: interface_of(signature) for number, signature in signatures.items()}
     needs: dict[int, Need] = {}
     calls = list(_calls(trace, graph, interfaces, needs))
-    own = trace.calls[trace.calls["inside"].isna()]
+    own = trace.own_calls
     ends = own["start_ns"] + own["duration_ns"]
     wall = int(ends.max() - own["start_ns"].min()) if len(own) else 0
     outside = [number for number, storage in graph.storages.items() if storage.made_by is None and number in needs]
@@ -150,7 +150,7 @@ def _calls(
     for storage in graph.storages.values():
         over.setdefault(storage.last, []).append(storage.number)
     nothing = Interface((), ())
-    own = trace.calls[trace.calls["inside"].isna()]
+    own = trace.own_calls
     columns = ("signature", "op", "scope", "duration_ns", "tensors", "first_storage")
     for row, *values in zip(own.index, *(own[name].tolist() for name in columns), strict=True):
         signature, op, scope, duration, count, first = values

@@ -106,7 +106,7 @@ def make_result(trace: Trace, flow: Flow, parts: Sequence[Part], passes: Sequenc
         if part.status != REPLAYED
     )
     paired = list(zip(flow.calls, parts, strict=True))
-    device_ns = trace.calls.loc[trace.calls["inside"].isna(), "device_ns"]
+    device_ns = trace.own_calls["device_ns"]
     return SequenceResult(
         device=device,
         calls=len(flow.calls),

@@ -61,7 +61,7 @@ def replay_sequence(trace: Trace, settings: SequenceSettings) -> SequenceResult:
     ------
     UserError : where the trace holds no calls
     """
-    if trace.calls["inside"].isna().sum() == 0:
+    if trace.own_calls.empty:
         raise UserError("the trace holds no calls", "capture a program that runs some")
     flow = make_flow(trace)
     room = room_on(settings.device) if settings.room_bytes is None else settings.room_bytes

@@ -56,7 +56,7 @@ class Batches:
 
     def __init__(self, trace: Trace, batch: int | None = None) -> None:
         flow = make_flow(trace)
-        phases = trace.calls[trace.calls["inside"].isna()]["phase"].tolist()
+        phases = trace.own_calls["phase"].tolist()
         self._calls = [Phased(call, str(phase)) for call, phase in zip(flow.calls, phases, strict=True)]
         self._signatures, self._interfaces = flow.signatures, flow.interfaces
         self._outside, self._parameters = parameters(self._calls, flow.signatures)

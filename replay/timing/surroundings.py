@@ -83,7 +83,7 @@ def make_surroundings(trace: Trace, everything: Sequence[Case] | None = None) ->
             warnings.simplefilter("ignore")
             everything = make_cases(trace)
     cases = {case.number: case for case in everything if case.signature.raised is None}
-    calls = trace.calls[trace.calls["inside"].isna()].head(MOST_CALLS)
+    calls = trace.own_calls.head(MOST_CALLS)
     signatures = {signature.number: signature for signature in trace.signatures}
     places: dict[int, list[Place]] = {}
     position = 0

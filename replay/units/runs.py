@@ -83,7 +83,7 @@ def _rows(
     trace: Trace, places: Mapping[int, Place], facts: Mapping[int, Facts]
 ) -> Iterator[tuple[tuple[int, int], _Row]]:
     context_of = {scope.number: scope.context for scope in trace.scopes}
-    own = trace.calls[trace.calls["inside"].isna()]
+    own = trace.own_calls
     threads = zip(own["process"].cat.codes.tolist(), own["thread"].cat.codes.tolist(), strict=True)
     columns = ("signature", "scope", "duration_ns", "tensors", "first_storage")
     memory = trace.storages.tolist()

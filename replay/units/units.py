@@ -49,7 +49,7 @@ def make_units(
     ------
     UserError : where a pattern selects nothing, or the trace does not tell what memory calls share
     """
-    calls = trace.calls[trace.calls["inside"].isna()]
+    calls = trace.own_calls
     if calls.empty:
         raise UserError(*NO_CALLS)
     facts = {signature.number: facts_of(signature) for signature in trace.signatures}
@@ -102,7 +102,7 @@ def _most_frequent(numbers: Iterable[int | None]) -> int | None:
 
 def _nothing_selected(trace: Trace, unit: str, selection: Selection) -> UserError:
     """Which of the patterns it is that selects nothing."""
-    calls = trace.calls[trace.calls["inside"].isna()]
+    calls = trace.own_calls
     everything = names_of(make_places(trace, unit, Selection()))
     names = calls["scope"].map(everything).rename(unit)
     made = set(calls["scope"])

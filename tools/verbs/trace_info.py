@@ -18,7 +18,7 @@ from opgrip.tools.verbs.verb import Verb, verbs
 from opgrip.traces import Trace, load
 from opgrip.traces.arguments import TensorSpec, leaves
 from opgrip.traces.command import add_debug, positive, printable
-from opgrip.traces.records import Dropped, Entered
+from opgrip.traces.records import FUNCTION, Dropped, Entered
 
 EXAMPLES = """\
 examples:
@@ -94,10 +94,16 @@ def _facts(trace: Trace) -> Iterable[tuple[str, str]]:
     if isinstance(devices, dict):
         yield "devices", "; ".join(f"{name}: {device}" for name, device in devices.items())
     yield "time", str(header.get("time"))
-    inside = int(calls["inside"].notna().sum())
+    functions = calls[calls["kind"] == FUNCTION]
+    inside = len(calls) - len(functions) - len(trace.own_calls)
     made_inside = f", {inside:,} of them inside extension functions" if inside else ""
-    yield "calls", f"{len(calls):,}{made_inside}"
-    yield "signatures", f"{len(trace.signatures):,} of {len({item.op for item in trace.signatures})} operators"
+    yield "calls", f"{len(calls) - len(functions):,}{made_inside}"
+    if len(functions):
+        names = functions["op"].nunique()
+        below = int(calls["gripped"].sum())
+        yield "gripped", f"{len(functions):,} calls of {names} functions, {below:,} calls below them"
+    operators = [item for item in trace.signatures if item.kind != FUNCTION]
+    yield "signatures", f"{len(operators):,} of {len({item.op for item in operators})} operators"
     yield from _losses(trace)
 
 

@@ -18,13 +18,15 @@ class Verb:
     summary, examples : for its help
     prepare : adds its options to a parser
     run : does it, and gives the exit status
+    runs_program : what follows `--` on the command line is a program's own, and `args.program`
     """
 
     summary: str
     examples: str
     prepare: Callable[[argparse.ArgumentParser], None]
     run: Callable[[argparse.Namespace], int]
+    runs_program: bool = False
 
 
 verbs: Registry[Verb] = Registry("opgrip.tools.verbs", "opgrip.verbs")
-"""Verbs by group and name: `trace info`."""
+"""Verbs by group and name: `trace info`; `grip` has no group."""

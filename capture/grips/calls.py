@@ -1,0 +1,216 @@
+"""The calls of a sample in its folder: a trace, and whole values beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from opgrip.capture.environment import describe_environment
+from opgrip.capture.fitting import Fitter
+from opgrip.capture.full_values import FullValues
+from opgrip.capture.grips.compare import Sketch
+from opgrip.capture.grips.copies import apart
+from opgrip.capture.grips.gripped import Gripped, GrippedCall
+from opgrip.capture.grips.objects import take
+from opgrip.capture.signatures import describe_call
+from opgrip.traces import Trace, load
+from opgrip.traces.arguments import DTYPES, TensorSpec, map_leaves, tensors
+from opgrip.traces.errors import FormatError, UserError, one_line
+from opgrip.traces.making import make_arguments
+from opgrip.traces.memory import lay_out
+from opgrip.traces.records import (
+    FUNCTION,
+    Calls,
+    Context,
+    Effects,
+    End,
+    Header,
+    Record,
+    Scope,
+    Signature,
+    Thread,
+    listed,
+)
+from opgrip.traces.tensor_file import HEADER_FIELD, TensorFile, from_stored
+from opgrip.traces.writer import TraceWriter
+
+TRACE, VALUES = "calls.jsonl", "calls.safetensors"
+
+WHOLE_BYTES = 64 << 20
+"""Whole values of one sample; of the calls beyond, the models of values are kept and what their results look like."""
+
+
+def write_calls(folder: Path, gripped: Gripped, most_bytes: int = WHOLE_BYTES) -> None:
+    """Write a sample's calls into its folder.
+
+    Parameters
+    ----------
+    most_bytes : of whole values
+
+    Raises
+    ------
+    UserError : where a file is there already, or safetensors is not installed
+    """
+    full = FullValues(folder / VALUES, most_bytes=most_bytes)
+    records: list[Record] = [Thread(0, "MainThread")]
+    writing = _Writing(records.append, full)
+    for number, call in enumerate(gripped.calls):
+        records += writing.records(number, gripped.name, call)
+    lost = listed(writing.fitter.without_values)
+    end = End(len(gripped.calls), len(gripped.calls), writing.start_ns, without_values=lost)
+    fields = {"command": [], "sample": gripped.name, "function": gripped.entry, HEADER_FIELD: VALUES}
+    full.finish()
+    if full.failure is not None:
+        raise UserError(f"{folder / VALUES} could not be written", one_line(full.failure)) from full.failure
+    with TraceWriter(folder / TRACE, Header(describe_environment() | fields)) as writer:
+        for record in (*records, end):
+            writer.write(record)
+
+
+class _Writing:
+    """Makes the records of calls, one after the other on a clock of their own."""
+
+    def __init__(self, pend: Callable[[Record], None], full: FullValues) -> None:
+        self.fitter = Fitter(pend)
+        self.fitter.full = full
+        self.start_ns = 0
+        self._contexts: list[dict[str, Any]] = []
+
+    def records(self, number: int, name: str, call: GrippedCall) -> Iterator[Record]:
+        """The records of a call, but those of values, which are pended before."""
+        args, kwargs = self._described((call.args, call.kwargs))
+        yield Signature(number, FUNCTION, name, args, kwargs, self._described(call.results))
+        after = None if call.after is None else self._described(call.after)
+        state = None if call.random_state is None else self._described(call.random_state)
+        yield Effects(number, call.operators, call.operator_ns, after, state)
+        if call.settings not in self._contexts:
+            self._contexts.append(call.settings)
+            context = len(self._contexts) - 1
+            yield Context(context, call.settings)
+            yield Scope(context, "", "", "forward", context=context)
+        scope = self._contexts.index(call.settings)
+        yield Calls(0, [number], [scope], [self.start_ns], [call.duration_ns])
+        self.start_ns += call.duration_ns
+
+    def _described(self, value: Any) -> Any:
+        """A live value as a trace holds it, with its values."""
+        tree = take(value).tree
+        (described,), _ = describe_call((tree,), {}, lambda place: self._fit)
+        return described
+
+    def _fit(self, tensor: torch.Tensor) -> int | None:
+        with apart():
+            return self.fitter.fit(FUNCTION, "", tensor.detach().cpu())
+
+
+def recorded_calls(folder: Path, classes: Mapping[str, Any]) -> list[GrippedCall]:
+    """The calls that `write_calls` wrote, with live arguments and results.
+
+    Nothing that the files name is imported. Where a call's whole values are not there, its arguments are drawn from the
+    models of them, its results are a `Sketch`, and `after` is not known.
+
+    Parameters
+    ----------
+    classes : what arguments' classes and functions are found in by name, such as the namespace of the sample's module
+
+    Raises
+    ------
+    UserError : where the files are not there, or a class is not given
+    """
+    trace = load(folder / TRACE, partial=False)
+    reading = _Reading(trace, classes)
+    return [reading.call(signature) for signature in trace.signatures]
+
+
+class _Reading:
+    def __init__(self, trace: Trace, classes: Mapping[str, Any]) -> None:
+        self._trace = trace
+        self._classes = classes
+        self._files = [TensorFile(path) for path in trace.tensor_files]
+        calls = trace.calls.drop_duplicates("signature").set_index("signature")
+        self._duration = calls["duration_ns"].to_dict()
+        context_of = {scope.number: scope.context for scope in trace.scopes}
+        self._context = {number: context_of.get(scope) for number, scope in calls["scope"].to_dict().items()}
+
+    def call(self, signature: Signature) -> GrippedCall:
+        """One call."""
+        number = signature.number
+        effects = self._trace.effects.get(number, Effects(number, 0, 0))
+        arguments = (signature.args, signature.kwargs)
+        whole = all(self._is_whole(spec) for spec in tensors([arguments, signature.outputs, effects.after]))
+        args, kwargs = self._made(arguments)
+        return GrippedCall(
+            args,
+            kwargs,
+            self._made(signature.outputs) if whole else Sketch(signature.outputs),
+            self._made(effects.after) if whole else None,
+            self._made(effects.random_state),
+            effects.operators,
+            effects.operator_ns,
+            self._duration.get(number, 0),
+            self._trace.contexts.get(self._context.get(number) or 0, {}),
+        )
+
+    def _made(self, tree: Any) -> Any:
+        specs = list(tensors(tree))
+        try:
+            made = iter(lay_out(specs, self._values, _device))
+        except FormatError as error:
+            raise UserError(f"a tensor of the sample cannot be made: {error}", "grip the function again") from error
+        live = map_leaves(lambda leaf: next(made) if isinstance(leaf, TensorSpec) else leaf, tree)
+        return make_arguments(live, self._classes)
+
+    def _is_whole(self, spec: TensorSpec) -> bool:
+        return 0 in spec.shape or spec.device == "meta" or self._trace.tensors.get(_number(spec)) is not None
+
+    def _values(self, spec: TensorSpec, shape: tuple[int, ...]) -> torch.Tensor:
+        key = self._trace.tensors.get(_number(spec))
+        if key is None:
+            model = self._trace.values.get(_number(spec))
+            if model is None:
+                return torch.zeros(shape, dtype=spec.dtype)
+            return model.draw(shape, spec.dtype, torch.Generator().manual_seed(0))
+        for file in self._files:
+            if key in file.keys():  # noqa: SIM118 - it is no dictionary
+                values = from_stored(file.read(key), spec.dtype)
+                if values is not None and values.numel() == prod(shape):
+                    return values.reshape(shape)
+        raise UserError(f"{VALUES} lacks a tensor of the sample", "grip the function again")
+
+
+def _number(spec: TensorSpec) -> int:
+    return -1 if spec.values is None else spec.values
+
+
+def _device(recorded: str) -> str:
+    """Where a tensor goes: where it was, as far as that is here."""
+    try:
+        torch.empty(0, device=recorded)
+    except (RuntimeError, AssertionError):
+        return "cpu"
+    return recorded
+
+
+@contextmanager
+def as_it_ran(call: GrippedCall) -> Iterator[None]:
+    """The block runs under the settings that a call ran under, and draws the random numbers that it drew."""
+    settings = call.settings
+    with ExitStack() as stack:
+        if call.random_state is not None:
+            stack.enter_context(torch.random.fork_rng(devices=[]))
+            torch.set_rng_state(call.random_state)
+        dtype = DTYPES.get(str(settings.get("default_dtype")))
+        if dtype is not None and dtype is not torch.get_default_dtype():
+            stack.callback(torch.set_default_dtype, torch.get_default_dtype())
+            torch.set_default_dtype(dtype)
+        for device, _, name in (item.partition(":") for item in str(settings.get("autocast") or "").split(",") if item):
+            stack.enter_context(torch.autocast(device, DTYPES.get(name)))
+        if settings.get("inference") is True:
+            stack.enter_context(torch.inference_mode())
+        stack.enter_context(torch.set_grad_enabled(settings.get("grad") is not False))
+        yield

@@ -1,0 +1,150 @@
+"""Which functions are gripped: `module.glob:qualname.glob`, and where they are found."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from types import CodeType, FunctionType, ModuleType
+from typing import Any, cast
+
+from opgrip.traces.errors import UserError
+
+LOCALS = "<locals>"
+
+
+@dataclass(frozen=True, slots=True)
+class Pattern:
+    """Names of functions, as shells match file names.
+
+    Attributes
+    ----------
+    module : of names of modules that define functions, or of packages that give those of their own modules on
+    qualname : of qualified names in them: `delta2bbox`, `Coder.decode`, `make.<locals>.inner`
+    """
+
+    module: str
+    qualname: str
+
+    def __str__(self) -> str:
+        return f"{self.module}:{self.qualname}"
+
+    def matches_module(self, name: str) -> bool:
+        """Whether a module of that name may hold what is meant."""
+        return fnmatchcase(name, self.module)
+
+    def matches(self, qualname: str) -> bool:
+        """Whether a function of that name is meant.
+
+        Methods with two underscores before and after, and functions inside functions, are only where the pattern
+        says so.
+        """
+        last, wanted = qualname.rpartition(".")[2], self.qualname.rpartition(".")[2]
+        if last.startswith("__") and last.endswith("__") and not wanted.startswith("__"):
+            return False
+        if LOCALS in qualname and LOCALS not in self.qualname:
+            return qualname.replace(f".{LOCALS}", "") == self.qualname
+        return fnmatchcase(qualname, self.qualname)
+
+
+def parse_pattern(text: str) -> Pattern:
+    """The pattern that a user wrote.
+
+    Raises
+    ------
+    UserError : for what is none
+    """
+    module, colon, qualname = text.partition(":")
+    if not (module and colon and qualname) or ":" in qualname:
+        raise UserError(f"{text!r} names no functions", "write module:function, such as 'mmdet.models.*:delta2bbox'")
+    return Pattern(module, qualname)
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A function that a pattern means.
+
+    Attributes
+    ----------
+    owner : the class that it was found in, None outside of classes
+    qualname : what it is called where it was found
+    inside : of a function that is made anew whenever another one runs, that one
+    """
+
+    function: FunctionType
+    owner: type | None
+    qualname: str
+    inside: Any = None
+
+
+def find_targets(module: ModuleType, patterns: Sequence[Pattern]) -> Iterator[Target]:
+    """The functions of a loaded module that the patterns mean.
+
+    Of functions inside others, `function` is the one around them.
+    """
+    wanted = [pattern for pattern in patterns if pattern.matches_module(module.__name__)]
+    if wanted:
+        yield from _in_namespace(vars(module), module.__name__, wanted, None, "", set())
+
+
+def _in_namespace(
+    namespace: Any, module: str, patterns: Sequence[Pattern], owner: type | None, prefix: str, seen: set[int]
+) -> Iterator[Target]:
+    for name, value in list(namespace.items()):
+        function = plain_function(value)
+        if function is not None and _belongs(function, module):
+            qualname = f"{prefix}{name}"
+            if any(pattern.matches(qualname) for pattern in patterns):
+                yield Target(function, owner, qualname)
+            yield from _nested(function, qualname, owner, patterns)
+        elif issubclass(type(value), type) and _belongs(value, module) and id(value) not in seen:
+            seen.add(id(value))
+            inner = f"{prefix}{name}."
+            yield from _in_namespace(vars(value), value.__module__, patterns, value, inner, seen)
+
+
+def _nested(function: FunctionType, qualname: str, owner: type | None, patterns: Sequence[Pattern]) -> Iterator[Target]:
+    around = cast(Any, inspect.unwrap(function))
+    if not isinstance(around, FunctionType):
+        return
+    for inner in nested_names(around.__code__, qualname):
+        if any(pattern.matches(inner) for pattern in patterns):
+            yield Target(around, owner, inner, inside=around)
+
+
+def nested_names(code: CodeType, qualname: str) -> Iterator[str]:
+    """The qualified names of the functions that a function makes when it runs."""
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType) and not constant.co_name.startswith("<"):
+            inner = f"{qualname}.{LOCALS}.{constant.co_name}"
+            yield inner
+            yield from nested_names(constant, inner)
+
+
+def plain_function(value: Any) -> FunctionType | None:
+    """The Python function that a name of a module or class stands for; None where it is something else."""
+    # not isinstance, which asks some values what they say they are
+    if type(value) in (staticmethod, classmethod):
+        value = value.__func__
+    return value if type(value) is FunctionType else None
+
+
+def _belongs(value: Any, module: str) -> bool:
+    """Whether a module defines it, or is the package that gives it on from below."""
+    home = getattr(value, "__module__", None)
+    return isinstance(home, str) and (home == module or home.startswith(f"{module}."))
+
+
+def refusal(function: Any) -> str | None:
+    """Why a function's calls cannot be kept; None where they can."""
+    if isinstance(function, type):
+        return "it is a class: name the method with entry="
+    if not isinstance(function, FunctionType):
+        return f"it is a {type(function).__qualname__}, not a Python function"
+    plain = inspect.unwrap(function)
+    if inspect.isasyncgenfunction(plain) or inspect.iscoroutinefunction(plain):
+        return "it is asynchronous: a call of it gives what has yet to run"
+    if inspect.isgeneratorfunction(plain):
+        return "it is a generator: a call of it gives what has yet to run"
+    return None

@@ -1,0 +1,270 @@
+"""Source files as text and syntax tree, and where in them a live function or class is written."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import io
+import linecache
+import sys
+import tokenize
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from types import CodeType, FunctionType
+from typing import Any, TypeAlias
+
+from opgrip.traces.errors import UserError
+
+Definition: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+
+
+@dataclass(frozen=True, eq=False)
+class SourceFile:
+    """A file, or the cell of a notebook.
+
+    Attributes
+    ----------
+    name : as code objects have it
+    """
+
+    name: str
+    text: str
+    tree: ast.Module = field(repr=False)
+
+    @cached_property
+    def lines(self) -> list[str]:
+        """Its lines with their ends; line 1 is the first of them."""
+        return self.text.splitlines(keepends=True)
+
+    @cached_property
+    def _starts(self) -> list[int]:
+        starts = [0]
+        for line in self.lines:
+            starts.append(starts[-1] + len(line))
+        return starts
+
+    @cached_property
+    def parents(self) -> dict[ast.AST, ast.AST]:
+        """The node around each node."""
+        return {child: node for node in ast.walk(self.tree) for child in ast.iter_child_nodes(node)}
+
+    @cached_property
+    def codes(self) -> dict[tuple[str, int], list[CodeType]]:
+        """The code objects that compiling it gives, by name and first line."""
+        found: dict[tuple[str, int], list[CodeType]] = {}
+        flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+        queue = [compile(self.text, self.name, "exec", flags=flags, dont_inherit=True)]
+        for code in queue:
+            found.setdefault((code.co_name, code.co_firstlineno), []).append(code)
+            queue += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
+        return found
+
+    @cached_property
+    def string_lines(self) -> frozenset[int]:
+        """Lines that begin inside a string, docstrings aside: their indentation is part of a value."""
+        inside: set[int] = set()
+        opened: list[int] = []
+        for token in tokenize.generate_tokens(io.StringIO(self.text).readline):
+            kind = tokenize.tok_name[token.type]
+            if kind == "STRING":
+                inside.update(range(token.start[0] + 1, token.end[0] + 1))
+            elif kind in ("FSTRING_START", "TSTRING_START"):
+                opened.append(token.start[0])
+            elif kind in ("FSTRING_END", "TSTRING_END"):
+                inside.update(range(opened.pop() + 1, token.end[0] + 1))
+        for node in ast.walk(self.tree):
+            doc = docstring_of(node)
+            if doc is not None:
+                inside.difference_update(range(doc.lineno, (doc.end_lineno or doc.lineno) + 1))
+        return frozenset(inside)
+
+    def offset(self, line: int, column: int) -> int:
+        """Where in the text a position of the syntax tree is, whose columns count bytes."""
+        text = self.lines[line - 1]
+        if not text.isascii():
+            column = len(text.encode()[:column].decode())
+        return self._starts[line - 1] + column
+
+    def line_start(self, line: int) -> int:
+        """Where in the text a line begins, or where the text ends for the one after the last."""
+        return self._starts[line - 1]
+
+    def span(self, node: ast.AST) -> tuple[int, int]:
+        """Where in the text a node begins and ends."""
+        begin = self.offset(node.lineno, node.col_offset)  # type: ignore[attr-defined]
+        return begin, self.offset(node.end_lineno, node.end_col_offset)  # type: ignore[attr-defined]
+
+    def segment(self, node: ast.AST) -> str:
+        """A node's text."""
+        begin, end = self.span(node)
+        return self.text[begin:end]
+
+    def enclosing(self, node: ast.AST) -> Iterator[Definition]:
+        """The functions and classes around a node, from the inside."""
+        around = self.parents.get(node)
+        while around is not None:
+            if isinstance(around, (*FUNCTIONS, ast.ClassDef)):
+                yield around
+            around = self.parents.get(around)
+
+    def qualified_name(self, node: ast.ClassDef) -> str:
+        """A class's `__qualname__`."""
+        names = [node.name]
+        for around in self.enclosing(node):
+            if isinstance(around, ast.ClassDef):
+                names.append(around.name)
+            else:
+                names += ["<locals>", getattr(around, "name", "<lambda>")]
+        return ".".join(reversed(names))
+
+
+def docstring_of(node: ast.AST) -> ast.Constant | None:
+    """The docstring of a function, class or module, None for other nodes and where there is none."""
+    if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Module) or not node.body:
+        return None
+    first = node.body[0]
+    if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str):
+        return first.value
+    return None
+
+
+def first_line(node: Definition) -> int:
+    """The line that a definition begins in: that of its first decorator."""
+    decorators = getattr(node, "decorator_list", None)
+    line: int = decorators[0].lineno if decorators else node.lineno
+    return line
+
+
+@lru_cache(maxsize=512)
+def _parsed(name: str, text: str) -> SourceFile:
+    return SourceFile(name, text, ast.parse(text))
+
+
+def source_file(name: str, module_globals: dict[str, Any] | None, what: str) -> SourceFile:
+    """A source file by the name that a code object has for it, which may be a cell of a notebook.
+
+    Raises
+    ------
+    UserError : where there is no source for `what`, or it does not parse
+    """
+    lines = linecache.getlines(name, module_globals)
+    if not lines:
+        raise UserError(f"there is no source for {what}", f"{name} cannot be read; define it in a file or a cell")
+    try:
+        return _parsed(name, "".join(lines))
+    except SyntaxError as error:
+        raise UserError(f"the source of {what} does not parse", f"{name}: {error}") from error
+
+
+def find_function(function: FunctionType) -> tuple[SourceFile, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda]:
+    """Where a function is written.
+
+    Raises
+    ------
+    UserError : where that cannot be told
+    """
+    code, what = function.__code__, function.__qualname__
+    file = source_file(code.co_filename, function.__globals__, what)
+    found = [
+        node
+        for node in ast.walk(file.tree)
+        if isinstance(node, FUNCTIONS)
+        and first_line(node) == code.co_firstlineno
+        and getattr(node, "name", "<lambda>") == code.co_name
+        and _takes(code, _parameters(node))
+    ]
+    if len(found) > 1:
+        found = [node for node in found if isinstance(node, ast.Lambda) and _is_written_at(code, node)]
+    if len(found) != 1:
+        why = "it changed since it was imported" if not found else "give each lambda a line of its own"
+        raise UserError(f"{what} is not found in line {code.co_firstlineno} of {file.name}", why)
+    if not _is_compiled_from(code, file):
+        raise UserError(f"the source of {what} changed since it was imported", f"run it again: {file.name}")
+    return file, found[0]
+
+
+def _is_compiled_from(code: CodeType, file: SourceFile) -> bool:
+    """Whether compiling a file gives code that names the same; what pytest rewrote is not looked at."""
+    if any(name.startswith("@py") for name in (*code.co_names, *code.co_varnames)):
+        return True
+    compiled = file.codes.get((code.co_name, code.co_firstlineno), [])
+    return any(sorted(one.co_names) == sorted(code.co_names) for one in compiled)
+
+
+def _parameters(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> list[str]:
+    arguments = node.args
+    rest = [one for one in (arguments.vararg, arguments.kwarg) if one is not None]
+    return [one.arg for one in [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, *rest]]
+
+
+def _takes(code: CodeType, parameters: list[str]) -> bool:
+    stars = bool(code.co_flags & inspect.CO_VARARGS) + bool(code.co_flags & inspect.CO_VARKEYWORDS)
+    names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount + stars]
+    # inside a class, Python puts the class's name before those that begin with two underscores
+    return len(names) == len(parameters) and all(
+        name == parameter or (parameter.startswith("__") and name.endswith(parameter))
+        for name, parameter in zip(names, parameters, strict=True)
+    )
+
+
+def _is_written_at(code: CodeType, node: ast.Lambda) -> bool:
+    """Whether code is that of this lambda, of several in one line."""
+    body = node.body
+    if hasattr(code, "co_positions"):
+        return (body.lineno, body.end_lineno, body.col_offset, body.end_col_offset) in set(code.co_positions())
+    used = {getattr(part, "id", getattr(part, "attr", None)) for part in ast.walk(body)}
+    constants = {part.value for part in ast.walk(body) if isinstance(part, ast.Constant)}
+    return used == {*code.co_names, *code.co_freevars, *code.co_varnames} and constants >= {*code.co_consts} - {None}
+
+
+def find_class(cls: type) -> tuple[SourceFile, ast.ClassDef]:
+    """Where a class is written.
+
+    Raises
+    ------
+    UserError : where that cannot be told
+    """
+    what = cls.__qualname__
+    methods = [thing for thing in map(_plain_function, vars(cls).values()) if thing is not None]
+    own = [
+        thing for thing in methods if thing.__qualname__.startswith(f"{what}.") and thing.__module__ == cls.__module__
+    ]
+    for file in _files_of(cls, own):
+        found = [
+            node for node in ast.walk(file.tree) if isinstance(node, ast.ClassDef) and file.qualified_name(node) == what
+        ]
+        lines = {thing.__code__.co_firstlineno for thing in own if thing.__code__.co_filename == file.name}
+        # of several that an if chooses from, the one whose methods it has
+        holding = [node for node in found if any(node.lineno <= line <= (node.end_lineno or 0) for line in lines)]
+        if holding or found:
+            return file, (holding or found)[-1]
+    raise UserError(f"there is no source for the class {what}", "define it in a file or a cell")
+
+
+def _files_of(cls: type, methods: list[FunctionType]) -> Iterator[SourceFile]:
+    module = sys.modules.get(cls.__module__)
+    names = [thing.__code__.co_filename for thing in methods]
+    if getattr(module, "__file__", None):
+        names.append(inspect.getsourcefile(module) or "")  # type: ignore[arg-type]
+    elif not names:
+        # a class without methods in a notebook: its cell is not known, the newest that has one of that name is meant
+        names += [name for name in reversed(linecache.cache) if name.startswith("<") or "ipykernel" in name]
+    for name in dict.fromkeys(filter(None, names)):
+        with suppress(UserError):
+            yield source_file(name, vars(module) if module else None, cls.__qualname__)
+
+
+def _plain_function(attribute: Any) -> FunctionType | None:
+    """The Python function behind a class's attribute, if there is one."""
+    if isinstance(attribute, staticmethod | classmethod):
+        attribute = attribute.__func__
+    elif isinstance(attribute, property):
+        attribute = attribute.fget
+    try:
+        attribute = inspect.unwrap(attribute) if callable(attribute) else None
+    except ValueError:
+        return None
+    return attribute if isinstance(attribute, FunctionType) else None

@@ -1,0 +1,215 @@
+"""From a gripped function to the text of a module that stands alone."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from types import MethodType
+from typing import Any
+
+from opgrip.capture.grips.gripped import Gripped
+from opgrip.capture.grips.source.classes import Classes
+from opgrip.capture.grips.source.collect import Collector
+from opgrip.capture.grips.source.fields import Everything, named_in, words_in
+from opgrip.capture.grips.source.hints import hints_of
+from opgrip.capture.grips.source.items import (
+    ClassItem,
+    FunctionItem,
+    ImportItem,
+    Item,
+    PartItem,
+    ValueItem,
+    in_order,
+    pieces_of,
+    reachable,
+    refusals,
+)
+from opgrip.capture.grips.source.layout import Layout
+from opgrip.capture.grips.source.names import Role
+from opgrip.capture.grips.source.naming import names_for
+from opgrip.capture.grips.source.packages import is_imported, is_of_python, top_level
+from opgrip.traces.errors import UserError
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What a function needs, collected.
+
+    Attributes
+    ----------
+    root : the function, or the method's place in its class
+    items : all that the sample has, the root first
+    """
+
+    collector: Collector
+    root: Item
+    items: tuple[Item, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleText:
+    """A module that stands alone.
+
+    Attributes
+    ----------
+    entry : the function in it: `delta2bbox`, `Coder.decode`
+    classes : names in it of the classes and functions among the arguments, by `module:qualname` where they come from
+    projects : top-level packages and modules whose source was taken in
+    imports : top-level packages that it imports, those of Python aside
+    absent : free names in it that nothing is bound to where it comes from
+    """
+
+    text: str
+    entry: str
+    classes: dict[str, str]
+    projects: frozenset[str]
+    imports: frozenset[str]
+    absent: frozenset[str]
+
+
+def take(gripped: Gripped) -> Taken:
+    """All that a function needs.
+
+    Raises
+    ------
+    UserError : where something of that cannot be taken out, with the reason
+    """
+    collector = Collector(words_in(objects_of(gripped)))
+    root, classes = _entered(gripped, collector)
+    classes.expand(objects_of(gripped), root)
+    refused = refusals(collector.items)
+    if root in refused:
+        *way, last = refused[root]
+        through = " -> ".join(dict.fromkeys(_label(item) for item in [*way, last] if item.name))
+        raise UserError(f"{gripped.entry} cannot be taken out", f"{last.refusal} (by way of {through})")
+    items = reachable(root, refused)
+    for item in items:
+        if isinstance(item, ClassItem):
+            # a class stands after those that it inherits from, even past others between them
+            item.early += [one for one in map(collector.named, item.cls.__mro__[1:]) if one in items]
+    return Taken(collector, root, tuple(items))
+
+
+def lay_out(gripped: Gripped, taken: Taken, origin: str) -> ModuleText:
+    """The text of a module that holds a function and all that it needs.
+
+    Parameters
+    ----------
+    origin : where the function comes from, in words
+    """
+    hints = hints_of(taken.collector, taken.items)
+    items = (*taken.items, *hints.items)
+    ordered = in_order(taken.root, items)
+    names = names_for(_by_claim(taken, items, ordered))
+    _check_texts(items, names)
+    entry = _entry(gripped, taken, names)
+    layout = Layout(taken.collector, taken.root, items, names, hints.kept)
+    text = layout.module(f"{entry} of {origin}, and what it needs.", ordered)
+    return ModuleText(
+        text,
+        entry,
+        dict(_argument_names(gripped, taken, names)),
+        frozenset(top_level(item.module) for item in items if _is_source(item)),
+        frozenset(
+            top_level(item.statement.module)
+            for item in items
+            if isinstance(item, ImportItem) and not is_of_python(item.statement.module)
+        ),
+        frozenset(name for item in items for piece in pieces_of(item) for name in piece.absent),
+    )
+
+
+def owner_of(gripped: Gripped) -> type | None:
+    """The class of a method, also of one that was gripped inside the class's body."""
+    path = gripped.entry.rpartition("<locals>.")[2].rpartition(".")[0]
+    if gripped.owner is not None or not path:
+        return gripped.owner
+    for call in gripped.calls:
+        for first in call.args[:1]:
+            for cls in first.__mro__ if isinstance(first, type) else type(first).__mro__:
+                if cls.__qualname__.rpartition("<locals>.")[2] == path:
+                    return cls
+    thing: Any = sys.modules.get(gripped.function.__module__)
+    for name in path.split("."):
+        thing = getattr(thing, name, None)
+    if not isinstance(thing, type):
+        raise UserError(f"the class of {gripped.entry} is not found", "grip it after the class is made")
+    return thing
+
+
+def _entered(gripped: Gripped, collector: Collector) -> tuple[Item, Classes]:
+    """The item of the function itself."""
+    function, owner = gripped.function, owner_of(gripped)
+    method = gripped.entry.rpartition(".")[2]
+    if owner is None:
+        classes = Classes(collector)
+        if isinstance(function, partial):
+            root: Item = ValueItem(gripped.name, "", value=function)
+            collector.remember(root, root)
+            collector.check(function, root, "the function")
+            return root, classes
+        if isinstance(function, MethodType):
+            raise UserError(f"{gripped.entry} is bound to an object", "grip it on its class")
+        return collector.function(function, method if method.isidentifier() else gripped.name), classes
+    first = [call.args[0] for call in gripped.calls if call.args]
+    classes = Classes(collector, {owner, *(type(one) for one in first if isinstance(one, owner))})
+    provider = next((cls for cls in owner.__mro__ if method in vars(cls)), None)
+    if provider is None:
+        raise UserError(f"{owner.__qualname__} has no {method}", "name one of its methods")
+    root = classes.part(provider, method)
+    item = collector.class_item(owner)
+    if item is not root:
+        root.need(item)
+    if isinstance(item, ClassItem) and not isinstance(vars(provider)[method], staticmethod):
+        item.is_live = item.has_bases = True
+    return root, classes
+
+
+def objects_of(gripped: Gripped) -> Iterator[Any]:
+    """What the calls took and gave."""
+    for call in gripped.calls:
+        yield from (call.args, call.kwargs, call.results)
+        if call.after is not None:
+            yield call.after
+
+
+def _label(item: Item) -> str:
+    return f"{item.owner.name}.{item.name}" if isinstance(item, PartItem) and item.owner is not None else item.name
+
+
+def _by_claim(taken: Taken, items: tuple[Item, ...], ordered: list[Item]) -> list[Item]:
+    """The items in the order in which they may choose their names."""
+    root = taken.root.owner if isinstance(taken.root, PartItem) else taken.root
+    first: list[Item] = [] if root is None else [root]
+    live = [item for item in items if isinstance(item, ClassItem) and item.is_live]
+    imports = [item for item in items if isinstance(item, ImportItem)]
+    return list(dict.fromkeys([*first, *live, *imports, *ordered, *items]))
+
+
+def _entry(gripped: Gripped, taken: Taken, names: dict[Item, str]) -> str:
+    owner = owner_of(gripped)
+    if owner is None:
+        return names[taken.root]
+    return f"{names[taken.collector.class_item(owner)]}.{gripped.entry.rpartition('.')[2]}"
+
+
+def _check_texts(items: Iterable[Item], names: dict[Item, str]) -> None:
+    """Raise `UserError` where something that is found by its name in a string has another name in the sample."""
+    for link in (link for item in items for piece in pieces_of(item) for link in piece.links):
+        if link.use.role is Role.TEXT and names[link.item] != link.use.name:
+            raise UserError(f"{link.use.name} is found by its name", "another function of the sample has that name")
+
+
+def _argument_names(gripped: Gripped, taken: Taken, names: dict[Item, str]) -> Iterator[tuple[str, str]]:
+    for thing in named_in(objects_of(gripped), Everything()):
+        item = taken.collector.named(thing)
+        if item is not None and item in names and not isinstance(item, ImportItem):
+            yield f"{thing.__module__}:{thing.__qualname__}", names[item]
+
+
+def _is_source(item: Item) -> bool:
+    if isinstance(item, FunctionItem | ClassItem):
+        return not is_imported(item.module)
+    return False

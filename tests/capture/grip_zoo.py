@@ -1,0 +1,395 @@
+"""Functions and methods of mmdet and mmseg, with arguments that they run on."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from opgrip.capture.grips.gripped import Gripped, GrippedCall
+
+
+@dataclass(frozen=True)
+class Specimen:
+    """`module:qualname` of a function, and what makes its arguments."""
+
+    path: str
+    arguments: Callable[[], tuple[Any, ...]]
+    keywords: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        module, _, entry = self.path.partition(":")
+        return f"{module.partition('.')[0]}_{entry.replace('.', '_')}"
+
+
+ZOO: list[Specimen] = []
+
+
+def specimen(path: str, arguments: Callable[[], tuple[Any, ...]], **keywords: Any) -> None:
+    ZOO.append(Specimen(path, arguments, keywords))
+
+
+def found(path: str) -> tuple[Callable[..., Any], type | None, str]:
+    """The function that a path names, the class that it is of, and its name."""
+    module, _, entry = path.partition(":")
+    owner, thing = None, import_module(module)
+    for name in entry.split("."):
+        owner = thing if isinstance(thing, type) else None
+        thing = getattr(thing, name) if owner is None else inspect.getattr_static(thing, name)
+    return getattr(thing, "__func__", thing), owner, entry
+
+
+def gripped(one: Specimen) -> Gripped:
+    """A specimen with one call of it."""
+    function, owner, entry = found(one.path)
+    torch.manual_seed(0)
+    state = torch.get_rng_state()
+    torch.manual_seed(1)
+    args = one.arguments()
+    torch.set_rng_state(state)
+    results = function(*args, **one.keywords)
+    torch.manual_seed(1)
+    call = GrippedCall(one.arguments(), one.keywords, results, None, state, 0, 0, 0)
+    return Gripped(function, owner, entry, one.name, frozenset(), [call])
+
+
+def boxes(count: int, size: float = 100.0) -> Tensor:
+    corner = torch.rand(count, 2) * size
+    return torch.cat([corner, corner + torch.rand(count, 2) * size / 2 + 1], 1)
+
+
+def made(path: str, *args: Any, **keywords: Any) -> Any:
+    """An object of a class that a path names."""
+    module, _, name = path.partition(":")
+    return getattr(import_module(module), name)(*args, **keywords)
+
+
+def instances(**fields: Any) -> Any:
+    return made("mmengine.structures:InstanceData", **fields)
+
+
+class Sizes(dict[str, int]):
+    """Settings that are read as attributes and as items."""
+
+    def __init__(self, mask_size: int) -> None:
+        self.mask_size = mask_size
+
+
+CODERS = "mmdet.models.task_modules.coders"
+ASSIGNERS = "mmdet.models.task_modules.assigners"
+SAMPLERS = "mmdet.models.task_modules.samplers"
+PRIORS = "mmdet.models.task_modules.prior_generators"
+LOSSES = "mmdet.models.losses"
+SEG_LOSSES = "mmseg.models.losses"
+LAYERS = "mmdet.models.layers"
+
+# boxes
+specimen(f"{CODERS}.delta_xywh_bbox_coder:delta2bbox", lambda: (boxes(8), torch.randn(8, 4)), max_shape=(90, 80))
+specimen(f"{CODERS}.delta_xywh_bbox_coder:bbox2delta", lambda: (boxes(8), boxes(8)))
+specimen(f"{CODERS}.legacy_delta_xywh_bbox_coder:legacy_delta2bbox", lambda: (boxes(8), torch.randn(8, 4)))
+specimen(f"{CODERS}.tblr_bbox_coder:bboxes2tblr", lambda: (boxes(8), boxes(8)))
+specimen(f"{CODERS}.tblr_bbox_coder:tblr2bboxes", lambda: (boxes(8), torch.rand(8, 4)), max_shape=(90, 80))
+specimen(
+    f"{CODERS}:DeltaXYWHBBoxCoder.decode",
+    lambda: (made(f"{CODERS}:DeltaXYWHBBoxCoder", use_box_type=False), boxes(8), torch.randn(8, 4)),
+)
+specimen(
+    f"{CODERS}:DeltaXYWHBBoxCoder.encode",
+    lambda: (made(f"{CODERS}:DeltaXYWHBBoxCoder"), made("mmdet.structures.bbox:HorizontalBoxes", boxes(5)), boxes(5)),
+)
+specimen(
+    f"{CODERS}:DistancePointBBoxCoder.decode",
+    lambda: (made(f"{CODERS}:DistancePointBBoxCoder", use_box_type=True), torch.rand(8, 2) * 50, torch.rand(8, 4) * 9),
+)
+specimen(
+    f"{CODERS}:YOLOBBoxCoder.decode",
+    lambda: (made(f"{CODERS}:YOLOBBoxCoder"), boxes(8), torch.rand(8, 4), 16),
+)
+specimen(
+    f"{CODERS}:BucketingBBoxCoder.encode",
+    lambda: (made(f"{CODERS}:BucketingBBoxCoder", num_buckets=14, scale_factor=3.0), boxes(8), boxes(8)),
+)
+specimen("mmdet.structures.bbox:bbox_overlaps", lambda: (boxes(6), boxes(9)), mode="giou")
+specimen(
+    "mmdet.structures.bbox:distance2bbox", lambda: (torch.rand(8, 2) * 50, torch.rand(8, 4) * 9), max_shape=(40, 40)
+)
+specimen("mmdet.structures.bbox:bbox2roi", lambda: ([boxes(3), boxes(2)],))
+specimen("mmdet.structures.bbox:bbox_flip", lambda: (boxes(3), (100, 200, 3)), direction="diagonal")
+specimen("mmdet.structures.bbox:bbox_project", lambda: (boxes(3), torch.eye(3)), img_shape=(90, 90))
+
+# priors
+specimen(
+    f"{PRIORS}:AnchorGenerator.single_level_grid_priors",
+    lambda: (made(f"{PRIORS}:AnchorGenerator", [8, 16], [0.5, 1.0], [8]), (3, 4), 1),
+    device="cpu",
+)
+specimen(
+    f"{PRIORS}:SSDAnchorGenerator.grid_priors",
+    lambda: (
+        made(f"{PRIORS}:SSDAnchorGenerator", [8, 16], [[2], [2, 3]], min_sizes=[20, 40], max_sizes=[40, 60]),
+        [(3, 4), (2, 2)],
+    ),
+    device="cpu",
+)
+specimen(
+    f"{PRIORS}:AnchorGenerator.valid_flags",
+    lambda: (made(f"{PRIORS}:AnchorGenerator", [8], [1.0], [8]), [(6, 6)], (40, 33)),
+    device="cpu",
+)
+specimen(
+    f"{PRIORS}:MlvlPointGenerator.grid_priors",
+    lambda: (made(f"{PRIORS}:MlvlPointGenerator", [8, 16]), [(3, 4), (2, 2)]),
+    device="cpu",
+    with_stride=True,
+)
+specimen(
+    "mmdet.models.task_modules.prior_generators:anchor_inside_flags",
+    lambda: (boxes(9), torch.ones(9, dtype=torch.bool), (60, 60)),
+    allowed_border=2,
+)
+
+
+# assigners and samplers
+def max_iou() -> Any:
+    return made(f"{ASSIGNERS}:MaxIoUAssigner", pos_iou_thr=0.5, neg_iou_thr=0.3, min_pos_iou=0.1)
+
+
+def to_assign(count: int = 12) -> tuple[Any, Any]:
+    labels = torch.tensor([1, 0, 2])
+    return instances(priors=boxes(count)), instances(bboxes=boxes(3), labels=labels)
+
+
+specimen(f"{ASSIGNERS}:MaxIoUAssigner.assign_wrt_overlaps", lambda: (max_iou(), torch.rand(3, 12), torch.arange(3)))
+specimen(f"{ASSIGNERS}:MaxIoUAssigner.assign", lambda: (max_iou(), *to_assign()))
+specimen(
+    f"{ASSIGNERS}:ATSSAssigner.assign",
+    lambda: (made(f"{ASSIGNERS}:ATSSAssigner", topk=3), to_assign()[0], [12], to_assign()[1]),
+)
+specimen(
+    f"{ASSIGNERS}:TaskAlignedAssigner.assign",
+    lambda: (
+        made(f"{ASSIGNERS}:TaskAlignedAssigner", topk=4),
+        instances(priors=boxes(12), bboxes=boxes(12), scores=torch.rand(12, 3)),
+        to_assign()[1],
+    ),
+)
+specimen(
+    f"{ASSIGNERS}:DynamicSoftLabelAssigner.assign",
+    lambda: (
+        made(f"{ASSIGNERS}:DynamicSoftLabelAssigner", topk=4),
+        instances(
+            priors=torch.cat([boxes(12)[:, :2], torch.full((12, 2), 8.0)], 1),
+            bboxes=boxes(12),
+            scores=torch.rand(12, 3),
+        ),
+        to_assign()[1],
+    ),
+)
+specimen(
+    f"{ASSIGNERS}:HungarianAssigner.assign",
+    lambda: (
+        made(
+            f"{ASSIGNERS}:HungarianAssigner",
+            [
+                {"type": "mmdet.FocalLossCost", "weight": 2.0},
+                {"type": "mmdet.BBoxL1Cost", "weight": 5.0, "box_format": "xywh"},
+                {"type": "mmdet.IoUCost", "iou_mode": "giou"},
+            ],
+        ),
+        instances(bboxes=boxes(12), scores=torch.randn(12, 3)),
+        to_assign()[1],
+    ),
+    img_meta={"img_shape": (120, 160)},
+)
+specimen(
+    f"{ASSIGNERS}:FocalLossCost.__call__",
+    lambda: (
+        made(f"{ASSIGNERS}:FocalLossCost"),
+        instances(scores=torch.randn(6, 4)),
+        instances(labels=torch.arange(3)),
+    ),
+)
+specimen(
+    f"{ASSIGNERS}:DiceCost.__call__",
+    lambda: (
+        made(f"{ASSIGNERS}:DiceCost", pred_act=True),
+        instances(masks=torch.randn(4, 8, 8)),
+        instances(masks=torch.rand(2, 8, 8)),
+    ),
+)
+specimen(
+    f"{ASSIGNERS}.iou2d_calculator:BboxOverlaps2D.__call__",
+    lambda: (made(f"{ASSIGNERS}:BboxOverlaps2D"), boxes(3), boxes(4)),
+)
+specimen(
+    f"{SAMPLERS}:RandomSampler.random_choice",
+    lambda: (made(f"{SAMPLERS}:RandomSampler", 4, 0.5), torch.arange(20), 7),
+)
+specimen(
+    f"{SAMPLERS}:RandomSampler.sample",
+    lambda: (made(f"{SAMPLERS}:RandomSampler", 4, 0.5), max_iou().assign(*to_assign()), *to_assign()),
+)
+specimen(
+    f"{SAMPLERS}:PseudoSampler.sample",
+    lambda: (made(f"{SAMPLERS}:PseudoSampler"), max_iou().assign(*to_assign()), *to_assign()),
+)
+
+# losses of mmdet
+specimen(f"{LOSSES}.iou_loss:giou_loss", lambda: (boxes(6), boxes(6), torch.rand(6)), avg_factor=3.0)
+specimen(f"{LOSSES}.iou_loss:ciou_loss", lambda: (boxes(6), boxes(6)), reduction="sum")
+specimen(f"{LOSSES}.iou_loss:bounded_iou_loss", lambda: (boxes(6), boxes(6)), reduction="none")
+specimen(f"{LOSSES}.smooth_l1_loss:smooth_l1_loss", lambda: (torch.rand(6, 4), torch.rand(6, 4)), beta=0.5)
+specimen(f"{LOSSES}.balanced_l1_loss:balanced_l1_loss", lambda: (torch.rand(6, 4), torch.rand(6, 4)))
+specimen(f"{LOSSES}.focal_loss:py_sigmoid_focal_loss", lambda: (torch.randn(6, 3), torch.eye(3).repeat(2, 1)))
+specimen(f"{LOSSES}.gfocal_loss:quality_focal_loss", lambda: (torch.randn(6, 3), (torch.arange(6) % 4, torch.rand(6))))
+specimen(f"{LOSSES}.gfocal_loss:distribution_focal_loss", lambda: (torch.randn(6, 9), torch.rand(6) * 7))
+specimen(f"{LOSSES}.gaussian_focal_loss:gaussian_focal_loss", lambda: (torch.rand(2, 3, 8, 8), torch.rand(2, 3, 8, 8)))
+specimen(f"{LOSSES}.dice_loss:dice_loss", lambda: (torch.rand(4, 9), torch.rand(4, 9)), avg_factor=4)
+specimen(f"{LOSSES}.kd_loss:knowledge_distillation_kl_div_loss", lambda: (torch.randn(4, 9), torch.randn(4, 9)), T=2)
+specimen(
+    f"{LOSSES}.cross_entropy_loss:binary_cross_entropy",
+    lambda: (torch.randn(6, 3), torch.tensor([0, 1, 2, 255, 3, 1])),
+    ignore_index=255,
+)
+specimen(
+    f"{LOSSES}.cross_entropy_loss:mask_cross_entropy",
+    lambda: (torch.randn(6, 3, 7, 7), torch.rand(6, 7, 7), torch.arange(6) % 3),
+)
+specimen(f"{LOSSES}.accuracy:accuracy", lambda: (torch.randn(6, 9), torch.arange(6)), topk=(1, 5))
+specimen(
+    f"{LOSSES}:SmoothL1Loss.forward",
+    lambda: (made(f"{LOSSES}:SmoothL1Loss", loss_weight=2.0), torch.rand(6, 4), torch.rand(6, 4)),
+)
+specimen(
+    f"{LOSSES}:CrossEntropyLoss.forward",
+    lambda: (made(f"{LOSSES}:CrossEntropyLoss"), torch.randn(6, 9), torch.arange(6)),
+)
+
+# what heads use
+specimen(
+    "mmdet.models.utils:multi_apply",
+    lambda: (found(f"{LOSSES}.accuracy:accuracy")[0], [torch.randn(6, 9)] * 2, [torch.arange(6)] * 2),
+    topk=(1, 5),
+)
+specimen("mmdet.models.utils:unmap", lambda: (torch.rand(3, 4), 8, torch.arange(8) % 3 == 0))
+specimen("mmdet.models.utils:images_to_levels", lambda: ([torch.rand(9, 4), torch.rand(9, 4)], [6, 3]))
+specimen("mmdet.models.utils:select_single_mlvl", lambda: ([torch.rand(2, 3, 4, 4), torch.rand(2, 3, 2, 2)], 1))
+specimen("mmdet.models.utils:filter_scores_and_topk", lambda: (torch.rand(30, 4), 0.5, 10, {"boxes": boxes(30)}))
+specimen(
+    "mmdet.models.utils:get_uncertain_point_coords_with_randomness",
+    lambda: (torch.randn(2, 3, 8, 8), torch.tensor([0, 2]), 12, 3.0, 0.75),
+)
+specimen("mmdet.models.utils:gaussian_radius", lambda: ((12.0, 30.0), 0.3))
+specimen("mmdet.models.utils:gen_gaussian_target", lambda: (torch.zeros(20, 20), [5, 9], 4))
+specimen("mmdet.models.utils:get_local_maximum", lambda: (torch.rand(1, 2, 8, 8),))
+specimen("mmdet.models.utils:get_topk_from_heatmap", lambda: (torch.rand(2, 3, 8, 8), 5))
+specimen("mmdet.models.utils:transpose_and_gather_feat", lambda: (torch.rand(2, 3, 8, 8), torch.arange(6).view(2, 3)))
+specimen("mmdet.models.utils:interpolate_as", lambda: (torch.rand(2, 3, 8, 8), torch.rand(2, 3, 4, 5)))
+specimen(
+    "mmdet.models.utils.misc:relative_coordinate_maps",
+    lambda: (torch.rand(6, 2), torch.rand(3, 2), torch.ones(3), 8, (2, 3)),
+)
+specimen(f"{LAYERS}:fast_nms", lambda: (boxes(20).view(5, 4, 4)[:, 0], torch.rand(5, 4), torch.rand(5, 6), 0.5, 0.1, 3))
+specimen(f"{LAYERS}:mask_matrix_nms", lambda: (torch.rand(6, 8, 8) > 0.5, torch.arange(6) % 2, torch.rand(6)))
+specimen(f"{LAYERS}:coordinate_to_encoding", lambda: (torch.rand(2, 5, 4),))
+specimen(
+    f"{LAYERS}:SinePositionalEncoding.forward",
+    lambda: (made(f"{LAYERS}:SinePositionalEncoding", 8, normalize=True), torch.rand(2, 6, 7) > 0.8),
+)
+specimen(
+    "mmdet.models.dense_heads.gfl_head:Integral.forward",
+    lambda: (made("mmdet.models.dense_heads.gfl_head:Integral", 7), torch.randn(5, 32)),
+)
+specimen(
+    "mmdet.structures.mask.mask_target:mask_target_single",
+    lambda: (
+        boxes(4, 20),
+        torch.tensor([0, 1, 1, 0]),
+        made(
+            "mmdet.structures.mask:BitmapMasks",
+            (np.arange(2 * 30 * 30).reshape(2, 30, 30) % 5 > 2).astype(np.uint8),
+            30,
+            30,
+        ),
+        Sizes(7),
+    ),
+)
+
+# mmseg
+specimen(
+    f"{SEG_LOSSES}.lovasz_loss:lovasz_softmax",
+    lambda: (torch.rand(2, 4, 6, 6).softmax(1), torch.arange(72).view(2, 6, 6) % 4),
+)
+specimen(
+    f"{SEG_LOSSES}.lovasz_loss:lovasz_hinge",
+    lambda: (torch.randn(2, 6, 6), torch.arange(72).view(2, 6, 6) % 2),
+    per_image=True,
+)
+specimen(
+    f"{SEG_LOSSES}.accuracy:accuracy",
+    lambda: (torch.randn(2, 4, 6, 6), torch.arange(72).view(2, 6, 6) % 4),
+    ignore_index=3,
+)
+specimen(
+    f"{SEG_LOSSES}.dice_loss:dice_loss", lambda: (torch.rand(2, 4, 9), torch.rand(2, 4, 9), None), ignore_index=None
+)
+specimen(
+    f"{SEG_LOSSES}.tversky_loss:tversky_loss",
+    lambda: (torch.rand(2, 4, 6, 6), torch.eye(4)[torch.arange(72) % 4].view(2, 6, 6, 4)),
+    valid_mask=torch.ones(2, 6, 6),
+)
+specimen(f"{SEG_LOSSES}.silog_loss:silog_loss", lambda: (torch.rand(2, 6, 6) + 0.1, torch.rand(2, 6, 6) + 0.1))
+specimen(
+    f"{SEG_LOSSES}.cross_entropy_loss:binary_cross_entropy",
+    lambda: (torch.randn(2, 4, 6, 6), torch.arange(72).view(2, 6, 6) % 4),
+)
+specimen(
+    f"{SEG_LOSSES}.cross_entropy_loss:cross_entropy",
+    lambda: (torch.randn(2, 4, 6, 6), torch.arange(72).view(2, 6, 6) % 4),
+    avg_non_ignore=True,
+)
+specimen(
+    f"{SEG_LOSSES}.focal_loss:py_sigmoid_focal_loss",
+    lambda: (torch.randn(6, 3), torch.eye(3).repeat(2, 1)),
+    valid_mask=torch.ones(6, 1),
+)
+specimen(
+    "mmseg.models.losses.boundary_loss:BoundaryLoss.forward",
+    lambda: (made("mmseg.models.losses:BoundaryLoss"), torch.randn(2, 1, 6, 6), (torch.arange(72).view(2, 6, 6) % 2)),
+)
+specimen(
+    "mmseg.models.utils.wrappers:resize",
+    lambda: (torch.rand(1, 2, 5, 5),),
+    size=(9, 9),
+    mode="bilinear",
+    align_corners=True,
+)
+specimen(
+    "mmseg.models.utils.encoding:Encoding.aggregate",
+    lambda: (torch.rand(2, 9, 4), torch.rand(2, 9, 5), torch.rand(4, 5)),
+)
+specimen(
+    "mmseg.models.utils.encoding:Encoding.forward",
+    lambda: (made("mmseg.models.utils.encoding:Encoding", 5, 4), torch.rand(2, 5, 3, 3)),
+)
+specimen("mmseg.models.utils.point_sample:get_uncertainty", lambda: (torch.randn(3, 4, 8), torch.arange(3)))
+specimen(
+    "mmseg.models.decode_heads.ocr_head:SpatialGatherModule.forward",
+    lambda: (
+        made("mmseg.models.decode_heads.ocr_head:SpatialGatherModule", 1),
+        torch.rand(2, 5, 4, 4),
+        torch.rand(2, 3, 4, 4),
+    ),
+)
+specimen(
+    "mmseg.evaluation.metrics.iou_metric:IoUMetric.intersect_and_union",
+    lambda: (torch.arange(36).view(6, 6) % 3, torch.arange(36).view(6, 6) % 4, 4, 3),
+)
+specimen("mmseg.models.utils.shape_convert:nlc_to_nchw", lambda: (torch.rand(2, 12, 5), (3, 4)))

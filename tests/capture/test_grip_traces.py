@@ -1,0 +1,209 @@
+"""Gripped calls in a trace stand above their operators, which stand for themselves as before."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import gripping
+import jsonschema
+import numpy as np
+import pytest
+import torch
+from programs import ROOT, run_command
+
+from opgrip.capture import Capture, Schedule
+from opgrip.replay.cases import Selection, make_cases
+from opgrip.replay.operators import Unsupported, find_operator
+from opgrip.replay.units import FUNCTION as UNIT_FUNCTION
+from opgrip.replay.units import make_units
+from opgrip.traces import Trace, UserError, load
+from opgrip.traces.arguments import Opaque, TensorSpec, leaves
+from opgrip.traces.graph import make_graph
+from opgrip.traces.merge import merge
+from opgrip.traces.objects import ModuleSpec, ObjectSpec
+from opgrip.traces.records import FUNCTION
+
+pytestmark = pytest.mark.filterwarnings("ignore:.* was not gripped:RuntimeWarning")
+
+SCRIPT = """\
+import torch
+
+
+def scale(boxes, by=2.0):
+    return (boxes * by).relu()
+
+
+class Head(torch.nn.Module):
+    def forward(self, boxes):
+        def moved(boxes):
+            return boxes + 1
+
+        return scale(moved(boxes))
+
+
+for rows in (2, 3):
+    print(Head()(torch.ones(rows, 4)).sum().item())
+"""
+
+
+def step() -> list[Any]:
+    torch.manual_seed(0)
+    head = gripping.Head()
+    boxes = torch.rand(6, 4)
+    loss = head(boxes).sum() + gripping.halved(boxes, 2).sum() + gripping.noisy(boxes).sum()
+    loss.backward()
+    found: list[torch.Tensor] = []
+    gripping.filled(boxes, found)
+    with pytest.raises(KeyError):
+        gripping.failing(boxes)
+    return [loss.item(), head.fc.weight.grad.tolist(), found[0].item(), torch.rand(1).item()]
+
+
+def captured(path: Path, *grip: str) -> tuple[Trace, list[Any]]:
+    with Capture(path, grip=grip, force=True):
+        result = step()
+    return load(path, partial=False), result
+
+
+def rows(trace: Trace) -> list[tuple[str, str]]:
+    own = trace.own_calls
+    return list(zip(own["op"].astype(str), own["phase"].astype(str), strict=True))
+
+
+@pytest.fixture(scope="module")
+def traces(tmp_path_factory: pytest.TempPathFactory) -> tuple[Trace, Trace]:
+    """The same step without and with gripped functions."""
+    folder = tmp_path_factory.mktemp("traces")
+    plain, expected = captured(folder / "plain.jsonl")
+    gripped, result = captured(folder / "gripped.jsonl", "gripping:*")
+    assert result == expected
+    return plain, gripped
+
+
+def test_no_operator_is_lost_or_added(traces: tuple[Trace, Trace]) -> None:
+    plain, gripped = traces
+    assert rows(gripped) == rows(plain)
+    assert gripped.end is not None
+    assert gripped.end.dropped == []
+
+
+def test_functions_are_calls_with_their_operators_inside(traces: tuple[Trace, Trace]) -> None:
+    _, trace = traces
+    functions = trace.calls[trace.calls["kind"] == FUNCTION]
+    assert functions["op"].astype(str).value_counts().to_dict() == {
+        "gripping:halved": 3,
+        "gripping:Head.forward": 1,
+        "gripping:noisy": 1,
+        "gripping:filled": 1,
+        "gripping:failing": 1,
+    }
+    inside = trace.calls[trace.calls["inside"] == "gripping:noisy"]
+    assert inside["op"].tolist() == ["aten.rand_like.default", "aten.add.Tensor"]
+    assert inside["gripped"].all()
+    assert not trace.calls[trace.calls["inside"].isna()]["gripped"].any()
+    (call,) = functions[functions["op"] == "gripping:noisy"].itertuples()
+    assert call.duration_ns > inside["duration_ns"].sum()
+
+
+def test_a_function_has_its_arguments_results_and_errors(traces: tuple[Trace, Trace]) -> None:
+    _, trace = traces
+    signatures = {signature.op: signature for signature in trace.signatures if signature.kind == FUNCTION}
+    head = signatures["gripping:Head.forward"].args[0]
+    assert isinstance(head, ModuleSpec)
+    assert head.cls == "gripping:Head"
+    weight = head.modules["fc"].parameters["weight"].content
+    assert isinstance(weight, TensorSpec)
+    assert weight.values in trace.values
+    assert isinstance(head.fields["coder"].value, ObjectSpec)
+    assert head.fields["coder"].value.fields["lock"] == Opaque("_thread.lock")
+    assert signatures["gripping:failing"].raised == "KeyError: 'no boxes'"
+    assert signatures["gripping:noisy"].outputs.shape == (6, 4)
+
+
+def test_the_number_of_tensors_is_that_of_the_signatures(traces: tuple[Trace, Trace]) -> None:
+    _, trace = traces
+    signatures = {signature.number: signature for signature in trace.signatures}
+    for call in trace.calls[trace.calls["kind"] == FUNCTION].itertuples():
+        signature = signatures[call.signature]
+        specs = [
+            leaf
+            for leaf in leaves([signature.args, signature.kwargs, signature.outputs])
+            if isinstance(leaf, TensorSpec)
+        ]
+        assert call.tensors == len(specs)
+
+
+def test_replay_and_graph_are_of_the_same_operators(traces: tuple[Trace, Trace]) -> None:
+    plain, gripped = traces
+    cases = [sorted((case.op, case.count) for case in make_cases(trace)) for trace in traces]
+    assert cases[0] == cases[1]
+    assert len(make_graph(gripped).steps) == len(make_graph(plain).steps)
+    units = [{(case.op, case.count) for case in make_units(trace, Selection(), UNIT_FUNCTION)} for trace in traces]
+    assert units[0] == units[1]
+    assert set(gripped.summary()["op"]) == set(plain.summary()["op"])
+    function = next(signature for signature in gripped.signatures if signature.kind == FUNCTION)
+    with pytest.raises(Unsupported, match="as the calls that it made"):
+        find_operator(function)
+
+
+def test_every_record_has_the_form_of_the_schema(tmp_path: Path) -> None:
+    with Capture(tmp_path / "t.jsonl", grip=["gripping:*"]):
+        gripping.summed(
+            gripping.Boxes(torch.ones(2)),
+            gripping.Sizes(1, 2),
+            gripping.Corner.TOP,
+            np.ones(2),
+            np.float32(1),
+            of=[{"k": slice(0, 1), (1, 2): ..., 3: frozenset({1})}, range(3), b"bytes", {1.5}, torch.relu],
+        )
+        gripping.Head()(torch.ones(1, 4))
+    schema = json.loads((ROOT / "traces" / "schema.json").read_text())
+    for line in (tmp_path / "t.jsonl").read_text().splitlines():
+        jsonschema.validate(json.loads(line), schema)
+
+
+def test_traces_with_functions_merge(tmp_path: Path) -> None:
+    paths = [tmp_path / "one.jsonl", tmp_path / "two.jsonl"]
+    for path in paths:
+        captured(path, "gripping:*")
+    merge(paths, tmp_path / "both.jsonl")
+    both, one = load(tmp_path / "both.jsonl", partial=False), load(paths[0])
+    assert len(both.calls) == 2 * len(one.calls)
+    assert len(both.own_calls) == 2 * len(one.own_calls)
+
+
+def test_what_cannot_be_held_stands_as_its_type(tmp_path: Path) -> None:
+    with Capture(tmp_path / "t.jsonl", grip=["gripping:scaled"]):
+        gripping.scaled(torch.ones(1), by=torch.ones(1).to_sparse())  # type: ignore[arg-type]
+    trace = load(tmp_path / "t.jsonl")
+    (signature,) = (item for item in trace.signatures if item.kind == FUNCTION)
+    assert signature.kwargs == {"by": Opaque("torch.Tensor")}
+
+
+def test_steps_between_are_not_gripped(tmp_path: Path) -> None:
+    with Capture(tmp_path / "t.jsonl", grip=["gripping:scaled"], schedule=Schedule(skip=1, active=1, repeat=2)) as it:
+        for rows in range(1, 6):
+            gripping.scaled(torch.ones(rows))
+            it.step()
+    trace = load(tmp_path / "t.jsonl")
+    shapes = [item.args[0].shape for item in trace.signatures if item.kind == FUNCTION]
+    assert shapes == [(2,), (3,)]
+
+
+def test_a_wrong_pattern_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="names no functions"):
+        Capture(tmp_path / "t.jsonl", grip=["delta2bbox"])
+    done = run_command("opcapture", "--grip-to", "x", "-o", tmp_path / "t.jsonl")
+    assert done.returncode == 2
+    assert "--grip-to without --grip" in done.stderr
+
+
+def test_the_info_of_a_trace_tells_of_gripped_functions(tmp_path: Path) -> None:
+    captured(tmp_path / "t.jsonl", "gripping:*")
+    done = run_command("opgrip", "trace", "info", tmp_path / "t.jsonl")
+    trace = load(tmp_path / "t.jsonl")
+    assert f"calls       {len(trace.own_calls):,}\n" in done.stdout
+    below = int(trace.calls["gripped"].sum())
+    assert f"gripped     7 calls of 5 functions, {below} calls below them" in done.stdout

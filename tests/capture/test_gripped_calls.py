@@ -1,0 +1,269 @@
+"""A sample's calls survive the way through its folder."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import types
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import gripping
+import jsonschema
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from programs import ROOT
+
+from opgrip.capture.grips.calls import as_it_ran, recorded_calls, write_calls
+from opgrip.capture.grips.compare import Sketch, difference
+from opgrip.capture.grips.copies import alike
+from opgrip.capture.grips.gripped import Gripped, GrippedCall
+from opgrip.capture.grips.gripping import Grips
+from opgrip.capture.grips.objects import take
+from opgrip.capture.grips.patterns import parse_pattern
+from opgrip.traces import UserError, load
+from opgrip.traces.objects import ObjectSpec
+
+CLASSES = vars(gripping)
+
+
+def kept(*args: Any, results: Any = None, **kwargs: Any) -> Gripped:
+    """A function's one call."""
+    call = GrippedCall(args, kwargs, results, None, None, 0, 0, 1)
+    return Gripped(gripping.scaled, None, "scaled", "scaled", frozenset(), (call,))
+
+
+def again(gripped: Gripped, folder: Path, classes: Mapping[str, Any] = CLASSES, **options: Any) -> GrippedCall:
+    write_calls(folder, gripped, **options)
+    (call,) = recorded_calls(folder, classes)
+    return call
+
+
+def test_recorded_calls_run_again_and_give_what_they_gave(tmp_path: Path) -> None:
+    head = gripping.Head().eval()
+    names = ("Head.forward", "noisy", "filled", "kept", "Coder.made")
+    with Grips([parse_pattern(f"gripping:{name}") for name in names], to=tmp_path) as grips:
+        head(torch.rand(2, 4))
+        gripping.noisy(torch.rand(3).requires_grad_())
+        with torch.no_grad():
+            gripping.filled(torch.rand(2, 2).t()[1:], [torch.ones(2)])
+        gripping.kept(torch.rand(4, 4), torch.rand(4), 0.5)
+        gripping.Coder.made(2.0)
+    for watched in grips.watched:
+        assert watched.keeper is not None
+        gripped = watched.keeper.gripped()
+        folder = tmp_path / gripped.name
+        folder.mkdir()
+        write_calls(folder, gripped)
+        (call,) = recorded_calls(folder, CLASSES)
+        (before,) = gripped.calls
+        assert (call.operators, call.operator_ns, call.settings) == (
+            before.operators,
+            before.operator_ns,
+            before.settings,
+        )
+        with as_it_ran(call):
+            results = watched.function(*call.args, **call.kwargs)
+        assert difference(call.results, results) is None
+        if call.after is not None:
+            assert difference(call.after, (call.args, call.kwargs)) is None
+
+
+def test_the_files_are_a_trace_with_whole_values_beside(tmp_path: Path) -> None:
+    write_calls(tmp_path, kept(torch.arange(200.0), results=torch.ones(100, 3)))
+    trace = load(tmp_path / "calls.jsonl", partial=False)
+    (signature,) = trace.signatures
+    assert (signature.kind, signature.op) == ("function", "scaled")
+    assert trace.tensor_files == (tmp_path / "calls.safetensors",)
+    assert {signature.args[0].values, signature.outputs.values} == set(trace.tensors)
+    assert trace.own_calls.empty
+    schema = json.loads((ROOT / "traces" / "schema.json").read_text())
+    for line in (tmp_path / "calls.jsonl").read_text().splitlines():
+        jsonschema.validate(json.loads(line), schema)
+
+
+def test_beyond_the_limit_models_and_specs_are_kept(tmp_path: Path) -> None:
+    call = again(kept(torch.rand(1000, 4), results=torch.ones(3)), tmp_path, most_bytes=100)
+    assert call.args[0].shape == (1000, 4)
+    assert 0 <= float(call.args[0].min()) <= float(call.args[0].max()) <= 1
+    assert isinstance(call.results, Sketch)
+    assert difference(call.results, torch.zeros(3)) is None
+    assert difference(call.results, torch.zeros(4)) == "the result is float32[4], not float32[3]"
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.rand(3, 4).t(),
+        torch.rand(4).expand(3, 4),
+        torch.arange(10).unfold(0, 4, 2),
+        torch.empty(0, 4),
+        torch.tensor(3),
+        torch.rand(2, 2).to(torch.bfloat16),
+        torch.rand(2, 2).to(torch.float8_e4m3fn),
+        torch.rand(2, dtype=torch.complex64),
+        torch.tensor([float("nan"), -0.0, float("inf")]),
+        torch.rand(2, 3, 4, 4).to(memory_format=torch.channels_last),
+        torch.rand(2, 3).requires_grad_(),
+    ],
+    ids=lambda tensor: f"{tensor.dtype}{list(tensor.shape)}",
+)
+def test_tensors_come_back_bit_for_bit_in_the_same_layout(tmp_path: Path, tensor: torch.Tensor) -> None:
+    (back,) = again(kept(tensor), tmp_path).args
+    assert (back.shape, back.stride(), back.dtype) == (tensor.shape, tensor.stride(), tensor.dtype)
+    assert back.requires_grad == tensor.requires_grad
+    assert alike(back, tensor)
+
+
+def test_memory_that_arguments_share_is_shared_again(tmp_path: Path) -> None:
+    base = torch.arange(24.0).reshape(4, 6)
+    whole, part = again(kept(base, base.t()[2]), tmp_path).args
+    whole[0, 2] = 99
+    assert part[0] == 99
+
+
+def test_arrays_come_back_with_their_strides_and_memory(tmp_path: Path) -> None:
+    table = np.arange(12, dtype=np.int16).reshape(3, 4)
+    given = (table, table[1:, ::2], table[::-1], np.empty((0, 2)), np.array(1.5), np.ones(3, order="F")[None])
+    back = again(kept(*given), tmp_path).args
+    assert [(item.dtype, item.tolist()) for item in back] == [(item.dtype, item.tolist()) for item in given]
+    back[0][1, 0] = 99
+    assert back[1][0, 0] == 99
+
+
+scalars = st.one_of(
+    st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=5), st.binary(max_size=5), st.just(...)
+)
+values = st.recursive(
+    st.one_of(
+        scalars,
+        st.builds(slice, st.none() | st.integers(-9, 9), st.none() | st.integers(-9, 9)),
+        st.builds(range, st.integers(-9, 9)),
+        st.sets(st.text(max_size=3) | st.integers()),
+        st.frozensets(st.floats(allow_nan=False)),
+        st.sampled_from(gripping.Corner),
+        st.sampled_from([np.float32(1.5), np.bool_(True), np.int8(-3), np.complex64(1j)]),
+        st.integers(0, 3).map(lambda size: torch.arange(size)),
+        st.integers(0, 3).map(lambda size: np.arange(size)),
+    ),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3),
+        st.lists(inner, max_size=3).map(tuple),
+        st.dictionaries(st.text(max_size=3) | st.integers() | st.tuples(st.integers()), inner, max_size=3),
+        st.builds(gripping.Sizes, inner, inner),
+        st.builds(gripping.Boxes, inner, inner),
+        inner.map(lambda item: [item, item]),
+    ),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(values)
+def test_whatever_is_held_comes_back_as_it_was(tmp_path_factory: pytest.TempPathFactory, value: Any) -> None:
+    folder = tmp_path_factory.mktemp("calls")
+    (back,) = again(kept(value), folder).args
+    assert alike(take(back).tree, take(value).tree)
+
+
+@pytest.mark.parametrize(
+    ("got", "reason"),
+    [
+        ((torch.ones(2), {"a": 1.0}), None),
+        ((torch.ones(2) + 1e-9, {"a": 1.0}), None),
+        ((torch.ones(2) + 1e-2, {"a": 1.0}), "the result[0]: Tensor-likes are not close"),
+        ((torch.ones(2, dtype=torch.float64), {"a": 1.0}), "the result[0] is float64[2], not float32[2]"),
+        ((torch.ones(2), {"a": 1}), "the result[1]['a'] is 1, not 1.0"),
+        ((torch.ones(2), {"b": 1.0}), "the result[1] is {'b': 1.0}, not {'a': 1.0}"),
+        ([torch.ones(2), {"a": 1.0}], "the result is [tensor([1., 1.]), {'a': 1.0}], not (tensor([1., 1.])"),
+    ],
+)
+def test_where_results_differ_is_told(got: Any, reason: str | None) -> None:
+    found = difference((torch.ones(2), {"a": 1.0}), got)
+    assert found == reason or (found is not None and reason is not None and found.startswith(reason))
+
+
+def test_objects_differ_in_their_fields() -> None:
+    one, other = gripping.Coder(), gripping.Coder()
+    assert difference(one, other) is None
+    del other.lock
+    assert difference(one, other) is None
+    other.calls = 2
+    assert difference([one], [other]) == "the result[0].calls is 2, not 0"
+    assert difference(one, gripping.Slotted()) == "the result is a Slotted, not a Coder"
+    assert difference(np.ones(2), np.zeros(2)).startswith("the result: Tensor-likes")  # type: ignore[union-attr]
+    assert difference(float("nan"), float("nan")) is None
+
+
+def test_a_class_that_is_not_given_is_an_error_that_names_it(tmp_path: Path) -> None:
+    write_calls(tmp_path, kept(gripping.Sizes(1, 2)))
+    with pytest.raises(UserError, match="Sizes of gripping is not known here"):
+        recorded_calls(tmp_path, {})
+
+
+def test_a_field_whose_class_is_not_given_is_left_unset(tmp_path: Path) -> None:
+    (boxes,) = again(
+        kept(gripping.Boxes(torch.ones(1), gripping.Coder())),  # type: ignore[arg-type]
+        tmp_path,
+        {"Boxes": gripping.Boxes},
+    ).args
+    assert boxes.tensor.tolist() == [1]
+    assert "scores" not in vars(boxes)
+
+
+def test_nothing_that_a_trace_names_is_imported(tmp_path: Path) -> None:
+    write_calls(tmp_path, kept(gripping.Sizes(1, 2)))
+    trace = tmp_path / "calls.jsonl"
+    trace.write_text(trace.read_text().replace("gripping:Sizes", "antigravity:Sizes"))
+    code = (
+        "import sys; from opgrip.capture.grips.calls import recorded_calls; from opgrip.traces import UserError\n"
+        f"from pathlib import Path\ntry: recorded_calls(Path({str(tmp_path)!r}), {{}})\n"
+        "except UserError: print('antigravity' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=True)
+    assert done.stdout.strip() == "False"
+
+
+@pytest.mark.parametrize("name", ["torch:load", "mine:os.system", "mine:os", "mine:Coder.__init__.__globals__"])
+def test_a_trace_cannot_name_what_is_reached_through_a_module(tmp_path: Path, name: str) -> None:
+    write_calls(tmp_path, kept(gripping.Corner.TOP))
+    trace = tmp_path / "calls.jsonl"
+    trace.write_text(trace.read_text().replace("gripping:Corner.TOP", name))
+    namespace = {"torch": torch, "os": types.ModuleType("os"), "Coder": gripping.Coder}
+    with pytest.raises(UserError, match="is not known here"):
+        recorded_calls(tmp_path, namespace)
+
+
+def test_code_of_classes_does_not_run(tmp_path: Path) -> None:
+    class Loud:
+        def __new__(cls, *ignored: Any) -> Loud:
+            raise AssertionError
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            raise AssertionError
+
+        def __getattribute__(self, name: str) -> Any:
+            raise AssertionError
+
+    loud = object.__new__(Loud)
+    object.__setattr__(loud, "x", 1)
+    assert take(loud).tree == ObjectSpec(f"{__name__}:{Loud.__qualname__}", {"x": 1})
+    (back,) = again(kept(loud), tmp_path, {"Loud": Loud}).args
+    assert object.__getattribute__(back, "__dict__") == {"x": 1}
+
+
+def test_settings_are_those_of_the_call(tmp_path: Path) -> None:
+    with Grips([parse_pattern("gripping:scaled")], to=tmp_path) as grips, torch.no_grad():
+        gripping.scaled(torch.ones(1, requires_grad=True))
+    (watched,) = grips.watched
+    assert watched.keeper is not None
+    write_calls(tmp_path, watched.keeper.gripped())
+    (call,) = recorded_calls(tmp_path, {})
+    with as_it_ran(call):
+        assert not gripping.scaled(*call.args).requires_grad
+    assert gripping.scaled(*call.args).requires_grad

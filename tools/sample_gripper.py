@@ -1,0 +1,188 @@
+"""`grip`: keeps a function's calls as a sample that runs on its own.
+
+from opgrip.tools.sample_gripper import grip
+
+@grip
+def bbox2delta(proposals, gt): ...
+
+@grip(entry="forward", calls=1)
+class Head(nn.Module): ...
+
+with grip.this("mmdet.models.task_modules.coders.*:delta2bbox"):
+model(images)
+"""
+
+from __future__ import annotations
+
+import atexit
+import warnings
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar, overload
+
+from opgrip.capture.grips.gripping import Grips
+from opgrip.capture.grips.patterns import parse_pattern
+from opgrip.capture.grips.watch import CALLS, Keep
+from opgrip.samples.tags import Tag
+from opgrip.traces.errors import UserError
+from opgrip.traces.tensor_file import load_safetensors
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+SAMPLES = "samples"
+"""The folder that samples are written into."""
+
+
+class Gripping:
+    """Functions that are gripped from now on, until `close`, the end of the block, or that of the program.
+
+    Attributes
+    ----------
+    written : the folders of the samples
+    refused : by a function's name, why it was not gripped
+    """
+
+    def __init__(self, grips: Grips) -> None:
+        self._grips: Grips | None = grips.__enter__()
+        self.written = grips.written
+        self.refused = grips.refused
+        atexit.register(self.close)
+
+    def close(self) -> None:
+        """End it, and write the samples. Does nothing where it has ended."""
+        grips, self._grips = self._grips, None
+        if grips is None:
+            return
+        atexit.unregister(self.close)
+        grips.__exit__()
+        grips.finish()
+        for name, reason in grips.refused.items():
+            warnings.warn(f"{name} was not gripped: {reason}", RuntimeWarning, stacklevel=3)
+
+    def __enter__(self) -> Gripping:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class Gripper:
+    """What `grip` is."""
+
+    @overload
+    def __call__(self, function: Function) -> Function: ...
+
+    @overload
+    def __call__(
+        self,
+        *,
+        entry: str | None = None,
+        calls: int = CALLS,
+        tags: Iterable[str] = (),
+        name: str | None = None,
+        to: str | Path = SAMPLES,
+        by_reference: bool = False,
+    ) -> Callable[[Function], Function]: ...
+
+    def __call__(
+        self,
+        function: Any = None,
+        *,
+        entry: str | None = None,
+        calls: int = CALLS,
+        tags: Iterable[str] = (),
+        name: str | None = None,
+        to: str | Path = SAMPLES,
+        by_reference: bool = False,
+    ) -> Any:
+        """A decorator that keeps a function's calls, and writes them as a sample at the end of the program.
+
+        Parameters
+        ----------
+        entry : of a class, the method
+        calls : how many are kept, each of another signature; as soon as there are as many, the sample is written
+        tags : words of `opgrip.samples.tags.Tag`, besides those that are found
+        name : of the sample; None for the function's own
+        to : the folder of samples
+        by_reference : keep the function's import path instead of its code
+
+        Raises
+        ------
+        UserError : where a parameter is wrong, or a class has no such method. A function that cannot be gripped is a
+            warning, and stays as it is.
+        """
+        if isinstance(function, str):
+            raise UserError(f"grip({function!r}) decorates nothing", f"write grip.this({function!r})")
+        keep = _keep(calls, tags, name, by_reference)
+        decorate = lambda value: _decorated(value, entry, keep, Path(to))  # noqa: E731
+        return decorate if function is None else decorate(function)
+
+    def this(
+        self,
+        *patterns: str,
+        calls: int = CALLS,
+        tags: Iterable[str] = (),
+        name: str | None = None,
+        to: str | Path = SAMPLES,
+        by_reference: bool = False,
+    ) -> Gripping:
+        """Grip functions by their names, wherever they are, in a block or until the program ends.
+
+        Parameters
+        ----------
+        patterns : `module:function` or `module:Class.method`, as shells match file names; of modules that are loaded,
+            or will be
+
+        The others are those of `grip`.
+
+        Raises
+        ------
+        UserError : for what is no pattern, or a parameter that is wrong
+        """
+        if not patterns:
+            raise UserError("grip.this() names no functions", "write grip.this('module:function')")
+        keep = _keep(calls, tags, name, by_reference)
+        return Gripping(Grips([parse_pattern(text) for text in patterns], keep, Path(to)))
+
+
+grip = Gripper()
+
+
+def _keep(calls: int, tags: Iterable[str], name: str | None, by_reference: bool) -> Keep:
+    load_safetensors()
+    if calls < 1:
+        raise UserError(f"{calls} calls are no sample", "keep one at least")
+    if name is not None and not name.isidentifier():
+        raise UserError(f"{name!r} is no name of a sample", "it is that of a module too: letters, digits and _")
+    known = {tag.value for tag in Tag}
+    if unknown := sorted(set(tags) - known):
+        raise UserError(f"{unknown[0]!r} is no tag", f"choose from {', '.join(sorted(known))}")
+    return Keep(calls, name, frozenset(tags), by_reference)
+
+
+def _decorated(value: Any, entry: str | None, keep: Keep, to: Path) -> Any:
+    grips = Grips(keep=keep, to=to)
+    if entry is None:
+        found = grips.grip(value)
+    elif not isinstance(value, type):
+        raise UserError(f"entry={entry!r} is for classes", "leave it out for a function")
+    else:
+        found = _with_method(value, entry, grips)
+    if grips.refused:
+        for name, reason in grips.refused.items():
+            warnings.warn(f"{name} is not gripped: {reason}", RuntimeWarning, stacklevel=4)
+        return value
+    Gripping(grips)
+    return found
+
+
+def _with_method(owner: type, entry: str, grips: Grips) -> type:
+    """The class, whose method is gripped, an inherited one for this class alone."""
+    holder = next((cls for cls in owner.__mro__ if entry in vars(cls)), None)
+    if holder is None:
+        raise UserError(f"{owner.__qualname__} has no method {entry}", "name one with entry=")
+    setattr(owner, entry, grips.grip(vars(holder)[entry], f"{owner.__qualname__}.{entry}", owner))
+    return owner

@@ -1,0 +1,69 @@
+"""`opgrip grip`: runs a script, and makes samples of some of its functions."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from opgrip.capture.grips.gripping import Grips
+from opgrip.capture.grips.patterns import parse_pattern
+from opgrip.capture.grips.watch import CALLS, Keep
+from opgrip.capture.script import run_script, script_name
+from opgrip.tools.sample_gripper import SAMPLES
+from opgrip.tools.verbs.verb import Verb, verbs
+from opgrip.traces.command import USAGE_ERROR, add_debug, positive, printable
+from opgrip.traces.tensor_file import load_safetensors
+
+EXAMPLES = """\
+examples:
+  opgrip grip train.py --function bbox2delta                           a function of the script, to samples/bbox2delta
+  opgrip grip train.py --function 'mmdet.models.*:*Coder.decode' -- --epochs 1
+  opgrip grip detect.py --function mmdet.structures.bbox:bbox_overlaps --by-reference
+"""
+
+
+def prepare(parser: argparse.ArgumentParser) -> None:
+    """The verb's options."""
+    parser.add_argument("script", metavar="SCRIPT", help="the program to run; after --, its own arguments")
+    parser.add_argument(
+        "--function",
+        action="append",
+        required=True,
+        metavar="NAME",
+        help="of the script's own functions, or module:function, as shells match file names; can be repeated",
+    )
+    parser.add_argument(
+        "--to", type=Path, default=Path(SAMPLES), metavar="FOLDER", help="where samples go (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--calls",
+        type=positive,
+        default=CALLS,
+        metavar="N",
+        help="calls that are kept of a function, each of another signature (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--by-reference", action="store_true", help="keep the import paths of functions instead of their code"
+    )
+    add_debug(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the script, and write the samples."""
+    load_safetensors()
+    program = [args.script, *args.program]
+    script_name(program)
+    patterns = [parse_pattern(name if ":" in name else f"__main__:{name}") for name in args.function]
+    grips = Grips(patterns, Keep(args.calls, by_reference=args.by_reference), args.to)
+    with grips:
+        status = run_script(program, grips.script_compiler())
+    grips.finish()
+    for folder in grips.written:
+        print(f"opgrip grip: a sample in {folder}: run it with pytest", file=sys.stderr)
+    for name, reason in grips.refused.items():
+        print(f"opgrip grip: error: {printable(name)} was not gripped: {printable(reason)}", file=sys.stderr)
+    return status or (USAGE_ERROR if grips.refused else 0)
+
+
+verbs.register("grip")(Verb("run a script, and make samples of some of its functions", EXAMPLES, prepare, run, True))
