@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from opgrip.tools.verbs import verbs
+from opgrip.tools.verbs import Verb, verbs
 from opgrip.traces.command import OneLineParser, run_command
 
 DESCRIPTION = "Look into traces and work on them. Record them with opcapture, replay them with opreplay."
@@ -17,16 +17,24 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """A parser with a branch for each verb: `trace info` is the verb `info` of the group `trace`."""
+    """A parser with a branch for each verb: `trace info` is the verb `info` of the group `trace`, `longtail` has no group."""
     parser = OneLineParser("opgrip", description=DESCRIPTION)
     groups = parser.add_subparsers(metavar="GROUP", required=True, dest="group")
     members: dict[str, argparse._SubParsersAction[OneLineParser]] = {}
     for name, verb in verbs.items():
         group, _, last = name.partition(" ")
+        if not last:
+            _add(groups, name, verb)
+            continue
         if group not in members:
             holder = groups.add_parser(group, help=f"opgrip {group} --help lists what it does")
             members[group] = holder.add_subparsers(metavar="VERB", required=True, dest="verb")
-        branch = members[group].add_parser(last, help=verb.summary, description=verb.summary, epilog=verb.examples)
-        verb.prepare(branch)
-        branch.set_defaults(run=verb.run, prog=f"opgrip {name}")
+        _add(members[group], name, verb)
     return parser
+
+
+def _add(branches: argparse._SubParsersAction[OneLineParser], name: str, verb: Verb) -> None:
+    last = name.rpartition(" ")[2]
+    branch = branches.add_parser(last, help=verb.summary, description=verb.summary, epilog=verb.examples)
+    verb.prepare(branch)
+    branch.set_defaults(run=verb.run, prog=f"opgrip {name}")

@@ -27,4 +27,4 @@ class Verb:
 
 
 verbs: Registry[Verb] = Registry("opgrip.tools.verbs", "opgrip.verbs")
-"""Verbs by group and name: `trace info`."""
+"""Verbs by name, which may begin with a group: `trace info`, `longtail`."""
