@@ -17,7 +17,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """A parser with a branch for each verb: `trace info` is the verb `info` of the group `trace`, `longtail` has no group."""
+    """A parser with a branch for each verb: `trace info` is `info` of the group `trace`, `longtail` has no group."""
     parser = OneLineParser("opgrip", description=DESCRIPTION)
     groups = parser.add_subparsers(metavar="GROUP", required=True, dest="group")
     members: dict[str, argparse._SubParsersAction[OneLineParser]] = {}

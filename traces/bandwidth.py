@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import statistics
-from contextlib import suppress
-from pathlib import Path
 from time import perf_counter
 
 import torch
 
 from opgrip.traces.devices import check_device
-from opgrip.traces.machine import cache_folder, last_cache_bytes, processor
-from opgrip.traces.output import whole_file
+from opgrip.traces.machine import last_cache_bytes
+from opgrip.traces.measured import measured
 
 LEAST, MOST = 64 << 20, 512 << 20
 """Bytes of the buffer that is copied: some machines report the sum of many caches as one."""
@@ -24,24 +21,12 @@ COPIES = 9
 def bandwidth(device: str = "cpu") -> float:
     """Bytes that this machine reads and writes in a second of copying, as measured now or at an earlier time.
 
-    A measurement is kept in the user's folder for caches, by processor, threads and version of torch.
-
     Raises
     ------
     UserError : where the machine lacks the device
     """
     check_device(device)
-    key = ", ".join([device, *processor(device), f"{torch.get_num_threads()} threads", f"torch {torch.__version__}"])
-    path = cache_folder() / "bandwidth.json"
-    kept = _kept(path)
-    if key not in kept:
-        kept[key] = measure(device)
-        # a folder that cannot be written costs a measurement the next time
-        with suppress(OSError):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with whole_file(path, force=True) as file:
-                file.write(json.dumps(kept, indent=1).encode())
-    return kept[key]
+    return measured("bandwidth", device, lambda: (measure(device),))[0]
 
 
 def measure(device: str) -> float:
@@ -62,12 +47,3 @@ def _copy_seconds(source: torch.Tensor, target: torch.Tensor) -> float:
     if on_gpu:
         torch.cuda.synchronize(source.device)
     return perf_counter() - start
-
-
-def _kept(path: Path) -> dict[str, float]:
-    try:
-        found = json.loads(path.read_text())
-    except (OSError, ValueError):
-        return {}
-    pairs = found.items() if isinstance(found, dict) else ()
-    return {key: value for key, value in pairs if isinstance(value, float) and value > 0}

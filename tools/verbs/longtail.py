@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from opgrip.capture.own_cost import own_cost
 from opgrip.tools.verbs.verb import Verb, verbs
 from opgrip.traces import Trace, load
 from opgrip.traces.bandwidth import bandwidth
@@ -40,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
     if args.output is not None:
         check_form(args.output)
         check_writable(args.output, args.force)
-    found = find_longtail(_load(args.traces, args.partial), args.bandwidth or bandwidth())
+    found = find_longtail(_load(args.traces, args.partial), args.bandwidth or bandwidth(), own_cost())
     print("\n".join(lines_of(found, args.top)))
     if args.output is not None:
         write_rows(found, args.output, args.force)

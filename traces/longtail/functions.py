@@ -8,15 +8,16 @@ from operator import attrgetter
 
 from opgrip.traces.longtail.calls import BACKWARD, Function, MadeCall, function_of, threads_of
 from opgrip.traces.longtail.commands import grip_command, pattern_of
-from opgrip.traces.longtail.gaps import measure_gaps
 from opgrip.traces.longtail.invocations import count_invocations
 from opgrip.traces.longtail.operators import operation_of
+from opgrip.traces.longtail.times import CaptureCost, Times, measure_times
 from opgrip.traces.longtail.traffic import Traffic
 from opgrip.traces.runs import runs_of
 from opgrip.traces.trace import Trace
 
 FEWEST_LAUNCHES = 3
-"""Operators a call from which on a function counts as long tail."""
+"""Operators a call, backward pass included, from which on a function counts as long tail."""
+NOTHING = CaptureCost()
 DENSE_SHARE = 0.5
 """Of a function's time in operators, in those with dense kernels, above which it does not."""
 
@@ -45,7 +46,7 @@ class LongTailFunction:
     calls: int
     launches: int
     backward_launches: int
-    operator_ns: int
+    operator_ns: float
     between_ns: float
     backward_ns: float
     bytes: int
@@ -90,8 +91,8 @@ class _Sum:
     calls: int = 0
     launches: int = 0
     backward_launches: int = 0
-    operator_ns: int = 0
-    dense_ns: int = 0
+    operator_ns: float = 0.0
+    dense_ns: float = 0.0
     between_ns: float = 0.0
     backward_ns: float = 0.0
     bytes: int = 0
@@ -100,22 +101,23 @@ class _Sum:
 
     @property
     def is_long_tail(self) -> bool:
-        launches = max(self.launches, self.backward_launches)
+        launches = self.launches + self.backward_launches
         return launches >= FEWEST_LAUNCHES * self.calls and self.dense_ns <= DENSE_SHARE * self.operator_ns
 
 
-def find_longtail(traces: Iterable[Trace], bandwidth: float) -> LongTail:
+def find_longtail(traces: Iterable[Trace], bandwidth: float, cost: CaptureCost = NOTHING) -> LongTail:
     """The functions whose operators are at least three a call, and spend no more than half of their time in dense ones.
 
     Parameters
     ----------
     traces : looked at one after the other; the numbers of a function add up over all
     bandwidth : of the memory, in bytes a second read and written
+    cost : of the capture, which is taken off
     """
     sums: dict[Function, _Sum] = {}
     count = launches = 0
     for count, trace in enumerate(traces, start=1):  # noqa: B007 - told below
-        launches += _add(trace, sums)
+        launches += _add(trace, sums, cost)
     wall = sum(item.operator_ns + item.between_ns for item in sums.values())
     found = [
         _function(file, name, item, bandwidth) for (file, name), item in sums.items() if name and item.is_long_tail
@@ -124,19 +126,19 @@ def find_longtail(traces: Iterable[Trace], bandwidth: float) -> LongTail:
     return LongTail(found, count, launches, wall, bandwidth)
 
 
-def _add(trace: Trace, sums: dict[Function, _Sum]) -> int:
+def _add(trace: Trace, sums: dict[Function, _Sum], cost: CaptureCost) -> int:
     """Add a trace's calls to what is known of each function; gives how many they were."""
     operations = {signature.number: operation_of(signature) for signature in trace.signatures}
     threads = threads_of(trace, operations)
     traffic = Traffic()
     traffic.note(sorted((call for thread in threads for call in thread), key=attrgetter("number")))
     runs = [run for thread in threads for _, run in runs_of(thread)]
-    gaps = measure_gaps(runs)
+    times = measure_times(runs, trace.observed, cost)
     here: dict[Function, float] = {}
     for run in runs:
         function = function_of(run[0])
         own = sums.setdefault(function, _Sum())
-        wall = _add_run(own, run, gaps.between_ns(run), traffic.bytes_of(run))
+        wall = _add_run(own, run, times, traffic.bytes_of(run))
         here[function] = here.get(function, 0.0) + wall
     for thread in threads:
         for function, calls in count_invocations(thread).items():
@@ -149,11 +151,11 @@ def _add(trace: Trace, sums: dict[Function, _Sum]) -> int:
     return sum(map(len, threads))
 
 
-def _add_run(own: _Sum, run: Sequence[MadeCall], between_ns: float, size: int) -> float:
+def _add_run(own: _Sum, run: Sequence[MadeCall], times: Times, size: int) -> float:
     """Add one run; gives its time."""
-    operator_ns = sum(call.duration_ns for call in run)
+    operator_ns, between_ns = times.operators_ns(run), times.between_ns(run)
     own.operator_ns += operator_ns
-    own.dense_ns += sum(call.duration_ns for call in run if call.operation.dense)
+    own.dense_ns += times.operators_ns(call for call in run if call.operation.dense)
     own.between_ns += between_ns
     own.bytes += size
     if run[0].place is not None and run[0].place.phase == BACKWARD:

@@ -1,4 +1,4 @@
-"""What the analysis asks of a signature: its tensors and their bytes, whether it moves any, whether its kernel is dense."""
+"""What is asked of a signature: its tensors and their bytes, whether it moves any, whether its kernel is dense."""
 
 from __future__ import annotations
 

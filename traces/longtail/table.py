@@ -45,7 +45,7 @@ def _cells(item: LongTailFunction, wall_ns: float) -> tuple[str, ...]:
     backward = f"+{item.backward_launches / calls:.0f}" if item.backward_launches else ""
     return (
         f"{item.saving_ns / 1e6:,.2f}",
-        f"{item.saving_ns / max(wall_ns, 1):.1%}",
+        f"{item.saving_ns / max(wall_ns, 1):.2%}",
         f"{item.calls:,}",
         f"{item.launches / calls:.0f}{backward}",
         f"{item.operator_ns / 1e6:,.2f}",
@@ -96,4 +96,4 @@ def row_of(item: LongTailFunction) -> dict[str, Any]:
     return {**asdict(item), "wall_ns": item.wall_ns, "saving_ns": item.saving_ns}
 
 
-_NOTHING = LongTailFunction("", "", "", 0, 0, 0, 0, 0.0, 0.0, 0, 0.0, 0, "")
+_NOTHING = LongTailFunction("", "", "", 0, 0, 0, 0.0, 0.0, 0.0, 0, 0.0, 0, "")
