@@ -7,9 +7,12 @@ from time import perf_counter
 
 import torch
 
+from opgrip.traces.arguments import tensors
 from opgrip.traces.devices import check_device
+from opgrip.traces.errors import UserError
 from opgrip.traces.machine import last_cache_bytes
 from opgrip.traces.measured import measured
+from opgrip.traces.trace import Trace
 
 LEAST, MOST = 64 << 20, 512 << 20
 """Bytes of the buffer that is copied: some machines report the sum of many caches as one."""
@@ -27,6 +30,22 @@ def bandwidth(device: str = "cpu") -> float:
     """
     check_device(device)
     return measured("bandwidth", device, lambda: (measure(device),))[0]
+
+
+def bandwidth_of(trace: Trace) -> float:
+    """The same, of the device that a trace's tensors were on: of an accelerator where it has any.
+
+    Raises
+    ------
+    UserError : where the machine lacks the device
+    """
+    devices = {spec.device for item in trace.signatures for spec in tensors([item.args, item.kwargs, item.outputs])}
+    device = min(devices - {"cpu", "meta"}, default="cpu")
+    try:
+        return bandwidth(device)
+    except UserError as error:
+        problem = f"the trace was made on {device}, whose memory cannot be measured here"
+        raise UserError(problem, "say how fast it is with --bandwidth") from error
 
 
 def measure(device: str) -> float:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from opgrip.capture.own_cost import own_cost
 from opgrip.tools.verbs.verb import Verb, verbs
 from opgrip.traces import Trace, load
-from opgrip.traces.bandwidth import bandwidth
+from opgrip.traces.bandwidth import bandwidth_of
 from opgrip.traces.command import add_debug, positive
 from opgrip.traces.errors import UserError
 from opgrip.traces.longtail import check_form, find_longtail, lines_of, write_rows
@@ -28,7 +28,10 @@ def prepare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("traces", type=Path, nargs="+", metavar="TRACE", help="a file that opcapture wrote")
     parser.add_argument("--top", type=positive, default=30, metavar="N", help="rows to show (default: %(default)s)")
     parser.add_argument(
-        "--bandwidth", type=gigabytes, metavar="GB/S", help="of the memory (default: measured here, on the CPU)"
+        "--bandwidth",
+        type=gigabytes,
+        metavar="GB/S",
+        help="of the memory (default: measured, of each trace's device)",
     )
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write all rows to a .json or .csv")
     parser.add_argument("-f", "--force", action="store_true", help="replace an existing file")
@@ -41,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
     if args.output is not None:
         check_form(args.output)
         check_writable(args.output, args.force)
-    found = find_longtail(_load(args.traces, args.partial), args.bandwidth or bandwidth(), own_cost())
+    found = find_longtail(_load(args.traces, args.partial), _bandwidth(args.bandwidth), own_cost())
     print("\n".join(lines_of(found, args.top)))
     if args.output is not None:
         write_rows(found, args.output, args.force)
@@ -54,6 +57,10 @@ def _load(paths: Iterable[Path], partial: bool) -> Iterator[Trace]:
         if not trace.calls["function"].notna().any():
             raise UserError(f"{path} does not tell which functions made its calls", "capture it again")
         yield trace
+
+
+def _bandwidth(told: float | None) -> Callable[[Trace], float]:
+    return bandwidth_of if told is None else lambda trace: told
 
 
 def gigabytes(text: str) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 
@@ -74,14 +74,14 @@ class LongTail:
     functions : those that are, by falling saving
     traces, launches : how many
     wall_ns : time of all functions that made calls, long tail or not
-    bandwidth : bytes a second that `fused_ns` was worked out from
+    bandwidths : bytes a second that `fused_ns` was worked out from, those of all traces
     """
 
     functions: list[LongTailFunction]
     traces: int
     launches: int
     wall_ns: float
-    bandwidth: float
+    bandwidths: tuple[float, ...]
 
 
 @dataclass(slots=True)
@@ -96,6 +96,7 @@ class _Sum:
     between_ns: float = 0.0
     backward_ns: float = 0.0
     bytes: int = 0
+    fused_ns: float = 0.0
     wall_by_command: dict[str, float] = field(default_factory=dict)
     traces: int = 0
 
@@ -105,28 +106,31 @@ class _Sum:
         return launches >= FEWEST_LAUNCHES * self.calls and self.dense_ns <= DENSE_SHARE * self.operator_ns
 
 
-def find_longtail(traces: Iterable[Trace], bandwidth: float, cost: CaptureCost = NOTHING) -> LongTail:
+def find_longtail(
+    traces: Iterable[Trace], bandwidth: Callable[[Trace], float], cost: CaptureCost = NOTHING
+) -> LongTail:
     """The functions whose operators are at least three a call, and spend no more than half of their time in dense ones.
 
     Parameters
     ----------
     traces : looked at one after the other; the numbers of a function add up over all
-    bandwidth : of the memory, in bytes a second read and written
+    bandwidth : of the memory that a trace was made on, in bytes a second read and written
     cost : of the capture, which is taken off
     """
     sums: dict[Function, _Sum] = {}
-    count = launches = 0
-    for count, trace in enumerate(traces, start=1):  # noqa: B007 - told below
-        launches += _add(trace, sums, cost)
+    launches: list[int] = []
+    bandwidths: set[float] = set()
+    for trace in traces:
+        speed = bandwidth(trace)
+        bandwidths.add(speed)
+        launches.append(_add(trace, sums, speed, cost))
     wall = sum(item.operator_ns + item.between_ns for item in sums.values())
-    found = [
-        _function(file, name, item, bandwidth) for (file, name), item in sums.items() if name and item.is_long_tail
-    ]
+    found = [_function(file, name, item) for (file, name), item in sums.items() if name and item.is_long_tail]
     found.sort(key=attrgetter("saving_ns"), reverse=True)
-    return LongTail(found, count, launches, wall, bandwidth)
+    return LongTail(found, len(launches), sum(launches), wall, tuple(sorted(bandwidths)))
 
 
-def _add(trace: Trace, sums: dict[Function, _Sum], cost: CaptureCost) -> int:
+def _add(trace: Trace, sums: dict[Function, _Sum], bandwidth: float, cost: CaptureCost) -> int:
     """Add a trace's calls to what is known of each function; gives how many they were."""
     operations = {signature.number: operation_of(signature) for signature in trace.signatures}
     threads = threads_of(trace, operations)
@@ -138,7 +142,10 @@ def _add(trace: Trace, sums: dict[Function, _Sum], cost: CaptureCost) -> int:
     for run in runs:
         function = function_of(run[0])
         own = sums.setdefault(function, _Sum())
-        wall = _add_run(own, run, times, traffic.bytes_of(run))
+        size = traffic.bytes_of(run)
+        own.bytes += size
+        own.fused_ns += size / bandwidth * 1e9
+        wall = _add_run(own, run, times)
         here[function] = here.get(function, 0.0) + wall
     for thread in threads:
         for function, calls in count_invocations(thread).items():
@@ -151,13 +158,12 @@ def _add(trace: Trace, sums: dict[Function, _Sum], cost: CaptureCost) -> int:
     return sum(map(len, threads))
 
 
-def _add_run(own: _Sum, run: Sequence[MadeCall], times: Times, size: int) -> float:
+def _add_run(own: _Sum, run: Sequence[MadeCall], times: Times) -> float:
     """Add one run; gives its time."""
     operator_ns, between_ns = times.operators_ns(run), times.between_ns(run)
     own.operator_ns += operator_ns
     own.dense_ns += times.operators_ns(call for call in run if call.operation.dense)
     own.between_ns += between_ns
-    own.bytes += size
     if run[0].place is not None and run[0].place.phase == BACKWARD:
         own.backward_launches += len(run)
         own.backward_ns += operator_ns + between_ns
@@ -166,7 +172,7 @@ def _add_run(own: _Sum, run: Sequence[MadeCall], times: Times, size: int) -> flo
     return operator_ns + between_ns
 
 
-def _function(file: str, name: str, own: _Sum, bandwidth: float) -> LongTailFunction:
+def _function(file: str, name: str, own: _Sum) -> LongTailFunction:
     return LongTailFunction(
         name=name,
         file=file,
@@ -178,7 +184,7 @@ def _function(file: str, name: str, own: _Sum, bandwidth: float) -> LongTailFunc
         between_ns=own.between_ns,
         backward_ns=own.backward_ns,
         bytes=own.bytes,
-        fused_ns=own.bytes / bandwidth * 1e9,
+        fused_ns=own.fused_ns,
         traces=own.traces,
         command=max(own.wall_by_command, key=lambda command: own.wall_by_command[command]),
     )

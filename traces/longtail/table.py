@@ -31,9 +31,9 @@ def lines_of(found: LongTail, top: int) -> list[str]:
     head = (
         f"{len(ranked)} long-tail functions in {found.traces} {'traces' if found.traces > 1 else 'trace'} of "
         f"{found.launches:,} calls: one kernel in place of each saves at most {saving / 1e6:,.1f} ms of "
-        f"{found.wall_ns / 1e6:,.1f}, at {found.bandwidth / 1e9:,.1f} GB/s"
+        f"{found.wall_ns / 1e6:,.1f}, at {' and '.join(f'{speed / 1e9:,.1f}' for speed in found.bandwidths)} GB/s"
     )
-    rows = [(*COLUMNS, "function", "grip it with")]
+    rows: list[tuple[str, ...]] = [(*COLUMNS, "function", "grip it with")]
     rows += [_cells(item, found.wall_ns) for item in ranked[:top]]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     numbers = len(COLUMNS)
@@ -75,7 +75,7 @@ def write_rows(found: LongTail, path: Path, force: bool) -> None:
     text = io.StringIO()
     if path.suffix == ".json":
         facts = {"traces": found.traces, "calls": found.launches, "wall_ns": found.wall_ns}
-        json.dump({**facts, "bandwidth": found.bandwidth, "functions": rows}, text, indent=1)
+        json.dump({**facts, "bandwidths": found.bandwidths, "functions": rows}, text, indent=1)
     else:
         names = list(row_of(_NOTHING))
         writer = csv.DictWriter(text, names, lineterminator="\n")
