@@ -85,7 +85,7 @@ def test_operators_and_calls_of_a_function_are_counted(tmp_path: Path) -> None:
     found = by_name(find(captured(tmp_path, program)))
     item = found["centers"]
     assert (item.calls, item.launches, item.backward_launches) == (9, 9 * 8, 0)
-    assert item.pattern == "test_longtail:centers"
+    assert item.pattern.endswith("test_longtail:centers")
     assert "doubled" not in found
 
 

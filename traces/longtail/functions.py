@@ -97,7 +97,7 @@ class _Sum:
     backward_ns: float = 0.0
     bytes: int = 0
     fused_ns: float = 0.0
-    wall_by_command: dict[str, float] = field(default_factory=dict)
+    wall_by_command: dict[tuple[str, str], float] = field(default_factory=dict)
     traces: int = 0
 
     @property
@@ -153,7 +153,8 @@ def _add(trace: Trace, sums: dict[Function, _Sum], bandwidth: float, cost: Captu
     for function, wall in here.items():
         own = sums[function]
         own.traces += 1
-        command = grip_command(trace.header, pattern_of(*function))
+        pattern = pattern_of(trace.header, *function)
+        command = (pattern, grip_command(trace.header, pattern))
         own.wall_by_command[command] = own.wall_by_command.get(command, 0.0) + wall
     return sum(map(len, threads))
 
@@ -173,10 +174,11 @@ def _add_run(own: _Sum, run: Sequence[MadeCall], times: Times) -> float:
 
 
 def _function(file: str, name: str, own: _Sum) -> LongTailFunction:
+    pattern, command = max(own.wall_by_command, key=lambda item: own.wall_by_command[item])
     return LongTailFunction(
         name=name,
         file=file,
-        pattern=pattern_of(file, name),
+        pattern=pattern,
         calls=own.calls,
         launches=own.launches,
         backward_launches=own.backward_launches,
@@ -186,5 +188,5 @@ def _function(file: str, name: str, own: _Sum) -> LongTailFunction:
         bytes=own.bytes,
         fused_ns=own.fused_ns,
         traces=own.traces,
-        command=max(own.wall_by_command, key=lambda command: own.wall_by_command[command]),
+        command=command,
     )
