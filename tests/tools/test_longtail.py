@@ -11,8 +11,9 @@ from programs import needs_openmmlab, run_command
 
 from opgrip.traces import load
 
-FIRST = 40
-"""Rows of the training step of Faster R-CNN that hold all its long tail, of some 45."""
+FIRST = 25
+"""Rows of a training step of Faster R-CNN that hold the parts that take most time; all are among `ALL`, of some 45."""
+ALL = 40
 LONG_TAIL = {
     "box coder": {"delta2bbox", "bbox2delta"},
     "anchors": {"AnchorGenerator.single_level_grid_priors"},
@@ -86,9 +87,10 @@ def test_the_long_tail_of_a_training_step_of_faster_rcnn_is_found(tmp_path: Path
     assert done.returncode == 0, done.stderr
     assert run_command("opgrip", "longtail", path, "-o", rows, "--bandwidth", 10).returncode == 0
     functions = json.loads(rows.read_text())["functions"]
-    names = [item["name"] for item in functions[:FIRST]]
+    names = [item["name"] for item in functions]
     for part, expected in LONG_TAIL.items():
-        assert expected <= set(names), part
+        assert expected <= set(names[:ALL]), part
+        assert part == "sampler" or expected & set(names[:FIRST]), part
     # an image and its two stages, and five levels of the pyramid, in three steps
     calls = {item["name"]: item["calls"] for item in functions}
     assert calls["MaxIoUAssigner.assign_wrt_overlaps"] == calls["bbox2delta"] == 2 * 3
