@@ -56,6 +56,7 @@ class Job:
     detail : keep the whole of an error
     store : folder for what compilers made
     memory_limit : bytes
+    profiled : whether a profiler watches, which is told what is timed and needs processes that end by themselves
     """
 
     trace: str
@@ -92,6 +93,7 @@ class Job:
     seed: int = 0
     extensions: Sequence[str] = ()
     memory_limit: int | None = None
+    profiled: bool = False
 
     def load(self) -> Loaded:
         """Its trace, cases and settings.
@@ -134,6 +136,7 @@ class Job:
             dtype=None if self.dtype is None else DTYPES[self.dtype],
             backward=self.backward,
             memory_limit=self.memory_limit,
+            profiled=self.profiled,
         )
         everything = selected if selection == Selection() and self.unit == CALL else None
         return Loaded(trace, cases, settings, notes, everything, self.unit)

@@ -18,6 +18,8 @@ import torch
 from opgrip.replay.job import Job, Loaded
 from opgrip.replay.machine import available_memory
 from opgrip.replay.options import check_method, job_of, make_parser
+from opgrip.replay.profilers.nsys.nsys import profiled
+from opgrip.replay.profilers.options import nsys_of
 from opgrip.replay.replay import Known
 from opgrip.replay.reports import reports
 from opgrip.replay.reports.modes import print_modes
@@ -56,11 +58,15 @@ def run(args: argparse.Namespace) -> int:
     for note in loaded.notes:
         reporter.say(note)
     check_method(job.method, str(check_device(loaded.settings.device)))
+    nsys = nsys_of(args)
     job = replace(job, memory_limit=job.memory_limit or available_memory(loaded.settings.device))
     earlier = read_results(args.output) if args.append and args.output.exists() else []
     if args.sequence:
         return _replay_sequence(job, loaded, args, reporter)
     results, interrupted = _replay(job, loaded, args, reporter)
+    if nsys is not None and not interrupted:
+        with reporter.doing(f"running {_cases(results)} cases under nsys"):
+            results = profiled(job, results, nsys, args.timeout, reporter.say)
     print_table(results, sys.stdout)
     print_modes(results, job.reference, sys.stdout)
     if args.sweep:

@@ -21,6 +21,7 @@ from opgrip.replay.option_types import (
     tolerance,
     value_kinds,
 )
+from opgrip.replay.profilers.options import add_profilers
 from opgrip.replay.samples import names_samples
 from opgrip.replay.timing.caches import CACHES, PROGRAM, WARM
 from opgrip.replay.timing.methods import CONTINUOUS, DISCRETE, METHODS, ON_DEVICE
@@ -43,6 +44,7 @@ examples:
   opreplay traces/faster_rcnn.jsonl --mode jit,compile,onnxruntime     under compilers, checked against eager
   opreplay traces/faster_rcnn.jsonl --threads 1,2,4 --sweep            which operators gain by threads
   opreplay traces/faster_rcnn.jsonl --sequence                         the whole step, with its dataflow
+  opreplay traces/faster_rcnn.jsonl --top 20 --nsys -o top.json        kernels of each call, by Nsight Systems
   opreplay samples/nms                                                 a sample that ships
   opreplay samples --tag ForLoop --mode eager,compile                  all with a property
   opreplay traces/faster_rcnn.jsonl --device cuda --exec-mode events --cache cold
@@ -65,7 +67,7 @@ OF_CASES = (
         "backward",
     ),
     *("exec_mode", "cache", "budget", "warmup", "timeout", "batch_scale", "streams", "pin", "sweep"),
-    *("mode", "reference", "rtol", "atol", "jobs", "tune", "tuner"),
+    *("mode", "reference", "rtol", "atol", "jobs", "tune", "tuner", "nsys"),
 )
 """Options that a whole sequence does not take."""
 OF_TRACES = ("unit", "module", "sequence", "partial", "batch_scale", "values")
@@ -83,6 +85,7 @@ def make_parser() -> argparse.ArgumentParser:
     _add_modes(parser.add_argument_group("how they are run"))
     _add_inputs(parser.add_argument_group("what they run on"))
     _add_timing(parser.add_argument_group("how they are timed"))
+    add_profilers(parser.add_argument_group("profilers"))
     _add_limits(parser.add_argument_group("limits"))
     add_debug(parser)
     return parser

@@ -18,6 +18,7 @@ from opgrip.replay.checks import Reference, Verdict
 from opgrip.replay.contexts import restored
 from opgrip.replay.modes import Program, Results, find_mode
 from opgrip.replay.operators import Operator, Unsupported, find_operator
+from opgrip.replay.profilers.ranges import PREPARE, entered
 from opgrip.replay.programs import as_call, key_of, make_program, run_program
 from opgrip.replay.results import FAILED, OK, SKIPPED, UNSUPPORTED, WRONG, Result, describe_shapes, same_outputs
 from opgrip.replay.settings import Settings
@@ -93,6 +94,8 @@ def describe_failure(error: BaseException) -> tuple[str, str]:
     """Status and reason of a case that raised."""
     if isinstance(error, Unsupported):
         return UNSUPPORTED, str(error)
+    if isinstance(error, ModuleNotFoundError):
+        return UNSUPPORTED, f"it needs {error.name}, which is not installed"
     if isinstance(error, NotImplementedError):
         return UNSUPPORTED, one_line(error, 300)
     if isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error):
@@ -127,7 +130,11 @@ class _Preparation:
             case = settings.scaled(self._recorded, way.point)
             result = known or empty_row(case, way, settings)
             # captured below autograd, so replayed without it
-            with restored(settings.context_of(case, way)), torch.set_grad_enabled(settings.wants_grad(case)):
+            with (
+                entered(PREPARE, way.label, case.number),
+                restored(settings.context_of(case, way)),
+                torch.set_grad_enabled(settings.wants_grad(case)),
+            ):
                 operator = case.operator or find_operator(case.signature, settings.extensions)
                 make = self._backward if way.direction == BACKWARD else self._forward
                 result, subject = make(case, operator, way, result)
@@ -212,7 +219,7 @@ class _Preparation:
             return result, None
         variants = [Variant([inputs])]
         return result, Subject(
-            case.number, _label(case, way), function, variants, False, None, 0, enter, anew, way.number
+            case.number, case.op, way.label, function, variants, False, None, 0, enter, anew, way.number
         )
 
     def _subject(
@@ -222,7 +229,8 @@ class _Preparation:
         in_torch = find_mode(way.mode)[0].in_torch and settings.device == "cpu" and settings.cache == PROGRAM
         return Subject(
             case.number,
-            _label(case, way),
+            case.op,
+            way.label,
             program.function,
             [Variant([item]) for item in inputs],
             operator.mutates and (program.enter is None or program.in_place),
@@ -294,7 +302,3 @@ def _larger(known: float | None, met: float | None) -> float | None:
 def _device_of(signature: Signature, settings: Settings) -> str:
     devices = {settings.place(spec.device) for spec in tensors([signature.args, signature.kwargs])}
     return next((device for device in sorted(devices) if device != "cpu"), settings.device)
-
-
-def _label(case: Case, way: Way) -> str:
-    return f"{case.op} #{case.number}" + (f" {way.mode}" if way.mode != EAGER else "")

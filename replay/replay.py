@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 
 from opgrip.replay.arguments.values import RECORDED
 from opgrip.replay.cases import Case
 from opgrip.replay.preparation import Prepared, failed, prepare
+from opgrip.replay.profilers.ranges import watched
 from opgrip.replay.results import Result
 from opgrip.replay.settings import Settings
 from opgrip.replay.timing import pages
@@ -88,11 +90,13 @@ def _measure(
         announce,
         settings.seed,
     )
-    if settings.cache == PROGRAM:
-        around = _around(rows, settings, surroundings, announce, without)
-        measurer.in_rounds(_groups(rows, settings, surroundings, around))
-    else:
-        measurer.one_by_one(_groups(rows, settings, surroundings, {}))
+    around = _around(rows, settings, surroundings, announce, without) if settings.cache == PROGRAM else {}
+    groups = _groups(rows, settings, surroundings, around)
+    with watched(settings.device) if settings.profiled else nullcontext():
+        if settings.cache == PROGRAM:
+            measurer.in_rounds(groups)
+        else:
+            measurer.one_by_one(groups)
     beside = _side_by_side(rows, settings, announce)
     return [row for _, prepared in rows for row in _filled(prepared, settings, beside)]
 

@@ -52,6 +52,10 @@ class Result:
     flops : floating-point operations of one call, where torch has a formula
     bytes_in, bytes_out : of all tensors that a call takes and gives
     allocated_bytes, peak_bytes : memory that one call allocates, and the most that it holds of it at once
+    nsys_us, nsys_own_us : median time of the runs that Nsight Systems saw, by its clock and by ours; of `nsys_runs`
+    nsys_kernels : names of the kernels of a run and how many of each; `nsys_launches` is how many in all
+    nsys_gpu_us, nsys_gap_us : time of a run's kernels on the GPU, and in which the GPU waited between them
+    nsys_copies, nsys_copied_bytes : of a run, between host and device or within it
     error : the reason of a status that is not ok, in one line; `detail` is all of it, where that is asked for
     """
 
@@ -96,6 +100,15 @@ class Result:
     peak_bytes: int | None = None
     error: str | None = None
     detail: str | None = None
+    nsys_us: float | None = None
+    nsys_own_us: float | None = None
+    nsys_runs: int | None = None
+    nsys_kernels: str | None = None
+    nsys_launches: float | None = None
+    nsys_gpu_us: float | None = None
+    nsys_gap_us: float | None = None
+    nsys_copies: float | None = None
+    nsys_copied_bytes: int | None = None
 
 
 def to_frame(results: Iterable[Result]) -> pd.DataFrame:

@@ -46,6 +46,7 @@ class Settings:
     backward : time the gradients of calls of a forward pass too
     memory : measure what a call allocates
     memory_limit : bytes of a case's tensors above which it is not tried
+    profiled : tell a GPU's profiler what is timed
     """
 
     place: DeviceMap
@@ -68,6 +69,7 @@ class Settings:
     backward: bool = False
     memory: bool = False
     memory_limit: int | None = None
+    profiled: bool = False
 
     def wants_grad(self, case: Case) -> bool:
         """Whether a case's calls make a graph, as they do in a program that runs backward."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from opgrip.replay.arguments.values import RECORDED
+
 EAGER = "eager"
 FORWARD, BACKWARD = "forward", "backward"
 
@@ -41,3 +43,16 @@ class Way:
     direction: str
     mode: str
     point: Point = Point()
+
+    @property
+    def label(self) -> str:
+        """The words that tell it from the case's other ways: `compile backward random`, `eager 2 threads`."""
+        usual = (FORWARD, RECORDED)
+        words = [self.mode, *(word for word in (self.direction, self.values) if word not in usual)]
+        if self.point.threads is not None:
+            words.append(f"{self.point.threads} threads")
+        if self.point.batch != 1:
+            words.append(f"batch x{self.point.batch}")
+        if self.point.streams != 1:
+            words.append(f"{self.point.streams} streams")
+        return " ".join(words)

@@ -23,8 +23,13 @@ def leaves(tree: Any) -> Iterator[Any]:
         yield tree
 
 
-def compare(met: Any, expected: Any, rtol: float = 1e-5, atol: float = 1e-5) -> None:
-    """Assert that two results are alike: arrays count as tensors, and dtypes are compared by kind."""
+def compare(met: Any, expected: Any, rtol: float = 1e-5, atol: float = 1e-5, dtypes: bool = False) -> None:
+    """Assert that two results are alike: arrays count as tensors.
+
+    Parameters
+    ----------
+    dtypes : compare dtypes, else their kinds alone
+    """
     left, right = list(leaves(met)), list(leaves(expected))
     assert len(left) == len(right)
     for one, other in zip(left, right, strict=True):
@@ -35,7 +40,7 @@ def compare(met: Any, expected: Any, rtol: float = 1e-5, atol: float = 1e-5) -> 
                 other.dtype == torch.bool,
             )
             assert one.shape == other.shape
-            torch.testing.assert_close(one, other, rtol=rtol, atol=atol, equal_nan=True, check_dtype=False)
+            torch.testing.assert_close(one, other, rtol=rtol, atol=atol, equal_nan=True, check_dtype=dtypes)
         else:
             assert one == other
 

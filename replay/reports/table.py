@@ -72,6 +72,10 @@ def _columns(results: Sequence[Result]) -> dict[str, list[str]]:
         "p90": lambda result: _microseconds(result.p90_us),
         "speed-up": lambda result: "-" if not result.ratio else f"{1 / result.ratio:.2f}",
         "first ms": lambda result: "-" if result.first_ms is None else f"{result.first_ms:,.1f}",
+        "nsys us": lambda result: _microseconds(result.nsys_us),
+        "launches": lambda result: "-" if result.nsys_launches is None else f"{result.nsys_launches:g}",
+        "gpu us": lambda result: _microseconds(result.nsys_gpu_us),
+        "gaps us": lambda result: _microseconds(result.nsys_gap_us),
         "status": _status,
     }
     told = {
@@ -82,6 +86,8 @@ def _columns(results: Sequence[Result]) -> dict[str, list[str]]:
     }
     # samples were not captured in a program
     told["share"] = told["count"] = told["captured us"] = any(result.captured_total_us for result in results)
+    told["nsys us"] = any(result.nsys_us is not None for result in results)
+    told["launches"] = told["gpu us"] = told["gaps us"] = any(result.nsys_launches for result in results)
     told["speed-up"] = told["first ms"] = told["mode"]
     return {name: [cell(result) for result in results] for name, cell in columns.items() if told.get(name, True)}
 

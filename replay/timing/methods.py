@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from opgrip.replay.profilers.ranges import Range
+
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 Function = Callable[..., Any]
 
@@ -46,19 +48,25 @@ class Stopwatch:
     synchronize: Callable[[], None]
     empty_ns: float
 
-    def time(self, function: Function, runs: Sequence[Arguments]) -> float:
-        """Time of one run in ns: the mean of those in `runs`, which are timed together where they are several."""
-        if self.method == EVENTS:
-            return _by_events(function, runs)
-        if self.method == GRAPH:
-            return _by_graph(function, runs)
+    def time(self, function: Function, runs: Sequence[Arguments], span: Range) -> float:
+        """Time of one run in ns: the mean of those in `runs`, which are timed together where they are several.
+
+        Parameters
+        ----------
+        span : is entered and left just outside of the clock's readings
+        """
+        if self.method in ON_DEVICE:
+            by_device = _by_events if self.method == EVENTS else _by_graph
+            return by_device(function, runs, span)
         self.synchronize()
+        span.begin()
         if len(runs) == 1:
             args, kwargs = runs[0]
             start = perf_counter_ns()
             result = function(*args, **kwargs)
             self.synchronize()
             taken = perf_counter_ns() - start
+            span.end()
             # freeing the result is not the call's work
             del result
         else:
@@ -67,6 +75,7 @@ class Stopwatch:
                 function(*args, **kwargs)
             self.synchronize()
             taken = perf_counter_ns() - start
+            span.end()
         return max(taken - self.empty_ns, 0.0) / len(runs)
 
 
@@ -75,17 +84,19 @@ def block_size(time_ns: float) -> int:
     return max(1, min(MOST_IN_BLOCK, round(BLOCK_NS / max(time_ns, 1.0))))
 
 
-def _by_events(function: Function, runs: Sequence[Arguments]) -> float:
+def _by_events(function: Function, runs: Sequence[Arguments], span: Range) -> float:
     before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    span.begin()
     before.record()
     for args, kwargs in runs:
         function(*args, **kwargs)
     after.record()
     after.synchronize()
+    span.end()
     return float(before.elapsed_time(after)) * 1e6 / len(runs)
 
 
-def _by_graph(function: Function, runs: Sequence[Arguments]) -> float:
+def _by_graph(function: Function, runs: Sequence[Arguments], span: Range) -> float:
     """The runs as one CUDA graph: what is left of a call when nothing is launched from Python."""
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -94,8 +105,10 @@ def _by_graph(function: Function, runs: Sequence[Arguments]) -> float:
     # the first replay uploads the graph
     graph.replay()
     before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    span.begin()
     before.record()
     graph.replay()
     after.record()
     after.synchronize()
+    span.end()
     return float(before.elapsed_time(after)) * 1e6 / len(runs)

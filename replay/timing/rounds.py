@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-import nvtx
 import torch
 
 from opgrip.replay.contexts import restored
@@ -26,8 +25,6 @@ MOST_DROPPED = 3 * FEWEST
 """Runs of a subject that are dropped at most: a machine that is always slowed down is measured as it is."""
 CHECK_NS, CHECK_RUNS = 2_000_000, 10
 """Time of runs, and their number, after which the processor's pace is checked."""
-
-NVTX_DOMAIN = "opgrip"
 
 NO_ROW = -1
 
@@ -131,8 +128,7 @@ class Measurer:
     def _run(self, subject: Subject, place: Place = NOWHERE) -> None:
         self._announce(subject.number, subject.row)
         try:
-            with nvtx.annotate(subject.label, domain=NVTX_DOMAIN):
-                stratum, time_ns = subject.time(self._stopwatch, self._flush, place.recent)
+            stratum, time_ns = subject.time(self._stopwatch, self._flush, place.recent)
         except Exception as error:
             subject.failure = error
             return

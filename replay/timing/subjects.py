@@ -8,6 +8,7 @@ from time import perf_counter_ns
 from typing import Any
 
 from opgrip.replay.arguments.inputs import Inputs
+from opgrip.replay.profilers.ranges import READY, Range
 from opgrip.replay.timing import pages
 from opgrip.replay.timing.methods import CONTINUOUS, Arguments, Function, Stopwatch, block_size
 from opgrip.replay.timing.samples import Samples
@@ -43,7 +44,7 @@ class Subject:
     Attributes
     ----------
     number : of the case, by which a supervisor knows what was running
-    label : of its range in a profiler
+    label, category : of its ranges in a profiler: the operator, and what tells the rows of its case apart
     mutates : whether runs change the arguments, which are then put back before each
     fresh : share of the program's calls whose results got fresh memory; None where it does not matter
     result_bytes : of one run's results
@@ -57,6 +58,7 @@ class Subject:
 
     number: int
     label: str
+    category: str
     function: Function
     variants: Sequence[Variant]
     mutates: bool
@@ -69,11 +71,14 @@ class Subject:
     samples: Samples = field(init=False)
     runs: list[tuple[Stratum, float]] = field(default_factory=list)
     failure: Exception | None = None
+    _range: Range = field(init=False)
+    _ready: Range = field(init=False)
     _size: int = 1
     _faulted: bool = False
 
     def __post_init__(self) -> None:
         self.samples = Samples(self._shares())
+        self._range, self._ready = (Range(name, self.category, self.number) for name in (self.label, READY))
         if not self.mutates:
             for variant in self.variants:
                 ready = variant.sets[0].make()
@@ -99,6 +104,7 @@ class Subject:
         recent : which of the arguments' tensors are used before it, to be in the cache
         """
         began = perf_counter_ns()
+        self._ready.begin()
         wanted: Stratum = self.samples.wanted  # type: ignore[assignment]
         index, fresh = wanted
         runs = self._arguments(self.variants[index], self._size)
@@ -111,8 +117,9 @@ class Subject:
             self.variants[index].sets[0].use(recent)
         if flush is not None:
             flush()
+        self._ready.end()
         before = pages.faults() if self.fresh is not None else 0
-        time_ns = stopwatch.time(self.function, runs)
+        time_ns = stopwatch.time(self.function, runs, self._range)
         if self.fresh is not None:
             given, results = (pages.faults() - before) * pages.PAGE, self.result_bytes * len(runs)
             self._faulted = bool(pages.mostly_fresh(given, max(results, pages.LARGE)))

@@ -62,7 +62,11 @@ class Connection:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if self._process is not None:
-            self._process.kill()
+            if self._job.profiled and error is None:
+                # a profiler has what it saw of a process when that ends by itself
+                os.close(self._process.to)
+            else:
+                self._process.kill()
             self._process.wait()
         self._file.close()
         self._errors.close()

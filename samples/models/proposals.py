@@ -10,13 +10,13 @@ from torch.nn import functional
 
 from opgrip.samples.anchors.gen_base_anchors import gen_base_anchors
 from opgrip.samples.anchors.grid_anchors import grid_anchors
-from opgrip.samples.assign_max_iou import assign_max_iou
+from opgrip.samples.assigners.assign_wrt_overlaps import assign_wrt_overlaps
+from opgrip.samples.assigners.random_sampler import random_sampler
 from opgrip.samples.boxes.bbox_overlaps import bbox_overlaps
 from opgrip.samples.boxes.nms import nms
-from opgrip.samples.decode_deltas import decode_deltas
-from opgrip.samples.encode_deltas import encode_deltas
-from opgrip.samples.sample_balanced import sample_balanced
-from opgrip.samples.smooth_l1 import smooth_l1
+from opgrip.samples.coders.bbox2delta import bbox2delta
+from opgrip.samples.coders.delta2bbox import delta2bbox
+from opgrip.samples.losses.smooth_l1_loss import smooth_l1_loss
 
 SCALE = 8.0
 RATIOS = (0.5, 1.0, 2.0)
@@ -87,7 +87,7 @@ class ProposalSelector(nn.Module):
             parts = zip(predictions.anchors, scores.split(sizes), deltas.split(sizes), strict=True)
             for anchors, level_scores, level_deltas in parts:
                 best = level_scores.topk(min(self.candidates, len(anchors)))
-                found = decode_deltas(anchors[best.indices], level_deltas[best.indices], image_size)
+                found = delta2bbox(anchors[best.indices], level_deltas[best.indices], max_shape=image_size)
                 kept = nms(found, best.values, 0.7)
                 boxes.append(found[kept])
                 values.append(best.values[kept])
@@ -104,12 +104,15 @@ class ProposalLoss(nn.Module):
         anchors = torch.cat(predictions.anchors)
         scores, deltas = predictions.scores.sum() * 0, predictions.deltas.sum() * 0
         for image, boxes in enumerate(truths):
-            assigned = assign_max_iou(bbox_overlaps(anchors, boxes), positive=0.7, negative=0.3)
-            positives, negatives = sample_balanced(assigned, 256, 0.5)
-            chosen = torch.cat([positives, negatives])
-            labels = (assigned[chosen] >= 0).to(scores.dtype)
+            objects = torch.zeros(len(boxes), dtype=torch.long, device=boxes.device)
+            assigned = assign_wrt_overlaps(bbox_overlaps(boxes, anchors), objects, 0.7, 0.3, min_pos_iou=0.3)
+            sampled = random_sampler(
+                assigned.gt_inds, anchors, boxes, objects, num=256, pos_fraction=0.5, add_gt_as_proposals=False
+            )
+            chosen = torch.cat([sampled.pos_inds, sampled.neg_inds])
+            labels = (assigned.gt_inds[chosen] > 0).to(scores.dtype)
             scores = scores + functional.binary_cross_entropy_with_logits(predictions.scores[image, chosen], labels)
-            wanted = encode_deltas(anchors[positives], boxes[assigned[positives]])
-            distance = smooth_l1(predictions.deltas[image, positives], wanted, beta=1 / 9)
+            wanted = bbox2delta(sampled.pos_priors, sampled.pos_gt_bboxes)
+            distance = smooth_l1_loss(predictions.deltas[image, sampled.pos_inds], wanted, reduction="sum", beta=1 / 9)
             deltas = deltas + distance / max(chosen.numel(), 1)
         return {"rpn_cls": scores / len(truths), "rpn_box": deltas / len(truths)}

@@ -7,15 +7,15 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from opgrip.samples.anchors.map_roi_levels import map_roi_levels
-from opgrip.samples.assign_max_iou import assign_max_iou
+from opgrip.samples.assigners.assign_wrt_overlaps import assign_wrt_overlaps
+from opgrip.samples.assigners.get_target_single import get_target_single
+from opgrip.samples.assigners.random_sampler import random_sampler
 from opgrip.samples.boxes.bbox2roi import bbox2roi
 from opgrip.samples.boxes.bbox_overlaps import bbox_overlaps
 from opgrip.samples.boxes.multiclass_nms import multiclass_nms
 from opgrip.samples.boxes.roi_align import roi_align
-from opgrip.samples.decode_deltas import decode_deltas
-from opgrip.samples.encode_deltas import encode_deltas
-from opgrip.samples.sample_balanced import sample_balanced
-from opgrip.samples.smooth_l1 import smooth_l1
+from opgrip.samples.coders.delta2bbox import delta2bbox
+from opgrip.samples.losses.smooth_l1_loss import smooth_l1_loss
 
 BINS = 7
 SPREAD = (0.1, 0.1, 0.2, 0.2)
@@ -87,13 +87,11 @@ class RegionHead(nn.Module):
         """Boxes (K, 4), scores (K,) and labels (K,) of each image."""
         logits, deltas = self._predict(levels, proposals)
         scores = functional.softmax(logits, dim=1)[:, :-1]
-        spread = deltas.new_tensor(SPREAD)
         sizes = [len(each) for each in proposals]
         detections = []
-        parts = zip(proposals, scores.split(sizes), (deltas * spread).split(sizes), strict=True)
+        parts = zip(proposals, scores.split(sizes), deltas.flatten(1).split(sizes), strict=True)
         for boxes, image_scores, image_deltas in parts:
-            repeated = boxes[:, None, :].expand(-1, self.classes, -1).reshape(-1, 4)
-            moved = decode_deltas(repeated, image_deltas.reshape(-1, 4), image_size).reshape(-1, self.classes, 4)
+            moved = delta2bbox(boxes, image_deltas, stds=SPREAD, max_shape=image_size).reshape(-1, self.classes, 4)
             found = multiclass_nms(moved, image_scores, 0.01, 0.5, candidates=150, limit=100)
             detections.append(dict(zip(("boxes", "scores", "labels"), found, strict=True)))
         return detections
@@ -104,19 +102,18 @@ class RegionHead(nn.Module):
         """Losses of classes and boxes against the boxes (T, 4) and labels (T,) of each image."""
         chosen, labels, wanted = [], [], []
         for boxes, target in zip(proposals, targets, strict=True):
+            truths, classes = target["boxes"], target["labels"]
+            overlaps = bbox_overlaps(truths, boxes)
+            assigned = assign_wrt_overlaps(overlaps, classes, 0.5, 0.5, match_low_quality=False)
             # the truths are proposals too: else an untrained first stage gives no positives
-            boxes = torch.cat([boxes, target["boxes"]])
-            overlaps = bbox_overlaps(boxes, target["boxes"])
-            assigned = assign_max_iou(overlaps, positive=0.5, negative=0.5, keep_best=False)
-            positives, negatives = sample_balanced(assigned, 128, 0.25)
-            owners = assigned[positives]
-            chosen.append(boxes[torch.cat([positives, negatives])])
-            background = target["labels"].new_full((negatives.numel(),), self.classes)
-            labels.append(torch.cat([target["labels"][owners], background]))
-            wanted.append(encode_deltas(boxes[positives], target["boxes"][owners]))
+            sampled = random_sampler(assigned.gt_inds, boxes, truths, classes, num=128, pos_fraction=0.25)
+            learned = get_target_single(*sampled[2:], num_classes=self.classes, target_stds=SPREAD)
+            chosen.append(torch.cat([sampled.pos_priors, sampled.neg_priors]))
+            labels.append(learned[0])
+            wanted.append(learned[2])
         logits, deltas = self._predict(levels, chosen)
         truth = torch.cat(labels)
         foreground = torch.nonzero(truth < self.classes).flatten()
         predicted = deltas[foreground, truth[foreground]]
-        distance = smooth_l1(predicted, torch.cat(wanted) / deltas.new_tensor(SPREAD), beta=1.0)
+        distance = smooth_l1_loss(predicted, torch.cat(wanted)[foreground], reduction="sum")
         return {"roi_cls": functional.cross_entropy(logits, truth), "roi_box": distance / max(truth.numel(), 1)}

@@ -38,7 +38,7 @@ def subject_of(function: Callable[..., Any], number: int = 0, mutates: bool = Fa
     vector = TensorSpec((4,), (1,), torch.float32, "cpu")
     inputs = Inputs((vector,), {}, {}, device_map("cpu", None), 0)
     inputs.keep()
-    return Subject(number, "tested", function, [Variant([inputs])], mutates, None, 0)
+    return Subject(number, "tested", "eager", function, [Variant([inputs])], mutates, None, 0)
 
 
 def measured(*subjects: Subject, count: int = 2, grad: bool = False, **settings: Any) -> list[Beside]:

@@ -47,7 +47,7 @@ def subject_of(function: Callable[..., Any], mutates: bool = False, **rest: Any)
     inputs = Inputs((vector,), {}, {}, PLACE, 0)
     inputs.keep()
     options = {"fresh": None, "result_bytes": 0} | rest
-    return Subject(0, "tested", function, [Variant([inputs])], mutates, **options)
+    return Subject(0, "tested", "eager", function, [Variant([inputs])], mutates, **options)
 
 
 def measure(subject: Subject, method: str = DISCRETE, effort: Effort = FEW, announce: Any = None) -> None:

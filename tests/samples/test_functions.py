@@ -10,15 +10,10 @@ from hypothesis import strategies as st
 from opgrip.samples.anchors.gen_base_anchors import gen_base_anchors
 from opgrip.samples.anchors.grid_anchors import grid_anchors
 from opgrip.samples.anchors.map_roi_levels import map_roi_levels
-from opgrip.samples.assign_max_iou import assign_max_iou
 from opgrip.samples.boxes.bbox_overlaps import bbox_overlaps
 from opgrip.samples.boxes.multiclass_nms import multiclass_nms
 from opgrip.samples.boxes.nms import nms
 from opgrip.samples.boxes.roi_align import roi_align
-from opgrip.samples.decode_deltas import decode_deltas
-from opgrip.samples.encode_deltas import encode_deltas
-from opgrip.samples.sample_balanced import sample_balanced
-from opgrip.samples.smooth_l1 import smooth_l1
 
 
 def boxes(count: int, seed: int = 0, reach: float = 100.0) -> torch.Tensor:
@@ -44,31 +39,6 @@ def test_overlaps_are_those_of_a_loop() -> None:
 def test_boxes_without_area_overlap_nothing() -> None:
     empty = torch.tensor([[5.0, 5, 5, 5]])
     assert bbox_overlaps(empty, empty).tolist() == [[0]]
-
-
-@given(st.integers(0, 1000))
-@settings(deadline=None, max_examples=30)
-def test_decoding_undoes_encoding(seed: int) -> None:
-    anchors, wanted = boxes(30, seed), boxes(30, seed + 1)
-    torch.testing.assert_close(decode_deltas(anchors, encode_deltas(anchors, wanted)), wanted)
-
-
-def test_no_deltas_leave_the_anchors() -> None:
-    anchors = boxes(10)
-    torch.testing.assert_close(decode_deltas(anchors, torch.zeros_like(anchors)), anchors)
-
-
-def test_decoded_boxes_are_cut_to_the_image_and_large_deltas_do_not_overflow() -> None:
-    decoded = decode_deltas(boxes(10).float(), torch.full((10, 4), 1e9), image_size=(50, 80))
-    assert bool(decoded.isfinite().all())
-    assert bool(((decoded[:, ::2] >= 0) & (decoded[:, ::2] <= 80)).all())
-    assert bool(((decoded[:, 1::2] >= 0) & (decoded[:, 1::2] <= 50)).all())
-    huge = torch.tensor([[0.0, 0, 1e9, 1e9]])
-    assert bool(decode_deltas(boxes(1).float(), huge).isfinite().all())
-    wide = torch.tensor([[-30.0, -30, 300, 300]])
-    assert decode_deltas(wide, torch.zeros(1, 4), image_size=(50, 80)).tolist() == [[0, 0, 80, 50]]
-    right = torch.tensor([[60.0, 10, 70, 40]])
-    torch.testing.assert_close(decode_deltas(right, torch.zeros(1, 4), image_size=(50, 80)), right)
 
 
 def test_anchors_have_their_centres_areas_and_ratios() -> None:
@@ -154,37 +124,3 @@ def test_region_features_are_those_of_a_loop() -> None:
                     value = sample(plane, top + (row + 0.5) * step_y, left + (column + 0.5) * step_x)
                     expected[box, channel, row // samples, column // samples] += value / samples**2
     torch.testing.assert_close(roi_align(features, rois, size, scale, samples), expected)
-
-
-def test_boxes_learn_the_truth_that_they_overlap_most() -> None:
-    overlaps = torch.tensor([[0.8, 0.1], [0.4, 0.35], [0.1, 0.2], [0.75, 0.9], [0.0, 0.0]])
-    assert assign_max_iou(overlaps, 0.7, 0.3, keep_best=False).tolist() == [0, -2, -1, 1, -1]
-    poor = torch.tensor([[0.4, 0.0], [0.2, 0.0], [0.35, 0.1]])
-    assert assign_max_iou(poor, 0.7, 0.3).tolist() == [0, -1, 1]
-    # at the upper threshold a box learns its truth, at the lower one neither; a truth that no box overlaps gets none
-    assert assign_max_iou(torch.tensor([[0.7, 0.0]]), 0.7, 0.3, keep_best=False).tolist() == [0]
-    assert assign_max_iou(torch.tensor([[0.3, 0.0]]), 0.7, 0.3, keep_best=False).tolist() == [-2]
-    assert assign_max_iou(torch.tensor([[0.1, 0.0], [0.0, 0.0]]), 0.7, 0.3).tolist() == [0, -1]
-    assert assign_max_iou(torch.zeros(3, 0), 0.7, 0.3).tolist() == [-1, -1, -1]
-
-
-def test_samples_are_of_their_kind_and_number() -> None:
-    assigned = torch.tensor([-1] * 50 + [-2] * 10 + [0] * 5 + [1] * 35)
-    positives, negatives = sample_balanced(assigned, 40, 0.25)
-    assert len(positives) == 10
-    assert len(negatives) == 30
-    assert bool((assigned[positives] >= 0).all())
-    assert bool((assigned[negatives] == -1).all())
-    assert len(set(positives.tolist())) == 10
-    torch.manual_seed(0)
-    draws = {tuple(sample_balanced(assigned, 40, 0.25)[0].tolist()) for _ in range(5)}
-    assert len(draws) > 1
-    few, many = sample_balanced(torch.tensor([3, -1, -1]), 40, 0.5)
-    assert (few.tolist(), sorted(many.tolist())) == ([0], [1, 2])
-
-
-@pytest.mark.parametrize("beta", [1.0, 1 / 9])
-def test_the_loss_is_torchs(beta: float) -> None:
-    predicted, target = torch.randn(50, 4), torch.randn(50, 4)
-    expected = torch.nn.functional.smooth_l1_loss(predicted, target, beta=beta, reduction="sum")
-    torch.testing.assert_close(smooth_l1(predicted, target, beta), expected)

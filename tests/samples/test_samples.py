@@ -48,4 +48,5 @@ def test_gradients_that_are_asked_for_can_be_had(sample: Sample) -> None:
 def test_jax_gives_the_same(sample: Sample) -> None:
     pytest.importorskip("jax")
     arguments = sample.arguments()
-    compare(jax_results(sample.jax(), sample.arguments()), run(sample, arguments), sample.rtol, sample.atol)
+    met = jax_results(sample.jax(), sample.arguments())
+    compare(met, run(sample, arguments), sample.rtol, sample.atol, dtypes=True)

@@ -1,0 +1,1 @@
+"""What profilers see of a replay, and what they say of it."""

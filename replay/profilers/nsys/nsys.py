@@ -1,0 +1,155 @@
+"""Runs nsys."""
+
+from __future__ import annotations
+
+import glob
+import os
+import shlex
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from opgrip.replay.job import Job
+from opgrip.replay.profilers import target
+from opgrip.replay.profilers.nsys.report import Report, read_report
+from opgrip.replay.profilers.nsys.rows import joined, key_of, with_seen
+from opgrip.replay.results import OK, Result
+from opgrip.traces.errors import UserError
+
+PLACES = (
+    "/usr/local/cuda*/bin/nsys",
+    "/opt/nvidia/nsight-systems/*/bin/nsys",
+    "/opt/nvidia/nsight-systems-cli/*/bin/nsys",
+)
+"""Where installers put it, beside the folders of PATH."""
+ALWAYS = ("--sample=none", "--cpuctxsw=none", "--force-overwrite=true")
+ON_GPU = ("--trace=cuda,nvtx,cublas,cudnn", "--capture-range=cudaProfilerApi", "--capture-range-end=repeat")
+"""Only what the worker runs between cudaProfilerStart and cudaProfilerStop is recorded."""
+ON_CPU = ("--trace=nvtx",)
+
+
+@dataclass(frozen=True, slots=True)
+class Nsys:
+    """How nsys is run.
+
+    Attributes
+    ----------
+    binary : its path
+    report : where the report goes, to be opened in its window
+    arguments : that it is given besides ours
+    warmup, iterations : runs of each row, of which those after the warm-up are seen
+    """
+
+    binary: str
+    report: Path
+    arguments: Sequence[str] = ()
+    warmup: int = 3
+    iterations: int = 10
+
+
+def find_nsys(named: str | None = None) -> str:
+    """The path of nsys.
+
+    Raises
+    ------
+    UserError : where there is none
+    """
+    if named is not None:
+        found = shutil.which(named)
+        if found is None:
+            raise UserError(f"{named} is no program that can be run", "name nsys itself with --nsys-bin")
+        return found
+    found = shutil.which("nsys") or next((path for place in PLACES for path in sorted(glob.glob(place))[::-1]), None)
+    if found is None:
+        raise UserError(
+            f"nsys is neither on PATH nor at {' or '.join(PLACES)}",
+            "install Nsight Systems, or say where it is with --nsys-bin",
+        )
+    return found
+
+
+def arguments_in(path: Path) -> list[str]:
+    """The words of a file of arguments, as a shell reads them; lines from # on are comments.
+
+    Raises
+    ------
+    UserError : where it cannot be read
+    """
+    try:
+        return shlex.split(path.read_text(encoding="utf-8"), comments=True)
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} holds no arguments: {error}", "write them as on a command line") from error
+
+
+def profiled(
+    job: Job, results: Sequence[Result], nsys: Nsys, timeout_s: float, say: Callable[[str], None]
+) -> list[Result]:
+    """The rows with what nsys sees when their cases run once more.
+
+    Parameters
+    ----------
+    say : is told what does not concern a single row
+
+    Raises
+    ------
+    UserError : where nsys fails
+    """
+    not_run = {row.case for row in results} - {row.case for row in results if row.status == OK}
+    job = replace(job, warmup=nsys.warmup, iterations=nsys.iterations, profiled=True)
+    with tempfile.TemporaryDirectory(prefix="opgrip-nsys-") as name:
+        folder = Path(name)
+        _run(nsys, folder, target.command(folder, job, not_run, timeout_s), job)
+        reports = [_exported(nsys, path) for path in sorted(folder.glob("report*.nsys-rep"))]
+        own = {key_of(row): row for row in target.rows_of(folder)}
+        _keep(folder, nsys.report, say)
+    report = Report([span for item in reports for span in item.spans], [work for item in reports for work in item.work])
+    seen, outside = joined(report)
+    if not seen:
+        raise UserError("nsys recorded none of the ranges", "nvtx 0.2.12 and later need a newer nsys: use nvtx 0.2.11")
+    if outside:
+        say(f"{outside} kernels and copies in the report belong to no timed run")
+    return [with_seen(row, own.get(key_of(row)), seen) for row in results]
+
+
+def _run(nsys: Nsys, folder: Path, command: Sequence[str], job: Job) -> None:
+    on_gpu = job.device is not None and job.device.startswith("cuda")
+    told = [nsys.binary, "profile", *(ON_GPU if on_gpu else ON_CPU), *ALWAYS, *nsys.arguments]
+    done = subprocess.run(
+        [*told, "--output", str(folder / "report"), *command],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+        # ours, where the user's folders hold modules of the same names
+        env={**os.environ, "PYTHONSAFEPATH": "1"},
+    )
+    if not list(folder.glob("report*.nsys-rep")):
+        raise UserError(f"nsys wrote no report: {_last_words(done)}", "see nsys status -e")
+
+
+def _exported(nsys: Nsys, report: Path) -> Report:
+    database = report.with_suffix(".sqlite")
+    told = ["export", "--type=sqlite", "--force-overwrite=true", f"--output={database}", str(report)]
+    done = subprocess.run([nsys.binary, *told], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    if not database.exists():
+        raise UserError(f"nsys cannot export its report: {_last_words(done)}", "update it")
+    return read_report(database)
+
+
+def _last_words(done: subprocess.CompletedProcess[str]) -> str:
+    lines = (done.stderr or done.stdout).strip().splitlines()
+    return lines[-1] if lines else f"status {done.returncode}"
+
+
+def _keep(folder: Path, wanted: Path, say: Callable[[str], None]) -> None:
+    """Give the reports the user's name; the second and later ones a number too."""
+    for place, report in enumerate(sorted(folder.glob("report*.nsys-rep"))):
+        kept = wanted if not place else wanted.with_suffix(f".{place + 1}{wanted.suffix}")
+        with suppress(FileNotFoundError):
+            kept.unlink()
+        shutil.move(report, kept)
+        say(f"open it in Nsight Systems: {kept}")

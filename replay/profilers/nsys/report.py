@@ -1,0 +1,147 @@
+"""A report of nsys, exported to SQLite: our ranges, kernels and copies.
+
+Tables: https://docs.nvidia.com/nsight-systems/UserGuide/index.html, "SQLite Schema Reference".
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from opgrip.replay.profilers.ranges import DOMAIN
+from opgrip.traces.errors import UserError
+
+CATEGORY, RANGE, NAMED_DOMAIN = 33, 60, 75
+"""Values of `eventType` in the table of NVTX events: a category's name, a start/end range, a domain's name."""
+EVENTS, STRINGS, CALLS = "NVTX_EVENTS", "StringIds", "CUPTI_ACTIVITY_KIND_RUNTIME"
+KERNELS, COPIES = "CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_MEMCPY"
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A range of ours.
+
+    Attributes
+    ----------
+    message : operator or phase
+    category : mode, and what else tells the rows of a case apart
+    start_ns, end_ns : since the report began
+    process : its number in the system
+    """
+
+    case: int
+    message: str
+    category: str
+    start_ns: int
+    end_ns: int
+    process: int
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A kernel, or a copy, on a device.
+
+    Attributes
+    ----------
+    name : of the kernel; empty for a copy
+    launched_ns : when the program asked for it, in the time of `Span`
+    copied_bytes : of a copy; 0 for a kernel
+    """
+
+    name: str
+    start_ns: int
+    end_ns: int
+    launched_ns: int
+    process: int
+    copied_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a report has of a replay."""
+
+    spans: Sequence[Span]
+    work: Sequence[Work]
+
+
+def read_report(path: Path) -> Report:
+    """The ranges and the work on devices in a report.
+
+    Raises
+    ------
+    UserError : where it is no report, or has no ranges of ours
+    """
+    try:
+        with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as database:
+            database.row_factory = sqlite3.Row
+            tables = {row["name"] for row in database.execute("SELECT name FROM sqlite_master")}
+            if EVENTS not in tables:
+                raise UserError(f"{path} has no table {EVENTS}", "see whether this nsys records NVTX: --trace=nvtx")
+            return Report(list(_spans(database, tables)), list(_work(database, tables)))
+    except (sqlite3.Error, IndexError) as error:
+        raise UserError(f"{path} is no report of nsys that opgrip knows: {error}", "use another version") from error
+
+
+def _spans(database: sqlite3.Connection, tables: set[str]) -> Iterator[Span]:
+    strings = _strings(database, tables)
+    categories: dict[Any, str] = {}
+    domains: set[Any] = set()
+    ranges = []
+    for row in database.execute(f"SELECT * FROM {EVENTS} ORDER BY start"):
+        told = _Row(row)
+        text = told["text"] or strings.get(told["textId"], "")
+        process = _process(told["globalTid"])
+        if told["eventType"] == NAMED_DOMAIN and text == DOMAIN:
+            domains.add((process, told["domainId"]))
+        elif told["eventType"] == CATEGORY:
+            categories[process, told["domainId"], told["category"]] = text
+        elif told["eventType"] == RANGE and told["end"] is not None:
+            ranges.append((process, text, told))
+    for process, text, told in ranges:
+        if (process, told["domainId"]) in domains:
+            case = told["int64Value"] if told["int64Value"] is not None else told["uint64Value"]
+            category = categories.get((process, told["domainId"], told["category"]), "")
+            yield Span(-1 if case is None else case, text, category, told["start"], told["end"], process)
+
+
+def _work(database: sqlite3.Connection, tables: set[str]) -> Iterator[Work]:
+    if CALLS not in tables:
+        return
+    asked = {
+        (_process(row["globalTid"]), row["correlationId"]): row["start"]
+        for row in database.execute(f"SELECT globalTid, correlationId, start FROM {CALLS}")
+    }
+    strings = _strings(database, tables)
+    for table in {KERNELS, COPIES} & tables:
+        for row in database.execute(f"SELECT * FROM {table} ORDER BY start"):
+            told = _Row(row)
+            process = _process(told["globalPid"])
+            name = strings.get(told["shortName"] if told["shortName"] is not None else told["demangledName"], "")
+            launched = asked.get((process, told["correlationId"]), -1)
+            copied = int(told["bytes"] or 0) if table == COPIES else 0
+            yield Work(name, told["start"], told["end"], launched, process, copied)
+
+
+def _strings(database: sqlite3.Connection, tables: set[str]) -> dict[Any, str]:
+    if STRINGS not in tables:
+        return {}
+    return {row["id"]: row["value"] for row in database.execute(f"SELECT id, value FROM {STRINGS}")}
+
+
+def _process(number: int | None) -> int:
+    """A process's number, of which thread numbers hold the lower 24 bits in their upper half."""
+    return -1 if number is None else (number >> 24) & 0xFFFFFF
+
+
+class _Row:
+    """A row whose columns are None where this version of nsys has none of the name."""
+
+    def __init__(self, row: sqlite3.Row) -> None:
+        self._row, self._names = row, set(row.keys())
+
+    def __getitem__(self, name: str) -> Any:
+        return self._row[name] if name in self._names else None

@@ -1,0 +1,104 @@
+"""Joins what a report has to the rows of a replay."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import median
+
+from opgrip.replay.profilers.nsys.report import Report, Span, Work
+from opgrip.replay.profilers.ranges import PREPARE, READY
+from opgrip.replay.results import Result
+from opgrip.replay.ways import Point, Way
+
+Key = tuple[int, str]
+"""A case, and the words that tell its row from its others."""
+
+
+@dataclass(slots=True)
+class Seen:
+    """What a profiler saw of the timed runs of a row.
+
+    Attributes
+    ----------
+    spans : one a run
+    work : on the device, of all runs, by the place of the run among them
+    """
+
+    spans: list[Span] = field(default_factory=list)
+    work: dict[int, list[Work]] = field(default_factory=lambda: defaultdict(list))
+
+
+def key_of(row: Result) -> Key:
+    """The key of a row's ranges."""
+    point = Point(row.threads, row.batch_scale, row.streams)
+    return row.case, Way(0, row.values, row.direction, row.mode, point).label
+
+
+def joined(report: Report) -> tuple[dict[Key, Seen], int]:
+    """What was seen of each row; and how many kernels and copies fall in no range."""
+    seen: dict[Key, Seen] = defaultdict(Seen)
+    by_process: dict[int, list[tuple[int, Span, Key, int]]] = defaultdict(list)
+    for span in report.spans:
+        if span.message not in (PREPARE, READY):
+            key = (span.case, span.category)
+            by_process[span.process].append((span.start_ns, span, key, len(seen[key].spans)))
+            seen[key].spans.append(span)
+    starts = {process: [start for start, *_ in spans] for process, spans in by_process.items()}
+    outside = 0
+    for work in report.work:
+        place = bisect_right(starts.get(work.process, []), work.launched_ns) - 1
+        if place >= 0 and by_process[work.process][place][1].end_ns >= work.launched_ns:
+            _, _, key, run = by_process[work.process][place]
+            seen[key].work[run].append(work)
+        else:
+            outside += 1
+    return dict(seen), outside
+
+
+def with_seen(row: Result, own: Result | None, seen: Mapping[Key, Seen]) -> Result:
+    """A row with what the profiler saw of it.
+
+    Parameters
+    ----------
+    own : the row of the run that was profiled
+    """
+    found = seen.get(key_of(row))
+    if found is None:
+        return row
+    row = replace(
+        row,
+        nsys_us=median(span.end_ns - span.start_ns for span in found.spans) / 1e3,
+        nsys_own_us=None if own is None else own.median_us,
+        nsys_runs=len(found.spans),
+    )
+    return row if not found.work else _with_work(row, found)
+
+
+def _with_work(row: Result, seen: Seen) -> Result:
+    runs = len(seen.spans)
+    everything = [work for items in seen.work.values() for work in items]
+    kernels = [work for work in everything if not work.copied_bytes]
+    copies = [work for work in everything if work.copied_bytes]
+    names = Counter(work.name for work in kernels)
+    return replace(
+        row,
+        nsys_kernels="; ".join(f"{name} x{count / runs:g}" for name, count in names.most_common()),
+        nsys_launches=len(kernels) / runs,
+        nsys_gpu_us=sum(work.end_ns - work.start_ns for work in kernels) / runs / 1e3,
+        nsys_gap_us=median(map(_idle_ns, seen.work.values())) / 1e3,
+        nsys_copies=len(copies) / runs,
+        nsys_copied_bytes=round(sum(work.copied_bytes for work in copies) / runs),
+    )
+
+
+def _idle_ns(work: Sequence[Work]) -> int:
+    """Time between the first work of a run and the end of its last, in which the device did nothing of it."""
+    idle, busy_until = 0, None
+    for item in sorted(work, key=lambda item: item.start_ns):
+        if busy_until is not None:
+            idle += max(0, item.start_ns - busy_until)
+        busy_until = max(busy_until or 0, item.end_ns)
+    return idle

@@ -1,0 +1,50 @@
+"""What a profiler runs: cases once more, with few runs each; `python -m opgrip.replay.profilers.target TOLD ROWS`.
+
+TOLD is a JSON file with the job and the cases that are left out, ROWS gets a row a line.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Collection
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from opgrip.replay.job import Job
+from opgrip.replay.results import Result
+from opgrip.replay.workers.supervisor import supervise
+
+MODULE = "opgrip.replay.profilers.target"
+
+
+def command(folder: Path, job: Job, without: Collection[int], timeout_s: float) -> list[str]:
+    """The command that a profiler is given, which finds what to do in a folder."""
+    told = {"job": asdict(job), "without": sorted(without), "timeout_s": timeout_s}
+    (folder / "told.json").write_text(json.dumps(told))
+    return [sys.executable, "-m", MODULE, str(folder / "told.json"), str(folder / "rows.jsonl")]
+
+
+def rows_of(folder: Path) -> list[Result]:
+    """The rows that the command left in a folder."""
+    path = folder / "rows.jsonl"
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [Result(**json.loads(line)) for line in lines]
+
+
+def main(told: str, output: str) -> int:
+    """Run the cases."""
+    work: dict[str, Any] = json.loads(Path(told).read_text())
+    job = Job(**work["job"])
+    loaded = job.load()
+    with open(output, "w", encoding="utf-8") as file:
+        # a fork would share this process's connection to the profiler
+        for rows in supervise(job, loaded, work["timeout_s"], set(work["without"]), may_fork=False):
+            for row in rows:
+                file.write(json.dumps(asdict(row)) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

@@ -1,0 +1,113 @@
+"""Which truth each box is to learn, by how much it overlaps them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from opgrip.samples.anchors.gen_base_anchors import RATIOS, RETINANET
+from opgrip.samples.assigners.assign_result import AssignResult, labels_of, nothing
+from opgrip.samples.assigners.priors import grid_boxes
+from opgrip.samples.boxes.bbox_overlaps import bbox_overlaps
+from opgrip.samples.draw import Draw
+from opgrip.samples.sample import sample
+
+
+def inputs(
+    draw: Draw,
+    truths: int,
+    thresholds: tuple[float, float, float],
+    anchors: Mapping[str, Any] | None = None,
+    proposals: int = 0,
+    match_low_quality: bool = True,
+) -> tuple[Any, ...]:
+    """Overlaps of truths with the anchors of an image, or else with proposals, of which half are near a truth."""
+    gt = draw.boxes(truths)
+    if anchors is not None:
+        boxes = torch.cat(grid_boxes((800, 1344), **anchors))
+    else:
+        owners = draw.integers(proposals // 2, high=truths)
+        boxes = torch.cat([draw.near(gt[owners], 0.2), draw.boxes(proposals - proposals // 2)])
+    return bbox_overlaps(gt, boxes), draw.integers(truths, high=80), *thresholds, True, match_low_quality
+
+
+@sample(
+    inputs,
+    {
+        "Faster R-CNN R50-FPN, 800x1333, training, second stage": {
+            "truths": 7,
+            "thresholds": (0.5, 0.5, 0.5),
+            "proposals": 1000,
+            "match_low_quality": False,
+        },
+        "RetinaNet R50-FPN, 800x1333, training": {
+            "truths": 7,
+            "thresholds": (0.5, 0.4, 0.0),
+            "anchors": {"scales": RETINANET, "ratios": RATIOS},
+        },
+        "Faster R-CNN R50-FPN, 800x1333, training, first stage": {
+            "truths": 7,
+            "thresholds": (0.7, 0.3, 0.3),
+            "anchors": {"strides": (4, 8, 16, 32, 64), "ratios": RATIOS},
+        },
+    },
+    tags=[
+        "IfElseBranch",
+        "ForLoop",
+        "InputAware",
+        "DataDependentShape",
+        "AdvancedIndexing",
+        "InPlace",
+        "Reduce",
+        "ViewAttribute",
+        "BuiltInDataStructure",
+        "Customized",
+    ],
+    project="MMDetection",
+    url="https://github.com/open-mmlab/mmdetection/blob/c76ab0eb3c637b86c343d8454e07e00cfecc1b78/mmdet/core/bbox/assigners/max_iou_assigner.py#L128",
+)
+def assign_wrt_overlaps(
+    overlaps: Tensor,
+    gt_labels: Tensor,
+    pos_iou_thr: float,
+    neg_iou_thr: float | tuple[float, float],
+    min_pos_iou: float = 0.0,
+    gt_max_assign_all: bool = True,
+    match_low_quality: bool = True,
+) -> AssignResult:
+    """Assign to each box the truth that it overlaps most.
+
+    Parameters
+    ----------
+    overlaps : (M, N) float, intersection over union of M truths with N boxes; negative for boxes to leave out
+    gt_labels : (M,) int64
+    pos_iou_thr : overlap from which a box learns its truth
+    neg_iou_thr : overlap below which it learns that there is nothing; two are the ends of a range
+    min_pos_iou : overlap from which a truth is given to the box that overlaps it most, below `pos_iou_thr` too
+    gt_max_assign_all : whether to all boxes that overlap it so, or to the first
+    match_low_quality : whether truths are given to their best boxes at all
+
+    Source: Ren et al. 2015, section 3.1.2.
+    """
+    truths, boxes = overlaps.shape
+    if truths == 0 or boxes == 0:
+        return nothing(boxes, overlaps)
+    best, truth = overlaps.max(dim=0)
+    gt_best, gt_box = overlaps.max(dim=1)
+    gt_inds = overlaps.new_full((boxes,), -1, dtype=torch.long)
+    low, high = neg_iou_thr if isinstance(neg_iou_thr, tuple) else (0.0, neg_iou_thr)
+    gt_inds[(best >= low) & (best < high)] = 0
+    positive = best >= pos_iou_thr
+    gt_inds[positive] = truth[positive] + 1
+    if match_low_quality:
+        # one by one, so that of two truths with one best box the later has it
+        for index in range(truths):
+            if gt_best[index] >= min_pos_iou:
+                if gt_max_assign_all:
+                    gt_inds[overlaps[index] == gt_best[index]] = index + 1
+                else:
+                    gt_inds[gt_box[index]] = index + 1
+    return AssignResult(gt_inds, best, labels_of(gt_inds, gt_labels))

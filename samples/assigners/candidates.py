@@ -1,0 +1,41 @@
+"""What assigners that choose candidates for each truth have in common."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+FAR = -100000000.0
+"""Overlap of a box with a truth that it is not given to."""
+
+
+def settle(
+    candidates: Tensor, positive: Tensor, overlaps: Tensor, priors: Tensor, gt_bboxes: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Give boxes to the truths that they are positive candidates of and whose inside their centre is in.
+
+    A box that more than one truth could have goes to the one that it overlaps most.
+
+    Parameters
+    ----------
+    candidates : (K, M) int64, indices of boxes for each truth
+    positive : (K, M) bool
+    overlaps : (N, M) float, of boxes with truths
+    priors, gt_bboxes : (N, 4) and (M, 4) float, x1 y1 x2 y2 in pixels
+
+    Returns
+    -------
+    the box's truth, from 1, or 0, (N,) int64; and its overlap, or `FAR`, (N,) float
+    """
+    centres = ((priors[:, :2] + priors[:, 2:]) / 2)[candidates]
+    margins = torch.cat([centres - gt_bboxes[:, :2], gt_bboxes[:, 2:] - centres], dim=2)
+    positive = positive & (margins.amin(dim=2) > 0.01)
+    box = candidates[positive]
+    truth = torch.arange(len(gt_bboxes), device=box.device).expand_as(candidates)[positive]
+    claims = torch.full_like(overlaps, FAR)
+    claims[box, truth] = overlaps[box, truth]
+    overlap, owner = claims.max(dim=1)
+    found = overlap != FAR
+    gt_inds = torch.zeros_like(owner)
+    gt_inds[found] = owner[found] + 1
+    return gt_inds, overlap

@@ -1,0 +1,81 @@
+"""What the second stage of a detector learns in one image."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from opgrip.samples.coders.bbox2delta import bbox2delta
+from opgrip.samples.draw import Draw
+from opgrip.samples.sample import sample
+
+
+def inputs(
+    draw: Draw, positives: int, negatives: int, num_classes: int = 80, reg_decoded_bbox: bool = False
+) -> tuple[Any, ...]:
+    """Boxes, and the truths of the positives near them."""
+    boxes = draw.boxes(positives)
+    labels = draw.integers(positives, high=num_classes)
+    return boxes, draw.boxes(negatives), draw.near(boxes), labels, num_classes, -1.0, reg_decoded_bbox
+
+
+@sample(
+    inputs,
+    {
+        "Faster R-CNN R50-FPN, 800x1333, training": {"positives": 128, "negatives": 384},
+        "Faster R-CNN R50-FPN with GIoU loss, 800x1333, training": {
+            "positives": 128,
+            "negatives": 384,
+            "reg_decoded_bbox": True,
+        },
+    },
+    tags=["IfElseBranch", "InPlace", "ViewAttribute", "Broadcast", "BuiltInDataStructure"],
+    project="MMDetection",
+    url="https://github.com/open-mmlab/mmdetection/blob/f08548bfd6d394a82566022709b5ce9e6b0a855e/mmdet/models/roi_heads/bbox_heads/bbox_head.py#L122",
+)
+def get_target_single(
+    pos_priors: Tensor,
+    neg_priors: Tensor,
+    pos_gt_bboxes: Tensor,
+    pos_gt_labels: Tensor,
+    num_classes: int = 80,
+    pos_weight: float = -1.0,
+    reg_decoded_bbox: bool = False,
+    target_means: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0),
+    target_stds: tuple[float, float, float, float] = (0.1, 0.1, 0.2, 0.2),
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Classes and boxes that sampled boxes learn, and how much each counts.
+
+    Parameters
+    ----------
+    pos_priors, neg_priors : (P, 4) and (Q, 4) float, x1 y1 x2 y2 in pixels
+    pos_gt_bboxes, pos_gt_labels : (P, 4) float and (P,) int64: the truths of the positives
+    num_classes : kinds of objects, and the label of nothing
+    pos_weight : what a positive's class counts, where a negative's counts 1; 1 too if not above zero
+    reg_decoded_bbox : whether boxes are learned as they are, rather than as deltas
+    target_means, target_stds : that deltas are normalized by
+
+    Returns
+    -------
+    labels (P + Q,) int64 and their weights (P + Q,) float, boxes and their weights (P + Q, 4) float, positives first
+
+    Source: Girshick 2015 (Fast R-CNN), section 2.3.
+    """
+    positives, negatives = len(pos_priors), len(neg_priors)
+    count = positives + negatives
+    labels = pos_priors.new_full((count,), num_classes, dtype=torch.long)
+    label_weights = pos_priors.new_zeros(count)
+    bbox_targets, bbox_weights = pos_priors.new_zeros(count, 4), pos_priors.new_zeros(count, 4)
+    if positives > 0:
+        labels[:positives] = pos_gt_labels
+        label_weights[:positives] = pos_weight if pos_weight > 0 else 1.0
+        if reg_decoded_bbox:
+            bbox_targets[:positives] = pos_gt_bboxes
+        else:
+            bbox_targets[:positives] = bbox2delta(pos_priors, pos_gt_bboxes, target_means, target_stds)
+        bbox_weights[:positives] = 1
+    if negatives > 0:
+        label_weights[-negatives:] = 1.0
+    return labels, label_weights, bbox_targets, bbox_weights

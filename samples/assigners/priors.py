@@ -1,0 +1,57 @@
+"""Points and anchors of a feature pyramid, for the arguments of assigners."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from math import ceil
+
+import torch
+from torch import Tensor
+
+from opgrip.samples.anchors.compute_locations import compute_locations
+from opgrip.samples.anchors.gen_base_anchors import gen_base_anchors
+from opgrip.samples.anchors.grid_anchors import grid_anchors
+
+STRIDES = (8, 16, 32, 64, 128)
+"""In pixels, of the levels P3 to P7."""
+
+
+def grid_points(size: tuple[int, int], strides: Sequence[int] = STRIDES) -> list[Tensor]:
+    """Centres of the cells of each level, (N, 3) float: x, y and stride in pixels.
+
+    Parameters
+    ----------
+    size : height and width of the image in pixels
+    """
+    levels = []
+    for stride, cells in _levels(size, strides):
+        points = compute_locations(cells, stride)
+        levels.append(torch.cat([points, torch.full_like(points[:, :1], stride)], dim=1))
+    return levels
+
+
+def grid_boxes(
+    size: tuple[int, int],
+    strides: Sequence[int] = STRIDES,
+    scales: Sequence[float] = (8.0,),
+    ratios: Sequence[float] = (1.0,),
+) -> list[Tensor]:
+    """Anchors of each level, (N, 4) float, x1 y1 x2 y2 in pixels.
+
+    Parameters
+    ----------
+    size : height and width of the image in pixels
+    scales : sides of the anchors in strides
+    ratios : of height to width
+    """
+    shapes = torch.tensor(scales), torch.tensor(ratios)
+    return [
+        grid_anchors(gen_base_anchors(stride, *shapes), cells, (stride, stride))
+        for stride, cells in _levels(size, strides)
+    ]
+
+
+def _levels(size: tuple[int, int], strides: Sequence[int]) -> Iterator[tuple[int, tuple[int, int]]]:
+    """The stride of each level, and its height and width in cells."""
+    for stride in strides:
+        yield stride, (ceil(size[0] / stride), ceil(size[1] / stride))

@@ -1,0 +1,124 @@
+"""A random choice of boxes to learn from, with a share of positives."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from opgrip.samples.draw import Draw
+from opgrip.samples.sample import sample
+
+
+class SamplingResult(NamedTuple):
+    """The boxes of an image that are learned from.
+
+    Attributes
+    ----------
+    pos_inds, neg_inds : (P,) and (Q,) int64, in order: which boxes they are, added truths being counted first
+    pos_priors, neg_priors : (P, 4) and (Q, 4) float: the boxes
+    pos_gt_bboxes, pos_gt_labels : (P, 4) float and (P,) int64: the truths that the positives learn
+    """
+
+    pos_inds: Tensor
+    neg_inds: Tensor
+    pos_priors: Tensor
+    neg_priors: Tensor
+    pos_gt_bboxes: Tensor
+    pos_gt_labels: Tensor
+
+
+def inputs(
+    draw: Draw,
+    boxes: int,
+    positives: int,
+    ignored: int,
+    num: int,
+    pos_fraction: float,
+    truths: int = 7,
+    add_gt_as_proposals: bool = False,
+) -> tuple[Any, ...]:
+    """An assignment of so many boxes, these and the truths."""
+    order = draw.permutation(boxes)
+    gt_inds = torch.zeros(boxes, dtype=torch.long)
+    gt_inds[order[:positives]] = draw.integers(positives, low=1, high=truths + 1)
+    gt_inds[order[positives : positives + ignored]] = -1
+    gt_labels = draw.integers(truths, high=80)
+    return gt_inds, draw.boxes(boxes), draw.boxes(truths), gt_labels, num, pos_fraction, -1, add_gt_as_proposals
+
+
+@sample(
+    inputs,
+    {
+        "Faster R-CNN R50-FPN, 800x1333, training, second stage": {
+            "boxes": 1000,
+            "positives": 200,
+            "ignored": 0,
+            "num": 512,
+            "pos_fraction": 0.25,
+            "add_gt_as_proposals": True,
+        },
+        "Faster R-CNN R50-FPN, 800x1333, training, first stage": {
+            "boxes": 268569,
+            "positives": 18,
+            "ignored": 823,
+            "num": 256,
+            "pos_fraction": 0.5,
+        },
+    },
+    tags=[
+        "IfElseBranch",
+        "DataDependentShape",
+        "AdvancedIndexing",
+        "ViewAttribute",
+        "BuiltInDataStructure",
+        "Customized",
+        "Random",
+    ],
+    project="MMDetection",
+    url="https://github.com/open-mmlab/mmdetection/blob/c76ab0eb3c637b86c343d8454e07e00cfecc1b78/mmdet/core/bbox/samplers/random_sampler.py#L9",
+    random=True,
+)
+def random_sampler(
+    gt_inds: Tensor,
+    priors: Tensor,
+    gt_bboxes: Tensor,
+    gt_labels: Tensor,
+    num: int,
+    pos_fraction: float,
+    neg_pos_ub: int = -1,
+    add_gt_as_proposals: bool = True,
+) -> SamplingResult:
+    """Choose positives and negatives of an assignment at random.
+
+    Parameters
+    ----------
+    gt_inds : (N,) int64, as `AssignResult` has them
+    priors : (N, 4) float, x1 y1 x2 y2 in pixels
+    gt_bboxes, gt_labels : (M, 4) float and (M,) int64, the truths
+    num : how many to choose; negatives fill what positives leave
+    pos_fraction : at most this share of `num` is positive
+    neg_pos_ub : at most so many negatives for a positive; below zero, any number
+    add_gt_as_proposals : whether the truths themselves may be chosen too, as positives
+
+    Source: Ren et al. 2015, section 3.1.3.
+    """
+    if add_gt_as_proposals and len(gt_bboxes) > 0:
+        priors = torch.cat([gt_bboxes, priors])
+        gt_inds = torch.cat([torch.arange(1, len(gt_bboxes) + 1, device=gt_inds.device), gt_inds])
+    pos_inds = _choose(torch.nonzero(gt_inds > 0).squeeze(1), int(num * pos_fraction))
+    wanted = num - pos_inds.numel()
+    if neg_pos_ub >= 0:
+        wanted = min(wanted, neg_pos_ub * max(1, pos_inds.numel()))
+    neg_inds = _choose(torch.nonzero(gt_inds == 0).squeeze(1), wanted)
+    owners = gt_inds[pos_inds] - 1
+    return SamplingResult(pos_inds, neg_inds, priors[pos_inds], priors[neg_inds], gt_bboxes[owners], gt_labels[owners])
+
+
+def _choose(indices: Tensor, count: int) -> Tensor:
+    """At most so many of the indices, in order."""
+    if indices.numel() > count:
+        # drawn on the CPU, so that every device chooses the same
+        indices = indices[torch.randperm(indices.numel())[:count].to(indices.device)]
+    return torch.unique(indices)  # type: ignore[no-any-return]

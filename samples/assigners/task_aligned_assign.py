@@ -1,0 +1,80 @@
+"""Which truth each anchor is to learn, by how well its prediction scores and fits."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from opgrip.samples.assigners.assign_result import AssignResult, labels_of, nothing
+from opgrip.samples.assigners.candidates import settle
+from opgrip.samples.assigners.priors import grid_boxes
+from opgrip.samples.boxes.bbox_overlaps import bbox_overlaps
+from opgrip.samples.draw import Draw
+from opgrip.samples.sample import sample
+
+
+def inputs(draw: Draw, truths: int, size: tuple[int, int] = (800, 1344), classes: int = 80) -> tuple[Tensor, ...]:
+    """An anchor of each cell of each level, predictions near them, and truths."""
+    priors = torch.cat(grid_boxes(size))
+    scores = draw.normal(len(priors), classes, mean=-4.0).sigmoid()
+    gt = draw.boxes(truths, (float(size[0]), float(size[1])))
+    return priors, draw.near(priors, 0.2), scores, gt, draw.integers(truths, high=classes)
+
+
+@sample(
+    inputs,
+    {
+        "TOOD R50-FPN, 800x1333, training, 2 objects": {"truths": 2},
+        "TOOD R50-FPN, 800x1333, training, 7 objects": {"truths": 7},
+    },
+    tags=[
+        "IfElseBranch",
+        "DataDependentShape",
+        "AdvancedIndexing",
+        "InPlace",
+        "Reduce",
+        "Broadcast",
+        "ViewAttribute",
+        "BuiltInDataStructure",
+        "Customized",
+    ],
+    project="MMDetection",
+    url="https://github.com/open-mmlab/mmdetection/blob/v3.3.0/mmdet/models/task_modules/assigners/task_aligned_assigner.py",
+)
+def task_aligned_assign(
+    priors: Tensor,
+    pred_bboxes: Tensor,
+    pred_scores: Tensor,
+    gt_bboxes: Tensor,
+    gt_labels: Tensor,
+    topk: int = 13,
+    alpha: float = 1,
+    beta: float = 6,
+) -> tuple[AssignResult, Tensor]:
+    """Assign to each truth the anchors whose predictions of its class and box are best taken together.
+
+    Parameters
+    ----------
+    priors, pred_bboxes : (N, 4) float, x1 y1 x2 y2 in pixels
+    pred_scores : (N, C) float, 0 to 1
+    gt_bboxes, gt_labels : (M, 4) float and (M,) int64, the truths
+    topk : so many anchors are candidates of a truth
+    alpha, beta : powers of score and overlap, whose product is the alignment
+
+    Returns
+    -------
+    the assignment, whose `max_overlaps` are -1e8 where there is none; and the alignments with the assigned truths,
+    (N,) float, 0 where there is none
+
+    Source: Feng et al. 2021 (TOOD), section 3.2.
+    """
+    alignments = priors.new_zeros(len(priors))
+    if len(gt_bboxes) == 0 or len(priors) == 0:
+        return nothing(len(priors), priors), alignments
+    overlaps = bbox_overlaps(pred_bboxes, gt_bboxes).detach()
+    metrics = pred_scores[:, gt_labels].detach() ** alpha * overlaps**beta
+    best, candidates = metrics.topk(min(topk, len(metrics)), dim=0)
+    gt_inds, max_overlaps = settle(candidates, best > 0, overlaps, priors, gt_bboxes)
+    found = gt_inds > 0
+    alignments[found] = metrics[found, gt_inds[found] - 1]
+    return AssignResult(gt_inds, max_overlaps, labels_of(gt_inds, gt_labels)), alignments

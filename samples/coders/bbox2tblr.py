@@ -1,0 +1,48 @@
+"""Boxes to the distances of their edges from a prior's centre."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from opgrip.samples.coders.bbox2delta import inputs
+from opgrip.samples.sample import sample
+
+
+@sample(
+    inputs,
+    {
+        "sizes of LongTail-Bench": {"boxes": 3000},
+        "sizes of LongTail-Bench, largest": {"boxes": 5000},
+    },
+    tags=["IfElseBranch", "ViewAttribute", "Broadcast", "InPlace"],
+    project="MMDetection",
+    url="https://github.com/open-mmlab/mmdetection/blob/v3.3.0/mmdet/models/task_modules/coders/tblr_bbox_coder.py",
+)
+def bbox2tblr(
+    priors: Tensor, gts: Tensor, normalizer: float | Sequence[float] = 4.0, normalize_by_wh: bool = True
+) -> Tensor:
+    """Distances of the truths' top, bottom, left and right edges from the priors' centres.
+
+    Parameters
+    ----------
+    priors, gts : (N, 4) float, x1 y1 x2 y2 in pixels
+    normalizer : that distances are divided by; a sequence has one for each of the four
+    normalize_by_wh : whether distances are in sizes of the prior rather than in pixels
+
+    Returns
+    -------
+    (N, 4) float, positive where the centre is inside of the truth
+
+    Source: Zhu et al. 2019 (FSAF), section 3.1, as MMDetection normalizes it.
+    """
+    centre_x, centre_y = ((priors[:, :2] + priors[:, 2:]) / 2).split(1, dim=1)
+    left, top, right, bottom = gts.split(1, dim=1)
+    distances = torch.cat([centre_y - top, bottom - centre_y, centre_x - left, right - centre_x], dim=1)
+    if normalize_by_wh:
+        width, height = (priors[:, 2:] - priors[:, :2]).split(1, dim=1)
+        distances[:, :2] /= height
+        distances[:, 2:] /= width
+    return distances / (normalizer if isinstance(normalizer, float) else distances.new_tensor(normalizer))

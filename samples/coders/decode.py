@@ -1,0 +1,54 @@
+"""Boxes of a single-shot detector from what it predicts for its priors."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from opgrip.samples.draw import Draw
+from opgrip.samples.sample import sample
+
+VARIANCES = 0.1, 0.2
+"""That SSD divides what it learns by, of centres and of sizes."""
+
+
+def inputs(draw: Draw, priors: int, grad: bool = False) -> tuple[Tensor, Tensor]:
+    """Predictions, and priors in an image of unit size."""
+    centre, extent = draw.uniform(priors, 2), draw.uniform(priors, 2, low=0.04, high=0.9)
+    return draw.normal(priors, 4, grad=grad), torch.cat([centre, extent], dim=1)
+
+
+@sample(
+    inputs,
+    {
+        "SSD300 VGG16, inference": {"priors": 8732},
+        "YOLACT R101-FPN, 550x550, inference": {"priors": 19248},
+    },
+    tags=["IfElseBranch", "ViewAttribute", "InPlace"],
+    project="YOLACT",
+    url="https://github.com/dbolya/yolact/blob/57b8f2d95e62e2e649b382f516ab41f949b57239/layers/box_utils.py#L268",
+)
+def decode(loc: Tensor, priors: Tensor, use_yolo_regressors: bool = False) -> Tensor:
+    """Boxes that predictions move priors to; `encode` undoes it.
+
+    Parameters
+    ----------
+    loc : (N, 4) float: moves of the centre in sizes of the prior, and logarithms of growth, both over `VARIANCES`
+    priors : (N, 4) float, x y of the centre, width and height, in sizes of the image
+    use_yolo_regressors : whether `loc` moves centres in sizes of the image, without variances, as YOLOv2 has it
+
+    Returns
+    -------
+    (N, 4) float, x1 y1 x2 y2 in sizes of the image
+
+    Source: Liu et al. 2016 (SSD), section 2.2; the option: Redmon and Farhadi 2017 (YOLOv2), section 2.
+    """
+    if use_yolo_regressors:
+        centre, extent = priors[:, :2] + loc[:, :2], priors[:, 2:] * loc[:, 2:].exp()
+    else:
+        centre = priors[:, :2] + loc[:, :2] * VARIANCES[0] * priors[:, 2:]
+        extent = priors[:, 2:] * (loc[:, 2:] * VARIANCES[1]).exp()
+    boxes = torch.cat([centre, extent], dim=1)
+    boxes[:, :2] -= boxes[:, 2:] / 2
+    boxes[:, 2:] += boxes[:, :2]
+    return boxes

@@ -1,0 +1,64 @@
+"""Where the edges of a box are looked for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from opgrip.samples.draw import Draw
+from opgrip.samples.sample import sample
+
+
+def inputs(draw: Draw, boxes: int, scale_factor: float, num_buckets: int = 14) -> tuple[Any, ...]:
+    """Boxes, and how many buckets each is divided into."""
+    return draw.boxes(boxes), num_buckets, scale_factor
+
+
+@sample(
+    inputs,
+    {
+        "SABL Faster R-CNN R50-FPN, 800x1333, training, positives of the second stage": {
+            "boxes": 128,
+            "scale_factor": 1.7,
+        },
+        "SABL Faster R-CNN R50-FPN, 800x1333, inference, second stage": {"boxes": 1000, "scale_factor": 1.7},
+    },
+    tags=["ViewAttribute", "Broadcast", "BuiltInDataStructure"],
+    project="MMDetection",
+    url="https://github.com/open-mmlab/mmdetection/blob/1a90fa80a761fe15e69111a625d82874ed783f7b/mmdet/core/bbox/coder/bucketing_bbox_coder.py#L96",
+)
+def generate_buckets(
+    proposals: Tensor, num_buckets: int, scale_factor: float = 1.0
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Centres of the buckets that divide proposals, counted from each edge inwards to the middle.
+
+    Parameters
+    ----------
+    proposals : (N, 4) float, x1 y1 x2 y2 in pixels
+    num_buckets : from one edge to the opposite one
+    scale_factor : that proposals are stretched by about their centre first
+
+    Returns
+    -------
+    width and height of a bucket, (N,) float, in pixels; then the centres of the buckets of the left, right,
+    top and bottom edge, each (N, ceil(num_buckets / 2)) float, in pixels
+
+    Source: Wang et al. 2020 (SABL), section 3.2.
+    """
+    centre = (proposals[:, :2] + proposals[:, 2:]) / 2
+    extent = (proposals[:, 2:] - proposals[:, :2]) * scale_factor
+    left, top = (centre - extent / 2).unbind(dim=1)
+    right, bottom = (centre + extent / 2).unbind(dim=1)
+    width, height = (extent / num_buckets).unbind(dim=1)
+    middles = torch.arange((num_buckets + 1) // 2).to(proposals)[None, :] + 0.5
+    across, down = middles * width[:, None], middles * height[:, None]
+    return (
+        width,
+        height,
+        left[:, None] + across,
+        right[:, None] - across,
+        top[:, None] + down,
+        bottom[:, None] - down,
+    )

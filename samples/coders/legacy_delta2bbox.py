@@ -1,0 +1,69 @@
+"""Boxes from deltas where a box ends with the pixel that its second corner names."""
+
+from __future__ import annotations
+
+from math import log
+
+import torch
+from torch import Tensor
+
+from opgrip.samples.coders.delta2bbox import inputs
+from opgrip.samples.sample import sample
+
+
+@sample(
+    inputs,
+    {
+        "RetinaNet R50-FPN v1, 800x1333, inference, a level's best anchors": {"boxes": 1000},
+        "Faster R-CNN R50-FPN v1, 800x1333, inference, second stage": {
+            "boxes": 1000,
+            "classes": 80,
+            "stds": (0.1, 0.1, 0.2, 0.2),
+        },
+    },
+    tags=["ForLoop", "IfElseBranch", "ViewAttribute", "Broadcast", "BuiltInDataStructure"],
+    project="MMDetection",
+    url="https://github.com/open-mmlab/mmdetection/blob/bde7b4b7eea9dd6ee91a486c6996b2d68662366d/mmdet/core/bbox/coder/legacy_delta_xywh_bbox_coder.py#L134",
+)
+def legacy_delta2bbox(
+    rois: Tensor,
+    deltas: Tensor,
+    means: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0),
+    stds: tuple[float, float, float, float] = (1.0, 1.0, 1.0, 1.0),
+    max_shape: tuple[int, int] | None = None,
+    wh_ratio_clip: float = 16 / 1000,
+) -> Tensor:
+    """Boxes that the deltas move proposals to, which are a pixel larger than their corners are apart.
+
+    Parameters
+    ----------
+    rois : (N, 4) float, x1 y1 x2 y2 in pixels, all within the box
+    deltas : (N, 4 * C) float: of each class, dx dy in sizes of the proposal, dw dh as logarithms
+    means, stds : that the deltas were normalized by
+    max_shape : height and width of the image in pixels, whose last ones boxes are cut to; None leaves them
+    wh_ratio_clip : boxes grow at most to 1 / wh_ratio_clip of the proposal's size, and shrink to wh_ratio_clip
+
+    Returns
+    -------
+    (N, 4 * C) float, x1 y1 x2 y2; the corners are a full size apart, without the pixel taken off again,
+    which gave MMDetection's older models better boxes
+
+    Source: Girshick et al. 2014, appendix C, as MMDetection 1 had it.
+    """
+    classes = deltas.shape[1] // 4
+    moves = deltas * deltas.new_tensor(stds).repeat(classes) + deltas.new_tensor(means).repeat(classes)
+    limit = -log(wh_ratio_clip)
+    low, high = [], []
+    # x first, then y: each is a column of the proposals and every fourth one of the deltas
+    for axis in (0, 1):
+        shift, growth = moves[:, axis::4], moves[:, axis + 2 :: 4].clamp(-limit, limit)
+        centre = ((rois[:, axis] + rois[:, axis + 2]) / 2)[:, None].expand_as(shift)
+        extent = (rois[:, axis + 2] - rois[:, axis] + 1)[:, None].expand_as(shift)
+        moved, half = centre + extent * shift, extent * growth.exp() / 2
+        low.append(moved - half)
+        high.append(moved + half)
+    if max_shape is not None:
+        last = max_shape[1] - 1, max_shape[0] - 1
+        low = [edge.clamp(0, end) for edge, end in zip(low, last, strict=True)]
+        high = [edge.clamp(0, end) for edge, end in zip(high, last, strict=True)]
+    return torch.stack(low + high, dim=-1).view_as(deltas)

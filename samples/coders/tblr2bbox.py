@@ -1,0 +1,66 @@
+"""Boxes from the distances of their edges from a prior's centre."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from opgrip.samples.draw import Draw
+from opgrip.samples.sample import sample
+
+
+def inputs(draw: Draw, boxes: int, side: float = 64.0, grad: bool = False) -> tuple[Tensor, Tensor]:
+    """Square priors, and distances as a head that ends with ReLU gives them."""
+    corner = draw.uniform(boxes, 2, high=800.0)
+    return torch.cat([corner, corner + side], dim=1), draw.normal(boxes, 4).relu().requires_grad_(grad)
+
+
+@sample(
+    inputs,
+    {
+        "FSAF R50-FPN, 800x1333, training, level P7": {"boxes": 77, "side": 512.0, "grad": True},
+        "FSAF R50-FPN, 800x1333, training, level P3": {"boxes": 16800, "side": 32.0, "grad": True},
+        "sizes of LongTail-Bench": {"boxes": 3000},
+    },
+    tags=["IfElseBranch", "ViewAttribute", "Broadcast"],
+    project="MMDetection",
+    url="https://github.com/open-mmlab/mmdetection/blob/v3.3.0/mmdet/models/task_modules/coders/tblr_bbox_coder.py",
+)
+def tblr2bbox(
+    priors: Tensor,
+    tblr: Tensor,
+    normalizer: float | Sequence[float] = 4.0,
+    normalize_by_wh: bool = True,
+    max_shape: Sequence[int] | Sequence[Sequence[int]] | None = None,
+) -> Tensor:
+    """Boxes whose edges are that far from the priors' centres; `bbox2tblr` undoes it.
+
+    Parameters
+    ----------
+    priors : (..., N, 4) float, x1 y1 x2 y2 in pixels
+    tblr : (..., N, 4) float: distances of the top, bottom, left and right edge
+    normalizer : that distances were divided by; a sequence has one for each of the four
+    normalize_by_wh : whether distances are in sizes of the prior rather than in pixels
+    max_shape : height and width of the image in pixels, or these of each image, which boxes are cut to
+
+    Returns
+    -------
+    (..., N, 4) float, x1 y1 x2 y2 in pixels
+
+    Source: Zhu et al. 2019 (FSAF), section 3.1, as MMDetection normalizes it.
+    """
+    distances = tblr * (normalizer if isinstance(normalizer, float) else tblr.new_tensor(normalizer))
+    if normalize_by_wh:
+        width, height = (priors[..., 2:] - priors[..., :2]).split(1, dim=-1)
+        distances = torch.cat([distances[..., :2] * height, distances[..., 2:] * width], dim=-1)
+    centre_x, centre_y = ((priors[..., :2] + priors[..., 2:]) / 2).split(1, dim=-1)
+    top, bottom, left, right = distances.split(1, dim=-1)
+    boxes = torch.cat([centre_x - left, centre_y - top, centre_x + right, centre_y + bottom], dim=-1)
+    if max_shape is not None:
+        # height and width to width and height, twice, for each image
+        most = priors.new_tensor(max_shape)[..., [1, 0, 1, 0]].unsqueeze(-2)
+        boxes = torch.where(boxes < 0, boxes.new_zeros(()), boxes)
+        boxes = torch.where(boxes > most, most, boxes)
+    return boxes

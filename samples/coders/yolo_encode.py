@@ -1,0 +1,62 @@
+"""What YOLO learns to predict for its anchors."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from opgrip.samples.coders.yolo_decode import ANCHORS
+from opgrip.samples.draw import Draw
+from opgrip.samples.sample import sample
+
+
+def inputs(draw: Draw, boxes: int, side: int = 608) -> tuple[Tensor, Tensor, Tensor]:
+    """Anchors in the cells that truths are in, truths, and the strides of the cells."""
+    strides, extents = zip(*((stride, extent) for stride in ANCHORS for extent in ANCHORS[stride]), strict=True)
+    chosen = draw.integers(boxes, high=len(strides))
+    stride, half = torch.tensor(strides)[chosen], torch.tensor(extents)[chosen] / 2
+    truths = draw.boxes(boxes, (side, side))
+    cell = (truths[:, :2] + truths[:, 2:]) / 2 // stride[:, None]
+    centre = (cell + 0.5) * stride[:, None]
+    return torch.cat([centre - half, centre + half], dim=1), truths, stride
+
+
+@sample(
+    inputs,
+    {
+        "YOLOv3 DarkNet-53, 608x608, training, 7 objects": {"boxes": 7},
+        "YOLOv3 DarkNet-53, 608x608, training, 100 objects": {"boxes": 100},
+    },
+    tags=["ViewAttribute", "BuiltInDataStructure"],
+    project="MMDetection",
+    url="https://github.com/open-mmlab/mmdetection/blob/v3.3.0/mmdet/models/task_modules/coders/yolo_bbox_coder.py",
+)
+def yolo_encode(bboxes: Tensor, gt_bboxes: Tensor, stride: Tensor | int, eps: float = 1e-6) -> Tensor:
+    """What moves anchors to the truths that are in their cells.
+
+    Parameters
+    ----------
+    bboxes, gt_bboxes : (..., 4) float, x1 y1 x2 y2 in pixels
+    stride : (...,) int or float, or a number: size of a cell in pixels
+    eps : how near to the cell's edges a centre may be, and the least ratio of sizes
+
+    Returns
+    -------
+    (..., 4) float: where in its cell the centre is, 0 to 1, and logarithms of the box's growth
+
+    Source: Redmon and Farhadi 2018 (YOLOv3), section 2.1.
+    """
+    x, y, width, height = _centre_and_size(bboxes)
+    gt_x, gt_y, gt_width, gt_height = _centre_and_size(gt_bboxes)
+    targets = [
+        ((gt_x - x) / stride + 0.5).clamp(eps, 1 - eps),
+        ((gt_y - y) / stride + 0.5).clamp(eps, 1 - eps),
+        (gt_width / width).clamp(min=eps).log(),
+        (gt_height / height).clamp(min=eps).log(),
+    ]
+    return torch.stack(targets, dim=-1)
+
+
+def _centre_and_size(boxes: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    x1, y1, x2, y2 = boxes.unbind(dim=-1)
+    return (x1 + x2) / 2, (y1 + y2) / 2, x2 - x1, y2 - y1

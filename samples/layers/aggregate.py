@@ -1,0 +1,43 @@
+"""Residuals of features, summed for each codeword of an encoding layer."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from opgrip.samples.draw import Draw
+from opgrip.samples.layers import scaled_l2
+from opgrip.samples.sample import sample
+
+
+def inputs(draw: Draw, images: int, positions: int, channels: int, codes: int) -> tuple[Tensor, Tensor, Tensor]:
+    """An assignment of positions to codewords, and both."""
+    features, codewords, _ = scaled_l2.inputs(draw, images, positions, channels, codes)
+    return draw.distribution(images, positions, codes, grad=True), features, codewords
+
+
+@sample(
+    inputs,
+    scaled_l2.CONFIGURATIONS,
+    tags=["Reduce", "ViewAttribute", "Broadcast"],
+    project="MMSegmentation",
+    url="https://github.com/open-mmlab/mmsegmentation/blob/504965184c3e6bc9ec43af54237129ef21981a5f/mmseg/ops/encoding.py#L47",
+    rtol=1e-4,
+    atol=1e-4,
+)
+def aggregate(assignment: Tensor, features: Tensor, codewords: Tensor) -> Tensor:
+    """What all positions differ from each codeword, weighted by how much they belong to it.
+
+    Parameters
+    ----------
+    assignment : (B, N, K) float, from positions to codewords
+    features : (B, N, C) float, one a position
+    codewords : (K, C) float
+
+    Returns
+    -------
+    (B, K, C) float
+
+    Source: Zhang et al. 2017, "Deep TEN: Texture Encoding Network", the residual encoding layer.
+    """
+    residuals = features[:, :, None] - codewords
+    return (assignment[..., None] * residuals).sum(dim=1)

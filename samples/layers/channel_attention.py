@@ -1,0 +1,53 @@
+"""Embeddings of several channels mixed by an attention."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from opgrip.samples.draw import Draw
+from opgrip.samples.sample import sample
+
+
+def inputs(draw: Draw, users: int, width: int, channels: int = 3) -> tuple[list[Tensor], Tensor, Tensor]:
+    """Embeddings as small as those of a model that starts to learn, and the weights of the attention."""
+    embeddings = [draw.normal(users, width, std=0.005, grad=True) for _ in range(channels)]
+    bounds = (3 / width) ** 0.5, (6 / (width + 1)) ** 0.5
+    matrix, attention = (
+        draw.uniform(rows, width, low=-bound, high=bound, grad=True)
+        for rows, bound in zip((width, 1), bounds, strict=True)
+    )
+    return embeddings, matrix, attention
+
+
+@sample(
+    inputs,
+    {
+        "MHCN, LastFM, training": {"users": 1892, "width": 50},
+        "MHCN, training, 20000 users": {"users": 20000, "width": 50},
+    },
+    tags=["ForLoop", "Reduce", "Broadcast", "ViewAttribute", "BuiltInDataStructure"],
+    project="PaddleRec",
+    url="https://github.com/PaddlePaddle/PaddleRec/blob/fa3e3a8a591d55778edf8d26982467d5be0840ef/models/recall/mhcn/net.py#L224",
+)
+def channel_attention(channels: list[Tensor], matrix: Tensor, attention: Tensor) -> tuple[Tensor, Tensor]:
+    """One embedding a user out of those of all channels, each user's weights summing to one.
+
+    Parameters
+    ----------
+    channels : embeddings of the users, each (U, D) float
+    matrix : (D, D) float, applied to the embeddings from the right
+    attention : (1, D) float, whose product with them scores a channel
+
+    Returns
+    -------
+    The mixed embeddings, (U, D) float, and the weights, (U, channels) float
+
+    Source: Yu et al. 2021, "Self-Supervised Multi-Channel Hypergraph Convolutional Network" (MHCN).
+    """
+    logits = [((embedding @ matrix) * attention).sum(dim=1) for embedding in channels]
+    weights = torch.stack(logits, dim=1).softmax(dim=1)
+    mixed = torch.zeros_like(channels[0])
+    for number, embedding in enumerate(channels):
+        mixed = mixed + embedding * weights[:, number, None]
+    return mixed, weights

@@ -1,0 +1,42 @@
+"""Numbers as their bits."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from opgrip.samples.draw import Draw
+from opgrip.samples.sample import sample
+
+
+def inputs(draw: Draw, experts: int, bits: int) -> tuple[Tensor, int]:
+    """The numbers of a gate's experts, shuffled."""
+    return draw.permutation(experts), bits
+
+
+@sample(
+    inputs,
+    {
+        "DSelect-k, MultiMNIST, 8 experts": {"experts": 8, "bits": 3},
+        "A gate of 4096 experts": {"experts": 4096, "bits": 12},
+    },
+    tags=["Broadcast", "ViewAttribute"],
+    project="PaddleRec",
+    url="https://github.com/PaddlePaddle/PaddleRec/blob/3b416accde4366e26f55f8d27f2453704a146bad/models/multitask/dselect_k/net.py#L190",
+)
+def dec2bin(values: Tensor, bits: int) -> Tensor:
+    """The lowest bits of numbers, the highest of them first: the binary codes by which a gate selects experts.
+
+    Parameters
+    ----------
+    values : (...) integers, not negative
+    bits : how many a number has
+
+    Returns
+    -------
+    (..., bits) bool
+
+    Source: Hazimeh et al. 2021, "DSelect-k: Differentiable Selection in the Mixture of Experts", its binary encoding.
+    """
+    powers = 2 ** torch.arange(bits - 1, -1, -1, device=values.device)
+    return values[..., None].bitwise_and(powers) != 0

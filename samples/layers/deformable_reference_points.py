@@ -1,0 +1,56 @@
+"""Where the queries of an encoder look."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from opgrip.samples.draw import Draw
+from opgrip.samples.layers.multi_scale_deformable_attention import LEVELS
+from opgrip.samples.sample import sample
+
+
+def inputs(draw: Draw, levels: list[tuple[int, int]], images: int) -> tuple[Tensor, Tensor]:
+    """The levels' shapes, and how much of each image is not padding, whole in the first."""
+    shapes = torch.tensor(levels)
+    content = draw.uniform(images, 1, 2, low=0.6)
+    content[0] = 1
+    # in whole positions of the level, as masks are
+    return shapes, (content * shapes.flip(1)).ceil() / shapes.flip(1)
+
+
+@sample(
+    inputs,
+    {
+        "Mask2Former R50, 512x512, one image": {"levels": [(16, 16), (32, 32), (64, 64)], "images": 1},
+        "Deformable DETR R50, 800x1333, 2 images": {"levels": LEVELS, "images": 2},
+        "Deformable DETR R50, 800x1333, 16 images": {"levels": LEVELS, "images": 16},
+    },
+    tags=["ForLoop", "InputAware", "Broadcast", "ViewAttribute", "BuiltInDataStructure"],
+    project="Deformable DETR",
+    url="https://arxiv.org/abs/2010.04159",
+)
+def deformable_reference_points(shapes: Tensor, valid_ratios: Tensor) -> Tensor:
+    """The centre of every position of every level, as a share of what is no padding, in units of every level.
+
+    Parameters
+    ----------
+    shapes : (levels, 2) int64, height and width of each level
+    valid_ratios : (B, levels, 2) float, share of each level's width and height that is no padding
+
+    Returns
+    -------
+    (B, positions of all levels, levels, 2) float, x y, level by level and row by row
+
+    Source: Zhu et al. 2021, "Deformable DETR", section 4.1.
+    """
+    points = []
+    for level, (height, width) in enumerate(shapes.tolist()):
+        down, across = torch.meshgrid(
+            torch.arange(height, device=valid_ratios.device) + 0.5,
+            torch.arange(width, device=valid_ratios.device) + 0.5,
+            indexing="ij",
+        )
+        centres = torch.stack([across / width, down / height], dim=2).view(-1, 2)
+        points.append(centres / valid_ratios[:, level, None])
+    return torch.cat(points, dim=1)[:, :, None] * valid_ratios[:, None]

@@ -1,0 +1,71 @@
+"""Scores of features and of their pairs."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from opgrip.samples.draw import Draw
+from opgrip.samples.sample import sample
+
+
+def inputs(
+    draw: Draw, examples: int, features: int, fields: int = 26, numbers: int = 13, width: int = 9
+) -> tuple[list[Tensor], Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Examples of clicks, each of so many fields and numbers, and weights after some training."""
+    std = 0.1 / width**0.5
+    return (
+        [draw.integers(examples, 1, high=features) for _ in range(fields)],
+        draw.uniform(examples, numbers),
+        draw.normal(features, 1, std=std, grad=True),
+        draw.normal(features, width, std=std, grad=True),
+        draw.uniform(numbers, low=0.5, high=1.5, grad=True),
+        draw.uniform(1, numbers, width, low=0.5, high=1.5, grad=True),
+    )
+
+
+@sample(
+    inputs,
+    {
+        "FM, Criteo, training, batch 512, 10001 features": {"examples": 512, "features": 10001},
+        "FM, Criteo, training, batch 4096, 1000001 features": {"examples": 4096, "features": 1000001},
+    },
+    tags=["Reduce", "Broadcast", "ViewAttribute", "AdvancedIndexing", "BuiltInDataStructure"],
+    project="PaddleRec",
+    url="https://github.com/PaddlePaddle/PaddleRec/blob/0aabcd30d5678d05181e6edea47c7948ef7baf12/models/rank/fm/net.py#L21",
+    rtol=1e-4,
+)
+def factorization_machine(
+    fields: list[Tensor],
+    numbers: Tensor,
+    weights: Tensor,
+    embeddings: Tensor,
+    number_weights: Tensor,
+    number_embeddings: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Sum of the features' weights, and sum of the products of all pairs of embeddings.
+
+    Parameters
+    ----------
+    fields : a feature of every example, each (B, 1) int64
+    numbers : (B, M) float, what is known as a number of every example
+    weights, embeddings : (V, 1) and (V, D) float, of the features
+    number_weights, number_embeddings : (M,) and (1, M, D) float, which the numbers multiply
+
+    Returns
+    -------
+    The terms of first and second order, each (B, 1) float
+
+    Source: Rendle 2010, "Factorization Machines", lemma 3.1: half of the square of the sum less the sum of squares.
+    """
+    features = torch.cat(fields, dim=1)
+    scaled = (numbers * number_weights)[..., None]
+    first = functional.embedding(features, weights).sum(dim=1) + scaled.sum(dim=1)
+
+    vectors = torch.cat(
+        [functional.embedding(features, embeddings), numbers[..., None] * number_embeddings],
+        dim=1,
+    )
+    pairs = vectors.sum(dim=1).square() - vectors.square().sum(dim=1)
+    return first, 0.5 * pairs.sum(dim=1, keepdim=True)

@@ -1,0 +1,54 @@
+"""Batch normalization that does not learn."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from opgrip.samples.draw import Draw
+from opgrip.samples.sample import sample
+
+
+def inputs(
+    draw: Draw, channels: int, height: int, width: int, images: int = 1
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Features, and what was learnt of others."""
+    return (
+        draw.normal(images, channels, height, width, grad=True),
+        draw.uniform(channels, low=0.5, high=1.5),
+        draw.normal(channels, std=0.1),
+        draw.normal(channels, std=0.1),
+        draw.uniform(channels, low=0.5, high=1.5),
+    )
+
+
+@sample(
+    inputs,
+    {
+        "DETR R50, 800x1333, training, one image, last layers": {"channels": 512, "height": 25, "width": 42},
+        "DETR R50, 800x1333, training, one image, first layer": {"channels": 64, "height": 400, "width": 667},
+    },
+    tags=["ViewAttribute", "Broadcast"],
+    project="DETR",
+    url="https://github.com/facebookresearch/detr/blob/14602a71482082746399dd6bc5712a9aa8f804d2/models/backbone.py#L19",
+)
+def frozen_batchnorm2d(
+    features: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, variance: Tensor, eps: float = 1e-5
+) -> Tensor:
+    """Features normalized by a fixed mean and variance, then scaled and shifted.
+
+    Parameters
+    ----------
+    features : (B, C, H, W) float
+    weight, bias : (C,) float, by which what is normalized is scaled and shifted
+    mean, variance : (C,) float
+    eps : added to the variance
+
+    Returns
+    -------
+    (B, C, H, W) float
+
+    Source: Ioffe and Szegedy 2015, "Batch Normalization", algorithm 2, with both steps in one scale and shift.
+    """
+    scale = weight * (variance + eps).rsqrt()
+    shift = bias - mean * scale
+    return features * scale.view(1, -1, 1, 1) + shift.view(1, -1, 1, 1)

@@ -1,0 +1,98 @@
+"""Masks of detections in their images."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from opgrip.samples.draw import Draw
+from opgrip.samples.sample import sample
+
+Image = tuple[float, int, int]
+"""By how much an image was made larger, and its height and width before that, in pixels."""
+
+
+def inputs(
+    draw: Draw, images: int, detections: int, classes: int, side: int, original: tuple[int, int] = (480, 640)
+) -> tuple[Tensor, Tensor, list[Image], bool]:
+    """Detections of COCO's images, whose shorter side was made 800 pixels long, in no order."""
+    scale = 800 / original[0]
+    count = images * detections
+    boxes = draw.boxes(count, (800, original[1] * scale))
+    image = draw.permutation(count) % images
+    labels = draw.integers(count, high=classes)
+    rois = torch.cat([image[:, None], boxes, draw.uniform(count, 1), labels[:, None]], dim=1)
+    return rois, draw.uniform(count, classes, side, side), [(scale, *original)] * images, False
+
+
+@sample(
+    inputs,
+    {
+        "Mask R-CNN R50-FPN, COCO, predicting, 4 detections": {
+            "images": 1,
+            "detections": 4,
+            "classes": 80,
+            "side": 28,
+        },
+        "Mask R-CNN R50-FPN, COCO, predicting, 100 detections": {
+            "images": 1,
+            "detections": 100,
+            "classes": 80,
+            "side": 28,
+        },
+        "Hybrid Task Cascade R50-FPN, COCO, predicting, 2 images, 50 detections each": {
+            "images": 2,
+            "detections": 50,
+            "classes": 80,
+            "side": 28,
+        },
+    },
+    tags=[
+        "ForLoop",
+        "IfElseBranch",
+        "InputAware",
+        "DataDependentShape",
+        "AdvancedIndexing",
+        "InPlace",
+        "ViewAttribute",
+        "BuiltInDataStructure",
+    ],
+    project="POD",
+    url="https://arxiv.org/abs/1901.07518",
+)
+def mask_predictor(
+    rois: Tensor, heatmaps: Tensor, images: list[Image], class_agnostic: bool = False, threshold: float = 0.5
+) -> list[Tensor]:
+    """For every detection the mask of its class, resized to its box and put into its image.
+
+    Parameters
+    ----------
+    rois : (N, 7) float, number of the image, x1 y1 x2 y2 in pixels of the enlarged image, score, class
+    heatmaps : (N, classes or 1, h, w) float, probability of the object in the box
+    images : by their numbers
+    class_agnostic : whether there is one heatmap for all classes
+    threshold : a pixel above it belongs to the object
+
+    Returns
+    -------
+    N masks, (H, W) uint8 of 0 and 1, in the images as they were
+
+    Source: the last step of Mask R-CNN (He et al. 2017, section 3.1), which Hybrid Task Cascade (Chen et al. 2019)
+    shares, as the sample of that name in LongTail-Bench describes it; the original project, POD, is not public.
+    """
+    masks = [rois.new_zeros(0)] * len(rois)
+    for number, (scale, height, width) in enumerate(images):
+        (kept,) = torch.nonzero(rois[:, 0] == number, as_tuple=True)
+        boxes = (rois[kept, 1:5] / scale).int().tolist()
+        labels = rois[kept, 6].int().tolist()
+        for row, (x1, y1, x2, y2), label in zip(kept.tolist(), boxes, labels, strict=True):
+            heatmap = heatmaps[row, 0 if class_agnostic else label]
+            size = (max(y2 - y1 + 1, 1), max(x2 - x1 + 1, 1))
+            resized = functional.interpolate(heatmap[None, None], size, mode="bilinear", align_corners=False)[0, 0]
+            canvas = torch.zeros(height, width, dtype=torch.uint8, device=rois.device)
+            # a box may end at the image's edge, one pixel before its mask does
+            target = canvas[y1 : y1 + size[0], x1 : x1 + size[1]]
+            target.copy_(resized[: target.shape[0], : target.shape[1]] > threshold)
+            masks[row] = canvas
+    return masks

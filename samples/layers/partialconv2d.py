@@ -1,0 +1,103 @@
+"""Convolution that sees only valid pixels."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from opgrip.samples.draw import Draw
+from opgrip.samples.sample import sample
+
+
+def inputs(
+    draw: Draw, size: int, channels: int, filters: int, kernel: int, share: float = 0.7, multi_channel: bool = True
+) -> tuple[Tensor, Tensor, Tensor, Tensor, int, int, int, bool]:
+    """Features with holes, and a layer that halves their size."""
+    # holes of eight by eight pixels, of one where the features are few
+    cells = max(size // 8, 4)
+    valid = draw.mask(1, 1, cells, cells, share=share).float()
+    valid = functional.interpolate(valid, size=(size, size))
+    bound = (channels * kernel**2) ** -0.5
+    return (
+        draw.normal(1, channels, size, size, grad=True),
+        valid.repeat(1, channels, 1, 1) if multi_channel else valid,
+        draw.uniform(filters, channels, kernel, kernel, low=-bound, high=bound, grad=True),
+        draw.uniform(filters, low=-bound, high=bound, grad=True),
+        2,
+        kernel // 2,
+        1,
+        multi_channel,
+    )
+
+
+@sample(
+    inputs,
+    {
+        "PConv, Places 256x256, training, one image, last layer of the encoder": {
+            "size": 4,
+            "channels": 512,
+            "filters": 512,
+            "kernel": 3,
+        },
+        "PConv, Places 256x256, training, one image, second layer": {
+            "size": 128,
+            "channels": 64,
+            "filters": 128,
+            "kernel": 5,
+        },
+        "PConv, Places 256x256, one image, first layer, a mask for all channels": {
+            "size": 256,
+            "channels": 3,
+            "filters": 64,
+            "kernel": 7,
+            "multi_channel": False,
+        },
+    },
+    tags=["IfElseBranch", "Broadcast", "ViewAttribute", "BuiltInDataStructure"],
+    project="MMEditing",
+    url="https://github.com/open-mmlab/mmediting/blob/ce2a70f1321907d1451a376637cf56be76168a67/mmedit/models/common/partial_conv.py#L10",
+    rtol=1e-4,
+    atol=1e-4,
+)
+def partialconv2d(
+    features: Tensor,
+    mask: Tensor | None,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: int = 1,
+    padding: int = 0,
+    dilation: int = 1,
+    multi_channel: bool = False,
+    eps: float = 1e-8,
+) -> tuple[Tensor, Tensor | None]:
+    """A convolution of valid pixels, made larger where few of those under the kernel are valid.
+
+    Parameters
+    ----------
+    features : (B, C, H, W) float
+    mask : (B, C, H, W) float for `multi_channel`, else (B, 1, H, W): 1 where valid and 0 in holes; None: all is valid
+    weight, bias : (F, C, K, K) and (F,) float
+    stride, padding, dilation : of the convolution
+    multi_channel : whether each channel has a mask of its own
+    eps : added to the number of valid pixels
+
+    Returns
+    -------
+    What was convolved, (B, F, H', W') float, zero where no pixel under the kernel is valid, and where it is not,
+    (B, F or 1, H', W') float; that is None where `mask` is
+
+    Source: Liu et al. 2018, "Image Inpainting for Irregular Holes Using Partial Convolutions", equations 1 and 2.
+    """
+    if mask is None:
+        return functional.conv2d(features, weight, bias, stride, padding, dilation), None
+    with torch.no_grad():
+        window = torch.ones_like(weight) if multi_channel else weight.new_ones(1, 1, *weight.shape[2:])
+        valid = functional.conv2d(mask, window, None, stride, padding, dilation)
+        ratio = window[0].numel() / (valid + eps)
+        valid = valid.clamp(0, 1)
+        ratio = ratio * valid
+    output = functional.conv2d(features * mask, weight, None, stride, padding, dilation) * ratio
+    if bias is not None:
+        output = (output + bias.view(1, -1, 1, 1)) * valid
+    return output, valid

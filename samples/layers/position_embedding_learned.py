@@ -1,0 +1,52 @@
+"""Positions in an image as learned vectors."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from opgrip.samples.draw import Draw
+from opgrip.samples.sample import sample
+
+
+def inputs(
+    draw: Draw, images: int, height: int, width: int, channels: int = 256, features: int = 128, positions: int = 50
+) -> tuple[Tensor, Tensor, Tensor]:
+    """A feature map and both tables as they are before training."""
+    return (
+        draw.normal(images, channels, height, width),
+        draw.uniform(positions, features, grad=True),
+        draw.uniform(positions, features, grad=True),
+    )
+
+
+@sample(
+    inputs,
+    {
+        "DETR R50, 800x1333, training, one image": {"images": 1, "height": 25, "width": 42},
+        "DETR R50, 800x1333, training, 8 images": {"images": 8, "height": 25, "width": 42},
+    },
+    tags=["ViewAttribute", "AdvancedIndexing"],
+    project="DETR",
+    url="https://github.com/facebookresearch/detr/blob/14602a71482082746399dd6bc5712a9aa8f804d2/models/position_encoding.py#L51",
+)
+def position_embedding_learned(features: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    """For every position the vector of its column, then that of its row.
+
+    Parameters
+    ----------
+    features : (B, C, H, W), of which only the shape and device count
+    rows, columns : (positions, D) float, with at least as many positions as the features have
+
+    Returns
+    -------
+    (B, 2 * D, H, W) float, the same for all images
+
+    Source: Carion et al. 2020, "End-to-End Object Detection with Transformers" (DETR), learned positional encodings.
+    """
+    images, _, height, width = features.shape
+    across = functional.embedding(torch.arange(width, device=features.device), columns)
+    down = functional.embedding(torch.arange(height, device=features.device), rows)
+    both = torch.cat([across.repeat(height, 1, 1), down[:, None].repeat(1, width, 1)], dim=2)
+    return both.permute(2, 0, 1).repeat(images, 1, 1, 1)

@@ -1,0 +1,79 @@
+"""Positions in an image as sines and cosines."""
+
+from __future__ import annotations
+
+from math import pi
+
+import torch
+from torch import Tensor
+
+from opgrip.samples.draw import Draw
+from opgrip.samples.sample import sample
+
+
+def inputs(
+    draw: Draw, sizes: list[tuple[int, int]], features: int = 128, normalize: bool = True
+) -> tuple[Tensor, int, float, bool]:
+    """The padding of images of unlike sizes in one batch."""
+    padding = torch.ones(len(sizes), max(height for height, _ in sizes), max(width for _, width in sizes)).bool()
+    for image, (height, width) in zip(padding, sizes, strict=True):
+        image[:height, :width] = False
+    return padding, features, 10000.0, normalize
+
+
+@sample(
+    inputs,
+    {
+        "DETR R50, 800x1333, one image": {"sizes": [(25, 42)]},
+        "DETR R50, 800x1333, one of two images padded": {"sizes": [(25, 42), (25, 34)]},
+        "DETR R50-DC5, 800x1333, two of four images padded": {"sizes": [(50, 84), (50, 67), (50, 84), (38, 50)]},
+    },
+    tags=["IfElseBranch", "Broadcast", "ViewAttribute"],
+    project="DETR",
+    url="https://github.com/facebookresearch/detr/blob/14602a71482082746399dd6bc5712a9aa8f804d2/models/position_encoding.py#L12",
+    atol=1e-4,
+)
+def position_embedding_sine(
+    padding: Tensor,
+    features: int = 64,
+    temperature: float = 10000.0,
+    normalize: bool = False,
+    scale: float | None = None,
+) -> Tensor:
+    """Sines and cosines of the row, then of the column, of every position, at frequencies that fall geometrically.
+
+    Parameters
+    ----------
+    padding : (B, H, W) bool, true where there is no image; rows and columns are counted in the image, from 1
+    features : of a row, and as many of a column; even
+    temperature : by what the wavelengths grow from the first feature to the last
+    normalize : whether rows and columns become shares of their number, times `scale`
+    scale : None for 2 pi
+
+    Returns
+    -------
+    (B, 2 * features, H, W) float32
+
+    Raises
+    ------
+    ValueError : where there is a scale and nothing to normalize
+
+    Source: Carion et al. 2020, "End-to-End Object Detection with Transformers" (DETR), fixed positional encodings.
+    """
+    if scale is not None and not normalize:
+        raise ValueError("a scale needs normalize=True")
+    image = ~padding
+    down, across = image.cumsum(1, dtype=torch.float32), image.cumsum(2, dtype=torch.float32)
+    if normalize:
+        reach = 2 * pi if scale is None else scale
+        down = down / (down[:, -1:, :] + 1e-6) * reach
+        across = across / (across[:, :, -1:] + 1e-6) * reach
+    pairs = torch.arange(features, dtype=torch.float32, device=padding.device).div(2, rounding_mode="floor")
+    wavelengths = temperature ** (2 * pairs / features)
+    return torch.cat([_waves(down, wavelengths), _waves(across, wavelengths)], dim=3).permute(0, 3, 1, 2)
+
+
+def _waves(positions: Tensor, wavelengths: Tensor) -> Tensor:
+    """The sine of every even angle and the cosine of every odd one, (B, H, W, features)."""
+    angles = positions[..., None] / wavelengths
+    return torch.stack([angles[..., 0::2].sin(), angles[..., 1::2].cos()], dim=4).flatten(3)

@@ -1,0 +1,51 @@
+"""What attention within a window adds for the distance of two positions."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from opgrip.samples.draw import Draw
+from opgrip.samples.sample import sample
+
+
+def inputs(draw: Draw, window: tuple[int, int], heads: int) -> tuple[Tensor, tuple[int, int]]:
+    """A table as it is before training, and the window's size."""
+    rows = (2 * window[0] - 1) * (2 * window[1] - 1)
+    return draw.normal(rows, heads, std=0.02, grad=True), window
+
+
+@sample(
+    inputs,
+    {
+        "Swin-T, training, first stage": {"window": (7, 7), "heads": 3},
+        "Swin-T, training, last stage": {"window": (7, 7), "heads": 24},
+        "Swin-L, 384x384, training, last stage": {"window": (12, 12), "heads": 48},
+    },
+    tags=["AdvancedIndexing", "Broadcast", "ViewAttribute"],
+    project="Swin Transformer",
+    url="https://arxiv.org/abs/2103.14030",
+)
+def relative_position_bias(table: Tensor, window: tuple[int, int]) -> Tensor:
+    """The table's entry for the rows and columns that lie between each position of a window and each other.
+
+    Parameters
+    ----------
+    table : ((2 * H - 1) * (2 * W - 1), heads) float
+    window : H and W
+
+    Returns
+    -------
+    (heads, H * W, H * W) float, of queries and keys
+
+    Source: Liu et al. 2021, "Swin Transformer", equation 4.
+    """
+    height, width = window
+    positions = torch.arange(height * width, device=table.device)
+    down = positions.div(width, rounding_mode="floor")
+    across = positions.remainder(width)
+    rows = down[:, None] - down[None, :] + height - 1
+    columns = across[:, None] - across[None, :] + width - 1
+    entries = (rows * (2 * width - 1) + columns).flatten()
+    bias = table[entries].view(height * width, height * width, -1)
+    return bias.permute(2, 0, 1).contiguous()

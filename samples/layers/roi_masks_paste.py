@@ -1,0 +1,86 @@
+"""Masks of boxes put where the boxes are in the image."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from opgrip.samples.draw import Draw
+from opgrip.samples.sample import sample
+
+
+def inputs(
+    draw: Draw, detections: int, tight: bool, without_area: int = 0, side: int = 28, size: tuple[int, int] = (800, 1333)
+) -> tuple[Tensor, Tensor, int, int, bool]:
+    """Probabilities of masks and their boxes, the first so many of which have no area."""
+    boxes = draw.boxes(detections, size)
+    boxes[:without_area, 2:] = boxes[:without_area, :2]
+    return draw.uniform(detections, side, side), boxes, *size, tight
+
+
+@sample(
+    inputs,
+    {
+        "Mask R-CNN R50-FPN, 480x640, predicting, one detection": {"detections": 1, "tight": True, "size": (480, 640)},
+        "Mask R-CNN R50-FPN, 800x1333, predicting, 4 detections at once, one without area": {
+            "detections": 4,
+            "tight": False,
+            "without_area": 1,
+        },
+    },
+    tags=[
+        "IfElseBranch",
+        "InputAware",
+        "DataDependentShape",
+        "AdvancedIndexing",
+        "InPlace",
+        "Reduce",
+        "Broadcast",
+        "ViewAttribute",
+        "BuiltInDataStructure",
+    ],
+    project="MMDetection",
+    url="https://github.com/open-mmlab/mmdetection/blob/v3.3.0/mmdet/models/roi_heads/mask_heads/fcn_mask_head.py#L400",
+    rtol=1e-4,
+    atol=1e-4,
+)
+def roi_masks_paste(
+    masks: Tensor, boxes: Tensor, height: int, width: int, tight: bool = True
+) -> tuple[Tensor, tuple[int, int, int, int]]:
+    """Each mask read at the pixels of an image, zero outside of its box.
+
+    Parameters
+    ----------
+    masks : (N, h, w) float, what is in the boxes; at least one
+    boxes : (N, 4) float, x1 y1 x2 y2 in pixels
+    height, width : of the image
+    tight : whether to look only at the part of the image that holds all boxes, with a pixel around it
+
+    Returns
+    -------
+    The masks there, (N, H, W) float32, and where that is: x1 y1 x2 y2, whole pixels
+
+    Source: He et al. 2017, "Mask R-CNN", section 3.1; MMDetection.
+    """
+    x1, y1, x2, y2 = 0, 0, width, height
+    if tight:
+        x1, y1 = (boxes[:, :2].amin(dim=0).floor() - 1).clamp(min=0).int().tolist()
+        x2, y2 = (boxes[:, 2:].amax(dim=0).ceil() + 1).int().tolist()
+        x2, y2 = min(x2, width), min(y2, height)
+    across = _shares(torch.arange(x1, x2, device=boxes.device), boxes[:, 0::2])
+    down = _shares(torch.arange(y1, y2, device=boxes.device), boxes[:, 1::2])
+    shape = (len(boxes), y2 - y1, x2 - x1)
+    grid = torch.stack([across[:, None, :].expand(shape), down[:, :, None].expand(shape)], dim=3)
+    pasted = functional.grid_sample(masks[:, None].float(), grid, align_corners=False)
+    return pasted[:, 0], (x1, y1, x2, y2)
+
+
+def _shares(pixels: Tensor, edges: Tensor) -> Tensor:
+    """Where the centres of pixels lie between edges, (N, pixels): -1 at the first, 1 at the second."""
+    shares = (pixels.float() + 0.5 - edges[:, :1]) / (edges[:, 1:] - edges[:, :1]) * 2 - 1
+    endless = torch.isinf(shares)
+    if endless.any():
+        # of a box without area; grid_sample has no answer there
+        shares[endless] = 0
+    return shares

@@ -1,0 +1,41 @@
+"""Vectors squashed to lengths below one."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from opgrip.samples.draw import Draw
+from opgrip.samples.sample import sample
+
+
+def inputs(draw: Draw, *, shape: tuple[int, ...]) -> tuple[Tensor]:
+    """Capsules."""
+    return (draw.normal(*shape, grad=True),)
+
+
+@sample(
+    inputs,
+    {
+        "MIND, AmazonBook, training, batch 128, 4 interests": {"shape": (128, 4, 64)},
+        "CapsNet, MNIST, training, primary capsules of 128 images": {"shape": (128, 1152, 8)},
+    },
+    tags=["Reduce", "Broadcast"],
+    project="PaddleRec",
+    url="https://github.com/PaddlePaddle/PaddleRec/blob/8ce9dbdbc5d0149bfcdb57a06a183024cff21aa3/models/recall/mind/net.py#L152",
+)
+def squash(vectors: Tensor, eps: float = 1e-8) -> Tensor:
+    """Vectors of the same direction: short ones shrink to almost nothing, long ones to almost unit length.
+
+    Parameters
+    ----------
+    vectors : (..., D) float
+    eps : added to the squared length before its root is taken
+
+    Returns
+    -------
+    (..., D) float
+
+    Source: Sabour et al. 2017, "Dynamic Routing Between Capsules", equation 1.
+    """
+    squared = vectors.square().sum(dim=-1, keepdim=True)
+    return squared / (1 + squared) / (squared + eps).sqrt() * vectors

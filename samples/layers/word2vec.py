@@ -1,0 +1,56 @@
+"""Scores of words to stand near others."""
+
+from __future__ import annotations
+
+from torch import Tensor
+from torch.nn import functional
+
+from opgrip.samples.draw import Draw
+from opgrip.samples.sample import sample
+
+
+def inputs(
+    draw: Draw, words: int, vocabulary: int, width: int, negatives: int = 5
+) -> tuple[list[Tensor], Tensor, Tensor, Tensor]:
+    """Words, what stands near them, and words at random; weights after some training."""
+    bound = 0.5 / width
+    return (
+        [draw.integers(words, count, high=vocabulary) for count in (1, 1, negatives)],
+        draw.uniform(vocabulary, width, low=-bound, high=bound, grad=True),
+        draw.normal(vocabulary, width, std=0.1, grad=True),
+        draw.normal(vocabulary, 1, std=0.1, grad=True),
+    )
+
+
+@sample(
+    inputs,
+    {
+        "Skip-gram, batch 100, 300 wide, vocabulary cut to 10000": {"words": 100, "vocabulary": 10000, "width": 300},
+        "Skip-gram, batch 1024, 200 wide, vocabulary of 70000": {"words": 1024, "vocabulary": 70000, "width": 200},
+    },
+    tags=["Reduce", "ViewAttribute", "AdvancedIndexing", "BuiltInDataStructure"],
+    project="PaddleRec",
+    url="https://github.com/PaddlePaddle/PaddleRec/blob/1ac73236e94197621e1468018436e42b62d4bd59/models/recall/word2vec/net.py",
+)
+def word2vec(words: list[Tensor], embedding: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    """Logits that a word stands near another, and near others drawn at random: skip-gram with negative sampling.
+
+    Parameters
+    ----------
+    words : int64, the words in the middle, (B, 1), those near them, (B, 1), and the random ones, (B, N)
+    embedding : (V, D) float, of the words in the middle
+    weight, bias : (V, D) and (V, 1) float, of all others
+
+    Returns
+    -------
+    The logits, (B, 1) and (B, N) float
+
+    Source: Mikolov et al. 2013, "Distributed Representations of Words and Phrases", equation 4.
+    """
+    middle, near, drawn = words
+    vectors = functional.embedding(middle, embedding).squeeze(1)
+    products = vectors * functional.embedding(near, weight).squeeze(1)
+    positive = products.sum(dim=1, keepdim=True) + functional.embedding(near, bias).squeeze(1)
+    others = vectors[:, None] @ functional.embedding(drawn, weight).transpose(1, 2)
+    negative = others.reshape(drawn.shape) + functional.embedding(drawn, bias).reshape(drawn.shape)
+    return positive, negative

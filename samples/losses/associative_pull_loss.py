@@ -1,0 +1,58 @@
+"""Draws the embeddings of an object's two corners together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from opgrip.samples.draw import Draw
+from opgrip.samples.sample import sample
+
+CONFIGURATIONS: Mapping[str, Mapping[str, Any]] = {
+    "CornerNet Hourglass-104, 511x511, training, 6 images with about 7 objects each": {"images": 6, "objects": 7},
+    "CornerNet Hourglass-104, 511x511, training, 5 images with about 60 objects each": {"images": 5, "objects": 60},
+}
+
+
+def inputs(draw: Draw, images: int, objects: int, slots: int = 128) -> tuple[list[Tensor], Tensor]:
+    """Embeddings of corners in as many slots as an image may have objects, and which of them it has."""
+    mask = draw.mask(images, slots, share=objects / slots)
+    return [draw.normal(images, slots, 1, grad=True), draw.normal(images, slots, 1, grad=True)], mask
+
+
+@sample(
+    inputs,
+    CONFIGURATIONS,
+    tags=[
+        "ForLoop",
+        "BuiltInDataStructure",
+        "ViewAttribute",
+        "AdvancedIndexing",
+        "DataDependentShape",
+        "Reduce",
+        "Broadcast",
+    ],
+    project="CornerNet",
+    url="https://arxiv.org/abs/1808.01244",
+)
+def associative_pull_loss(embeddings: list[Tensor], mask: Tensor) -> Tensor:
+    """Squared distances of corners' embeddings from the middle of the two, a mean over an image's objects.
+
+    Parameters
+    ----------
+    embeddings : two (N, K, 1) or (N, K) float, of the top left and the bottom right corners
+    mask : (N, K) bool, which slots hold an object
+
+    Returns
+    -------
+    () float, a sum over the images
+
+    Source: Law and Deng 2018, equation 4, as in CornerNet's code.
+    """
+    first, second = (embedding.float().squeeze(-1) for embedding in embeddings)
+    middle = (first + second) / 2
+    count = mask.float().sum(dim=1, keepdim=True) + 1e-4
+    pulls = [((corner - middle).square() / count)[mask].sum() for corner in (first, second)]
+    return pulls[0] + pulls[1]

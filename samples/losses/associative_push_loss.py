@@ -1,0 +1,50 @@
+"""Drives the embeddings of different objects apart."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from opgrip.samples.losses.associative_pull_loss import CONFIGURATIONS, inputs
+from opgrip.samples.sample import sample
+
+
+@sample(
+    inputs,
+    CONFIGURATIONS,
+    tags=[
+        "ForLoop",
+        "BuiltInDataStructure",
+        "ViewAttribute",
+        "AdvancedIndexing",
+        "DataDependentShape",
+        "Reduce",
+        "Broadcast",
+        "InPlace",
+    ],
+    project="CornerNet",
+    url="https://arxiv.org/abs/1808.01244",
+)
+def associative_push_loss(embeddings: list[Tensor], mask: Tensor) -> Tensor:
+    """How far the embeddings of two objects are from being 1 apart, a mean over an image's pairs.
+
+    Parameters
+    ----------
+    embeddings : two (N, K, 1) or (N, K) float, of the top left and the bottom right corners
+    mask : (N, K) bool, which slots hold an object
+
+    Returns
+    -------
+    () float, a sum over the images
+
+    Source: Law and Deng 2018, equation 5, as in CornerNet's code.
+    """
+    first, second = (embedding.float().squeeze(-1) for embedding in embeddings)
+    middle = (first + second) / 2
+    present = mask.float()
+    pairs = (present.unsqueeze(1) + present.unsqueeze(2)).eq(2)
+    count = present.sum(dim=1, keepdim=True).unsqueeze(2)
+    closeness = F.relu(1 - (middle.unsqueeze(1) - middle.unsqueeze(2)).abs(), inplace=True)
+    # each object is among its own pairs, with closeness 1: over all of them that is taken off here
+    closeness = closeness - 1 / (count + 1e-4)
+    return (closeness / ((count - 1) * count + 1e-4))[pairs].sum()

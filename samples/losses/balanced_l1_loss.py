@@ -1,0 +1,84 @@
+"""A loss whose gradient is larger for the near than that of a square."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from opgrip.samples.draw import Draw
+from opgrip.samples.losses.targets import anchor_deltas
+from opgrip.samples.losses.weight_reduce_loss import weight_reduce_loss
+from opgrip.samples.sample import sample
+
+
+def inputs(
+    draw: Draw, anchors: int, positives: int, avg_factor: float, beta: float
+) -> tuple[Tensor, Tensor, Tensor, str, float, float]:
+    """Deltas, and those of the positives to learn."""
+    return *anchor_deltas(draw, anchors, positives), "mean", avg_factor, beta
+
+
+@sample(
+    inputs,
+    {
+        "Libra R-CNN R50-FPN, 800x1333, training, boxes of the second stage, 2 images": {
+            "anchors": 256,
+            "positives": 256,
+            "avg_factor": 1024.0,
+            "beta": 1.0,
+        },
+        "Libra RetinaNet R50-FPN, 800x1333, training, anchors of stride 16, 2 images": {
+            "anchors": 75600,
+            "positives": 159,
+            "avg_factor": 206.0,
+            "beta": 0.11,
+        },
+        "Libra RetinaNet R50-FPN, 800x1333, training, anchors of stride 8, 2 images": {
+            "anchors": 302400,
+            "positives": 34,
+            "avg_factor": 206.0,
+            "beta": 0.11,
+        },
+    },
+    tags=["IfElseBranch", "Reduce"],
+    project="MMDetection",
+    url="https://github.com/open-mmlab/mmdetection/blob/c76ab0eb3c637b86c343d8454e07e00cfecc1b78/mmdet/models/losses/balanced_l1_loss.py#L13",
+)
+def balanced_l1_loss(
+    predicted: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    reduction: str = "mean",
+    avg_factor: float | None = None,
+    beta: float = 1.0,
+    alpha: float = 0.5,
+    gamma: float = 1.5,
+) -> Tensor:
+    """Distances, grown by a logarithm below beta and straight above.
+
+    Parameters
+    ----------
+    predicted, target : (N, D) float
+    weight, reduction, avg_factor : as `weight_reduce_loss` takes them
+    beta : distance from which on the loss is a line
+    alpha : the smaller, the larger are the gradients of small distances
+    gamma : gradient of the line
+
+    Returns
+    -------
+    () float, or (N, D) without reduction
+
+    Source: Pang et al. 2019, section 3.3.
+    """
+    if target.numel() == 0:
+        # the mean of nothing is no number
+        loss = predicted.sum() * 0
+    else:
+        distance = (predicted - target).abs()
+        # makes the gradients of both pieces meet
+        growth = math.exp(gamma / alpha) - 1
+        near = alpha / growth * (growth * distance + 1) * (growth * distance / beta + 1).log() - alpha * distance
+        loss = torch.where(distance < beta, near, gamma * distance + gamma / growth - alpha * beta)
+    return weight_reduce_loss(loss, weight, reduction, avg_factor)

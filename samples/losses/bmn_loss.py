@@ -1,0 +1,130 @@
+"""What a network learns that finds actions in videos: where they start, where they end, and how well both fit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from opgrip.samples.draw import Draw
+from opgrip.samples.sample import sample
+
+EPS = 1e-5
+RATIOS = (1.05, 21.0)
+"""Smallest and largest ratio of all to the positives that weights are made of."""
+
+
+def inputs(draw: Draw, videos: int, length: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Scores and overlaps of all segments, by their length and start, and of the starts and ends."""
+    steps = torch.arange(length)
+    mask = (steps[:, None] + steps < length).float()
+    # few segments overlap an action well
+    overlaps = draw.uniform(videos, length, length) ** 4
+    return (
+        draw.uniform(videos, 2, length, length, low=0.01, high=0.99, grad=True),
+        draw.uniform(videos, length, low=0.01, high=0.99, grad=True),
+        draw.uniform(videos, length, low=0.01, high=0.99, grad=True),
+        overlaps,
+        draw.uniform(videos, length) ** 4,
+        draw.uniform(videos, length) ** 4,
+        mask,
+    )
+
+
+@sample(
+    inputs,
+    {
+        "BMN, ActivityNet, 100 steps, training, one video": {"videos": 1, "length": 100},
+        "BMN, ActivityNet, 100 steps, training, 8 videos": {"videos": 8, "length": 100},
+    },
+    tags=[
+        "ForLoop",
+        "IfElseBranch",
+        "InputAware",
+        "Reduce",
+        "Broadcast",
+        "ViewAttribute",
+        "BuiltInDataStructure",
+        "Random",
+    ],
+    project="MMAction2",
+    url="https://github.com/open-mmlab/mmaction2/blob/d5ab34805fe6a02bb98e4af158626a21790b6974/mmaction/models/losses/bmn_loss.py#L11",
+    random=True,
+)
+def bmn_loss(
+    pred_bm: Tensor,
+    pred_start: Tensor,
+    pred_end: Tensor,
+    gt_iou_map: Tensor,
+    gt_start: Tensor,
+    gt_end: Tensor,
+    bm_mask: Tensor,
+    weight_tem: float = 1.0,
+    weight_pem_reg: float = 10.0,
+    weight_pem_cls: float = 1.0,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Boundary-matching loss, and its three parts.
+
+    Parameters
+    ----------
+    pred_bm : (B, 2, D, T) float, scores of segments by duration and start, to regress their overlap and to classify
+    pred_start, pred_end : (B, T) float, scores of each step
+    gt_iou_map : (B, D, T) float, overlap of each segment with an action
+    gt_start, gt_end : (B, T) float, overlap of each step with where an action starts or ends
+    bm_mask : (D, T) float, 1 for the segments that end within the video
+    weight_tem, weight_pem_reg, weight_pem_cls : of the parts
+
+    Returns
+    -------
+    loss, boundaries, regression, classification : () float each
+
+    Source: Lin et al. 2019, with the numbers of MMAction2.
+    """
+    overlaps = gt_iou_map * bm_mask
+    regression = _regression_loss(pred_bm[:, 0].contiguous(), overlaps, bm_mask)
+
+    fits = (overlaps > 0.9).float()
+    others = (overlaps <= 0.9).float() * bm_mask
+    counted = _count(fits) + others.sum()
+    classification = _balanced_log_loss(pred_bm[:, 1].contiguous(), fits, others, counted)
+
+    boundaries = _boundary_loss(pred_start, gt_start) + _boundary_loss(pred_end, gt_end)
+    loss = weight_tem * boundaries + weight_pem_reg * regression + weight_pem_cls * classification
+    return loss, boundaries, regression, classification
+
+
+def _boundary_loss(scores: Tensor, truth: Tensor) -> Tensor:
+    """Of the steps, all of which count."""
+    truth = truth.view(-1)
+    there = (truth > 0.5).float()
+    return _balanced_log_loss(scores.contiguous().view(-1), there, 1.0 - there, len(truth))
+
+
+def _balanced_log_loss(scores: Tensor, positive: Tensor, negative: Tensor, counted: Tensor | int) -> Tensor:
+    """Binary cross entropy, in which positives and negatives weigh alike in all; masks are 0 or 1."""
+    ratio: Any = counted / _count(positive)
+    ratio = min(max(ratio, RATIOS[0]), RATIOS[1])
+    gained = 0.5 * ratio * (scores + EPS).log() * positive
+    avoided = 0.5 * ratio / (ratio - 1) * (1.0 - scores + EPS).log() * negative
+    loss: Tensor = -(gained + avoided).sum() / counted
+    return loss
+
+
+def _count(mask: Tensor) -> Tensor | int:
+    """How many a mask of 0 and 1 has, at least one."""
+    count = mask.sum()
+    return count if count > 1 else 1
+
+
+def _regression_loss(scores: Tensor, overlaps: Tensor, mask: Tensor, high: float = 0.7, low: float = 0.3) -> Tensor:
+    """Square of the error of the segments that overlap well, and of about as many others of each kind."""
+    well = (overlaps > high).float()
+    half = ((overlaps <= high) & (overlaps > low)).float()
+    hardly = ((overlaps <= low) & (overlaps > 0.0)).float() * mask
+    chosen = well
+    for kind in (half, hardly):
+        share = well.sum() / kind.sum()
+        chosen = chosen + (kind * torch.rand_like(overlaps) > 1.0 - share).float()
+    error = scores * chosen - overlaps * chosen
+    return 0.5 * (error * error).sum() / chosen.sum()

@@ -1,0 +1,30 @@
+"""`bounded_iou_loss` in JAX."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from opgrip.samples.losses.smooth_l1_loss_jax import smoothed
+from opgrip.samples.losses.weight_reduce_loss_jax import weight_reduce_loss
+
+
+def bounded_iou_loss(
+    predicted: Array,
+    target: Array,
+    weight: Array | None = None,
+    reduction: str = "mean",
+    avg_factor: float | None = None,
+    beta: float = 0.2,
+    eps: float = 1e-3,
+) -> Array:
+    """As the torch one beside it."""
+    target = jax.lax.stop_gradient(target)
+    size = predicted[:, 2:] - predicted[:, :2]
+    wanted = target[:, 2:] - target[:, :2]
+    shift = jnp.abs((target[:, :2] + target[:, 2:]) / 2 - (predicted[:, :2] + predicted[:, 2:]) / 2)
+    by_centre = jnp.maximum((wanted - 2 * shift) / (wanted + 2 * shift + eps), 0)
+    by_size = jnp.minimum(wanted / (size + eps), size / (wanted + eps))
+    lost = jnp.concatenate([1 - by_centre, 1 - by_size], axis=1)
+    return weight_reduce_loss(smoothed(lost, beta), weight, reduction, avg_factor)

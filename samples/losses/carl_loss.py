@@ -1,0 +1,104 @@
+"""Boxes that learn more where the classifier is sure of them."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from opgrip.samples.draw import Draw
+from opgrip.samples.losses.smooth_l1_loss import smooth_l1_loss
+from opgrip.samples.sample import sample
+
+
+def inputs(
+    draw: Draw,
+    boxes: int,
+    positives: int,
+    per_class: bool,
+    beta: float,
+    avg_factor: float,
+    num_class: int = 80,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, float, float, float, float, bool, int]:
+    """Scores and deltas of boxes, of which a few have a class; logits of background too for deltas of each class."""
+    labels = draw.integers(boxes, low=num_class, high=num_class + 1)
+    labels[draw.permutation(boxes)[:positives]] = draw.integers(positives, high=num_class)
+    scores = draw.normal(boxes, num_class + 1 if per_class else num_class, grad=True)
+    deltas = draw.normal(boxes, 4 * num_class if per_class else 4, std=0.1, grad=True)
+    return scores, labels, deltas, draw.normal(boxes, 4), beta, 1.0, 0.2, avg_factor, not per_class, num_class
+
+
+@sample(
+    inputs,
+    {
+        "PISA Faster R-CNN R50-FPN, 800x1333, training, boxes of the second stage, 2 images": {
+            "boxes": 1024,
+            "positives": 256,
+            "per_class": True,
+            "beta": 1.0,
+            "avg_factor": 1024.0,
+        },
+        "PISA RetinaNet R50-FPN, 800x1333, training, all anchors of an image": {
+            "boxes": 201600,
+            "positives": 103,
+            "per_class": False,
+            "beta": 0.11,
+            "avg_factor": 103.0,
+        },
+    },
+    tags=[
+        "IfElseBranch",
+        "DataDependentShape",
+        "AdvancedIndexing",
+        "InPlace",
+        "Reduce",
+        "Broadcast",
+        "ViewAttribute",
+        "BuiltInDataStructure",
+    ],
+    project="MMDetection",
+    url="https://github.com/open-mmlab/mmdetection/blob/bde7b4b7eea9dd6ee91a486c6996b2d68662366d/mmdet/models/losses/pisa_loss.py#L123",
+)
+def carl_loss(
+    cls_score: Tensor,
+    labels: Tensor,
+    bbox_pred: Tensor,
+    bbox_targets: Tensor,
+    beta: float = 1.0,
+    k: float = 1.0,
+    bias: float = 0.2,
+    avg_factor: float | None = None,
+    sigmoid: bool = False,
+    num_class: int = 80,
+) -> dict[str, Tensor]:
+    """Classification-aware regression loss, of which the scores get a gradient too.
+
+    Parameters
+    ----------
+    cls_score : (N, num_class), or (N, num_class + 1) with the background, float logits
+    labels : (N,) int64, below num_class for positives
+    bbox_pred : (N, 4), or (N, 4 * num_class) for each class, float deltas
+    bbox_targets : (N, 4) float
+    beta : as of `smooth_l1_loss`
+    k, bias : weights are (bias + (1 - bias) * score) to the power of k, scaled to sum to their number
+    avg_factor : that the sum is divided by, None for N
+    sigmoid : whether scores are those of each class alone
+
+    Returns
+    -------
+    `loss_carl` : (1,) float
+
+    Source: Cao et al. 2020.
+    """
+    positive = ((labels >= 0) & (labels < num_class)).nonzero().reshape(-1)
+    if positive.numel() == 0:
+        return {"loss_carl": cls_score.sum()[None] * 0.0}
+    classes = labels[positive]
+    scores = (cls_score.sigmoid() if sigmoid else cls_score.softmax(dim=-1))[positive, classes]
+    weight = (bias + (1 - bias) * scores).pow(k)
+    weight *= len(scores) / weight.sum()
+    if bbox_pred.shape[-1] > 4:
+        deltas = bbox_pred.view(len(bbox_pred), -1, 4)[positive, classes]
+    else:
+        deltas = bbox_pred[positive]
+    distance = smooth_l1_loss(deltas, bbox_targets[positive], reduction="none", beta=beta)
+    divisor = len(bbox_targets) if avg_factor is None else avg_factor
+    return {"loss_carl": (distance / divisor * weight[:, None]).sum()[None]}

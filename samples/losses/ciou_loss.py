@@ -1,0 +1,58 @@
+"""Boxes that learn to overlap their truths, and to have their centres and shapes."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from opgrip.samples.losses.diou_loss import inputs
+from opgrip.samples.losses.overlaps import centre_distance, overlap_ratio
+from opgrip.samples.losses.weight_reduce_loss import weight_reduce_loss
+from opgrip.samples.sample import sample
+
+
+def _angle(boxes: Tensor, eps: float) -> Tensor:
+    """Angles, (N,), of which the tangent is width over height."""
+    return ((boxes[:, 2] - boxes[:, 0]) / (boxes[:, 3] - boxes[:, 1] + eps)).atan()
+
+
+@sample(
+    inputs,
+    {
+        "Faster R-CNN R50-FPN, 800x1333, training, boxes of the second stage, 2 images": {"images": 2},
+        "Faster R-CNN R50-FPN, 800x1333, training, boxes of the second stage, 16 images": {"images": 16},
+    },
+    tags=["IfElseBranch", "Reduce", "ViewAttribute"],
+    project="MMDetection",
+    url="https://github.com/open-mmlab/mmdetection/blob/c76ab0eb3c637b86c343d8454e07e00cfecc1b78/mmdet/models/losses/iou_loss.py#L177",
+)
+def ciou_loss(
+    predicted: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    reduction: str = "mean",
+    avg_factor: float | None = None,
+    eps: float = 1e-7,
+) -> Tensor:
+    """How far intersection over union is from one, the distance of the centres and the unlikeness of the shapes.
+
+    Parameters
+    ----------
+    predicted, target : (N, 4) float, x1 y1 x2 y2
+    weight, reduction, avg_factor : as `weight_reduce_loss` takes them, for losses (N,)
+    eps : added to the union, to the diagonal of the enclosing box and to heights
+
+    Returns
+    -------
+    () float, or (N,) without reduction; no number for a box that is its truth to the last bit, as in the original
+
+    Source: Zheng et al. 2021, arXiv 2005.03572; shapes count only above an overlap of one half.
+    """
+    iou = overlap_ratio(predicted, target, eps)
+    unlike = 4 / math.pi**2 * (_angle(target, eps) - _angle(predicted, eps)) ** 2
+    with torch.no_grad():
+        share = (iou > 0.5).float() * unlike / (1 - iou + unlike)
+    ciou = iou - (centre_distance(predicted, target, eps) + share * unlike)
+    return weight_reduce_loss(1 - ciou.clamp(min=-1.0, max=1.0), weight, reduction, avg_factor)

@@ -1,0 +1,47 @@
+"""Makes the mask coefficients of one instance alike, and those of two unlike."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from opgrip.samples.draw import Draw
+from opgrip.samples.sample import sample
+
+
+def inputs(draw: Draw, positives: int, instances: int, coefficients: int = 32) -> tuple[Tensor, Tensor]:
+    """Coefficients of positive priors, and the instance that each is for."""
+    return draw.normal(positives, coefficients, grad=True), draw.integers(positives, high=instances)
+
+
+@sample(
+    inputs,
+    {
+        "YOLACT R101-FPN, 550x550, training, 100 positive priors of 7 instances": {"positives": 100, "instances": 7},
+        "YOLACT R101-FPN, 550x550, training, 600 positive priors of 30 instances": {"positives": 600, "instances": 30},
+    },
+    tags=["ViewAttribute", "Broadcast", "Reduce"],
+    project="YOLACT",
+    url="https://github.com/dbolya/yolact/blob/57b8f2d95e62e2e649b382f516ab41f949b57239/layers/modules/multibox_loss.py#L475",
+)
+def coeff_diversity_loss(coeffs: Tensor, instances: Tensor, alpha: float = 1.0) -> Tensor:
+    """Cosine distance of the coefficients of one instance, and cosine similarity of those of two, over all pairs.
+
+    Parameters
+    ----------
+    coeffs : (P, K) float, of the positive priors
+    instances : (P,) or (P, 1), the number of each one's instance
+    alpha : weight
+
+    Returns
+    -------
+    () float: the sum over the pairs, divided by P once, as the caller divides by P again
+
+    Source: YOLACT's code, `coeff_diversity_loss`; Bolya et al. 2019.
+    """
+    instances = instances.view(-1)
+    unit = F.normalize(coeffs, dim=1)
+    similarity = (unit @ unit.t() + 1) / 2
+    same = (instances[:, None] == instances[None, :]).float()
+    loss = (1 - similarity) * same + similarity * (1 - same)
+    return alpha * loss.sum() / len(coeffs)

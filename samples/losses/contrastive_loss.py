@@ -1,0 +1,52 @@
+"""Images find their texts among all of a batch, and texts their images."""
+
+from __future__ import annotations
+
+from math import log
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from opgrip.samples.draw import Draw
+from opgrip.samples.sample import sample
+
+
+def inputs(draw: Draw, pairs: int, width: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Features of images and of their texts, which have something in common, and CLIP's first scale."""
+    images = draw.normal(pairs, width)
+    texts = images + 2 * draw.normal(pairs, width)
+    return images.requires_grad_(), texts.requires_grad_(), torch.tensor(log(1 / 0.07), requires_grad=True)
+
+
+@sample(
+    inputs,
+    {
+        "CLIP ViT-B/32, training, 64 pairs": {"pairs": 64, "width": 512},
+        "CLIP ViT-L/14, training, 1024 pairs": {"pairs": 1024, "width": 768},
+    },
+    tags=["ViewAttribute", "Broadcast", "Reduce"],
+    project="Transformers",
+    url="https://arxiv.org/abs/2103.00020",
+    # a loss of a few units from scores up to a hundred
+    atol=1e-4,
+)
+def contrastive_loss(images: Tensor, texts: Tensor, logit_scale: Tensor) -> Tensor:
+    """Mean of the cross entropies of the right text for each image, and of the right image for each text.
+
+    Parameters
+    ----------
+    images, texts : (N, D) float, features; those of a pair have the same row
+    logit_scale : () float, logarithm of what cosine similarities are multiplied by
+
+    Returns
+    -------
+    () float
+
+    Source: Radford et al. 2021, "CLIP", figure 3, as in Transformers.
+    """
+    images = images / images.norm(dim=-1, keepdim=True)
+    texts = texts / texts.norm(dim=-1, keepdim=True)
+    similarity = texts @ images.t() * logit_scale.exp()
+    pairs = torch.arange(len(similarity), device=similarity.device)
+    return (F.cross_entropy(similarity, pairs) + F.cross_entropy(similarity.t(), pairs)) / 2

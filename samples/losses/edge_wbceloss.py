@@ -1,0 +1,57 @@
+"""Cross entropy of edges, which are few, against the rest."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from opgrip.samples.draw import Draw
+from opgrip.samples.losses.label_maps import IGNORED, edge_maps
+from opgrip.samples.sample import sample
+
+
+def inputs(draw: Draw, images: int, size: tuple[int, int]) -> tuple[Tensor, Tensor]:
+    """Scores of an edge for each pixel, and where the edges are."""
+    return draw.normal(images, 1, *size, grad=True), edge_maps(draw, images, size)
+
+
+@sample(
+    inputs,
+    {
+        "HED, BSDS500, 321x481, training, one image, sizes of the paper": {"images": 1, "size": (321, 481)},
+        "PIDNet-S, Cityscapes, 1024x1024 crops, training, 6 images": {"images": 6, "size": (1024, 1024)},
+    },
+    tags=["ViewAttribute", "AdvancedIndexing", "InPlace", "Reduce"],
+    project="DLOP-Bench",
+    url="https://github.com/DeepLink-org/DLOP-Bench/blob/9b2f941889c74f085024ff17e0374f421adde031/bench/samples/long_tail/edge_wbceloss/torch_impl.py",
+)
+def edge_wbceloss(
+    edge_pred: Tensor,
+    edge_target: Tensor,
+    ignore_index: int = IGNORED,
+    reduction: str = "mean",
+    loss_weight: float = 10.0,
+) -> Tensor:
+    """Binary cross entropy in which edges weigh the share of the other pixels, and these the share of the edges.
+
+    Parameters
+    ----------
+    edge_pred : (N, 1, H, W) float, scores of an edge
+    edge_target : (N, H, W) int64, 1 on an edge, 0 off it
+    ignore_index : of what counts as off an edge
+    reduction : "mean" or "sum"
+
+    Returns
+    -------
+    () float
+
+    Source: Xie and Tu 2015, "Holistically-Nested Edge Detection", equation 2; the original, of SegmentBase2, is not
+    public but in DLOP-Bench.
+    """
+    target = edge_target.clone().unsqueeze(1)
+    target[target == ignore_index] = 0
+    target = target.type_as(edge_pred)
+    others = 1 - target.mean()
+    weight = 1 - others + (2 * others - 1) * target
+    loss = F.binary_cross_entropy_with_logits(edge_pred, target, weight=weight, reduction=reduction)
+    return loss_weight * loss

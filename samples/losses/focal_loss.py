@@ -1,0 +1,53 @@
+"""Cross entropy of pixels in which the sure ones count little."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from opgrip.samples.draw import Draw
+from opgrip.samples.losses.label_maps import CROPS, IGNORED, label_maps
+from opgrip.samples.sample import sample
+
+
+def inputs(draw: Draw, images: int, classes: int, size: tuple[int, int]) -> tuple[Tensor, Tensor]:
+    """Scores of classes for each pixel, and its class."""
+    return draw.normal(images, classes, *size, grad=True), label_maps(draw, images, size, classes)
+
+
+@sample(
+    inputs,
+    CROPS,
+    tags=["Reduce"],
+    project="DLOP-Bench",
+    url="https://github.com/DeepLink-org/DLOP-Bench/blob/135b7e7e7187e2065bfb1567c31e6ce95ee6727c/bench/samples/long_tail/focal_loss/torch_impl.py",
+)
+def focal_loss(
+    cls_score: Tensor,
+    label: Tensor,
+    alpha: float = 1.0,
+    gamma: float = 2.0,
+    ignore_index: int = IGNORED,
+    loss_weight: float = 1.0,
+) -> Tensor:
+    """Cross entropy weighed by what the true class' probability lacks of one, a mean over all pixels.
+
+    Parameters
+    ----------
+    cls_score : (N, C, ...) float
+    label : (N, ...) int64
+    alpha : weight
+    gamma : power of what the probability lacks
+    ignore_index : label of what costs nothing, and still counts in the mean
+
+    Returns
+    -------
+    () float
+
+    Source: Lin et al. 2017, equation 4, for exclusive classes; the original, of SegmentBase2, is not public but in
+    DLOP-Bench.
+    """
+    cross_entropy = F.cross_entropy(cls_score, label, reduction="none", ignore_index=ignore_index)
+    probability = torch.exp(-cross_entropy)
+    return loss_weight * (alpha * (1 - probability) ** gamma * cross_entropy).mean()

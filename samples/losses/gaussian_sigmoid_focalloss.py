@@ -1,0 +1,57 @@
+"""Focal loss of heatmaps' scores whose truths are Gaussians around points, with the points picked out by masks."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from opgrip.samples.draw import Draw
+from opgrip.samples.losses.gaussian_focal_loss import gaussian_targets
+from opgrip.samples.sample import sample
+
+
+def inputs(draw: Draw, images: int, classes: int, objects: int, side: int = 128) -> tuple[Tensor, Tensor]:
+    """Scores, most of them low, and truths."""
+    scores = draw.normal(images, classes, side, side, mean=-3.0, grad=True)
+    return scores, gaussian_targets(draw, images, classes, side, objects)
+
+
+@sample(
+    inputs,
+    {
+        "CenterPoint PointPillars, nuScenes, training, heatmaps of cars, 4 scenes": {
+            "images": 4,
+            "classes": 1,
+            "objects": 20,
+        },
+        "CenterNet Hourglass-104, COCO, 511x511, training, one image": {"images": 1, "classes": 80, "objects": 7},
+    },
+    tags=["IfElseBranch", "AdvancedIndexing", "DataDependentShape", "Reduce"],
+    project="DLOP-Bench",
+    url="https://github.com/DeepLink-org/DLOP-Bench/blob/a4d4fa7cfdcc6afe3766f3671b3c71ca01a552c6/bench/samples/long_tail/gaussian_sigmoid_focalloss/torch_impl.py",
+)
+def gaussian_sigmoid_focalloss(scores: Tensor, target: Tensor, gamma: float = 2.0, beta: float = 4.0) -> Tensor:
+    """Focal loss of points against the rest, of which the neighbours of points count little, divided by the points.
+
+    Parameters
+    ----------
+    scores : (N, C, H, W) float, before the sigmoid
+    target : (N, C, H, W) float, one at points and below one elsewhere
+    gamma : power of what the probability is off by
+    beta : power of what a neighbour's target lacks of one
+
+    Returns
+    -------
+    () float; where there are no points that of the rest, not divided
+
+    Source: Law and Deng 2018, "CornerNet", equation 1, as in its code; the original, of POD, is not public but in
+    DLOP-Bench.
+    """
+    points = target.eq(1)
+    others = target.lt(1)
+    probability = scores.sigmoid().clamp(min=1e-4, max=1 - 1e-4)
+    at_points, elsewhere = probability[points], probability[others]
+    distance = (1 - target[others]).pow(beta)
+    loss = -((1 - elsewhere).log() * elsewhere.pow(gamma) * distance).sum()
+    if at_points.numel() == 0:
+        return loss
+    return (loss - (at_points.log() * (1 - at_points).pow(gamma)).sum()) / points.float().sum()

@@ -1,0 +1,110 @@
+"""Weights that raise the loss near edges and mistakes, made on the CPU by numpy."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from math import ceil
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from opgrip.samples.draw import Draw
+from opgrip.samples.losses.focal_loss import inputs as pixels
+from opgrip.samples.losses.label_maps import CROPS, IGNORED
+from opgrip.samples.sample import sample
+
+Array: TypeAlias = NDArray[Any]
+
+TANGENT = np.tan(np.pi / 8)
+"""Of the angle within which a gradient counts as along an axis."""
+
+
+def inputs(draw: Draw, images: int, classes: int, size: tuple[int, int]) -> tuple[Tensor, Tensor]:
+    """Scores of classes that are mostly right, and the pixels' classes."""
+    scores, labels = pixels(draw, images, classes, size)
+    right = torch.nn.functional.one_hot(labels % IGNORED, classes).movedim(-1, 1)
+    return (scores.detach() + 4 * right).requires_grad_(), labels
+
+
+@sample(
+    inputs,
+    CROPS,
+    tags=["ForLoop", "ThirdPartyCodes", "Reduce"],
+    project="DLOP-Bench",
+    url="https://github.com/DeepLink-org/DLOP-Bench/blob/a4d4fa7cfdcc6afe3766f3671b3c71ca01a552c6/bench/samples/long_tail/get_softgauss_loss_weight/torch_impl.py",
+)
+def get_softgauss_loss_weight(logit: Tensor, target: Tensor, sigma: float = 7.0) -> Tensor:
+    """One, and up to one more by a Gaussian of the distance to the nearest edge or mistake, divided by the image's sum.
+
+    Parameters
+    ----------
+    logit : (N, C, H, W) float, scores of the classes
+    target : (N, H, W) int64, the pixels' classes below 255; 255 has weight zero
+    sigma : of the Gaussian, in pixels
+
+    Returns
+    -------
+    (N, H, W) float64 on the CPU, with a sum of one for each image
+
+    Source: the original, whose origin is not said, is in DLOP-Bench, with OpenCV's Canny edges and distances.
+    """
+    predictions = logit.argmax(dim=1).cpu().numpy()
+    labels = target.detach().cpu().numpy()
+    weights = np.zeros(labels.shape)
+    for weight, label, prediction in zip(weights, labels, predictions, strict=True):
+        ignored = label == IGNORED
+        known = np.where(ignored, 0, label)
+        edges = _edges(known)
+        edges[known != np.where(ignored, 0, prediction)] = True
+        # beyond six sigmas the Gaussian adds less to one than float32 tells
+        weight[:] = 1 + np.exp(-_squared_distances(edges, reach=ceil(6 * sigma)) / (2 * sigma**2))
+        weight[ignored] = 0
+        weight /= weight.sum() + 1e-10
+    return torch.from_numpy(weights)
+
+
+def _edges(image: Array) -> Array:
+    """Canny's edges with both thresholds at one: where the gradient is more, and largest along its direction.
+
+    Source: Canny 1986, with the L1 norm of Sobel's gradient and the rules for ties of OpenCV.
+    """
+    around = np.pad(image, 1, mode="edge")
+    columns = around[:-2] + 2 * around[1:-1] + around[2:]
+    across = columns[:, 2:] - columns[:, :-2]
+    rows = around[:, :-2] + 2 * around[:, 1:-1] + around[:, 2:]
+    down = rows[2:] - rows[:-2]
+    size = np.abs(across) + np.abs(down)
+    near = np.pad(size, 1)
+
+    def at(row: int, column: int) -> Array:
+        return near[1 + row : 1 + row + len(size), 1 + column : 1 + column + size.shape[1]]
+
+    level = np.abs(down) < np.abs(across) * TANGENT
+    upright = np.abs(down) > np.abs(across) / TANGENT
+    falling = (across < 0) == (down < 0)
+    largest = np.where(falling, (size > at(-1, -1)) & (size > at(1, 1)), (size > at(-1, 1)) & (size > at(1, -1)))
+    largest = np.where(upright, (size > at(-1, 0)) & (size >= at(1, 0)), largest)
+    largest = np.where(level, (size > at(0, -1)) & (size >= at(0, 1)), largest)
+    edges: Array = largest & (size > 1)
+    return edges
+
+
+def _squared_distances(marks: Array, reach: int) -> Array:
+    """Squares of the distances to the nearest mark, in pixels; too large where none of the reached columns has one.
+
+    One axis after the other: the nearest mark of each column first, then the nearest of the columns.
+    """
+    nearest = np.where(marks, np.float32(0), np.float32(np.inf))
+    for rows in (nearest, nearest[::-1]):
+        for before, row in pairwise(rows):
+            np.minimum(row, before + 1, out=row)
+    width = nearest.shape[1]
+    columns = np.pad(nearest**2, ((0, 0), (reach, reach)), constant_values=np.inf)
+    nearest = columns[:, reach : reach + width].copy()
+    for shift in range(1, reach + 1):
+        for start in (reach - shift, reach + shift):
+            np.minimum(nearest, columns[:, start : start + width] + np.float32(shift**2), out=nearest)
+    return nearest

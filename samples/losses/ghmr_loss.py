@@ -1,0 +1,102 @@
+"""Deltas that weigh the less the more others have gradients like theirs."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from opgrip.samples.draw import Draw
+from opgrip.samples.losses.targets import anchor_deltas
+from opgrip.samples.losses.weight_reduce_loss import weight_reduce_loss
+from opgrip.samples.sample import sample
+
+BINS = 10
+
+
+def inputs(draw: Draw, anchors: int, positives: int) -> tuple[Tensor, Tensor, Tensor, Tensor, float]:
+    """Deltas, those of the positives to learn, and how many gradients of each length there have been."""
+    counts = draw.uniform(BINS, low=1.0, high=float(4 * positives))
+    return *anchor_deltas(draw, anchors, positives), counts, 0.7
+
+
+@sample(
+    inputs,
+    {
+        "RetinaNet R50-FPN GHM, 800x1333, training, anchors of stride 32, 2 images": {
+            "anchors": 18900,
+            "positives": 13,
+        },
+        "RetinaNet R50-FPN GHM, 800x1333, training, anchors of stride 16, 2 images": {
+            "anchors": 75600,
+            "positives": 159,
+        },
+        "RetinaNet R50-FPN GHM, 800x1333, training, anchors of stride 8, 2 images": {
+            "anchors": 302400,
+            "positives": 34,
+        },
+    },
+    tags=[
+        "ForLoop",
+        "IfElseBranch",
+        "InputAware",
+        "AdvancedIndexing",
+        "InPlace",
+        "Reduce",
+        "ViewAttribute",
+    ],
+    project="MMDetection",
+    url="https://github.com/open-mmlab/mmdetection/blob/2294badd86b0bc83e49692187a4639b69f2ec4b8/mmdet/models/losses/ghm_loss.py#L122",
+)
+def ghmr_loss(
+    predicted: Tensor,
+    target: Tensor,
+    label_weight: Tensor,
+    counts: Tensor | None = None,
+    momentum: float = 0.0,
+    mu: float = 0.02,
+    bins: int = 10,
+    reduction: str = "mean",
+) -> Tensor:
+    """Smooth distances, harmonized by the density of the lengths of their gradients.
+
+    Parameters
+    ----------
+    predicted, target : (N, D) float
+    label_weight : (N, D) float, 0 for what is ignored
+    counts : (bins,) float, moving averages of how many gradients fall into each bin, which are written to;
+        None without momentum
+    momentum : share of the averages that stays
+    mu : how far the smooth distance is from its asymptote
+    bins : of the lengths of gradients, from 0 to 1
+    reduction : as of `weight_reduce_loss`; a mean divides by the sum of the weights given
+
+    Returns
+    -------
+    () float, or (N, D) without reduction
+
+    Source: Li et al. 2019, GHM-R.
+    """
+    difference = predicted - target
+    distance = (difference * difference + mu * mu).sqrt()
+    length = (difference / distance).abs().detach()
+    valid = label_weight > 0
+    total = max(label_weight.float().sum().item(), 1.0)
+    edges = torch.arange(bins + 1, device=predicted.device) / bins
+    # a length of 1 belongs to the last bin
+    edges[-1] = 1e3
+
+    weight = torch.zeros_like(length)
+    filled = 0
+    for index in range(bins):
+        inside = (length >= edges[index]) & (length < edges[index + 1]) & valid
+        count = inside.sum().item()
+        if count > 0:
+            filled += 1
+            if counts is not None and momentum > 0:
+                counts[index] = momentum * counts[index] + (1 - momentum) * count
+                weight[inside] = total / counts[index]
+            else:
+                weight[inside] = total / count
+    if filled > 0:
+        weight /= filled
+    return weight_reduce_loss(distance - mu, weight, reduction, total)

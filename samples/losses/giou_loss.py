@@ -1,0 +1,66 @@
+"""Boxes that learn to overlap their truths, and are drawn near where they do not."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from opgrip.samples.draw import Draw
+from opgrip.samples.losses.overlaps import area, enclosing_size, shared_area
+from opgrip.samples.losses.targets import matched_boxes
+from opgrip.samples.losses.weight_reduce_loss import weight_reduce_loss
+from opgrip.samples.sample import sample
+
+
+def inputs(
+    draw: Draw, boxes: int, matched: int, shift: float = 0.1
+) -> tuple[Tensor, Tensor, Tensor, str, float, float]:
+    """Predicted boxes and their truths, and weights which are 0 but for those that are matched."""
+    predicted, truths = matched_boxes(draw, boxes, shift=shift)
+    weight = torch.zeros(boxes)
+    weight[draw.permutation(boxes)[:matched]] = 1
+    return predicted, truths * weight[:, None], weight, "mean", float(matched), 1e-6
+
+
+@sample(
+    inputs,
+    {
+        "ATSS R50-FPN, 800x1333, training, positive anchors of stride 16, 2 images": {"boxes": 39, "matched": 39},
+        "DETR R50, 800x1333, training, queries of one decoder layer, 2 images": {
+            "boxes": 200,
+            "matched": 14,
+            "shift": 1.0,
+        },
+    },
+    tags=["IfElseBranch", "Reduce", "ViewAttribute"],
+    project="MMDetection",
+    url="https://github.com/open-mmlab/mmdetection/blob/276b7c300f72ab824c9a1087a0f7a11154e00564/mmdet/models/losses/iou_loss.py#L102",
+)
+def giou_loss(
+    predicted: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    reduction: str = "mean",
+    avg_factor: float | None = None,
+    eps: float = 1e-7,
+) -> Tensor:
+    """How far generalized intersection over union is from one, from 0 to 2.
+
+    Parameters
+    ----------
+    predicted, target : (N, 4) float, x1 y1 x2 y2
+    weight, reduction, avg_factor : as `weight_reduce_loss` takes them, for losses (N,)
+    eps : smallest area of a union and of an enclosing box
+
+    Returns
+    -------
+    () float, or (N,) without reduction
+
+    Source: Rezatofighi et al. 2019, algorithm 2.
+    """
+    overlap = shared_area(predicted, target)
+    union = (area(predicted) + area(target) - overlap).clamp(min=eps)
+    size = enclosing_size(predicted, target)
+    enclosing = (size[:, 0] * size[:, 1]).clamp(min=eps)
+    loss = 1 - (overlap / union - (enclosing - union) / enclosing)
+    return weight_reduce_loss(loss, weight, reduction, avg_factor)

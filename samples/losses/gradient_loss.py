@@ -1,0 +1,89 @@
+"""A student's edges point where the teacher's do."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from opgrip.samples.draw import Draw
+from opgrip.samples.losses.label_maps import IGNORED, label_maps
+from opgrip.samples.losses.resize import resize
+from opgrip.samples.sample import sample
+
+
+def inputs(
+    draw: Draw, images: int, classes: int, size: tuple[int, int], student: tuple[int, int] | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Scores of a student, maybe of another size, of its teacher, and the pixels' classes."""
+    scores = draw.normal(images, classes, *(student or size), grad=True)
+    return scores, draw.normal(images, classes, *size), label_maps(draw, images, size, classes)
+
+
+@sample(
+    inputs,
+    {
+        "PSPNet R101 teaches R18, CamVid, 360x360 crops, 45x45 scores, one image": {
+            "images": 1,
+            "classes": 11,
+            "size": (45, 45),
+        },
+        "PSPNet R101 teaches R18, Cityscapes, 512x512 crops, 64x64 scores, 8 images": {
+            "images": 8,
+            "classes": 19,
+            "size": (64, 64),
+            "student": (32, 32),
+        },
+    },
+    tags=[
+        "ForLoop",
+        "IfElseBranch",
+        "InputAware",
+        "ViewAttribute",
+        "AdvancedIndexing",
+        "DataDependentShape",
+        "Reduce",
+    ],
+    project="DLOP-Bench",
+    url="https://github.com/DeepLink-org/DLOP-Bench/blob/a4d4fa7cfdcc6afe3766f3671b3c71ca01a552c6/bench/samples/long_tail/gradient_loss/torch_impl.py",
+)
+def gradient_loss(
+    student: Tensor, teacher: Tensor, label: Tensor, ignore_index: int = IGNORED, loss_weight: float = 1.0
+) -> Tensor:
+    """Mean squared difference of the directions of Sobel's gradients of two maps of scores.
+
+    Parameters
+    ----------
+    student : (N, C, h, w) float, brought to the teacher's size where it has another
+    teacher : (N, C, H, W) float
+    label : (N, H', W') or (N, 1, H', W') int64, brought to the teacher's size likewise
+    ignore_index : label of pixels that do not count
+
+    Returns
+    -------
+    () float: the sum of both components' means, zero where no pixel counts
+
+    Source: the original, of SegmentBase2, is not public but in DLOP-Bench; the gradient is that of Sobel and Feldman.
+    """
+    student = resize(student, teacher)
+    if label.dim() == 3:
+        label = label.unsqueeze(1)
+    if label.shape[-2:] != teacher.shape[-2:]:
+        label = F.interpolate(label.float(), size=teacher.shape[-2:], mode="nearest")
+    valid = label != ignore_index
+    if not valid.any():
+        return student.mean() * 0
+    valid = valid.expand(teacher.shape)
+    pairs = zip(_directions(student), _directions(teacher), strict=True)
+    across, down = (F.mse_loss(mine, other, reduction="none")[valid].mean() for mine, other in pairs)
+    return loss_weight * (across + down)
+
+
+def _directions(maps: Tensor) -> tuple[Tensor, Tensor]:
+    channels = maps.shape[1]
+    sobel = maps.new_tensor([[1.0, 0.0, -1.0], [2.0, 0.0, -2.0], [1.0, 0.0, -1.0]])
+    across, down = (
+        F.conv2d(maps, kernel.expand(channels, 1, 3, 3), padding=1, groups=channels) for kernel in (sobel, sobel.t())
+    )
+    length = torch.sqrt(across.square() + down.square() + 1e-5)
+    return across / length, down / length

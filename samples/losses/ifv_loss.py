@@ -1,0 +1,109 @@
+"""A student's features vary within a class as the teacher's do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from opgrip.samples.draw import Draw
+from opgrip.samples.losses.label_maps import IGNORED, label_maps
+from opgrip.samples.losses.resize import resize
+from opgrip.samples.sample import sample
+
+CONFIGURATIONS: Mapping[str, Mapping[str, Any]] = {
+    "PSPNet R101 teaches R18, CamVid, 360x360 crops, scores of 11 classes, one image": {
+        "images": 1,
+        "classes": 11,
+        "side": 45,
+        "channels": (11, 11),
+    },
+    "PSPNet R101 teaches R18, Cityscapes, 512x512 crops, features of 512 and 128 channels, one image": {
+        "images": 1,
+        "classes": 19,
+        "side": 64,
+        "channels": (128, 512),
+    },
+}
+
+
+def inputs(
+    draw: Draw, images: int, classes: int, side: int, channels: tuple[int, int]
+) -> tuple[Tensor, Tensor, Tensor, int]:
+    """Features of a student and its teacher, and the pixels' classes at eight times their size."""
+    student, teacher = (draw.normal(images, count, side, side) for count in channels)
+    labels = label_maps(draw, images, (8 * side, 8 * side), classes)
+    return student.requires_grad_(), teacher, labels.unsqueeze(1), classes
+
+
+@sample(
+    inputs,
+    CONFIGURATIONS,
+    tags=[
+        "ForLoop",
+        "IfElseBranch",
+        "InputAware",
+        "ViewAttribute",
+        "AdvancedIndexing",
+        "DataDependentShape",
+        "Broadcast",
+        "InPlace",
+        "Reduce",
+    ],
+    project="DLOP-Bench",
+    url="https://github.com/DeepLink-org/DLOP-Bench/blob/a4d4fa7cfdcc6afe3766f3671b3c71ca01a552c6/bench/samples/long_tail/ifv_loss/torch_impl.py",
+)
+def ifv_loss(
+    student: Tensor,
+    teacher: Tensor,
+    target: Tensor,
+    classes: int,
+    per_image: bool = True,
+    ignore_index: int = IGNORED,
+    loss_weight: float = 1.0,
+) -> Tensor:
+    """Mean squared difference of how like pixels' features are to their class' mean.
+
+    Parameters
+    ----------
+    student : (N, C, h, w) float, brought to the teacher's size where it has another
+    teacher : (N, C', H, W) float, which gets no gradient
+    target : (N, 1, H', W') int64, the pixels' classes, brought to the teacher's size likewise
+    per_image : whether a class' mean is over one image, and not over all
+    ignore_index : class of pixels that do not count
+
+    Returns
+    -------
+    () float, zero where no pixel counts
+
+    Source: Wang et al. 2020, "Intra-class Feature Variation Distillation", section 3.2; the original, of
+    SegmentBase2, is not public but in DLOP-Bench.
+    """
+    student, teacher = resize(student, teacher), teacher.detach()
+    labels = F.interpolate(target.float(), size=teacher.shape[-2:], mode="nearest")
+    mine = F.cosine_similarity(student, _centres(student, labels, classes, per_image), dim=1)
+    other = F.cosine_similarity(teacher, _centres(teacher, labels, classes, per_image), dim=1)
+    loss = F.mse_loss(mine, other, reduction="none")
+    valid = labels.squeeze(1) != ignore_index
+    if not valid.any():
+        return loss.mean() * 0
+    return loss_weight * loss[valid].mean()
+
+
+def mean_where(features: Tensor, mask: Tensor, dims: tuple[int, ...] = (-2, -1)) -> Tensor:
+    """Mean of (N, C, H, W) features where a (N, 1, H, W) mask is true, zero where it nowhere is; `dims` stay, as 1."""
+    share = mask.to(features.dtype)
+    return (share * features).sum(dim=dims, keepdim=True) / (share.sum(dim=dims, keepdim=True) + 1e-6)
+
+
+def _centres(features: Tensor, labels: Tensor, classes: int, per_image: bool) -> Tensor:
+    """For each pixel the mean of its class, and for one of no class its own features."""
+    dims = (-2, -1) if per_image else (0, -2, -1)
+    centres = features.detach().clone()
+    for index in range(classes):
+        mask = labels == index
+        centres = torch.where(mask, mean_where(features, mask, dims), centres)
+    return centres

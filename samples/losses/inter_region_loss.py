@@ -1,0 +1,50 @@
+"""A student's classes are as like to each other as the teacher's."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from opgrip.samples.losses.ifv_loss import CONFIGURATIONS, inputs, mean_where
+from opgrip.samples.losses.resize import resize
+from opgrip.samples.sample import sample
+
+
+@sample(
+    inputs,
+    CONFIGURATIONS,
+    tags=["ForLoop", "IfElseBranch", "ViewAttribute", "InPlace", "Broadcast", "Reduce"],
+    project="DLOP-Bench",
+    url="https://github.com/DeepLink-org/DLOP-Bench/blob/a4d4fa7cfdcc6afe3766f3671b3c71ca01a552c6/bench/samples/long_tail/inter_region_loss/torch_impl.py",
+)
+def inter_region_loss(
+    student: Tensor, teacher: Tensor, target: Tensor, classes: int, loss_weight: float = 1.0
+) -> Tensor:
+    """Mean squared difference of the cosine similarities between the classes' mean features.
+
+    Parameters
+    ----------
+    student : (N, C, h, w) float, brought to the teacher's size where it has another
+    teacher : (N, C', H, W) float, which gets no gradient
+    target : (N, 1, H', W') int64, the pixels' classes, brought to the teacher's size likewise
+
+    Returns
+    -------
+    () float
+
+    Source: Hou et al. 2020, "Inter-Region Affinity Distillation", equation 4, with the mean squared error for the
+    graph's distance; the original, of SegmentBase2, is not public but in DLOP-Bench.
+    """
+    student = resize(student, teacher)
+    labels = F.interpolate(target.float(), size=teacher.shape[-2:], mode="nearest")
+    return loss_weight * F.mse_loss(
+        _affinities(student, labels, classes), _affinities(teacher.detach(), labels, classes)
+    )
+
+
+def _affinities(features: Tensor, labels: Tensor, classes: int) -> Tensor:
+    """Cosine similarities of classes, (N, classes, classes); those of a class without pixels are zero."""
+    centres = features.new_zeros(*features.shape[:2], classes)
+    for index in range(classes):
+        centres[:, :, index] = mean_where(features, labels == index).flatten(1)
+    return F.cosine_similarity(centres.unsqueeze(3), centres.unsqueeze(2), dim=1)

@@ -1,0 +1,84 @@
+"""Boxes that learn to overlap their truths."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from opgrip.samples.draw import Draw
+from opgrip.samples.losses.overlaps import area, shared_area
+from opgrip.samples.losses.targets import matched_boxes
+from opgrip.samples.losses.weight_reduce_loss import weight_reduce_loss
+from opgrip.samples.sample import sample
+
+
+def inputs(
+    draw: Draw, boxes: int, size: tuple[float, float], mode: str, eps: float, weighted: bool
+) -> tuple[Tensor, Tensor, Tensor | None, str, float | None, str, float]:
+    """Predicted boxes and their truths; either centrenesses as weights, and a mean, or a sum."""
+    weight = draw.uniform(boxes) if weighted else None
+    reduction, avg_factor = ("mean", float(weight.sum())) if weight is not None else ("sum", None)
+    return *matched_boxes(draw, boxes, size), weight, reduction, avg_factor, mode, eps
+
+
+@sample(
+    inputs,
+    {
+        "YOLOX-S, 640x640, training, matched priors of 8 images": {
+            "boxes": 55,
+            "size": (640.0, 640.0),
+            "mode": "square",
+            "eps": 1e-16,
+            "weighted": False,
+        },
+        "FCOS R50-FPN, 800x1333, training, points inside of boxes, 2 images": {
+            "boxes": 270,
+            "size": (800.0, 1333.0),
+            "mode": "log",
+            "eps": 1e-6,
+            "weighted": True,
+        },
+    },
+    tags=["IfElseBranch", "Reduce", "ViewAttribute"],
+    project="MMDetection",
+    url="https://github.com/open-mmlab/mmdetection/blob/276b7c300f72ab824c9a1087a0f7a11154e00564/mmdet/models/losses/iou_loss.py#L16",
+)
+def iou_loss(
+    predicted: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    reduction: str = "mean",
+    avg_factor: float | None = None,
+    mode: str = "log",
+    eps: float = 1e-6,
+) -> Tensor:
+    """How far intersection over union is from one.
+
+    Parameters
+    ----------
+    predicted, target : (N, 4) float, x1 y1 x2 y2
+    weight, reduction, avg_factor : as `weight_reduce_loss` takes them, for losses (N,)
+    mode : `log`, `linear` or `square`, what is made of the overlap
+    eps : smallest overlap, so that its logarithm is finite
+
+    Returns
+    -------
+    () float, or (N,) without reduction
+
+    Raises
+    ------
+    ValueError : where the mode is another
+
+    Source: Yu et al. 2016 for the logarithm; Rezatofighi et al. 2019, algorithm 2, for the line.
+    """
+    overlap = shared_area(predicted, target)
+    union = (area(predicted) + area(target) - overlap).clamp(min=1e-6)
+    iou = (overlap / union).clamp(min=eps)
+    if mode == "log":
+        loss = -iou.log()
+    elif mode == "linear":
+        loss = 1 - iou
+    elif mode == "square":
+        loss = 1 - iou * iou
+    else:
+        raise ValueError(f"mode {mode} is none of log, linear, square")
+    return weight_reduce_loss(loss, weight, reduction, avg_factor)

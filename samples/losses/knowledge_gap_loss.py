@@ -1,0 +1,70 @@
+"""A student follows its teacher where the teacher is the surer of the truth."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from opgrip.samples.draw import Draw
+from opgrip.samples.losses.focal_loss import inputs as pixels
+from opgrip.samples.losses.label_maps import IGNORED
+from opgrip.samples.losses.resize import resize
+from opgrip.samples.sample import sample
+
+
+def inputs(draw: Draw, images: int, classes: int, size: tuple[int, int]) -> tuple[Tensor, Tensor, Tensor]:
+    """Scores of a student for each pixel, its class, and the teacher's scores at an eighth of the size."""
+    scores, labels = pixels(draw, images, classes, size)
+    return scores, labels, draw.normal(images, classes, size[0] // 8, size[1] // 8, std=2.0)
+
+
+@sample(
+    inputs,
+    {
+        "UNet-S5-D16, DRIVE, 64x64 crops, training": {"images": 4, "classes": 2, "size": (64, 64)},
+        "DeepLabV3 R101-D8 teaches R18-D8, Pascal VOC, 512x512 crops, one image": {
+            "images": 1,
+            "classes": 21,
+            "size": (512, 512),
+        },
+    },
+    tags=[
+        "IfElseBranch",
+        "ViewAttribute",
+        "AdvancedIndexing",
+        "DataDependentShape",
+        "InPlace",
+        "Reduce",
+    ],
+    project="DLOP-Bench",
+    url="https://github.com/DeepLink-org/DLOP-Bench/blob/a4d4fa7cfdcc6afe3766f3671b3c71ca01a552c6/bench/samples/long_tail/knowledge_gap_loss/torch_impl.py",
+)
+def knowledge_gap_loss(
+    cls_score: Tensor, label: Tensor, teacher: Tensor, temperature: float = 1.0, loss_weight: float = 1.0
+) -> Tensor:
+    """Divergence of the student from the teacher, weighed by how much surer the teacher is of the true class.
+
+    Parameters
+    ----------
+    cls_score : (N, C, H, W) float, of the student
+    label : (N, H, W) int64, the true classes; pixels of 255 do not count
+    teacher : (N, C, h, w) float, scores, brought to the student's size where they have another, without gradient
+    temperature : that both are divided by
+
+    Returns
+    -------
+    () float, a mean over pixels
+
+    Source: the original, of SegmentBase2, is not public but in DLOP-Bench; the divergence is that of Hinton et al.
+    2015, "Distilling the Knowledge in a Neural Network".
+    """
+    teacher = resize(teacher.type_as(cls_score).detach(), cls_score, align_corners=True)
+    valid = label != IGNORED
+    known = label.clone()
+    known[~valid] = 0
+    known = known.unsqueeze(1)
+    student = cls_score / temperature
+    probability = (teacher / temperature).softmax(dim=1)
+    surer = probability.gather(1, known) - student.softmax(dim=1).detach().gather(1, known)
+    divergence = probability * (probability.log() - student.log_softmax(dim=1))
+    weighed = (surer.clamp(min=0).expand(cls_score.shape) * divergence).sum(dim=1)
+    return loss_weight * weighed[valid].mean()

@@ -1,0 +1,54 @@
+"""Draws what segmentation losses are taught with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from opgrip.samples.draw import Draw
+
+IGNORED = 255
+"""The label of a pixel that no loss counts, as in Pascal VOC and Cityscapes."""
+
+CROPS: Mapping[str, Mapping[str, Any]] = {
+    "UNet-S5-D16, DRIVE, 64x64 crops, training": {"images": 4, "classes": 2, "size": (64, 64)},
+    "DeepLabV3+ R50-D8, Pascal VOC, 512x512 crops, training, one image": {
+        "images": 1,
+        "classes": 21,
+        "size": (512, 512),
+    },
+}
+"""What two segmentation models are trained with."""
+
+
+def label_maps(
+    draw: Draw, images: int, size: tuple[int, int], classes: int, objects: int = 8, border: int = 2
+) -> Tensor:
+    """Classes of pixels, (images, *size) int64: boxes of other classes on a background of class 0.
+
+    Parameters
+    ----------
+    size : height and width
+    border : width in pixels of what is `IGNORED` around an object, as in Pascal VOC
+    """
+    labels = torch.zeros(images, *size, dtype=torch.int64)
+    for image in labels:
+        corners = draw.boxes(objects, size, smallest=4.0).long().tolist()
+        kinds = draw.integers(objects, low=min(1, classes - 1), high=classes).tolist()
+        for (left, top, right, bottom), kind in zip(corners, kinds, strict=True):
+            image[max(top - border, 0) : bottom + border, max(left - border, 0) : right + border] = IGNORED
+            image[top:bottom, left:right] = kind
+    return labels
+
+
+def edge_maps(draw: Draw, images: int, size: tuple[int, int]) -> Tensor:
+    """Where objects end, (images, *size) int64: 1 on an edge, 0 off it, and a few rows that are `IGNORED`."""
+    labels = label_maps(draw, images, size, classes=8, border=0)
+    edges = torch.zeros_like(labels)
+    edges[:, 1:] |= (labels[:, 1:] != labels[:, :-1]).long()
+    edges[:, :, 1:] |= (labels[:, :, 1:] != labels[:, :, :-1]).long()
+    edges[:, -2:] = IGNORED
+    return edges

@@ -1,0 +1,69 @@
+"""How many predictions have their class among the best."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from opgrip.samples.draw import Draw
+from opgrip.samples.sample import sample
+
+
+def inputs(
+    draw: Draw, count: int, classes: int, topk: int | tuple[int, ...] = 1, thresh: float | None = None
+) -> tuple[Tensor, Tensor, int | tuple[int, ...], float | None]:
+    """Scores of classes, of which that of the label is rather high."""
+    labels = draw.integers(count, high=classes)
+    scores = draw.normal(count, classes)
+    scores[range(count), labels] += 2
+    return scores, labels, topk, thresh
+
+
+@sample(
+    inputs,
+    {
+        "Faster R-CNN R50-FPN, 800x1333, training, boxes of the second stage, 2 images": {"count": 1024, "classes": 81},
+        "ResNet-50, ImageNet, training, 32 images": {"count": 32, "classes": 1000, "topk": (1, 5)},
+    },
+    tags=[
+        "ForLoop",
+        "IfElseBranch",
+        "InPlace",
+        "Reduce",
+        "ViewAttribute",
+        "BuiltInDataStructure",
+    ],
+    project="MMDetection",
+    url="https://github.com/open-mmlab/mmdetection/blob/bde7b4b7eea9dd6ee91a486c6996b2d68662366d/mmdet/models/losses/accuracy.py#L7",
+)
+def mmdetection_accuracy(
+    scores: Tensor, labels: Tensor, topk: int | tuple[int, ...] = 1, thresh: float | None = None
+) -> Tensor | list[Tensor]:
+    """Percentage of predictions whose label is among the classes with the largest scores.
+
+    Parameters
+    ----------
+    scores : (N, C) float
+    labels : (N,) int64
+    topk : how many classes count as predicted, or several such numbers
+    thresh : score above which a class counts, None for all
+
+    Returns
+    -------
+    (1,) float, or a list of such, one for each number; () where there are no predictions
+
+    Source: MMDetection.
+    """
+    numbers = (topk,) if isinstance(topk, int) else topk
+    if len(scores) == 0:
+        found = [scores.new_tensor(0.0) for _ in numbers]
+    else:
+        best, classes = scores.topk(max(numbers), dim=1)
+        classes = classes.t()
+        right = classes == labels.view(1, -1).expand_as(classes)
+        if thresh is not None:
+            right = right & (best > thresh).t()
+        found = []
+        for number in numbers:
+            hits = right[:number].reshape(-1).float().sum(0, keepdim=True)
+            found.append(hits.mul_(100.0 / len(scores)))
+    return found[0] if isinstance(topk, int) else found

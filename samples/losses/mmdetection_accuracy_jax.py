@@ -1,0 +1,23 @@
+"""`mmdetection_accuracy` in JAX."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+
+def mmdetection_accuracy(
+    scores: Array, labels: Array, topk: int | tuple[int, ...] = 1, thresh: float | None = None
+) -> Array | list[Array]:
+    """As the torch one beside it."""
+    numbers = (topk,) if isinstance(topk, int) else topk
+    if len(scores) == 0:
+        found = [jnp.zeros((), scores.dtype) for _ in numbers]
+    else:
+        best, classes = jax.lax.top_k(scores, max(numbers))
+        right = classes == labels[:, None]
+        if thresh is not None:
+            right = right & (best > thresh)
+        found = [right[:, :number].sum(dtype=scores.dtype)[None] * (100.0 / len(scores)) for number in numbers]
+    return found[0] if isinstance(topk, int) else found

@@ -1,0 +1,63 @@
+"""What a model learns from, and what its log says, of its named losses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from torch import Tensor
+
+from opgrip.samples.draw import Draw
+from opgrip.samples.sample import sample
+
+
+def inputs(draw: Draw, counts: Mapping[str, int]) -> tuple[dict[str, Tensor | list[Tensor]]]:
+    """Losses and other numbers by name, each as many as a list holds, or one by itself where that is 0."""
+    losses: dict[str, Tensor | list[Tensor]] = {}
+    for name, count in counts.items():
+        values = [draw.uniform(grad="loss" in name) for _ in range(max(count, 1))]
+        losses[name] = values if count else values[0]
+    return (losses,)
+
+
+@sample(
+    inputs,
+    {
+        "ST-GCN, NTU60, training": {"counts": {"top1_acc": 0, "top5_acc": 0, "loss_cls": 0}},
+        "Faster R-CNN R50-FPN, training": {
+            "counts": {"loss_rpn_cls": 5, "loss_rpn_bbox": 5, "loss_cls": 0, "acc": 0, "loss_bbox": 0}
+        },
+        "GFL R50-FPN, training": {"counts": {"loss_cls": 5, "loss_bbox": 5, "loss_dfl": 5}},
+    },
+    tags=["ForLoop", "IfElseBranch", "InputAware", "Reduce", "BuiltInDataStructure"],
+    project="MMAction2",
+    url="https://github.com/open-mmlab/mmaction2/blob/48ba0fb6dbceb0084f95f4ec288b23b244d2c360/mmaction/models/skeleton_gcn/base.py#L65",
+)
+def parse_loss(losses: Mapping[str, Tensor | Sequence[Tensor]]) -> tuple[Tensor, dict[str, float]]:
+    """The sum of the means of all that is called a loss, and all means as numbers.
+
+    Parameters
+    ----------
+    losses : float tensors of any shape, or lists of them, by name
+
+    Returns
+    -------
+    sum : () float, of what has `loss` in its name
+    numbers : by name, the last one `loss`, the sum
+
+    Raises
+    ------
+    TypeError : where one is neither
+
+    Source: MMAction2, without the mean over processes.
+    """
+    means: dict[str, Tensor] = {}
+    for name, value in losses.items():
+        if isinstance(value, Tensor):
+            means[name] = value.mean()
+        elif isinstance(value, list):
+            means[name] = sum(each.mean() for each in value)
+        else:
+            raise TypeError(f"{name} is neither a tensor nor a list of tensors")
+    total: Tensor = sum(mean for name, mean in means.items() if "loss" in name)  # type: ignore[assignment]
+    means["loss"] = total
+    return total, {name: mean.item() for name, mean in means.items()}

@@ -1,0 +1,90 @@
+"""Classes that learn how well their boxes fit."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from opgrip.samples.draw import Draw
+from opgrip.samples.losses.weight_reduce_loss import weight_reduce_loss
+from opgrip.samples.sample import sample
+
+
+def inputs(
+    draw: Draw, points: int, positives: int, avg_factor: float, classes: int = 80
+) -> tuple[Tensor, tuple[Tensor, Tensor], Tensor, str, float]:
+    """Logits of points, the labels and qualities of the few that have one, and weights."""
+    chosen = draw.permutation(points)[:positives]
+    labels = torch.full((points,), classes)
+    labels[chosen] = draw.integers(positives, high=classes)
+    quality = torch.zeros(points)
+    quality[chosen] = draw.uniform(positives)
+    logits = draw.normal(points, classes, mean=-4.6, grad=True)
+    return logits, (labels, quality), torch.ones(points), "mean", avg_factor
+
+
+@sample(
+    inputs,
+    {
+        "GFL R50-FPN, 800x1333, training, points of stride 16, one image": {
+            "points": 4200,
+            "positives": 20,
+            "avg_factor": 65.0,
+        },
+        "GFL R50-FPN, 800x1333, training, points of stride 16, 2 images": {
+            "points": 8400,
+            "positives": 39,
+            "avg_factor": 129.0,
+        },
+        "GFL R50-FPN, 800x1333, training, points of stride 8, 2 images": {
+            "points": 33600,
+            "positives": 90,
+            "avg_factor": 129.0,
+        },
+    },
+    tags=[
+        "IfElseBranch",
+        "DataDependentShape",
+        "AdvancedIndexing",
+        "InPlace",
+        "Reduce",
+        "ViewAttribute",
+        "BuiltInDataStructure",
+    ],
+    project="MMDetection",
+    url="https://arxiv.org/abs/2006.04388",
+)
+def quality_focal_loss(
+    predicted: Tensor,
+    target: tuple[Tensor, Tensor],
+    weight: Tensor | None = None,
+    reduction: str = "mean",
+    avg_factor: float | None = None,
+    beta: float = 2.0,
+) -> Tensor:
+    """Cross entropy with the quality of the box, weighed by how far the score is from it.
+
+    Parameters
+    ----------
+    predicted : (N, C) float logits
+    target : labels (N,) int64, C for none, and qualities (N,) float, from 0 to 1
+    weight, reduction, avg_factor : as `weight_reduce_loss` takes them, for losses (N,)
+    beta : power of the weight
+
+    Returns
+    -------
+    () float, or (N,) without reduction
+
+    Source: Li et al. 2020, the quality focal loss.
+    """
+    labels, quality = target
+    scores = predicted.sigmoid()
+    nothing = torch.zeros_like(predicted)
+    loss = functional.binary_cross_entropy_with_logits(predicted, nothing, reduction="none") * scores.pow(beta)
+    positive = ((labels >= 0) & (labels < predicted.shape[1])).nonzero().squeeze(1)
+    classes = labels[positive]
+    wanted = quality[positive]
+    entropy = functional.binary_cross_entropy_with_logits(predicted[positive, classes], wanted, reduction="none")
+    loss[positive, classes] = entropy * (wanted - scores[positive, classes]).abs().pow(beta)
+    return weight_reduce_loss(loss.sum(dim=1), weight, reduction, avg_factor)

@@ -1,0 +1,80 @@
+"""A student follows its teacher, whose mistakes are mixed with the truth first."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from opgrip.samples.losses.knowledge_gap_loss import inputs
+from opgrip.samples.losses.label_maps import IGNORED
+from opgrip.samples.losses.resize import resize
+from opgrip.samples.sample import sample
+
+TRUTH = 0.95
+"""What the true class has of the smoothed truth."""
+
+
+@sample(
+    inputs,
+    {
+        "UNet-S5-D16, DRIVE, 64x64 crops, training": {"images": 1, "classes": 2, "size": (64, 64)},
+        "UNet-S5-D16, HRF, 256x256 crops, training": {"images": 4, "classes": 2, "size": (256, 256)},
+    },
+    tags=[
+        "IfElseBranch",
+        "InputAware",
+        "ViewAttribute",
+        "AdvancedIndexing",
+        "DataDependentShape",
+        "InPlace",
+        "Broadcast",
+        "Reduce",
+    ],
+    project="DLOP-Bench",
+    url="https://github.com/DeepLink-org/DLOP-Bench/blob/a4d4fa7cfdcc6afe3766f3671b3c71ca01a552c6/bench/samples/long_tail/sce_loss/torch_impl.py",
+)
+def sce_loss(
+    cls_score: Tensor,
+    label: Tensor,
+    teacher: Tensor,
+    temperature: float = 1.0,
+    channel_sum: bool = False,
+    loss_weight: float = 1.0,
+) -> Tensor:
+    """Divergence of the student from the teacher, mixed with the truth where the teacher's best class is wrong.
+
+    The mixture has the more of the teacher, the more probable its best class is than its second best.
+
+    Parameters
+    ----------
+    cls_score : (N, C, H, W) float, of the student, of two classes or more
+    label : (N, H, W) int64, the true classes; pixels of 255 do not count
+    teacher : (N, C, h, w) float, scores, brought to the student's size where they have another, without gradient
+    temperature : that both are divided by
+    channel_sum : whether the divergence is summed over the classes, and not their mean
+
+    Returns
+    -------
+    () float, a mean over pixels, zero where none counts
+
+    Source: the original, whose origin is not said, is in DLOP-Bench; the divergence is that of Hinton et al. 2015.
+    """
+    teacher = resize(teacher.type_as(cls_score).detach(), cls_score, align_corners=True)
+    classes = cls_score.shape[1]
+    valid = label != IGNORED
+    wrong = (label != teacher.argmax(dim=1)).unsqueeze(1).expand(cls_score.shape)
+    known = label.clone().unsqueeze(1)
+    known[~valid.unsqueeze(1)] = 0
+    truth = torch.full_like(cls_score, (1 - TRUTH) / classes, requires_grad=False).scatter_(1, known, TRUTH)
+
+    probability = (teacher / temperature).softmax(dim=1)
+    best, second = probability.topk(2, dim=1).values.split(1, dim=1)
+    confidence = best - second
+    mixed = probability * confidence + truth * (1 - confidence)
+    probability[wrong] = mixed[wrong]
+
+    divergence = probability * (probability.log() - (cls_score / temperature).log_softmax(dim=1))
+    of_pixels = divergence.sum(dim=1) if channel_sum else divergence.mean(dim=1)
+    if not valid.any():
+        return of_pixels.mean() * 0
+    return loss_weight * of_pixels[valid].mean()

@@ -1,0 +1,78 @@
+"""What a detector learns that predicts a set, once its predictions are matched to the objects."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from opgrip.samples.draw import Draw
+from opgrip.samples.losses.giou_loss import giou_loss
+from opgrip.samples.losses.l1_loss import l1_loss
+from opgrip.samples.sample import sample
+
+
+def inputs(
+    draw: Draw, queries: int, classes: int, objects: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Predictions, objects, and which of both are a pair."""
+    truths = torch.cat([draw.uniform(objects, 2, low=0.3, high=0.7), draw.uniform(objects, 2, low=0.05, high=0.5)], 1)
+    logits, boxes = draw.normal(queries, classes + 1), draw.uniform(queries, 4, low=0.2, high=0.8)
+    pairs = draw.permutation(queries)[:objects].sort().values, draw.permutation(objects)
+    return logits.requires_grad_(), boxes.requires_grad_(), *pairs, draw.integers(objects, high=classes), truths
+
+
+def _corners(boxes: Tensor) -> Tensor:
+    """x1 y1 x2 y2 of boxes, (N, 4), centre and size."""
+    return torch.cat([boxes[:, :2] - boxes[:, 2:] / 2, boxes[:, :2] + boxes[:, 2:] / 2], dim=1)
+
+
+@sample(
+    inputs,
+    {
+        "DETR R50, COCO, training, 7 objects": {"queries": 100, "classes": 91, "objects": 7},
+        "DETR R50, COCO panoptic, training, 20 objects": {"queries": 100, "classes": 250, "objects": 20},
+    },
+    tags=["IfElseBranch", "AdvancedIndexing", "InPlace", "Reduce", "ViewAttribute", "BuiltInDataStructure"],
+    project="DETR",
+    url="https://github.com/facebookresearch/detr/blob/14602a71482082746399dd6bc5712a9aa8f804d2/models/detr.py",
+)
+def set_prediction_loss(
+    logits: Tensor,
+    boxes: Tensor,
+    queries: Tensor,
+    owners: Tensor,
+    labels: Tensor,
+    truths: Tensor,
+    no_object: float = 0.1,
+) -> dict[str, Tensor]:
+    """Losses of one image's classes and boxes.
+
+    Parameters
+    ----------
+    logits : (Q, C + 1) float, the last for no object
+    boxes : (Q, 4) float, centre, width and height, in sizes of the image
+    queries, owners : (T,) int64, the predictions and objects that are a pair
+    labels : (T,) int64
+    truths : (T, 4) float, as boxes
+    no_object : weight of the predictions that have no object
+
+    Returns
+    -------
+    `loss_ce`, `loss_bbox`, `loss_giou` : () float each
+
+    Source: Carion et al. 2020, section 3.1.
+    """
+    nothing = logits.shape[1] - 1
+    weight = logits.new_ones(nothing + 1)
+    weight[nothing] = no_object
+    classes = torch.full((len(logits),), nothing, dtype=torch.int64, device=logits.device)
+    classes[queries] = labels[owners]
+
+    found, wanted = boxes[queries], truths[owners]
+    count = max(len(labels), 1)
+    return {
+        "loss_ce": functional.cross_entropy(logits, classes, weight),
+        "loss_bbox": l1_loss(found, wanted, reduction="sum") / count,
+        "loss_giou": giou_loss(_corners(found), _corners(wanted), reduction="sum") / count,
+    }

@@ -1,0 +1,69 @@
+"""Binary cross entropy in which the sure scores count little."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from opgrip.samples.draw import Draw
+from opgrip.samples.losses.weight_reduce_loss import weight_reduce_loss
+from opgrip.samples.sample import sample
+
+
+def inputs(
+    draw: Draw, rows: int, positives: int, classes: int = 80
+) -> tuple[Tensor, Tensor, Tensor, float, float, str, float]:
+    """Scores, most of them low, truths in one-hot form, weights, and the number of positives to divide by."""
+    pred = draw.normal(rows, classes, mean=-4.0, grad=True)
+    labels = draw.integers(rows, high=classes)
+    target = F.one_hot(labels, classes) * draw.mask(rows, 1, share=positives / rows)
+    return pred, target, draw.mask(rows, share=0.9).float(), 2.0, 0.25, "mean", float(positives)
+
+
+@sample(
+    inputs,
+    {
+        "RetinaNet R50-FPN, 800x1344, training, one image, level P7": {"rows": 7 * 11 * 9, "positives": 8},
+        "RetinaNet R50-FPN, 800x1344, training, one image, level P5": {"rows": 25 * 42 * 9, "positives": 30},
+        "RetinaNet R50-FPN, 800x1344, training, one image, level P4": {"rows": 50 * 84 * 9, "positives": 60},
+    },
+    tags=["IfElseBranch", "ViewAttribute", "Broadcast", "Reduce"],
+    project="MMClassification",
+    url="https://github.com/open-mmlab/mmclassification/blob/72cffac7b50a556824907721665e6705fd5045fb/mmcls/models/losses/focal_loss.py#L9",
+)
+def sigmoid_focal_loss(
+    pred: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    gamma: float = 2.0,
+    alpha: float = 0.25,
+    reduction: str = "mean",
+    avg_factor: float | None = None,
+) -> Tensor:
+    """Binary cross entropy weighed by a power of what each probability is off by.
+
+    Parameters
+    ----------
+    pred : (N, C) or (N,) float, scores
+    target : like pred, of any dtype, one or zero
+    weight : (N,), of the rows
+    gamma : that power
+    alpha : weight of ones; that of zeros is 1 - alpha
+    reduction, avg_factor : as of `weight_reduce_loss`
+
+    Returns
+    -------
+    () float, or like pred where the reduction is "none"
+
+    Source: Lin et al. 2017, "Focal Loss for Dense Object Detection", equation 5, as in MMClassification.
+    """
+    probability = pred.sigmoid()
+    target = target.type_as(pred)
+    off = (1 - probability) * target + probability * (1 - target)
+    focus = (alpha * target + (1 - alpha) * (1 - target)) * off.pow(gamma)
+    loss = F.binary_cross_entropy_with_logits(pred, target, reduction="none") * focus
+    if weight is not None:
+        weight = weight.float()
+        if pred.dim() > 1:
+            weight = weight.view(-1, 1)
+    return weight_reduce_loss(loss, weight, reduction, avg_factor)

@@ -1,0 +1,75 @@
+"""Boxes that learn to overlap their truths, and the way there."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from opgrip.samples.draw import Draw
+from opgrip.samples.losses.overlaps import centre_shift, enclosing_size, overlap_ratio
+from opgrip.samples.losses.targets import matched_boxes
+from opgrip.samples.losses.weight_reduce_loss import weight_reduce_loss
+from opgrip.samples.sample import sample
+
+
+def inputs(draw: Draw, boxes: int) -> tuple[Tensor, Tensor, Tensor, str, float]:
+    """Predicted boxes, their truths, and how well they fit as weights."""
+    weight = draw.uniform(boxes)
+    return *matched_boxes(draw, boxes, size=(640.0, 640.0)), weight, "mean", float(weight.sum())
+
+
+@sample(
+    inputs,
+    {
+        "sizes of YOLOv6-N, 640x640, training, 13 anchors for each of 7 objects": {"boxes": 91},
+        "sizes of YOLOv6-N, 640x640, training, 13 anchors for each of 7 objects, 32 images": {"boxes": 2912},
+    },
+    tags=["IfElseBranch", "Reduce", "ViewAttribute", "Broadcast"],
+    project="MMDetection",
+    url="https://arxiv.org/abs/2205.12740",
+)
+def siou_loss(
+    predicted: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    reduction: str = "mean",
+    avg_factor: float | None = None,
+    eps: float = 1e-7,
+    neg_gamma: bool = False,
+) -> Tensor:
+    """How far intersection over union is from one, with costs of the angle and distance of centres and of the shapes.
+
+    Parameters
+    ----------
+    predicted, target : (N, 4) float, x1 y1 x2 y2
+    weight, reduction, avg_factor : as `weight_reduce_loss` takes them, for losses (N,)
+    eps : added to the union, sizes and shifts of centres, and smallest size of the enclosing box
+    neg_gamma : whether the exponent of the distance is negative, as in the paper but not by MMDetection's default
+
+    Returns
+    -------
+    () float, or (N,) without reduction
+
+    Source: Gevorgyan 2022.
+    """
+    iou = overlap_ratio(predicted, target, eps)
+
+    shift = centre_shift(predicted, target) + eps
+    sines = shift.abs() / (shift * shift).sum(dim=1).sqrt()[:, None]
+    # of the angle to the nearer axis
+    sine = torch.where(sines[:, 0] > math.sqrt(0.5), sines[:, 1], sines[:, 0])
+    angle = (2 * sine.asin() - math.pi / 2).cos()
+
+    away = (shift / enclosing_size(predicted, target, eps)) ** 2
+    gamma = angle - 2 if neg_gamma else 2 - angle
+    distance = 2 - (gamma[:, None] * away).exp().sum(dim=1)
+
+    size = predicted[:, 2:] - predicted[:, :2] + eps
+    wanted = target[:, 2:] - target[:, :2] + eps
+    unlike = (size - wanted).abs() / torch.max(size, wanted)
+    shape = ((1 - (-unlike).exp()) ** 4).sum(dim=1)
+
+    siou = iou - 0.5 * (distance + shape)
+    return weight_reduce_loss(1 - siou.clamp(min=-1.0, max=1.0), weight, reduction, avg_factor)

@@ -1,0 +1,39 @@
+"""Cross entropy of pixels with soft Gaussian weights near edges and mistakes."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from opgrip.samples.losses.get_softgauss_loss_weight import get_softgauss_loss_weight, inputs
+from opgrip.samples.losses.label_maps import CROPS, IGNORED
+from opgrip.samples.sample import sample
+
+
+@sample(
+    inputs,
+    CROPS,
+    tags=["ForLoop", "ThirdPartyCodes", "Reduce"],
+    project="DLOP-Bench",
+    url="https://github.com/DeepLink-org/DLOP-Bench/blob/21056ae1a86a88c9d5c55aa9f94511fdfe04c1f5/bench/samples/long_tail/softgbw_loss/torch_impl.py",
+)
+def softgbw_loss(
+    cls_score: Tensor, label: Tensor, sigma: float = 7.0, ignore_index: int = IGNORED, loss_weight: float = 1.0
+) -> Tensor:
+    """Sum over an image's pixels of cross entropy times `get_softgauss_loss_weight`, a mean over the images.
+
+    Parameters
+    ----------
+    cls_score : (N, C, H, W) float
+    label : (N, H, W) int64
+    sigma : of the weights' Gaussian, in pixels
+
+    Returns
+    -------
+    () float
+
+    Source: the original, whose origin is not said, is in DLOP-Bench.
+    """
+    weight = get_softgauss_loss_weight(cls_score, label, sigma).type_as(cls_score)
+    cross_entropy = F.cross_entropy(cls_score, label, reduction="none", ignore_index=ignore_index)
+    return loss_weight * (cross_entropy * weight).sum(dim=(1, 2)).mean()

@@ -1,0 +1,66 @@
+"""Binary cross entropy whose positives are worth their quality and whose sure negatives count little."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from opgrip.samples.draw import Draw
+from opgrip.samples.losses.weight_reduce_loss import weight_reduce_loss
+from opgrip.samples.sample import sample
+
+
+def inputs(
+    draw: Draw, rows: int, positives: int, classes: int = 80
+) -> tuple[Tensor, Tensor, None, float, float, bool, str, float]:
+    """Scores, most of them low, overlaps of positives with their truths, and the number of positives."""
+    pred = draw.normal(rows, classes, mean=-4.0, grad=True)
+    labels = F.one_hot(draw.integers(rows, high=classes), classes)
+    target = labels * draw.mask(rows, 1, share=positives / rows) * draw.uniform(rows, 1, low=0.3)
+    return pred, target, None, 0.75, 2.0, True, "mean", float(positives)
+
+
+@sample(
+    inputs,
+    {
+        "RT-DETR R50, COCO, training, 4 images of 300 queries": {"rows": 4 * 300, "positives": 28},
+        "VFNet R50-FPN, 800x1344, training, one image, 22,400 points of 5 levels": {"rows": 22400, "positives": 60},
+    },
+    tags=["IfElseBranch", "Reduce"],
+    project="MMDetection",
+    url="https://github.com/open-mmlab/mmdetection/blob/c76ab0eb3c637b86c343d8454e07e00cfecc1b78/mmdet/models/losses/varifocal_loss.py#L11",
+)
+def varifocal_loss(
+    pred: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    alpha: float = 0.75,
+    gamma: float = 2.0,
+    iou_weighted: bool = True,
+    reduction: str = "mean",
+    avg_factor: float | None = None,
+) -> Tensor:
+    """Binary cross entropy with overlaps as truths.
+
+    Parameters
+    ----------
+    pred : (N, C) float, scores
+    target : (N, C) float, the overlap of a positive with its truth, zero elsewhere
+    weight : (N, C) float
+    alpha : weight of what is not positive
+    gamma : power of what the probability of such is off by
+    iou_weighted : whether a positive weighs its overlap, and not one
+    reduction, avg_factor : as of `weight_reduce_loss`
+
+    Returns
+    -------
+    () float, or (N, C) where the reduction is "none"
+
+    Source: Zhang et al. 2021, "VarifocalNet", equation 2, as in MMDetection.
+    """
+    target = target.type_as(pred)
+    positive = (target > 0).float()
+    off = alpha * (pred.sigmoid() - target).abs().pow(gamma) * (target <= 0).float()
+    focus = (target * positive if iou_weighted else positive) + off
+    loss = F.binary_cross_entropy_with_logits(pred, target, reduction="none") * focus
+    return weight_reduce_loss(loss, weight, reduction, avg_factor)

@@ -1,0 +1,76 @@
+"""One number of the losses of many elements."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from opgrip.samples.draw import Draw
+from opgrip.samples.sample import sample
+
+
+def inputs(
+    draw: Draw, shape: tuple[int, ...], kept: float, reduction: str = "mean", avg_factor: float | None = None
+) -> tuple[Tensor, Tensor, str, float | None]:
+    """Losses, and weights of which a share is 1 and the others are 0."""
+    return draw.uniform(*shape, high=4.0, grad=True), draw.mask(*shape, share=kept).float(), reduction, avg_factor
+
+
+@sample(
+    inputs,
+    {
+        "Faster R-CNN R50-FPN, 800x1333, training, classes of the second stage, 2 images": {
+            "shape": (1024,),
+            "kept": 1.0,
+            "avg_factor": 1024.0,
+        },
+        "FCN R50-D8, Cityscapes 512x1024, training, pixels of 2 images, none averaged yet": {
+            "shape": (2, 512, 1024),
+            "kept": 0.9,
+            "reduction": "none",
+        },
+        "DeepLabV3 R50-D8, Cityscapes 512x1024, training, hard pixels of 2 images": {
+            "shape": (2, 512, 1024),
+            "kept": 0.2,
+        },
+    },
+    tags=["IfElseBranch", "Reduce"],
+    project="MMSegmentation",
+    url="https://github.com/open-mmlab/mmsegmentation/blob/504965184c3e6bc9ec43af54237129ef21981a5f/mmseg/models/losses/utils.py#L47",
+)
+def weight_reduce_loss(
+    loss: Tensor, weight: Tensor | None = None, reduction: str = "mean", avg_factor: float | None = None
+) -> Tensor:
+    """Losses times their weights, as they are, as their sum or as their mean.
+
+    Parameters
+    ----------
+    loss : (N, ...) float
+    weight : float, of a shape that broadcasts with the losses'; None for 1
+    reduction : `none`, `mean` or `sum`
+    avg_factor : that a mean divides the sum by, None for the number of elements; a sum takes none
+
+    Returns
+    -------
+    float, () or the shape of the losses
+
+    Raises
+    ------
+    ValueError : where the reduction is another, or a sum has a divisor
+
+    Source: MMSegmentation.
+    """
+    if weight is not None:
+        loss = loss * weight
+    if reduction == "none":
+        return loss
+    if reduction == "sum":
+        if avg_factor is not None:
+            raise ValueError("a sum takes no avg_factor")
+        return loss.sum()
+    if reduction != "mean":
+        raise ValueError(f"reduction {reduction} is none of none, mean, sum")
+    if avg_factor is None:
+        return loss.mean()
+    # the divisor is 0 where an image has nothing to learn from
+    return loss.sum() / (avg_factor + torch.finfo(torch.float32).eps)

@@ -1,0 +1,128 @@
+"""One token more for each beam of a search."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from opgrip.samples.draw import Draw
+from opgrip.samples.sample import sample
+
+NEVER = -1.0e9
+"""Score of what must not be chosen, as finite numbers can be added to it."""
+
+
+def inputs(
+    draw: Draw, batch: int, beams: int, vocabulary: int, longest: int, length: int, length_penalty: float = 1.0
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, int, int, int, float, bool]:
+    """The state of a search whose beams have `length` tokens, some of which have ended; 1 is the end."""
+    logits = draw.normal(batch, beams, vocabulary, std=4.0)
+    # an end that is likely for some beams
+    logits[:, :, 1] += draw.mask(batch, beams, share=0.4) * 16.0
+    sequences = draw.integers(batch, beams, longest, low=2, high=vocabulary)
+    sequences[:, :, length:] = 0
+    scores = draw.uniform(batch, beams, low=-length, high=0.0).sort(dim=1, descending=True).values
+    is_finished = draw.mask(batch, beams, share=0.5).sort(dim=1, descending=True).values
+    ended = draw.uniform(batch, beams, low=-2.0, high=0.0).sort(dim=1, descending=True).values
+    ended = ended.masked_fill(~is_finished, NEVER)
+    return logits, sequences, scores, sequences.flip(1), ended, is_finished, length, 1, 1, length_penalty, True
+
+
+@sample(
+    inputs,
+    {
+        "T5-small, translation, 4 beams": {
+            "batch": 1,
+            "beams": 4,
+            "vocabulary": 32128,
+            "longest": 300,
+            "length": 20,
+        },
+        "BART-large CNN/DailyMail, summaries of 8 articles, 4 beams": {
+            "batch": 8,
+            "beams": 4,
+            "vocabulary": 50264,
+            "longest": 142,
+            "length": 60,
+            "length_penalty": 2.0,
+        },
+    },
+    tags=[
+        "IfElseBranch",
+        "AdvancedIndexing",
+        "InPlace",
+        "Reduce",
+        "Broadcast",
+        "ViewAttribute",
+        "BuiltInDataStructure",
+    ],
+    project="Transformers",
+    url="https://github.com/huggingface/transformers/blob/main/src/transformers/generation/utils.py",
+)
+def beam_search_step(
+    logits: Tensor,
+    sequences: Tensor,
+    scores: Tensor,
+    finished: Tensor,
+    finished_scores: Tensor,
+    is_finished: Tensor,
+    length: int,
+    eos: int,
+    prompt_length: int = 0,
+    length_penalty: float = 1.0,
+    early_stopping: bool = False,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Continue the running beams by their best tokens, and keep the best of those that ended.
+
+    Parameters
+    ----------
+    logits : (B, K, V) float, of the next token of each of K beams
+    sequences : (B, K, L) int64, tokens of the running beams
+    scores : (B, K) float, their logarithms of probability
+    finished : (B, K, L) int64, tokens of the beams that ended, best first
+    finished_scores : (B, K) float, over length to the power of `length_penalty`
+    is_finished : (B, K) bool, which rows of `finished` are in use
+    length : tokens of the running beams
+    eos : token that ends a beam
+    prompt_length : of those tokens, which do not count
+    early_stopping : take no more once K beams have ended
+
+    Returns
+    -------
+    sequences, scores : of the beams that run on, best first
+    origin : (B, K) int64, the beam that each of them continues, by which caches have to be reordered
+    finished, finished_scores, is_finished : as they are then
+
+    Source: Wu et al. 2016 (Google's neural machine translation), section 7; bookkeeping as in Transformers.
+    """
+    beams, vocabulary = logits.shape[1:]
+    total = logits.log_softmax(dim=2) + scores[:, :, None]
+    # twice as many, since up to half of them may end
+    best, flat = total.flatten(1).topk(2 * beams, dim=1)
+    origin, token = flat // vocabulary, flat % vocabulary
+    candidates = _rows(sequences, origin)
+    candidates[:, :, length] = token
+
+    ends = token == eos
+    running, order = best.masked_fill(ends, NEVER).topk(beams, dim=1)
+
+    # of those that end, only the best could have been a beam
+    ends[:, beams:] = False
+    closed = best / (length + 1 - prompt_length) ** length_penalty
+    if early_stopping:
+        closed.masked_fill_(is_finished.all(dim=1, keepdim=True), NEVER)
+    merged = torch.cat([finished_scores, closed.masked_fill_(~ends, NEVER)], dim=1)
+    # stable: rows that are not in use are equal
+    keep = merged.argsort(dim=1, descending=True, stable=True)[:, :beams]
+    return (
+        _rows(candidates, order),
+        running,
+        origin.gather(1, order),
+        _rows(torch.cat([finished, candidates], dim=1), keep),
+        merged.gather(1, keep),
+        torch.cat([is_finished, ends], dim=1).gather(1, keep),
+    )
+
+
+def _rows(sequences: Tensor, index: Tensor) -> Tensor:
+    return sequences.gather(1, index[:, :, None].expand(-1, -1, sequences.shape[2]))

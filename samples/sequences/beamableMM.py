@@ -1,0 +1,65 @@
+"""Matrix products of beams that share their source."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from opgrip.samples.draw import Draw
+from opgrip.samples.sample import sample
+
+
+def inputs(
+    draw: Draw, sentences: int, source: int, width: int, beam_size: int | None = None, steps: int = 1
+) -> tuple[Tensor, Tensor, int | None]:
+    """States of the decoder and encoder outputs, which repeat for each beam of a sentence."""
+    training = beam_size is None
+    beams = 1 if beam_size is None else beam_size
+    queries = draw.normal(sentences * beams, steps, width, grad=training)
+    encoded = draw.normal(sentences, width, source).repeat_interleave(beams, dim=0)
+    return queries, encoded.requires_grad_(training), beam_size
+
+
+@sample(
+    inputs,
+    {
+        "fconv IWSLT14 de-en, generation with 5 beams, 32 sentences of up to 30 tokens": {
+            "sentences": 32,
+            "source": 30,
+            "width": 256,
+            "beam_size": 5,
+        },
+        "fconv WMT14 en-de, generation with 5 beams, 128 sentences of up to 50 tokens": {
+            "sentences": 128,
+            "source": 50,
+            "width": 768,
+            "beam_size": 5,
+        },
+        "fconv IWSLT14 de-en, training, 4000 tokens": {"sentences": 133, "source": 30, "width": 256, "steps": 30},
+    },
+    tags=["IfElseBranch", "ViewAttribute"],
+    project="fairseq",
+    url="https://github.com/facebookresearch/fairseq/blob/b5a039c292facba9c73f59ff34621ec131d82341/fairseq/modules/beamable_mm.py#L10",
+)
+def beamableMM(input1: Tensor, input2: Tensor, beam_size: int | None = None) -> Tensor:
+    """Batched matrix product, with fewer and larger matrices where the beams of a sentence share the second one.
+
+    Parameters
+    ----------
+    input1 : (N, T, H) float, such as the decoder's states; N is a multiple of `beam_size`, beams varying fastest
+    input2 : (N, H, S) float, such as encoder outputs, the same for all beams of a sentence
+    beam_size : beams of a sentence; None in training, where no rows are known to be the same
+
+    Returns
+    -------
+    (N, T, S) float
+
+    Source: fairseq, `BeamableMM`, for Gehring et al. 2017 (convolutional sequence to sequence learning).
+    """
+    if beam_size is None or input1.dim() != 3 or input1.shape[1] != 1:
+        return input1.bmm(input2)
+    rows = input1.shape[0]
+    queries = input1.reshape(rows // beam_size, beam_size, -1)
+    shared = input2[::beam_size]
+    product = torch.mm(queries[0], shared[0]) if rows == beam_size else queries.bmm(shared)
+    return product.view(rows, 1, -1)

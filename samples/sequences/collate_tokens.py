@@ -1,0 +1,97 @@
+"""A padded batch of sequences."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from opgrip.samples.draw import Draw
+from opgrip.samples.sample import sample
+
+
+def inputs(
+    draw: Draw,
+    sequences: int,
+    longest: int,
+    vocabulary: int,
+    eos_idx: int | None = None,
+    left_pad: bool = False,
+    move_eos_to_beginning: bool = False,
+    pad_to_multiple: int = 1,
+) -> tuple[list[Tensor], int, int | None, bool, bool, None, int]:
+    """Sequences of 5 tokens or more, where 1 stands for padding."""
+    lengths = draw.integers(sequences, low=5, high=longest + 1).tolist()
+    values = [draw.integers(length, low=4, high=vocabulary) for length in lengths]
+    return values, 1, eos_idx, left_pad, move_eos_to_beginning, None, pad_to_multiple
+
+
+@sample(
+    inputs,
+    {
+        "fconv IWSLT14 de-en, training, target shifted by its end": {
+            "sequences": 160,
+            "longest": 50,
+            "vocabulary": 6632,
+            "eos_idx": 2,
+            "move_eos_to_beginning": True,
+        },
+        "fconv IWSLT14 de-en, training, source padded on the left": {
+            "sequences": 160,
+            "longest": 50,
+            "vocabulary": 8848,
+            "left_pad": True,
+        },
+        "RoBERTa, pretraining, 512 tokens, padded to a multiple of 8": {
+            "sequences": 32,
+            "longest": 512,
+            "vocabulary": 50265,
+            "pad_to_multiple": 8,
+        },
+    },
+    tags=["ForLoop", "IfElseBranch", "InPlace", "ViewAttribute", "BuiltInDataStructure"],
+    project="fairseq",
+    url="https://github.com/facebookresearch/fairseq/blob/b5a039c292facba9c73f59ff34621ec131d82341/fairseq/data/data_utils.py#L37",
+)
+def collate_tokens(
+    values: list[Tensor],
+    pad_idx: int,
+    eos_idx: int | None = None,
+    left_pad: bool = False,
+    move_eos_to_beginning: bool = False,
+    pad_to_length: int | None = None,
+    pad_to_multiple: int = 1,
+    pad_to_bsz: int | None = None,
+) -> Tensor:
+    """One tensor of several sequences, the shorter ones padded.
+
+    Parameters
+    ----------
+    values : of (L,) int64 each, with one token or more
+    pad_idx : token that fills what is left
+    eos_idx : token that a moved end is written as; None for the sequence's own last one
+    left_pad : pad before the sequence rather than after it
+    move_eos_to_beginning : put the last token first, as a decoder that is taught reads its targets
+    pad_to_length : fewest columns
+    pad_to_multiple : columns are a multiple of this
+    pad_to_bsz : fewest rows
+
+    Returns
+    -------
+    (N, T) int64
+
+    Source: fairseq, `data_utils.collate_tokens`.
+    """
+    columns = max(len(tokens) for tokens in values)
+    if pad_to_length is not None:
+        columns = max(columns, pad_to_length)
+    columns += -columns % pad_to_multiple
+    rows = len(values) if pad_to_bsz is None else max(len(values), pad_to_bsz)
+    batch = values[0].new_full((rows, columns), pad_idx)
+    for row, tokens in enumerate(values):
+        first = columns - len(tokens) if left_pad else 0
+        place = batch[row, first : first + len(tokens)]
+        if move_eos_to_beginning:
+            place[0] = tokens[-1] if eos_idx is None else eos_idx
+            place[1:] = tokens[:-1]
+        else:
+            place.copy_(tokens)
+    return batch

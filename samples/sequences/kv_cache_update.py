@@ -1,0 +1,72 @@
+"""New keys and values in a cache of fixed size."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from opgrip.samples.draw import Draw
+from opgrip.samples.sample import sample
+
+
+def inputs(
+    draw: Draw, batch: int, heads: int, size: int, width: int, past: int, length: int = 1
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Caches with `past` tokens, and the keys and values of more."""
+    caches = []
+    for _ in range(2):
+        cache = torch.zeros(batch, heads, size, width)
+        cache[:, :, :past] = draw.normal(batch, heads, past, width)
+        caches.append(cache)
+    key, value = draw.normal(batch, heads, length, width), draw.normal(batch, heads, length, width)
+    return caches[0], caches[1], key, value, torch.arange(past, past + length)
+
+
+@sample(
+    inputs,
+    {
+        "Llama 3 8B, generation behind 512 tokens, cache of 2048": {
+            "batch": 1,
+            "heads": 8,
+            "size": 2048,
+            "width": 128,
+            "past": 512,
+        },
+        "Llama 3 8B, prompt of 512 tokens, cache of 2048": {
+            "batch": 1,
+            "heads": 8,
+            "size": 2048,
+            "width": 128,
+            "past": 0,
+            "length": 512,
+        },
+        "Llama 2 7B, generation behind 300 tokens, batch of 4, cache of 512": {
+            "batch": 4,
+            "heads": 32,
+            "size": 512,
+            "width": 128,
+            "past": 300,
+        },
+    },
+    tags=["AdvancedIndexing", "InPlace", "BuiltInDataStructure"],
+    project="Transformers",
+    url="https://github.com/huggingface/transformers/blob/main/src/transformers/cache_utils.py",
+)
+def kv_cache_update(
+    key_cache: Tensor, value_cache: Tensor, key: Tensor, value: Tensor, positions: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Write keys and values into their places of the caches.
+
+    Parameters
+    ----------
+    key_cache, value_cache : (B, K, S, D) float, room for S tokens; written into
+    key, value : (B, K, L, D) float, of L tokens
+    positions : (L,) int64, where they go
+
+    Returns
+    -------
+    key_cache, value_cache : themselves
+
+    Source: Transformers, `StaticCache`.
+    """
+    return key_cache.index_copy_(2, positions, key), value_cache.index_copy_(2, positions, value)

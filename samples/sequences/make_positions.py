@@ -1,0 +1,49 @@
+"""Positions of tokens in padded sequences."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from opgrip.samples.draw import Draw
+from opgrip.samples.sample import sample
+
+
+def inputs(draw: Draw, sequences: int, length: int, vocabulary: int) -> tuple[Tensor, int]:
+    """Tokens, of which 1 stands for padding behind each sequence."""
+    tokens = draw.integers(sequences, length, low=4, high=vocabulary)
+    lengths = draw.integers(sequences, low=length // 2, high=length + 1)
+    padded = torch.arange(length) >= lengths[:, None]
+    return tokens.masked_fill(padded, 1), 1
+
+
+@sample(
+    inputs,
+    {
+        "RoBERTa, 8 sequences of 512 tokens": {"sequences": 8, "length": 512, "vocabulary": 50265},
+        "fconv IWSLT14 de-en, training, 160 sequences of up to 50 tokens": {
+            "sequences": 160,
+            "length": 50,
+            "vocabulary": 8848,
+        },
+    },
+    tags=["Reduce"],
+    project="fairseq",
+    url="https://github.com/facebookresearch/fairseq/blob/b5a039c292facba9c73f59ff34621ec131d82341/fairseq/utils.py#L256",
+)
+def make_positions(tensor: Tensor, padding_idx: int) -> Tensor:
+    """Number of each token within its sequence, where padding is not counted.
+
+    Parameters
+    ----------
+    tensor : (N, T) int64, tokens
+    padding_idx : token that stands for padding
+
+    Returns
+    -------
+    (N, T) int64, from `padding_idx + 1` on; `padding_idx` for padding
+
+    Source: fairseq, `utils.make_positions`.
+    """
+    counted = tensor != padding_idx
+    return counted.cumsum(dim=1) * counted + padding_idx

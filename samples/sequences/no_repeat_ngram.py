@@ -1,0 +1,65 @@
+"""A ban on repeating runs of tokens."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from torch import Tensor, inf
+
+from opgrip.samples.draw import Draw
+from opgrip.samples.sample import sample
+
+
+def inputs(draw: Draw, rows: int, length: int, vocabulary: int, ngram_size: int) -> tuple[Tensor, Tensor, int]:
+    """Tokens so far, which repeat some phrases, and scores of the next one."""
+    phrases = draw.integers(12, 4, high=vocabulary)
+    tokens = phrases[draw.integers(rows, length // 4 + 1, high=12)].flatten(1)
+    # so that the last tokens are within a phrase, not at its end
+    return tokens[:, 2 : length + 2], draw.normal(rows, vocabulary, std=3.0), ngram_size
+
+
+@sample(
+    inputs,
+    {
+        "BART-large CNN/DailyMail, summary of an article, 4 beams, no trigram twice": {
+            "rows": 4,
+            "length": 60,
+            "vocabulary": 50264,
+            "ngram_size": 3,
+        },
+        "BART-large CNN/DailyMail, summaries of 8 articles, 4 beams, no trigram twice": {
+            "rows": 32,
+            "length": 140,
+            "vocabulary": 50264,
+            "ngram_size": 3,
+        },
+    },
+    tags=["ForLoop", "IfElseBranch", "InputAware", "AdvancedIndexing", "InPlace", "ViewAttribute"],
+    project="Transformers",
+    url="https://arxiv.org/abs/1705.04304",
+)
+def no_repeat_ngram(input_ids: Tensor, scores: Tensor, ngram_size: int) -> Tensor:
+    """Scores without the tokens that would complete a run of tokens for the second time.
+
+    Parameters
+    ----------
+    input_ids : (B, L) int64, tokens so far
+    scores : (B, V) float, logits of the next token
+    ngram_size : tokens of a run
+
+    Returns
+    -------
+    (B, V) float, minus infinity for tokens that are banned
+
+    Source: Paulus et al. 2018 (deep reinforced model for summarization), section 2.5; as in Transformers before 5.
+    """
+    kept = scores.clone()
+    for row, tokens in enumerate(input_ids.tolist()):
+        followers: dict[tuple[int, ...], set[int]] = defaultdict(set)
+        for start in range(len(tokens) - ngram_size + 1):
+            *before, last = tokens[start : start + ngram_size]
+            followers[tuple(before)].add(last)
+        ending = tuple(tokens[len(tokens) - ngram_size + 1 :])
+        if ending in followers:
+            kept[row, sorted(followers[ending])] = -inf
+    return kept

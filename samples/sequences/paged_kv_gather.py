@@ -1,0 +1,68 @@
+"""Keys and values out of the pages that they are kept in."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from opgrip.samples.draw import Draw
+from opgrip.samples.sample import sample
+
+
+def inputs(
+    draw: Draw, sequences: int, longest: int, heads: int, width: int, block_size: int = 16
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Caches in which the blocks of all sequences are mixed, and the tables that find them."""
+    per_sequence = -(-longest // block_size)
+    blocks = sequences * per_sequence
+    caches = draw.normal(2, blocks, block_size, heads, width)
+    table = draw.permutation(blocks).reshape(sequences, per_sequence)
+    return caches[0], caches[1], table, draw.integers(sequences, low=longest // 4, high=longest + 1)
+
+
+@sample(
+    inputs,
+    {
+        "Llama 3 8B, 4 sequences of up to 128 tokens": {"sequences": 4, "longest": 128, "heads": 8, "width": 128},
+        "Llama 3 8B, 8 sequences of up to 512 tokens": {"sequences": 8, "longest": 512, "heads": 8, "width": 128},
+        "OPT-13B, 4 sequences of up to 200 tokens": {"sequences": 4, "longest": 200, "heads": 40, "width": 128},
+    },
+    tags=[
+        "ForLoop",
+        "InputAware",
+        "DataDependentShape",
+        "AdvancedIndexing",
+        "Reduce",
+        "ViewAttribute",
+        "BuiltInDataStructure",
+    ],
+    project="vLLM",
+    url="https://arxiv.org/abs/2309.06180",
+)
+def paged_kv_gather(
+    key_cache: Tensor, value_cache: Tensor, block_table: Tensor, lengths: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Keys and values of several sequences, one behind the other, from the blocks that hold them.
+
+    Parameters
+    ----------
+    key_cache, value_cache : (P, S, K, D) float, P blocks of S tokens each, K heads
+    block_table : (B, M) int64, the blocks of each sequence in order; what is beyond its length means nothing
+    lengths : (B,) int64, tokens of each sequence, up to M * S
+
+    Returns
+    -------
+    keys, values : (T, K, D) float, where T is the sum of the lengths
+    offsets : (B + 1,) int32, where each sequence starts, and T
+
+    Source: Kwon et al. 2023 (PagedAttention), section 4.1; output as attention over unpadded sequences takes it.
+    """
+    block_size = key_cache.shape[1]
+    keys, values = [], []
+    for blocks, length in zip(block_table, lengths.tolist(), strict=True):
+        used = blocks[: -(-length // block_size)]
+        keys.append(key_cache[used].flatten(0, 1)[:length])
+        values.append(value_cache[used].flatten(0, 1)[:length])
+    offsets = functional.pad(lengths.cumsum(dim=0, dtype=torch.int32), (1, 0))
+    return torch.cat(keys), torch.cat(values), offsets

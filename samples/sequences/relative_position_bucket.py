@@ -1,0 +1,61 @@
+"""Distances of tokens in few buckets."""
+
+from __future__ import annotations
+
+from math import log
+
+import torch
+from torch import Tensor
+
+from opgrip.samples.draw import Draw
+from opgrip.samples.sample import sample
+
+
+def inputs(
+    draw: Draw, queries: int, keys: int, bidirectional: bool, num_buckets: int = 32, max_distance: int = 128
+) -> tuple[Tensor, bool, int, int]:
+    """Distances of all pairs, where the queries are the last of the keys."""
+    relative = torch.arange(keys) - torch.arange(keys - queries, keys)[:, None]
+    return relative, bidirectional, num_buckets, max_distance
+
+
+@sample(
+    inputs,
+    {
+        "T5-small, decoder, behind 511 tokens": {"queries": 1, "keys": 512, "bidirectional": False},
+        "T5-small, encoder, 512 tokens": {"queries": 512, "keys": 512, "bidirectional": True},
+        "T5-small, decoder, training, 512 tokens": {"queries": 512, "keys": 512, "bidirectional": False},
+    },
+    tags=["IfElseBranch"],
+    project="Transformers",
+    url="https://arxiv.org/abs/1910.10683",
+)
+def relative_position_bucket(
+    relative_position: Tensor, bidirectional: bool = True, num_buckets: int = 32, max_distance: int = 128
+) -> Tensor:
+    """The bucket of each distance: one of its own for short ones, ever wider ones for longer ones.
+
+    Parameters
+    ----------
+    relative_position : (Q, S) int64, the key's position less the query's, in tokens
+    bidirectional : tell keys behind from those before, by half of the buckets each; or else take those behind as at 0
+    num_buckets : how many there are
+    max_distance : from which all distances are in the last bucket
+
+    Returns
+    -------
+    (Q, S) int64
+
+    Source: Raffel et al. 2020 (T5), section 2.1; widths as in Mesh TensorFlow and Transformers.
+    """
+    if bidirectional:
+        num_buckets //= 2
+        first = (relative_position > 0) * num_buckets
+        distance = relative_position.abs()
+    else:
+        first = torch.zeros_like(relative_position)
+        distance = -relative_position.clamp(max=0)
+    exact = num_buckets // 2
+    growth = (distance / exact).log() / log(max_distance / exact)
+    wide = (exact + growth * (num_buckets - exact)).clamp(max=num_buckets - 1)
+    return first + torch.where(distance < exact, distance, wide.long())

@@ -1,0 +1,50 @@
+"""Less chance for tokens that were there before."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from opgrip.samples.draw import Draw
+from opgrip.samples.sample import sample
+
+
+def inputs(draw: Draw, batch: int, length: int, vocabulary: int, penalty: float) -> tuple[Tensor, Tensor, float]:
+    """Tokens so far, many of them more than once, and scores of the next one."""
+    tokens = (draw.uniform(batch, length) ** 4 * vocabulary).long()
+    return tokens, draw.normal(batch, vocabulary, std=3.0), penalty
+
+
+@sample(
+    inputs,
+    {
+        "CTRL, generation behind 256 tokens": {"batch": 1, "length": 256, "vocabulary": 246534, "penalty": 1.2},
+        "Llama 2 7B, generation behind 1024 tokens, batch of 16": {
+            "batch": 16,
+            "length": 1024,
+            "vocabulary": 32000,
+            "penalty": 1.1,
+        },
+    },
+    tags=["AdvancedIndexing"],
+    project="Transformers",
+    url="https://arxiv.org/abs/1909.05858",
+)
+def repetition_penalty(input_ids: Tensor, scores: Tensor, penalty: float) -> Tensor:
+    """Scores in which those of tokens that occurred are lower, once for each token.
+
+    Parameters
+    ----------
+    input_ids : (B, L) int64, tokens so far
+    scores : (B, V) float, logits of the next token
+    penalty : by which positive scores are divided and negative ones multiplied
+
+    Returns
+    -------
+    (B, V) float
+
+    Source: Keskar et al. 2019 (CTRL), section 4.1; negative scores as in Transformers.
+    """
+    met = scores.gather(1, input_ids)
+    met = torch.where(met < 0, met * penalty, met / penalty)
+    return scores.scatter(1, input_ids, met)

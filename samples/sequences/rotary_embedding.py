@@ -1,0 +1,74 @@
+"""Rotation of queries and keys by their positions."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from opgrip.samples.draw import Draw
+from opgrip.samples.sample import sample
+
+
+def inputs(
+    draw: Draw, batch: int, heads: int, key_heads: int, width: int, length: int, past: int = 0, base: float = 10000.0
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Queries and keys behind `past` tokens, and the cosines and sines of their positions."""
+    positions = torch.arange(past, past + length)
+    frequencies = base ** (-torch.arange(0, width, 2) / width)
+    angles = (positions[:, None] * frequencies).repeat(1, 2).expand(batch, length, width)
+    training = past == 0
+    query = draw.normal(batch, heads, length, width, grad=training)
+    key = draw.normal(batch, key_heads, length, width, grad=training)
+    return query, key, angles.cos(), angles.sin()
+
+
+@sample(
+    inputs,
+    {
+        "Llama 2 7B, generation behind 512 tokens, batch of 8": {
+            "batch": 8,
+            "heads": 32,
+            "key_heads": 32,
+            "width": 128,
+            "length": 1,
+            "past": 512,
+        },
+        "Llama 2 7B, training, 512 tokens": {"batch": 1, "heads": 32, "key_heads": 32, "width": 128, "length": 512},
+        "Llama 3 8B, training, 1024 tokens": {
+            "batch": 1,
+            "heads": 32,
+            "key_heads": 8,
+            "width": 128,
+            "length": 1024,
+            "base": 500000.0,
+        },
+    },
+    tags=["Broadcast", "ViewAttribute", "BuiltInDataStructure"],
+    project="Transformers",
+    url="https://arxiv.org/abs/2104.09864",
+)
+def rotary_embedding(
+    query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1
+) -> tuple[Tensor, Tensor]:
+    """Queries and keys turned by their positions, so that their products depend on distances alone.
+
+    Parameters
+    ----------
+    query : (B, H, L, D) float, D even; number d is turned together with number d + D / 2
+    key : (B, K, L, D) float
+    cos, sin : (B, L, D) float, of position times frequency, the second half of D as the first
+    unsqueeze_dim : where `query` and `key` have their heads, 2 for (B, L, H, D)
+
+    Returns
+    -------
+    query, key : of the same shapes
+
+    Source: Su et al. 2021 (RoFormer), section 3.4.2; halves in place of pairs as in Llama of Transformers.
+    """
+    cos, sin = cos.unsqueeze(unsqueeze_dim), sin.unsqueeze(unsqueeze_dim)
+    return _turn(query, cos, sin), _turn(key, cos, sin)
+
+
+def _turn(states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    first, second = states.chunk(2, dim=-1)
+    return states * cos + torch.cat([-second, first], dim=-1) * sin

@@ -1,0 +1,53 @@
+"""What each token may attend to within a window."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from opgrip.samples.draw import Draw
+from opgrip.samples.sample import sample
+
+
+def inputs(draw: Draw, batch: int, keys: int, window: int, queries: int | None = None) -> tuple[Tensor, int, int]:
+    """Sequences that are padded on the left."""
+    padding = draw.integers(batch, high=keys // 4)
+    return torch.arange(keys) >= padding[:, None], keys if queries is None else queries, window
+
+
+@sample(
+    inputs,
+    {
+        "Mistral 7B, generation behind 8191 tokens, batch of 8": {
+            "batch": 8,
+            "keys": 8192,
+            "window": 4096,
+            "queries": 1,
+        },
+        "Gemma 3 1B, prompt of 1024 tokens": {"batch": 1, "keys": 1024, "window": 512},
+        "Gemma 3 1B, prompts of up to 1024 tokens, batch of 8": {"batch": 8, "keys": 1024, "window": 512},
+    },
+    tags=["Broadcast", "ViewAttribute"],
+    project="Transformers",
+    url="https://arxiv.org/abs/2310.06825",
+)
+def sliding_window_mask(attention_mask: Tensor, query_length: int, window: int) -> Tensor:
+    """What to add to attention scores so that a token sees itself, the `window - 1` before it, and no padding.
+
+    Parameters
+    ----------
+    attention_mask : (B, S) bool, which of S keys are tokens
+    query_length : Q, tokens that ask; they are the last of the S
+    window : keys that a token sees
+
+    Returns
+    -------
+    (B, 1, Q, S) float32, zero or the lowest number
+
+    Source: Jiang et al. 2023 (Mistral 7B), section 2; values as eager attention of Transformers takes them.
+    """
+    keys = torch.arange(attention_mask.shape[1], device=attention_mask.device)
+    queries = keys[len(keys) - query_length :, None]
+    seen = (keys <= queries) & (keys > queries - window)
+    seen = seen & attention_mask[:, None, None, :]
+    return torch.where(seen, 0.0, torch.finfo(torch.float32).min)

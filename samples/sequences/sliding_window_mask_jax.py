@@ -1,0 +1,15 @@
+"""`sliding_window_mask` in JAX."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+from jax import Array
+
+
+def sliding_window_mask(attention_mask: Array, query_length: int, window: int) -> Array:
+    """As the torch one beside it."""
+    keys = jnp.arange(attention_mask.shape[1])
+    queries = keys[len(keys) - query_length :, None]
+    seen = (keys <= queries) & (keys > queries - window)
+    seen = seen & attention_mask[:, None, None, :]
+    return jnp.where(seen, 0.0, jnp.finfo(jnp.float32).min).astype(jnp.float32)

@@ -1,0 +1,68 @@
+"""Which of a small model's tokens a large model takes over."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from opgrip.samples.draw import Draw
+from opgrip.samples.sample import sample
+
+
+def inputs(draw: Draw, drafted: int, vocabulary: int, disagreement: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Tokens that a draft's probabilities gave, and scores of both models, which differ by normal noise."""
+    draft = draw.normal(drafted, vocabulary, std=4.0)
+    last = draw.normal(1, vocabulary, std=4.0)
+    tokens = torch.multinomial(draft.softmax(dim=1), 1, generator=draw.generator).squeeze(1)
+    noise = draw.normal(drafted + 1, vocabulary, std=disagreement)
+    return tokens, draft, torch.cat([draft, last]) + noise
+
+
+@sample(
+    inputs,
+    {
+        "T5-XXL with drafts of T5-small, 7 tokens, as in the paper": {
+            "drafted": 7,
+            "vocabulary": 32128,
+            "disagreement": 0.5,
+        },
+        "Llama 3 70B with drafts of Llama 3 8B, 5 tokens": {"drafted": 5, "vocabulary": 128256, "disagreement": 0.2},
+    },
+    tags=[
+        "IfElseBranch",
+        "InputAware",
+        "DataDependentShape",
+        "AdvancedIndexing",
+        "Reduce",
+        "ViewAttribute",
+        "Random",
+    ],
+    project="Transformers",
+    url="https://arxiv.org/abs/2211.17192",
+    random=True,
+)
+def speculative_sampling(drafted: Tensor, draft_logits: Tensor, logits: Tensor) -> Tensor:
+    """Accept drafted tokens up to the first that is rejected, and draw one token more.
+
+    Parameters
+    ----------
+    drafted : (G,) int64, tokens drawn by the small model
+    draft_logits : (G, V) float, what it drew them from
+    logits : (G + 1, V) float, of the large model at the same places and the one after
+
+    Returns
+    -------
+    (N + 1,) int64, the N accepted tokens and the one drawn; all distributed as if the large model had drawn them
+
+    Source: Leviathan et al. 2023 (speculative decoding), algorithm 1.
+    """
+    draft, target = draft_logits.softmax(dim=1), logits.softmax(dim=1)
+    place = torch.arange(len(drafted), device=drafted.device)
+    ratio = target[place, drafted] / draft[place, drafted]
+    accepted = torch.rand_like(ratio) <= ratio
+    count = int(accepted.long().cumprod(dim=0).sum())
+    remaining = target[count]
+    if count < len(drafted):
+        remaining = (remaining - draft[count]).clamp(min=0)
+        remaining = remaining / remaining.sum()
+    return torch.cat([drafted[:count], torch.multinomial(remaining, 1)])

@@ -1,0 +1,51 @@
+"""Tokens drawn from the most probable ones."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from opgrip.samples.draw import Draw
+from opgrip.samples.sample import sample
+
+
+def inputs(draw: Draw, batch: int, vocabulary: int, top_k: int, temperature: float = 1.0) -> tuple[Tensor, int, float]:
+    """Scores of the next token."""
+    return draw.normal(batch, vocabulary, std=3.0), top_k, temperature
+
+
+@sample(
+    inputs,
+    {
+        "GPT-2, generation from the 40 best": {"batch": 1, "vocabulary": 50257, "top_k": 40},
+        "Llama 3 8B, generation from the 50 best at 0.7, batch of 8": {
+            "batch": 8,
+            "vocabulary": 128256,
+            "top_k": 50,
+            "temperature": 0.7,
+        },
+    },
+    tags=["ViewAttribute", "Broadcast", "Random"],
+    project="Transformers",
+    url="https://arxiv.org/abs/1805.04833",
+    random=True,
+)
+def top_k_sampling(logits: Tensor, top_k: int = 50, temperature: float = 1.0) -> Tensor:
+    """Draw a token from those that are as probable as number `top_k`, or more so.
+
+    Parameters
+    ----------
+    logits : (B, V) float, of the next token
+    top_k : tokens that are kept, and those that tie with the last of them
+    temperature : below one makes probable tokens more probable
+
+    Returns
+    -------
+    (B,) int64
+
+    Source: Fan et al. 2018 (hierarchical neural story generation); ties as in Transformers.
+    """
+    logits = logits / temperature
+    least = logits.topk(min(top_k, logits.shape[1]), dim=1).values[:, -1:]
+    kept = logits.masked_fill(logits < least, -torch.inf)
+    return torch.multinomial(kept.softmax(dim=1), 1).squeeze(1)

@@ -1,0 +1,56 @@
+"""Tokens drawn from the fewest that have most of the probability."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from opgrip.samples.draw import Draw
+from opgrip.samples.sample import sample
+
+
+def inputs(
+    draw: Draw, batch: int, vocabulary: int, top_p: float, temperature: float = 1.0
+) -> tuple[Tensor, float, float]:
+    """Scores of the next token."""
+    return draw.normal(batch, vocabulary, std=3.0), top_p, temperature
+
+
+@sample(
+    inputs,
+    {
+        "GPT-2 large, generation at 0.95": {"batch": 1, "vocabulary": 50257, "top_p": 0.95},
+        "Llama 3 8B, generation at 0.9 and temperature 0.6, batch of 4": {
+            "batch": 4,
+            "vocabulary": 128256,
+            "top_p": 0.9,
+            "temperature": 0.6,
+        },
+    },
+    tags=["AdvancedIndexing", "InPlace", "Reduce", "ViewAttribute", "Random"],
+    project="Transformers",
+    url="https://arxiv.org/abs/1904.09751",
+    random=True,
+)
+def top_p_sampling(logits: Tensor, top_p: float = 0.9, temperature: float = 1.0) -> Tensor:
+    """Draw a token from the nucleus: the most probable tokens that together reach a probability.
+
+    Parameters
+    ----------
+    logits : (B, V) float, of the next token
+    top_p : probability that the nucleus reaches, 0 to 1
+    temperature : below one makes probable tokens more probable
+
+    Returns
+    -------
+    (B,) int64
+
+    Source: Holtzman et al. 2020 (neural text degeneration), section 3.1.
+    """
+    logits = logits / temperature
+    falling, order = logits.softmax(dim=1).sort(dim=1, descending=True)
+    # the nucleus has been reached before them; never so before the first
+    outside = falling.cumsum(dim=1) - falling >= top_p
+    outside[:, 0] = False
+    kept = logits.masked_fill(outside.scatter(1, order, outside), -torch.inf)
+    return torch.multinomial(kept.softmax(dim=1), 1).squeeze(1)

@@ -1,0 +1,49 @@
+"""Sequences without their padding, one behind the other."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from opgrip.samples.draw import Draw
+from opgrip.samples.sample import sample
+
+
+def inputs(draw: Draw, batch: int, length: int, width: int) -> tuple[Tensor, Tensor]:
+    """States of sequences, of which most are padded behind."""
+    lengths = draw.integers(batch, low=length // 4, high=length + 1)
+    return draw.normal(batch, length, width, grad=True), torch.arange(length) < lengths[:, None]
+
+
+@sample(
+    inputs,
+    {
+        "BERT base, training, 8 sequences of up to 128 tokens": {"batch": 8, "length": 128, "width": 768},
+        "BERT large, training, 16 sequences of up to 512 tokens": {"batch": 16, "length": 512, "width": 1024},
+    },
+    tags=["InputAware", "DataDependentShape", "AdvancedIndexing", "Reduce", "ViewAttribute", "BuiltInDataStructure"],
+    project="FlashAttention",
+    url="https://arxiv.org/abs/2205.14135",
+)
+def unpad_input(hidden_states: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor, Tensor, int]:
+    """States of the tokens alone, and what puts them back or tells their sequences apart.
+
+    Parameters
+    ----------
+    hidden_states : (B, S, ...) float
+    attention_mask : (B, S) bool or int, not zero where there is a token
+
+    Returns
+    -------
+    states : (T, ...) float, of T tokens
+    places : (T,) int64, theirs among all B * S
+    offsets : (B + 1,) int32, where each sequence starts, and T
+    longest : tokens of the longest sequence
+
+    Source: FlashAttention (Dao et al. 2022), `bert_padding.unpad_input`.
+    """
+    lengths = attention_mask.bool().sum(dim=1, dtype=torch.int32)
+    places = attention_mask.flatten().nonzero().flatten()
+    offsets = functional.pad(lengths.cumsum(dim=0, dtype=torch.int32), (1, 0))
+    return hidden_states.flatten(0, 1)[places], places, offsets, int(lengths.max())

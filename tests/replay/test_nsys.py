@@ -1,0 +1,187 @@
+"""What Nsight Systems sees of a replay; its kernels are of a report that is made up here, since there is no GPU."""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+from collections.abc import Sequence
+from contextlib import closing
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pytest
+from programs import run_command
+
+from opgrip.replay.profilers.nsys.nsys import arguments_in, find_nsys
+from opgrip.replay.profilers.nsys.report import read_report
+from opgrip.replay.profilers.nsys.rows import joined, with_seen
+from opgrip.replay.profilers.ranges import DOMAIN, READY
+from opgrip.replay.results import OK, Result, load_results
+from opgrip.traces.errors import UserError
+
+CASES = 50
+real = pytest.mark.skipif(shutil.which("nsys") is None, reason="there is no nsys")
+PID = 77
+THREAD, AUTOGRAD = PID << 24 | 1, PID << 24 | 2
+
+
+@real
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_every_case_has_its_ranges_and_nsys_times_agree_with_ours(detector_trace: Path, tmp_path: Path) -> None:
+    if int(version("nvtx").split(".")[2]) > 11:
+        pytest.skip("this nvtx needs a newer nsys than Debian's")
+    output = tmp_path / "rows.json"
+    done = run_command("opreplay", detector_trace, "--top", CASES, "--nsys", "--cache", "warm", "-o", output)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "rows.nsys-rep").stat().st_size > 0
+    rows = load_results(output)
+    assert len(rows) == CASES
+    assert rows["nsys_runs"].ge(10).all()
+    slow = rows[rows["nsys_own_us"] > 100]
+    assert len(slow) >= 10
+    assert (slow["nsys_us"] / slow["nsys_own_us"]).between(0.9, 1.1).all()
+
+
+@real
+def test_each_row_of_a_case_has_ranges_of_its_own(detector_trace: Path, tmp_path: Path) -> None:
+    if int(version("nvtx").split(".")[2]) > 11:
+        pytest.skip("this nvtx needs a newer nsys than Debian's")
+    output = tmp_path / "rows.json"
+    words = ("--op", "aten.mul*", "--top", 1, "--mode", "jit", "--threads", "1,2", "--nsys", "--nsys-iterations", 4)
+    done = run_command("opreplay", detector_trace, *words, "-o", output)
+    assert done.returncode == 0, done.stderr
+    rows = load_results(output)
+    assert rows[["mode", "threads", "nsys_runs"]].values.tolist() == [
+        ["eager", 1, 4],
+        ["jit", 1, 4],
+        ["eager", 2, 4],
+        ["jit", 2, 4],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("--nsys-bin", "/no/such/nsys"), "/no/such/nsys is no program that can be run: "),
+        (("--nsys-args-file", "/no/such/file"), "/no/such/file holds no arguments: "),
+        (("--streams", "2"), "nsys cannot tell cases that run side by side apart: "),
+    ],
+)
+def test_what_keeps_nsys_from_running_is_told_before_anything_runs(
+    detector_trace: Path, words: Sequence[str], told: str
+) -> None:
+    done = run_command("opreplay", detector_trace, "--top", 1, "--nsys", *words)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"opreplay: error: {told}")
+    assert done.stderr.count("\n") == 1
+
+
+def test_where_nsys_was_looked_for_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    monkeypatch.setattr("glob.glob", lambda place: [])
+    with pytest.raises(UserError, match=r"/opt/nvidia/nsight-systems"):
+        find_nsys()
+
+
+def test_arguments_of_a_file_are_read_as_a_shell_does(tmp_path: Path) -> None:
+    path = tmp_path / "arguments"
+    path.write_text("--stats=true  # all\n--env-var='A=1 2'\n", encoding="utf-8")
+    assert arguments_in(path) == ["--stats=true", "--env-var=A=1 2"]
+
+
+def made_up_report(path: Path, kernels: bool = True) -> Path:
+    """Two runs of case 7 and one of case 8, each after the phase `ready`; in the layout of nsys 2022.4."""
+    ranges = [(100, 199, READY, 7), (200, 300, "aten.mm", 7), (400, 500, "aten.mm", 7), (600, 650, "aten.sin", 8)]
+    with closing(sqlite3.connect(path)) as database:
+        database.executescript(
+            "CREATE TABLE StringIds (id INTEGER, value TEXT);"
+            "CREATE TABLE NVTX_EVENTS (start INTEGER, end INTEGER, eventType INTEGER, category INTEGER, text TEXT,"
+            " globalTid INTEGER, textId INTEGER, domainId INTEGER, int64Value INTEGER);"
+        )
+        names = [*dict.fromkeys(name for _, _, name, _ in ranges), "gemm", "reduce"]
+        database.executemany("INSERT INTO StringIds VALUES (?, ?)", list(enumerate(names)))
+        events: list[tuple[Any, ...]] = [
+            (0, None, 75, None, DOMAIN, THREAD, None, 3, None),
+            (0, None, 75, None, "torch", THREAD, None, 4, None),
+            (0, None, 33, 1, "eager", THREAD, None, 3, None),
+            (210, 220, 60, 1, "foreign", THREAD, None, 4, 7),
+            (700, None, 60, 1, "never ended", THREAD, None, 3, 9),
+        ]
+        events += [(start, end, 60, 1, None, THREAD, names.index(name), 3, case) for start, end, name, case in ranges]
+        database.executemany(f"INSERT INTO NVTX_EVENTS VALUES ({','.join('?' * 9)})", events)
+        if kernels:
+            add_kernels(database, names)
+        database.commit()
+    return path
+
+
+def add_kernels(database: sqlite3.Connection, names: Sequence[str]) -> None:
+    database.executescript(
+        "CREATE TABLE CUPTI_ACTIVITY_KIND_RUNTIME (start INTEGER, globalTid INTEGER, correlationId INTEGER);"
+        "CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL (start INTEGER, end INTEGER, globalPid INTEGER,"
+        " correlationId INTEGER, shortName INTEGER);"
+        "CREATE TABLE CUPTI_ACTIVITY_KIND_MEMCPY (start INTEGER, end INTEGER, globalPid INTEGER,"
+        " correlationId INTEGER, bytes INTEGER);"
+    )
+    launches = [(205, THREAD, 1), (210, AUTOGRAD, 2), (405, THREAD, 3), (410, THREAD, 4), (550, THREAD, 5)]
+    database.executemany("INSERT INTO CUPTI_ACTIVITY_KIND_RUNTIME VALUES (?, ?, ?)", launches)
+    gemm, reduce = names.index("gemm"), names.index("reduce")
+    ran = [(220, 250, 1, gemm), (260, 270, 2, reduce), (420, 450, 3, gemm), (560, 570, 5, gemm)]
+    rows = [(start, end, PID << 24, number, name) for start, end, number, name in ran]
+    database.executemany("INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES (?, ?, ?, ?, ?)", rows)
+    # it runs on while its call has long returned
+    database.execute("INSERT INTO CUPTI_ACTIVITY_KIND_MEMCPY VALUES (520, 540, ?, 4, 4096)", (PID << 24,))
+
+
+def row(case: int) -> Result:
+    return Result(case, "aten.mm", "", 1, 1.0, "eager", "cuda", OK, 0.0, 0.0)
+
+
+@pytest.fixture
+def report(tmp_path: Path) -> Path:
+    return made_up_report(tmp_path / "report.sqlite")
+
+
+def test_kernels_and_copies_belong_to_the_call_that_launched_them_on_whatever_thread(report: Path) -> None:
+    seen, outside = joined(read_report(report))
+    assert outside == 1
+    met = with_seen(row(7), row(7), seen)
+    assert (met.nsys_us, met.nsys_runs) == (0.1, 2)
+    assert met.nsys_kernels == "gemm x1; reduce x0.5"
+    assert met.nsys_launches == 1.5
+    assert met.nsys_gpu_us == pytest.approx((30 + 10 + 30) / 2 / 1e3)
+    # 250 to 260 in the first run, 450 to 520 in the second
+    assert met.nsys_gap_us == pytest.approx((10 + 70) / 2 / 1e3)
+    assert (met.nsys_copies, met.nsys_copied_bytes) == (0.5, 2048)
+    assert with_seen(row(8), None, seen).nsys_launches is None
+
+
+def test_phases_and_ranges_of_others_are_no_runs(report: Path) -> None:
+    seen, _ = joined(read_report(report))
+    assert {key: len(found.spans) for key, found in seen.items()} == {(7, "eager"): 2, (8, "eager"): 1}
+
+
+def test_a_report_without_a_gpu_has_times_alone(tmp_path: Path) -> None:
+    seen, outside = joined(read_report(made_up_report(tmp_path / "report.sqlite", kernels=False)))
+    assert outside == 0
+    assert with_seen(row(8), None, seen).nsys_us == 0.05
+
+
+def test_a_row_that_was_not_seen_stays_as_it_is(report: Path) -> None:
+    seen, _ = joined(read_report(report))
+    assert with_seen(row(9), None, seen) == row(9)
+
+
+def test_what_is_no_report_is_told_in_a_line(tmp_path: Path) -> None:
+    foreign, empty, other = (tmp_path / name for name in ("foreign", "empty", "other"))
+    foreign.write_bytes(b"no database at all, but long enough to be read as one" * 20)
+    sqlite3.connect(empty).close()
+    empty.touch()
+    with closing(sqlite3.connect(other)) as database:
+        database.execute("CREATE TABLE NVTX_EVENTS (begin INTEGER)")
+    for path in (foreign, empty, other):
+        with pytest.raises(UserError) as raised:
+            read_report(path)
+        assert "\n" not in str(raised.value)

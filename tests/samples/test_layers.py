@@ -1,0 +1,383 @@
+"""The layers compute what the models that they come from compute, and what their formulas say."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from implementations import compare, compare_with
+from torch import Tensor
+from torch.nn import functional
+
+from opgrip.samples import Draw, samples
+
+Arguments = tuple[Any, ...]
+
+
+def layer(name: str, *arguments: Any, **named: Any) -> Any:
+    """What the sample of that name gives."""
+    return samples()[name].function(*arguments, **named)
+
+
+def encoding(name: str) -> Callable[..., Any]:
+    module = pytest.importorskip("mmseg.models.utils.encoding")
+    function: Callable[..., Any] = getattr(module.Encoding, name)
+    return function
+
+
+def frozen_batchnorm2d(features: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
+    module = pytest.importorskip("transformers.models.detr.modeling_detr").DetrFrozenBatchNorm2d(len(weight))
+    module.load_state_dict({"weight": weight, "bias": bias, "running_mean": mean, "running_var": variance})
+    return module(features)
+
+
+def position_embedding_learned(features: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    module = pytest.importorskip("mmdet.models.layers.positional_encoding").LearnedPositionalEncoding(
+        rows.shape[1], len(rows), len(columns)
+    )
+    weights = {"row_embed.weight": rows, "col_embed.weight": columns}
+    return torch.func.functional_call(module, weights, (features[:, 0],))
+
+
+def position_embedding_sine(
+    padding: Tensor, features: int, temperature: float, normalize: bool, scale: float | None = None
+) -> Tensor:
+    module = pytest.importorskip("mmdet.models.layers.positional_encoding").SinePositionalEncoding(
+        features, temperature, normalize, 2 * math.pi if scale is None else scale
+    )
+    return module(padding)
+
+
+def detr_postprocess(outputs: dict[str, Tensor], sizes: Tensor) -> list[dict[str, Tensor]]:
+    detr = pytest.importorskip("transformers.models.detr")
+    modeling = pytest.importorskip("transformers.models.detr.modeling_detr")
+    results = modeling.DetrObjectDetectionOutput(logits=outputs["pred_logits"], pred_boxes=outputs["pred_boxes"])
+    found: list[dict[str, Tensor]] = detr.DetrImageProcessor().post_process_object_detection(results, -1.0, sizes)
+    return found
+
+
+def multi_scale_deformable_attention(*arguments: Tensor) -> Tensor:
+    return pytest.importorskip("mmcv.ops.multi_scale_deform_attn").multi_scale_deformable_attn_pytorch(*arguments)
+
+
+def window_partition_attention_mask(features: Tensor, window: int, shift: int) -> Tensor:
+    """The mask that a block of MMDetection's Swin hands to its attention."""
+    block = pytest.importorskip("mmdet.models.backbones.swin").ShiftWindowMSA(features.shape[3], 1, window, shift)
+    masks: list[Tensor] = []
+    block.w_msa.register_forward_pre_hook(lambda _, inputs, named: masks.append(named["mask"]), with_kwargs=True)
+    block(features.flatten(1, 2), features.shape[1:3])
+    return masks[0]
+
+
+def relative_position_bias(table: Tensor, window: tuple[int, int]) -> Tensor:
+    swin = pytest.importorskip("transformers.models.swin.modeling_swin").SwinRelativePositionBias
+    weights = {"relative_position_bias_table": table}
+    return torch.func.functional_call(swin(table.shape[1], window), weights)[0]
+
+
+def roi_masks_paste(masks: Tensor, boxes: Tensor, height: int, width: int, tight: bool) -> Arguments:
+    head = pytest.importorskip("mmdet.models.roi_heads.mask_heads.fcn_mask_head")
+    pasted, where = head._do_paste_mask(masks[:, None], boxes, height, width, tight)
+    down, across = where or (slice(0, height), slice(0, width))
+    return pasted, (int(across.start), int(down.start), int(across.stop), int(down.stop))
+
+
+def deformable_reference_points(shapes: Tensor, ratios: Tensor) -> Tensor:
+    layers = pytest.importorskip("mmdet.models.layers.transformer.deformable_detr_layers")
+    return layers.DeformableDetrTransformerEncoder.get_encoder_reference_points(shapes, ratios, ratios.device)
+
+
+def attention(query: Tensor, key: Tensor, value: Tensor, dropout: float, scale: float) -> Tensor:
+    return functional.scaled_dot_product_attention(query, key, value, scale=scale)
+
+
+ORIGINALS: dict[str, Callable[..., Any]] = {
+    "aggregate": lambda *arguments: encoding("aggregate")(*arguments),
+    "scaled_l2": lambda *arguments: encoding("scaled_l2")(*arguments),
+    "scaled_dot_product_attention": attention,
+    **{
+        original.__name__: original
+        for original in (
+            frozen_batchnorm2d,
+            position_embedding_learned,
+            position_embedding_sine,
+            detr_postprocess,
+            multi_scale_deformable_attention,
+            window_partition_attention_mask,
+            relative_position_bias,
+            roi_masks_paste,
+            deformable_reference_points,
+        )
+    },
+}
+"""Functions of other packages that take the same arguments as the sample of that name."""
+
+LIKE_THE_ORIGINAL: list[tuple[str, dict[str, Any]]] = [
+    ("aggregate", {"images": 2, "positions": 35, "channels": 8, "codes": 4}),
+    ("aggregate", {"images": 1, "positions": 1, "channels": 3, "codes": 1}),
+    ("scaled_l2", {"images": 2, "positions": 35, "channels": 8, "codes": 4}),
+    ("scaled_l2", {"images": 1, "positions": 1, "channels": 3, "codes": 1}),
+    ("scaled_dot_product_attention", {"examples": 2, "heads": 3, "length": 7, "width": 5, "dropout": 0, "scale": 1}),
+    (
+        "scaled_dot_product_attention",
+        {"examples": 1, "heads": 1, "length": 9, "width": 4, "dropout": 0, "scale": 0.5},
+    ),
+    ("frozen_batchnorm2d", {"channels": 6, "height": 5, "width": 4, "images": 2}),
+    ("position_embedding_learned", {"images": 2, "height": 7, "width": 9, "features": 6, "positions": 9}),
+    ("position_embedding_learned", {"images": 1, "height": 50, "width": 50, "features": 2}),
+    ("position_embedding_sine", {"sizes": [(7, 9), (4, 9), (7, 2)], "features": 8}),
+    ("position_embedding_sine", {"sizes": [(7, 9), (4, 9), (7, 2)], "features": 8, "normalize": False}),
+    ("position_embedding_sine", {"sizes": [(1, 1)], "features": 2}),
+    ("detr_postprocess", {"images": 3, "queries": 11, "classes": 5}),
+    ("detr_postprocess", {"images": 1, "queries": 4, "classes": 1}),
+    ("detr_postprocess", {"images": 2, "queries": 0, "classes": 3}),
+    ("multi_scale_deformable_attention", {"levels": [(6, 9), (3, 5)], "queries": 13, "images": 2, "heads": 3}),
+    ("multi_scale_deformable_attention", {"levels": [(1, 1)], "queries": 1, "heads": 1, "points": 1}),
+    ("window_partition_attention_mask", {"height": 14, "width": 21, "channels": 4, "window": 7}),
+    ("window_partition_attention_mask", {"height": 13, "width": 5, "channels": 4, "window": 4}),
+    ("window_partition_attention_mask", {"height": 7, "width": 7, "channels": 4, "window": 7}),
+    ("relative_position_bias", {"window": (7, 7), "heads": 3}),
+    ("relative_position_bias", {"window": (1, 1), "heads": 2}),
+    ("roi_masks_paste", {"detections": 5, "tight": True, "size": (60, 90)}),
+    ("roi_masks_paste", {"detections": 5, "tight": False, "size": (60, 90)}),
+    ("roi_masks_paste", {"detections": 4, "tight": True, "without_area": 2, "side": 1, "size": (60, 90)}),
+    ("deformable_reference_points", {"levels": [(6, 9), (3, 5), (1, 1)], "images": 3}),
+]
+"""A sample, and what its inputs are made by."""
+
+
+@pytest.mark.parametrize(("name", "sizes"), LIKE_THE_ORIGINAL)
+@pytest.mark.parametrize("seed", [0, 1])
+def test_it_computes_what_the_original_does(name: str, sizes: dict[str, Any], seed: int) -> None:
+    sample = samples()[name]
+    compare_with(ORIGINALS[name], sample.function, lambda: sample.inputs(Draw(seed), **sizes), sample.rtol, sample.atol)
+
+
+def channel_attention(channels: list[Any], matrix: Any, weights: Any) -> Arguments:
+    users = len(channels[0])
+    scores = np.array([[(channel[user] @ matrix) @ weights[0] for channel in channels] for user in range(users)])
+    shares = np.exp(scores) / np.exp(scores).sum(axis=1, keepdims=True)
+    mixed = [
+        sum(share * channel[user] for share, channel in zip(shares[user], channels, strict=True))
+        for user in range(users)
+    ]
+    return np.array(mixed), shares
+
+
+def dec2bin(values: Any, bits: int) -> Any:
+    return np.array([[digit == "1" for digit in f"{value:0{bits}b}"[-bits:]] for value in values])
+
+
+def smooth_step(values: Any, gamma: float) -> Any:
+    def step(value: float) -> float:
+        share = min(max(value / gamma + 0.5, 0), 1)
+        return share**2 * (3 - 2 * share)
+
+    return np.vectorize(step)(values)
+
+
+def squash(vectors: Any) -> Any:
+    lengths = np.linalg.norm(vectors, axis=-1, keepdims=True)
+    return vectors * lengths / (1 + lengths**2)
+
+
+def label_aware_attention(keys: Any, query: Any, power: float) -> Arguments:
+    vectors, weights = [], []
+    for interests, (item,) in zip(keys, query, strict=True):
+        nearness = np.exp([float(interest @ item) ** power for interest in interests])
+        weights.append(nearness / nearness.sum())
+        vectors.append(weights[-1] @ interests)
+    return np.array(vectors), np.array(weights)[..., None]
+
+
+def factorization_machine(
+    fields: list[Any], numbers: Any, weights: Any, embeddings: Any, number_weights: Any, number_embeddings: Any
+) -> Arguments:
+    first, second = [], []
+    for example, known in enumerate(numbers):
+        features = [int(field[example, 0]) for field in fields]
+        first.append(sum(weights[feature, 0] for feature in features) + known @ number_weights)
+        vectors = [embeddings[feature] for feature in features] + list(known[:, None] * number_embeddings[0])
+        second.append(sum(one @ other for index, one in enumerate(vectors) for other in vectors[:index]))
+    return np.array(first)[:, None], np.array(second)[:, None]
+
+
+def word2vec(words: list[Any], embedding: Any, weight: Any, bias: Any) -> Arguments:
+    def score(middle: int, other: int) -> float:
+        return float(embedding[middle] @ weight[other] + bias[other, 0])
+
+    pairs = [(int(middle), near, drawn) for (middle,), near, drawn in zip(*words, strict=True)]
+    return tuple(
+        np.array([[score(middle, other) for other in others[column]] for middle, *others in pairs]) for column in (0, 1)
+    )
+
+
+def split_heads_qkv(queries: Any, keys: Any, values: Any, heads: int, key_width: int, value_width: int) -> Arguments:
+    def split(sequence: Any, width: int) -> Any:
+        return np.stack([sequence[..., head * width : (head + 1) * width] for head in range(heads)], axis=1)
+
+    return split(queries, key_width), split(keys, key_width), split(values, value_width)
+
+
+def partialconv2d(
+    features: Any, mask: Any, weight: Any, bias: Any, stride: int, padding: int, dilation: int, multi_channel: bool
+) -> Arguments:
+    """Pixel by pixel."""
+    around = ((0, 0), (0, 0), (padding, padding), (padding, padding))
+    features, mask = np.pad(features, around), np.pad(np.broadcast_to(mask, features.shape), around)
+    kernel = weight.shape[2]
+    reach = dilation * (kernel - 1) + 1
+    side = (features.shape[2] - reach) // stride + 1
+    output, valid = np.zeros((len(features), len(weight), side, side)), np.zeros((len(features), 1, side, side))
+    for image, row, column in np.ndindex(len(features), side, side):
+        rows, columns = (slice(at * stride, at * stride + reach, dilation) for at in (row, column))
+        seen = mask[image, :, rows, columns]
+        if seen.any():
+            scale = seen.size / seen.sum()
+            for number, kernels in enumerate(weight):
+                product = (features[image, :, rows, columns] * seen * kernels).sum()
+                output[image, number, row, column] = product * scale + (0 if bias is None else bias[number])
+            valid[image, 0, row, column] = 1
+    return output, np.repeat(valid, len(weight), axis=1) if multi_channel else valid
+
+
+def mask_predictor(rois: Any, heatmaps: Any, images: list[Any], class_agnostic: bool) -> list[Any]:
+    """With OpenCV, as Mask R-CNN's authors resize masks."""
+    cv2 = pytest.importorskip("cv2")
+    masks = []
+    for (number, *box, _, label), heatmap in zip(rois, heatmaps, strict=True):
+        scale, height, width = images[int(number)]
+        x1, y1, x2, y2 = (int(edge / scale) for edge in box)
+        resized = cv2.resize(heatmap[0 if class_agnostic else int(label)], (max(x2 - x1 + 1, 1), max(y2 - y1 + 1, 1)))
+        mask = np.zeros((height + 1, width + 1), np.uint8)
+        mask[y1 : y2 + 1, x1 : x2 + 1] = resized > 0.5
+        masks.append(mask[:height, :width])
+    return masks
+
+
+REFERENCES: dict[str, Callable[..., Any]] = {
+    reference.__name__: reference
+    for reference in (
+        channel_attention,
+        dec2bin,
+        smooth_step,
+        squash,
+        label_aware_attention,
+        factorization_machine,
+        word2vec,
+        split_heads_qkv,
+        partialconv2d,
+        mask_predictor,
+    )
+}
+"""The same in plain loops over numpy arrays."""
+
+LIKE_THE_FORMULA: list[tuple[str, dict[str, Any]]] = [
+    ("channel_attention", {"users": 5, "width": 4}),
+    ("channel_attention", {"users": 2, "width": 3, "channels": 1}),
+    ("dec2bin", {"experts": 16, "bits": 4}),
+    ("dec2bin", {"experts": 9, "bits": 2}),
+    ("smooth_step", {"shape": (4, 3), "reach": 0.4}),
+    ("smooth_step", {"shape": (40,), "reach": 2.0, "gamma": 2.5}),
+    ("squash", {"shape": (3, 2, 4)}),
+    ("label_aware_attention", {"users": 3, "interests": 4, "width": 5, "power": 1.0}),
+    ("label_aware_attention", {"users": 2, "interests": 2, "width": 5, "power": 3.0}),
+    ("factorization_machine", {"examples": 3, "features": 7, "fields": 4, "numbers": 2, "width": 3}),
+    ("factorization_machine", {"examples": 1, "features": 1, "fields": 2, "numbers": 1, "width": 1}),
+    ("word2vec", {"words": 4, "vocabulary": 6, "width": 3, "negatives": 2}),
+    ("split_heads_qkv", {"examples": 2, "length": 3, "heads": 2, "width": 2}),
+    ("partialconv2d", {"size": 6, "channels": 2, "filters": 3, "kernel": 3, "share": 0.3}),
+    ("partialconv2d", {"size": 6, "channels": 2, "filters": 3, "kernel": 3, "share": 0.3, "multi_channel": False}),
+    ("partialconv2d", {"size": 5, "channels": 1, "filters": 1, "kernel": 5, "share": 0.0}),
+    ("mask_predictor", {"images": 2, "detections": 9, "classes": 3, "side": 14, "original": (60, 80)}),
+    ("mask_predictor", {"images": 1, "detections": 3, "classes": 1, "side": 28, "original": (50, 40)}),
+    ("mask_predictor", {"images": 1, "detections": 0, "classes": 2, "side": 7}),
+]
+
+
+def as_doubles(tree: Any) -> Any:
+    """Float64 in place of float32, which gradients by differences need."""
+    if isinstance(tree, list | tuple):
+        return type(tree)(map(as_doubles, tree))
+    if isinstance(tree, Tensor) and tree.is_floating_point():
+        return tree.detach().double().requires_grad_(tree.requires_grad)
+    return tree
+
+
+def as_arrays(tree: Any) -> Any:
+    if isinstance(tree, list | tuple):
+        return type(tree)(map(as_arrays, tree))
+    return tree.detach().numpy() if isinstance(tree, Tensor) else tree
+
+
+@pytest.mark.parametrize(("name", "sizes"), LIKE_THE_FORMULA)
+@pytest.mark.parametrize("seed", [0, 1])
+def test_it_computes_what_plain_loops_do(name: str, sizes: dict[str, Any], seed: int) -> None:
+    sample = samples()[name]
+    arguments = sample.inputs(Draw(seed), **sizes)
+    arguments = arguments if name == "mask_predictor" else as_doubles(arguments)
+    compare(sample.function(*arguments), REFERENCES[name](*as_arrays(arguments)), 1e-6, 1e-7)
+    if any(tensor.requires_grad for tensor in flat(arguments)):
+        check_gradients(sample.function, arguments)
+
+
+def flat(arguments: Arguments) -> list[Tensor]:
+    items = [item for each in arguments for item in (each if isinstance(each, list) else [each])]
+    return [item for item in items if isinstance(item, Tensor)]
+
+
+def check_gradients(function: Callable[..., Any], arguments: Arguments) -> None:
+    """Hold a function's gradients by its float arguments, lists among them, against differences."""
+    learned = [tensor for tensor in flat(arguments) if tensor.requires_grad]
+
+    def of_learned(*values: Tensor) -> Any:
+        by_place = iter(values)
+
+        def place(tree: Any) -> Any:
+            if isinstance(tree, list | tuple):
+                return type(tree)(map(place, tree))
+            return next(by_place) if isinstance(tree, Tensor) and tree.requires_grad else tree
+
+        results = function(*place(arguments))
+        return results if isinstance(results, Tensor) else tuple(each for each in results if each.requires_grad)
+
+    assert torch.autograd.gradcheck(of_learned, learned)
+
+
+def test_dropped_attention_weights_are_zero_and_the_others_grow() -> None:
+    query, key = torch.randn(2, 1, 1, 40, 8).unbind()
+    whole = layer("scaled_dot_product_attention", query, key, torch.eye(40))
+    torch.manual_seed(0)
+    dropped = layer("scaled_dot_product_attention", query, key, torch.eye(40), 0.25)
+    kept = dropped != 0
+    assert 0.2 < 1 - kept.float().mean() < 0.3
+    torch.testing.assert_close(dropped[kept], whole[kept] / 0.75)
+
+
+def test_a_partial_convolution_without_holes_is_a_convolution() -> None:
+    features, weight, bias = torch.randn(2, 3, 8, 9), torch.randn(4, 3, 3, 3), torch.randn(4)
+    for bias_or_none in (bias, None):
+        expected = functional.conv2d(features, weight, bias_or_none, stride=2)
+        assert layer("partialconv2d", features, None, weight, bias_or_none, 2)[1] is None
+        for mask in (None, torch.ones(2, 1, 8, 9)):
+            output, _ = layer("partialconv2d", features, mask, weight, bias_or_none, 2)
+            torch.testing.assert_close(output, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_sines_may_be_scaled_only_where_positions_are_shares() -> None:
+    padding = torch.zeros(1, 3, 4).bool()
+    found = layer("position_embedding_sine", padding, 2, normalize=True, scale=1.0)
+    torch.testing.assert_close(found[0, 0, :, 0], (torch.tensor([1, 2, 3]) / 3).sin(), rtol=1e-5, atol=1e-5)
+    with pytest.raises(ValueError, match="normalize"):
+        layer("position_embedding_sine", padding, scale=1.0)
+
+
+def test_a_mask_of_a_box_at_the_edge_is_cut_and_one_of_no_image_stays_empty() -> None:
+    rois = torch.tensor([[0.0, 6, 2, 20, 8, 0.9, 3], [5.0, 0, 0, 4, 4, 0.9, 0]])
+    edge, nowhere = layer("mask_predictor", rois, torch.ones(2, 1, 7, 7), [(2.0, 4, 10)], class_agnostic=True)
+    assert edge.tolist() == [[0] * 10] + [[0] * 3 + [1] * 7] * 3
+    assert nowhere.numel() == 0
