@@ -35,10 +35,9 @@ def test_each_function_is_a_line_with_the_command_that_grips_it(detector_trace: 
     for line, row in zip(lines, rows, strict=False):
         assert row["name"] in line
         assert line.endswith(f"--grip {row['pattern']}")
-    decoder = next(row for row in rows if row["name"] == "decode_deltas")
-    assert decoder["command"] == (
-        "opcapture --input-size 96 --batch-size 1 --grip opgrip.samples.decode_deltas:decode_deltas"
-    )
+    overlaps = next(row for row in rows if row["name"] == "bbox_overlaps")
+    grips = "opcapture --input-size 96 --batch-size 1 --grip opgrip.samples.boxes.bbox_overlaps:bbox_overlaps"
+    assert overlaps["command"] == grips
 
 
 def test_a_faster_memory_leaves_more_to_save(detector_trace: Path, tmp_path: Path) -> None:
