@@ -19,9 +19,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from opgrip.replay import load_results
-from opgrip.replay.machine import processor
 from opgrip.replay.samples import SHIPPED, sample_cases
 from opgrip.samples import Sample, Tag, samples
+from opgrip.traces.machine import processor
 
 ROOT = Path(__file__).resolve().parent.parent
 COMPILED = "compile"

@@ -19,14 +19,21 @@ from opgrip.capture.capture import Capture
 from opgrip.capture.compiled import CHOICES, OPERATORS
 from opgrip.capture.extensions import KNOWN_EXTENSIONS
 from opgrip.capture.models import load_program, model_sources
+from opgrip.capture.own_cost import own_cost
 from opgrip.capture.program import RUNS, ModelOptions, Program
 from opgrip.capture.script import run_script, script_name
+from opgrip.traces.bandwidth import bandwidth_of
 from opgrip.traces.command import USAGE_ERROR, OneLineParser, add_debug, not_negative, positive, run_command, seed
 from opgrip.traces.errors import UserError, one_line
+from opgrip.traces.longtail import find_longtail, lines_of
 from opgrip.traces.output import check_writable
 from opgrip.traces.progress import Reporter
 from opgrip.traces.tensor_file import load_safetensors
+from opgrip.traces.trace import load
 
+LONGTAIL_STEPS = 3
+"""In the first step, the capture describes everything that is new to it, and times between calls hold that."""
+LONGTAIL_TOP = 30
 DEFAULT_MODEL = "builtin:faster_rcnn"
 DESCRIPTION = "Run a model and record every operator and extension function that it calls, in a trace file."
 EXAMPLES = """\
@@ -37,6 +44,7 @@ examples:
   opcapture --model retinanet_r50_fpn_1x_coco.py --cfg-options model.test_cfg.score_thr=0 -o - | jq .op
   opcapture --model bert.py:make --run train --audit      name what torch ran and the trace does not have
   opcapture --model retinanet_r50_fpn_1x_coco.py --grip 'mmdet.*:delta2bbox'    functions too, and samples of them
+  opcapture --model bert.py:make --find-longtail          name the functions that break into many small operators
   opcapture -o train.jsonl.zst -- train.py --epochs 1     any script, or -- -m package, with its own exit status
   torchrun --nproc-per-node 2 --no-python opcapture -o step.jsonl -- train.py     one trace a rank
 """
@@ -89,7 +97,10 @@ def make_parser() -> argparse.ArgumentParser:
         "--warmup", type=not_negative, default=1, metavar="N", help="steps before the capture (default: %(default)s)"
     )
     parser.add_argument(
-        "--steps", type=positive, default=1, metavar="N", help="steps that are captured (default: %(default)s)"
+        "--steps",
+        type=positive,
+        metavar="N",
+        help=f"steps that are captured (default: 1, or {LONGTAIL_STEPS} with --find-longtail)",
     )
     parser.add_argument("--checkpoint", type=Path, metavar="FILE", help="weights to load (default: random ones)")
     parser.add_argument(
@@ -150,6 +161,11 @@ def _add_recording_options(parser: argparse.ArgumentParser) -> None:
         help="write each call before it runs, to find the one that crashes or hangs; slow",
     )
     parser.add_argument(
+        "--find-longtail",
+        action="store_true",
+        help="rank the functions that break into many small operators, as `opgrip longtail` does",
+    )
+    parser.add_argument(
         "--audit",
         action="store_true",
         help="build the model again, and compare with what torch counts of its steps",
@@ -182,6 +198,9 @@ def _run_script(args: argparse.Namespace, arguments: Sequence[str], reporter: Re
         problem = f"{capture.path} could not be written: {capture.failure}"
     if problem:
         reporter.say(f"error: {problem}")
+    elif args.find_longtail:
+        # the script's own output went to stdout
+        print("\n".join(_longtail(capture)), file=sys.stderr)
     return status or (USAGE_ERROR if problem else 0)
 
 
@@ -191,8 +210,10 @@ def _run_model(args: argparse.Namespace, reporter: Reporter) -> int:
         check_writable(Path(args.output), args.force)
     if args.values == full_values.FULL:
         full_values.check(args.output, args.force)
-    if args.audit and args.output == "-":
-        raise UserError("--audit reads the trace again", "name a file with --output")
+    for name in ("audit", "find_longtail"):
+        if getattr(args, name) and args.output == "-":
+            raise UserError(f"--{name.replace('_', '-')} reads the trace again", "name a file with --output")
+    args.steps = args.steps or (LONGTAIL_STEPS if args.find_longtail else 1)
     options = ModelOptions(
         run=args.run,
         batch_size=args.batch_size,
@@ -216,6 +237,8 @@ def _run_model(args: argparse.Namespace, reporter: Reporter) -> int:
         if args.audit:
             del program
             _tell_audit(_audit(_load(args, options, reporter), capture, args, reporter), reporter)
+    if args.find_longtail:
+        print("\n".join(_longtail(capture)))
     return 0
 
 
@@ -327,6 +350,10 @@ def _tell(capture: Capture, reporter: Reporter) -> None:
         reporter.say(f"{name} was not gripped: {reason}")
     if where != "stdout":
         reporter.say(f"run them again with: opreplay {where}")
+
+
+def _longtail(capture: Capture) -> list[str]:
+    return lines_of(find_longtail([load(capture.path)], bandwidth_of, own_cost()), LONGTAIL_TOP)
 
 
 def _values_problem(capture: Capture) -> str | None:

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from opgrip.replay.arguments.values import RECORDED
 from opgrip.replay.job import SAMPLE, Job
-from opgrip.replay.machine import cache_folder
 from opgrip.replay.modes import Tuning, find_mode, modes
 from opgrip.replay.operators import TRUSTED_EXTENSIONS
 from opgrip.replay.option_types import (
@@ -31,6 +30,7 @@ from opgrip.replay.units import CALL, UNIT_KINDS
 from opgrip.replay.ways import EAGER
 from opgrip.traces.command import OneLineParser, add_debug, not_negative, positive, seed
 from opgrip.traces.errors import UserError
+from opgrip.traces.machine import cache_folder
 
 DESCRIPTION = "Run every distinct call of a trace again, without the model, and compare its time with the captured one."
 EXAMPLES = """\

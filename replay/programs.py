@@ -18,7 +18,6 @@ from typing import Any
 import torch
 
 from opgrip.replay.cases import Case
-from opgrip.replay.machine import processor
 from opgrip.replay.modes import Program, Results, Task, find_mode
 from opgrip.replay.modes.graphs import tensors_in
 from opgrip.replay.operators import Operator, Unsupported
@@ -27,6 +26,7 @@ from opgrip.replay.timing.methods import ON_DEVICE, Arguments, Function
 from opgrip.replay.ways import EAGER, Way
 from opgrip.traces.arguments import leaves, numbers_of, with_numbers
 from opgrip.traces.errors import one_line
+from opgrip.traces.machine import processor
 from opgrip.traces.record_forms import to_json
 
 PARTIAL = ".partial-"

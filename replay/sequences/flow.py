@@ -8,35 +8,11 @@ from typing import Any
 
 import torch
 
-from opgrip.traces.arguments import Opaque, TensorSpec, leaves, tensors
+from opgrip.traces.arguments import TensorSpec
 from opgrip.traces.graph import Graph, make_graph
+from opgrip.traces.interfaces import Interface, interface_of
 from opgrip.traces.records import NO_STORAGE, Signature
 from opgrip.traces.trace import Trace
-
-
-@dataclass(frozen=True, slots=True)
-class Interface:
-    """The tensors of a signature.
-
-    Attributes
-    ----------
-    takes : those of its arguments, in their order; `gives` those of its first call's results
-    opaque : whether some of its arguments are of a kind that a trace cannot hold
-    """
-
-    takes: tuple[TensorSpec, ...]
-    gives: tuple[TensorSpec, ...]
-    opaque: bool = False
-
-    def memory_of(self, mentioned: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Of the memory that a call mentions, that of each tensor that it takes, and that of those that it gives."""
-        taken = len(self.takes)
-        takes = mentioned[:taken] + (NO_STORAGE,) * (taken - len(mentioned))
-        gives = mentioned[taken:]
-        if self.opaque:
-            # arguments that a trace cannot hold have numbers too
-            gives = gives[max(0, len(gives) - len(self.gives)) :]
-        return takes, gives
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,13 +102,6 @@ def make_flow(trace: Trace) -> Flow:
     outside = [number for number, storage in graph.storages.items() if storage.made_by is None and number in needs]
     outside_bytes = sum(needs[number].bytes for number in outside)
     return Flow(calls, signatures, interfaces, needs, outside, outside_bytes, graph.peak_bytes, wall)
-
-
-def interface_of(signature: Signature) -> Interface:
-    """The tensors of a signature."""
-    given = tuple(leaf for leaf in leaves(signature.outputs) if isinstance(leaf, TensorSpec))
-    taken = [signature.args, signature.kwargs]
-    return Interface(tuple(tensors(taken)), given, any(isinstance(leaf, Opaque) for leaf in leaves(taken)))
 
 
 def can_flow(spec: TensorSpec) -> bool:

@@ -12,12 +12,13 @@ import torch
 from opgrip.replay.arguments.inputs import DeviceMap
 from opgrip.replay.contexts import restored
 from opgrip.replay.operators import Operator, Unsupported, find_operator
-from opgrip.replay.sequences.flow import Flow, FlowingCall, Interface, can_flow
+from opgrip.replay.sequences.flow import Flow, FlowingCall, can_flow
 from opgrip.replay.sequences.memory import Memory
 from opgrip.replay.sequences.prepared import Drawn, Prepared, never_flowing
 from opgrip.replay.sequences.traits import overwrites, sizes_vary, takes_any_numbers
 from opgrip.traces.arguments import leaves
 from opgrip.traces.errors import one_line
+from opgrip.traces.interfaces import Interface
 from opgrip.traces.records import NO_STORAGE
 from opgrip.traces.values import ValueModel
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 
 import torch
 
-from opgrip.replay.machine import lines
+from opgrip.traces.machine import last_cache_bytes
 
 PROGRAM, WARM, COLD = "program", "warm", "cold"
 CACHES = (PROGRAM, WARM, COLD)
@@ -24,16 +23,3 @@ def flusher(device: str) -> Callable[[], None]:
         buffer.fill_(0)
 
     return flush
-
-
-def last_cache_bytes(device: str) -> int:
-    """Size of the last cache that a core or a device shares; 32 MB where the system does not say."""
-    if torch.device(device).type == "cuda":
-        return int(torch.cuda.get_device_properties(device).L2_cache_size)
-    # per instance, where sysconf gives the sum of all
-    for index in (3, 2):
-        text = "".join(lines(f"/sys/devices/system/cpu/cpu0/cache/index{index}/size"))
-        if text.endswith("K") and text[:-1].isdigit():
-            return int(text[:-1]) << 10
-    names = [name for name in ("SC_LEVEL3_CACHE_SIZE", "SC_LEVEL2_CACHE_SIZE") if name in os.sysconf_names]
-    return next((size for size in map(os.sysconf, names) if size > 0), 32 << 20)

@@ -9,10 +9,10 @@ import torch
 
 from opgrip.replay.arguments.casting import CAST
 from opgrip.replay.operators import Unsupported, find_operator
-from opgrip.replay.sequences.flow import Interface, interface_of
 from opgrip.replay.sequences.traits import sizes_vary
 from opgrip.traces.arguments import GeneratorSpec, GroupSpec, Opaque, ReductionSpec, TensorSpec, leaves
 from opgrip.traces.graph import written
+from opgrip.traces.interfaces import Interface, interface_of
 from opgrip.traces.records import OPERATOR, Signature
 
 

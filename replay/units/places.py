@@ -2,50 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import PurePath
 
 from opgrip.replay.cases import Selection
 from opgrip.traces import Trace
 from opgrip.traces.records import Scope
+from opgrip.traces.runs import OUTSIDE, Place, frames_of, origins
 
 CALL, FUNCTION, MODULE = "call", "function", "module"
 UNIT_KINDS = (CALL, FUNCTION, MODULE)
 """What a case can be made of: one call, or all calls of a function or a module."""
-
-OUTSIDE = "(outside)"
-"""Name of the unit of calls that no module, or no function of the program, made."""
-
-_CALLER = re.compile(r"(.*):\d+ (.*)")
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where calls are made, as far as units tell them apart.
-
-    Attributes
-    ----------
-    name : of the unit: a module's path, or `file-stem:function`
-    file : of the function; empty for a module
-    around : the frames around the function, from the inside, as far as they were recorded
-    """
-
-    name: str
-    phase: str
-    file: str = ""
-    around: tuple[str, ...] = ()
-
-    def goes_on(self, other: Place) -> bool:
-        """Whether a call that was made at another place right after belongs to the same run of the unit.
-
-        Of a call further inside, fewer of the frames around the unit are recorded.
-        """
-        if (self.name, self.phase, self.file) != (other.name, other.phase, other.file):
-            return False
-        return all(mine == its for mine, its in zip(self.around, other.around, strict=False))
 
 
 def make_places(trace: Trace, unit: str, selection: Selection) -> dict[int, Place]:
@@ -53,12 +21,11 @@ def make_places(trace: Trace, unit: str, selection: Selection) -> dict[int, Plac
 
     A call in a backward pass has the place of the forward call that caused it, in a phase of its own.
     """
-    by_number = {scope.number: scope for scope in trace.scopes}
+    origin = origins(trace)
     find = _module if unit == MODULE else _function
     found: dict[int, Place] = {}
     for scope in trace.scopes:
-        origin = scope if scope.forward is None else by_number.get(scope.forward, scope)
-        place = find(origin, scope.phase, selection)
+        place = find(origin[scope.number], scope.phase, selection)
         if place is not None:
             found[scope.number] = place
     return found
@@ -90,9 +57,7 @@ def _selected_path(path: str, patterns: Sequence[str]) -> str | None:
 def _function(scope: Scope, phase: str, selection: Selection) -> Place | None:
     if not _matches(scope.module, selection.modules):
         return None
-    frames = [(scope.file, scope.function)]
-    frames += [(match[1], match[2]) for match in map(_CALLER.fullmatch, scope.callers) if match is not None]
-    for depth, (file, function) in enumerate(frames):
+    for depth, (file, function) in enumerate(frames_of(scope)):
         name = f"{PurePath(file).stem}:{function}" if function else OUTSIDE
         if _matches(name, selection.ops):
             return Place(name, phase, file, scope.callers[depth:])

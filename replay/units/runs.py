@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from opgrip.replay.units.facts import Facts
-from opgrip.replay.units.places import Place
 from opgrip.traces import Trace
 from opgrip.traces.arguments import TensorSpec
 from opgrip.traces.records import NO_STORAGE
+from opgrip.traces.runs import Place, runs_of
 
 DETACH = "aten.detach.default"
 
@@ -71,7 +71,7 @@ def make_runs(trace: Trace, places: Mapping[int, Place], facts: Mapping[int, Fac
     for thread, row in found:
         threads.setdefault(thread, []).append(row)
     uses = _last_uses((row for _, row in found), facts)
-    return [_run(rows, place, uses) for thread in threads.values() for place, rows in _together(thread)]
+    return [_run(rows, place, uses) for thread in threads.values() for place, rows in runs_of(thread)]
 
 
 def geometry(spec: TensorSpec) -> tuple[object, ...]:
@@ -97,22 +97,6 @@ def _rows(
             continue
         takes, gives = known.interface.memory_of(tuple(memory[first : first + count]))
         yield thread, _Row(number, places.get(scope), signature, duration, context_of.get(scope), takes, gives)
-
-
-def _together(rows: list[_Row]) -> Iterator[tuple[Place, list[_Row]]]:
-    """Calls of one thread, in runs."""
-    place: Place | None = None
-    run: list[_Row] = []
-    for row in rows:
-        if place is not None and row.place is not None and place.goes_on(row.place):
-            run.append(row)
-            place = max(place, row.place, key=lambda item: len(item.around))
-            continue
-        if place is not None:
-            yield place, run
-        place, run = row.place, [row]
-    if place is not None:
-        yield place, run
 
 
 def _last_uses(rows: Iterable[_Row], facts: Mapping[int, Facts]) -> dict[_Result, int]:

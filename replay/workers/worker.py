@@ -18,11 +18,11 @@ from typing import Any
 import torch
 
 from opgrip.replay.job import Job, Loaded
-from opgrip.replay.machine import lines
 from opgrip.replay.preparation import prepare
 from opgrip.replay.replay import replay
 from opgrip.replay.results import Result
 from opgrip.replay.workers.watch import Watch
+from opgrip.traces.machine import lines
 
 
 def serve(loaded: Loaded, watch: Watch, source: int, output: int, cpus: Sequence[int] = ()) -> None:

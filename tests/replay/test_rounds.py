@@ -17,7 +17,7 @@ from opgrip.replay.replay import replay
 from opgrip.replay.results import Result
 from opgrip.replay.settings import Settings
 from opgrip.replay.timing import pages, rounds
-from opgrip.replay.timing.caches import COLD, WARM, flusher, last_cache_bytes
+from opgrip.replay.timing.caches import COLD, WARM, flusher
 from opgrip.replay.timing.methods import CONTINUOUS, DISCRETE, Stopwatch
 from opgrip.replay.timing.rounds import Group, Measurer
 from opgrip.replay.timing.samples import Effort
@@ -25,6 +25,7 @@ from opgrip.replay.timing.subjects import Subject, Variant
 from opgrip.replay.timing.surroundings import BEFORE, make_surroundings
 from opgrip.traces import load
 from opgrip.traces.arguments import TensorSpec
+from opgrip.traces.machine import last_cache_bytes
 
 PLACE = device_map("cpu", None)
 FEW = Effort(warmup=0, iterations=4)

@@ -1,0 +1,128 @@
+"""`opgrip longtail` and `opcapture --find-longtail`, run as a user runs them."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+from programs import needs_openmmlab, run_command
+
+from opgrip.traces import load
+
+FIRST = 25
+"""Rows of a training step of Faster R-CNN that hold the parts that take most time; all are among `ALL`, of some 45."""
+ALL = 40
+LONG_TAIL = {
+    "box coder": {"delta2bbox", "bbox2delta"},
+    "anchors": {"AnchorGenerator.single_level_grid_priors"},
+    "assigner": {"MaxIoUAssigner.assign_wrt_overlaps", "bbox_overlaps"},
+    "sampler": {"RandomSampler.random_choice", "SamplingResult.__init__"},
+    "losses": {"binary_cross_entropy", "cross_entropy", "L1Loss.forward", "weight_reduce_loss", "accuracy"},
+}
+
+
+def test_each_function_is_a_line_with_the_command_that_grips_it(detector_trace: Path, tmp_path: Path) -> None:
+    done = run_command("opgrip", "longtail", detector_trace, "--bandwidth", "10", "-o", tmp_path / "rows.csv")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "\x1b" not in done.stdout
+    total, heads, *lines = done.stdout.splitlines()
+    assert total.endswith("at 10.0 GB/s")
+    assert "ops/call" in heads
+    rows = list(csv.DictReader((tmp_path / "rows.csv").open()))
+    assert len(lines) == min(len(rows), 30) >= 10
+    for line, row in zip(lines, rows, strict=False):
+        assert row["name"] in line
+        assert line.endswith(f"--grip {row['pattern']}")
+    overlaps = next(row for row in rows if row["name"] == "bbox_overlaps")
+    grips = "opcapture --input-size 96 --batch-size 1 --grip opgrip.samples.boxes.bbox_overlaps:bbox_overlaps"
+    assert overlaps["command"] == grips
+
+
+def test_a_faster_memory_leaves_more_to_save(detector_trace: Path, tmp_path: Path) -> None:
+    saved = []
+    for speed in ("0.01", "1000"):
+        path = tmp_path / f"{speed}.json"
+        assert run_command("opgrip", "longtail", detector_trace, "--bandwidth", speed, "-o", path).returncode == 0
+        saved.append(sum(item["saving_ns"] for item in json.loads(path.read_text())["functions"]))
+    assert saved[0] < saved[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [(["-o", "rows.xlsx"], "rows.xlsx is neither"), (["--bandwidth", "-3"], "GB/s"), (["--top", "0"], "from 1")],
+)
+def test_what_cannot_be_is_refused_in_a_line(detector_trace: Path, arguments: list[str], said: str) -> None:
+    done = run_command("opgrip", "longtail", detector_trace, *arguments)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert said in done.stderr
+
+
+def test_opcapture_prints_the_table_of_what_it_captured(tmp_path: Path) -> None:
+    (tmp_path / "small.py").write_text(MODEL)
+    done = run_command("opcapture", "--model", "small.py:make", "-o", "t.jsonl", "--find-longtail", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    total, _, line = done.stdout.splitlines()
+    assert total.startswith("1 long-tail functions")
+    assert line.endswith("opcapture --model small.py:make --grip small:shifted")
+    assert load(tmp_path / "t.jsonl").header["steps"] == 3
+
+
+def test_a_scripts_table_goes_beside_its_own_output(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    done = run_command("opcapture", "--find-longtail", "--", "script.py", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "done\n")
+    assert done.stderr.splitlines()[-1].endswith("opcapture --grip __main__:shifted -- script.py")
+    assert run_command("opcapture", "--find-longtail", "-o", "-").returncode == 2
+
+
+@needs_openmmlab
+@pytest.mark.slow
+def test_the_long_tail_of_a_training_step_of_faster_rcnn_is_found(tmp_path: Path) -> None:
+    path, rows = tmp_path / "t.jsonl", tmp_path / "rows.json"
+    model = ("--model", "faster-rcnn_r50_fpn_1x_coco.py", "--run", "train", "--input-size", "160x160")
+    done = run_command("opcapture", *model, "--steps", 3, "-o", path)
+    assert done.returncode == 0, done.stderr
+    assert run_command("opgrip", "longtail", path, "-o", rows, "--bandwidth", 10).returncode == 0
+    functions = json.loads(rows.read_text())["functions"]
+    names = [item["name"] for item in functions]
+    for part, expected in LONG_TAIL.items():
+        assert expected <= set(names[:ALL]), part
+        assert part == "sampler" or expected & set(names[:FIRST]), part
+    # an image and its two stages, and five levels of the pyramid, in three steps
+    calls = {item["name"]: item["calls"] for item in functions}
+    assert calls["MaxIoUAssigner.assign_wrt_overlaps"] == calls["bbox2delta"] == 2 * 3
+    assert calls["AnchorGenerator.single_level_grid_priors"] == 2 * 5 * 3
+    # what spends its time in one kernel is not among them
+    assert not {"Bottleneck.forward.<locals>._inner_forward", "RoIAlignFunction.forward"} & set(calls)
+
+
+MODEL = """
+import torch
+from torch import nn
+
+def shifted(numbers):
+    scaled = numbers * 2
+    moved = scaled + 1
+    return moved.clamp(min=0)
+
+class Net(nn.Module):
+    def forward(self, numbers):
+        return shifted(numbers)
+
+def make():
+    return Net(), (torch.rand(100),)
+"""
+SCRIPT = """
+import torch
+
+def shifted(numbers):
+    scaled = numbers * 2
+    moved = scaled + 1
+    return moved.clamp(min=0)
+
+for _ in range(4):
+    shifted(torch.rand(100))
+print("done")
+"""

@@ -1,0 +1,218 @@
+"""Long-tail functions, found in traces of programs whose functions are known."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+from time import perf_counter_ns
+
+import pytest
+import torch
+from example_trace import write
+from programs import SHIPPED_TRACES
+from torch import Tensor, nn
+
+from opgrip.capture import Capture
+from opgrip.capture.own_cost import own_cost
+from opgrip.traces import Trace, load
+from opgrip.traces.bandwidth import bandwidth, bandwidth_of
+from opgrip.traces.errors import UserError
+from opgrip.traces.longtail import LongTail, LongTailFunction, find_longtail
+from opgrip.traces.longtail.commands import grip_command
+
+SPEED = 1e10
+
+
+def centers(boxes: Tensor) -> Tensor:
+    middle = (boxes[:, :2] + boxes[:, 2:]) * 0.5
+    size = boxes[:, 2:] - boxes[:, :2]
+    return torch.cat([middle, size], dim=1)
+
+
+def middling(first: Tensor, second: Tensor) -> Tensor:
+    difference = (first - second).abs()
+    larger = difference * 2
+    return larger + 1
+
+
+def doubled(numbers: Tensor) -> Tensor:
+    return numbers * 2
+
+
+def spread(numbers: Tensor) -> Tensor:
+    parts = [part.exp() for part in numbers.unbind()]
+    return torch.stack(parts)
+
+
+def penalty(weight: Tensor, other: Tensor) -> Tensor:
+    return (weight - other).abs().sum()
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(16, 16, 3, padding=1)
+
+    def forward(self, images: Tensor) -> Tensor:
+        images = self.conv(images)
+        images = images.relu()
+        return images + 1
+
+
+def captured(folder: Path, program: Callable[[], object], name: str = "t.jsonl") -> Trace:
+    with Capture(folder / name):
+        program()
+    return load(folder / name)
+
+
+def find(*traces: Trace) -> LongTail:
+    return find_longtail(traces, lambda trace: SPEED)
+
+
+def by_name(found: LongTail) -> dict[str, LongTailFunction]:
+    return {item.name: item for item in found.functions}
+
+
+def test_operators_and_calls_of_a_function_are_counted(tmp_path: Path) -> None:
+    boxes = torch.rand(8, 4)
+
+    def program() -> None:
+        for _ in range(3):
+            doubled(centers(boxes))
+            centers(centers(boxes))
+
+    found = by_name(find(captured(tmp_path, program)))
+    item = found["centers"]
+    assert (item.calls, item.launches, item.backward_launches) == (9, 9 * 8, 0)
+    assert item.pattern.endswith("test_longtail:centers")
+    assert "doubled" not in found
+
+
+def test_functions_of_one_dense_kernel_are_no_long_tail(tmp_path: Path) -> None:
+    block, images = Block(), torch.rand(2, 16, 64, 64)
+    trace = captured(tmp_path, lambda: [block(images) for _ in range(4)])
+    assert "Block.forward" not in by_name(find(trace))
+
+
+def test_comprehensions_belong_to_the_function_around_them(tmp_path: Path) -> None:
+    found = by_name(find(captured(tmp_path, lambda: spread(torch.ones(5, 3)))))
+    assert found["spread"].launches == 1 + 5 + 1
+    assert not any("<" in name.replace("<locals>", "") for name in found)
+
+
+def test_bytes_are_those_that_come_in_and_go_out(tmp_path: Path) -> None:
+    first, second = torch.rand(1000), torch.rand(1000)
+    found = find(captured(tmp_path, lambda: doubled(middling(first, second))))
+    item = by_name(found)["middling"]
+    assert item.bytes == 3 * 4000
+    assert item.fused_ns == pytest.approx(3 * 4000 / SPEED * 1e9)
+    assert item.saving_ns == max(0, item.wall_ns - item.fused_ns)
+
+
+def test_bytes_of_a_view_are_those_that_it_shows(tmp_path: Path) -> None:
+    numbers = torch.rand(1000, 10)
+    found = find(captured(tmp_path, lambda: middling(numbers[:, 0], numbers[:, 1])))
+    assert by_name(found)["middling"].bytes == 3 * 4000
+
+
+def test_without_dataflow_bytes_are_those_of_the_first_and_the_last_call(tmp_path: Path) -> None:
+    trace = captured(tmp_path, lambda: doubled(middling(torch.rand(1000), torch.rand(1000))))
+    trace.storages[:] = -1
+    assert by_name(find(trace))["middling"].bytes == 3 * 4000
+
+
+def test_backward_calls_count_to_the_function_that_caused_them(tmp_path: Path) -> None:
+    weight, other = torch.rand(50, requires_grad=True), torch.rand(50)
+
+    def program() -> None:
+        for _ in range(2):
+            penalty(weight, other).backward()
+
+    item = by_name(find(captured(tmp_path, program)))["penalty"]
+    assert (item.calls, item.launches) == (2, 2 * 3)
+    assert item.backward_launches >= 2 * 3
+    assert 0 < item.backward_ns < item.wall_ns
+
+
+def test_traces_of_a_set_add_up(tmp_path: Path) -> None:
+    one = captured(tmp_path, lambda: centers(torch.rand(8, 4)))
+    two = captured(tmp_path, lambda: [centers(torch.rand(9, 4)) for _ in range(2)], "u.jsonl")
+    alone, both = by_name(find(one))["centers"], by_name(find(one, two))["centers"]
+    assert (both.calls, both.traces) == (3, 2)
+    assert both.bytes == alone.bytes + by_name(find(two))["centers"].bytes
+
+
+def test_the_functions_are_ranked_by_what_can_be_saved() -> None:
+    for path in SHIPPED_TRACES:
+        savings = [item.saving_ns for item in find(load(path)).functions]
+        assert savings
+        assert savings == sorted(savings, reverse=True)
+
+
+def test_the_shipped_detector_shows_its_box_code_first() -> None:
+    trace = next(load(path) for path in SHIPPED_TRACES if path.name == "faster_rcnn.jsonl")
+    names = [item.name for item in find(trace).functions]
+    assert {"delta2bbox", "AnchorGenerator.single_level_grid_priors"} <= set(names[:5])
+    assert not any("Bottleneck" in name or name == "RoIAlignFunction.forward" for name in names)
+
+
+def test_a_damaged_trace_and_one_of_unknown_functions_are_read(tmp_path: Path) -> None:
+    found = find(load(write(tmp_path / "t.jsonl")))
+    assert found.functions == []
+
+
+def test_the_time_of_a_function_is_about_that_without_a_capture(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # measured now, as the machine is now
+    monkeypatch.setenv("OPGRIP_CACHE", str(tmp_path))
+    boxes = torch.rand(64, 4)
+
+    def program() -> list[int]:
+        times = []
+        for _ in range(200):
+            start = perf_counter_ns()
+            centers(boxes)
+            times.append(perf_counter_ns() - start)
+        return times
+
+    program()
+    ratios = []
+    for _ in range(3):
+        direct = statistics.median(program())
+        trace = captured(tmp_path, program)
+        item = by_name(find_longtail([trace], lambda trace: SPEED, own_cost()))["centers"]
+        ratios.append(item.wall_ns / item.calls / direct)
+        (tmp_path / "t.jsonl").unlink()
+    # another program may run beside this one in any of the measurements
+    assert 1 / 3 < statistics.median(ratios) < 3, ratios
+
+
+def test_the_command_runs_what_was_captured_and_grips() -> None:
+    def command(*words: str) -> str:
+        return grip_command({"command": list(words)}, "a.b:C.f")
+
+    recorded = ("opcapture", "--model", "m.py", "-o", "t.jsonl", "--force", "--run", "train", "--find-longtail")
+    assert command(*recorded) == "opcapture --model m.py --run train --grip a.b:C.f"
+    assert command("opcapture", "--output=t.gz", "--", "s.py", "-o", "x") == "opcapture --grip a.b:C.f -- s.py -o x"
+    assert command("train.py", "--lr", "0 1") == "opcapture --grip a.b:C.f -- train.py --lr '0 1'"
+    assert grip_command({}, "a.b:C.f") == "opcapture --grip a.b:C.f"
+
+
+def test_bandwidth_is_measured_once_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPGRIP_CACHE", str(tmp_path))
+    speed = bandwidth()
+    assert 1e8 < speed < 1e14
+    assert bandwidth() == speed
+    (tmp_path / "measured.json").write_text('{"bandwidth": "fast"}')
+    assert bandwidth() > 0
+
+
+def test_memory_of_a_device_that_is_not_here_is_not_guessed(tmp_path: Path) -> None:
+    trace = captured(tmp_path, lambda: torch.ones(3) + 1)
+    text = (tmp_path / "t.jsonl").read_text().replace('"device":"cpu"', '"device":"cuda:7"')
+    (tmp_path / "t.jsonl").write_text(text)
+    assert bandwidth_of(trace) > 0
+    with pytest.raises(UserError, match="--bandwidth"):
+        bandwidth_of(load(tmp_path / "t.jsonl"))

@@ -1,0 +1,77 @@
+"""`opgrip longtail`: the Python functions that break into many small operators."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+from opgrip.capture.own_cost import own_cost
+from opgrip.tools.verbs.verb import Verb, verbs
+from opgrip.traces import Trace, load
+from opgrip.traces.bandwidth import bandwidth_of
+from opgrip.traces.command import add_debug, positive
+from opgrip.traces.errors import UserError
+from opgrip.traces.longtail import check_form, find_longtail, lines_of, write_rows
+from opgrip.traces.output import check_writable
+
+EXAMPLES = """\
+examples:
+  opgrip longtail traces/faster_rcnn.jsonl
+  opgrip longtail traces/*.jsonl.gz --top 50 -o longtail.csv       over a whole set of models
+  opgrip longtail step.jsonl --bandwidth 3350                      had it run on memory of that many GB/s
+"""
+
+
+def prepare(parser: argparse.ArgumentParser) -> None:
+    """The verb's options."""
+    parser.add_argument("traces", type=Path, nargs="+", metavar="TRACE", help="a file that opcapture wrote")
+    parser.add_argument("--top", type=positive, default=30, metavar="N", help="rows to show (default: %(default)s)")
+    parser.add_argument(
+        "--bandwidth",
+        type=gigabytes,
+        metavar="GB/S",
+        help="of the memory (default: measured, of each trace's device)",
+    )
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write all rows to a .json or .csv")
+    parser.add_argument("-f", "--force", action="store_true", help="replace an existing file")
+    parser.add_argument("--partial", action="store_true", help="take what there is of cut or damaged traces")
+    add_debug(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the functions, those first that one kernel would save most of."""
+    if args.output is not None:
+        check_form(args.output)
+        check_writable(args.output, args.force)
+    found = find_longtail(_load(args.traces, args.partial), _bandwidth(args.bandwidth), own_cost())
+    print("\n".join(lines_of(found, args.top)))
+    if args.output is not None:
+        write_rows(found, args.output, args.force)
+    return 0
+
+
+def _load(paths: Iterable[Path], partial: bool) -> Iterator[Trace]:
+    for path in paths:
+        trace = load(path, partial=partial)
+        if not trace.calls["function"].notna().any():
+            raise UserError(f"{path} does not tell which functions made its calls", "capture it again")
+        yield trace
+
+
+def _bandwidth(told: float | None) -> Callable[[Trace], float]:
+    return bandwidth_of if told is None else lambda trace: told
+
+
+def gigabytes(text: str) -> float:
+    """GB a second, as bytes a second."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of GB/s above 0")
+    return number * 1e9
+
+
+verbs.register("longtail")(Verb("rank the functions that break into many small operators", EXAMPLES, prepare, run))

@@ -1,0 +1,61 @@
+"""The command that grips a function: the program of its trace, run again."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import PurePath
+from typing import Any
+
+ALONE = ("-f", "--force", "--find-longtail")
+VALUED = ("-o", "--output", "--top", "--bandwidth", "--max-calls", "--max-bytes")
+"""Options of the recorded command that are of its trace: without a value, and with one."""
+
+
+def pattern_of(header: Mapping[str, Any], file: str, function: str) -> str:
+    """What `--grip` calls a function, by the file and the qualified name that a trace has: `module:qualname`."""
+    module = file.removesuffix(".py").removesuffix("/__init__").replace("/", ".").strip(".")
+    if _is_script(file, header):
+        module = "__main__"
+    return f"{module}:{function.replace('.<locals>', '')}"
+
+
+def grip_command(header: Mapping[str, Any], pattern: str) -> str:
+    """`opcapture` as it was run for a trace, or of the script that was, with `--grip` and the pattern."""
+    own, program = _parts(header)
+    return shlex.join(["opcapture", *_kept(own), "--grip", pattern, *(["--", *program] if program else [])])
+
+
+def _parts(header: Mapping[str, Any]) -> tuple[list[str], list[str]]:
+    """The options of `opcapture` in a trace's command, and the script with its arguments."""
+    command = header.get("command")
+    words = [str(word) for word in command] if isinstance(command, list) else []
+    if not words or words[0] != "opcapture":
+        return [], words
+    place = words.index("--") if "--" in words else len(words)
+    return words[1:place], words[place + 1 :]
+
+
+def _is_script(file: str, header: Mapping[str, Any]) -> bool:
+    """Whether a file is what the trace's command runs, which Python knows as `__main__`."""
+    own, program = _parts(header)
+    match program:
+        case ["-m", module, *_]:
+            return PurePath(file).as_posix().endswith(f"{module.replace('.', '/')}.py")
+        case [script, *_]:
+            # a script that captured itself is recorded by its last name alone
+            return PurePath(file) == PurePath(script) or (not own and PurePath(file).name == script)
+    return False
+
+
+def _kept(options: Sequence[str]) -> list[str]:
+    """The options that say what runs."""
+    kept: list[str] = []
+    pending = iter(options)
+    for word in pending:
+        name, given, _ = word.partition("=")
+        if name in VALUED and not given:
+            next(pending, None)
+        elif name not in (*ALONE, *VALUED):
+            kept.append(word)
+    return kept

@@ -1,0 +1,59 @@
+"""How often functions were called, as far as the lines of their operators tell."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from opgrip.traces.longtail.calls import BACKWARD, Function, MadeCall, function_of
+
+
+@dataclass(slots=True)
+class _Open:
+    """A call of a function that goes on.
+
+    Attributes
+    ----------
+    line, op : of its first operator
+    moved : whether its last operator was on another line
+    last : place of its last operator among those of the thread
+    """
+
+    line: int
+    op: str
+    moved: bool
+    last: int
+
+
+def count_invocations(thread: Iterable[MadeCall]) -> dict[Function, int]:
+    """By function, how often one thread called it.
+
+    A trace holds operators, not calls of Python functions. A new call of a function is taken to begin where its first
+    operator comes again: the same operator on the same line, after one on another line or after other functions' calls.
+    So does one where a line before the first comes, after other functions' calls. A loop around the whole body thus
+    counts its rounds. Backward passes begin no call; a function that has nothing else counts as called once.
+    """
+    counts: dict[Function, int] = {}
+    opened: dict[tuple[Function, str], _Open] = {}
+    for index, call in enumerate(thread):
+        if call.place is None:
+            continue
+        function = function_of(call)
+        counts.setdefault(function, 0)
+        if call.place.phase == BACKWARD:
+            continue
+        known = opened.get((function, call.module))
+        if known is None or _begins(known, call, index):
+            counts[function] += 1
+            opened[function, call.module] = _Open(call.line, call.operation.op, False, index)
+        else:
+            known.moved = call.line != known.line
+            known.last = index
+    return counts
+
+
+def _begins(known: _Open, call: MadeCall, index: int) -> bool:
+    came_back = index != known.last + 1
+    if call.line == known.line and call.operation.op == known.op:
+        return known.moved or came_back
+    return came_back and call.line < known.line

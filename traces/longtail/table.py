@@ -1,0 +1,99 @@
+"""Long-tail functions as a table of text, and as a file of rows."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from opgrip.traces.command import printable
+from opgrip.traces.errors import UserError
+from opgrip.traces.longtail.functions import LongTail, LongTailFunction
+from opgrip.traces.output import whole_file
+
+COLUMNS = ("saves ms", "share", "calls", "ops/call", "ops ms", "between ms", "backward", "in+out MB", "fused ms")
+"""Columns of numbers; the function and the command that grips it follow."""
+WRITTEN = (".json", ".csv")
+
+
+def lines_of(found: LongTail, top: int) -> list[str]:
+    """What a terminal or a pipe shows: one line of totals, then one a function, by falling saving.
+
+    Parameters
+    ----------
+    top : rows at most
+    """
+    ranked = found.functions
+    saving = sum(item.saving_ns for item in ranked)
+    head = (
+        f"{len(ranked)} long-tail functions in {found.traces} {'traces' if found.traces > 1 else 'trace'} of "
+        f"{found.launches:,} calls: one kernel in place of each saves at most {saving / 1e6:,.1f} ms of "
+        f"{found.wall_ns / 1e6:,.1f}, at {' and '.join(f'{speed / 1e9:,.1f}' for speed in found.bandwidths)} GB/s"
+    )
+    rows: list[tuple[str, ...]] = [(*COLUMNS, "function", "grip it with")]
+    rows += [_cells(item, found.wall_ns) for item in ranked[:top]]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    numbers = len(COLUMNS)
+    return [head, *("  ".join(_aligned(row, widths, numbers)).rstrip() for row in rows)]
+
+
+def _cells(item: LongTailFunction, wall_ns: float) -> tuple[str, ...]:
+    calls = max(item.calls, 1)
+    backward = f"+{item.backward_launches / calls:.0f}" if item.backward_launches else ""
+    return (
+        f"{item.saving_ns / 1e6:,.2f}",
+        f"{item.saving_ns / max(wall_ns, 1):.2%}",
+        f"{item.calls:,}",
+        f"{item.launches / calls:.0f}{backward}",
+        f"{item.operator_ns / 1e6:,.2f}",
+        f"{item.between_ns / 1e6:,.2f}",
+        f"{item.backward_ns / max(item.wall_ns, 1):.0%}",
+        f"{item.bytes / 1e6:,.2f}",
+        f"{item.fused_ns / 1e6:,.3f}",
+        printable(item.name),
+        printable(item.command),
+    )
+
+
+def _aligned(row: tuple[str, ...], widths: list[int], numbers: int) -> list[str]:
+    cells = zip(row, widths, strict=True)
+    return [cell.rjust(width) if place < numbers else cell.ljust(width) for place, (cell, width) in enumerate(cells)]
+
+
+def write_rows(found: LongTail, path: Path, force: bool) -> None:
+    """Write all functions with all their numbers, one row or object each.
+
+    Raises
+    ------
+    UserError : for another form than `.json` and `.csv`, and where the file is there and `force` is false
+    """
+    check_form(path)
+    rows = [row_of(item) for item in found.functions]
+    text = io.StringIO()
+    if path.suffix == ".json":
+        facts = {"traces": found.traces, "calls": found.launches, "wall_ns": found.wall_ns}
+        json.dump({**facts, "bandwidths": found.bandwidths, "functions": rows}, text, indent=1)
+    else:
+        names = list(row_of(_NOTHING))
+        writer = csv.DictWriter(text, names, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    with whole_file(path, force) as file:
+        file.write(text.getvalue().encode())
+
+
+def check_form(path: Path) -> None:
+    """Refuse a file of another form than those that rows are written in."""
+    if path.suffix not in WRITTEN:
+        raise UserError(f"{path} is neither .json nor .csv", "name one of these")
+
+
+def row_of(item: LongTailFunction) -> dict[str, Any]:
+    """All that is known of a function, by name."""
+    return {**asdict(item), "wall_ns": item.wall_ns, "saving_ns": item.saving_ns}
+
+
+_NOTHING = LongTailFunction("", "", "", 0, 0, 0, 0.0, 0.0, 0.0, 0, 0.0, 0, "")

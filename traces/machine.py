@@ -1,0 +1,46 @@
+"""What the machine is, and where its user keeps what programs can make again."""
+
+from __future__ import annotations
+
+import os
+import platform
+from pathlib import Path
+
+import torch
+
+
+def cache_folder() -> Path:
+    """Where what compilers made and what was measured is kept: `$OPGRIP_CACHE`, or `opgrip` in the user's caches."""
+    told = os.environ.get("OPGRIP_CACHE")
+    if told:
+        return Path(told).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "opgrip"
+
+
+def processor(device: str) -> list[str]:
+    """What compiled code depends on: the processor's name and instructions, or the GPU's name."""
+    if torch.device(device).type == "cuda":
+        return [torch.cuda.get_device_name(device)]
+    names = (line.split(":", 1)[1].strip() for line in lines("/proc/cpuinfo") if line.startswith("model name"))
+    return [platform.machine(), next(names, ""), torch.backends.cpu.get_cpu_capability()]
+
+
+def last_cache_bytes(device: str) -> int:
+    """Size of the last cache that a core or a device shares; 32 MB where the system does not say."""
+    if torch.device(device).type == "cuda":
+        return int(torch.cuda.get_device_properties(device).L2_cache_size)
+    # per instance, where sysconf gives the sum of all
+    for index in (3, 2):
+        text = "".join(lines(f"/sys/devices/system/cpu/cpu0/cache/index{index}/size"))
+        if text.endswith("K") and text[:-1].isdigit():
+            return int(text[:-1]) << 10
+    names = [name for name in ("SC_LEVEL3_CACHE_SIZE", "SC_LEVEL2_CACHE_SIZE") if name in os.sysconf_names]
+    return next((size for size in map(os.sysconf, names) if size > 0), 32 << 20)
+
+
+def lines(path: str) -> list[str]:
+    """Of a file that the system has; none where it has not."""
+    try:
+        return Path(path).read_text().splitlines()
+    except OSError:
+        return []
