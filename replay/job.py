@@ -18,7 +18,7 @@ from opgrip.replay.cases import Case, Selection, make_cases
 from opgrip.replay.checks import Tolerance
 from opgrip.replay.modes import Tuning
 from opgrip.replay.operators import TRUSTED_EXTENSIONS
-from opgrip.replay.samples import sample_cases
+from opgrip.replay.samples import gripped_calls, sample_cases
 from opgrip.replay.settings import Settings
 from opgrip.replay.sweeps.batch import Batches
 from opgrip.replay.timing.caches import PROGRAM
@@ -46,6 +46,7 @@ class Job:
     trace : path of the trace, or the samples' name
     unit : what a case is made of: `call`, or all calls of a `function` or a `module` as one; `sample` without a trace
     tags, ops, modules, top, start, stop : which cases; tags are of samples, the last two places in the table's order
+    samples : folders of gripped samples, whose code is trusted: the trace's calls of them are the cases
     device, dtype : to replay with, None for those of the program
     threads : of an operator, one point of a sweep each; none for as many as in the program
     batch_scale, streams : further dimensions of the sweep; see `Point`
@@ -63,6 +64,7 @@ class Job:
     partial: bool = False
     unit: str = CALL
     tags: Sequence[str] = ()
+    samples: Sequence[str] = ()
     ops: Sequence[str] = ()
     modules: Sequence[str] = ()
     top: int | None = None
@@ -139,13 +141,15 @@ class Job:
             profiled=self.profiled,
         )
         everything = selected if selection == Selection() and self.unit == CALL else None
-        return Loaded(trace, cases, settings, notes, everything, self.unit)
+        return Loaded(trace, cases, settings, notes, everything, self.unit, self.unit == SAMPLE or bool(self.samples))
 
     def _selected(self, trace: Trace, selection: Selection) -> list[Case]:
         if self.unit == SAMPLE:
             return sample_cases(self.trace, self.ops, self.tags)[: self.top]
         if self.unit == CALL:
             return make_cases(trace, selection)
+        if self.samples:
+            return gripped_calls(trace, selection, list(map(Path, self.samples)))
         return make_units(trace, selection, self.unit, (*TRUSTED_EXTENSIONS, *self.extensions))
 
 
@@ -158,6 +162,7 @@ class Loaded:
     notes : what a user should know of the trace: what it lacks, values that cannot be had
     everything : all cases of the trace, where they had to be made
     unit : what the cases are made of
+    ran : whether functions were run to load it, after which a fork of this process could hang
     """
 
     trace: Trace
@@ -166,6 +171,7 @@ class Loaded:
     notes: list[str]
     everything: list[Case] | None = None
     unit: str = CALL
+    ran: bool = False
 
     @cached_property
     def surroundings(self) -> Surroundings:

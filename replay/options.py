@@ -26,7 +26,7 @@ from opgrip.replay.samples import names_samples
 from opgrip.replay.timing.caches import CACHES, PROGRAM, WARM
 from opgrip.replay.timing.methods import CONTINUOUS, DISCRETE, METHODS, ON_DEVICE
 from opgrip.replay.timing.samples import Effort
-from opgrip.replay.units import CALL, UNIT_KINDS
+from opgrip.replay.units import CALL, FUNCTION, UNIT_KINDS
 from opgrip.replay.ways import EAGER
 from opgrip.traces.command import OneLineParser, add_debug, not_negative, positive, seed
 from opgrip.traces.errors import UserError
@@ -78,7 +78,10 @@ def make_parser() -> argparse.ArgumentParser:
     """The command's options."""
     parser = OneLineParser("opreplay", description=DESCRIPTION, epilog=EXAMPLES)
     parser.add_argument(
-        "trace", type=Path, metavar="TRACE", help="a file that opcapture wrote; or samples, or samples/NAME"
+        "trace",
+        type=Path,
+        metavar="TRACE",
+        help="a file that opcapture wrote; samples, samples/NAME, or a folder that grip wrote",
     )
     _add_output(parser.add_argument_group("results"))
     _add_selection(parser.add_argument_group("which cases"))
@@ -106,7 +109,9 @@ def job_of(args: argparse.Namespace) -> Job:
         _check_sequence(args)
     if of_samples:
         _check_samples(args)
-    elif args.tag:
+    if args.samples and (of_samples or args.unit != FUNCTION):
+        raise UserError("--samples is for gripped calls of a trace", "give a trace, and --unit function")
+    if not of_samples and args.tag:
         raise UserError("--tag is for samples", "replay them by: opreplay samples --tag ...")
     if args.sweep and not any(len(points) > 1 for points in (args.threads, args.batch_scale, args.streams)):
         raise UserError("--sweep has one point only", "give several: --threads 1,2,4, --batch-scale or --streams")
@@ -115,6 +120,7 @@ def job_of(args: argparse.Namespace) -> Job:
         partial=args.partial,
         unit=SAMPLE if of_samples else args.unit,
         tags=args.tag,
+        samples=args.samples,
         ops=args.op,
         modules=args.module,
         top=args.top,
@@ -207,6 +213,14 @@ def _add_selection(group: argparse._ArgumentGroup) -> None:
         default=CALL,
         help="what a case is: one call, or all calls of a Python function or a module as one, which --op and --module "
         "name (default: %(default)s)",
+    )
+    group.add_argument(
+        "--samples",
+        action="append",
+        default=[],
+        metavar="FOLDER",
+        help="with --unit function: calls of gripped functions, by the code in sample folders that you trust; "
+        "can be repeated",
     )
     group.add_argument(
         "--tag", action="append", default=[], metavar="TAG", help="only samples with this tag; can be repeated"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +18,9 @@ from opgrip.capture.grips.gripped import Gripped, GrippedCall
 from opgrip.capture.grips.objects import take
 from opgrip.capture.signatures import describe_call
 from opgrip.traces import Trace, load
-from opgrip.traces.arguments import DTYPES, TensorSpec, map_leaves, tensors
-from opgrip.traces.errors import FormatError, UserError, one_line
-from opgrip.traces.making import make_arguments
-from opgrip.traces.memory import lay_out
+from opgrip.traces.arguments import DTYPES, tensors
+from opgrip.traces.errors import UserError, one_line
+from opgrip.traces.live_calls import LiveArguments
 from opgrip.traces.records import (
     FUNCTION,
     Calls,
@@ -36,10 +34,11 @@ from opgrip.traces.records import (
     Thread,
     listed,
 )
-from opgrip.traces.tensor_file import HEADER_FIELD, TensorFile, from_stored
+from opgrip.traces.sample_folder import CALLS
+from opgrip.traces.tensor_file import HEADER_FIELD
 from opgrip.traces.writer import TraceWriter
 
-TRACE, VALUES = "calls.jsonl", "calls.safetensors"
+VALUES = "calls.safetensors"
 
 WHOLE_BYTES = 64 << 20
 """Whole values of one sample; of the calls beyond, the models of values are kept and what their results look like."""
@@ -67,7 +66,7 @@ def write_calls(folder: Path, gripped: Gripped, most_bytes: int = WHOLE_BYTES) -
     full.finish()
     if full.failure is not None:
         raise UserError(f"{folder / VALUES} could not be written", one_line(full.failure)) from full.failure
-    with TraceWriter(folder / TRACE, Header(describe_environment() | fields)) as writer:
+    with TraceWriter(folder / CALLS, Header(describe_environment() | fields)) as writer:
         for record in (*records, end):
             writer.write(record)
 
@@ -122,7 +121,7 @@ def recorded_calls(folder: Path, classes: Mapping[str, Any]) -> list[GrippedCall
     ------
     UserError : where the files are not there, or a class is not given
     """
-    trace = load(folder / TRACE, partial=False)
+    trace = load(folder / CALLS, partial=False)
     reading = _Reading(trace, classes)
     return [reading.call(signature) for signature in trace.signatures]
 
@@ -130,8 +129,7 @@ def recorded_calls(folder: Path, classes: Mapping[str, Any]) -> list[GrippedCall
 class _Reading:
     def __init__(self, trace: Trace, classes: Mapping[str, Any]) -> None:
         self._trace = trace
-        self._classes = classes
-        self._files = [TensorFile(path) for path in trace.tensor_files]
+        self._live = LiveArguments(trace, classes)
         calls = trace.calls.drop_duplicates("signature").set_index("signature")
         self._duration = calls["duration_ns"].to_dict()
         context_of = {scope.number: scope.context for scope in trace.scopes}
@@ -142,58 +140,19 @@ class _Reading:
         number = signature.number
         effects = self._trace.effects.get(number, Effects(number, 0, 0))
         arguments = (signature.args, signature.kwargs)
-        whole = all(self._is_whole(spec) for spec in tensors([arguments, signature.outputs, effects.after]))
-        args, kwargs = self._made(arguments)
+        whole = all(self._live.is_whole(spec) for spec in tensors([arguments, signature.outputs, effects.after]))
+        args, kwargs = self._live.make(arguments)
         return GrippedCall(
             args,
             kwargs,
-            self._made(signature.outputs) if whole else Sketch(signature.outputs),
-            self._made(effects.after) if whole else None,
-            self._made(effects.random_state),
+            self._live.make(signature.outputs) if whole else Sketch(signature.outputs),
+            self._live.make(effects.after) if whole else None,
+            self._live.make(effects.random_state),
             effects.operators,
             effects.operator_ns,
             self._duration.get(number, 0),
             self._trace.contexts.get(self._context.get(number) or 0, {}),
         )
-
-    def _made(self, tree: Any) -> Any:
-        specs = list(tensors(tree))
-        try:
-            made = iter(lay_out(specs, self._values, _device))
-        except FormatError as error:
-            raise UserError(f"a tensor of the sample cannot be made: {error}", "grip the function again") from error
-        live = map_leaves(lambda leaf: next(made) if isinstance(leaf, TensorSpec) else leaf, tree)
-        return make_arguments(live, self._classes)
-
-    def _is_whole(self, spec: TensorSpec) -> bool:
-        return 0 in spec.shape or spec.device == "meta" or self._trace.tensors.get(_number(spec)) is not None
-
-    def _values(self, spec: TensorSpec, shape: tuple[int, ...]) -> torch.Tensor:
-        key = self._trace.tensors.get(_number(spec))
-        if key is None:
-            model = self._trace.values.get(_number(spec))
-            if model is None:
-                return torch.zeros(shape, dtype=spec.dtype)
-            return model.draw(shape, spec.dtype, torch.Generator().manual_seed(0))
-        for file in self._files:
-            if key in file.keys():  # noqa: SIM118 - it is no dictionary
-                values = from_stored(file.read(key), spec.dtype)
-                if values is not None and values.numel() == prod(shape):
-                    return values.reshape(shape)
-        raise UserError(f"{VALUES} lacks a tensor of the sample", "grip the function again")
-
-
-def _number(spec: TensorSpec) -> int:
-    return -1 if spec.values is None else spec.values
-
-
-def _device(recorded: str) -> str:
-    """Where a tensor goes: where it was, as far as that is here."""
-    try:
-        torch.empty(0, device=recorded)
-    except (RuntimeError, AssertionError):
-        return "cpu"
-    return recorded
 
 
 @contextmanager

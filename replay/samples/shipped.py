@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from functools import lru_cache
-from hashlib import blake2b
 from pathlib import PurePath
 from typing import Any
 
@@ -43,58 +41,28 @@ class Made:
         return Held(_tensors(self.name, self.configuration)[self.place]).draw(shape, dtype, generator)
 
 
-def names_samples(target: str) -> bool:
-    """Whether what a user names is samples rather than a file: `samples`, `samples/nms`."""
-    return PurePath(target).parts[:1] == (SHIPPED,)
-
-
-def sample_cases(target: str, patterns: Sequence[str] = (), tags: Sequence[str] = ()) -> list[Case]:
-    """A case for each configuration of the samples that are named, by name.
-
-    Parameters
-    ----------
-    target : `samples`, or one of them as `samples/nms`
-    patterns : of names, as shells match file names; none selects all
-    tags : that they all have
-
-    Raises
-    ------
-    UserError : where there is none
-    """
-    chosen = find_samples(target, patterns, tags)
-    configurations = [(sample, name) for sample in chosen for name in sample.configurations]
-    return [_case(sample, name, number) for number, (sample, name) in enumerate(configurations)]
-
-
 def find_samples(target: str = SHIPPED, patterns: Sequence[str] = (), tags: Sequence[str] = ()) -> list[Sample]:
-    """The samples that `sample_cases` makes cases of.
+    """The samples that ship under a name, and have one of some names and all of some tags.
 
     Raises
     ------
-    UserError : where there is none
+    UserError : where a name or tag is not known
     """
     wanted = _tags(tags)
-    found = [
+    return [
         sample
-        for sample in _named(target)
+        for sample in named(target)
         if (not patterns or any(fnmatchcase(sample.name, pattern) for pattern in patterns)) and wanted <= sample.tags
     ]
-    if not found:
-        raise UserError("no sample has these names and tags", "opgrip samples list shows all")
-    return found
 
 
-def fingerprint(target: str) -> str:
-    """A hash of the source of the samples that are named."""
-    digest = blake2b(digest_size=16)
-    for sample in _named(target):
-        module = inspect.getmodule(sample.function)
-        assert module is not None
-        digest.update(inspect.getsource(module).encode())
-    return digest.hexdigest()
+def named(target: str) -> list[Sample]:
+    """The samples that ship under a name, all for `samples`.
 
-
-def _named(target: str) -> list[Sample]:
+    Raises
+    ------
+    UserError : where there is none of the name
+    """
     name = "/".join(PurePath(target).parts[1:])
     if not name:
         return list(samples().values())
@@ -112,7 +80,8 @@ def _tags(words: Sequence[str]) -> set[Tag]:
         raise UserError(str(error), f"there are {', '.join(tag.value for tag in Tag)}") from error
 
 
-def _case(sample: Sample, configuration: str, number: int) -> Case:
+def shipped_case(sample: Sample, configuration: str, number: int = 0) -> Case:
+    """A case of one of a sample's configurations."""
     arguments = sample.arguments(configuration)
     made = {place: Made(sample.name, configuration, place) for place in range(len(tensors_in(arguments)))}
     # a function that writes nowhere is not run to see that it does not

@@ -34,6 +34,8 @@ def prepare(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print a line a sample; in a pipe, columns with tabs between them."""
     found = find_samples(SHIPPED, args.names, args.tag)
+    if not found:
+        raise UserError("no sample has these names and tags", "opgrip samples list shows all")
     if args.source is not None:
         found = [sample for sample in found if args.source.lower() in f"{sample.project} {sample.url}".lower()]
         if not found:

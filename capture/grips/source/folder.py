@@ -12,7 +12,6 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from opgrip.capture.grips.folders import SAMPLE
 from opgrip.capture.grips.gripped import Gripped
 from opgrip.capture.grips.source.decorators import written
 from opgrip.capture.grips.source.files import first_line
@@ -22,6 +21,7 @@ from opgrip.capture.grips.source.proof import check_import, check_names
 from opgrip.capture.grips.source.reference import reference_text
 from opgrip.capture.grips.source.tags import source_tags, tags_of
 from opgrip.traces.errors import UserError
+from opgrip.traces.sample_folder import SAMPLE
 
 _parts = count()
 
@@ -32,7 +32,7 @@ from pathlib import Path
 import pytest
 from opgrip.capture.grips.calls import as_it_ran, recorded_calls
 from opgrip.capture.grips.compare import difference
-from opgrip.capture.grips.folders import open_sample
+from opgrip.traces.sample_folder import open_sample
 
 SAMPLE = open_sample(Path(__file__).parent)
 

@@ -1,4 +1,4 @@
-"""The folder of a sample, as one reads it."""
+"""The folder of a sample that was gripped, as one reads it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 from opgrip.traces.errors import UserError, one_line
 
-SAMPLE = "sample.json"
+SAMPLE, CALLS = "sample.json", "calls.jsonl"
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,13 +23,15 @@ class OpenSample:
     Attributes
     ----------
     function : takes the recorded arguments: of a method, its object or class comes first
-    classes : what the recorded calls name, for `recorded_calls`
+    classes : what the recorded calls name
+    tags : the words of `opgrip.samples.tags.Tag`
     """
 
     folder: Path
     name: str
     function: Callable[..., Any]
     classes: Mapping[str, Any]
+    tags: frozenset[str] = frozenset()
 
 
 def open_sample(folder: Path) -> OpenSample:
@@ -42,6 +44,7 @@ def open_sample(folder: Path) -> OpenSample:
     try:
         about = json.loads((folder / SAMPLE).read_text(encoding="utf-8"))
         name, entry, file, classes = (about[key] for key in ("name", "entry", "file", "classes"))
+        tags = frozenset(map(str, about.get("tags", ())))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{folder} is no sample", one_line(error)) from error
     # its own name could be that of an installed package
@@ -61,4 +64,4 @@ def open_sample(folder: Path) -> OpenSample:
     if isinstance(thing, property):
         thing = thing.fget
     known = vars(module) | {full: getattr(module, short) for full, short in classes.items()}
-    return OpenSample(folder, name, getattr(thing, "__func__", thing), known)
+    return OpenSample(folder, name, getattr(thing, "__func__", thing), known, tags)

@@ -1,0 +1,117 @@
+"""Cases of functions that were gripped, whose code the user trusts by naming its folder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from hashlib import blake2b
+from pathlib import Path
+
+import pandas as pd
+
+from opgrip.replay.cases import Case, Selection, no_match
+from opgrip.replay.functions import function_case
+from opgrip.traces import Trace, load
+from opgrip.traces.errors import UserError
+from opgrip.traces.live_calls import LiveArguments
+from opgrip.traces.records import FUNCTION
+from opgrip.traces.sample_folder import CALLS, SAMPLE, OpenSample, open_sample
+
+
+def folders_in(target: Path) -> list[Path]:
+    """The sample folders that a path names: itself, or those in it."""
+    if (target / SAMPLE).is_file():
+        return [target]
+    return sorted(path.parent for path in target.glob(f"*/{SAMPLE}"))
+
+
+def open_folders(targets: Sequence[Path]) -> list[OpenSample]:
+    """The samples in folders that the user trusts.
+
+    Raises
+    ------
+    UserError : where one has none
+    """
+    opened = []
+    for target in targets:
+        folders = folders_in(target)
+        if not folders:
+            raise UserError(f"{target} holds no sample", "name a folder that opgrip grip or opcapture --grip wrote")
+        opened += [open_sample(folder) for folder in folders]
+    return opened
+
+
+def gripped_samples(target: Path, patterns: Sequence[str] = (), tags: Sequence[str] = ()) -> Iterator[Case]:
+    """A case for each call in the sample folders that a path names; they are to be numbered.
+
+    Parameters
+    ----------
+    patterns, tags : see `sample_cases`
+    """
+    wanted = {tag.lower() for tag in tags}
+    for sample in map(open_sample, folders_in(target)):
+        named = not patterns or any(fnmatchcase(sample.name, pattern) for pattern in patterns)
+        if named and wanted <= {tag.lower() for tag in sample.tags}:
+            yield from _cases(load(sample.folder / CALLS, partial=False), {sample.name: sample}, Selection())
+
+
+def gripped_calls(trace: Trace, selection: Selection, folders: Sequence[Path]) -> list[Case]:
+    """The gripped calls of a trace whose samples are in folders that the user trusts, by falling share of time.
+
+    Raises
+    ------
+    UserError : where there is none
+    """
+    opened = {sample.name: sample for sample in open_folders(folders)}
+    names = _function_calls(trace)["op"]
+    if names.empty:
+        raise UserError("the trace holds no gripped calls", "capture it with opcapture --grip")
+    cases = _cases(trace, opened, selection)
+    if not cases:
+        raise no_match(names, selection.ops or list(opened), "--op" if selection.ops else "--samples")
+    total = sum(case.captured_total_us for case in cases) or 1.0
+    cases = [replace(case, share=case.captured_total_us / total) for case in cases]
+    cases.sort(key=lambda case: (-case.share, case.number))
+    return cases[: selection.top]
+
+
+def hash_of(folder: Path) -> bytes:
+    """A hash of a sample's code and calls."""
+    digest = blake2b(digest_size=16)
+    for path in sorted([*folder.glob("*.py"), folder / CALLS]):
+        digest.update(path.read_bytes())
+    return digest.digest()
+
+
+def _function_calls(trace: Trace) -> pd.DataFrame:
+    return trace.calls[trace.calls["kind"] == FUNCTION]
+
+
+def _cases(trace: Trace, opened: Mapping[str, OpenSample], selection: Selection) -> list[Case]:
+    calls = _function_calls(trace)
+    if selection.modules:
+        inside = [any(fnmatchcase(str(name), pattern) for pattern in selection.modules) for name in calls["module"]]
+        calls = calls[inside]
+    times = calls.groupby("signature")["duration_ns"].agg(["size", "median", "sum"])
+    context_of = {scope.number: scope.context for scope in trace.scopes}
+    contexts = calls.drop_duplicates("signature").set_index("signature")["scope"].map(context_of).to_dict()
+    cases = []
+    for signature in trace.signatures:
+        sample = opened.get(signature.op)
+        selected = not selection.ops or any(fnmatchcase(signature.op, pattern) for pattern in selection.ops)
+        if sample is None or not selected or signature.number not in times.index:
+            continue
+        args, kwargs = LiveArguments(trace, sample.classes).make((signature.args, signature.kwargs))
+        case = function_case(sample.function, args, kwargs, sample.name, signature.number)
+        count, median_ns, sum_ns = times.loc[signature.number]
+        cases.append(
+            replace(
+                case,
+                count=int(count),
+                captured_us=median_ns / 1e3,
+                captured_total_us=sum_ns / 1e3,
+                context=trace.contexts.get(contexts.get(signature.number) or 0, {}),
+            )
+        )
+    return cases
