@@ -200,4 +200,6 @@ def _describe(value: object) -> str:
 
 
 def _short(value: object) -> str:
-    return str(value).removeprefix("torch.")
+    text = str(value).removeprefix("torch.")
+    # of an object that tells no more than where it is
+    return type(value).__name__ if " at 0x" in text else text

@@ -24,6 +24,7 @@ class OpenSample:
     ----------
     function : takes the recorded arguments: of a method, its object or class comes first
     classes : what the recorded calls name
+    origin : of the function, as gripped calls in a trace name it: `module:qualname`
     tags : the words of `opgrip.samples.tags.Tag`
     """
 
@@ -31,6 +32,7 @@ class OpenSample:
     name: str
     function: Callable[..., Any]
     classes: Mapping[str, Any]
+    origin: str = ""
     tags: frozenset[str] = frozenset()
 
 
@@ -44,6 +46,7 @@ def open_sample(folder: Path) -> OpenSample:
     try:
         about = json.loads((folder / SAMPLE).read_text(encoding="utf-8"))
         name, entry, file, classes = (about[key] for key in ("name", "entry", "file", "classes"))
+        origin = ":".join(str(about["source"][key]) for key in ("module", "qualname"))
         tags = frozenset(map(str, about.get("tags", ())))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{folder} is no sample", one_line(error)) from error
@@ -64,4 +67,4 @@ def open_sample(folder: Path) -> OpenSample:
     if isinstance(thing, property):
         thing = thing.fget
     known = vars(module) | {full: getattr(module, short) for full, short in classes.items()}
-    return OpenSample(folder, name, getattr(thing, "__func__", thing), known, tags)
+    return OpenSample(folder, name, getattr(thing, "__func__", thing), known, origin, tags)

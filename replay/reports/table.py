@@ -84,8 +84,9 @@ def _columns(results: Sequence[Result]) -> dict[str, list[str]]:
         "batch": any(result.batch_scale != 1 for result in results),
         "streams": any(result.streams != 1 for result in results),
     }
-    # samples were not captured in a program
-    told["share"] = told["count"] = told["captured us"] = any(result.captured_total_us for result in results)
+    # samples were not captured in a program, and of gripped calls the time there is not known
+    told["share"] = told["captured us"] = any(result.captured_total_us for result in results)
+    told["count"] = told["share"] or any(result.count != 1 for result in results)
     told["nsys us"] = any(result.nsys_us is not None for result in results)
     told["launches"] = told["gpu us"] = told["gaps us"] = any(result.nsys_launches for result in results)
     told["speed-up"] = told["first ms"] = told["mode"]
