@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -18,9 +18,10 @@ import torch
 
 from opgrip.traces.errors import UserError
 
-nvtx: Any = None
-with suppress(ImportError):
+try:
     import nvtx
+except ImportError:
+    nvtx = None
 
 DOMAIN = "opgrip"
 NSYS, NCU, TORCH = "nsys", "ncu", "torch"

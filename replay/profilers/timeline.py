@@ -61,6 +61,8 @@ def merged(timelines: Iterator[dict[str, Any]]) -> dict[str, Any]:
     for timeline in timelines:
         if not whole:
             whole = timeline
+            # a temporary file's
+            whole.pop("traceName", None)
             continue
         later_us = (timeline.get("baseTimeNanoseconds", 0) - whole.get("baseTimeNanoseconds", 0)) / 1e3
         for event in timeline["traceEvents"]:
