@@ -66,9 +66,13 @@ def run(args: argparse.Namespace) -> int:
     results, interrupted = _replay(job, loaded, args, reporter)
     whole = True
     if not interrupted:
-        results, whole = under_profilers(
-            job, loaded, results, profilers, args.timeout, args.output, args.resume, reporter
-        )
+        try:
+            results, whole = under_profilers(
+                job, loaded, results, profilers, args.timeout, args.output, args.resume, reporter
+            )
+        except UserError:
+            print_table(results, sys.stdout)
+            raise
     print_table(results, sys.stdout)
     print_modes(results, job.reference, sys.stdout)
     if args.sweep:

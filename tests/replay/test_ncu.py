@@ -24,12 +24,16 @@ from opgrip.replay import load_results
 from opgrip.replay.profilers.ncu.metrics import BASIC, DURATION, metrics_of
 from opgrip.replay.profilers.ncu.ncu import in_template
 from opgrip.replay.profilers.ncu.report import Kernel, kernels_of_csv, read_report
+from opgrip.replay.profilers.ncu.rows import joined
+from opgrip.replay.results import Result
 from opgrip.traces.errors import UserError
 
 PUSHED = "thread Domain:Push/Pop_Range:PL_Type:PL_Value:CLR_Type:Color:Msg_Type:Msg"
 STARTED = "Id:Domain:Start/Stop_Range:PL_Type:PL_Value:CLR_Type:Color:Msg_Type:Msg"
 HEADING = ["ID", "Process ID", "Process Name", "Host Name", PUSHED, STARTED, "Kernel Name", "Context", "Stream"]
 UNITS = {DURATION: "ns", "dram__bytes_read.sum": "byte", "dram__bytes_write.sum": "byte", "lts__t_bytes.sum": "byte"}
+
+FAST = ("--top", "7", "--iterations", "1", "--warmup", "0")
 
 STAND_IN = """
 import json, os, sys
@@ -90,8 +94,19 @@ class StandIn:
 
     def replay(self, trace: Path, output: Path, *options: str) -> subprocess.CompletedProcess[str]:
         elsewhere = ("--batch-device", "cuda", "--batch-command", "{command}", "--ncu-bin", str(self.binary))
-        fast = ("--iterations", "1", "--warmup", "0", "--run-batch-size", "3")
-        return run_command("opreplay", trace, "-o", output, "--ncu", *fast, *elsewhere, *options, env=self.environment)
+        return run_command(
+            "opreplay",
+            trace,
+            "-o",
+            output,
+            "--ncu",
+            *FAST,
+            "--run-batch-size",
+            "3",
+            *elsewhere,
+            *options,
+            env=self.environment,
+        )
 
 
 def lines(kernels: list[tuple[str, str, float]], metrics: dict[str, float] | None = None) -> str:
@@ -118,7 +133,7 @@ def table(kernels: list[tuple[str, str, float]]) -> str:
 @pytest.fixture(scope="module")
 def rows(tiny_trace: Path, tmp_path_factory: pytest.TempPathFactory) -> pd.DataFrame:
     output = tmp_path_factory.mktemp("rows") / "rows.json"
-    done = run_command("opreplay", tiny_trace, "--iterations", "1", "--warmup", "0", "-o", output)
+    done = run_command("opreplay", tiny_trace, *FAST, "-o", output)
     assert done.returncode == 0, done.stderr
     table = load_results(output)
     return table[table["status"] == "ok"]
@@ -275,10 +290,7 @@ def test_a_missing_ncu_is_one_line_that_says_where_it_was_looked_for(tiny_trace:
     assert "ncu is neither on PATH nor at /usr/local/cuda" in done.stderr
 
 
-def test_names_that_begin_alike_are_told_apart(rows: pd.DataFrame) -> None:
-    from opgrip.replay.profilers.ncu.rows import joined
-    from opgrip.replay.results import Result
-
+def test_names_that_begin_alike_are_told_apart() -> None:
     def row(case: int, threads: int | None) -> Result:
         return Result(case, "aten.mm", "", 1, 0.5, "eager", "cuda", "ok", 1.0, 1.0, threads=threads)
 
