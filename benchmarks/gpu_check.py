@@ -4,7 +4,8 @@
     python benchmarks/gpu_check.py --shipped       # replays the trace that ships, as it was captured on a CPU
 
 It prints a table of what worked, and keeps small raw reports in tests/data/gpu, which tests parse on machines without a
-GPU. What is not installed is left out, with the reason. Where opgrip is not installed: pip install --no-deps -e . first.
+GPU. What is not installed is left out, with the reason. Where opgrip is not installed, run pip install --no-deps -e .
+first.
 """
 
 from __future__ import annotations
