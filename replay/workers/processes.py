@@ -165,6 +165,8 @@ class _Spawned:
         assert self._process.stdin is not None
         with suppress(BrokenPipeError):
             self._process.stdin.close()
+        # which communicate would close again
+        self._process.stdin = None
 
     def wait(self) -> int:
         self._process.communicate()

@@ -12,6 +12,7 @@ import csv
 import io
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -21,10 +22,14 @@ import pytest
 from programs import run_command
 
 from opgrip.replay import load_results
+from opgrip.replay.job import Job
+from opgrip.replay.profilers import target
 from opgrip.replay.profilers.ncu.metrics import BASIC, DURATION, metrics_of
 from opgrip.replay.profilers.ncu.ncu import in_template
 from opgrip.replay.profilers.ncu.report import Kernel, kernels_of_csv, read_report
 from opgrip.replay.profilers.ncu.rows import joined
+from opgrip.replay.profilers.nsys.report import read_report as read_nsys
+from opgrip.replay.profilers.ranges import NCU, PREPARE, READY
 from opgrip.replay.results import Result
 from opgrip.traces.errors import UserError
 
@@ -374,3 +379,26 @@ def test_metrics_are_sets_and_names_together() -> None:
 def test_a_command_stands_in_a_template_as_words_or_as_text() -> None:
     assert in_template("srun --gres=gpu:1 {command}", ["ncu", "a b"]) == ["srun", "--gres=gpu:1", "ncu", "a b"]
     assert in_template("ssh gpu 'cd /x && {command}'", ["ncu", "a b"]) == ["ssh", "gpu", "cd /x && ncu 'a b'"]
+
+
+@pytest.mark.skipif(shutil.which("nsys") is None, reason="nsys, which shows ranges without a GPU, is not installed")
+def test_ranges_for_ncu_are_named_as_rows_are_looked_for(tiny_trace: Path, tmp_path: Path) -> None:
+    """What runs under ncu is real here; nsys, which needs no GPU, sees its ranges in the place of ncu."""
+    job = Job(str(tiny_trace), top=3, modes=("eager", "jit"), iterations=2, warmup=0, profiled=NCU)
+    command = target.command(tmp_path, job, set(), 120)
+    options = ("--trace=nvtx", "--sample=none", "--cpuctxsw=none", f"--output={tmp_path / 'report'}")
+    subprocess.run(["nsys", "profile", *options, *command], check=True, capture_output=True, timeout=300)
+    database, report = tmp_path / "report.sqlite", tmp_path / "report.nsys-rep"
+    subprocess.run(
+        ["nsys", "export", "--type=sqlite", f"--output={database}", str(report)], check=True, capture_output=True
+    )
+    spans = [span for span in read_nsys(database).spans if span.message not in (PREPARE, READY)]
+    if not spans:
+        pytest.skip("this nsys shows no ranges of this nvtx: constraints.txt pins one that it shows")
+    rows = target.rows_of(tmp_path)
+    found, outside = joined(rows, [Kernel("kernel", span.message, {}) for span in spans])
+    assert outside == 0
+    assert {key: len(kernels) for key, kernels in found.items()} == {
+        (row.case, row.mode): row.samples + row.dropped for row in rows if row.status == "ok"
+    }
+    assert {label for _, label in found} == {"eager", "jit"}
