@@ -37,7 +37,8 @@ def test_a_timeline_has_a_range_for_each_run_with_its_operator_inside(tiny_trace
     assert set(rows["mode"]) == {"eager", "jit"}
     for row in rows.itertuples():
         runs = [event for event in events if event["name"] == f"case {row.case} {row.op} {row.mode}"]
-        assert len(runs) == 2
+        # those that the slowed-down processor made worthless were run again
+        assert len(runs) >= 2
         name = row.op.split(".")[1]
         for run in runs:
             inside = [
