@@ -57,7 +57,8 @@ class Job:
     detail : keep the whole of an error
     store : folder for what compilers made
     memory_limit : bytes
-    profiled : whether a profiler watches, which is told what is timed and needs processes that end by themselves
+    profiled : the profiler that watches, which is told what is timed and needs processes that end by themselves
+    timelines : folder for what torch's profiler sees, where that is the one
     """
 
     trace: str
@@ -95,7 +96,8 @@ class Job:
     seed: int = 0
     extensions: Sequence[str] = ()
     memory_limit: int | None = None
-    profiled: bool = False
+    profiled: str = ""
+    timelines: str | None = None
 
     def load(self) -> Loaded:
         """Its trace, cases and settings.
@@ -139,6 +141,7 @@ class Job:
             backward=self.backward,
             memory_limit=self.memory_limit,
             profiled=self.profiled,
+            timelines=None if self.timelines is None else Path(self.timelines),
         )
         everything = selected if selection == Selection() and self.unit == CALL else None
         return Loaded(trace, cases, settings, notes, everything, self.unit, self.unit == SAMPLE or bool(self.samples))

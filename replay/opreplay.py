@@ -18,8 +18,8 @@ import torch
 from opgrip.replay.job import Job, Loaded
 from opgrip.replay.machine import available_memory
 from opgrip.replay.options import check_method, job_of, make_parser
-from opgrip.replay.profilers.nsys.nsys import profiled
-from opgrip.replay.profilers.options import nsys_of
+from opgrip.replay.profilers.options import profilers_of
+from opgrip.replay.profilers.passes import under_profilers
 from opgrip.replay.replay import Known
 from opgrip.replay.reports import reports
 from opgrip.replay.reports.modes import print_modes
@@ -58,15 +58,21 @@ def run(args: argparse.Namespace) -> int:
     for note in loaded.notes:
         reporter.say(note)
     check_method(job.method, str(check_device(loaded.settings.device)))
-    nsys = nsys_of(args)
+    profilers = profilers_of(args, loaded.settings.device)
     job = replace(job, memory_limit=job.memory_limit or available_memory(loaded.settings.device))
     earlier = read_results(args.output) if args.append and args.output.exists() else []
     if args.sequence:
         return _replay_sequence(job, loaded, args, reporter)
     results, interrupted = _replay(job, loaded, args, reporter)
-    if nsys is not None and not interrupted:
-        with reporter.doing(f"running {_cases(results)} cases under nsys"):
-            results = profiled(job, results, nsys, args.timeout, reporter.say)
+    whole = True
+    if not interrupted:
+        try:
+            results, whole = under_profilers(
+                job, loaded, results, profilers, args.timeout, args.output, args.resume, reporter
+            )
+        except UserError:
+            print_table(results, sys.stdout)
+            raise
     print_table(results, sys.stdout)
     print_modes(results, job.reference, sys.stdout)
     if args.sweep:
@@ -80,6 +86,8 @@ def run(args: argparse.Namespace) -> int:
         return INTERRUPTED
     if report is not None:
         _write(report, [*earlier, *results], _header(args, loaded), args)
+        if whole:
+            journal_path(args.output).unlink(missing_ok=True)
     reporter.say(summarize(results))
     return 1 if args.strict and any(result.status != OK for result in results) else 0
 
@@ -121,6 +129,9 @@ def _replay(job: Job, loaded: Loaded, args: argparse.Namespace, reporter: Report
                         journal.add(found)
                     rows[found[0].case] = found
                     advance()
+            if journal is not None and args.ncu:
+                # until ncu has seen all of them, or its batches could not be gone on with
+                journal.keep()
         except KeyboardInterrupt:
             if journal is not None:
                 journal.keep()

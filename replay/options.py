@@ -45,6 +45,8 @@ examples:
   opreplay traces/faster_rcnn.jsonl --threads 1,2,4 --sweep            which operators gain by threads
   opreplay traces/faster_rcnn.jsonl --sequence                         the whole step, with its dataflow
   opreplay traces/faster_rcnn.jsonl --top 20 --nsys -o top.json        kernels of each call, by Nsight Systems
+  opreplay traces/faster_rcnn.jsonl --device cuda --ncu -o all.json    counters of its kernels, by Nsight Compute
+  opreplay traces/faster_rcnn.jsonl --profile -o all.json              a timeline for Perfetto, by torch's profiler
   opreplay samples/nms                                                 a sample that ships
   opreplay samples --tag ForLoop --mode eager,compile                  all with a property
   opreplay traces/faster_rcnn.jsonl --device cuda --exec-mode events --cache cold
@@ -67,7 +69,7 @@ OF_CASES = (
         "backward",
     ),
     *("exec_mode", "cache", "budget", "warmup", "timeout", "batch_scale", "streams", "pin", "sweep"),
-    *("mode", "reference", "rtol", "atol", "jobs", "tune", "tuner", "nsys"),
+    *("mode", "reference", "rtol", "atol", "jobs", "tune", "tuner", "nsys", "ncu", "profile"),
 )
 """Options that a whole sequence does not take."""
 OF_TRACES = ("unit", "module", "sequence", "partial", "batch_scale", "values")

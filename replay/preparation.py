@@ -219,7 +219,8 @@ class _Preparation:
             return result, None
         variants = [Variant([inputs])]
         return result, Subject(
-            case.number, case.op, way.label, function, variants, False, None, 0, enter, anew, way.number
+            *(case.number, case.op, way.label, function, variants, False, None, 0, enter, anew, way.number),
+            profiled=settings.profiled,
         )
 
     def _subject(
@@ -239,6 +240,7 @@ class _Preparation:
             program.enter,
             program.anew,
             way.number,
+            profiled=settings.profiled,
         )
 
     def _reference(self, case: Case, way: Way, place: int, operator: Operator, inputs: Inputs) -> Reference:

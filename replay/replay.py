@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 
 from opgrip.replay.arguments.values import RECORDED
@@ -92,7 +91,7 @@ def _measure(
     )
     around = _around(rows, settings, surroundings, announce, without) if settings.cache == PROGRAM else {}
     groups = _groups(rows, settings, surroundings, around)
-    with watched(settings.device) if settings.profiled else nullcontext():
+    with watched(settings.profiled, settings.device, settings.timelines):
         if settings.cache == PROGRAM:
             measurer.in_rounds(groups)
         else:

@@ -56,6 +56,11 @@ class Result:
     nsys_kernels : names of the kernels of a run and how many of each; `nsys_launches` is how many in all
     nsys_gpu_us, nsys_gap_us : time of a run's kernels on the GPU, and in which the GPU waited between them
     nsys_copies, nsys_copied_bytes : of a run, between host and device or within it
+    ncu_kernels : as Nsight Compute saw them, and `ncu_launches` how many a run; `ncu_us` is their time in a run
+    ncu_dram_bytes, ncu_l2_bytes : of a run, between the GPU and its memory, and through its L2 cache
+    ncu_dram_share, ncu_l2_share, ncu_sm_share, ncu_tensor_share : of what the GPU could do at most in that time, 0 to 1
+    ncu_occupancy : warps that were active, of those that there is room for, 0 to 1
+    ncu_metrics : further ones that were asked for, as `name=value; ...`
     error : the reason of a status that is not ok, in one line; `detail` is all of it, where that is asked for
     """
 
@@ -109,6 +114,17 @@ class Result:
     nsys_gap_us: float | None = None
     nsys_copies: float | None = None
     nsys_copied_bytes: int | None = None
+    ncu_kernels: str | None = None
+    ncu_launches: float | None = None
+    ncu_us: float | None = None
+    ncu_dram_bytes: int | None = None
+    ncu_l2_bytes: int | None = None
+    ncu_dram_share: float | None = None
+    ncu_l2_share: float | None = None
+    ncu_sm_share: float | None = None
+    ncu_tensor_share: float | None = None
+    ncu_occupancy: float | None = None
+    ncu_metrics: str | None = None
 
 
 def to_frame(results: Iterable[Result]) -> pd.DataFrame:

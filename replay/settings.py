@@ -46,7 +46,8 @@ class Settings:
     backward : time the gradients of calls of a forward pass too
     memory : measure what a call allocates
     memory_limit : bytes of a case's tensors above which it is not tried
-    profiled : tell a GPU's profiler what is timed
+    profiled : the profiler that watches what is timed; empty for none
+    timelines : folder for what torch's profiler sees, where that is the one
     """
 
     place: DeviceMap
@@ -69,7 +70,8 @@ class Settings:
     backward: bool = False
     memory: bool = False
     memory_limit: int | None = None
-    profiled: bool = False
+    profiled: str = ""
+    timelines: Path | None = None
 
     def wants_grad(self, case: Case) -> bool:
         """Whether a case's calls make a graph, as they do in a program that runs backward."""

@@ -7,14 +7,25 @@ holds what threads of autograd launch.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
 from typing import Any
 
-import nvtx
 import torch
 
+from opgrip.traces.errors import UserError
+
+try:
+    import nvtx
+except ImportError:
+    nvtx = None
+
 DOMAIN = "opgrip"
+NSYS, NCU, TORCH = "nsys", "ncu", "torch"
+"""Profilers that a run can be watched by."""
 PREPARE, READY = "prepare", "ready"
 """Phases before a timed run: a row is compiled and run first; arguments are put back and caches emptied."""
 
@@ -27,15 +38,20 @@ class Range:
     message : operator or phase
     category : mode, and what else tells the rows of a case apart
     case : its number
+    profiled : the profiler that it is for, of which some need all of it in the name
     """
 
     __slots__ = ("_attributes", "_begin", "_end", "_open")
 
-    def __init__(self, message: str, category: str, case: int) -> None:
+    def __init__(self, message: str, category: str, case: int, profiled: str = "") -> None:
         self._begin: Callable[[Any], Any] = _nothing
         self._end: Callable[[Any], Any] = _nothing
         self._attributes: Any = None
-        if nvtx.enabled():
+        if profiled in (NCU, TORCH):
+            message = row_name(case, message, category)
+        if profiled == TORCH:
+            self._attributes, self._begin, self._end = message, _begin_record, _end_record
+        elif nvtx is not None and nvtx.enabled():
             domain = nvtx.get_domain(DOMAIN)
             self._attributes = domain.get_event_attributes(message=message, category=category, payload=case)
             self._begin, self._end = _functions(domain)
@@ -50,6 +66,19 @@ class Range:
         self._end(self._open)
 
 
+def row_name(case: int, op: str, category: str) -> str:
+    """A row's name for profilers that show a range's message alone, as the reports of ncu do."""
+    return f"case {case} {op} {category}"
+
+
+def check_ranges(profiler: str) -> None:
+    """Raise `UserError` where no ranges can be made, without which a profiler's kernels belong to no case."""
+    if nvtx is None:
+        raise UserError(f"{profiler} tells cases apart by NVTX ranges, and the package nvtx is missing", "install nvtx")
+    if not nvtx.enabled():
+        raise UserError(f"{profiler} tells cases apart by NVTX ranges, which NVTX_DISABLE turns off", "unset it")
+
+
 @contextmanager
 def entered(message: str, category: str, case: int) -> Iterator[None]:
     """A range around a block; see `Range`."""
@@ -62,9 +91,22 @@ def entered(message: str, category: str, case: int) -> Iterator[None]:
 
 
 @contextmanager
-def watched(device: str) -> Iterator[None]:
-    """Has the profiler of a GPU record a block, where it waits for that."""
-    if torch.device(device).type != "cuda":
+def watched(profiled: str, device: str, timelines: Path | None) -> Iterator[None]:
+    """Has a profiler record a block.
+
+    Parameters
+    ----------
+    profiled : which one; empty for none
+    timelines : folder for what torch's own sees
+    """
+    on_gpu = torch.device(device).type == "cuda"
+    if profiled == TORCH:
+        assert timelines is not None, "they were asked for"
+        with torch.profiler.profile() as profiler:
+            yield
+        profiler.export_chrome_trace(str(timelines / f"{os.getpid()}-{next(_timelines)}.json"))
+        return
+    if not (profiled and on_gpu):
         yield
         return
     runtime = torch.cuda.cudart()
@@ -86,5 +128,18 @@ def _functions(domain: Any) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]
     return lambda attributes: _lib.start_range(attributes, domain.handle), _lib.end_range
 
 
+def _begin_record(message: str) -> Any:
+    record = torch.autograd.profiler.record_function(message)
+    record.__enter__()
+    return record
+
+
+def _end_record(record: Any) -> None:
+    record.__exit__(None, None, None)
+
+
 def _nothing(_: Any) -> None:
     pass
+
+
+_timelines = count()

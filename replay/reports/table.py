@@ -76,6 +76,11 @@ def _columns(results: Sequence[Result]) -> dict[str, list[str]]:
         "launches": lambda result: "-" if result.nsys_launches is None else f"{result.nsys_launches:g}",
         "gpu us": lambda result: _microseconds(result.nsys_gpu_us),
         "gaps us": lambda result: _microseconds(result.nsys_gap_us),
+        "ncu us": lambda result: _microseconds(result.ncu_us),
+        "dram": lambda result: _share(result.ncu_dram_share),
+        "sm": lambda result: _share(result.ncu_sm_share),
+        "tensor": lambda result: _share(result.ncu_tensor_share),
+        "occupied": lambda result: _share(result.ncu_occupancy),
         "status": _status,
     }
     told = {
@@ -89,6 +94,8 @@ def _columns(results: Sequence[Result]) -> dict[str, list[str]]:
     told["count"] = told["share"] or any(result.count != 1 for result in results)
     told["nsys us"] = any(result.nsys_us is not None for result in results)
     told["launches"] = told["gpu us"] = told["gaps us"] = any(result.nsys_launches for result in results)
+    told["ncu us"] = any(result.ncu_us is not None for result in results)
+    told["dram"] = told["sm"] = told["tensor"] = told["occupied"] = told["ncu us"]
     told["speed-up"] = told["first ms"] = told["mode"]
     return {name: [cell(result) for result in results] for name, cell in columns.items() if told.get(name, True)}
 
@@ -110,6 +117,10 @@ def _microseconds(time: float | None) -> str:
     if time is None:
         return "-"
     return f"{time:,.0f}" if time >= 100 else f"{time:.1f}"
+
+
+def _share(share: float | None) -> str:
+    return "-" if share is None else f"{share:.0%}"
 
 
 def _reasons(results: Sequence[Result]) -> dict[str, str]:

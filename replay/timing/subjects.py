@@ -52,6 +52,7 @@ class Subject:
     anew : whether that is done before each run; else once, unless runs change the arguments
     row : its place among the rows of its case
     places : of some of its calls in the program
+    profiled : the profiler that its ranges are for
     samples : what is kept of the runs; `runs` has their strata and times in ns in their order
     failure : what a run raised; None where none did
     """
@@ -68,6 +69,7 @@ class Subject:
     anew: bool = False
     row: int = 0
     places: Sequence[Place] = (NOWHERE,)
+    profiled: str = ""
     samples: Samples = field(init=False)
     runs: list[tuple[Stratum, float]] = field(default_factory=list)
     failure: Exception | None = None
@@ -78,7 +80,8 @@ class Subject:
 
     def __post_init__(self) -> None:
         self.samples = Samples(self._shares())
-        self._range, self._ready = (Range(name, self.category, self.number) for name in (self.label, READY))
+        self._range = Range(self.label, self.category, self.number, self.profiled)
+        self._ready = Range(READY, self.category, self.number)
         if not self.mutates:
             for variant in self.variants:
                 ready = variant.sets[0].make()

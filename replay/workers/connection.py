@@ -64,7 +64,7 @@ class Connection:
         if self._process is not None:
             if self._job.profiled and error is None:
                 # a profiler has what it saw of a process when that ends by itself
-                os.close(self._process.to)
+                self._process.let_end()
             else:
                 self._process.kill()
             self._process.wait()

@@ -44,7 +44,7 @@ class Journal:
         self.path = journal_path(output)
         self.rows: dict[int, list[Result]] = {}
         self._kept = False
-        told = _identity(job)
+        told = identity(job)
         if self.path.exists() and resume:
             whole = self._read(told)
             # what follows the last whole line is half a record
@@ -99,7 +99,7 @@ class Journal:
         return whole
 
 
-def _identity(job: Job) -> dict[str, Any]:
+def identity(job: Job) -> dict[str, Any]:
     """What two replays must have in common for their rows to stand in one table."""
     if names_samples(job.trace):
         digest = fingerprint(job.trace)

@@ -35,6 +35,9 @@ class Process(Protocol):
     to: int
     from_: int
 
+    def let_end(self) -> None:
+        """Tell it that nobody asks any more, upon which it ends by itself."""
+
     def wait(self) -> int:
         """Wait for its end; gives its exit status, or minus the signal that ended it."""
 
@@ -124,9 +127,14 @@ class _Forked:
         os.close(theirs)
         os.close(ours)
 
+    def let_end(self) -> None:
+        os.close(self.to)
+        self.to = -1
+
     def wait(self) -> int:
         _, status = os.waitpid(self._pid, 0)
-        os.close(self.to)
+        if self.to >= 0:
+            os.close(self.to)
         os.close(self.from_)
         return os.waitstatus_to_exitcode(status)
 
@@ -152,6 +160,13 @@ class _Spawned:
         self.to, self.from_ = self._process.stdin.fileno(), self._process.stdout.fileno()
         with suppress(BrokenPipeError):
             os.write(self.to, json.dumps({"job": asdict(job), "watch": watch.file}).encode() + b"\n")
+
+    def let_end(self) -> None:
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError):
+            self._process.stdin.close()
+        # which communicate would close again
+        self._process.stdin = None
 
     def wait(self) -> int:
         self._process.communicate()

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import glob
 import os
-import shlex
 import shutil
 import subprocess
 import tempfile
@@ -15,8 +13,10 @@ from pathlib import Path
 
 from opgrip.replay.job import Job
 from opgrip.replay.profilers import target
+from opgrip.replay.profilers.installed import last_words
 from opgrip.replay.profilers.nsys.report import Report, read_report
 from opgrip.replay.profilers.nsys.rows import joined, key_of, with_seen
+from opgrip.replay.profilers.ranges import NSYS
 from opgrip.replay.results import OK, Result
 from opgrip.traces.errors import UserError
 
@@ -51,40 +51,6 @@ class Nsys:
     iterations: int = 10
 
 
-def find_nsys(named: str | None = None) -> str:
-    """The path of nsys.
-
-    Raises
-    ------
-    UserError : where there is none
-    """
-    if named is not None:
-        found = shutil.which(named)
-        if found is None:
-            raise UserError(f"{named} is no program that can be run", "name nsys itself with --nsys-bin")
-        return found
-    found = shutil.which("nsys") or next((path for place in PLACES for path in sorted(glob.glob(place))[::-1]), None)
-    if found is None:
-        raise UserError(
-            f"nsys is neither on PATH nor at {' or '.join(PLACES)}",
-            "install Nsight Systems, or say where it is with --nsys-bin",
-        )
-    return found
-
-
-def arguments_in(path: Path) -> list[str]:
-    """The words of a file of arguments, as a shell reads them; lines from # on are comments.
-
-    Raises
-    ------
-    UserError : where it cannot be read
-    """
-    try:
-        return shlex.split(path.read_text(encoding="utf-8"), comments=True)
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path} holds no arguments: {error}", "write them as on a command line") from error
-
-
 def profiled(
     job: Job, results: Sequence[Result], nsys: Nsys, timeout_s: float, say: Callable[[str], None]
 ) -> list[Result]:
@@ -99,7 +65,7 @@ def profiled(
     UserError : where nsys fails
     """
     not_run = {row.case for row in results} - {row.case for row in results if row.status == OK}
-    job = replace(job, warmup=nsys.warmup, iterations=nsys.iterations, profiled=True)
+    job = replace(job, warmup=nsys.warmup, iterations=nsys.iterations, profiled=NSYS)
     with tempfile.TemporaryDirectory(prefix="opgrip-nsys-") as name:
         folder = Path(name)
         _run(nsys, folder, target.command(folder, job, not_run, timeout_s), job)
@@ -128,7 +94,7 @@ def _run(nsys: Nsys, folder: Path, command: Sequence[str], job: Job) -> None:
         env={**os.environ, "PYTHONSAFEPATH": "1"},
     )
     if not list(folder.glob("report*.nsys-rep")):
-        raise UserError(f"nsys wrote no report: {_last_words(done)}", "see nsys status -e")
+        raise UserError(f"nsys wrote no report: {last_words(done)}", "see nsys status -e")
 
 
 def _exported(nsys: Nsys, report: Path) -> Report:
@@ -136,13 +102,8 @@ def _exported(nsys: Nsys, report: Path) -> Report:
     told = ["export", "--type=sqlite", "--force-overwrite=true", f"--output={database}", str(report)]
     done = subprocess.run([nsys.binary, *told], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     if not database.exists():
-        raise UserError(f"nsys cannot export its report: {_last_words(done)}", "update it")
+        raise UserError(f"nsys cannot export its report: {last_words(done)}", "update it")
     return read_report(database)
-
-
-def _last_words(done: subprocess.CompletedProcess[str]) -> str:
-    lines = (done.stderr or done.stdout).strip().splitlines()
-    return lines[-1] if lines else f"status {done.returncode}"
 
 
 def _keep(folder: Path, wanted: Path, say: Callable[[str], None]) -> None:

@@ -1,0 +1,43 @@
+"""Reads a report by the module `ncu_report` that comes with ncu; run as a script, it knows nothing of opgrip.
+
+The module loads a library of its own: in a process apart it can end nothing but that process.
+
+Source: https://docs.nvidia.com/nsight-compute/PythonReportInterface/index.html
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from typing import Any
+
+
+def main(folder: str, report: str, *wanted: str) -> int:
+    """Print the kernels of a report, one JSON object a line."""
+    sys.path.insert(0, folder)
+    context = importlib.import_module("ncu_report").load_report(report)
+    for place in range(context.num_ranges()):
+        found = context.range_by_idx(place)
+        for index in range(found.num_actions()):
+            action = found.action_by_idx(index)
+            values = {name: _value(action.metric_by_name(name)) for name in wanted}
+            metrics = {name: value for name, value in values.items() if value is not None}
+            print(json.dumps({"name": action.name(), "ranges": _ranges(action), "metrics": metrics}))
+    return 0
+
+
+def _ranges(action: Any) -> str:
+    """The start/end ranges that it was launched in, a line each."""
+    state = action.nvtx_state()
+    domains = [] if state is None else [state.domain_by_id(number) for number in state.domains()]
+    return "\n".join(name for domain in domains for name in domain.start_end_ranges())
+
+
+def _value(metric: Any) -> float | None:
+    value = None if metric is None else metric.value()
+    return float(value) if isinstance(value, int | float) else None
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

@@ -1,0 +1,43 @@
+"""Reports of real profilers on a real GPU, kept by `benchmarks/gpu_check.py`, with the rows that they belong to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from programs import ROOT
+
+from opgrip.replay.profilers.ncu.metrics import BASIC, DURATION
+from opgrip.replay.profilers.ncu.report import kernels_of_csv
+from opgrip.replay.profilers.ncu.rows import joined as joined_ncu
+from opgrip.replay.profilers.nsys.report import read_report
+from opgrip.replay.profilers.nsys.rows import joined as joined_nsys
+from opgrip.replay.results import read_results
+
+KEPT = ROOT / "tests/data/gpu"
+
+
+def kept(name: str) -> Path:
+    path = KEPT / name
+    if not path.exists():
+        pytest.skip(f"no report is kept in {path}: python benchmarks/gpu_check.py keeps one on a machine with a GPU")
+    return path
+
+
+def test_kernels_of_a_kept_report_of_ncu_belong_to_rows() -> None:
+    text = kept("ncu.csv").read_text(encoding="utf-8")
+    kernels = list(kernels_of_csv(text, BASIC))
+    found, outside = joined_ncu(read_results(kept("ncu.json")), kernels)
+    assert kernels
+    assert outside == 0
+    assert all(kernel.metrics[DURATION] > 0 and kernel.name for kernel in kernels)
+    assert all(set(kernel.metrics) == set(BASIC) for kernel in kernels)
+    assert found
+
+
+def test_kernels_of_a_kept_report_of_nsys_belong_to_rows() -> None:
+    report = read_report(kept("nsys.sqlite"))
+    seen, outside = joined_nsys(report)
+    assert report.work
+    assert outside < len(report.work) / 100
+    assert {case for case, _ in seen} <= {row.case for row in read_results(kept("nsys.json"))}

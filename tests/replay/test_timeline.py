@@ -1,0 +1,80 @@
+"""What torch's profiler and NVTX are told of a replay."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from programs import run_command
+
+from opgrip.replay import load_results
+from opgrip.replay.profilers.timeline import merged
+
+FAST = ("--top", "4", "--iterations", "2", "--warmup", "0")
+WITHOUT_NVTX = "import sys; sys.modules['nvtx'] = None; from opgrip.replay.opreplay import main; sys.exit(main())"
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    with gzip.open(path, "rt", encoding="utf-8") as file:
+        events = json.load(file)["traceEvents"]
+    assert isinstance(events, list)
+    return events
+
+
+def test_a_timeline_has_a_range_for_each_run_with_its_operator_inside(tiny_trace: Path, tmp_path: Path) -> None:
+    output = tmp_path / "out.json"
+    done = run_command("opreplay", tiny_trace, *FAST, "--mode", "jit", "--profile", "-o", output)
+    assert done.returncode == 0, done.stderr
+    assert f"{tmp_path}/out.timeline.json.gz" in done.stderr
+    events = read(tmp_path / "out.timeline.json.gz")
+    rows = load_results(output)
+    rows = rows[rows["status"] == "ok"]
+    assert set(rows["mode"]) == {"eager", "jit"}
+    for row in rows.itertuples():
+        runs = [event for event in events if event["name"] == f"case {row.case} {row.op} {row.mode}"]
+        # those that the slowed-down processor made worthless were run again
+        assert len(runs) >= 2
+        name = row.op.split(".")[1]
+        for run in runs:
+            inside = [
+                event["name"]
+                for event in events
+                if event.get("cat") == "cpu_op" and run["ts"] <= event["ts"] <= run["ts"] + run["dur"]
+            ]
+            assert any(name in operator for operator in inside)
+
+
+def test_a_timeline_that_is_there_is_replaced_only_by_force(tiny_trace: Path, tmp_path: Path) -> None:
+    (tmp_path / "out.timeline.json.gz").write_text("mine")
+    done = run_command("opreplay", tiny_trace, *FAST, "--profile", "-o", tmp_path / "out.json")
+    assert done.returncode == 2
+    assert "out.timeline.json.gz exists" in done.stderr
+    assert (tmp_path / "out.timeline.json.gz").read_text() == "mine"
+
+
+def test_times_of_timelines_that_are_put_together_count_from_the_first() -> None:
+    first = {"baseTimeNanoseconds": 5_000, "traceName": "/tmp/1.json", "traceEvents": [{"name": "a", "ts": 1.0}]}
+    second = {"baseTimeNanoseconds": 8_000, "traceEvents": [{"name": "b", "ts": 1.5}, {"name": "c", "ph": "M"}]}
+    whole = merged(iter([first, second]))
+    assert whole["traceEvents"] == [{"name": "a", "ts": 1.0}, {"name": "b", "ts": 4.5}, {"name": "c", "ph": "M"}]
+    assert "traceName" not in whole
+
+
+@pytest.mark.parametrize("profiler", [None, "nsys"])
+def test_without_the_package_nvtx_cases_run_and_profilers_that_need_it_say_so(
+    tiny_trace: Path, profiler: str | None
+) -> None:
+    more = [] if profiler is None else [f"--{profiler}"]
+    command = [sys.executable, "-c", WITHOUT_NVTX, str(tiny_trace), *FAST, *more]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    if profiler is None:
+        assert done.returncode == 0, done.stderr
+        assert "4 cases: 4 ok" in done.stderr
+    else:
+        assert done.returncode == 2
+        assert "the package nvtx is missing: install nvtx" in done.stderr
