@@ -296,6 +296,20 @@ def test_methods_of_all_kinds_are_gripped() -> None:
     assert calls_of(grips, "Coder.made")[0].args == (gripping.Coder, 5.0)
 
 
+def test_inherited_methods_are_gripped_for_the_class_that_is_named() -> None:
+    with gripped("FarCoder.decode", "FarCoder.area") as grips:
+        gripping.Coder().decode(torch.ones(1))
+        gripping.FarCoder().decode(torch.ones(2))
+        gripping.FarCoder.area(torch.ones(2, 4))
+    assert [call.args[1].shape for call in calls_of(grips, "FarCoder.decode")] == [(2,)]
+    assert len(calls_of(grips, "FarCoder.area")) == 1
+    assert "decode" not in vars(gripping.FarCoder)
+    both = gripped("*Coder.decode")
+    with both:
+        gripping.FarCoder().decode(torch.ones(2))
+    assert len(calls_of(both, "Coder.decode")) == 1
+
+
 def test_methods_with_underscores_are_gripped_where_they_are_named() -> None:
     with gripped("Coder.*") as grips:
         gripping.Coder()
