@@ -149,7 +149,8 @@ class Collector(ItemTable):
             return self.refused(f"{'.'.join((use.name, *use.attributes))} is not there") if found.taken else None
         if found.kind is Kind.BUILTIN:
             return self.builtin(getattr(thing, "__name__", name))
-        if found.kind is Kind.FUNCTION:
+        # what is gripped itself is taken in, of whatever package it is
+        if found.kind is Kind.FUNCTION or self.knows_function(thing):
             return self.function(thing, name, found.rest[:1])
         if found.kind is Kind.CLASS:
             return self.class_item(thing)

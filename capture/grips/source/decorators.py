@@ -13,6 +13,7 @@ from opgrip.capture.grips.source.resolve import (
     ABSENT,
     Namespace,
     evaluate,
+    is_imported_code,
     namespace_of,
     plain,
     python_function,
@@ -38,14 +39,10 @@ class Written:
     dropped: tuple[ast.expr, ...]
 
 
-def written(thing: Any, namespace: Namespace | None = None) -> Written:
+def written(thing: Any) -> Written:
     """How a callable is written down: its function, with the decorators that made the callable of it.
 
     A wrapper that no decorator explains, as `fast = cached(slow)` makes one, is written as the function that it is.
-
-    Parameters
-    ----------
-    namespace : where decorators are looked up, where that is not the function's own
 
     Raises
     ------
@@ -54,11 +51,11 @@ def written(thing: Any, namespace: Namespace | None = None) -> Written:
     layers = _layers(plain(thing))
     for index in range(len(layers) - 1, -1, -1):
         function = layers[index]
-        if not isinstance(function, FunctionType):
+        if not isinstance(function, FunctionType) or (index and is_imported_code(function)):
             continue
         file, node = find_function(function)
         decorators = [] if isinstance(node, ast.Lambda) else node.decorator_list
-        kept = _explaining(layers[:index], decorators, namespace or namespace_of(function))
+        kept = _explaining(layers[:index], decorators, namespace_of(function))
         if kept is not None:
             return Written(function, file, node, tuple(one for one in decorators if one not in kept))
     name = getattr(thing, "__qualname__", type(thing).__qualname__)
@@ -115,7 +112,7 @@ def _explains(decorator: ast.expr, layer: Any, namespace: Namespace) -> bool:
     live = evaluate(decorator.func if isinstance(decorator, ast.Call) else decorator, namespace)
     if live is ABSENT:
         return False
-    if _is_imported_code(layer):
+    if is_imported_code(layer):
         return is_imported(module_of(live) or type(live).__module__) and plain_name(live) not in _MODES
     if isinstance(live, type) and type(layer) is live:
         return True
@@ -139,9 +136,3 @@ _MODES = ("torch.jit._script.script", "torch.jit._script.script_if_tracing", "to
 def plain_name(thing: Any) -> str:
     """Module and name of a function or class."""
     return f"{module_of(thing)}.{getattr(thing, '__qualname__', '')}"
-
-
-def _is_imported_code(layer: Any) -> bool:
-    if isinstance(layer, FunctionType):
-        return is_imported(layer.__globals__.get("__name__") or "")
-    return is_imported(type(layer).__module__)

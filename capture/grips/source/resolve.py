@@ -23,6 +23,7 @@ class Absent:
 
 
 ABSENT = Absent()
+_MOST_LAYERS = 100
 
 
 class Kind(Enum):
@@ -99,9 +100,8 @@ def kind_of(thing: Any) -> Kind:
         return Kind.IMPORT if module and is_imported(module) else Kind.CLASS
     if isinstance(thing, MethodType | functools.partial):
         return Kind.VALUE
-    inner = python_function(thing)
-    if inner is not None:
-        return Kind.IMPORT if is_imported(inner.__module__ or "") else Kind.FUNCTION
+    if python_function(thing) is not None:
+        return Kind.IMPORT if all(map(is_imported_code, layers_of(thing))) else Kind.FUNCTION
     if callable(thing) and isinstance(name, str) and is_imported(type(thing).__module__):
         return Kind.IMPORT
     return Kind.VALUE
@@ -109,15 +109,23 @@ def kind_of(thing: Any) -> Kind:
 
 def python_function(thing: Any) -> FunctionType | None:
     """The Python function that something callable is or wraps, None where there is none."""
-    seen: set[int] = set()
-    while id(thing) not in seen:
-        seen.add(id(thing))
-        thing = plain(thing)
-        inner = wrapped(thing)
-        if inner is None:
-            return thing if isinstance(thing, FunctionType) else None
-        thing = inner
-    return None
+    inner = layers_of(thing)[-1]
+    return inner if isinstance(inner, FunctionType) else None
+
+
+def layers_of(thing: Any) -> list[Any]:
+    """Something callable, what it says that it wraps, and so on."""
+    layers = [plain(thing)]
+    while len(layers) < _MOST_LAYERS and (inner := wrapped(layers[-1])) is not None:
+        layers.append(plain(inner))
+    return layers
+
+
+def is_imported_code(layer: Any) -> bool:
+    """Whether a function, or the class of another callable, is of an imported package."""
+    if isinstance(layer, FunctionType):
+        return is_imported(layer.__globals__.get("__name__") or "")
+    return is_imported(type(layer).__module__)
 
 
 def wrapped(thing: Any) -> Any:

@@ -36,6 +36,10 @@ class ItemTable:
             self.remember(key, make())
         return self._items[key]
 
+    def knows_function(self, thing: Any) -> bool:
+        """Whether there is an item of a function already."""
+        return ("function", id(thing)) in self._items
+
     def remember(self, key: object, item: Item, thing: Any = None) -> None:
         """Enter an item."""
         self._items[key] = item

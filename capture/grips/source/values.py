@@ -285,22 +285,19 @@ def _is_function(value: Any) -> bool:
     return named and not isinstance(value, MethodType | MethodDescriptorType | functools.partial)
 
 
-def is_called_class(cls: type) -> bool:
-    """Whether a class can be one that a call of `namedtuple` or `Enum` made, so that it has no source."""
-    return (cls.__bases__ == (tuple,) and hasattr(cls, "_field_defaults")) or cls.__bases__ == (enum.Enum,)
-
-
 def express_class(cls: type, refer: Refer) -> str:
-    """The call of `namedtuple` or `Enum` that makes a class anew.
+    """The call of `namedtuple` or `Enum` that made a class, which has no source then.
 
     Raises
     ------
-    Inexpressible : where there is none
+    Inexpressible : where none of them made it
     """
     writer = _Writer(refer)
-    if issubclass(cls, enum.Enum):
-        members = {name: member.value for name, member in cls.__members__.items()}
+    if cls.__bases__ == (enum.Enum,):
+        members = {name: member.value for name, member in cls.__members__.items()}  # type: ignore[attr-defined]
         return writer.write(_Call(enum.Enum, (cls.__name__, members), {}))
+    if cls.__bases__ != (tuple,) or not hasattr(cls, "_field_defaults"):
+        raise Inexpressible(f"the class {cls.__qualname__}")
     fields_of, defaults = list(cls._fields), list(cls._field_defaults.values())  # type: ignore[attr-defined]
     keywords = {"defaults": defaults} if defaults else {}
     return writer.write(_Call(collections.namedtuple, (cls.__name__, fields_of), keywords))

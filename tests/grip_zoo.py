@@ -22,14 +22,16 @@ class Specimen:
     path: str
     arguments: Callable[[], tuple[Any, ...]]
     keywords: dict[str, Any]
+    suffix: str = ""
 
     @property
     def name(self) -> str:
         module, _, entry = self.path.partition(":")
-        return f"{module.partition('.')[0]}_{entry.replace('.', '_')}"
+        return f"{module.partition('.')[0]}_{entry.replace('.', '_')}{self.suffix}"
 
 
 ZOO: list[Specimen] = []
+COMPILED: list[Specimen] = []
 
 
 def specimen(path: str, arguments: Callable[[], tuple[Any, ...]], **keywords: Any) -> None:
@@ -307,21 +309,6 @@ specimen(
     "mmdet.models.dense_heads.gfl_head:Integral.forward",
     lambda: (made("mmdet.models.dense_heads.gfl_head:Integral", 7), torch.randn(5, 32)),
 )
-specimen(
-    "mmdet.structures.mask.mask_target:mask_target_single",
-    lambda: (
-        boxes(4, 20),
-        torch.tensor([0, 1, 1, 0]),
-        made(
-            "mmdet.structures.mask:BitmapMasks",
-            (np.arange(2 * 30 * 30).reshape(2, 30, 30) % 5 > 2).astype(np.uint8),
-            30,
-            30,
-        ),
-        Sizes(7),
-    ),
-)
-
 # mmseg
 specimen(
     f"{SEG_LOSSES}.lovasz_loss:lovasz_softmax",
@@ -393,3 +380,34 @@ specimen(
     lambda: (torch.arange(36).view(6, 6) % 3, torch.arange(36).view(6, 6) % 4, 4, 3),
 )
 specimen("mmseg.models.utils.shape_convert:nlc_to_nchw", lambda: (torch.rand(2, 12, 5), (3, 4)))
+
+# with functions of mmcv that are compiled
+COMPILED.append(
+    Specimen(
+        "mmdet.structures.mask.mask_target:mask_target_single",
+        lambda: (
+            boxes(4, 20),
+            torch.tensor([0, 1, 1, 0]),
+            made(
+                "mmdet.structures.mask:BitmapMasks", (np.arange(1800).reshape(2, 30, 30) % 5 > 2) * np.uint8(1), 30, 30
+            ),
+            Sizes(7),
+        ),
+        {},
+    )
+)
+COMPILED.append(
+    Specimen(
+        f"{LAYERS}:multiclass_nms",
+        lambda: (boxes(20), torch.rand(20, 4), 0.3, {"type": "nms", "iou_threshold": 0.5}, 10),
+        {},
+    )
+)
+COMPILED.append(
+    Specimen(
+        f"{LAYERS}:multiclass_nms",
+        lambda: (boxes(20), torch.rand(20, 4), 0.3, {"type": "soft_nms", "iou_threshold": 0.5}, 10),
+        {},
+        suffix="_soft",
+    )
+)

@@ -1,0 +1,43 @@
+"""Long-tail functions of mmdet and mmseg run without them, and give what they gave."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+import pytest
+from grip_exchange import run_all, write
+from grip_zoo import COMPILED, ZOO, Specimen, gripped
+
+from opgrip.capture.grips.source.module import ModuleText, lay_out, take
+from opgrip.capture.grips.source.proof import check_names
+
+pytest.importorskip("mmdet")
+pytest.importorskip("mmseg")
+
+
+def taken(one: Specimen, folder: Path) -> ModuleText:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = gripped(one)
+        made = lay_out(found, take(found), "a test")
+    check_names(made.text, made.absent)
+    write(folder, found, made)
+    return made
+
+
+@pytest.mark.slow
+def test_functions_run_where_their_projects_cannot_be_imported(tmp_path: Path) -> None:
+    assert len(ZOO) >= 80
+    made = {one.name: taken(one, tmp_path / one.name) for one in ZOO}
+    assert {name for one in made.values() for name in one.imports} == {"numpy", "scipy", "torch"}
+    found = run_all([tmp_path / name for name in made], ["mmdet", "mmseg", "mmengine", "mmcv"])
+    assert {folder: wrong for folder, wrong in found.items() if wrong} == {}
+
+
+@pytest.mark.slow
+def test_compiled_functions_of_a_framework_stay_imports(tmp_path: Path) -> None:
+    made = {one.name: taken(one, tmp_path / one.name) for one in COMPILED}
+    assert all("mmcv" in one.imports for one in made.values())
+    found = run_all([tmp_path / name for name in made], ["mmdet", "mmseg"])
+    assert {folder: wrong for folder, wrong in found.items() if wrong} == {}
