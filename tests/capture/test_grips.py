@@ -25,15 +25,16 @@ from opgrip.traces import UserError
 
 
 @pytest.fixture(autouse=True)
-def unchanged() -> Iterator[None]:
-    """Whatever a test grips is as it was afterwards."""
+def unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Whatever a test grips is as it was afterwards, and samples go to a folder of its own."""
+    monkeypatch.chdir(tmp_path)
     before = dict(vars(gripping))
     yield
     assert dict(vars(gripping)) == before
 
 
 def gripped(*names: str, **keep: Any) -> Grips:
-    return Grips([parse_pattern(f"gripping:{name}") for name in names], Keep(**keep), to=Path("nowhere"))
+    return Grips([parse_pattern(f"gripping:{name}") for name in names], Keep(**keep), to=Path("samples"))
 
 
 def calls_of(grips: Grips, entry: str) -> list[GrippedCall]:
