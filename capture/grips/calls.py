@@ -160,8 +160,9 @@ class _Reading:
         specs = list(tensors(tree))
         try:
             made = iter(lay_out(specs, self._values, _device))
-        except FormatError as error:
-            raise UserError(f"a tensor of the sample cannot be made: {error}", "grip the function again") from error
+        except (FormatError, RuntimeError) as error:
+            reason = one_line(error)
+            raise UserError(f"a tensor of the sample cannot be made: {reason}", "grip the function again") from error
         live = map_leaves(lambda leaf: next(made) if isinstance(leaf, TensorSpec) else leaf, tree)
         return make_arguments(live, self._classes)
 
