@@ -182,6 +182,13 @@ def test_what_cannot_be_taken_out_leaves_nothing_behind(project: ModuleType, tmp
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_sample_may_have_the_name_of_a_module_of_python(project: ModuleType, tmp_path: Path) -> None:
+    call = GrippedCall(([torch.rand(2)],), {}, None, None, None, 0, 0, 0)
+    one = Gripped(project.area, None, "area", "copy", frozenset(), [call])
+    sample = open_sample(write_folder(one, tmp_path, writes("a")))
+    assert sample.function([torch.tensor([1.0, 2.0])]) == 1
+
+
 def test_methods_are_called_with_their_object_or_class_first(project: ModuleType, tmp_path: Path) -> None:
     coder = project.Coder(torch.ones(2))
     sample = open_sample(

@@ -17,9 +17,12 @@ from opgrip.traces.errors import UserError
 _SECONDS = 300
 
 _PROGRAM = """
+import sys
+
+# the sample beside could have the name of a module of Python
+sys.path[:] = [place for place in sys.path if place]
 import importlib.abc
 import importlib.util
-import sys
 
 path, entry, *blocked = sys.argv[1:]
 
