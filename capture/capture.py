@@ -169,7 +169,8 @@ class Capture:
         recorder = self._recorder
         recorder.set_idle(True)
         flusher.__exit__(None, None, None)
-        self.grips.finish()
+        if not flusher.discarded:
+            self.grips.finish()
         self.calls, self.signatures = flusher.blocks.calls, recorder.signatures
         self.dropped = sum(recorder.dropped.values())
         self.bytes_written = 0 if flusher.writer is None else flusher.writer.bytes_written

@@ -59,6 +59,10 @@ class Coder:
         return cls(scale)
 
 
+class FarCoder(Coder):
+    """Has all its methods from another class."""
+
+
 class Head(nn.Module):
     """A module with a parameter, a buffer, a module and a field."""
 

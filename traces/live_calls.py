@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from opgrip.traces.arguments import map_leaves, tensors
-from opgrip.traces.errors import FormatError, UserError
+from opgrip.traces.errors import FormatError, UserError, one_line
 from opgrip.traces.making import make_arguments
 from opgrip.traces.memory import lay_out
 from opgrip.traces.tensor_file import TensorFile, from_stored
@@ -40,8 +40,9 @@ class LiveArguments:
         specs = list(tensors(tree))
         try:
             made = iter(lay_out(specs, self._values, _device))
-        except FormatError as error:
-            raise UserError(f"a tensor of a call cannot be made: {error}", "grip the function again") from error
+        except (FormatError, RuntimeError) as error:
+            reason = one_line(error)
+            raise UserError(f"a tensor of a call cannot be made: {reason}", "grip the function again") from error
         live = map_leaves(lambda leaf: next(made) if isinstance(leaf, TensorSpec) else leaf, tree)
         return make_arguments(live, self._classes)
 

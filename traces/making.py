@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from opgrip.traces.arguments import GroupSpec, Opaque, ReductionSpec
-from opgrip.traces.errors import UserError
+from opgrip.traces.errors import UserError, one_line
 from opgrip.traces.objects import (
     ArraySpec,
     ModuleSpec,
@@ -86,6 +86,9 @@ def make_arguments(tree: Any, classes: Mapping[str, Any], make_tensor: Callable[
         return _Maker(classes, make_tensor).make(tree)
     except CannotMake as error:
         raise UserError(f"an argument cannot be made: {error}", "give its class, or grip the function again") from error
+    except (TypeError, ValueError, KeyError, RuntimeError, OverflowError, AttributeError) as error:
+        # a trace may say of torch's and numpy's classes what is not so; a RecursionError is a RuntimeError
+        raise UserError(f"an argument cannot be made: {one_line(error)}", "grip the function again") from error
 
 
 class _Maker:

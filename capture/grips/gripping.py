@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import threading
 from collections.abc import Callable, Iterable, Sequence
@@ -57,8 +58,9 @@ class Grips:
         # the program may go to another folder
         self._to = None if to is None else to.absolute()
         self._recorder = recorder
-        self._watched: dict[int, Watched] = {}
+        self._watched: dict[tuple[int, str | None], Watched] = {}
         self._codes: dict[FunctionType, Any] = {}
+        self._lent: list[tuple[type, str]] = []
         self._matched: set[Pattern] = set()
         self._done: set[int] = set()
         self._writing: list[threading.Thread] = []
@@ -88,6 +90,9 @@ class Grips:
         for function, code in self._codes.items():
             function.__code__ = code
         self._codes.clear()
+        for owner, name in self._lent:
+            type.__delattr__(owner, name)
+        self._lent.clear()
         rebind({watched.wrapper: watched.function for watched in self.watched})
 
     def grip(self, value: Any, entry: str | None = None, owner: type | None = None) -> Any:
@@ -149,9 +154,22 @@ class Grips:
                     continue
                 elif (reason := refusal(target.function)) is not None:
                     self.refused[target.qualname] = reason
+                elif target.inherited:
+                    self._lend(target)
                 else:
                     replacements[target.function] = self._watch(target).wrapper
         rebind(replacements, modules if len(modules) == 1 else None)
+
+    def _lend(self, target: Target) -> None:
+        """Give a class the method that it has from another one, gripped, as its own."""
+        name = target.qualname.rpartition(".")[2]
+        if (target.owner, name) not in self._lent:
+            assert target.owner is not None
+            method = inspect.getattr_static(target.owner, name)
+            wrapper = self._watch(target).wrapper
+            kind = type(method)
+            type.__setattr__(target.owner, name, kind(wrapper) if kind in (staticmethod, classmethod) else wrapper)
+            self._lent.append((target.owner, name))
 
     def _grip_inside(self, target: Target, around: FunctionType) -> None:
         if around in self._codes:
@@ -172,7 +190,8 @@ class Grips:
         """A function as it is watched, the same whenever it is asked for."""
         function = target.function
         # a function that is made whenever another one runs is one function all the same
-        key = id(function.__code__) if LOCALS in target.qualname else id(function)
+        made_anew = LOCALS in target.qualname
+        key = (id(function.__code__ if made_anew else function), target.qualname if target.inherited else None)
         known = self._watched.get(key)
         if known is not None and known.function is function:
             return known

@@ -70,12 +70,14 @@ class Target:
     owner : the class that it was found in, None outside of classes
     qualname : what it is called where it was found
     inside : of a function that is made anew whenever another one runs, that one
+    inherited : the class has it from another one
     """
 
     function: FunctionType
     owner: type | None
     qualname: str
     inside: Any = None
+    inherited: bool = False
 
 
 def find_targets(module: ModuleType, patterns: Sequence[Pattern]) -> Iterator[Target]:
@@ -102,6 +104,18 @@ def _in_namespace(
             seen.add(id(value))
             inner = f"{prefix}{name}."
             yield from _in_namespace(vars(value), value.__module__, patterns, value, inner, seen)
+            yield from _inherited(value, inner, patterns)
+
+
+def _inherited(cls: type, prefix: str, patterns: Sequence[Pattern]) -> Iterator[Target]:
+    """The methods that a pattern names as a class's, and that it has from another class."""
+    for pattern in patterns:
+        # not where it has a wildcard: then the class that has the method matches too, or should not
+        name = pattern.qualname.rpartition(".")[2]
+        if pattern.qualname == prefix + name and name not in vars(cls):
+            function = plain_function(inspect.getattr_static(cls, name, None))
+            if function is not None:
+                yield Target(function, cls, pattern.qualname, inherited=True)
 
 
 def _nested(function: FunctionType, qualname: str, owner: type | None, patterns: Sequence[Pattern]) -> Iterator[Target]:

@@ -16,10 +16,10 @@ import pytest
 import torch
 from programs import ROOT
 
-from opgrip.capture.grips.folders import open_sample
 from opgrip.capture.grips.gripped import Gripped, GrippedCall
 from opgrip.capture.grips.source import source_tags, write_folder
 from opgrip.traces.errors import UserError
+from opgrip.traces.sample_folder import open_sample
 
 PROJECT = """
 import math

@@ -25,15 +25,16 @@ from opgrip.traces import UserError
 
 
 @pytest.fixture(autouse=True)
-def unchanged() -> Iterator[None]:
-    """Whatever a test grips is as it was afterwards."""
+def unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Whatever a test grips is as it was afterwards, and samples go to a folder of its own."""
+    monkeypatch.chdir(tmp_path)
     before = dict(vars(gripping))
     yield
     assert dict(vars(gripping)) == before
 
 
 def gripped(*names: str, **keep: Any) -> Grips:
-    return Grips([parse_pattern(f"gripping:{name}") for name in names], Keep(**keep), to=Path("nowhere"))
+    return Grips([parse_pattern(f"gripping:{name}") for name in names], Keep(**keep), to=Path("samples"))
 
 
 def calls_of(grips: Grips, entry: str) -> list[GrippedCall]:
@@ -294,6 +295,20 @@ def test_methods_of_all_kinds_are_gripped() -> None:
     assert call.after is not None
     assert call.after[0][0].calls == 1
     assert calls_of(grips, "Coder.made")[0].args == (gripping.Coder, 5.0)
+
+
+def test_inherited_methods_are_gripped_for_the_class_that_is_named() -> None:
+    with gripped("FarCoder.decode", "FarCoder.area") as grips:
+        gripping.Coder().decode(torch.ones(1))
+        gripping.FarCoder().decode(torch.ones(2))
+        gripping.FarCoder.area(torch.ones(2, 4))
+    assert [call.args[1].shape for call in calls_of(grips, "FarCoder.decode")] == [(2,)]
+    assert len(calls_of(grips, "FarCoder.area")) == 1
+    assert "decode" not in vars(gripping.FarCoder)
+    both = gripped("*Coder.decode")
+    with both:
+        gripping.FarCoder().decode(torch.ones(2))
+    assert len(calls_of(both, "Coder.decode")) == 1
 
 
 def test_methods_with_underscores_are_gripped_where_they_are_named() -> None:

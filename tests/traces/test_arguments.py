@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import struct
+from typing import Any
 
 import pytest
 import torch
@@ -21,7 +23,12 @@ from opgrip.traces.arguments import (
     TensorSpec,
     decode,
     encode,
+    leaves,
+    map_leaves,
+    numbers_of,
+    with_numbers,
 )
+from opgrip.traces.objects import ArraySpec, ModuleSpec, NamedSpec, ObjectSpec, SameSpec, ScalarSpec, SharedSpec
 
 sizes = st.lists(st.integers(0, 2**40), max_size=4).map(tuple)
 shapes_and_strides = st.lists(st.tuples(st.integers(0, 2**40), st.integers(0, 2**40)), max_size=4).flatmap(
@@ -60,13 +67,35 @@ scalars = st.one_of(
     st.builds(Opaque, st.text(max_size=20)),
     sizes.map(torch.Size),
     specs,
+    st.binary(max_size=9),
+    st.just(...),
+    st.builds(range, *[st.integers(-9, 9)] * 2, st.integers(1, 9)),
+    st.builds(slice, *[st.none() | st.integers(-(2**62), 2**62)] * 3),
+    st.sets(st.text(max_size=3) | st.integers(), max_size=3),
+    st.frozensets(st.floats(allow_nan=False) | st.booleans(), max_size=3),
+    st.builds(ArraySpec, specs),
+    st.builds(ScalarSpec, st.text(max_size=9), st.booleans() | st.integers() | st.floats() | st.complex_numbers()),
+    st.builds(NamedSpec, st.text(max_size=9)),
+    st.builds(SameSpec, st.integers(0, 9)),
 )
+keys = st.one_of(
+    st.text(max_size=5), st.integers(), st.none(), st.floats(allow_nan=False), st.tuples(st.integers(), st.text())
+)
+
+
+def fields(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
+    return st.dictionaries(st.text(max_size=5), inner, max_size=3)
+
+
 arguments = st.recursive(
     scalars,
     lambda inner: st.one_of(
         st.lists(inner, max_size=4),
         st.lists(inner, max_size=4).map(tuple),
-        st.dictionaries(st.one_of(st.text(max_size=5), st.integers()), inner, max_size=3),
+        st.dictionaries(keys, inner, max_size=3),
+        st.builds(ObjectSpec, st.text(max_size=9), fields(inner), inner),
+        st.builds(ModuleSpec, st.text(max_size=9), *[fields(inner)] * 4),
+        st.builds(SharedSpec, st.integers(0, 9), inner),
     ),
     max_leaves=12,
 )
@@ -84,6 +113,10 @@ def exactly(value: object) -> object:
         return (type(value), [exactly(item) for item in value])
     if isinstance(value, dict):
         return (dict, [(exactly(key), exactly(item)) for key, item in value.items()])
+    if isinstance(value, set | frozenset):
+        return (type(value), sorted(map(repr, map(exactly, value))))
+    if isinstance(value, ObjectSpec | ModuleSpec | SharedSpec | ScalarSpec):
+        return (type(value), [exactly(getattr(value, field.name)) for field in dataclasses.fields(value)])
     return (type(value), value)
 
 
@@ -91,6 +124,19 @@ def exactly(value: object) -> object:
 def test_any_argument_comes_back_exactly_as_it_was(value: object) -> None:
     text = json.dumps(encode(value), allow_nan=False)
     assert exactly(decode(json.loads(text))) == exactly(value)
+
+
+@given(arguments)
+def test_what_stands_in_objects_is_found_and_replaced_in_its_order(value: object) -> None:
+    found = list(leaves(value))
+    met: list[object] = []
+    same = map_leaves(lambda leaf: met.append(leaf) or leaf, value)
+    assert exactly(same) == exactly(value)
+    # a size is one value, and its numbers are found one by one
+    sizes = [item for leaf in met for item in (leaf if isinstance(leaf, torch.Size) else (leaf,))]
+    assert list(map(exactly, sizes)) == list(map(exactly, found))
+    numbers = numbers_of(value)
+    assert exactly(with_numbers(value, numbers)) == exactly(value)
 
 
 def test_a_tiny_float_keeps_all_its_bits() -> None:
@@ -118,6 +164,23 @@ def test_a_dtype_that_this_torch_lacks_is_held_by_name() -> None:
         {"float": "1.5"},
         {"float": 1, "int": 2},
         {"complex": [1]},
+        {"object": {"class": 1, "fields": {}}},
+        {"object": {"class": "a:B", "fields": [1]}},
+        {"module": {"class": "a:B", "fields": {}}},
+        {"numpy": 1},
+        {"numpy": {"opaque": "x"}},
+        {"numpy_scalar": {"dtype": "float32", "value": "1"}},
+        {"named": ["a:b"]},
+        {"shared": {"id": -1, "value": 1}},
+        {"same": "0"},
+        {"set": [[1]]},
+        {"set": 1},
+        {"slice": [1, 2]},
+        {"slice": [1, 2, 1.5]},
+        {"range": [0, 9, 0]},
+        {"range": [0, 1.5, 1]},
+        {"bytes": "é"},
+        {"bytes": 1},
         {"tensor": {"shape": [2]}},
         {"tensor": {"shape": [-1], "stride": [1], "dtype": "float32", "device": "cpu"}},
         {"tensor": {"shape": [2], "stride": [1], "dtype": "float32", "device": "$(rm)"}},
