@@ -13,11 +13,13 @@ from typing import Any
 import pytest
 from programs import run_command
 
-from opgrip.replay.profilers.nsys.nsys import arguments_in, find_nsys
+from opgrip.replay.profilers.installed import arguments_in, find_program
+from opgrip.replay.profilers.nsys.nsys import PLACES
 from opgrip.replay.profilers.nsys.report import read_report
 from opgrip.replay.profilers.nsys.rows import joined, with_seen
 from opgrip.replay.profilers.ranges import DOMAIN, READY
 from opgrip.replay.results import OK, Result, load_results
+from opgrip.replay.timing.rounds import MOST_DROPPED
 from opgrip.traces.errors import UserError
 
 CASES = 50
@@ -53,12 +55,9 @@ def test_each_row_of_a_case_has_ranges_of_its_own(detector_trace: Path, tmp_path
     done = run_command("opreplay", detector_trace, *words, "-o", output)
     assert done.returncode == 0, done.stderr
     rows = load_results(output)
-    assert rows[["mode", "threads", "nsys_runs"]].values.tolist() == [
-        ["eager", 1, 4],
-        ["jit", 1, 4],
-        ["eager", 2, 4],
-        ["jit", 2, 4],
-    ]
+    assert rows[["mode", "threads"]].values.tolist() == [["eager", 1], ["jit", 1], ["eager", 2], ["jit", 2]]
+    # more where the processor was slowed down meanwhile
+    assert rows["nsys_runs"].between(4, 4 + MOST_DROPPED).all()
 
 
 @pytest.mark.parametrize(
@@ -82,7 +81,7 @@ def test_where_nsys_was_looked_for_is_told(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(shutil, "which", lambda name: None)
     monkeypatch.setattr("glob.glob", lambda place: [])
     with pytest.raises(UserError, match=r"/opt/nvidia/nsight-systems"):
-        find_nsys()
+        find_program("nsys", "Nsight Systems", PLACES)
 
 
 def test_arguments_of_a_file_are_read_as_a_shell_does(tmp_path: Path) -> None:
