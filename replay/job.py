@@ -56,6 +56,7 @@ class Job:
     detail : keep the whole of an error
     store : folder for what compilers made
     memory_limit : bytes
+    count_work, energy : see `Settings`
     profiled : whether a profiler watches, which is told what is timed and needs processes that end by themselves
     """
 
@@ -94,6 +95,8 @@ class Job:
     extensions: Sequence[str] = ()
     memory_limit: int | None = None
     profiled: bool = False
+    count_work: bool = False
+    energy: bool = False
 
     def load(self) -> Loaded:
         """Its trace, cases and settings.
@@ -137,6 +140,8 @@ class Job:
             backward=self.backward,
             memory_limit=self.memory_limit,
             profiled=self.profiled,
+            count_work=self.count_work,
+            energy=self.energy,
         )
         everything = selected if selection == Selection() and self.unit == CALL else None
         return Loaded(trace, cases, settings, notes, everything, self.unit)

@@ -46,6 +46,8 @@ class Settings:
     backward : time the gradients of calls of a forward pass too
     memory : measure what a call allocates
     memory_limit : bytes of a case's tensors above which it is not tried
+    count_work : run what is no single operator once more, to count what its operators do
+    energy : read what a GPU takes
     profiled : tell a GPU's profiler what is timed
     """
 
@@ -70,6 +72,8 @@ class Settings:
     memory: bool = False
     memory_limit: int | None = None
     profiled: bool = False
+    count_work: bool = False
+    energy: bool = False
 
     def wants_grad(self, case: Case) -> bool:
         """Whether a case's calls make a graph, as they do in a program that runs backward."""
