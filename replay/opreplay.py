@@ -28,7 +28,7 @@ from opgrip.replay.reports.sweep import print_sweep
 from opgrip.replay.reports.table import print_table
 from opgrip.replay.results import OK, Result, read_results, summarize
 from opgrip.replay.roofline.ceilings import Ceilings, keep, kept_ceilings, to_json
-from opgrip.replay.roofline.limits import threads_of, with_limits
+from opgrip.replay.roofline.limits import threads_of, usual_threads, with_limits
 from opgrip.replay.roofline.measuring import measure
 from opgrip.replay.roofline.options import check_roofline
 from opgrip.replay.roofline.table import print_roofline
@@ -92,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
     if report is not None:
         header = _header(args, loaded)
         if ceilings is not None:
-            header["ceilings"] = to_json(ceilings)
+            header |= {"ceilings": to_json(ceilings), "threads": usual_threads(results, threads_of(loaded))}
         _write(report, [*earlier, *results], header, args)
     reporter.say(summarize(results))
     return 1 if args.strict and any(result.status != OK for result in results) else 0

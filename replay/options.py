@@ -200,7 +200,7 @@ def _add_output(group: argparse._ArgumentGroup) -> None:
         "--output",
         type=Path,
         metavar="FILE",
-        help="also write the results, as the suffix says: .json, .csv, .md; .svg draws",,
+        help="also write the results, as the suffix says: .json, .csv, .md; .svg draws",
     )
     group.add_argument("-f", "--force", action="store_true", help="replace an existing file")
     group.add_argument("--append", action="store_true", help="add the rows to an existing file's (.json, .csv)")

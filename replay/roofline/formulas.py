@@ -1,8 +1,9 @@
 """Floating-point operations of a call: torch's formulas, and ours for what they lack.
 
 A multiply-add is two operations. A comparison, a division or a function such as the exponential is one: a limit must
-not ask for more than the best program needs. Copies, fills and whatever else only moves data have none. The formulas follow
-from the operators' definitions, each on the fewest passes over its data; where a paper has the definition it is named.
+not ask for more than the best program needs. Copies, fills and whatever else only moves data have none. The formulas
+follow from the operators' definitions, each on the fewest passes over its data; where a paper has the definition it is
+named.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
@@ -86,6 +87,11 @@ def threads_of(loaded: Loaded) -> Callable[[Result], int]:
         return wanted if type(wanted) is int and 0 < wanted <= most else usual
 
     return threads
+
+
+def usual_threads(rows: Iterable[Result], threads_of: Callable[[Result], int]) -> int:
+    """The number of threads that most rows ran on."""
+    return Counter(map(threads_of, rows)).most_common(1)[0][0]
 
 
 def _with_limit(row: Result, ceilings: Ceilings, threads: int) -> Result:

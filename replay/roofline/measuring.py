@@ -32,7 +32,7 @@ SHARE_OF_CACHE = 0.5
 MEMORY_BYTES = 256 << 20
 """Of both buffers on the CPU, or eight times the last cache where that is more."""
 MOST_BYTES = 4 << 30
-BYTES_A_RUN = 64 << 20
+BYTES_A_RUN = 256 << 20
 """That copies within a cache move before the clock is read."""
 LAUNCHES = 2000
 CACHES = "/sys/devices/system/cpu/cpu0/cache"
