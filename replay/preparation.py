@@ -182,9 +182,7 @@ class _Preparation:
         given, met = run_program(program, (args, kwargs), operator.mutates)
         synchronizer(device)()
         result = _made(result, program, (perf_counter_ns() - began) / 1e6)
-        result = self._with_work(
-            case, result, operator, inputs, (args, kwargs), given if program.leave is None else None
-        )
+        result = self._with_work(case, result, operator, inputs, program.leave is None, args, kwargs, given)
         if settings.memory and find_mode(result.mode)[0].in_torch:
             del given, met
             if operator.mutates:
@@ -196,18 +194,19 @@ class _Preparation:
         return result, met
 
     def _with_work(
-        self, case: Case, result: Result, operator: Operator, inputs: Inputs, arguments: Arguments, given: Any
+        self, case: Case, result: Result, operator: Operator, inputs: Inputs, in_torch: bool, *run: Any
     ) -> Result:
         """A row with what a call has to do, which is the same under all modes.
 
         Parameters
         ----------
-        arguments, given : of a run; None where its results are not torch's
+        in_torch : whether the results of a run are torch's
+        run : its arguments, keyword arguments and results
         """
         key = (result.threads, result.batch_scale, result.streams, result.values)
         if key not in self._works:
-            if case.operator is None and given is not None:
-                self._works[key] = work_of(operator.function, case.op, *arguments, given)
+            if case.operator is None and in_torch:
+                self._works[key] = work_of(operator.function, case.op, *run)
             elif self._settings.count_work and case.operator is not None:
                 if operator.mutates:
                     inputs.restore()

@@ -44,9 +44,8 @@ def axis_over(values: Sequence[float], start: float, end: float) -> Axis:
 
 def element(name: str, content: str | None = None, **attributes: object) -> str:
     """An element with its attributes; an underscore in their names stands for a hyphen."""
-    told = "".join(
-        f" {key.rstrip('_').replace('_', '-')}={quoteattr(_text(value))}" for key, value in attributes.items()
-    )
+    names = {key.rstrip("_").replace("_", "-"): value for key, value in attributes.items()}
+    told = "".join(f" {key}={quoteattr(_text(value))}" for key, value in names.items())
     return f"<{name}{told}/>" if content is None else f"<{name}{told}>{content}</{name}>"
 
 

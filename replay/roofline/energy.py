@@ -75,9 +75,10 @@ class Meter:
             powers.append(self._power_mw())
             reasons.update(dict.fromkeys(self._reasons()))
         after, taken = self._counted_mj(), perf_counter() - began
-        counted = before is not None and after is not None
-        # older GPUs count no energy: mW over seconds
-        total = after - before if counted else sum(powers) / len(powers) * taken
+        total = _difference(before, after)
+        if total is None:
+            # older GPUs count no energy: mW over seconds
+            total = sum(powers) / len(powers) * taken
         return Energy(total / runs, sum(clocks) / len(clocks), tuple(reasons))
 
     def close(self) -> None:
@@ -130,6 +131,10 @@ def open_meter(device: str) -> Meter:
         return Meter(nvml, nvml.nvmlDeviceGetHandleByUUID(uuid))
     except nvml.NVMLError as error:
         raise UserError(f"NVML does not tell of {device}: {error}", "see nvidia-smi -q") from error
+
+
+def _difference(before: float | None, after: float | None) -> float | None:
+    return None if before is None or after is None else after - before
 
 
 def _bit(nvml: Any, name: str) -> int:
