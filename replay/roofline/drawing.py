@@ -59,9 +59,7 @@ def draw(rows: Sequence[Result], ceilings: Ceilings, threads: int, title: str) -
 
 def _roofline(rows: Sequence[Result], ceilings: Ceilings, threads: int, total: float) -> Iterator[str]:
     """Gflop/s over flop/byte."""
-    points = [
-        ((row.flops or 0) / (row.bytes_moved or 1), (row.flops or 0) / (row.median_us or 1.0) / 1e3) for row in rows
-    ]
+    points = [_point(row) for row in rows]
     dtypes = {row.math_dtype for row in rows} & ceilings.rates.keys() or {"float32"} & ceilings.rates.keys()
     rates = {dtype: ceilings.rate(dtype, threads) or 1.0 for dtype in sorted(map(str, dtypes))}
     top = max(rates.values(), default=1.0)
@@ -108,10 +106,15 @@ def _dots(dots: Sequence[tuple[float, float, Result]], total: float) -> Iterator
     for x, y, row in sorted(dots, key=lambda dot: -dot[2].count * (dot[2].median_us or 0.0)):
         share = row.count * (row.median_us or 0.0) / total
         radius = sqrt(SMALLEST**2 + share * (LARGEST**2 - SMALLEST**2))
-        told = (
-            f"{row.op} {row.shapes[:60]}: {share:.1%} of the time, {row.of_limit or 0:.2f} of its limit by {row.bound}"
-        )
+        near = f"{share:.1%} of the time, {row.of_limit or 0:.2f} of its limit by {row.bound}"
+        told = f"{row.op} {row.shapes[:60]}: {near}"
         yield element("circle", element("title", escape(told)), cx=x, cy=y, r=radius, class_=row.bound)
+
+
+def _point(row: Result) -> tuple[float, float]:
+    """Operations a byte, and Gflop/s."""
+    flops = row.flops or 0
+    return flops / (row.bytes_moved or 1), flops / (row.median_us or 1.0) / 1e3
 
 
 def _grid(x: Axis, y: Axis, along: str, up: str, x_unit: str, y_unit: str, y_scale: float) -> Iterator[str]:

@@ -66,7 +66,7 @@ class Meter:
         powers: list[float] = []
         reasons: dict[str, None] = {}
         runs, began, before = 0, perf_counter(), self._counted_mj()
-        while perf_counter() - began < seconds:
+        while not runs or perf_counter() - began < seconds:
             for _ in range(FEWEST):
                 run()
             runs += FEWEST

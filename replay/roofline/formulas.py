@@ -143,7 +143,7 @@ def _scaled(call: Call) -> bool:
 def _pooled(call: Call) -> float:
     kernel = call.values["kernel_size"]
     size = prod(kernel) if len(kernel) > 1 else kernel[0] ** (2 if "2d" in call.name else 3)
-    return call.elements * (size - 1 if "max" in call.name else size)
+    return float(call.elements * (size - 1 if "max" in call.name else size))
 
 
 def _interpolated(call: Call) -> float:
@@ -152,8 +152,9 @@ def _interpolated(call: Call) -> float:
 
 
 def _grid_sampled(call: Call) -> float:
-    cubic, linear = call.values["interpolation_mode"] == 2, call.values["interpolation_mode"] == 0
-    return call.elements * (31 if cubic else (15 if "3d" in call.name else 7) if linear else 0)
+    """Linear, nearest or cubic, in this order of its mode; nearest computes nothing."""
+    linear = INTERPOLATION["trilinear3d" if "3d" in call.name else "bilinear2d"]
+    return call.elements * (linear, 0, INTERPOLATION["bicubic2d"])[int(call.values["interpolation_mode"])]
 
 
 def _row_length(call: Call) -> tuple[int, int]:
@@ -189,11 +190,11 @@ def _attention(backward: bool) -> Formula:
 
 
 def _cdist(call: Call) -> float:
-    return 3 * call.outs[0].numel() * call.values["x1"].shape[-1]
+    return float(3 * call.outs[0].numel() * call.values["x1"].shape[-1])
 
 
 def _linear(call: Call) -> float:
-    return call.elements * (2 * call.values["input"].shape[-1])
+    return float(call.elements * 2 * call.values["input"].shape[-1])
 
 
 def _per_parameter(operations: int) -> Formula:
