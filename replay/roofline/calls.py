@@ -4,11 +4,49 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
 
 from opgrip.traces.arguments import leaves
+
+
+@dataclass(frozen=True, slots=True)
+class Schema:
+    """What torch knows of an operator.
+
+    Attributes
+    ----------
+    name : without the overload, and without the underscore of one that writes in place
+    defaults : of all arguments in order, None where there is none
+    positional : how many arguments stand before those that are named
+    written, outs : names of arguments that are written, and of those that only take results
+    tags : torch's own
+    """
+
+    name: str
+    defaults: dict[str, Any]
+    positional: int
+    written: frozenset[str]
+    outs: frozenset[str]
+    tags: frozenset[str]
+
+
+@cache
+def schema_of(function: torch._ops.OpOverload) -> Schema:
+    """What torch knows of an operator; asking it anew takes longer than most calls."""
+    arguments, mutable = function._schema.arguments, function._schema.is_mutable
+    packet = str(function._overloadpacket)
+    return Schema(
+        # names such as __and__ end in underscores and write nothing
+        packet.removesuffix("_") if mutable and not packet.endswith("__") else packet,
+        {item.name: item.default_value for item in arguments},
+        sum(not item.kwarg_only for item in arguments),
+        frozenset(item.name for item in arguments if item.alias_info is not None and item.alias_info.is_write),
+        frozenset(item.name for item in arguments if item.is_out),
+        frozenset(tag.name for tag in function.tags),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +80,9 @@ class Call:
         return max((tensor.numel() for tensor in self.ins), default=0)
 
     @property
-    def tags(self) -> tuple[str, ...]:
-        """Torch's tags of the operator."""
-        return () if self.function is None else tuple(tag.name for tag in self.function.tags)
+    def schema(self) -> Schema | None:
+        """What torch knows of the operator; None of a function that is none."""
+        return None if self.function is None else schema_of(self.function)
 
 
 def call_of(function: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any], given: Any) -> Call:
@@ -58,14 +96,9 @@ def call_of(function: Callable[..., Any], name: str, args: tuple[Any, ...], kwar
     ins, outs = tensors_among([args, kwargs]), tensors_among(given)
     if not isinstance(function, torch._ops.OpOverload):
         return Call(name, None, {**{str(place): value for place, value in enumerate(args)}, **kwargs}, ins, outs)
-    schema = function._schema
-    values = {item.name: item.default_value for item in schema.arguments}
-    values.update(zip((item.name for item in schema.arguments), args, strict=False))
-    values.update(kwargs)
-    packet = str(function._overloadpacket)
-    # names such as __and__ end in underscores and write nothing
-    plain = packet.removesuffix("_") if schema.is_mutable and not packet.endswith("__") else packet
-    return Call(plain, function, values, ins, outs)
+    schema = schema_of(function)
+    values = {**schema.defaults, **dict(zip(schema.defaults, args, strict=False)), **kwargs}
+    return Call(schema.name, function, values, ins, outs)
 
 
 def tensors_among(tree: Any) -> tuple[torch.Tensor, ...]:

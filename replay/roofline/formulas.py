@@ -90,10 +90,10 @@ def flops_of(call: Call) -> int | None:
 
 
 def _by_torch(formula: Callable[..., Any], call: Call) -> int | None:
-    assert call.function is not None
-    arguments = call.function._schema.arguments
-    args = [call.values[item.name] for item in arguments if not item.kwarg_only]
-    kwargs = {item.name: call.values[item.name] for item in arguments if item.kwarg_only}
+    assert call.schema is not None
+    names = list(call.schema.defaults)
+    args = [call.values[name] for name in names[: call.schema.positional]]
+    kwargs = {name: call.values[name] for name in names[call.schema.positional :]}
     given = call.outs[0] if len(call.outs) == 1 else call.outs
     try:
         return int(formula(*args, **kwargs, out_val=given))
@@ -103,6 +103,7 @@ def _by_torch(formula: Callable[..., Any], call: Call) -> int | None:
 
 
 def _by_ours(call: Call) -> float | None:
+    tags = frozenset() if call.schema is None else call.schema.tags
     if call.name in FORMULAS:
         return FORMULAS[call.name](call)
     name = call.name.removeprefix("aten.").removeprefix("_foreach_")
@@ -112,15 +113,15 @@ def _by_ours(call: Call) -> float | None:
         return ELEMENTWISE[name] * max(call.elements, call.taken if name.endswith("_loss") else 0)
     if name in ("add", "sub", "rsub"):
         return (1 if call.values.get("alpha", 1) == 1 else 2) * call.elements
-    if call.name.startswith("aten._foreach_") or "pointwise" in call.tags:
+    if call.name.startswith("aten._foreach_") or "pointwise" in tags:
         return call.elements
-    if "reduction" in call.tags:
+    if "reduction" in tags:
         return call.taken
     return None
 
 
 def _only_views(call: Call) -> bool:
-    mutable = call.function is None or call.function._schema.is_mutable
+    mutable = call.schema is None or bool(call.schema.written)
     own = {tensor.untyped_storage()._cdata for tensor in call.ins if tensor.layout is torch.strided}
     return not mutable and all(
         tensor.layout is torch.strided and tensor.untyped_storage()._cdata in own for tensor in call.outs

@@ -40,7 +40,7 @@ def bytes_moved(call: Call) -> int | None:
         return None
     own = {_memory(tensor) for tensor in call.ins}
     fresh = [tensor for tensor in call.outs if _memory(tensor) not in own]
-    written = _written(call)
+    written = frozenset() if call.schema is None else call.schema.written
     if call.outs and not fresh and not written:
         return 0
     made = 0 if call.name in UNWRITTEN else sum(map(distinct_bytes, fresh))
@@ -72,7 +72,7 @@ def _arguments(call: Call) -> list[tuple[str, torch.Tensor]]:
 def _moved_of(call: Call, name: str, tensor: torch.Tensor, written: bool) -> int:
     whole = distinct_bytes(tensor)
     if written:
-        if call.name in OVERWRITES or _is_out(call, name):
+        if call.name in OVERWRITES or (call.schema is not None and name in call.schema.outs):
             return whole
         if call.name in SCATTERS:
             values = tensors_among(call.values.get(SCATTERS[call.name]))
@@ -98,19 +98,6 @@ def _reads_nothing(operator: str, argument: str) -> bool:
     """Whether an operator looks at no more than this argument's metadata."""
     name = operator.removeprefix("aten.")
     return argument == "self" and (name.endswith("_like") or name.startswith("new_"))
-
-
-def _written(call: Call) -> set[str]:
-    if call.function is None:
-        return set()
-    arguments = call.function._schema.arguments
-    return {item.name for item in arguments if item.alias_info is not None and item.alias_info.is_write}
-
-
-def _is_out(call: Call, name: str) -> bool:
-    return call.function is not None and any(
-        item.name == name and item.is_out for item in call.function._schema.arguments
-    )
 
 
 def _memory(tensor: torch.Tensor) -> int:
