@@ -59,6 +59,7 @@ class Job:
     memory_limit : bytes
     profiled : the profiler that watches, which is told what is timed and needs processes that end by themselves
     timelines : folder for what torch's profiler sees, where that is the one
+    count_work, energy : see `Settings`
     """
 
     trace: str
@@ -98,6 +99,8 @@ class Job:
     memory_limit: int | None = None
     profiled: str = ""
     timelines: str | None = None
+    count_work: bool = False
+    energy: bool = False
 
     def load(self) -> Loaded:
         """Its trace, cases and settings.
@@ -142,6 +145,8 @@ class Job:
             memory_limit=self.memory_limit,
             profiled=self.profiled,
             timelines=None if self.timelines is None else Path(self.timelines),
+            count_work=self.count_work,
+            energy=self.energy,
         )
         everything = selected if selection == Selection() and self.unit == CALL else None
         return Loaded(trace, cases, settings, notes, everything, self.unit, self.unit == SAMPLE or bool(self.samples))

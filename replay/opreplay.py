@@ -27,6 +27,11 @@ from opgrip.replay.reports.report import Report
 from opgrip.replay.reports.sweep import print_sweep
 from opgrip.replay.reports.table import print_table
 from opgrip.replay.results import OK, Result, read_results, summarize
+from opgrip.replay.roofline.ceilings import Ceilings, keep, kept_ceilings, to_json
+from opgrip.replay.roofline.limits import threads_of, usual_threads, with_limits
+from opgrip.replay.roofline.measuring import measure
+from opgrip.replay.roofline.options import check_roofline
+from opgrip.replay.roofline.table import print_roofline
 from opgrip.replay.sequences.report import print_sequence
 from opgrip.replay.sequences.sequence import SequenceSettings, replay_apart
 from opgrip.replay.workers.ahead import make_ahead, rows_ahead
@@ -59,6 +64,7 @@ def run(args: argparse.Namespace) -> int:
         reporter.say(note)
     check_method(job.method, str(check_device(loaded.settings.device)))
     profilers = profilers_of(args, loaded.settings.device)
+    check_roofline(args, loaded.settings.device)
     job = replace(job, memory_limit=job.memory_limit or available_memory(loaded.settings.device))
     earlier = read_results(args.output) if args.append and args.output.exists() else []
     if args.sequence:
@@ -73,10 +79,15 @@ def run(args: argparse.Namespace) -> int:
         except UserError:
             print_table(results, sys.stdout)
             raise
+    ceilings = _ceilings(loaded, reporter) if args.roofline and not interrupted else None
+    if ceilings is not None:
+        results = with_limits(results, ceilings, threads_of(loaded))
     print_table(results, sys.stdout)
     print_modes(results, job.reference, sys.stdout)
     if args.sweep:
         print_sweep(results, sys.stdout)
+    if ceilings is not None:
+        print_roofline(results, sys.stdout)
     for result in results:
         if result.detail is not None:
             reporter.say(f"{result.op} {result.mode}:\n{result.detail.rstrip()}")
@@ -85,7 +96,10 @@ def run(args: argparse.Namespace) -> int:
         reporter.say(f"interrupted after {_cases(results)} of {len(loaded.cases)} cases; {more}")
         return INTERRUPTED
     if report is not None:
-        _write(report, [*earlier, *results], _header(args, loaded), args)
+        header = _header(args, loaded)
+        if ceilings is not None:
+            header |= {"ceilings": to_json(ceilings), "threads": usual_threads(results, threads_of(loaded))}
+        _write(report, [*earlier, *results], header, args)
         if whole:
             journal_path(args.output).unlink(missing_ok=True)
     reporter.say(summarize(results))
@@ -137,6 +151,17 @@ def _replay(job: Job, loaded: Loaded, args: argparse.Namespace, reporter: Report
                 journal.keep()
             return _in_order(rows, loaded), True
     return _in_order(rows, loaded), False
+
+
+def _ceilings(loaded: Loaded, reporter: Reporter) -> Ceilings:
+    """What the machine gives at most; measured the first time, when no process is forked any more."""
+    device = loaded.settings.device
+    known = kept_ceilings(device)
+    if known is None:
+        with reporter.doing("measuring what this machine gives at most"):
+            known = measure(device)
+        reporter.say(f"opgrip machine shows it, from {keep(known, device)}")
+    return known
 
 
 def _made_ahead(job: Job, loaded: Loaded, args: argparse.Namespace, reporter: Reporter, done: Collection[int]) -> Known:

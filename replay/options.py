@@ -22,6 +22,7 @@ from opgrip.replay.option_types import (
     value_kinds,
 )
 from opgrip.replay.profilers.options import add_profilers
+from opgrip.replay.roofline.options import add_roofline
 from opgrip.replay.samples import names_samples
 from opgrip.replay.timing.caches import CACHES, PROGRAM, WARM
 from opgrip.replay.timing.methods import CONTINUOUS, DISCRETE, METHODS, ON_DEVICE
@@ -69,7 +70,7 @@ OF_CASES = (
         "backward",
     ),
     *("exec_mode", "cache", "budget", "warmup", "timeout", "batch_scale", "streams", "pin", "sweep"),
-    *("mode", "reference", "rtol", "atol", "jobs", "tune", "tuner", "nsys", "ncu", "profile"),
+    *("mode", "reference", "rtol", "atol", "jobs", "tune", "tuner", "nsys", "ncu", "profile", "roofline", "energy"),
 )
 """Options that a whole sequence does not take."""
 OF_TRACES = ("unit", "module", "sequence", "partial", "batch_scale", "values")
@@ -91,6 +92,7 @@ def make_parser() -> argparse.ArgumentParser:
     _add_inputs(parser.add_argument_group("what they run on"))
     _add_timing(parser.add_argument_group("how they are timed"))
     add_profilers(parser.add_argument_group("profilers"))
+    add_roofline(parser.add_argument_group("the machine's limits"))
     _add_limits(parser.add_argument_group("limits"))
     add_debug(parser)
     return parser
@@ -153,6 +155,8 @@ def job_of(args: argparse.Namespace) -> Job:
         seed=args.seed,
         extensions=args.extension,
         memory_limit=args.memory_limit,
+        count_work=args.roofline,
+        energy=args.energy,
     )
 
 
@@ -200,7 +204,11 @@ def check_method(method: str, device: str) -> None:
 
 def _add_output(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
-        "-o", "--output", type=Path, metavar="FILE", help="also write the results, as the suffix says: .json, .csv, .md"
+        "-o",
+        "--output",
+        type=Path,
+        metavar="FILE",
+        help="also write the results, as the suffix says: .json, .csv, .md; .svg draws",
     )
     group.add_argument("-f", "--force", action="store_true", help="replace an existing file")
     group.add_argument("--append", action="store_true", help="add the rows to an existing file's (.json, .csv)")

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import isfinite
 from time import perf_counter_ns
+from typing import Any
 
 import torch
 
@@ -21,13 +22,14 @@ from opgrip.replay.operators import Operator, Unsupported, find_operator
 from opgrip.replay.profilers.ranges import PREPARE, entered
 from opgrip.replay.programs import as_call, key_of, make_program, run_program
 from opgrip.replay.results import FAILED, OK, SKIPPED, UNSUPPORTED, WRONG, Result, describe_shapes, same_outputs
+from opgrip.replay.roofline.work import Work, counted, work_of
 from opgrip.replay.settings import Settings
 from opgrip.replay.timing.caches import PROGRAM
 from opgrip.replay.timing.methods import Arguments, Function, synchronizer
 from opgrip.replay.timing.rounds import Announce
 from opgrip.replay.timing.subjects import Subject, Variant
 from opgrip.replay.ways import BACKWARD, EAGER, Way
-from opgrip.replay.work import bytes_of, flops_of, with_memory
+from opgrip.replay.work import bytes_of, with_memory
 from opgrip.traces.arguments import tensors
 from opgrip.traces.errors import one_line
 from opgrip.traces.records import Signature
@@ -116,6 +118,7 @@ class _Preparation:
     def __init__(self, case: Case, settings: Settings) -> None:
         self._recorded, self._settings = case, settings
         self._references: dict[object, Reference] = {}
+        self._works: dict[object, Work] = {}
 
     def row(self, way: Way, known: Result | None) -> tuple[Result, Subject | None]:
         """A row, and what is measured for it."""
@@ -181,8 +184,7 @@ class _Preparation:
         given, met = run_program(program, (args, kwargs), operator.mutates)
         synchronizer(device)()
         result = _made(result, program, (perf_counter_ns() - began) / 1e6)
-        if program.leave is None:
-            result = replace(result, flops=flops_of(operator.function, args, kwargs, given))
+        result = self._with_work(case, result, operator, inputs, program.leave is None, args, kwargs, given)
         if settings.memory and find_mode(result.mode)[0].in_torch:
             del given, met
             if operator.mutates:
@@ -192,6 +194,26 @@ class _Preparation:
             (_, met), memory = with_memory(lambda: run_program(program, arguments, operator.mutates), device)
             result = replace(result, allocated_bytes=memory.allocated, peak_bytes=memory.peak)
         return result, met
+
+    def _with_work(
+        self, case: Case, result: Result, operator: Operator, inputs: Inputs, in_torch: bool, *run: Any
+    ) -> Result:
+        """A row with what a call has to do, which is the same under all modes.
+
+        Parameters
+        ----------
+        in_torch : whether the results of a run are torch's
+        run : its arguments, keyword arguments and results
+        """
+        key = (result.threads, result.batch_scale, result.streams, result.values)
+        if key not in self._works:
+            if case.operator is None and in_torch:
+                self._works[key] = work_of(operator.function, case.op, *run)
+            elif self._settings.count_work and case.operator is not None:
+                if operator.mutates:
+                    inputs.restore()
+                self._works[key] = counted(operator.function, *inputs.make())
+        return _working(result, self._works.get(key))
 
     def _backward(self, case: Case, operator: Operator, way: Way, result: Result) -> tuple[Result, Subject | None]:
         settings = self._settings
@@ -212,6 +234,9 @@ class _Preparation:
             taken = program.enter or (lambda arguments: arguments)
             function, enter, anew = program.function, lambda _: taken((saved, {})), program.anew
         result = _made(result, program, (perf_counter_ns() - began) / 1e6)
+        if settings.count_work:
+            (told, _) = graph_of(Program(operator.function))(inputs.make())
+            result = _working(result, counted(gradients, told, {}, whole=False))
         if way.mode != settings.reference:
             reference = self._reference(case, way, 0, operator, inputs)
             result = _judged(result, reference.check(met, settings.tolerance))
@@ -283,6 +308,12 @@ class _Preparation:
 def _made(result: Result, program: Program, first_ms: float) -> Result:
     """A row with how its program was made, unless that was made ahead: then this time it was loaded."""
     return replace(result, note=program.note, first_ms=first_ms) if result.first_ms is None else result
+
+
+def _working(result: Result, work: Work | None) -> Result:
+    if work is None:
+        return result
+    return replace(result, flops=work.flops, bytes_moved=work.bytes, math_dtype=work.dtype, operators=work.operators)
 
 
 def _judged(result: Result, verdict: Verdict) -> Result:

@@ -10,6 +10,8 @@ from opgrip.replay.cases import Case
 from opgrip.replay.preparation import Prepared, failed, prepare
 from opgrip.replay.profilers.ranges import watched
 from opgrip.replay.results import Result
+from opgrip.replay.roofline.energy import Energy
+from opgrip.replay.roofline.metering import metered, with_energy
 from opgrip.replay.settings import Settings
 from opgrip.replay.timing import pages
 from opgrip.replay.timing.beside import Beside, side_by_side
@@ -97,7 +99,8 @@ def _measure(
         else:
             measurer.one_by_one(groups)
     beside = _side_by_side(rows, settings, announce)
-    return [row for _, prepared in rows for row in _filled(prepared, settings, beside)]
+    energies = metered(groups, settings, announce) if settings.energy and not settings.profiled else {}
+    return [row for _, prepared in rows for row in _filled(prepared, settings, beside, energies)]
 
 
 def _side_by_side(
@@ -161,19 +164,23 @@ def _groups(
     return list(groups.values())
 
 
-def _filled(prepared: Sequence[Prepared], settings: Settings, beside: Mapping[int, Beside]) -> Iterator[Result]:
+def _filled(
+    prepared: Sequence[Prepared], settings: Settings, beside: Mapping[int, Beside], energies: Mapping[int, Energy]
+) -> Iterator[Result]:
     """The rows of one case, with what was measured.
 
     Parameters
     ----------
     beside : what those took that ran several at once
+    energies : what runs took of a GPU; as `beside` by the identity of subjects
     """
     found = {
         (way.point, way.direction, way.values, way.mode): subject
         for way, _, subject in prepared
         if subject is not None and subject.failure is None
     }
-    for way, result, subject in prepared:
+    for way, made, subject in prepared:
+        result = made if subject is None else with_energy(made, energies.get(id(subject)))
         if subject is None:
             yield result
         elif subject.failure is not None:

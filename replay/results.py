@@ -49,7 +49,7 @@ class Result:
     overlap : of cases that run at once, their time one after another over their time at once
     max_abs, max_rel : largest differences of the results from those of the reference mode
     faithful : whether the outputs have the recorded shapes and dtypes; None where they are not known
-    flops : floating-point operations of one call, where torch has a formula
+    flops : floating-point operations of one call, where there is a formula
     bytes_in, bytes_out : of all tensors that a call takes and gives
     allocated_bytes, peak_bytes : memory that one call allocates, and the most that it holds of it at once
     nsys_us, nsys_own_us : median time of the runs that Nsight Systems saw, by its clock and by ours; of `nsys_runs`
@@ -61,6 +61,11 @@ class Result:
     ncu_dram_share, ncu_l2_share, ncu_sm_share, ncu_tensor_share : of what the GPU could do at most in that time, 0 to 1
     ncu_occupancy : warps that were active, of those that there is room for, 0 to 1
     ncu_metrics : further ones that were asked for, as `name=value; ...`
+    bytes_moved : that one call has to read and write at least; `math_dtype` is what it computes in
+    operators : that one call runs, as torch dispatches them; None where they were not counted
+    limit_us : the least time that this machine could take for one call; `of_limit` is that over the median
+    bound : what makes the limit: `bandwidth`, `arithmetic`, `launch`, `interpreter`
+    energy_mj : of a GPU for one run; `clock_mhz` its mean clock meanwhile, and `throttled` why that was not higher
     error : the reason of a status that is not ok, in one line; `detail` is all of it, where that is asked for
     """
 
@@ -125,6 +130,15 @@ class Result:
     ncu_tensor_share: float | None = None
     ncu_occupancy: float | None = None
     ncu_metrics: str | None = None
+    bytes_moved: int | None = None
+    math_dtype: str | None = None
+    operators: int | None = None
+    limit_us: float | None = None
+    of_limit: float | None = None
+    bound: str | None = None
+    energy_mj: float | None = None
+    clock_mhz: float | None = None
+    throttled: str | None = None
 
 
 def to_frame(results: Iterable[Result]) -> pd.DataFrame:

@@ -48,6 +48,8 @@ class Settings:
     memory_limit : bytes of a case's tensors above which it is not tried
     profiled : the profiler that watches what is timed; empty for none
     timelines : folder for what torch's profiler sees, where that is the one
+    count_work : run what is no single operator once more, to count what its operators do
+    energy : read what a GPU takes
     """
 
     place: DeviceMap
@@ -72,6 +74,8 @@ class Settings:
     memory_limit: int | None = None
     profiled: str = ""
     timelines: Path | None = None
+    count_work: bool = False
+    energy: bool = False
 
     def wants_grad(self, case: Case) -> bool:
         """Whether a case's calls make a graph, as they do in a program that runs backward."""

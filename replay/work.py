@@ -1,4 +1,4 @@
-"""How much a call does: bytes, memory and floating-point operations."""
+"""How much a call takes: bytes of its tensors, and memory."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any, TypeVar
 
 import torch
 from torch.autograd.profiler import profile
-from torch.utils.flop_counter import flop_registry
 
 from opgrip.traces.arguments import tensors
 from opgrip.traces.tensor_specs import stored_elements
@@ -30,18 +29,6 @@ def bytes_of(tree: Any) -> int:
     Elements that an expanded tensor repeats count once.
     """
     return sum(stored_elements(spec) * spec.dtype.itemsize for spec in tensors(tree))
-
-
-def flops_of(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> int | None:
-    """Floating-point operations of a call by torch's formulas, a multiply-add being two; None where it has none."""
-    if not isinstance(function, torch._ops.OpOverload):
-        return None
-    formula = flop_registry.get(function._overloadpacket)
-    try:
-        return None if formula is None else int(formula(*args, **kwargs, out_val=result))
-    except Exception:
-        # a formula that does not know these arguments is as good as none
-        return None
 
 
 def with_memory(run: Callable[[], T], device: str) -> tuple[T, Memory]:

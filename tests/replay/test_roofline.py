@@ -1,0 +1,321 @@
+"""The roofline: what calls have to do, what the machine gives, and what binds a call."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+import torch
+from programs import run_command
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from opgrip.replay import load_results
+from opgrip.replay.results import Result
+from opgrip.replay.roofline.ceilings import Ceilings, Level, ceilings_path, from_json, keep, kept_ceilings, to_json
+from opgrip.replay.roofline.drawing import draw
+from opgrip.replay.roofline.limits import BOUNDS, limit_of, with_limits
+from opgrip.replay.roofline.measuring import caches
+from opgrip.replay.roofline.table import nearness
+from opgrip.replay.roofline.work import Work, counted, work_of
+
+aten = torch.ops.aten
+FAST = ("--iterations", "1", "--warmup", "0")
+SVG = "{http://www.w3.org/2000/svg}"
+
+CEILINGS = Ceilings(
+    machine=("a processor",),
+    device="cpu",
+    threads=4,
+    levels=(
+        Level("L1", 32 << 10, 1, {1: 100.0, 4: 400.0}),
+        Level("L2", 1 << 20, 4, {1: 50.0, 4: 80.0}),
+        Level("memory", None, 4, {1: 10.0, 4: 20.0}),
+    ),
+    rates={"float32": {1: 100.0, 4: 400.0}, "bfloat16": {1: 200.0, 4: 800.0}},
+    launch_us=1.0,
+    dispatch_us=0.5,
+    torch="2.0",
+    time="2026-01-01T00:00:00+00:00",
+)
+
+
+def row_of(**told: Any) -> Result:
+    usual = {"case": 0, "op": "aten.x", "shapes": "", "count": 1, "share": 1.0, "mode": "eager", "device": "cpu"}
+    usual |= {"status": "ok", "captured_us": 1.0, "captured_total_us": 1.0, "median_us": 10.0, "bytes_moved": 8}
+    return Result(**(usual | told))
+
+
+def done(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Work:
+    return work_of(function, "", args, kwargs, function(*args, **kwargs))
+
+
+F = 4
+"""Bytes of a float."""
+
+
+@pytest.mark.parametrize(
+    ("function", "args", "flops", "moved"),
+    [
+        (aten.mm.default, (torch.ones(4, 5), torch.ones(5, 6)), 2 * 4 * 5 * 6, F * (20 + 30 + 24)),
+        (aten.mv.default, (torch.ones(4, 5), torch.ones(5)), 2 * 4 * 5, F * (20 + 5 + 4)),
+        (aten.add.Tensor, (torch.ones(8), torch.ones(8)), 8, F * 24),
+        (aten.add_.Tensor, (torch.ones(8), torch.ones(8)), 8, F * (2 * 8 + 8)),
+        (aten.relu_.default, (torch.ones(8),), 8, F * 16),
+        (aten.mul.Tensor, (torch.ones(3, 1).expand(3, 100), 2), 300, F * (3 + 300)),
+        (aten.sum.default, (torch.ones(3, 5),), 15, F * 16),
+        (aten.view.default, (torch.ones(3, 5), [15]), 0, 0),
+        (aten.slice.Tensor, (torch.ones(30), 0, 2, 4), 0, 0),
+        (aten.clone.default, (torch.ones(30)[::3],), 0, F * 20),
+        (aten.copy_.default, (torch.ones(7), torch.ones(7)), 0, F * 14),
+        (aten.fill_.Scalar, (torch.ones(7), 1), 0, F * 7),
+        (aten.zeros_like.default, (torch.ones(7),), 0, F * 7),
+        (aten.empty.memory_format, ([7],), 0, 0),
+        (aten.embedding.default, (torch.ones(1000, 4), torch.arange(3)), 0, F * (12 + 12) + 8 * 3),
+        (aten.index_put_.default, (torch.ones(99), [torch.arange(3)], torch.ones(3)), 0, F * 6 + 8 * 3),
+        (aten.index_put_.default, (torch.ones(99), [torch.arange(3)], torch.ones(3), True), 3, F * 9 + 8 * 3),
+        (aten._softmax.default, (torch.ones(2, 4), 1, False), 5 * 8, F * 16),
+        (aten.sort.default, (torch.ones(2, 8),), 2 * 8 * 3, F * 32 + 8 * 16),
+        (aten.topk.default, (torch.ones(100), 4), 100 + 4 * 2, F * 104 + 8 * 4),
+        (aten.upsample_nearest2d.default, (torch.ones(1, 1, 2, 2), [4, 4]), 0, F * 20),
+        (aten.upsample_bilinear2d.default, (torch.ones(1, 1, 2, 2), [4, 4], False), 7 * 16, F * 20),
+        (aten.max_pool2d_with_indices.default, (torch.ones(1, 1, 4, 4), [2, 2], [2, 2]), 3 * 4, F * 20 + 8 * 4),
+        (aten.native_layer_norm.default, (torch.ones(2, 4), [4], torch.ones(4), None, 1e-5), 56, F * (8 + 4 + 8 + 4)),
+        (aten._int_mm.default, (torch.ones(32, 8).char(), torch.ones(8, 16).char()), 2 * 32 * 8 * 16, 384 + F * 512),
+        (aten.unfold.default, (torch.ones(10), 0, 5, 1), 0, 0),
+        (aten.sum.default, (torch.ones(10).unfold(0, 5, 1),), 30, F * 11),
+        (aten.special_zeta.default, (torch.ones(4), torch.ones(4)), 4, F * 12),
+        (aten.linalg_eigh.default, (torch.eye(3),), None, F * (9 + 9 + 3)),
+    ],
+    ids=lambda value: str(value) if isinstance(value, torch._ops.OpOverload) else None,
+)
+def test_work_is_what_a_hand_counts(function: Any, args: Any, flops: int | None, moved: int) -> None:
+    work = done(function, *args)
+    assert (work.flops, work.bytes) == (flops, moved)
+
+
+def test_batch_norm_is_a_factor_and_an_offset_unless_it_is_trained() -> None:
+    told = (torch.ones(2, 3, 4), *(torch.ones(3) for _ in range(4)))
+    assert done(aten.native_batch_norm.default, *told, False, 0.1, 1e-5).flops == 2 * 24
+    assert done(aten.native_batch_norm.default, *told, True, 0.1, 1e-5).flops == 7 * 24
+
+
+def test_functions_of_extensions_have_formulas_by_name() -> None:
+    boxes, scores = torch.rand(10, 4), torch.rand(10)
+    work = work_of(lambda: None, "mmcv._ext:nms", (boxes, scores), {}, torch.arange(4))
+    assert work.flops == 13 * (4 * 3 // 2 + 6) + 10 * 4
+    assert work.bytes == F * 50 + 8 * 4
+    maps, rois, output = torch.rand(1, 2, 64, 64), torch.rand(3, 5), torch.rand(3, 2, 7, 7)
+    work = work_of(lambda: None, "mmcv._ext:roi_align_forward", (maps, rois, output), {"sampling_ratio": 2}, None)
+    assert work.flops == output.numel() * 4 * 8
+    assert work.bytes == F * (2 * output.numel() + rois.numel())
+
+
+def test_a_function_has_the_work_of_its_operators_and_moves_what_it_takes_and_gives() -> None:
+    net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 4, 1))
+    x = torch.ones(1, 3, 10, 10)
+    with torch.no_grad():
+        work = counted(net, (x,), {})
+        with FlopCounterMode(display=False) as counter:
+            given = net(x)
+    assert work.flops == counter.get_total_flops()
+    assert work.operators == 2
+    assert work.bytes == F * (x.numel() + given.numel())
+    assert work.dtype == "float32"
+
+
+def test_gradients_have_the_work_of_the_operators_that_compute_them() -> None:
+    weight = torch.ones(5, 6, requires_grad=True)
+    product = torch.ones(4, 5) @ weight
+    work = counted(torch.autograd.grad, ([product], [weight], [torch.ones(4, 6)]), {}, whole=False)
+    assert work.flops == 2 * 4 * 5 * 6
+    assert work.bytes == F * (20 + 24 + 30)
+
+
+@pytest.mark.parametrize(
+    ("flops", "size", "dtype", "operators", "threads", "cold", "us", "bound", "level"),
+    [
+        (0, 30 << 10, None, 1, 1, False, 1.0, "launch", "L1"),
+        (0, 0, None, 1, 1, False, 0.5, "launch", "L1"),
+        (0, 500_000, None, 1, 1, False, 10.0, "bandwidth", "L2"),
+        (0, 500_000, None, 1, 1, True, 50.0, "bandwidth", "memory"),
+        (0, 2_000_000, None, 1, 1, False, 200.0, "bandwidth", "memory"),
+        # four private caches hold four times as much, one that four share does not
+        (0, 100 << 10, None, 1, 4, False, 1.0, "launch", "L1"),
+        (0, 4_000_000, None, 1, 4, False, 200.0, "bandwidth", "memory"),
+        (1_000_000, 1000, "float32", 1, 1, False, 10.0, "arithmetic", "L1"),
+        (1_000_000, 1000, "bfloat16", 1, 1, False, 5.0, "arithmetic", "L1"),
+        (1_000_000, 1000, "int64", 1, 1, False, 10.0, "arithmetic", "L1"),
+        (1_000_000, 1000, "float32", 1, 2, False, 5.0, "arithmetic", "L1"),
+        (1_000_000, 1000, "float32", 9, 1, False, 10.0, "arithmetic", "L1"),
+        (1_000_000, 1000, "float32", 11, 1, False, 10.0, "interpreter", "L1"),
+        (None, 500_000, "float32", 1, 1, False, 10.0, "bandwidth", "L2"),
+    ],
+)
+def test_the_longest_of_three_times_is_the_limit(
+    flops: int | None,
+    size: int,
+    dtype: str | None,
+    operators: int,
+    threads: int,
+    cold: bool,
+    us: float,
+    bound: str,
+    level: str,
+) -> None:
+    limit = limit_of(flops, size, dtype, operators, CEILINGS, threads, cold)
+    assert limit.us == pytest.approx(us)
+    assert (limit.bound, limit.level) == (bound, level)
+
+
+def test_a_row_that_was_not_timed_or_whose_bytes_are_not_known_has_no_limit() -> None:
+    rows = [row_of(), row_of(status="failed", median_us=None), row_of(bytes_moved=None), row_of(median_us=0.0)]
+    limited = with_limits(rows, CEILINGS, lambda row: 1)
+    assert [row.limit_us for row in limited] == [1.0, None, None, None]
+    assert limited[0].of_limit == pytest.approx(0.1)
+
+
+def test_the_gain_is_the_time_above_the_limit() -> None:
+    rows = [row_of(op="a", count=2, median_us=30.0), row_of(op="b", count=1, median_us=40.0)]
+    first, second = nearness(with_limits(rows, CEILINGS, lambda row: 1))
+    assert (first.operator, first.share, first.us, first.limit_us) == ("a", 0.6, 60.0, 2.0)
+    assert first.gain == pytest.approx(0.58)
+    assert second.of_limit == pytest.approx(1 / 40)
+
+
+def test_ceilings_are_kept_and_found_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPGRIP_CACHE", str(tmp_path))
+    assert kept_ceilings("cpu") is None
+    path = keep(CEILINGS, "cpu")
+    assert path.is_relative_to(tmp_path)
+    assert kept_ceilings("cpu") == CEILINGS
+    for damaged in ("", "{}", "[]", path.read_text()[:-20], json.dumps({**to_json(CEILINGS), "levels": []})):
+        path.write_text(damaged)
+        assert kept_ceilings("cpu") is None
+
+
+def test_caches_are_those_for_data(tmp_path: Path) -> None:
+    for place, told in enumerate(
+        [("1", "Data", "32K", "0"), ("1", "Instruction", "32K", "0"), ("3", "Unified", "8192K", "0-3,8")]
+    ):
+        (tmp_path / f"index{place}").mkdir()
+        for name, value in zip(("level", "type", "size", "shared_cpu_list"), told, strict=True):
+            (tmp_path / f"index{place}" / name).write_text(f"{value}\n")
+    assert caches(str(tmp_path)) == [("L1", 32 << 10, 1), ("L3", 8 << 20, 5)]
+    assert caches(str(tmp_path / "none")) == []
+
+
+def test_a_drawing_has_a_dot_a_case_with_its_words() -> None:
+    rows = [
+        row_of(op="aten.<&>", flops=1000, bytes_moved=100, median_us=20.0),
+        row_of(op="moves", flops=0, bytes_moved=100),
+        row_of(op="unknown", flops=None, bytes_moved=10_000_000),
+        row_of(op="view", flops=0, bytes_moved=0),
+        row_of(op="not timed", status="failed", median_us=None),
+    ]
+    limited = with_limits(rows, CEILINGS, lambda row: 1)
+    root = ElementTree.fromstring(draw(limited, CEILINGS, 1, "a & b"))
+    dots = root.findall(f"{SVG}circle")
+    titles = sorted(str(dot.findtext(f"{SVG}title")).split(" ")[0] for dot in dots)
+    assert titles == ["aten.<&>", "moves", "unknown", "view"]
+    assert {dot.get("class") for dot in dots} <= set(BOUNDS)
+    width, height = (float(part) for part in str(root.get("viewBox")).split()[2:])
+    assert all(0 <= float(dot.get("cx", -1)) <= width and 0 <= float(dot.get("cy", -1)) <= height for dot in dots)
+    largest = max(dots, key=lambda dot: float(dot.get("r", 0)))
+    assert str(largest.findtext(f"{SVG}title")).startswith("aten.<&>")
+
+
+def test_a_drawing_of_nothing_is_a_drawing() -> None:
+    assert not ElementTree.fromstring(draw([], CEILINGS, 1, "")).findall(f"{SVG}circle")
+
+
+@pytest.fixture
+def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """The environment of a machine that was measured before."""
+    monkeypatch.setenv("OPGRIP_CACHE", str(tmp_path / "cache"))
+    keep(CEILINGS, "cpu")
+    return dict(os.environ)
+
+
+def test_opreplay_prints_and_draws_the_roofline(detector_trace: Path, tmp_path: Path, measured: dict[str, str]) -> None:
+    output = tmp_path / "roofline.svg"
+    shown = run_command("opreplay", detector_trace, *FAST, "--roofline", "-o", output, env=measured)
+    assert shown.returncode == 0, shown.stderr
+    assert "measuring" not in shown.stderr
+    table = shown.stdout.split("how near the machine's limit")[1]
+    assert "aten.convolution.default" in table
+    assert "of the limit in all; bound by" in table
+    dots = ElementTree.parse(output).getroot().findall(f"{SVG}circle")
+    assert f"{len(dots)} cases: {len(dots)} ok" in shown.stderr
+
+
+def test_rows_have_their_limits_and_what_binds_them(
+    detector_trace: Path, tmp_path: Path, measured: dict[str, str]
+) -> None:
+    output = tmp_path / "rows.json"
+    told = ("--unit", "module", "--module", "backbone.*", "--top", "2", "--roofline", "-o", output)
+    shown = run_command("opreplay", detector_trace, *FAST, *told, env=measured)
+    assert shown.returncode == 0, shown.stderr
+    rows = load_results(output)
+    assert rows["operators"].max() > 1
+    assert (rows["flops"] > 0).all()
+    assert rows["bound"].isin(BOUNDS).all()
+    assert (rows["of_limit"] == rows["limit_us"] / rows["median_us"]).all()
+    assert from_json(json.loads(output.read_text())["ceilings"]) == CEILINGS
+
+
+def test_samples_have_limits_too(tmp_path: Path, measured: dict[str, str]) -> None:
+    output = tmp_path / "rows.json"
+    shown = run_command("opreplay", "samples/bbox2delta", *FAST, "--roofline", "-o", output, env=measured)
+    assert shown.returncode == 0, shown.stderr
+    assert (load_results(output)["operators"] > 1).all()
+
+
+@pytest.mark.parametrize(
+    ("told", "reason"),
+    [
+        (("-o", "x.svg"), "x.svg is a drawing of the roofline: add --roofline, or end its name in .json"),
+        (("--roofline", "-o", "x.svg", "--append"), "rows cannot be added to x.svg: write .json or .csv"),
+        (("--energy",), "--energy reads the counters of an NVIDIA GPU, and cpu is none: leave it away"),
+        (("--sequence", "--roofline"), "--roofline is for single cases: leave it away with --sequence"),
+    ],
+)
+def test_what_cannot_be_drawn_or_read_is_one_line(
+    detector_trace: Path, tmp_path: Path, told: tuple[str, ...], reason: str
+) -> None:
+    shown = run_command("opreplay", detector_trace, *told, cwd=tmp_path)
+    assert (shown.returncode, shown.stderr) == (2, f"opreplay: error: {reason}\n")
+
+
+def test_opgrip_machine_prints_what_was_measured_before(tmp_path: Path, measured: dict[str, str]) -> None:
+    output = tmp_path / "machine.json"
+    shown = run_command("opgrip", "machine", "-o", output, env=measured)
+    assert (shown.returncode, shown.stderr) == (0, "")
+    assert "a processor" in shown.stdout
+    assert "1.00 us, a view 0.50 us" in shown.stdout
+    assert from_json(json.loads(output.read_text())) == CEILINGS
+    again = run_command("opgrip", "machine", "-o", output, env=measured)
+    assert again.returncode == 2
+    assert "--force" in again.stderr
+
+
+@pytest.mark.slow
+def test_a_machine_is_measured_and_the_file_kept(tmp_path: Path, measured: dict[str, str]) -> None:
+    shown = run_command("opgrip", "machine", "--again", env=measured)
+    assert shown.returncode == 0, shown.stderr
+    assert "kept in" in shown.stderr
+    found = kept_ceilings("cpu")
+    assert found is not None
+    assert found != replace(CEILINGS, time=found.time)
+    assert found.levels[-1].name == "memory"
+    assert found.rates["float32"][1] > 0
+    assert str(ceilings_path("cpu")) in shown.stderr
+    # a copy of more bytes than a cache holds is no quicker, as the file has it
+    for near, far in zip(found.levels, found.levels[1:], strict=False):
+        assert all(near.bandwidth[count] >= far.bandwidth[count] for count in near.bandwidth)

@@ -1,0 +1,96 @@
+"""`opgrip machine`: what this machine gives at most."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import IO
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from opgrip.replay.roofline.ceilings import Ceilings, keep, kept_ceilings, write
+from opgrip.replay.roofline.measuring import measure
+from opgrip.tools.verbs.verb import Verb, verbs
+from opgrip.traces.command import add_debug
+from opgrip.traces.devices import check_device
+from opgrip.traces.output import check_writable
+from opgrip.traces.progress import Reporter
+
+EXAMPLES = """\
+examples:
+  opgrip machine
+  opgrip machine --again -o machine.json
+  opgrip machine --device cuda
+"""
+
+
+def prepare(parser: argparse.ArgumentParser) -> None:
+    """The verb's options."""
+    parser.add_argument("--device", default="cpu", help="of this machine, such as cuda:0 (default: %(default)s)")
+    parser.add_argument("--again", action="store_true", help="measure anew, where it was measured before")
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="also write it, as JSON")
+    parser.add_argument("-f", "--force", action="store_true", help="replace an existing file")
+    add_debug(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure what is not known yet, and print it."""
+    device = str(check_device(args.device))
+    if args.output is not None:
+        check_writable(args.output, args.force)
+    reporter = Reporter("opgrip machine")
+    ceilings = None if args.again else kept_ceilings(device)
+    if ceilings is None:
+        with reporter.doing(f"measuring what {device} gives at most"):
+            ceilings = measure(device)
+        reporter.say(f"kept in {keep(ceilings, device)}")
+    _print(ceilings, sys.stdout)
+    if args.output is not None:
+        write(ceilings, args.output, args.force)
+    return 0
+
+
+def _print(ceilings: Ceilings, file: IO[str]) -> None:
+    print(f"{' '.join(ceilings.machine)}, torch {ceilings.torch}, {ceilings.time}", file=file)
+    threads = sorted({1, ceilings.threads})
+    _table(
+        "copies, GB/s",
+        ["level", "bytes", *map(_threads, threads)],
+        [
+            [level.name, _size(level.size), *(f"{ceilings.bandwidth(level, count):,.0f}" for count in threads)]
+            for level in ceilings.levels
+        ],
+        file,
+    )
+    _table(
+        "products of matrices, Gflop/s",
+        ["dtype", *map(_threads, threads)],
+        [[dtype, *(f"{ceilings.rate(dtype, count) or 0:,.0f}" for count in threads)] for dtype in ceilings.rates],
+        file,
+    )
+    print(f"an operator on one element {ceilings.launch_us:.2f} us, a view {ceilings.dispatch_us:.2f} us", file=file)
+
+
+def _table(title: str, names: list[str], rows: list[list[str]], file: IO[str]) -> None:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=title, title_justify="left")
+    for place, name in enumerate(names):
+        table.add_column(name, justify="right" if place else "left", no_wrap=True)
+    for row in rows:
+        table.add_row(*row)
+    Console(file=file, highlight=False).print(table)
+
+
+def _threads(count: int) -> str:
+    return f"{count} thread{'s' if count > 1 else ''}"
+
+
+def _size(size: int | None) -> str:
+    if size is None:
+        return "-"
+    return f"{size >> 20} MiB" if size >= 1 << 20 else f"{size >> 10} KiB"
+
+
+verbs.register("machine")(Verb("measure what this machine gives at most", EXAMPLES, prepare, run))
