@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -104,7 +105,7 @@ def test_forms_of_an_operator_count_together() -> None:
 def test_the_command_tells_what_differs(tmp_path: Path) -> None:
     done = run_command("opcapture", "--audit", "-o", tmp_path / "t.jsonl")
     assert done.returncode == 0, done.stderr
-    assert "audit: aten::to: torch counts 7, the trace 0: composite, and called no other operator" in done.stderr
+    assert re.search(r"audit: aten::to: torch counts \d+, the trace 0: composite, and called no other", done.stderr)
     assert "without an explanation" in done.stderr.splitlines()[-1]
     assert ", 0 without" in done.stderr.splitlines()[-1]
     assert run_command("opcapture", "--audit", "-o", "-").returncode == 2
