@@ -1,16 +1,17 @@
-"""Every sample that ships, eager and compiled: writes docs/samples.md.
+"""Every sample that ships, eager and, in its first configuration, compiled: writes docs/samples.md.
 
-python benchmarks/samples.py                            # measures all, samples.json kept
-python benchmarks/samples.py --results samples.json     # the page of results that opreplay wrote before
+python benchmarks/samples.py                            # measures all, samples.jsonl kept
+python benchmarks/samples.py --compile-only             # makes what takes long, which a later run finds in the caches
+python benchmarks/samples.py --results samples.jsonl    # the page of what was measured before
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
-import subprocess
-import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +19,17 @@ import pandas as pd
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from opgrip.replay import load_results
-from opgrip.replay.samples import SHIPPED, sample_cases
+from opgrip.replay.job import SAMPLE, Job
+from opgrip.replay.samples import SHIPPED
+from opgrip.replay.timing.caches import WARM
+from opgrip.replay.workers.ahead import make_ahead, rows_ahead
+from opgrip.replay.workers.supervisor import supervise
 from opgrip.samples import Sample, Tag, samples
-from opgrip.traces.machine import processor
+from opgrip.traces.machine import cache_folder, processor
 
 ROOT = Path(__file__).resolve().parent.parent
 COMPILED = "compile"
+TIMEOUT_S = 300.0
 HEAD = "| sample | inputs | operators | eager us | compiled us | speed-up | tags | from |"
 RULE = "|---|---|--:|--:|--:|--:|---|---|"
 
@@ -32,34 +37,57 @@ RULE = "|---|---|--:|--:|--:|--:|---|---|"
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--results", type=Path)
+    options.add_argument("--compile-only", action="store_true")
+    options.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     options.add_argument("--page", type=Path, default=ROOT / "docs/samples.md")
     args = options.parse_args()
-    results = args.results or Path("samples.json")
+    results = args.results or Path("samples.jsonl")
     if args.results is None:
-        opreplay = Path(sys.executable).parent / "opreplay"
-        told = ["--mode", COMPILED, "--threads", "1", "--budget", "1", "-o", results, "-f"]
-        subprocess.run([opreplay, SHIPPED, *told], check=True, stdout=subprocess.DEVNULL)
-    args.page.write_text("\n".join(page(load_results(results))) + "\n", encoding="utf-8")
+        firsts = {case for case, (sample, name) in enumerate(configured()) if name == next(iter(sample.configurations))}
+        others = set(range(len(configured()))) - firsts
+        rows = list(measured(("eager", COMPILED), others, args.jobs, args.compile_only))
+        if args.compile_only:
+            return
+        rows += measured(("eager",), firsts, args.jobs, False)
+        results.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    frame = pd.DataFrame(json.loads(line) for line in results.read_text(encoding="utf-8").splitlines())
+    args.page.write_text("\n".join(page(frame)) + "\n", encoding="utf-8")
+
+
+def configured() -> list[tuple[Sample, str]]:
+    """The samples and configurations in the order of the cases."""
+    return [(sample, name) for sample in samples().values() for name in sample.configurations]
+
+
+def measured(
+    modes: tuple[str, ...], without: Collection[int], jobs: int, compile_only: bool
+) -> Iterator[dict[str, Any]]:
+    """The rows of the cases that are not left out."""
+    store = str(cache_folder())
+    job = Job(trace=SHIPPED, unit=SAMPLE, modes=modes, threads=(1,), cache=WARM, budget_s=1.0, store=store)
+    loaded = job.load()
+    known = make_ahead(job, loaded, rows_ahead(loaded, without), jobs, TIMEOUT_S, may_fork=False)
+    if not compile_only:
+        for rows in supervise(job, loaded, TIMEOUT_S, without, False, known):
+            yield from map(asdict, rows)
 
 
 def page(rows: pd.DataFrame) -> Iterator[str]:
     """The lines of docs/samples.md."""
     machine = ", ".join([processor("cpu")[1], f"{os.cpu_count()} cores", f"torch {torch.__version__}"])
-    configured = [(sample, name) for sample in samples().values() for name in sample.configurations]
-    assert len(configured) == len(sample_cases(SHIPPED))
     own = {(int(row["case"]), row["mode"]): row for row in rows.to_dict("records")}
     yield "# Samples\n"
     count = len(samples())
     yield f"The {count} long-tail functions that ship, each in its own module under `samples/`, in plain torch;"
     yield f"{sum(sample.has_jax() for sample in samples().values())} have a JAX implementation beside it."
     yield "`opgrip samples show NAME` shows one, `opreplay samples/NAME --mode eager,compile` runs it.\n"
-    yield f"Times are medians on one thread of {machine}, with warm caches. *Operators* is how many a call launches in "
+    yield f"Times are medians on one thread of {machine}, with warm caches; compiled is torch.compile. *Operators* is how many a call launches in "
     yield "eager mode. Made by `python benchmarks/samples.py`.\n"
     for tag in Tag:
         yield f"- `{tag.value}`: {tag.meaning}"
     for family in sorted({sample.family for sample in samples().values()}):
         yield f"\n## {family}\n\n{HEAD}\n{RULE}"
-        for case, (sample, configuration) in enumerate(configured):
+        for case, (sample, configuration) in enumerate(configured()):
             if sample.family == family:
                 yield row_of(sample, configuration, own.get((case, "eager")), own.get((case, COMPILED)))
 
