@@ -82,7 +82,7 @@ def page(rows: pd.DataFrame) -> Iterator[str]:
     yield f"{sum(sample.has_jax() for sample in samples().values())} have a JAX implementation beside it."
     yield "`opgrip samples show NAME` shows one, `opreplay samples/NAME --mode eager,compile` runs it.\n"
     yield f"Times are medians on one thread of {machine}, with warm caches; *compiled* is torch.compile."
-    yield "*Operators* is how many a call launches in "
+    yield "*Operators* is how many a call launches in"
     yield "eager mode. Made by `python benchmarks/samples.py`.\n"
     for tag in Tag:
         yield f"- `{tag.value}`: {tag.meaning}"
