@@ -148,7 +148,7 @@ class Measurer:
         slowed = self._pace.is_slowed()
         for subject, stratum, time_ns in self._pending:
             if slowed and subject.samples.dropped < MOST_DROPPED:
-                subject.samples.dropped += 1
+                subject.drop()
             else:
                 subject.keep(stratum, time_ns)
         self._pending.clear()

@@ -48,6 +48,7 @@ class Samples:
     Parameters
     ----------
     shares : of each stratum, above 0
+    alike : whether each run counts as much as any other instead, as for a profiler that knows nothing of strata
 
     Attributes
     ----------
@@ -55,7 +56,8 @@ class Samples:
     spent_ns : what the runs took, with what was done between them
     """
 
-    def __init__(self, shares: Mapping[Hashable, float]) -> None:
+    def __init__(self, shares: Mapping[Hashable, float], alike: bool = False) -> None:
+        self._alike = alike
         total = sum(shares.values())
         self.shares = {stratum: share / total for stratum, share in shares.items()}
         self.times: dict[Hashable, list[float]] = {stratum: [] for stratum in shares}
@@ -81,9 +83,9 @@ class Samples:
 
     def quantile_us(self, share: float) -> float:
         """The time that this share of the program's calls would stay under, in microseconds."""
-        kept = self._kept()
-        if len(kept) == 1:
-            return float(np.quantile(self.times[kept[0]], share)) / 1e3
+        kept = list(self.times) if self._alike else self._kept()
+        if self._alike or len(kept) == 1:
+            return float(np.quantile([time for stratum in kept for time in self.times[stratum]], share)) / 1e3
         times, weights = self._weighted(kept)
         order = np.argsort(times)
         # between strata there is nothing to interpolate

@@ -8,7 +8,7 @@ from time import perf_counter_ns
 from typing import Any
 
 from opgrip.replay.arguments.inputs import Inputs
-from opgrip.replay.profilers.ranges import READY, Range
+from opgrip.replay.profilers.ranges import DROPPED, READY, Range
 from opgrip.replay.timing import pages
 from opgrip.replay.timing.methods import CONTINUOUS, Arguments, Function, Stopwatch, block_size
 from opgrip.replay.timing.samples import Samples
@@ -75,13 +75,15 @@ class Subject:
     failure: Exception | None = None
     _range: Range = field(init=False)
     _ready: Range = field(init=False)
+    _dropped: Range = field(init=False)
     _size: int = 1
     _faulted: bool = False
 
     def __post_init__(self) -> None:
-        self.samples = Samples(self._shares())
+        self.samples = Samples(self._shares(), alike=bool(self.profiled))
         self._range = Range(self.label, self.category, self.number, self.profiled)
         self._ready = Range(READY, self.category, self.number)
+        self._dropped = Range(DROPPED, self.category, self.number)
         if not self.mutates:
             for variant in self.variants:
                 ready = variant.sets[0].make()
@@ -135,6 +137,12 @@ class Subject:
         """Keep the time of a run."""
         self.samples.add(stratum, time_ns)
         self.runs.append((stratum, time_ns))
+
+    def drop(self) -> None:
+        """Count a run whose time is not kept, and tell a profiler so."""
+        self.samples.dropped += 1
+        self._dropped.begin()
+        self._dropped.end()
 
     def most_in_block(self) -> int:
         """How many runs can be made ready at once."""

@@ -17,7 +17,7 @@ from opgrip.replay.profilers.installed import arguments_in, find_program
 from opgrip.replay.profilers.nsys.nsys import PLACES
 from opgrip.replay.profilers.nsys.report import read_report
 from opgrip.replay.profilers.nsys.rows import joined, with_seen
-from opgrip.replay.profilers.ranges import DOMAIN, READY
+from opgrip.replay.profilers.ranges import DOMAIN, DROPPED, READY
 from opgrip.replay.results import OK, Result, load_results
 from opgrip.replay.timing.rounds import MOST_DROPPED
 from opgrip.traces.errors import UserError
@@ -38,9 +38,10 @@ def test_every_case_has_its_ranges_and_nsys_times_agree_with_ours(detector_trace
     done = run_command("opreplay", detector_trace, "--top", CASES, "--nsys", "--cache", "warm", "-o", output)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "rows.nsys-rep").stat().st_size > 0
+    assert "nsys saw nothing" not in done.stderr
     rows = load_results(output)
     assert len(rows) == CASES
-    assert rows["nsys_runs"].ge(10).all()
+    assert rows["nsys_runs"].eq(10).all()
     slow = rows[rows["nsys_own_us"] > 100]
     assert len(slow) >= 10
     assert (slow["nsys_us"] / slow["nsys_own_us"]).between(0.9, 1.1).all()
@@ -56,7 +57,7 @@ def test_each_row_of_a_case_has_ranges_of_its_own(detector_trace: Path, tmp_path
     assert done.returncode == 0, done.stderr
     rows = load_results(output)
     assert rows[["mode", "threads"]].values.tolist() == [["eager", 1], ["jit", 1], ["eager", 2], ["jit", 2]]
-    # more where the processor was slowed down meanwhile
+    # the rows of a case get as many runs as each other, also where some of one are dropped
     assert rows["nsys_runs"].between(4, 4 + MOST_DROPPED).all()
 
 
@@ -160,6 +161,20 @@ def test_kernels_and_copies_belong_to_the_call_that_launched_them_on_whatever_th
 def test_phases_and_ranges_of_others_are_no_runs(report: Path) -> None:
     seen, _ = joined(read_report(report))
     assert {key: len(found.spans) for key, found in seen.items()} == {(7, "eager"): 2, (8, "eager"): 1}
+
+
+def test_a_run_that_was_dropped_is_in_nothing(tmp_path: Path) -> None:
+    path = made_up_report(tmp_path / "report.sqlite")
+    with closing(sqlite3.connect(path)) as database:
+        # right after the first run
+        database.execute("UPDATE NVTX_EVENTS SET start = 310, end = 311 WHERE start = 100")
+        database.execute("UPDATE StringIds SET value = ? WHERE value = ?", (DROPPED, READY))
+        database.commit()
+    seen, outside = joined(read_report(path))
+    assert outside == 1
+    met = with_seen(row(7), row(7), seen)
+    assert (met.nsys_us, met.nsys_runs, met.nsys_kernels) == (0.1, 1, "gemm x1")
+    assert (met.nsys_copies, met.nsys_copied_bytes) == (1, 4096)
 
 
 def test_a_report_without_a_gpu_has_times_alone(tmp_path: Path) -> None:

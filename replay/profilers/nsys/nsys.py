@@ -17,7 +17,7 @@ from opgrip.replay.profilers.installed import last_words
 from opgrip.replay.profilers.nsys.report import Report, read_report
 from opgrip.replay.profilers.nsys.rows import joined, key_of, with_seen
 from opgrip.replay.profilers.ranges import NSYS
-from opgrip.replay.results import OK, Result
+from opgrip.replay.results import OK, Result, not_run
 from opgrip.traces.errors import UserError
 
 PLACES = (
@@ -64,11 +64,10 @@ def profiled(
     ------
     UserError : where nsys fails
     """
-    not_run = {row.case for row in results} - {row.case for row in results if row.status == OK}
     job = replace(job, warmup=nsys.warmup, iterations=nsys.iterations, profiled=NSYS)
     with tempfile.TemporaryDirectory(prefix="opgrip-nsys-") as name:
         folder = Path(name)
-        _run(nsys, folder, target.command(folder, job, not_run, timeout_s), job)
+        _run(nsys, folder, target.command(folder, job, not_run(results), timeout_s), job)
         reports = [_exported(nsys, path) for path in sorted(folder.glob("report*.nsys-rep"))]
         own = {key_of(row): row for row in target.rows_of(folder)}
         _keep(folder, nsys.report, say)
@@ -78,7 +77,16 @@ def profiled(
         raise UserError("nsys recorded none of the ranges", "nvtx 0.2.12 and later need a newer nsys: use nvtx 0.2.11")
     if outside:
         say(f"{outside} kernels and copies in the report belong to no timed run")
+    for row in results:
+        if row.status == OK and key_of(row) not in seen:
+            say(f"nsys saw nothing of case {row.case}, {row.op} as {row.mode}: {_why_unseen(own.get(key_of(row)))}")
     return [with_seen(row, own.get(key_of(row)), seen) for row in results]
+
+
+def _why_unseen(own: Result | None) -> str:
+    if own is None:
+        return "it was not run again"
+    return own.error or f"it was {own.status} and is not in the report"
 
 
 def _run(nsys: Nsys, folder: Path, command: Sequence[str], job: Job) -> None:

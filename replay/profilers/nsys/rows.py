@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 
 from opgrip.replay.profilers.nsys.report import Report, Span, Work
-from opgrip.replay.profilers.ranges import PREPARE, READY
+from opgrip.replay.profilers.ranges import DROPPED, PREPARE, READY
 from opgrip.replay.results import Result
 from opgrip.replay.ways import Point, Way
 
@@ -24,11 +24,11 @@ class Seen:
     Attributes
     ----------
     spans : one a run
-    work : on the device, of all runs, by the place of the run among them
+    work : on the device, by the run
     """
 
     spans: list[Span] = field(default_factory=list)
-    work: dict[int, list[Work]] = field(default_factory=lambda: defaultdict(list))
+    work: dict[Span, list[Work]] = field(default_factory=lambda: defaultdict(list))
 
 
 def key_of(row: Result) -> Key:
@@ -40,22 +40,25 @@ def key_of(row: Result) -> Key:
 def joined(report: Report) -> tuple[dict[Key, Seen], int]:
     """What was seen of each row; and how many kernels and copies fall in no range."""
     seen: dict[Key, Seen] = defaultdict(Seen)
-    by_process: dict[int, list[tuple[int, Span, Key, int]]] = defaultdict(list)
+    by_process: dict[int, list[Span]] = defaultdict(list)
+    dropped: set[Span] = set()
     for span in report.spans:
-        if span.message not in (PREPARE, READY):
-            key = (span.case, span.category)
-            by_process[span.process].append((span.start_ns, span, key, len(seen[key].spans)))
-            seen[key].spans.append(span)
-    starts = {process: [start for start, *_ in spans] for process, spans in by_process.items()}
+        spans = seen[span.case, span.category].spans
+        if span.message == DROPPED and spans:
+            dropped.add(spans.pop())
+        elif span.message not in (PREPARE, READY, DROPPED):
+            by_process[span.process].append(span)
+            spans.append(span)
+    starts = {process: [span.start_ns for span in spans] for process, spans in by_process.items()}
     outside = 0
     for work in report.work:
         place = bisect_right(starts.get(work.process, []), work.launched_ns) - 1
-        if place >= 0 and by_process[work.process][place][1].end_ns >= work.launched_ns:
-            _, _, key, run = by_process[work.process][place]
-            seen[key].work[run].append(work)
-        else:
+        run = by_process[work.process][place] if place >= 0 else None
+        if run is None or run.end_ns < work.launched_ns:
             outside += 1
-    return dict(seen), outside
+        elif run not in dropped:
+            seen[run.case, run.category].work[run].append(work)
+    return {key: found for key, found in seen.items() if found.spans}, outside
 
 
 def with_seen(row: Result, own: Result | None, seen: Mapping[Key, Seen]) -> Result:
