@@ -138,7 +138,7 @@ def _replay(job: Job, loaded: Loaded, args: argparse.Namespace, reporter: Report
         doing = f"replaying {left} cases on {loaded.settings.device}"
         try:
             with reporter.doing(doing, left) as advance:
-                for found in supervise(job, loaded, args.timeout, set(rows), not loaded.ran, known):
+                for found in supervise(job, loaded, args.timeout, set(rows), True, known):
                     if journal is not None:
                         journal.add(found)
                     rows[found[0].case] = found
@@ -171,7 +171,7 @@ def _made_ahead(job: Job, loaded: Loaded, args: argparse.Namespace, reporter: Re
     jobs = args.jobs or len(os.sched_getaffinity(0))
     with reporter.doing(f"compiling {len(ahead)} rows of {len(loaded.cases) - len(done)} cases", len(ahead)) as advance:
         try:
-            return make_ahead(job, loaded, ahead, jobs, args.timeout, may_fork=not loaded.ran, advance=advance)
+            return make_ahead(job, loaded, ahead, jobs, args.timeout, may_fork=True, advance=advance)
         except KeyboardInterrupt:
             reporter.say("what is compiled is kept for the next time")
             raise
