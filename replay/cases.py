@@ -104,7 +104,7 @@ def make_cases(trace: Trace, selection: Selection = Selection()) -> list[Case]:
     times = calls.groupby("signature")["duration_ns"].agg(["size", "median", "sum"])
     of_signature = {int(row[0]): (int(row[1]), float(row[2]), int(row[3])) for row in times.itertuples()}
     total = max(sum(time for _, _, time in of_signature.values()), 1)
-    contexts = _contexts(trace, calls)
+    contexts = contexts_of(trace, calls)
     fresh = _shares_of_fresh(trace, calls)
     phases = _most_frequent(calls["signature"], calls["phase"])
     drawn = drawn_values(trace)
@@ -134,11 +134,16 @@ def _matching(calls: pd.DataFrame, column: str, patterns: Sequence[str], flag: s
     if not patterns:
         return calls
     names = calls[column].cat.categories
-    matched = [name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns)]
+    matched = [name for name in names if matches(name, patterns)]
     selected = calls[calls[column].isin(matched)]
     if selected.empty:
         raise no_match(calls[column], patterns, flag)
     return selected
+
+
+def matches(name: str, patterns: Sequence[str]) -> bool:
+    """Whether a name matches one of some patterns, as shells match file names; no patterns are met by all."""
+    return not patterns or any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def no_match(names: pd.Series[Any], patterns: Sequence[str], flag: str) -> UserError:
@@ -147,7 +152,7 @@ def no_match(names: pd.Series[Any], patterns: Sequence[str], flag: str) -> UserE
     return UserError(f"no {names.name} matches {flag} {' '.join(patterns)}", f"the trace has {examples} and others")
 
 
-def _contexts(trace: Trace, calls: pd.DataFrame) -> dict[int, Mapping[str, Any]]:
+def contexts_of(trace: Trace, calls: pd.DataFrame) -> dict[int, Mapping[str, Any]]:
     """By signature, the settings that most of its calls ran under."""
     context_of = {scope.number: scope.context for scope in trace.scopes}
     contexts = _most_frequent(calls["signature"], calls["scope"].map(context_of))

@@ -15,11 +15,8 @@ from opgrip.replay.cases import Case
 from opgrip.replay.modes.graphs import tensors_in
 from opgrip.replay.operators import Operator
 from opgrip.traces.arguments import Opaque, TensorSpec, map_leaves
-from opgrip.traces.records import Signature
+from opgrip.traces.records import FUNCTION, Signature
 from opgrip.traces.values import Drawable
-
-FUNCTION = "function"
-"""Kind of the signature of a function, which stands in no trace."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -199,6 +199,12 @@ def summarize(results: list[Result]) -> str:
     return f"{cases} cases{rows}: {', '.join(parts)}"
 
 
+def not_run(results: Iterable[Result]) -> set[int]:
+    """The cases of which no row is ok."""
+    rows = list(results)
+    return {row.case for row in rows} - {row.case for row in rows if row.status == OK}
+
+
 def describe_shapes(signature: Signature) -> str:
     """Dtypes and shapes of a call's arguments in short: `float32[64,256] [1,1] False dim=0`."""
     named = (f"{name}={_describe(value)}" for name, value in signature.kwargs.items())

@@ -12,7 +12,7 @@ from typing import Any
 
 from opgrip.replay.job import Job, Loaded
 from opgrip.replay.profilers.ranges import TORCH
-from opgrip.replay.results import OK, Result
+from opgrip.replay.results import Result, not_run
 from opgrip.replay.workers.supervisor import supervise
 from opgrip.traces.errors import UserError
 from opgrip.traces.output import whole_file
@@ -40,12 +40,11 @@ def record_timeline(
     ------
     UserError : where it saw nothing
     """
-    not_run = {row.case for row in results} - {row.case for row in results if row.status == OK}
     with tempfile.TemporaryDirectory(prefix="opgrip-timeline-") as folder:
         job = replace(job, iterations=job.iterations or RUNS, profiled=TORCH, timelines=folder)
         effort = replace(loaded.settings.effort, iterations=job.iterations)
         settings = replace(loaded.settings, effort=effort, profiled=TORCH, timelines=Path(folder))
-        for _ in supervise(job, replace(loaded, settings=settings), timeout_s, not_run, may_fork=True):
+        for _ in supervise(job, replace(loaded, settings=settings), timeout_s, not_run(results), may_fork=True):
             pass
         parts = sorted(Path(folder).glob("*.json"), key=lambda path: path.stat().st_mtime_ns)
         if not parts:

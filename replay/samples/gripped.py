@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from fnmatch import fnmatchcase
 from hashlib import blake2b
 from pathlib import Path
 
 import pandas as pd
 
-from opgrip.replay.cases import Case, Selection, no_match
+from opgrip.replay.cases import Case, Selection, contexts_of, matches, no_match
 from opgrip.replay.functions import function_case
 from opgrip.traces import Trace, load
 from opgrip.traces.errors import UserError
@@ -51,8 +50,7 @@ def gripped_samples(target: Path, patterns: Sequence[str] = (), tags: Sequence[s
     """
     wanted = {tag.lower() for tag in tags}
     for sample in map(open_sample, folders_in(target)):
-        named = not patterns or any(fnmatchcase(sample.name, pattern) for pattern in patterns)
-        if named and wanted <= {tag.lower() for tag in sample.tags}:
+        if matches(sample.name, patterns) and wanted <= {tag.lower() for tag in sample.tags}:
             yield from _cases(load(sample.folder / CALLS, partial=False), {sample.name: sample}, Selection())
 
 
@@ -91,21 +89,18 @@ def _cases(trace: Trace, opened: Mapping[str, OpenSample], selection: Selection)
     What a call took in the program is not told: recording the operators inside takes longer than they do.
     """
     calls = _function_calls(trace)
-    if selection.modules:
-        inside = [any(fnmatchcase(str(name), pattern) for pattern in selection.modules) for name in calls["module"]]
-        calls = calls[inside]
+    calls = calls[[matches(str(name), selection.modules) for name in calls["module"]]]
     counts = calls["signature"].value_counts().to_dict()
-    context_of = {scope.number: scope.context for scope in trace.scopes}
-    contexts = calls.drop_duplicates("signature").set_index("signature")["scope"].map(context_of).to_dict()
+    contexts = contexts_of(trace, calls)
+    chosen = {op: sample for op, sample in opened.items() if matches(sample.name, selection.ops)}
+    live = {op: LiveArguments(trace, sample.classes) for op, sample in chosen.items()}
     cases = []
     for signature in trace.signatures:
-        sample = opened.get(signature.op)
+        sample = chosen.get(signature.op)
         if sample is None or signature.number not in counts:
             continue
-        if selection.ops and not any(fnmatchcase(sample.name, pattern) for pattern in selection.ops):
-            continue
-        args, kwargs = LiveArguments(trace, sample.classes).make((signature.args, signature.kwargs))
+        args, kwargs = live[signature.op].make((signature.args, signature.kwargs))
         case = function_case(sample.function, args, kwargs, sample.name, signature.number)
-        context = trace.contexts.get(contexts.get(signature.number) or 0, {})
+        context = contexts.get(signature.number, {})
         cases.append(replace(case, count=counts[signature.number], context=context))
     return cases[: selection.top]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from fnmatch import fnmatchcase
 from functools import lru_cache
 from pathlib import PurePath
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opgrip.replay.cases import Case
+from opgrip.replay.cases import Case, matches
 from opgrip.replay.functions import Held, described_case, writes
 from opgrip.replay.modes.graphs import tensors_in
 from opgrip.samples import Sample, Tag, samples, tag_of
@@ -49,11 +48,7 @@ def find_samples(target: str = SHIPPED, patterns: Sequence[str] = (), tags: Sequ
     UserError : where a name or tag is not known
     """
     wanted = _tags(tags)
-    return [
-        sample
-        for sample in named(target)
-        if (not patterns or any(fnmatchcase(sample.name, pattern) for pattern in patterns)) and wanted <= sample.tags
-    ]
+    return [sample for sample in named(target) if matches(sample.name, patterns) and wanted <= sample.tags]
 
 
 def named(target: str) -> list[Sample]:

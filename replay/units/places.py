@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from fnmatch import fnmatchcase
 from pathlib import PurePath
 
-from opgrip.replay.cases import Selection
+from opgrip.replay.cases import Selection, matches
 from opgrip.traces import Trace
 from opgrip.traces.records import Scope
 from opgrip.traces.runs import OUTSIDE, Place, frames_of, origins
@@ -41,28 +40,24 @@ def _module(scope: Scope, phase: str, selection: Selection) -> Place | None:
     if path is None:
         return None
     name = path or (scope.module_type if not scope.module else "") or OUTSIDE
-    return Place(name, phase) if _matches(name, selection.ops) else None
+    return Place(name, phase) if matches(name, selection.ops) else None
 
 
 def _selected_path(path: str, patterns: Sequence[str]) -> str | None:
     """The outermost of the modules around a call, itself included, that a pattern matches."""
     parts = path.split(".") if path else []
-    if "" in patterns or (not parts and _matches("", patterns)):
+    if "" in patterns or (not parts and matches("", patterns)):
         # the root matches `*` too, but only calls of its own are meant
         return ""
     prefixes = (".".join(parts[:end]) for end in range(1, len(parts) + 1))
-    return next((prefix for prefix in prefixes if _matches(prefix, patterns)), None)
+    return next((prefix for prefix in prefixes if matches(prefix, patterns)), None)
 
 
 def _function(scope: Scope, phase: str, selection: Selection) -> Place | None:
-    if not _matches(scope.module, selection.modules):
+    if not matches(scope.module, selection.modules):
         return None
     for depth, (file, function) in enumerate(frames_of(scope)):
         name = f"{PurePath(file).stem}:{function}" if function else OUTSIDE
-        if _matches(name, selection.ops):
+        if matches(name, selection.ops):
             return Place(name, phase, file, scope.callers[depth:])
     return None
-
-
-def _matches(name: str, patterns: Sequence[str]) -> bool:
-    return not patterns or any(fnmatchcase(name, pattern) for pattern in patterns)
