@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from opgrip.traces.names import plain_name
+
 MODES: dict[str, Callable[[], Any]] = {
     "grad": torch.is_grad_enabled,
     "inference": torch.is_inference_mode_enabled,
@@ -48,10 +50,7 @@ def read_settings() -> tuple[Any, ...]:
 def describe_context(values: tuple[Any, ...]) -> dict[str, Any]:
     """What `read_context` gave, by name."""
     described = zip((*MODES, *SETTINGS, *CUDA_SETTINGS), values, strict=False)
-    return {
-        name: str(value).removeprefix("torch.") if isinstance(value, torch.dtype) else value
-        for name, value in described
-    }
+    return {name: plain_name(value) if isinstance(value, torch.dtype) else value for name, value in described}
 
 
 def describe_autocast() -> str:

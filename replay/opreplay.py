@@ -16,7 +16,6 @@ from typing import Any
 import torch
 
 from opgrip.replay.job import Job, Loaded
-from opgrip.replay.machine import available_memory
 from opgrip.replay.options import check_method, job_of, make_parser
 from opgrip.replay.profilers.options import profilers_of
 from opgrip.replay.profilers.passes import under_profilers
@@ -27,7 +26,6 @@ from opgrip.replay.reports.report import Report
 from opgrip.replay.reports.sweep import print_sweep
 from opgrip.replay.reports.table import print_table
 from opgrip.replay.results import OK, Result, read_results, summarize
-from opgrip.replay.roofline.ceilings import Ceilings, keep, kept_ceilings, to_json
 from opgrip.replay.roofline.limits import threads_of, usual_threads, with_limits
 from opgrip.replay.roofline.measuring import measure
 from opgrip.replay.roofline.options import check_roofline
@@ -37,9 +35,11 @@ from opgrip.replay.sequences.sequence import SequenceSettings, replay_apart
 from opgrip.replay.workers.ahead import make_ahead, rows_ahead
 from opgrip.replay.workers.journal import Journal, journal_path
 from opgrip.replay.workers.supervisor import supervise
+from opgrip.traces.ceilings.ceilings import Ceilings, keep, kept_ceilings, to_json
 from opgrip.traces.command import INTERRUPTED, run_command
 from opgrip.traces.devices import check_device
 from opgrip.traces.errors import UserError
+from opgrip.traces.machine import available_memory
 from opgrip.traces.output import check_writable, whole_file
 from opgrip.traces.progress import Reporter
 

@@ -9,6 +9,7 @@ import re
 from opgrip.replay.arguments.values import KINDS
 from opgrip.traces.arguments import DTYPES
 from opgrip.traces.command import positive
+from opgrip.traces.names import plain_name
 
 UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 
@@ -61,7 +62,7 @@ def floating_dtype(text: str) -> str:
     dtype = DTYPES.get(text)
     if dtype is None or not dtype.is_floating_point:
         raise argparse.ArgumentTypeError(f"{text!r} is no floating-point dtype such as float32 or bfloat16")
-    return str(dtype).removeprefix("torch.")
+    return plain_name(dtype)
 
 
 def share(text: str) -> float:

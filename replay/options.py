@@ -54,21 +54,8 @@ examples:
 """
 TIMEOUT_S = 120.0
 OF_CASES = (
-    *(
-        "unit",
-        "tag",
-        "op",
-        "module",
-        "top",
-        "start",
-        "stop",
-        "append",
-        "resume",
-        "dtype",
-        "threads",
-        "values",
-        "backward",
-    ),
+    *("unit", "samples", "tag", "op", "module", "top", "start", "stop", "append", "resume"),
+    *("dtype", "threads", "values", "backward"),
     *("exec_mode", "cache", "budget", "warmup", "timeout", "batch_scale", "streams", "pin", "sweep"),
     *("mode", "reference", "rtol", "atol", "jobs", "tune", "tuner", "nsys", "ncu", "profile", "roofline", "energy"),
 )

@@ -15,6 +15,7 @@ from opgrip.replay.arguments.values import RECORDED
 from opgrip.replay.ways import FORWARD
 from opgrip.traces.arguments import Opaque, TensorSpec, leaves, tensors
 from opgrip.traces.errors import UserError
+from opgrip.traces.names import outline, plain_name
 from opgrip.traces.records import Signature
 from opgrip.traces.tensor_specs import shape_of
 
@@ -229,13 +230,13 @@ def same_outputs(recorded: Any, outputs: Sequence[Any], dtypes: bool = True) -> 
 
 def _describe(value: object) -> str:
     if isinstance(value, TensorSpec):
-        return f"{_short(value.dtype)}[{','.join(map(str, value.shape))}]"
+        return outline(value.dtype, value.shape)
     if isinstance(value, list | tuple):
         return f"[{','.join(map(_describe, value))}]"
     return _short(value)
 
 
 def _short(value: object) -> str:
-    text = str(value).removeprefix("torch.")
+    text = plain_name(value)
     # of an object that tells no more than where it is
     return type(value).__name__ if " at 0x" in text else text

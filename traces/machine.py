@@ -8,6 +8,9 @@ from pathlib import Path
 
 import torch
 
+SHARE_OF_FREE = 0.9
+"""Of the memory that is free, for cases."""
+
 
 def cache_folder() -> Path:
     """Where what compilers made and what was measured is kept: `$OPGRIP_CACHE`, or `opgrip` in the user's caches."""
@@ -36,6 +39,34 @@ def last_cache_bytes(device: str) -> int:
             return int(text[:-1]) << 10
     names = [name for name in ("SC_LEVEL3_CACHE_SIZE", "SC_LEVEL2_CACHE_SIZE") if name in os.sysconf_names]
     return next((size for size in map(os.sysconf, names) if size > 0), 32 << 20)
+
+
+def available_memory(device: str) -> int | None:
+    """Bytes that cases may have on a device; None where the system does not say."""
+    free = free_memory(device)
+    return None if free is None else int(SHARE_OF_FREE * free)
+
+
+def free_memory(device: str) -> int | None:
+    """Bytes that are free on a device; None where the system does not say."""
+    if torch.device(device).type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    return min((value for value in (_meminfo(), _cgroup()) if value is not None), default=None)
+
+
+def _meminfo() -> int | None:
+    for line in lines("/proc/meminfo"):
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) << 10
+    return None
+
+
+def _cgroup() -> int | None:
+    """What a container may still take."""
+    most, used = (lines(f"/sys/fs/cgroup/memory.{name}") for name in ("max", "current"))
+    if not most or not used or not most[0].isdigit():
+        return None
+    return max(0, int(most[0]) - int(used[0]))
 
 
 def lines(path: str) -> list[str]:

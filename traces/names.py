@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Any, TypeAlias
 
 import torch
@@ -14,6 +15,12 @@ Json: TypeAlias = Any
 LIMIT = 1 << 63
 """Bound of sizes, strides and offsets."""
 
+
+def plain_name(value: object) -> str:
+    """The name of a dtype, layout or memory format."""
+    return str(value).removeprefix("torch.")
+
+
 LAYOUTS: dict[str, torch.layout] = {
     name: layout for name in dir(torch) if isinstance(layout := getattr(torch, name), torch.layout)
 }
@@ -21,15 +28,13 @@ MEMORY_FORMATS: dict[str, torch.memory_format] = {
     name: layout for name in dir(torch) if isinstance(layout := getattr(torch, name), torch.memory_format)
 }
 DTYPES: dict[str, torch.dtype] = {
-    str(dtype).removeprefix("torch."): dtype
-    for name in dir(torch)
-    if isinstance(dtype := getattr(torch, name), torch.dtype)
+    plain_name(dtype): dtype for name in dir(torch) if isinstance(dtype := getattr(torch, name), torch.dtype)
 }
 
 
-def plain_name(value: object) -> str:
-    """The name of a dtype, layout or memory format."""
-    return str(value).removeprefix("torch.")
+def outline(dtype: torch.dtype, shape: Iterable[int]) -> str:
+    """A tensor in short: `float32[64,256]`."""
+    return f"{plain_name(dtype)}[{','.join(map(str, shape))}]"
 
 
 def sizes(body: Json) -> tuple[int, ...]:

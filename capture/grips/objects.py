@@ -24,6 +24,7 @@ from opgrip.capture.grips.copies import apart
 from opgrip.capture.torch_private import is_transformed
 from opgrip.traces.arguments import Opaque
 from opgrip.traces.making import KNOWN, name_of
+from opgrip.traces.names import plain_name
 from opgrip.traces.objects import ArraySpec, ModuleSpec, NamedSpec, ObjectSpec, SameSpec, ScalarSpec, SharedSpec
 
 MOST_VALUES = 100_000
@@ -356,7 +357,7 @@ def _check_tensor(tensor: torch.Tensor) -> None:
     if is_transformed(tensor):
         raise CannotHold("a tensor under a transform of torch.func")
     if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized:
-        layout = str(tensor.layout).removeprefix("torch.")
+        layout = plain_name(tensor.layout)
         raise CannotHold(f"a {'quantized' if tensor.is_quantized else layout} tensor")
     if cls.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
         raise CannotHold(f"a tensor of type {cls.__qualname__}")

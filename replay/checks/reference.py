@@ -23,6 +23,7 @@ from opgrip.replay.checks.truths import Truths, truths_of
 from opgrip.replay.checks.verdicts import Verdict, together
 from opgrip.replay.modes.mode import Results
 from opgrip.replay.timing.methods import Arguments
+from opgrip.traces.names import plain_name
 
 __all__ = ["Reference", "observe"]
 
@@ -94,7 +95,7 @@ class Reference:
         if self._operator is not None and self._operator.leaves_empty and reference.shape == (0,):
             return Verdict(True)
         if ours.dtype is not reference.dtype:
-            return Verdict(False, reason=f"{place} is {_word(ours.dtype)}, not {_word(reference.dtype)}")
+            return Verdict(False, reason=f"{place} is {plain_name(ours.dtype)}, not {plain_name(reference.dtype)}")
         if ours.shape != reference.shape:
             right = self._of_its_own_shape(place, ours, reference, tolerance)
             return Verdict(right, reason=None if right else f"{place} is {ours.shape}, not {reference.shape}")
@@ -193,7 +194,3 @@ def _same_tensor(leaf: Any, wanted: Any) -> bool:
     except RuntimeError:
         # torch compares no tensors of some dtypes
         return False
-
-
-def _word(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

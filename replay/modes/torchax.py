@@ -12,6 +12,7 @@ from torch._ops import OpOverloadPacket
 
 from opgrip.replay.modes.jax_runtime import reason
 from opgrip.replay.operators import Unsupported
+from opgrip.traces.names import plain_name
 
 
 def as_jax(program: torch.export.ExportedProgram) -> tuple[Any, Callable[[Any, Any], Any]]:
@@ -33,7 +34,7 @@ def as_jax(program: torch.export.ExportedProgram) -> tuple[Any, Callable[[Any, A
     except Exception as error:
         raise Unsupported(f"torchax cannot convert it: {reason(error)}") from error
     outputs = program.graph.output_node().args[0]
-    dtypes = [str(node.meta["val"].dtype).removeprefix("torch.") for node in outputs]
+    dtypes = [plain_name(node.meta["val"].dtype) for node in outputs]
 
     def as_torch_has_it(states: Any, inputs: Any) -> Any:
         """Some of its functions give other dtypes than torch's, such as 32-bit places."""

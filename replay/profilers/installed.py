@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import os
 import shlex
 import shutil
 import subprocess
@@ -50,6 +51,25 @@ def arguments_in(path: Path) -> list[str]:
         return shlex.split(path.read_text(encoding="utf-8"), comments=True)
     except (OSError, ValueError) as error:
         raise UserError(f"{path} holds no arguments: {error}", "write them as on a command line") from error
+
+
+def run_program(words: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    """Run a profiler to its end, which itself runs Python.
+
+    Raises
+    ------
+    OSError : where it cannot be started
+    """
+    return subprocess.run(
+        words,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        check=False,
+        # ours, where the user's folders hold modules of the same names
+        env={**os.environ, "PYTHONSAFEPATH": "1"},
+    )
 
 
 def last_words(done: subprocess.CompletedProcess[str]) -> str:

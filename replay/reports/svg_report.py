@@ -7,8 +7,8 @@ from typing import IO, Any
 
 from opgrip.replay.reports.report import reports
 from opgrip.replay.results import Result
-from opgrip.replay.roofline.ceilings import from_json
 from opgrip.replay.roofline.drawing import draw
+from opgrip.traces.ceilings.ceilings import from_json
 
 
 @reports.register(".svg")

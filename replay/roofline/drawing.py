@@ -8,8 +8,8 @@ from xml.sax.saxutils import escape
 
 from opgrip.replay.results import Result
 from opgrip.replay.roofline.axes import Axis, axis_over, element, short, words
-from opgrip.replay.roofline.ceilings import Ceilings
 from opgrip.replay.roofline.limits import BOUNDS
+from opgrip.traces.ceilings.ceilings import Ceilings
 
 WIDTH, HEIGHT = 1100, 560
 LEFT, RIGHT, TOP, BOTTOM = 70, 20, 66, 60

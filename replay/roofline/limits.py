@@ -11,8 +11,8 @@ import torch
 
 from opgrip.replay.job import Loaded
 from opgrip.replay.results import OK, Result
-from opgrip.replay.roofline.ceilings import Ceilings
 from opgrip.replay.timing.caches import COLD
+from opgrip.traces.ceilings.ceilings import Ceilings
 
 BANDWIDTH, ARITHMETIC, LAUNCH, INTERPRETER = "bandwidth", "arithmetic", "launch", "interpreter"
 BOUNDS = (BANDWIDTH, ARITHMETIC, LAUNCH, INTERPRETER)

@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from opgrip.replay.roofline.calls import Call, call_of
 from opgrip.replay.roofline.formulas import flops_of
 from opgrip.replay.roofline.traffic import bytes_moved
+from opgrip.traces.names import plain_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,4 +92,4 @@ def _dtype(call: Call) -> str | None:
     tensors: list[torch.Tensor] = sorted(
         (*call.ins, *call.outs), key=lambda tensor: (tensor.is_floating_point() or tensor.is_complex(), tensor.numel())
     )
-    return str(tensors[-1].dtype).removeprefix("torch.") if tensors else None
+    return plain_name(tensors[-1].dtype) if tensors else None

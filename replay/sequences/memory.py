@@ -10,11 +10,11 @@ import torch
 
 from opgrip.replay.arguments.filling import memory_of
 from opgrip.replay.arguments.inputs import DeviceMap, Inputs, as_recorded
-from opgrip.replay.machine import free_memory
 from opgrip.replay.operators import Unsupported
 from opgrip.replay.sequences.flow import Need
 from opgrip.traces.arguments import TensorSpec
 from opgrip.traces.errors import one_line
+from opgrip.traces.machine import free_memory
 from opgrip.traces.values import ValueModel
 
 SHARE = 0.8

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from opgrip.capture import Capture
 from opgrip.capture.own_cost import own_cost
 from opgrip.traces import Trace, load
-from opgrip.traces.bandwidth import bandwidth, bandwidth_of
+from opgrip.traces.ceilings.bandwidth import bandwidth, bandwidth_of
+from opgrip.traces.ceilings.ceilings import Ceilings, Level, keep
 from opgrip.traces.errors import UserError
 from opgrip.traces.longtail import LongTail, LongTailFunction, find_longtail
 from opgrip.traces.longtail.commands import grip_command
@@ -207,6 +208,15 @@ def test_bandwidth_is_measured_once_and_kept(tmp_path: Path, monkeypatch: pytest
     assert bandwidth() == speed
     (tmp_path / "measured.json").write_text('{"bandwidth": "fast"}')
     assert bandwidth() > 0
+
+
+def test_the_bandwidth_is_the_rooflines_where_that_was_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPGRIP_CACHE", str(tmp_path))
+    cache, memory = Level("L2", 1 << 20, 1, {1: 50.0}), Level("memory", None, 2, {1: 7.0, 1024: 7.0})
+    keep(Ceilings(("here",), "cpu", 2, (cache, memory), {}, 1.0, 1.0, "2.13.0", "2026-01-01"), "cpu")
+    assert bandwidth() == 7e9
 
 
 def test_memory_of_a_device_that_is_not_here_is_not_guessed(tmp_path: Path) -> None:

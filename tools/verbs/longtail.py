@@ -9,7 +9,7 @@ from pathlib import Path
 from opgrip.capture.own_cost import own_cost
 from opgrip.tools.verbs.verb import Verb, verbs
 from opgrip.traces import Trace, load
-from opgrip.traces.bandwidth import bandwidth_of
+from opgrip.traces.ceilings.bandwidth import bandwidth_of
 from opgrip.traces.command import add_debug, positive
 from opgrip.traces.errors import UserError
 from opgrip.traces.longtail import check_form, find_longtail, lines_of, write_rows

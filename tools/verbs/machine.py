@@ -11,9 +11,9 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from opgrip.replay.roofline.ceilings import Ceilings, keep, kept_ceilings, write
 from opgrip.replay.roofline.measuring import measure
 from opgrip.tools.verbs.verb import Verb, verbs
+from opgrip.traces.ceilings.ceilings import Ceilings, keep, kept_ceilings, write
 from opgrip.traces.command import add_debug
 from opgrip.traces.devices import check_device
 from opgrip.traces.output import check_writable

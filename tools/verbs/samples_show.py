@@ -12,6 +12,7 @@ from opgrip.samples import Sample
 from opgrip.tools.verbs.verb import Verb, verbs
 from opgrip.traces.arguments import map_leaves
 from opgrip.traces.command import add_debug
+from opgrip.traces.names import outline
 
 EXAMPLES = """\
 examples:
@@ -41,12 +42,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _outline(sample: Sample, configuration: str) -> str:
-    def outline(leaf: Any) -> Any:
-        if not hasattr(leaf, "shape"):
-            return leaf
-        return _Plain(f"{str(leaf.dtype).removeprefix('torch.')}[{','.join(map(str, leaf.shape))}]")
+    def short(leaf: Any) -> Any:
+        return _Plain(outline(leaf.dtype, leaf.shape)) if hasattr(leaf, "shape") else leaf
 
-    return ", ".join(map(repr, map_leaves(outline, sample.arguments(configuration))))
+    return ", ".join(map(repr, map_leaves(short, sample.arguments(configuration))))
 
 
 class _Plain(str):

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 import shutil
-import subprocess
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -14,6 +12,7 @@ from pathlib import Path
 
 from opgrip.replay.job import Job
 from opgrip.replay.profilers import target
+from opgrip.replay.profilers.installed import run_program
 from opgrip.replay.profilers.ncu.journal import Batch, Batches
 from opgrip.replay.profilers.ncu.metrics import BASIC
 from opgrip.replay.profilers.ncu.report import read_report
@@ -175,16 +174,7 @@ def _run(ncu: Ncu, job: Job, report: Path, command: Sequence[str]) -> None:
     told = [ncu.binary, *ALWAYS, caches, wanted, *ncu.arguments, f"--export={report}", *command]
     started = told if ncu.command is None else in_template(ncu.command, told)
     try:
-        done = subprocess.run(
-            started,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            check=False,
-            # ours, where the user's folders hold modules of the same names
-            env={**os.environ, "PYTHONSAFEPATH": "1"},
-        )
+        done = run_program(started)
     except OSError as error:
         raise UserError(f"{started[0]} cannot be run: {error.strerror}", "see --batch-command") from error
     said = f"{done.stdout}\n{done.stderr}"

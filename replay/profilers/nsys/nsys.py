@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -13,7 +11,7 @@ from pathlib import Path
 
 from opgrip.replay.job import Job
 from opgrip.replay.profilers import target
-from opgrip.replay.profilers.installed import last_words
+from opgrip.replay.profilers.installed import last_words, run_program
 from opgrip.replay.profilers.nsys.report import Report, read_report
 from opgrip.replay.profilers.nsys.rows import joined, key_of, with_seen
 from opgrip.replay.profilers.ranges import NSYS
@@ -92,15 +90,7 @@ def _why_unseen(own: Result | None) -> str:
 def _run(nsys: Nsys, folder: Path, command: Sequence[str], job: Job) -> None:
     on_gpu = job.device is not None and job.device.startswith("cuda")
     told = [nsys.binary, "profile", *(ON_GPU if on_gpu else ON_CPU), *ALWAYS, *nsys.arguments]
-    done = subprocess.run(
-        [*told, "--output", str(folder / "report"), *command],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-        # ours, where the user's folders hold modules of the same names
-        env={**os.environ, "PYTHONSAFEPATH": "1"},
-    )
+    done = run_program([*told, "--output", str(folder / "report"), *command])
     if not list(folder.glob("report*.nsys-rep")):
         raise UserError(f"nsys wrote no report: {last_words(done)}", "see nsys status -e")
 
@@ -108,7 +98,7 @@ def _run(nsys: Nsys, folder: Path, command: Sequence[str], job: Job) -> None:
 def _exported(nsys: Nsys, report: Path) -> Report:
     database = report.with_suffix(".sqlite")
     told = ["export", "--type=sqlite", "--force-overwrite=true", f"--output={database}", str(report)]
-    done = subprocess.run([nsys.binary, *told], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    done = run_program([nsys.binary, *told])
     if not database.exists():
         raise UserError(f"nsys cannot export its report: {last_words(done)}", "update it")
     return read_report(database)

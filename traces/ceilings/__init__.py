@@ -1,0 +1,1 @@
+"""What a machine gives at most."""
