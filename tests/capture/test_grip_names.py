@@ -1,0 +1,365 @@
+"""What a function names comes along and nothing else: helpers, constants, imports."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+from textwrap import dedent
+from types import ModuleType
+
+import pytest
+import torch
+from taken_source import agrees, entry_of, taken
+
+from opgrip.traces.errors import UserError
+
+
+def test_helpers_are_taken_in_and_nothing_else(project: Callable[..., ModuleType]) -> None:
+    main = project(
+        """
+        import torch
+        from .area import area, unused
+
+        UNUSED = 3
+
+        def other(x):
+            return unused(x)
+
+        def ious(a, b):
+            # of the first with each
+            return torch.minimum(area(a), area(b))
+        """,
+        area="""
+        def side(x):
+            return x.sqrt()
+
+        def area(x):
+            return side(x) ** 2
+
+        def unused(x):
+            return x
+        """,
+    )
+    made = agrees(main.ious, torch.rand(3), torch.rand(3))
+    assert "# of the first with each" in made.text
+    assert "unused" not in made.text.lower()
+    assert [node.name for node in ast.parse(made.text).body if isinstance(node, ast.FunctionDef)] == [
+        "side",
+        "area",
+        "ious",
+    ]
+
+
+def test_helpers_of_one_name_in_two_modules_are_told_apart(project: Callable[..., ModuleType]) -> None:
+    main = project(
+        """
+        from . import first, second
+        from .second import scale as scale_more
+
+        def both(x):
+            return first.scale(x) + second.scale(x) * scale_more(x)
+        """,
+        first="""
+        def scale(x):
+            return x * 2
+        """,
+        second="""
+        def scale(x):
+            return x * 5
+        """,
+    )
+    made = agrees(main.both, torch.rand(3))
+    assert "def scale_second(" in made.text
+
+
+def test_a_helper_gives_way_to_local_variables_and_builtins(project: Callable[..., ModuleType]) -> None:
+    main = project(
+        """
+        from .more import maximum as largest, total
+
+        def reduce(x):
+            maximum = 3
+            return largest(x) + maximum + total([1, 2])
+        """,
+        more="""
+        from .shadow import sum as total_of
+
+        def maximum(x):
+            return x.max()
+
+        def total(values):
+            return total_of(values) + sum(values)
+        """,
+        shadow="""
+        def sum(values):
+            return len(values) * 100
+        """,
+    )
+    agrees(main.reduce, torch.rand(3))
+
+
+def test_constants_are_written_as_literals(project: Callable[..., ModuleType]) -> None:
+    main = project(
+        """
+        import enum, math, re, logging
+        from collections import OrderedDict, namedtuple
+        from dataclasses import dataclass
+        from typing import NamedTuple
+        import numpy as np
+        import torch
+        from torch import nn
+
+        EPS = 1e-6  # keeps logarithms finite
+        RATIO = math.log(1000 / 16)
+        DTYPE, DEVICE = torch.float64, torch.device("cpu")
+        MEANS = torch.tensor([0.1, 0.2, 0.3])
+        GRID = np.arange(3.0)
+        TABLE = {"a": [1, 2], "b": (float("inf"), None)}
+        logger = logging.getLogger(__name__)
+        WORD = re.compile("[a-z]+")
+        loss = nn.MSELoss(reduction="none")
+        Point = namedtuple("Point", ["x", "y"])
+        ORIGIN = Point(1, 2)
+
+        class Mode(enum.Enum):
+            SUM = "sum"
+            MEAN = "mean"
+
+        @dataclass
+        class Sizes:
+            width: int
+            height: int = 4
+
+        SIZES = Sizes(3)
+        CHOICES = {Mode.SUM: torch.sum, Mode.MEAN: torch.mean}
+
+        def use(x, mode=Mode.MEAN):
+            logger.debug("used")
+            y = x.to(DTYPE).to(DEVICE).clamp(min=EPS, max=RATIO) + MEANS + torch.from_numpy(GRID)
+            y = y * TABLE["a"][1] * SIZES.width * SIZES.height + ORIGIN.x + len(WORD.findall("ab cd"))
+            return CHOICES[mode](y) + loss(y, y * 2).sum() + Point(1, 2).y
+        """
+    )
+    made = agrees(main.use, torch.rand(3))
+    assert "EPS = 1e-6  # keeps logarithms finite" in made.text
+    assert "RATIO = 4.135166556742356" in made.text
+
+
+def test_a_global_that_the_program_changed_has_its_new_value(project: Callable[..., ModuleType]) -> None:
+    main = project(
+        """
+        SCALE = 1
+
+        def set_scale(value):
+            global SCALE
+            SCALE = value
+
+        def scaled(x):
+            return x * SCALE
+        """
+    )
+    main.set_scale(7)
+    agrees(main.scaled, torch.ones(2))
+
+
+def test_twenty_seven_tensors_and_more(project: Callable[..., ModuleType]) -> None:
+    names = [f"t{index}" for index in range(30)]
+    constants = "\n".join(f"C{index} = torch.tensor([{index}.0, 1.0])" for index in range(30))
+    main = project(
+        f"import torch\n{constants}\n\ndef add({', '.join(names)}):\n"
+        f"    return {' + '.join(names)} + {' + '.join(f'C{index}' for index in range(30))}\n"
+    )
+    agrees(main.add, *(torch.rand(2) for _ in names))
+
+
+def test_large_tensors_and_objects_are_refused_by_name(project: Callable[..., ModuleType]) -> None:
+    main = project(
+        """
+        import torch
+
+        WEIGHTS = torch.rand(100, 100)
+
+        class Registry:
+            def build(self):
+                return 1
+
+        MODELS = Registry()
+
+        def weigh(x):
+            return x @ WEIGHTS
+
+        def build(x):
+            return weigh_less(x)
+
+        def weigh_less(x):
+            return MODELS.build()
+        """
+    )
+    with pytest.raises(UserError, match=r"weigh cannot be taken out: .*WEIGHTS.* 10,000 elements"):
+        taken(main.weigh)
+    with pytest.raises(UserError, match=r"MODELS is an object of class .*Registry.*build -> weigh_less -> MODELS"):
+        taken(main.build)
+
+
+def test_type_annotations_stay_where_the_sample_has_their_names(project: Callable[..., ModuleType]) -> None:
+    main = project(
+        """
+        from typing import Optional, Union
+        import torch
+        from torch import Tensor
+        from .boxes import Boxes, OptBoxes
+
+        def area(
+            x: Union[Tensor, Boxes],
+            y: Optional[Tensor] = None,  # not used
+            *rest: "Boxes",
+            scale: OptBoxes = None,
+            **more: Boxes
+        ) -> Union[Tensor,
+                   Boxes]:
+            z: Boxes = x
+            w: int = 3
+            return z * w
+        """,
+        boxes="""
+        from typing import Optional
+        class Boxes:
+            pass
+        OptBoxes = Optional[Boxes]
+        """,
+    )
+    made = agrees(main.area, torch.rand(2))
+    assert "Boxes" not in made.text
+    assert "Union" not in made.text
+    assert "y: Optional[Tensor] = None,  # not used" in made.text
+    assert "scale=None" in made.text
+    assert "    z = x\n    w: int = 3\n" in made.text
+
+
+def test_imports_are_those_of_the_author_merged_and_sorted(project: Callable[..., ModuleType]) -> None:
+    main = project(
+        """
+        import torch.nn.functional as F, scipy.special
+        import numpy as np
+        from torch import nn, Tensor
+        import os.path as osp
+        from .other import normalize
+
+        def use(x: Tensor):
+            m = nn.Identity()
+            return normalize(F.relu(m(x))) + np.float32(scipy.special.erf(0.5)) + len(osp.basename("a/b"))
+        """,
+        other="""
+        from torch.nn import functional
+        import torch as t
+
+        def normalize(x):
+            return functional.normalize(t.abs(x), dim=0)
+        """,
+    )
+    made = agrees(main.use, torch.rand(3))
+    assert (
+        dedent(
+            """
+        import os.path as osp
+
+        import numpy as np
+        import scipy.special
+        import torch as t
+        import torch.nn.functional as F
+        from torch import Tensor, nn
+        """
+        )
+        in made.text
+    )
+    assert "F.normalize(t.abs(x), dim=0)" in made.text
+
+
+def test_imports_inside_functions_are_followed(project: Callable[..., ModuleType]) -> None:
+    main = project(
+        """
+        import torch
+
+        def use(x):
+            from .late import twice as double, SHIFT
+            import math
+            if x is None:
+                from gripped_nowhere import something
+                return something
+            return double(x) + SHIFT + math.pi
+        """,
+        late="""
+        SHIFT = 3
+
+        def twice(x):
+            return x * 2
+        """,
+    )
+    main.use(torch.ones(1))
+    made = taken(main.use)
+    assert "late" not in made.text
+    assert torch.equal(entry_of(made)(torch.ones(1)), main.use(torch.ones(1)))
+
+
+def test_functions_that_are_found_by_their_names_are_taken_in(project: Callable[..., ModuleType]) -> None:
+    main = project(
+        """
+        def soft(x):
+            return x * 0.5
+
+        def hard(x):
+            return x * 2
+
+        def unused(x):
+            return x
+
+        def suppress(x, kind="hard"):
+            return eval(kind)(x) + getattr(Methods(), f"by_{kind}")(x)
+
+        class Methods:
+            def by_hard(self, x):
+                return x + 1
+
+            def other(self, x):
+                return x
+        """
+    )
+    made = agrees(main.suppress, torch.rand(3))
+    assert "def soft" not in made.text
+    assert "def other" not in made.text
+
+
+def test_helpers_that_decorators_use_stand_before_what_is_decorated(project: Callable[..., ModuleType]) -> None:
+    main = project(
+        """
+        from .deco import logged
+
+        @logged
+        def second(x):
+            return first(x) + 1
+
+        @logged
+        def first(x):
+            return x * 2 if x is not None else second(0)
+        """,
+        deco="""
+        import functools
+
+        NAMES = []
+
+        def name_of(function):
+            return clean(function.__name__)
+
+        def clean(name):
+            return name.strip("_")
+
+        def logged(function):
+            NAMES.append(name_of(function))
+            @functools.wraps(function)
+            def run(*args):
+                return function(*args)
+            return run
+        """,
+    )
+    agrees(main.second, 3)
+    agrees(main.first, 3)

@@ -1,0 +1,69 @@
+"""What cannot be taken out is refused with the reason."""
+
+from __future__ import annotations
+
+import linecache
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from taken_source import taken
+
+from opgrip.traces.errors import UserError
+
+
+def test_a_function_without_source_is_refused() -> None:
+    scope: dict[str, Any] = {}
+    exec("def made(x):\n    return x\n", scope)
+    with pytest.raises(UserError, match="there is no source for made"):
+        taken(scope["made"])
+    with pytest.raises(UserError, match="relu"):
+        taken(torch.relu)
+
+
+def test_code_that_runs_text_is_refused(project: Callable[..., ModuleType]) -> None:
+    main = project(
+        """
+        def run(x):
+            exec("y = x")
+        """
+    )
+    with pytest.raises(UserError, match="exec"):
+        taken(main.run)
+
+
+def test_single_dispatch_is_refused(project: Callable[..., ModuleType]) -> None:
+    main = project(
+        """
+        import functools
+
+        @functools.singledispatch
+        def area(x):
+            return 0
+
+        @area.register
+        def _(x: int):
+            return x
+        """
+    )
+    with pytest.raises(UserError, match="singledispatch"):
+        taken(main.area)
+
+
+def test_a_source_that_changed_since_is_refused(project: Callable[..., ModuleType]) -> None:
+    main = project(
+        """
+        import torch
+
+        def run(x):
+            return torch.relu(x)
+        """
+    )
+    path = Path(str(main.__file__))
+    path.write_text(path.read_text().replace("torch.relu", "torch.sigmoid"))
+    linecache.checkcache(str(path))
+    with pytest.raises(UserError, match="changed since it was imported"):
+        taken(main.run)

@@ -1,0 +1,50 @@
+"""Takes a function's source out of its project, as the gripper does, and loads what was taken."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from opgrip.capture.grips.gripped import Gripped, GrippedCall
+from opgrip.capture.grips.source.module import ModuleText, lay_out, take
+from opgrip.capture.grips.source.proof import check_names
+
+
+def taken(function: Any, *calls: tuple[Any, ...], owner: type | None = None, entry: str = "") -> ModuleText:
+    """The module of a function, which is checked to name nothing that it lacks."""
+    kept = [GrippedCall(args, {}, None, None, None, 0, 0, 0) for args in calls]
+    entry = entry or getattr(function, "__qualname__", "function").rpartition("<locals>.")[2]
+    gripped = Gripped(function, owner, entry, "function", frozenset(), kept)
+    made = lay_out(gripped, take(gripped), "a test")
+    check_names(made.text, made.absent)
+    lines = made.text.splitlines()
+    assert not [line for line in lines if line != line.rstrip()]
+    return made
+
+
+def loaded(made: ModuleText) -> ModuleType:
+    """The module of a sample, which sees nothing of the project."""
+    assert not [word for word in made.text.split() if word.startswith("gripped_project")]
+    module = ModuleType("sample")
+    sys.modules["sample"] = module
+    exec(compile(made.text, "sample.py", "exec"), vars(module))
+    return module
+
+
+def entry_of(made: ModuleText) -> Any:
+    thing: Any = loaded(made)
+    for name in made.entry.split("."):
+        thing = inspect.getattr_static(thing, name)
+    return getattr(thing, "__func__", thing)
+
+
+def agrees(function: Any, *args: Any, **keywords: Any) -> ModuleText:
+    """Check that the function and the one taken out give the same."""
+    made = taken(function)
+    one, other = function(*args, **keywords), entry_of(made)(*args, **keywords)
+    assert torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other
+    return made
