@@ -17,7 +17,7 @@ demo: $(INSTALLED) ## capture the built-in detector, replay its trace, print the
 	$(BIN)/opreplay demo/faster_rcnn.jsonl --top 20
 
 test: $(INSTALLED) ## run the tests
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal $(ARGS)
 
 openmmlab: $(OPENMMLAB) ## add mmengine, mmcv, mmdet and mmsegmentation
 

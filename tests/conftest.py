@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
 from programs import run_command, train_tiny_net
+from turns import turn
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Give tests that measure the machine to themselves where several processes run tests."""
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        return (yield)
+    here = Path(__file__)
+    with turn(here.parent, here, alone=item.get_closest_marker("alone") is not None):
+        return (yield)
 
 
 @pytest.fixture(scope="session")

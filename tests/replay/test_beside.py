@@ -59,6 +59,7 @@ def locked(_: torch.Tensor) -> int:
     return sum(range(1_000_000))
 
 
+@pytest.mark.alone
 def test_kernels_run_at_once_and_each_is_timed_while_the_others_run() -> None:
     matrix = torch.randn(400, 400)
     rows = measured(*(subject_of(lambda _: matrix @ matrix, number) for number in range(2)))
@@ -72,6 +73,7 @@ def test_kernels_run_at_once_and_each_is_timed_while_the_others_run() -> None:
         assert row.ratio[0] <= row.ratio[1] <= row.ratio[2]
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("function", [busy, locked])
 def test_what_holds_the_interpreter_lock_gains_nothing_and_waits_for_the_others(function: Callable[..., Any]) -> None:
     rows = measured(*(subject_of(function, number) for number in range(3)), count=3)
@@ -82,6 +84,7 @@ def test_what_holds_the_interpreter_lock_gains_nothing_and_waits_for_the_others(
     assert 1.7 < sum(row.ratio[1] for row in rows if row.ratio) / 3 < 6
 
 
+@pytest.mark.alone
 def test_a_short_call_runs_until_the_longest_is_done() -> None:
     runs: list[str] = []
 

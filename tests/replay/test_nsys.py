@@ -28,6 +28,7 @@ PID = 77
 THREAD, AUTOGRAD = PID << 24 | 1, PID << 24 | 2
 
 
+@pytest.mark.alone
 @real
 @pytest.mark.slow
 @pytest.mark.timeout(600)

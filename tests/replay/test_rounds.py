@@ -68,6 +68,7 @@ def test_an_operator_that_writes_into_its_argument_finds_it_in_its_first_state_a
     assert len(set(seen)) == 1
 
 
+@pytest.mark.alone
 def test_making_arguments_and_freeing_results_is_not_timed() -> None:
     class Slow:
         def __del__(self) -> None:
@@ -82,6 +83,7 @@ def test_making_arguments_and_freeing_results_is_not_timed() -> None:
     assert max(time for _, time in subject.runs) < 10e6
 
 
+@pytest.mark.alone
 def test_many_runs_timed_as_one_take_as_long_each_as_one_alone() -> None:
     tensor = torch.randn(64, 64)
     alone, together = (subject_of(lambda _: tensor @ tensor) for _ in range(2))
@@ -177,6 +179,7 @@ def test_what_was_just_used_is_used_again_and_what_was_not_is_not(tmp_path: Path
     assert make_surroundings(trace).places[view][0].recent == ()
 
 
+@pytest.mark.alone
 @pytest.mark.skipif(not pages.CONTROLLED, reason="the C library is not glibc")
 @pytest.mark.parametrize("share", [0.0, 1.0])
 def test_results_lie_in_fresh_memory_as_often_as_in_the_program(share: float) -> None:
@@ -215,6 +218,7 @@ def test_method_and_cache_stand_in_the_row(tmp_path: Path, cache: str) -> None:
     assert row.p10_us <= row.median_us <= row.p90_us
 
 
+@pytest.mark.alone
 def test_ways_to_draw_values_are_run_in_the_same_rounds_and_compared(tmp_path: Path) -> None:
     mask = torch.arange(200_000) % 100 == 0
     rows = results(tmp_path, mask.nonzero, values=("recorded", "random", "zeros"), effort=Effort(iterations=15))

@@ -163,6 +163,7 @@ def test_a_damaged_trace_and_one_of_unknown_functions_are_read(tmp_path: Path) -
     assert found.functions == []
 
 
+@pytest.mark.alone
 def test_the_time_of_a_function_is_about_that_without_a_capture(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,0 +1,35 @@
+"""Turns that processes take: some at once, or one alone."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def turn(path: Path, gate: Path, alone: bool) -> Iterator[None]:
+    """Hold the lock of a file or folder, alone or shared with others; all others wait behind one who waits for it.
+
+    Parameters
+    ----------
+    gate : another file, whose lock is held while waiting
+    """
+    with ExitStack() as stack:
+        with _locked(gate, fcntl.LOCK_EX):
+            stack.enter_context(_locked(path, fcntl.LOCK_EX if alone else fcntl.LOCK_SH))
+        yield
+
+
+@contextmanager
+def _locked(path: Path, kind: int) -> Iterator[None]:
+    number = os.open(path, os.O_RDONLY)
+    try:
+        fcntl.flock(number, kind)
+        yield
+    finally:
+        # closing does not unlock it where a process that was forked meanwhile lives on
+        fcntl.flock(number, fcntl.LOCK_UN)
+        os.close(number)
