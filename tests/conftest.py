@@ -10,6 +10,11 @@ import pytest
 from programs import run_command, train_tiny_net
 from turns import turn
 
+from opgrip.replay.modes.jax_runtime import THREADS
+
+# XLA starts once in a process: with one thread, which tests of modes ask for, whoever comes first
+os.environ.setdefault(THREADS, "1")
+
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
