@@ -100,12 +100,18 @@ def _held(tensor: Tensor) -> Held:
 
 
 def writes(function: Callable[..., Any], arguments: tuple[tuple[Any, ...], dict[str, Any]]) -> bool:
-    """Whether a call writes into the tensors that it takes: it is run once, on copies."""
+    """Whether a call writes into the tensors that it takes: it is run once, on copies.
+
+    Of one that fails, nobody knows: what it raises is for its row to tell.
+    """
     args, kwargs = map_leaves(
         lambda leaf: leaf.detach().clone() if isinstance(leaf, Tensor) else copy.copy(leaf), arguments
     )
     taken = tensors_in([args, kwargs])
     before = [tensor._version for tensor in taken]
     with torch.random.fork_rng(devices=[]), torch.no_grad():
-        function(*args, **kwargs)
+        try:
+            function(*args, **kwargs)
+        except Exception:
+            return True
     return before != [tensor._version for tensor in taken]

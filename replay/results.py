@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -238,5 +238,5 @@ def _describe(value: object) -> str:
 
 def _short(value: object) -> str:
     text = plain_name(value)
-    # of an object that tells no more than where it is
-    return type(value).__name__ if " at 0x" in text else text
+    # of an object that tells where it is, or all that it consists of
+    return type(value).__name__ if " at 0x" in text or "\n" in text or isinstance(value, Mapping) else text

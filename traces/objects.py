@@ -5,6 +5,7 @@ A reader builds nothing but these; to make the objects themselves, `making.py` a
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -112,11 +113,11 @@ def with_children(value: Any, function: Callable[[Any], Any]) -> Any:
         case torch.Size():
             return value
         case list():
-            return [function(item) for item in value]
+            return _alike(value, [function(item) for item in value])
         case tuple():
-            return tuple(function(item) for item in value)
+            return _alike(value, tuple(function(item) for item in value))
         case dict():
-            return {key: function(item) for key, item in value.items()}
+            return _alike(value, {key: function(item) for key, item in value.items()})
         case ObjectSpec(cls, fields, content):
             return ObjectSpec(cls, with_children(fields, function), None if content is None else function(content))
         case ModuleSpec(cls):
@@ -126,6 +127,18 @@ def with_children(value: Any, function: Callable[[Any], Any]) -> Any:
         case SharedSpec(number, inner):
             return SharedSpec(number, function(inner))
     return value
+
+
+def _alike(value: Any, made: Any) -> Any:
+    """A list, tuple or dictionary as one of the class of another, which has as many."""
+    if type(value) is type(made):
+        return made
+    if isinstance(value, tuple):
+        return value._make(made) if hasattr(value, "_make") else type(value)(made)
+    twin = copy.copy(value)
+    for place, item in made.items() if isinstance(made, dict) else enumerate(made):
+        twin[place] = item
+    return twin
 
 
 def outline(value: object) -> tuple[object, ...]:

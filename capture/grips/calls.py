@@ -82,10 +82,11 @@ class _Writing:
 
     def records(self, number: int, name: str, call: GrippedCall) -> Iterator[Record]:
         """The records of a call, but those of values, which are pended before."""
+        # first, as there may be no room for the values of all that follows
+        state = None if call.random_state is None else self._described(call.random_state)
         args, kwargs = self._described((call.args, call.kwargs))
         yield Signature(number, FUNCTION, name, args, kwargs, self._described(call.results))
         after = None if call.after is None else self._described(call.after)
-        state = None if call.random_state is None else self._described(call.random_state)
         yield Effects(number, call.operators, call.operator_ns, after, state)
         if call.settings not in self._contexts:
             self._contexts.append(call.settings)
@@ -140,19 +141,22 @@ class _Reading:
         number = signature.number
         effects = self._trace.effects.get(number, Effects(number, 0, 0))
         arguments = (signature.args, signature.kwargs)
-        whole = all(self._live.is_whole(spec) for spec in tensors([arguments, signature.outputs, effects.after]))
+        whole = self._is_whole([arguments, signature.outputs, effects.after])
         args, kwargs = self._live.make(arguments)
         return GrippedCall(
             args,
             kwargs,
             self._live.make(signature.outputs) if whole else Sketch(signature.outputs),
             self._live.make(effects.after) if whole else None,
-            self._live.make(effects.random_state),
+            self._live.make(effects.random_state) if self._is_whole(effects.random_state) else None,
             effects.operators,
             effects.operator_ns,
             self._duration.get(number, 0),
             self._trace.contexts.get(self._context.get(number) or 0, {}),
         )
+
+    def _is_whole(self, tree: Any) -> bool:
+        return all(map(self._live.is_whole, tensors(tree)))
 
 
 @contextmanager

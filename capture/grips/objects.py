@@ -156,7 +156,8 @@ class _Taker:
         if kind is dict:
             return self._dict(value)
         if kind is set or kind is frozenset:
-            return _checked_set(value)
+            # a copy, which the call cannot change
+            return kind(_checked_set(value))
         if issubclass(kind, torch.Tensor):
             return self._tensor(value)
         if kind is np.ndarray:

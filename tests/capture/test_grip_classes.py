@@ -303,3 +303,63 @@ def test_methods_that_were_put_into_a_class_later(project: Callable[..., ModuleT
     )
     made = agrees(main.use, torch.rand(3))
     assert "    factor = 5\n    code = patched\n" in made.text or "    code = patched\n    factor = 5\n" in made.text
+
+
+def test_special_methods_by_another_name_are_taken(project: Callable[..., ModuleType]) -> None:
+    main = project(
+        """
+        class Bag:
+            def __setattr__(self, name, value):
+                vars(self)[name] = value
+
+            __setitem__ = __setattr__
+
+            def __getitem__(self, name):
+                return vars(self)[name]
+
+        def kept(x):
+            bag = Bag()
+            bag["x"] = x
+            return bag["x"]
+        """
+    )
+    agrees(main.kept, torch.ones(2))
+
+
+def test_modules_that_code_goes_through_bring_their_classes_and_bases(project: Callable[..., ModuleType]) -> None:
+    main = project(
+        """
+        from torch import nn
+
+        class Base(nn.Module):
+            pass
+
+        class Shaped(Base):
+            def flat(self, x):
+                return x.flatten(1)
+
+        class Block(Base):
+            def forward(self, x):
+                return x * 2
+
+        class Stage(nn.Sequential):
+            pass
+
+        class Net(Shaped):
+            def __init__(self):
+                super().__init__()
+                self.names = ["stage1", "stage2"]
+                self.stage1, self.stage2 = Stage(Block(), nn.Linear(2, 2)), Stage(Block())
+
+            def forward(self, x):
+                for name in self.names:
+                    x = getattr(self, name)(self.flat(x))
+                return x + sum(one.sum() for one in self.parameters())
+        """
+    )
+    net = main.Net()
+    made = taken(main.Net.forward, (net, torch.ones(1, 2)), owner=main.Net, entry="Net.forward")
+    module = loaded(made)
+    assert issubclass(module.Net, torch.nn.Module)
+    assert {"Net", "Shaped", "Stage", "Block"} <= vars(module).keys()
+    assert module.Block.forward(None, 3) == 6

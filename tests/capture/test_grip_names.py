@@ -145,6 +145,25 @@ def test_constants_are_written_as_literals(project: Callable[..., ModuleType]) -
     assert "RATIO = 4.135166556742356" in made.text
 
 
+def test_types_with_parameters_are_constants(project: Callable[..., ModuleType]) -> None:
+    main = project(
+        """
+        from typing import List, Optional, Union
+        import numpy as np
+        import torch
+        Index = Union[str, int, np.ndarray, torch.BoolTensor]
+        Maybe = Optional[torch.Tensor]
+        Lists = List[List[int]]
+
+        def chosen(x, index):
+            assert isinstance(index, Index.__args__) and isinstance(x, Maybe.__args__)
+            return x[index] * len(Lists.__args__)
+        """
+    )
+    made = agrees(main.chosen, torch.rand(3), 1)
+    assert "Lists = list[list[int]]" in made.text
+
+
 def test_a_global_that_the_program_changed_has_its_new_value(project: Callable[..., ModuleType]) -> None:
     main = project(
         """
@@ -219,7 +238,11 @@ def test_type_annotations_stay_where_the_sample_has_their_names(project: Callabl
                    Boxes]:
             z: Boxes = x
             w: int = 3
-            return z * w
+            return times(z, w)
+
+        def times(one, other) \\
+                -> Boxes:
+            return one * other
         """,
         boxes="""
         from typing import Optional

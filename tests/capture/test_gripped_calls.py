@@ -74,6 +74,25 @@ def test_recorded_calls_run_again_and_give_what_they_gave(tmp_path: Path) -> Non
             assert difference(call.after, (call.args, call.kwargs)) is None
 
 
+def test_what_a_call_changes_is_kept_as_it_was_before(tmp_path: Path) -> None:
+    names = {"boxes", "labels"}
+    tree = take(names).tree
+    names.remove("boxes")
+    assert tree == {"boxes", "labels"}
+
+
+def test_random_numbers_come_first_where_there_is_no_room_for_all(tmp_path: Path) -> None:
+    state = torch.get_rng_state()
+    call = GrippedCall((torch.rand(5000),), {}, torch.rand(5000), None, state, 0, 0, 1)
+    for limit, expected in ((state.nbytes + 100, state), (8, None)):
+        gripped = Gripped(gripping.noisy, None, "noisy", "noisy", frozenset(), (call,))
+        found = again(gripped, tmp_path, most_bytes=limit)
+        assert isinstance(found.results, Sketch)
+        assert (found.random_state is None) if expected is None else torch.equal(found.random_state, expected)
+        for path in tmp_path.iterdir():
+            path.unlink()
+
+
 def test_the_files_are_a_trace_with_whole_values_beside(tmp_path: Path) -> None:
     write_calls(tmp_path, kept(torch.arange(200.0), results=torch.ones(100, 3)))
     trace = load(tmp_path / "calls.jsonl", partial=False)

@@ -75,3 +75,12 @@ def test_folders_of_ended_processes_are_removed_and_those_of_others_stay(tmp_pat
     finally:
         lives.kill()
         lives.wait()
+
+
+def test_a_function_that_fails_is_a_case_that_may_write() -> None:
+    def fails(x: torch.Tensor) -> None:
+        raise ValueError("planted")
+
+    case = function_case(fails, (torch.ones(2),))
+    assert case.operator is not None
+    assert case.operator.mutates

@@ -6,7 +6,8 @@ import dataclasses
 import json
 import math
 import struct
-from typing import Any
+from collections import OrderedDict
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -211,3 +212,22 @@ def test_a_tensor_with_a_field_of_another_kind_is_refused(field: str, body: obje
     assert decode({"tensor": form}) == TensorSpec((2,), (1,), torch.float32, "cpu")
     with pytest.raises(FormatError):
         decode({"tensor": form | {field: body}})
+
+
+class _Settings(dict[str, object]):
+    def __getattr__(self, name: str) -> object:
+        return self[name]
+
+
+class _Pair(NamedTuple):
+    first: object
+    second: object
+
+
+def test_live_containers_keep_their_classes() -> None:
+    tree = [_Settings(a=1, b=_Pair(2, [3])), OrderedDict(c=torch.Size([4]))]
+    made = map_leaves(lambda leaf: leaf if isinstance(leaf, torch.Size) else leaf + 1, tree)
+    assert made == [{"a": 2, "b": (3, [4])}, {"c": (4,)}]
+    assert [type(one) for one in made] == [_Settings, OrderedDict]
+    assert made[0].b.second == [4]
+    assert tree[0] == {"a": 1, "b": (2, [3])}

@@ -53,7 +53,7 @@ def is_special(cls: type, name: str) -> bool:
     if not (name.startswith("__") and name.endswith("__")) or name in _UNUSED:
         return False
     functions = [python_function(one) for one in functions_of(vars(cls)[name])]
-    return any(one is not None and one.__qualname__ == f"{cls.__qualname__}.{name}" for one in functions)
+    return any(one is not None and one.__qualname__.rpartition(".")[0] == cls.__qualname__ for one in functions)
 
 
 def overrides(cls: type, name: str) -> bool:

@@ -162,6 +162,9 @@ class Classes:
         if is_whole(item.cls):
             self._take_whole(item)
             return
+        for between in map(self._collector.named, item.cls.__mro__[1:]):
+            if isinstance(between, ClassItem):
+                between.has_bases = True
         if item.bases:
             return
         for cls in filter(is_taken, item.cls.__mro__):

@@ -102,8 +102,13 @@ def _held(thing: Any, mentioned: Mentioned) -> Iterator[Any]:
     elif isinstance(thing, list | tuple | AbstractSet):
         yield from thing
     elif isinstance(thing, torch.nn.Module):
-        every = is_imported(type(thing).__module__) or mentioned.all_children()
-        yield from (child for name, child in thing.named_children() if every or mentioned.as_field(name))
+        # code that is not taken in may go through them
+        every = is_imported(getattr(type(thing).forward, "__module__", "")) or mentioned.all_children()
+        # their names may stand in a list, over which `getattr` goes
+        words = words_in(value for value in vars(thing).values() if isinstance(value, list | tuple))
+        yield from (
+            child for name, child in thing.named_children() if every or name in words or mentioned.as_field(name)
+        )
     fields = dict(getattr(thing, "__dict__", {}))
     for cls in type(thing).__mro__:
         slots = vars(cls).get("__slots__", ())

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from types import CellType, FunctionType, MethodType, ModuleType
-from typing import Any
+from typing import Any, get_origin
 
 import torch
 
@@ -96,6 +96,8 @@ def kind_of(thing: Any) -> Kind:
     module = module_of(thing)
     if isinstance(thing, ModuleType):
         return Kind.IMPORT if is_imported(thing.__name__) else Kind.VALUE
+    if get_origin(thing) is not None:
+        return Kind.VALUE
     if isinstance(thing, type):
         return Kind.IMPORT if module and is_imported(module) else Kind.CLASS
     if isinstance(thing, MethodType | functools.partial):

@@ -156,7 +156,8 @@ def _remove_annotation(edits: Edits, annotation: Annotation) -> None:
         # brackets around the annotation are no part of its node
         for _ in range(text.count("(", arrow, begin)):
             end = text.index(")", end) + 1
-        edits.replace(len(text[:arrow].rstrip()), end, "")
+        # a backslash may join the line before it
+        edits.replace(len(text[:arrow].rstrip(" \t\r\n\\")), end, "")
 
 
 def _remove_from_variable(edits: Edits, holder: ast.AnnAssign, annotation: Annotation) -> None:

@@ -13,8 +13,8 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass
 from textwrap import fill
-from types import MethodDescriptorType, MethodType, ModuleType, SimpleNamespace, UnionType
-from typing import Any, Union
+from types import MethodDescriptorType, MethodType, ModuleType, NoneType, SimpleNamespace, UnionType
+from typing import Any, Union, get_args, get_origin
 
 import numpy as np
 import torch
@@ -112,6 +112,8 @@ class _Writer:
             return self._call(value.called, *value.arguments, **value.keywords)
         if value is None or value is ...:
             return "None" if value is None else "..."
+        if get_origin(value) is not None:
+            return self._alias(value)
         if isinstance(value, ModuleType | type) or _is_function(value):
             return self.refer(value)
         for kind, form in _FORMS:
@@ -249,8 +251,12 @@ class _Writer:
     def path(self, value: pathlib.PurePath) -> _Group:
         return self._call(pathlib.Path if isinstance(value, pathlib.Path) else pathlib.PurePath, str(value))
 
-    def union(self, value: Any) -> str:
-        return " | ".join(self.write(one) for one in value.__args__)
+    def _alias(self, value: Any) -> str:
+        """A type with parameters, as `list[int]` is, or a union of types."""
+        origin, parameters = get_origin(value), [None if one is NoneType else one for one in get_args(value)]
+        if origin in (Union, UnionType):
+            return " | ".join(map(self.write, parameters))
+        return f"{self.write(origin)}[{', '.join(map(self.write, parameters))}]"
 
 
 _FORMS: tuple[tuple[Any, Callable[[_Writer, Any], str | _Group]], ...] = (
@@ -269,7 +275,6 @@ _FORMS: tuple[tuple[Any, Callable[[_Writer, Any], str | _Group]], ...] = (
     (re.Pattern, _Writer.pattern),
     (logging.Logger, _Writer.logger),
     (pathlib.PurePath, _Writer.path),
-    (UnionType | type(Union[int, str]), _Writer.union),  # noqa: UP007
 )
 
 
