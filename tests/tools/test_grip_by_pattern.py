@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from programs import ROOT
+from programs import ROOT, run_command
 
 COUNT = 32
 
@@ -81,3 +81,20 @@ def test_what_a_pattern_grips_runs_without_its_project(tmp_path: Path) -> None:
     )
     assert ran.returncode == 0, ran.stdout[-3000:]
     assert int(ran.stdout.strip().splitlines()[-1].split()[0]) >= 30
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_what_patterns_grip_of_a_training_step_repeats(tmp_path: Path) -> None:
+    pytest.importorskip("mmdet")
+    step = ("--model", "faster-rcnn_r50_fpn_1x_coco.py", "--run", "train", "--input-size", "320x320")
+    patterns = ("mmdet.models.dense_heads.*:*", "mmdet.models.roi_heads.*:*", "mmdet.models.backbones.*:ResNet.forward")
+    grips = [word for pattern in patterns for word in ("--grip", pattern)]
+    folder = tmp_path / "samples"
+    done = run_command("opcapture", *step, *grips, "--grip-to", folder, "-o", tmp_path / "step.jsonl")
+    assert done.returncode == 0, done.stderr
+    assert "was not gripped" not in done.stderr
+    words = ("-q", "-p", "no:cacheprovider", "-c", os.devnull, str(folder))
+    ran = subprocess.run([sys.executable, "-m", "pytest", *words], capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stdout[-3000:]
+    assert int(ran.stdout.strip().splitlines()[-1].split()[0]) >= 25
