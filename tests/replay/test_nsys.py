@@ -13,10 +13,12 @@ from typing import Any
 import pytest
 from programs import run_command
 
+from opgrip.replay.job import Job
 from opgrip.replay.profilers.installed import arguments_in, find_program
+from opgrip.replay.profilers.nsys import nsys
 from opgrip.replay.profilers.nsys.nsys import PLACES
-from opgrip.replay.profilers.nsys.report import read_report
-from opgrip.replay.profilers.nsys.rows import joined, with_seen
+from opgrip.replay.profilers.nsys.report import Report, read_report
+from opgrip.replay.profilers.nsys.rows import Key, Seen, joined, with_seen
 from opgrip.replay.profilers.ranges import DOMAIN, DROPPED, READY
 from opgrip.replay.results import OK, Result, load_results
 from opgrip.replay.timing.rounds import MOST_DROPPED
@@ -63,6 +65,33 @@ def test_each_row_of_a_case_has_ranges_of_its_own(detector_trace: Path, tmp_path
     assert rows[["mode", "threads"]].values.tolist() == [["eager", 1], ["jit", 1], ["eager", 2], ["jit", 2]]
     # the rows of a case get as many runs as each other, also where some of one are dropped
     assert rows["nsys_runs"].between(4, 4 + MOST_DROPPED).all()
+
+
+@real
+def test_rows_that_the_first_report_lacks_are_run_again(
+    tiny_trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if int(version("nvtx").split(".")[2]) > 11:
+        pytest.skip("this nvtx needs a newer nsys than Debian's")
+    reports: list[set[int]] = []
+
+    def lacking(report: Report) -> tuple[dict[Key, Seen], int]:
+        seen, outside = joined(report)
+        reports.append({case for case, _ in seen})
+        if len(reports) == 1:
+            seen.popitem()
+        return seen, outside
+
+    monkeypatch.setattr(nsys, "joined", lacking)
+    job = Job(str(tiny_trace), top=3)
+    cases = job.load().cases
+    rows = [Result(case.number, case.signature.op, "", 1, 1.0, "eager", "cpu", OK, 0.0, 0.0) for case in cases]
+    how = nsys.Nsys(find_program("nsys", "", ()), tmp_path / "rows.nsys-rep", iterations=3)
+    said: list[str] = []
+    assert [row.nsys_runs for row in nsys.profiled(job, rows, how, 120, said.append)] == [3, 3, 3]
+    assert [len(found) for found in reports] == [3, 1]
+    assert reports[1] < reports[0]
+    assert said == [f"open it in Nsight Systems: {tmp_path}/rows{number}.nsys-rep" for number in ("", ".2")]
 
 
 @pytest.mark.parametrize(

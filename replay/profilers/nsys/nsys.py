@@ -13,9 +13,9 @@ from opgrip.replay.job import Job
 from opgrip.replay.profilers import target
 from opgrip.replay.profilers.installed import last_words, run_program
 from opgrip.replay.profilers.nsys.report import Report, read_report
-from opgrip.replay.profilers.nsys.rows import joined, key_of, with_seen
+from opgrip.replay.profilers.nsys.rows import Key, Seen, joined, key_of, with_seen
 from opgrip.replay.profilers.ranges import NSYS
-from opgrip.replay.results import OK, Result, not_run
+from opgrip.replay.results import OK, Result
 from opgrip.traces.errors import UserError
 
 PLACES = (
@@ -28,6 +28,8 @@ ALWAYS = ("--sample=none", "--cpuctxsw=none", "--force-overwrite=true")
 ON_GPU = ("--trace=cuda,nvtx,cublas,cudnn", "--capture-range=cudaProfilerApi", "--capture-range-end=repeat")
 """Only what the worker runs between cudaProfilerStart and cudaProfilerStop is recorded."""
 ON_CPU = ("--trace=nvtx",)
+PASSES = 2
+"""The second is for rows of which the first has nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,22 +65,34 @@ def profiled(
     UserError : where nsys fails
     """
     job = replace(job, warmup=nsys.warmup, iterations=nsys.iterations, profiled=NSYS)
-    with tempfile.TemporaryDirectory(prefix="opgrip-nsys-") as name:
-        folder = Path(name)
-        _run(nsys, folder, target.command(folder, job, not_run(results), timeout_s), job)
-        reports = [_exported(nsys, path) for path in sorted(folder.glob("report*.nsys-rep"))]
-        own = {key_of(row): row for row in target.rows_of(folder)}
-        _keep(folder, nsys.report, say)
-    report = Report([span for item in reports for span in item.spans], [work for item in reports for work in item.work])
-    seen, outside = joined(report)
+    seen: dict[Key, Seen] = {}
+    own: dict[Key, Result] = {}
+    outside = kept = 0
+    unseen = [row for row in results if row.status == OK]
+    for _ in range(PASSES):
+        left_out = {row.case for row in results} - {row.case for row in unseen}
+        with tempfile.TemporaryDirectory(prefix="opgrip-nsys-") as name:
+            folder = Path(name)
+            _run(nsys, folder, target.command(folder, job, left_out, timeout_s), job)
+            found, lost = joined(_read(nsys, folder))
+            own |= {key: row for row in target.rows_of(folder) if (key := key_of(row)) not in seen}
+            kept += _keep(folder, nsys.report, kept, say)
+        seen, outside = {**found, **seen}, outside + lost
+        unseen = [row for row in unseen if key_of(row) not in seen]
+        if not unseen or not seen:
+            break
     if not seen:
         raise UserError("nsys recorded none of the ranges", "nvtx 0.2.12 and later need a newer nsys: use nvtx 0.2.11")
     if outside:
         say(f"{outside} kernels and copies in the report belong to no timed run")
-    for row in results:
-        if row.status == OK and key_of(row) not in seen:
-            say(f"nsys saw nothing of case {row.case}, {row.op} as {row.mode}: {_why_unseen(own.get(key_of(row)))}")
+    for row in unseen:
+        say(f"nsys saw nothing of case {row.case}, {row.op} as {row.mode}: {_why_unseen(own.get(key_of(row)))}")
     return [with_seen(row, own.get(key_of(row)), seen) for row in results]
+
+
+def _read(nsys: Nsys, folder: Path) -> Report:
+    reports = [_exported(nsys, path) for path in sorted(folder.glob("report*.nsys-rep"))]
+    return Report([span for item in reports for span in item.spans], [work for item in reports for work in item.work])
 
 
 def _why_unseen(own: Result | None) -> str:
@@ -104,11 +118,13 @@ def _exported(nsys: Nsys, report: Path) -> Report:
     return read_report(database)
 
 
-def _keep(folder: Path, wanted: Path, say: Callable[[str], None]) -> None:
-    """Give the reports the user's name; the second and later ones a number too."""
-    for place, report in enumerate(sorted(folder.glob("report*.nsys-rep"))):
-        kept = wanted if not place else wanted.with_suffix(f".{place + 1}{wanted.suffix}")
+def _keep(folder: Path, wanted: Path, kept: int, say: Callable[[str], None]) -> int:
+    """Give the reports the user's name, the second and later ones a number too; say how many there are."""
+    reports = sorted(folder.glob("report*.nsys-rep"))
+    for place, report in enumerate(reports, kept):
+        path = wanted if not place else wanted.with_suffix(f".{place + 1}{wanted.suffix}")
         with suppress(FileNotFoundError):
-            kept.unlink()
-        shutil.move(report, kept)
-        say(f"open it in Nsight Systems: {kept}")
+            path.unlink()
+        shutil.move(report, path)
+        say(f"open it in Nsight Systems: {path}")
+    return len(reports)
