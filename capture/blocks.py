@@ -77,9 +77,9 @@ class Blocks:
         starts = table[:, 1].tolist()
         start, duration = table[:, 1] - self.recorder.started_ns, table[:, 2] - table[:, 1]
         counted = mode.faults.take(starts)
-        for place, (_, without_counting) in counted.items():
-            duration[place] = without_counting
-        page_faults = [(place, faults) for place, (faults, _) in counted.items() if faults >= FEWEST]
+        for place, (_, began, without_counting) in counted.items():
+            start[place], duration[place] = began - self.recorder.started_ns, without_counting
+        page_faults = [(place, faults) for place, (faults, *_) in counted.items() if faults >= FEWEST]
         flows = [number for flow in taken.flows for number in flow]
         columns = (list(signature), scopes, start.tolist(), duration.tolist(), list(tensors))
         device_ns = mode.device.times_ns(starts)

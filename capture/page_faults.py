@@ -48,11 +48,11 @@ def _bytes(tensor: torch.Tensor) -> int:
 class FaultCounter:
     """Counts the page faults of one thread's calls.
 
-    The counting lies within a call's recorded time, so the time without it is kept too.
+    The counting lies within a call's recorded time, so when it began and what it took without it are kept too.
     """
 
     def __init__(self) -> None:
-        self._counted: dict[int, tuple[int, int]] = {}
+        self._counted: dict[int, tuple[int, int, int]] = {}
 
     def counted(self, operator: Callable[..., Any], started: Callable[[], int]) -> Callable[..., Any]:
         """An operator whose page faults are counted.
@@ -67,13 +67,18 @@ class FaultCounter:
             start = perf_counter_ns()
             result = operator(*args, **kwargs)
             duration = perf_counter_ns() - start
-            self._counted[started()] = (_faults() - before, duration)
+            self._counted[started()] = (_faults() - before, start, duration)
             return result
 
         return run
 
-    def take(self, starts: Sequence[int]) -> dict[int, tuple[int, int]]:
-        """Page faults and duration in ns of the calls that started then, by place, to be asked for once."""
+    def take(self, starts: Sequence[int]) -> dict[int, tuple[int, int, int]]:
+        """Page faults of calls by their place, their start and duration in ns, to be asked for once.
+
+        Parameters
+        ----------
+        starts : of the calls, with the counting
+        """
         if not self._counted:
             return {}
         found = ((place, self._counted.pop(start, None)) for place, start in enumerate(starts))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+import operator
+import time
 from pathlib import Path
 
 import pytest
 import torch
 
-from opgrip.capture import Capture
+from opgrip.capture import Capture, page_faults
 from opgrip.traces import load
 
 PAGES = 4 * (1 << 20) // 4096
@@ -47,3 +49,24 @@ def test_small_calls_and_views_are_not_counted(tmp_path: Path) -> None:
     calls = load(tmp_path / "t.jsonl").calls
     assert (watched.calls, watched.dropped) == (40, 0)
     assert (calls["page_faults"] == 0).all()
+
+
+def test_calls_lie_within_those_that_made_them_however_long_counting_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted, waits = page_faults._faults, iter([0.02])
+
+    def slow() -> int:
+        # the first count is that of the outer call, before it runs
+        time.sleep(next(waits, 0.0))
+        return counted()
+
+    monkeypatch.setattr(page_faults, "_faults", slow)
+    large = torch.ones(1 << 16)
+    with Capture(tmp_path / "t.jsonl", extensions=["operator"]):
+        operator.add(large, large)
+    calls = load(tmp_path / "t.jsonl").calls.set_index("op")
+    inner, outer = calls.loc["aten.add.Tensor"], calls.loc["operator:add"]
+    assert inner["inside"] == "operator:add"
+    assert outer["start_ns"] <= inner["start_ns"]
+    assert inner["start_ns"] + inner["duration_ns"] <= outer["start_ns"] + outer["duration_ns"]
