@@ -9,13 +9,8 @@ from itertools import count
 from pathlib import Path
 from textwrap import dedent
 from types import ModuleType
-from typing import Any
 
 import pytest
-
-from opgrip.capture.grips.gripped import Gripped, GrippedCall
-from opgrip.capture.grips.source.module import ModuleText, lay_out, take
-from opgrip.capture.grips.source.proof import check_names
 
 _projects = count()
 
@@ -38,15 +33,3 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callabl
     yield make
     for module in [known for known in sys.modules if known.partition(".")[0] in made]:
         del sys.modules[module]
-
-
-def taken(function: Any, *calls: tuple[Any, ...], owner: type | None = None, entry: str = "") -> ModuleText:
-    """The module of a function, which is checked to name nothing that it lacks."""
-    kept = [GrippedCall(args, {}, None, None, None, 0, 0, 0) for args in calls]
-    entry = entry or getattr(function, "__qualname__", "function").rpartition("<locals>.")[2]
-    gripped = Gripped(function, owner, entry, "function", frozenset(), kept)
-    made = lay_out(gripped, take(gripped), "a test")
-    check_names(made.text, made.absent)
-    lines = made.text.splitlines()
-    assert not [line for line in lines if line != line.rstrip()]
-    return made
