@@ -15,7 +15,7 @@ from opgrip.replay.arguments.values import RECORDED
 from opgrip.replay.ways import FORWARD
 from opgrip.traces.arguments import Opaque, TensorSpec, leaves, tensors
 from opgrip.traces.errors import UserError
-from opgrip.traces.names import outline, plain_name
+from opgrip.traces.names import plain_name, tensor_outline
 from opgrip.traces.records import Signature
 from opgrip.traces.tensor_specs import shape_of
 
@@ -230,7 +230,7 @@ def same_outputs(recorded: Any, outputs: Sequence[Any], dtypes: bool = True) -> 
 
 def _describe(value: object) -> str:
     if isinstance(value, TensorSpec):
-        return outline(value.dtype, value.shape)
+        return tensor_outline(value.dtype, value.shape)
     if isinstance(value, list | tuple):
         return f"[{','.join(map(_describe, value))}]"
     return _short(value)

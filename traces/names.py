@@ -32,7 +32,7 @@ DTYPES: dict[str, torch.dtype] = {
 }
 
 
-def outline(dtype: torch.dtype, shape: Iterable[int]) -> str:
+def tensor_outline(dtype: torch.dtype, shape: Iterable[int]) -> str:
     """A tensor in short: `float32[64,256]`."""
     return f"{plain_name(dtype)}[{','.join(map(str, shape))}]"
 

@@ -13,7 +13,7 @@ from typing import Any
 import pandas as pd
 
 from opgrip.traces.arguments import TensorSpec, leaves
-from opgrip.traces.names import outline
+from opgrip.traces.names import tensor_outline
 from opgrip.traces.trace import Trace
 
 MODULE, PHASE, CALL = "module", "phase", "operator"
@@ -88,7 +88,9 @@ def _facts(row: dict[Any, Any], shapes: dict[int, str]) -> dict[str, Any]:
 
 
 def _shapes(arguments: Any) -> str:
-    return " ".join(outline(leaf.dtype, leaf.shape) for leaf in leaves(arguments) if isinstance(leaf, TensorSpec))
+    return " ".join(
+        tensor_outline(leaf.dtype, leaf.shape) for leaf in leaves(arguments) if isinstance(leaf, TensorSpec)
+    )
 
 
 def _slice(name: str, category: str, start_ns: int, duration_ns: int, pid: int, tid: int, facts: Event) -> Event:

@@ -12,7 +12,7 @@ from opgrip.samples import Sample
 from opgrip.tools.verbs.verb import Verb, verbs
 from opgrip.traces.arguments import map_leaves
 from opgrip.traces.command import add_debug
-from opgrip.traces.names import outline
+from opgrip.traces.names import tensor_outline
 
 EXAMPLES = """\
 examples:
@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _outline(sample: Sample, configuration: str) -> str:
     def short(leaf: Any) -> Any:
-        return _Plain(outline(leaf.dtype, leaf.shape)) if hasattr(leaf, "shape") else leaf
+        return _Plain(tensor_outline(leaf.dtype, leaf.shape)) if hasattr(leaf, "shape") else leaf
 
     return ", ".join(map(repr, map_leaves(short, sample.arguments(configuration))))
 

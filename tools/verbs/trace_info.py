@@ -18,7 +18,7 @@ from opgrip.tools.verbs.verb import Verb, verbs
 from opgrip.traces import Trace, load
 from opgrip.traces.arguments import TensorSpec, leaves
 from opgrip.traces.command import add_debug, positive, printable
-from opgrip.traces.names import outline
+from opgrip.traces.names import tensor_outline
 from opgrip.traces.records import FUNCTION, Dropped, Entered
 
 EXAMPLES = """\
@@ -139,7 +139,7 @@ def _entered(trace: Trace, entered: Entered) -> str:
 
 
 def _outline(leaf: object) -> str:
-    return outline(leaf.dtype, leaf.shape) if isinstance(leaf, TensorSpec) else str(leaf)
+    return tensor_outline(leaf.dtype, leaf.shape) if isinstance(leaf, TensorSpec) else str(leaf)
 
 
 def _counted(dropped: list[Dropped]) -> str:
