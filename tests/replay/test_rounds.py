@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -189,6 +191,28 @@ def test_results_lie_in_fresh_memory_as_often_as_in_the_program(share: float) ->
     measure(subject, effort=Effort(iterations=12))
     met = {fresh: len(times) for (_, fresh), times in subject.samples.times.items()}  # type: ignore[misc]
     assert met.get(share == 1.0, 0) >= 9
+
+
+HUGE_PAGES_ASKED_FOR = """
+import numpy, torch
+from opgrip.replay.timing import pages
+
+pages.keep_freed_memory()
+asked = numpy.ones(3 << 20)
+above = [torch.ones(1 << 18) for _ in range(8)]
+assert above[-1].data_ptr() > asked.ctypes.data
+del asked
+pages.give_back()
+before = pages.faults()
+torch.ones(2 << 20)
+print((pages.faults() - before) * pages.PAGE)
+"""
+
+
+@pytest.mark.skipif(not pages.CONTROLLED, reason="the C library is not glibc")
+def test_results_get_small_pages_where_an_array_of_numpy_lay_before() -> None:
+    done = subprocess.run([sys.executable, "-c", HUGE_PAGES_ASKED_FOR], capture_output=True, text=True, check=True)
+    assert int(done.stdout) >= 8 << 20
 
 
 def test_a_flush_is_larger_than_the_cache_and_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
