@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
 import operator
 import time
 from pathlib import Path
 
 import pytest
 import torch
+from programs import run_command
 
 from opgrip.capture import Capture, page_faults
 from opgrip.traces import load
@@ -17,24 +17,32 @@ PAGES = 4 * (1 << 20) // 4096
 """Of a result of four megabytes."""
 
 
+KEPT_AND_GIVEN_BACK = """
+import ctypes
+import torch
+
+allocator = ctypes.CDLL("libc.so.6")
+large = torch.ones(1 << 20)
+# M_MMAP_THRESHOLD and M_TRIM_THRESHOLD: glibc keeps what is freed
+allocator.mallopt(-3, 32 << 20)
+allocator.mallopt(-1, 1 << 30)
+torch.ones(1 << 22)
+for _ in range(40):
+    torch.ops.aten.cos(large)
+for _ in range(40):
+    allocator.malloc_trim(0)
+    torch.ops.aten.sin(large)
+"""
+
+
 @pytest.mark.alone
 def test_a_call_that_gets_fresh_memory_says_so_and_one_that_reuses_it_does_not(tmp_path: Path) -> None:
-    # memory is handed back at once, or kept, as the program wants it
-    allocator = ctypes.CDLL("libc.so.6")
-    large = torch.ones(1 << 20)
-    # M_MMAP_THRESHOLD and M_TRIM_THRESHOLD: glibc keeps what is freed
-    allocator.mallopt(-3, 32 << 20)
-    allocator.mallopt(-1, 1 << 30)
-    torch.ones(1 << 22)
-    with Capture(tmp_path / "t.jsonl"):
-        for _ in range(40):
-            torch.ops.aten.cos(large)
-        for _ in range(40):
-            allocator.malloc_trim(0)
-            torch.ops.aten.sin(large)
+    # a program of its own: where NumPy had large arrays before, results get huge pages
+    (tmp_path / "program.py").write_text(KEPT_AND_GIVEN_BACK)
+    done = run_command("opcapture", "-o", "t.jsonl", "--", "program.py", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
     calls = load(tmp_path / "t.jsonl").calls
     faults = {op: calls[calls["op"] == f"aten.{op}.default"]["page_faults"] for op in ("cos", "sin")}
-    # a page of 2 MB is one fault
     assert (faults["sin"] > 0.9 * PAGES).mean() > 0.9
     # where its block lies moves a little with each call, so some get fresh pages even so
     assert (faults["cos"] < 0.1 * PAGES).any()
