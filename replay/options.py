@@ -291,7 +291,7 @@ def _add_modes(group: argparse._ArgumentGroup) -> None:
         type=names,
         default=(EAGER,),
         metavar="NAME,...",
-        help=f"{', '.join(modes.names())}; compile:NAME for another backend of dynamo (default: %(default)s)",
+        help=f"{', '.join(modes.names())}; compile:NAME for another backend of dynamo (default: {EAGER})",
     )
     group.add_argument(
         "--reference", default=EAGER, metavar="MODE", help="what results and times are compared with (default: eager)"

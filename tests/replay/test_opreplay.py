@@ -203,6 +203,15 @@ def test_reports_close_quietly_when_the_reader_goes(detector_trace: Path) -> Non
     assert "Error" not in done.stderr
 
 
+def test_help_shows_examples_and_defaults_as_they_are_typed() -> None:
+    done = run_command("opreplay", "--help")
+    assert done.returncode == 0
+    assert "opreplay traces/faster_rcnn.jsonl --mode jit,compile,onnxruntime" in done.stdout
+    defaults = re.findall(r"\(default:\s+([^)]*)\)", done.stdout)
+    assert "eager" in defaults
+    assert all(default[0].isalnum() for default in defaults)
+
+
 def test_on_a_terminal_the_table_fits_it_and_no_color_is_respected(detector_trace: Path) -> None:
 
     program = Path(sys.executable).parent / "opreplay"
