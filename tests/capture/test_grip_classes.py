@@ -363,3 +363,36 @@ def test_modules_that_code_goes_through_bring_their_classes_and_bases(project: C
     assert issubclass(module.Net, torch.nn.Module)
     assert {"Net", "Shaped", "Stage", "Block"} <= vars(module).keys()
     assert module.Block.forward(None, 3) == 6
+
+
+def test_parts_that_nothing_is_known_to_need_are_left_out_with_the_reason(
+    project: Callable[..., ModuleType],
+) -> None:
+    main = project(
+        """
+        class Coder:
+            def __init__(self, mean):
+                self.mean = mean
+
+            def code(self, x):
+                return x - self.mean
+
+            def reset(self):
+                return self._made("0")
+
+            def _made(self, text):
+                exec(text)
+
+        def reset(things):
+            for thing in things:
+                thing.reset()
+
+        def code(coder, x, things=()):
+            reset(things)
+            return coder.code(x)
+        """
+    )
+    made = taken(main.code, (main.Coder(1.0), torch.ones(3)))
+    assert "def reset(self)" not in made.text
+    reason = "exec() finds names while it runs (by way of Coder.reset -> Coder._made -> exec)"
+    assert made.left_out == {"Coder.reset": reason}

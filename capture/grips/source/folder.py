@@ -71,6 +71,7 @@ def write_folder(gripped: Gripped, to: Path, write_calls: Callable[[Path], None]
         "by_reference": gripped.by_reference,
         "imports": sorted(made.imports),
         "classes": made.classes,
+        "left_out": made.left_out,
         "calls": [
             {"operators": call.operators, "operator_ns": call.operator_ns, "duration_ns": call.duration_ns}
             for call in gripped.calls

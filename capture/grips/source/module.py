@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from types import MethodType
 from typing import Any
@@ -41,11 +41,13 @@ class Taken:
     ----------
     root : the function, or the method's place in its class
     items : all that the sample has, the root first
+    left_out : why parts of its classes that nothing is known to need are not among them, by `Class.part`
     """
 
     collector: Collector
     root: Item
     items: tuple[Item, ...]
+    left_out: dict[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +61,7 @@ class ModuleText:
     projects : top-level packages and modules whose source was taken in
     imports : top-level packages that it imports, those of Python aside
     absent : free names in it that nothing is bound to where it comes from
+    left_out : why parts of its classes that nothing is known to need are not in it, by `Class.part`
     """
 
     text: str
@@ -67,6 +70,7 @@ class ModuleText:
     projects: frozenset[str]
     imports: frozenset[str]
     absent: frozenset[str]
+    left_out: dict[str, str] = field(default_factory=dict)
 
 
 def take(gripped: Gripped) -> Taken:
@@ -81,15 +85,14 @@ def take(gripped: Gripped) -> Taken:
     classes.expand(objects_of(gripped), root)
     refused = refusals(collector.items)
     if root in refused:
-        *way, last = refused[root]
-        through = " -> ".join(dict.fromkeys(_label(item) for item in [*way, last] if item.name))
-        raise UserError(f"{gripped.entry} cannot be taken out", f"{last.refusal} (by way of {through})")
+        raise UserError(f"{gripped.entry} cannot be taken out", _reason(refused[root]))
     items = reachable(root, refused)
     for item in items:
         if isinstance(item, ClassItem):
             # a class stands after those that it inherits from, even past others between them
             item.early += [one for one in map(collector.named, item.cls.__mro__[1:]) if one in items]
-    return Taken(collector, root, tuple(items))
+    left_out = {_label(part): _reason(refused[part]) for item in items for part in item.may_need if part in refused}
+    return Taken(collector, root, tuple(items), left_out)
 
 
 def lay_out(gripped: Gripped, taken: Taken, origin: str) -> ModuleText:
@@ -118,6 +121,7 @@ def lay_out(gripped: Gripped, taken: Taken, origin: str) -> ModuleText:
             if isinstance(item, ImportItem) and not is_of_python(item.statement.module)
         ),
         frozenset(name for item in items for piece in pieces_of(item) for name in piece.absent),
+        taken.left_out,
     )
 
 
@@ -173,6 +177,12 @@ def objects_of(gripped: Gripped) -> Iterator[Any]:
         yield from (call.args, call.kwargs, call.results)
         if call.after is not None:
             yield call.after
+
+
+def _reason(way: Sequence[Item]) -> str:
+    """Why an item is refused, by the way from it to the one that is to blame."""
+    through = " -> ".join(dict.fromkeys(_label(item) for item in way if item.name))
+    return f"{way[-1].refusal} (by way of {through})"
 
 
 def _label(item: Item) -> str:
