@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import random
 from collections.abc import Generator
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 from programs import run_command, train_tiny_net
 from turns import turn
 
@@ -14,6 +17,10 @@ from opgrip.replay.modes.jax_runtime import THREADS
 
 # XLA starts once in a process: with one thread, which tests of modes ask for, whoever comes first
 os.environ.setdefault(THREADS, "1")
+
+SEED = 0
+# for what test modules draw when they are loaded
+torch.manual_seed(SEED)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -24,6 +31,14 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
     here = Path(__file__)
     with turn(here.parent, here, alone=item.get_closest_marker("alone") is not None):
         return (yield)
+
+
+@pytest.fixture(autouse=True)
+def _drawn_alike() -> None:
+    """Let each test draw the same numbers in every run, whichever tests ran before it in its process."""
+    torch.manual_seed(SEED)
+    np.random.seed(SEED)
+    random.seed(SEED)
 
 
 @pytest.fixture(scope="session")
