@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
@@ -195,22 +196,21 @@ def _filled(
                 yield _with_times(result, subject.samples, settings, NO_RATIO)
             else:
                 times, others = like_with_like(subject.runs, base.runs)
-                yield _with_times(
-                    result, subject.samples, settings, ratio_quantiles(times, others) if times else NO_RATIO
-                )
+                yield _with_times(result, subject.samples, settings, ratio_quantiles(times, others) or NO_RATIO)
 
 
 def _with_times(result: Result, samples: Samples, settings: Settings, ratio: Ratio) -> Result:
+    spread = samples.spread if math.isfinite(samples.spread) else None
     return replace(
         result,
         median_us=samples.quantile_us(0.5),
         p10_us=samples.quantile_us(0.1),
         p90_us=samples.quantile_us(0.9),
         samples=len(samples),
-        spread=samples.spread if len(samples) > 1 else None,
+        spread=spread,
         stopped=samples.done(settings.effort) or "most",
         dropped=samples.dropped,
-        noisy=samples.spread > NOISY if len(samples) > 1 else None,
+        noisy=None if spread is None else spread > NOISY,
         method=settings.method,
         cache=settings.cache,
         ratio_p10=ratio[0],

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from opgrip.replay.job import Job, Loaded
+from opgrip.replay.profilers.nsys.rows import key_of
 from opgrip.replay.profilers.ranges import TORCH
-from opgrip.replay.results import Result, not_run
+from opgrip.replay.results import OK, Result, not_run
 from opgrip.replay.workers.supervisor import supervise
 from opgrip.traces.errors import UserError
 from opgrip.traces.output import whole_file
@@ -44,13 +45,18 @@ def record_timeline(
         job = replace(job, iterations=job.iterations or RUNS, profiled=TORCH, timelines=folder)
         effort = replace(loaded.settings.effort, iterations=job.iterations)
         settings = replace(loaded.settings, effort=effort, profiled=TORCH, timelines=Path(folder))
-        for _ in supervise(job, replace(loaded, settings=settings), timeout_s, not_run(results), may_fork=True):
-            pass
+        found = supervise(job, replace(loaded, settings=settings), timeout_s, not_run(results), may_fork=True)
+        rows = {key_of(row): row for rows in found for row in rows}
         parts = sorted(Path(folder).glob("*.json"), key=lambda path: path.stat().st_mtime_ns)
         if not parts:
             raise UserError("torch's profiler saw no run", "see the rows' errors")
         with whole_file(output, force=True) as file, gzip.open(file, "wt", encoding="utf-8") as text:
             json.dump(merged(json.loads(path.read_text(encoding="utf-8")) for path in parts), text)
+    for row in results:
+        again = rows.get(key_of(row))
+        if row.status == OK and (again is None or again.status != OK):
+            reason = "it was not run again" if again is None else again.error or again.status
+            say(f"the timeline has no run of case {row.case}, {row.op} as {row.mode}: {reason}")
     say(f"open it in https://ui.perfetto.dev: {output}")
 
 

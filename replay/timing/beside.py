@@ -244,7 +244,7 @@ class _Batch:
             return None
 
     def _result(self, times: _Times) -> Beside:
-        ratio = ratio_quantiles(times.loaded_ns, times.alone_ns) if times.loaded_ns else None
+        ratio = ratio_quantiles(times.loaded_ns, times.alone_ns)
         overlap = float(np.median(self._overlaps)) if self._overlaps else None
         return Beside(times.subject, times.loaded, ratio, overlap, len(self._all))
 

@@ -94,7 +94,7 @@ class Samples:
 
     @property
     def spread(self) -> float:
-        """Interquartile range within strata, as a share of the median."""
+        """Interquartile range within strata, as a share of the median; infinite where none has two runs."""
         kept = [stratum for stratum in self._kept() if len(self.times[stratum]) > 1]
         if not kept:
             return float("inf")
@@ -130,10 +130,15 @@ class Samples:
         return times, weights / weights.sum()
 
 
-def ratio_quantiles(times: Sequence[float], base: Sequence[float]) -> tuple[float, float, float]:
-    """10th, 50th and 90th percentile of one subject's times over another's, run by run of the same repeats."""
-    count = min(len(times), len(base))
-    low, middle, high = np.quantile(np.asarray(times[:count]) / np.asarray(base[:count]), (0.1, 0.5, 0.9))
+def ratio_quantiles(times: Sequence[float], base: Sequence[float]) -> tuple[float, float, float] | None:
+    """10th, 50th and 90th percentile of one subject's times over another's, run by run of the same repeats.
+
+    Runs that took no longer than reading the clock have no ratio; None where none has.
+    """
+    pairs = [(time, other) for time, other in zip(times, base, strict=False) if time > 0 and other > 0]
+    if not pairs:
+        return None
+    low, middle, high = np.quantile([time / other for time, other in pairs], (0.1, 0.5, 0.9))
     return float(low), float(middle), float(high)
 
 

@@ -84,6 +84,18 @@ def test_the_number_of_runs_is_the_one_asked_for(detector_trace: Path, tmp_path:
     assert set(load_results(output)["samples"]) == {7}
 
 
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_run_or_two_of_everything_are_results_without_a_spread(tiny_trace: Path, tmp_path: Path, number: int) -> None:
+    output = tmp_path / "results.json"
+    done = run_command("opreplay", tiny_trace, "--iterations", number, "--warmup", "0", "--mode", "jit", "-o", output)
+    assert done.returncode == 0, done.stderr
+    rows = load_results(output)
+    rows = rows[rows["status"] == "ok"]
+    # a call whose recorded values vary, or whose memory does, has one run of each kind
+    assert rows["spread"].isna().any()
+    assert (rows["spread"].isna() == rows["noisy"].isna()).all()
+
+
 def test_a_case_that_cannot_run_costs_its_row_and_status_only_when_strict(tmp_path: Path) -> None:
     path = write(tmp_path / "t.jsonl")
     done = run_command("opreplay", path)

@@ -83,6 +83,12 @@ def test_ratios_are_taken_run_by_run() -> None:
     assert ratio_quantiles((2 * base).tolist(), base.tolist()) == pytest.approx((2.0, 2.0, 2.0))
 
 
+def test_runs_as_short_as_reading_the_clock_have_no_ratio() -> None:
+    assert ratio_quantiles([4.0, 0.0, 5.0], [2.0, 2.0, 0.0]) == (2.0, 2.0, 2.0)
+    assert ratio_quantiles([0.0, 1.0], [1.0, 0.0]) is None
+    assert ratio_quantiles([], []) is None
+
+
 def test_runs_are_compared_with_runs_of_the_same_values() -> None:
     base = [((0, False), 1.0), ((1, False), 10.0), ((0, False), 2.0), ((1, True), 30.0)]
     runs = [((1, False), 11.0), ((0, False), 3.0), ((0, False), 4.0)]
