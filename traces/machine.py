@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+CGROUP = Path("/sys/fs/cgroup")
 SHARE_OF_FREE = 0.9
 """Of the memory that is free, for cases."""
 
@@ -62,11 +63,15 @@ def _meminfo() -> int | None:
 
 
 def _cgroup() -> int | None:
-    """What a container may still take."""
-    most, used = (lines(f"/sys/fs/cgroup/memory.{name}") for name in ("max", "current"))
+    """What a container may still take.
+
+    What it uses counts pages of files that were read, which go when memory is short: those not in use are taken off.
+    """
+    most, used, stat = (lines(str(CGROUP / f"memory.{name}")) for name in ("max", "current", "stat"))
     if not most or not used or not most[0].isdigit():
         return None
-    return max(0, int(most[0]) - int(used[0]))
+    idle = next((int(line.split()[1]) for line in stat if line.startswith("inactive_file ")), 0)
+    return max(0, int(most[0]) - max(0, int(used[0]) - idle))
 
 
 def lines(path: str) -> list[str]:

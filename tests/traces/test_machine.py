@@ -1,0 +1,39 @@
+"""What the machine says that it has."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from opgrip.traces import machine
+
+MB = 1 << 20
+
+
+def container(folder: Path, most: str, used: int, idle_files: int) -> None:
+    (folder / "memory.max").write_text(f"{most}\n")
+    (folder / "memory.current").write_text(f"{used}\n")
+    (folder / "memory.stat").write_text(f"anon {used - idle_files}\ninactive_file {idle_files}\nactive_file 7\n")
+
+
+def test_in_a_container_files_that_were_read_take_no_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "CGROUP", tmp_path)
+    container(tmp_path, str(100 * MB), used=90 * MB, idle_files=60 * MB)
+    assert machine.free_memory("cpu") == 70 * MB
+
+
+def test_a_container_that_is_full_has_nothing_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "CGROUP", tmp_path)
+    container(tmp_path, str(100 * MB), used=120 * MB, idle_files=0)
+    assert machine.free_memory("cpu") == 0
+
+
+def test_without_a_limit_the_machines_memory_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "CGROUP", tmp_path)
+    free = machine.free_memory("cpu")
+    container(tmp_path, "max", used=90 * MB, idle_files=0)
+    again = machine.free_memory("cpu")
+    assert free is not None
+    assert again is not None
+    assert again > free / 2
