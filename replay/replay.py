@@ -200,7 +200,8 @@ def _filled(
 
 
 def _with_times(result: Result, samples: Samples, settings: Settings, ratio: Ratio) -> Result:
-    spread = samples.spread if math.isfinite(samples.spread) else None
+    # infinite where no kind of run was made twice
+    spread = met if math.isfinite(met := samples.spread) else None
     return replace(
         result,
         median_us=samples.quantile_us(0.5),

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from opgrip.replay.job import Job, Loaded
-from opgrip.replay.profilers.nsys.rows import key_of
 from opgrip.replay.profilers.ranges import TORCH
+from opgrip.replay.profilers.rows import key_of, why_unseen
 from opgrip.replay.results import OK, Result, not_run
 from opgrip.replay.workers.supervisor import supervise
 from opgrip.traces.errors import UserError
@@ -55,8 +55,7 @@ def record_timeline(
     for row in results:
         again = rows.get(key_of(row))
         if row.status == OK and (again is None or again.status != OK):
-            reason = "it was not run again" if again is None else again.error or again.status
-            say(f"the timeline has no run of case {row.case}, {row.op} as {row.mode}: {reason}")
+            say(f"the timeline has no run of case {row.case}, {row.op} as {row.mode}: {why_unseen(again)}")
     say(f"open it in https://ui.perfetto.dev: {output}")
 
 

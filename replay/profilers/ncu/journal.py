@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from opgrip.replay.profilers.ncu.rows import Fields
-from opgrip.replay.profilers.nsys.rows import Key
+from opgrip.replay.profilers.rows import Key
 from opgrip.traces.errors import UserError
 
 

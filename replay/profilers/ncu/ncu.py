@@ -17,8 +17,8 @@ from opgrip.replay.profilers.ncu.journal import Batch, Batches
 from opgrip.replay.profilers.ncu.metrics import BASIC
 from opgrip.replay.profilers.ncu.report import read_report
 from opgrip.replay.profilers.ncu.rows import fields_of, joined
-from opgrip.replay.profilers.nsys.rows import key_of
 from opgrip.replay.profilers.ranges import DOMAIN, NCU
+from opgrip.replay.profilers.rows import key_of
 from opgrip.replay.results import OK, Result
 from opgrip.replay.timing.caches import COLD
 from opgrip.replay.timing.methods import DISCRETE

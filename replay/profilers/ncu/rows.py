@@ -9,8 +9,8 @@ from typing import Any
 
 from opgrip.replay.profilers.ncu.metrics import DURATION, SHARES, SUMS
 from opgrip.replay.profilers.ncu.report import Kernel
-from opgrip.replay.profilers.nsys.rows import Key, key_of
 from opgrip.replay.profilers.ranges import row_name
+from opgrip.replay.profilers.rows import Key, key_of
 from opgrip.replay.results import Result
 
 Fields = dict[str, Any]

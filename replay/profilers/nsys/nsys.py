@@ -13,8 +13,9 @@ from opgrip.replay.job import Job
 from opgrip.replay.profilers import target
 from opgrip.replay.profilers.installed import last_words, run_program
 from opgrip.replay.profilers.nsys.report import Report, read_report
-from opgrip.replay.profilers.nsys.rows import Key, Seen, joined, key_of, with_seen
+from opgrip.replay.profilers.nsys.rows import Seen, joined, with_seen
 from opgrip.replay.profilers.ranges import NSYS
+from opgrip.replay.profilers.rows import Key, key_of, why_unseen
 from opgrip.replay.results import OK, Result
 from opgrip.traces.errors import UserError
 
@@ -86,19 +87,13 @@ def profiled(
     if outside:
         say(f"{outside} kernels and copies in the report belong to no timed run")
     for row in unseen:
-        say(f"nsys saw nothing of case {row.case}, {row.op} as {row.mode}: {_why_unseen(own.get(key_of(row)))}")
+        say(f"nsys saw nothing of case {row.case}, {row.op} as {row.mode}: {why_unseen(own.get(key_of(row)))}")
     return [with_seen(row, own.get(key_of(row)), seen) for row in results]
 
 
 def _read(nsys: Nsys, folder: Path) -> Report:
     reports = [_exported(nsys, path) for path in sorted(folder.glob("report*.nsys-rep"))]
     return Report([span for item in reports for span in item.spans], [work for item in reports for work in item.work])
-
-
-def _why_unseen(own: Result | None) -> str:
-    if own is None:
-        return "it was not run again"
-    return own.error or f"it was {own.status} and is not in the report"
 
 
 def _run(nsys: Nsys, folder: Path, command: Sequence[str], job: Job) -> None:

@@ -10,11 +10,8 @@ from statistics import median
 
 from opgrip.replay.profilers.nsys.report import Report, Span, Work
 from opgrip.replay.profilers.ranges import DROPPED, PREPARE, READY
+from opgrip.replay.profilers.rows import Key, key_of
 from opgrip.replay.results import Result
-from opgrip.replay.ways import Point, Way
-
-Key = tuple[int, str]
-"""A case, and the words that tell its row from its others."""
 
 
 @dataclass(slots=True)
@@ -29,12 +26,6 @@ class Seen:
 
     spans: list[Span] = field(default_factory=list)
     work: dict[Span, list[Work]] = field(default_factory=lambda: defaultdict(list))
-
-
-def key_of(row: Result) -> Key:
-    """The key of a row's ranges."""
-    point = Point(row.threads, row.batch_scale, row.streams)
-    return row.case, Way(0, row.values, row.direction, row.mode, point).label
 
 
 def joined(report: Report) -> tuple[dict[Key, Seen], int]:
