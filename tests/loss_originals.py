@@ -5,32 +5,32 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
 import torch
 import torch.nn.functional as F
+from optional import optional
 from torch import Tensor
 
 
 def gaussian_focal_loss(pred: Tensor, target: Tensor, *rest: Any) -> Any:
-    original = pytest.importorskip("mmdet.models.losses.gaussian_focal_loss").gaussian_focal_loss
+    original = optional("mmdet.models.losses.gaussian_focal_loss").gaussian_focal_loss
     return original(pred, target, *rest[:3], **dict(zip(("alpha", "gamma"), rest[3:], strict=False)))
 
 
 def sigmoid_focal_loss(*arguments: Any) -> Any:
-    return pytest.importorskip("mmdet.models.losses.focal_loss").py_sigmoid_focal_loss(*arguments)
+    return optional("mmdet.models.losses.focal_loss").py_sigmoid_focal_loss(*arguments)
 
 
 def varifocal_loss(*arguments: Any) -> Any:
-    return pytest.importorskip("mmdet.models.losses.varifocal_loss").varifocal_loss(*arguments)
+    return optional("mmdet.models.losses.varifocal_loss").varifocal_loss(*arguments)
 
 
 def kd_kl_loss(pred: Tensor, soft_label: Tensor, temperature: float, *rest: Any) -> Any:
-    original = pytest.importorskip("mmdet.models.losses.kd_loss").knowledge_distillation_kl_div_loss
+    original = optional("mmdet.models.losses.kd_loss").knowledge_distillation_kl_div_loss
     return original(pred, soft_label, *rest, T=temperature)
 
 
 def edge_wbceloss(edge_pred: Tensor, edge_target: Tensor) -> Any:
-    losses = pytest.importorskip("mmseg.models.losses.boundary_loss")
+    losses = optional("mmseg.models.losses.boundary_loss")
     return losses.BoundaryLoss(loss_weight=10.0)(edge_pred, edge_target)
 
 
@@ -39,20 +39,20 @@ def label_smooth_celoss(scores: Tensor, label: Tensor, smooth_ratio: float = 0.1
 
 
 def contrastive_loss(images: Tensor, texts: Tensor, logit_scale: Tensor) -> Any:
-    clip = pytest.importorskip("transformers.models.clip.modeling_clip")
+    clip = optional("transformers.models.clip.modeling_clip")
     images, texts = (features / clip._get_vector_norm(features) for features in (images, texts))
     return clip.image_text_contrastive_loss(texts @ images.t() * logit_scale.exp())
 
 
 def detr_loss_cardinality(outputs: dict[str, Tensor], targets: list[dict[str, Tensor]]) -> Any:
-    losses = pytest.importorskip("transformers.loss.loss_for_object_detection")
+    losses = optional("transformers.loss.loss_for_object_detection")
     known = [{"class_labels": target["labels"]} for target in targets]
     return losses.ImageLoss.loss_cardinality(None, {"logits": outputs["pred_logits"]}, known, None, None)
 
 
 def mask_point_loss(preds: Tensor, targets: Tensor, num_masks: float, points: None, num_points: int) -> Any:
-    mask2former = pytest.importorskip("transformers.models.mask2former.modeling_mask2former")
-    config = pytest.importorskip("transformers").Mask2FormerConfig(num_labels=3, train_num_points=num_points)
+    mask2former = optional("transformers.models.mask2former.modeling_mask2former")
+    config = optional("transformers").Mask2FormerConfig(num_labels=3, train_num_points=num_points)
     every = torch.arange(len(preds))
     losses = mask2former.Mask2FormerLoss(config, {}).loss_masks(
         preds.unsqueeze(0), [targets.float()], [(every, every)], num_masks
@@ -63,7 +63,7 @@ def mask_point_loss(preds: Tensor, targets: Tensor, num_masks: float, points: No
 def denoising_queries(
     boxes: list[Tensor], labels: list[Tensor], sizes: Any, embedding: Tensor, matching: int, *rest: Any
 ) -> Any:
-    layers = pytest.importorskip("mmdet.models.layers.transformer.dino_layers")
+    layers = optional("mmdet.models.layers.transformer.dino_layers")
     pairs, label_noise, box_noise = (*rest, *(100, 0.5, 1.0)[len(rest) :])
     made = layers.CdnQueryGenerator(
         *embedding.shape, matching, label_noise, box_noise, {"dynamic": True, "num_dn_queries": pairs}

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from torch import nn
 
@@ -17,11 +15,6 @@ from opgrip.capture import Capture
 
 ROOT = Path(__file__).resolve().parent.parent
 SHIPPED_TRACES = sorted((ROOT / "traces").glob("*.jsonl*"))
-
-needs_openmmlab = pytest.mark.skipif(
-    importlib.util.find_spec("mmdet") is None or importlib.util.find_spec("mmcv") is None,
-    reason="mmdet is not installed: make openmmlab",
-)
 
 
 def program_path(name: str) -> str:

@@ -8,13 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor
 
 from opgrip.replay.modes import Results, Task, find_mode
 from opgrip.replay.programs import run_program
-from opgrip.traces.errors import UserError
 
 
 def attention(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
@@ -48,15 +46,6 @@ CALLS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "an argument that begins anywhere in memory": (aten.exp.default, (torch.randn(65)[1:],)),
     "several results": (aten.topk.default, (torch.randperm(9).float(), 3)),
 }
-
-
-def needs(name: str) -> pytest.MarkDecorator:
-    """Skips where the mode lacks a package."""
-    try:
-        find_mode(name)
-    except UserError as error:
-        return pytest.mark.skipif(True, reason=str(error))
-    return pytest.mark.skipif(False, reason="")
 
 
 def run(name: str, function: Callable[..., Any], *args: Any, **about: Any) -> Results:

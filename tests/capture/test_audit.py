@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from programs import needs_openmmlab, run_command
+from optional import needs, optional
+from programs import run_command
 from small_models import SMALL_PROGRAMS, TRANSFORMERS_PROGRAMS, SmallProgram
 
 from opgrip.capture import Capture
@@ -43,7 +44,7 @@ def test_the_built_in_detector_leaves_nothing_unexplained(tmp_path: Path, run: s
     assert [item for item in found if item.explained is None] == []
 
 
-@needs_openmmlab
+@needs("mmdet")
 @pytest.mark.slow
 @pytest.mark.parametrize("run", ["predict", "train"])
 @pytest.mark.parametrize("source", OPENMMLAB)
@@ -60,7 +61,7 @@ APART = ("activation checkpointing", "per-sample gradients")
 @pytest.mark.parametrize("name", sorted({*SMALL_PROGRAMS, *TRANSFORMERS_PROGRAMS} - {*APART}))
 def test_small_models_leave_nothing_unexplained(tmp_path: Path, name: str, run: str) -> None:
     if name in TRANSFORMERS_PROGRAMS:
-        pytest.importorskip("transformers", reason="transformers is not installed: pip install transformers")
+        optional("transformers")
     build = {**SMALL_PROGRAMS, **TRANSFORMERS_PROGRAMS}[name]
 
     def step(program: SmallProgram) -> None:

@@ -16,6 +16,7 @@ import pytest
 import torch
 from programs import ROOT
 
+from opgrip.capture.grips.calls import write_calls
 from opgrip.capture.grips.gripped import Gripped, GrippedCall
 from opgrip.capture.grips.source import source_tags, write_folder
 from opgrip.traces.errors import UserError
@@ -232,9 +233,8 @@ def test_by_reference_keeps_the_import_path(project: ModuleType, tmp_path: Path)
 
 
 def test_the_test_of_a_sample_passes_and_fails(project: ModuleType, tmp_path: Path) -> None:
-    calls = pytest.importorskip("opgrip.capture.grips.calls")
     one = gripped(project.Coder.code, project.Coder(torch.ones(2)), torch.rand(2), owner=project.Coder)
-    folder = write_folder(one, tmp_path, lambda part: calls.write_calls(part, one))
+    folder = write_folder(one, tmp_path, lambda part: write_calls(part, one))
 
     def run() -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(folder)]

@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 from grip_exchange import run_all, write
 from grip_zoo import COMPILED, ZOO, Specimen, gripped
+from optional import optional
 
 from opgrip.capture.grips.source.module import ModuleText, lay_out, take
 from opgrip.capture.grips.source.proof import check_names
 
-pytest.importorskip("mmdet")
-pytest.importorskip("mmseg")
+optional("mmdet")
+optional("mmseg")
 
 
 def taken(one: Specimen, folder: Path) -> ModuleText:

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import torch
 from counting import Counting
-from programs import flat_tensors, needs_openmmlab, run_command
+from optional import needs
+from programs import flat_tensors, run_command
 
 from opgrip.capture import Capture
 from opgrip.capture.models import load_program
@@ -48,7 +49,7 @@ EXTENSIONS = {
 # what a trace cannot hold: memory itself, and the handle of a profiler's range
 UNREPLAYABLE = {"torch.storage.UntypedStorage", "profiler._RecordFunction"}
 
-pytestmark = [needs_openmmlab, pytest.mark.slow]
+pytestmark = [needs("mmdet"), pytest.mark.slow]
 
 
 @dataclass

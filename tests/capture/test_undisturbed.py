@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -15,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from counting import Counting
+from optional import needs
 from programs import flat_tensors
 from small_models import SMALL_PROGRAMS, TRANSFORMERS_PROGRAMS, SmallProgram
 from torch import Tensor, nn
@@ -34,10 +34,6 @@ RUNS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "predict without gradients": torch.no_grad,
     "predict in inference mode": torch.inference_mode,
 }
-
-needs_transformers = pytest.mark.skipif(
-    importlib.util.find_spec("transformers") is None, reason="transformers is not installed: pip install transformers"
-)
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning"),
@@ -136,7 +132,7 @@ def one_thread() -> Iterator[None]:
     params=[
         *(pytest.param((build, run), id=f"{name}, {run}") for name, build in SMALL_PROGRAMS.items() for run in RUNS),
         *(
-            pytest.param((build, run), id=f"{name}, {run}", marks=needs_transformers)
+            pytest.param((build, run), id=f"{name}, {run}", marks=needs("transformers"))
             for name, build in TRANSFORMERS_PROGRAMS.items()
             for run in RUNS
         ),

@@ -10,9 +10,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from breaking_functions import BREAKING
-
-from opgrip.replay.modes import find_mode
-from opgrip.traces.errors import UserError
+from optional import needs_mode
 
 PROGRAM = Path(__file__).resolve().parent.parent / "breaking_rows.py"
 QUICK = ("jit", "compile:aot_eager")
@@ -70,10 +68,6 @@ def test_what_dynamo_leaves_to_eager_is_not_called_compiled(quick_rows: pd.DataF
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("mode", SLOW)
+@pytest.mark.parametrize("mode", [pytest.param(mode, marks=needs_mode(mode)) for mode in SLOW])
 def test_every_function_ends_with_a_right_status_under_a_compiler(mode: str) -> None:
-    try:
-        find_mode(mode)
-    except UserError as error:
-        pytest.skip(str(error))
     check(rows_under(mode))

@@ -10,6 +10,7 @@ import pandas as pd
 import planted_modes
 import pytest
 import torch
+from optional import optional
 from programs import run_command
 
 from opgrip.capture import Capture
@@ -200,7 +201,7 @@ def test_gradients_are_compared_too(tmp_path: Path, planted: dict[str, str]) -> 
     with Capture(path):
         (torch.randn(6, 8) @ weight).tanh()
     options = ("--backward", "--mode", "jit,compile:aot_eager,onnxruntime,planted-scaled")
-    pytest.importorskip("onnxruntime")
+    optional("onnxruntime")
     rows, _ = replayed(path, tmp_path, planted, *options, "--op", "aten.mm*", "--op", "aten.tanh*")
     backward = rows[rows["direction"] == "backward"]
     assert len(backward) == 10

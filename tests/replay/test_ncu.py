@@ -12,13 +12,13 @@ import csv
 import io
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pandas as pd
 import pytest
+from optional import needs
 from programs import run_command
 
 from opgrip.replay import load_results
@@ -381,7 +381,7 @@ def test_a_command_stands_in_a_template_as_words_or_as_text() -> None:
     assert in_template("ssh gpu 'cd /x && {command}'", ["ncu", "a b"]) == ["ssh", "gpu", "cd /x && ncu 'a b'"]
 
 
-@pytest.mark.skipif(shutil.which("nsys") is None, reason="nsys, which shows ranges without a GPU, is not installed")
+@needs("nsys")
 def test_ranges_for_ncu_are_named_as_rows_are_looked_for(tiny_trace: Path, tmp_path: Path) -> None:
     """What runs under ncu is real here; nsys, which needs no GPU, sees its ranges in the place of ncu."""
     job = Job(str(tiny_trace), top=3, modes=("eager", "jit"), iterations=2, warmup=0, profiled=NCU)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from optional import needs
 from programs import run_command
 
 from opgrip.replay.job import Job
@@ -26,7 +27,7 @@ from opgrip.replay.timing.rounds import MOST_DROPPED
 from opgrip.traces.errors import UserError
 
 CASES = 50
-real = pytest.mark.skipif(shutil.which("nsys") is None, reason="there is no nsys")
+real = needs("nsys")
 PID = 77
 THREAD, AUTOGRAD = PID << 24 | 1, PID << 24 | 2
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from optional import optional
 from programs import run_command
 
 from opgrip.replay.results import load_results
@@ -27,13 +28,13 @@ def test_a_sample_runs_in_each_configuration(tmp_path: Path) -> None:
 
 
 def test_its_jax_implementation_is_a_mode(tmp_path: Path) -> None:
-    pytest.importorskip("jax")
+    optional("jax")
     rows = rows_of(tmp_path / "rows.json", "samples/bbox2delta", "--mode", "jax")
     assert rows[rows["mode"] == "jax"]["status"].tolist() == ["ok"] * 2
 
 
 def test_calls_of_a_trace_have_no_jax_implementation(detector_trace: Path, tmp_path: Path) -> None:
-    pytest.importorskip("jax")
+    optional("jax")
     rows = rows_of(tmp_path / "rows.json", str(detector_trace), "--top", "1", "--mode", "jax")
     assert rows["status"].tolist() == ["ok", "unsupported"]
 

@@ -16,7 +16,8 @@ import torch
 from example_trace import write
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from programs import needs_openmmlab, train_tiny_net
+from optional import needs
+from programs import train_tiny_net
 from torch import nn
 
 from opgrip.capture import Capture
@@ -341,7 +342,7 @@ def test_of_an_extensions_tensors_only_plain_floats_flow() -> None:
     assert never_flowing(Signature(0, "operator", "aten.add.Tensor", specs, {}), specs, values) == set()
 
 
-@needs_openmmlab
+@needs("mmdet")
 def test_an_extension_function_runs_where_its_program_called_it(tmp_path: Path) -> None:
     from mmcv.ops import roi_align
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from implementations import Function, compare_with
+from optional import optional
 
 from opgrip.samples import Draw, samples
 from opgrip.samples.anchors.compute_locations import compute_locations
@@ -21,7 +22,7 @@ RATIOS = torch.tensor([0.5, 1.0, 2.0])
 
 def generator(**options: Any) -> Any:
     """mmdet's generator of anchors for one level."""
-    generators = pytest.importorskip("mmdet.models.task_modules.prior_generators")
+    generators = optional("mmdet.models.task_modules.prior_generators")
     return generators.AnchorGenerator(**({"strides": [16], "ratios": [1.0], "scales": [8]} | options))
 
 
@@ -42,14 +43,14 @@ def mmdet_valid_flags(*arguments: Any) -> torch.Tensor:
 
 
 def mmdet_roi_levels(rois: torch.Tensor, levels: int = 4, finest_scale: int = 56) -> torch.Tensor:
-    extractors = pytest.importorskip("mmdet.models.roi_heads.roi_extractors")
+    extractors = optional("mmdet.models.roi_heads.roi_extractors")
     layer = {"type": "RoIAlign", "output_size": 7, "sampling_ratio": 2}
     extractor = extractors.SingleRoIExtractor(layer, 1, [4] * levels, finest_scale=finest_scale)
     return extractor.map_roi_levels(rois, levels)
 
 
 def mmdet_locations(size: tuple[int, int], stride: int) -> torch.Tensor:
-    generators = pytest.importorskip("mmdet.models.task_modules.prior_generators")
+    generators = optional("mmdet.models.task_modules.prior_generators")
     return generators.MlvlPointGenerator([stride]).single_level_grid_priors(size, 0, device="cpu")
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from implementations import Function, compare_with
+from optional import optional
 from torch import Tensor
 
 from opgrip.samples import Draw, samples
@@ -119,7 +120,7 @@ CONFIGURATIONS = [
 
 @pytest.mark.parametrize(("name", "configuration"), CONFIGURATIONS)
 def test_it_chooses_what_mmdetection_does(name: str, configuration: str) -> None:
-    pytest.importorskip("mmdet")
+    optional("mmdet")
     one = samples()[name]
     compare_with(ORIGINALS[name], one.function, partial(one.arguments, configuration), one.rtol, one.atol)
 
@@ -199,14 +200,14 @@ OPTIONS: list[tuple[str, Callable[[Draw], tuple[Any, ...]], dict[str, Any]]] = [
 def test_options_are_those_of_mmdetection(
     name: str, make: Callable[[Draw], tuple[Any, ...]], options: dict[str, Any]
 ) -> None:
-    pytest.importorskip("mmdet")
+    optional("mmdet")
     ours = partial(samples()[name].function, **options)
     compare_with(partial(ORIGINALS[name], **options), ours, lambda: make(Draw(1)), 1e-5, 1e-5)
 
 
 @pytest.mark.parametrize("objects", [(5, 3), (1,), (0, 4), (120, 0)])
 def test_sets_are_matched_as_transformers_matches_them(objects: tuple[int, ...]) -> None:
-    loss = pytest.importorskip("transformers.loss.loss_for_object_detection")
+    loss = optional("transformers.loss.loss_for_object_detection")
 
     def original(logits: Tensor, boxes: Tensor, targets: list[dict[str, Tensor]]) -> Any:
         renamed = [{"class_labels": target["labels"], "boxes": target["boxes"]} for target in targets]
@@ -295,7 +296,7 @@ def test_the_smallest_truth_is_that_of_fewest_pixels() -> None:
 @pytest.mark.parametrize("central", [(False, 1.0), (True, 1.5)])
 @pytest.mark.parametrize("truths", [6, 1, 0])
 def test_points_learn_what_mmdetection_says(central: tuple[bool, float], truths: int) -> None:
-    heads = pytest.importorskip("mmdet.models.dense_heads")
+    heads = optional("mmdet.models.dense_heads")
     head = heads.FCOSHead(3, 1, strides=(8, 16, 32), center_sampling=central[0], center_sample_radius=central[1])
 
     def original(points: Tensor, gt: Tensor, ranges: Tensor, counts: list[int], *_: Any) -> Any:

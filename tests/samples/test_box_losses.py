@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from implementations import compare, compare_with, gradients, jax_results
+from optional import optional
 from torch import Tensor
 
 from opgrip.samples import Draw, samples
@@ -119,7 +120,7 @@ BY_CASE = [pytest.param(case, id="-".join([case.name, case.make.__name__, *case.
 
 
 def mmdet(module: str, name: str) -> Any:
-    return getattr(pytest.importorskip(f"mmdet.models.losses.{module}"), name)
+    return getattr(optional(f"mmdet.models.losses.{module}"), name)
 
 
 @pytest.mark.parametrize("case", BY_CASE)
@@ -133,7 +134,7 @@ def test_a_loss_is_that_of_mmdet(case: Case) -> None:
 
 @pytest.mark.parametrize("case", [each for each in BY_CASE if samples()[each.values[0].name].has_jax()])
 def test_a_loss_and_its_gradient_are_the_same_under_jit_in_jax(case: Case) -> None:
-    jax = pytest.importorskip("jax")
+    jax = optional("jax")
     sample, options = samples()[case.name], case.options | {"reduction": "none"}
     predicted, target, weight = take(case.make)
     expected = sample.function(predicted, target, weight, **options)
@@ -161,7 +162,7 @@ def weighed(width: int) -> Arguments:
 
 @pytest.mark.parametrize("project", ["mmdet", "mmseg"])
 def test_weights_and_reductions_are_those_of_openmmlab(project: str) -> None:
-    original = pytest.importorskip(f"{project}.models.losses.utils").weight_reduce_loss
+    original = optional(f"{project}.models.losses.utils").weight_reduce_loss
     for width, (reduction, avg_factor) in product((5, 1, 0), REDUCTIONS):
         options = {"reduction": reduction, "avg_factor": avg_factor}
         make = partial(weighed, width)
@@ -193,7 +194,7 @@ def test_accuracy_is_that_of_mmdet(topk: int | tuple[int, ...], thresh: float | 
 @pytest.mark.parametrize("topk", [2, (1, 5)])
 @pytest.mark.parametrize("count", [50, 0])
 def test_accuracy_is_the_same_in_jax(topk: int | tuple[int, ...], count: int) -> None:
-    pytest.importorskip("jax")
+    optional("jax")
     arguments = Draw(8).normal(count, 9), Draw(9).integers(count, high=9), topk, 1.0
     compare(jax_results(samples()["mmdetection_accuracy"].jax(), arguments), mmdetection_accuracy(*arguments))
 
@@ -242,7 +243,7 @@ def test_the_classification_aware_loss_is_that_of_mmdet(
 
 
 def test_losses_add_up_as_in_mmengine() -> None:
-    model = pytest.importorskip("mmengine.model").BaseModel
+    model = optional("mmengine.model").BaseModel
 
     def arguments() -> Arguments:
         draw = Draw(12)
@@ -262,7 +263,7 @@ def test_losses_add_up_as_in_mmengine() -> None:
 @pytest.mark.parametrize("objects", [7, 1, 0])
 @pytest.mark.parametrize("no_object", [0.1, 0.4])
 def test_the_loss_of_a_set_is_that_of_transformers(objects: int, no_object: float) -> None:
-    criterion = pytest.importorskip("transformers.loss.loss_for_object_detection").ImageLoss
+    criterion = optional("transformers.loss.loss_for_object_detection").ImageLoss
 
     def original(
         logits: Tensor, predicted: Tensor, queries: Tensor, owners: Tensor, labels: Tensor, truths: Tensor

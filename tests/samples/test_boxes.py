@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from implementations import Function, compare, compare_with, jax_results
+from optional import optional
 from torch import Tensor
 
 from opgrip.samples import Draw, Sample, samples
@@ -25,7 +26,7 @@ def installed(path: str) -> Function:
     module, _, name = path.partition(":")
 
     def call(*arguments: Any) -> Any:
-        pytest.importorskip(module.partition(".")[0])
+        optional(module.partition(".")[0])
         return getattr(import_module(module), name)(*arguments)
 
     return call
@@ -53,11 +54,11 @@ def mmdet_crop(*arguments: Any) -> Tensor:
 
 
 def yolact() -> Any:
-    return pytest.importorskip("mmdet.models.dense_heads").YOLACTProtonet(num_classes=1)
+    return optional("mmdet.models.dense_heads").YOLACTProtonet(num_classes=1)
 
 
 def mmcv_nms(boxes: Tensor, scores: Tensor, threshold: float) -> Tensor:
-    return pytest.importorskip("mmcv.ops").nms(boxes, scores, threshold)[1]
+    return optional("mmcv.ops").nms(boxes, scores, threshold)[1]
 
 
 def mmdet_multiclass_nms(boxes: Tensor, scores: Tensor, low: float, overlap: float, _: int, limit: int) -> Any:
@@ -234,7 +235,7 @@ def test_overlaps_of_a_batch_are_those_of_each_image() -> None:
 
 
 def test_moved_boxes_are_suppressed_as_mmcv_suppresses_groups() -> None:
-    ops = pytest.importorskip("mmcv.ops")
+    ops = optional("mmcv.ops")
     boxes, scores, threshold = SAMPLES["nms"].arguments()
     boxes = boxes.clamp(min=0)
     groups = Draw().integers(len(boxes), high=4)
@@ -258,7 +259,7 @@ def test_no_score_above_the_threshold_leaves_no_detection() -> None:
     ],
 )
 def test_jax_compiles_it(sample: Sample) -> None:
-    jax = pytest.importorskip("jax")
+    jax = optional("jax")
     arguments = sample.arguments()
     at = [index for index, argument in enumerate(arguments) if isinstance(argument, Tensor)]
 

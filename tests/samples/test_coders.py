@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from implementations import Function, compare, compare_with, jax_results
+from optional import optional
 from torch import Tensor
 
 from opgrip.samples import Draw, samples
@@ -75,7 +76,7 @@ CONFIGURATIONS = [
 
 @pytest.mark.parametrize(("name", "configuration"), CONFIGURATIONS)
 def test_it_computes_what_mmdetection_does(name: str, configuration: str) -> None:
-    pytest.importorskip("mmdet")
+    optional("mmdet")
     one = samples()[name]
     make = partial(one.arguments, configuration)
     compare_with(original(name), one.function, lambda: learning(make()), one.rtol, one.atol)
@@ -131,7 +132,7 @@ OPTIONS: list[tuple[str, Callable[[Draw], tuple[Any, ...]], dict[str, Any], dict
 def test_options_are_those_of_mmdetection(
     name: str, make: Callable[[Draw], tuple[Any, ...]], options: dict[str, Any], theirs: dict[str, Any] | None
 ) -> None:
-    pytest.importorskip("mmdet")
+    optional("mmdet")
     one = samples()[name]
     expected, ours = (
         partial(original(name), **(options if theirs is None else theirs)),
@@ -142,7 +143,7 @@ def test_options_are_those_of_mmdetection(
 
 def jitted(function: Function, arguments: tuple[Any, ...]) -> Function:
     """The JAX function, which knows all but the tensors when it is compiled."""
-    jax = pytest.importorskip("jax")
+    jax = optional("jax")
     known = [place for place, value in enumerate(arguments) if not isinstance(value, Tensor)]
     return jax.jit(function, static_argnums=known)  # type: ignore[no-any-return]
 

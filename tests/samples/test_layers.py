@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from implementations import compare, compare_with
+from optional import optional
 from torch import Tensor
 from torch.nn import functional
 
@@ -24,19 +25,19 @@ def layer(name: str, *arguments: Any, **named: Any) -> Any:
 
 
 def encoding(name: str) -> Callable[..., Any]:
-    module = pytest.importorskip("mmseg.models.utils.encoding")
+    module = optional("mmseg.models.utils.encoding")
     function: Callable[..., Any] = getattr(module.Encoding, name)
     return function
 
 
 def frozen_batchnorm2d(features: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
-    module = pytest.importorskip("transformers.models.detr.modeling_detr").DetrFrozenBatchNorm2d(len(weight))
+    module = optional("transformers.models.detr.modeling_detr").DetrFrozenBatchNorm2d(len(weight))
     module.load_state_dict({"weight": weight, "bias": bias, "running_mean": mean, "running_var": variance})
     return module(features)
 
 
 def position_embedding_learned(features: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-    module = pytest.importorskip("mmdet.models.layers.positional_encoding").LearnedPositionalEncoding(
+    module = optional("mmdet.models.layers.positional_encoding").LearnedPositionalEncoding(
         rows.shape[1], len(rows), len(columns)
     )
     weights = {"row_embed.weight": rows, "col_embed.weight": columns}
@@ -46,27 +47,27 @@ def position_embedding_learned(features: Tensor, rows: Tensor, columns: Tensor) 
 def position_embedding_sine(
     padding: Tensor, features: int, temperature: float, normalize: bool, scale: float | None = None
 ) -> Tensor:
-    module = pytest.importorskip("mmdet.models.layers.positional_encoding").SinePositionalEncoding(
+    module = optional("mmdet.models.layers.positional_encoding").SinePositionalEncoding(
         features, temperature, normalize, 2 * math.pi if scale is None else scale
     )
     return module(padding)
 
 
 def detr_postprocess(outputs: dict[str, Tensor], sizes: Tensor) -> list[dict[str, Tensor]]:
-    detr = pytest.importorskip("transformers.models.detr")
-    modeling = pytest.importorskip("transformers.models.detr.modeling_detr")
+    processor = optional("transformers.models.detr.image_processing_pil_detr").DetrImageProcessorPil()
+    modeling = optional("transformers.models.detr.modeling_detr")
     results = modeling.DetrObjectDetectionOutput(logits=outputs["pred_logits"], pred_boxes=outputs["pred_boxes"])
-    found: list[dict[str, Tensor]] = detr.DetrImageProcessor().post_process_object_detection(results, -1.0, sizes)
+    found: list[dict[str, Tensor]] = processor.post_process_object_detection(results, -1.0, sizes)
     return found
 
 
 def multi_scale_deformable_attention(*arguments: Tensor) -> Tensor:
-    return pytest.importorskip("mmcv.ops.multi_scale_deform_attn").multi_scale_deformable_attn_pytorch(*arguments)
+    return optional("mmcv.ops.multi_scale_deform_attn").multi_scale_deformable_attn_pytorch(*arguments)
 
 
 def window_partition_attention_mask(features: Tensor, window: int, shift: int) -> Tensor:
     """The mask that a block of MMDetection's Swin hands to its attention."""
-    block = pytest.importorskip("mmdet.models.backbones.swin").ShiftWindowMSA(features.shape[3], 1, window, shift)
+    block = optional("mmdet.models.backbones.swin").ShiftWindowMSA(features.shape[3], 1, window, shift)
     masks: list[Tensor] = []
     block.w_msa.register_forward_pre_hook(lambda _, inputs, named: masks.append(named["mask"]), with_kwargs=True)
     block(features.flatten(1, 2), features.shape[1:3])
@@ -74,20 +75,20 @@ def window_partition_attention_mask(features: Tensor, window: int, shift: int) -
 
 
 def relative_position_bias(table: Tensor, window: tuple[int, int]) -> Tensor:
-    swin = pytest.importorskip("transformers.models.swin.modeling_swin").SwinRelativePositionBias
+    swin = optional("transformers.models.swin.modeling_swin").SwinRelativePositionBias
     weights = {"relative_position_bias_table": table}
     return torch.func.functional_call(swin(table.shape[1], window), weights)[0]
 
 
 def roi_masks_paste(masks: Tensor, boxes: Tensor, height: int, width: int, tight: bool) -> Arguments:
-    head = pytest.importorskip("mmdet.models.roi_heads.mask_heads.fcn_mask_head")
+    head = optional("mmdet.models.roi_heads.mask_heads.fcn_mask_head")
     pasted, where = head._do_paste_mask(masks[:, None], boxes, height, width, tight)
     down, across = where or (slice(0, height), slice(0, width))
     return pasted, (int(across.start), int(down.start), int(across.stop), int(down.stop))
 
 
 def deformable_reference_points(shapes: Tensor, ratios: Tensor) -> Tensor:
-    layers = pytest.importorskip("mmdet.models.layers.transformer.deformable_detr_layers")
+    layers = optional("mmdet.models.layers.transformer.deformable_detr_layers")
     return layers.DeformableDetrTransformerEncoder.get_encoder_reference_points(shapes, ratios, ratios.device)
 
 
@@ -247,7 +248,7 @@ def partialconv2d(
 
 def mask_predictor(rois: Any, heatmaps: Any, images: list[Any], class_agnostic: bool) -> list[Any]:
     """With OpenCV, as Mask R-CNN's authors resize masks."""
-    cv2 = pytest.importorskip("cv2")
+    cv2 = optional("cv2")
     masks = []
     for (number, *box, _, label), heatmap in zip(rois, heatmaps, strict=True):
         scale, height, width = images[int(number)]

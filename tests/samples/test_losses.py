@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from implementations import compare, compare_with, gradients, jax_results, leaves
+from optional import optional
 from torch import Tensor
 
 from opgrip.samples import Draw, samples
@@ -279,7 +280,7 @@ REFERENCES: list[tuple[Callable[..., Any], list[Maker]]] = [
 @pytest.mark.parametrize(("reference", "make"), listed(REFERENCES))
 def test_it_computes_what_loops_over_numpy_do(reference: Callable[..., Any], make: Maker) -> None:
     if "soft" in reference.__name__ or "margin" in reference.__name__:
-        pytest.importorskip("cv2")
+        optional("cv2")
     arguments = doubled(make(Draw(2)))
     expected = reference(*as_numpy(arguments))
     compare(ours(reference)(*arguments), tuple(map(np.asarray, leaves(expected))), 1e-6, 1e-7)
@@ -320,7 +321,7 @@ def test_a_teacher_learns_nothing(name: str, place: int) -> None:
 
 @pytest.mark.parametrize(("name", "part"), [("associative_pull_loss", 0), ("associative_push_loss", 1)])
 def test_embeddings_of_corners_are_those_of_mmdetection(name: str, part: int) -> None:
-    original = pytest.importorskip("mmdet.models.losses.ae_loss").ae_loss_per_image
+    original = optional("mmdet.models.losses.ae_loss").ae_loss_per_image
 
     def per_image(embeddings: list[Tensor], mask: Tensor) -> Tensor:
         # maps of one row, in which each slot is a place
@@ -371,7 +372,7 @@ def test_a_word_that_it_does_not_know_is_refused(name: str, options: tuple[Any, 
 
 @pytest.mark.parametrize("make", dict(ORIGINALS)[loss_originals.sigmoid_focal_loss])
 def test_the_focal_loss_is_the_same_in_jax_compiled(make: Maker) -> None:
-    jax = pytest.importorskip("jax")
+    jax = optional("jax")
     sample = samples()["sigmoid_focal_loss"]
     compiled = jax.jit(sample.jax(), static_argnums=5)
     compare(jax_results(compiled, make(Draw(7))), sample.function(*make(Draw(7))), sample.rtol, sample.atol)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from implementations import compare, gradients, jax_results
+from optional import optional
 
 from opgrip.samples import Sample, samples
 
@@ -46,7 +47,7 @@ def test_gradients_that_are_asked_for_can_be_had(sample: Sample) -> None:
 
 @pytest.mark.parametrize("sample", [pytest.param(sample, id=sample.name) for sample in SAMPLES if sample.has_jax()])
 def test_jax_gives_the_same(sample: Sample) -> None:
-    pytest.importorskip("jax")
+    optional("jax")
     arguments = sample.arguments()
     met = jax_results(sample.jax(), sample.arguments())
     compare(met, run(sample, arguments), sample.rtol, sample.atol, dtypes=True)

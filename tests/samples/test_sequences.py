@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from implementations import compare, compare_with, jax_results
+from optional import optional
 from torch import Tensor
 
 from opgrip.samples import Draw, samples
@@ -28,7 +29,7 @@ from opgrip.samples.sequences.top_p_sampling import top_p_sampling
 
 
 def transformers(module: str) -> Any:
-    return pytest.importorskip(f"transformers.{module}")
+    return optional(f"transformers.{module}")
 
 
 def rotary_embedding(*arguments: Any) -> Any:
@@ -108,9 +109,9 @@ def speculative(drafted: Tensor, draft_logits: Tensor, logits: Tensor) -> Tensor
 
 
 def mask_tokens(tokens: Tensor, special: Tensor, mask_token: int, vocabulary: int) -> tuple[Tensor, Tensor]:
-    words = pytest.importorskip("tokenizers").models.WordLevel({str(word): word for word in range(vocabulary)}, "0")
+    words = optional("tokenizers").models.WordLevel({str(word): word for word in range(vocabulary)}, "0")
     tokenizer = transformers("tokenization_utils_tokenizers").PreTrainedTokenizerFast(
-        tokenizer_object=pytest.importorskip("tokenizers").Tokenizer(words), mask_token=str(mask_token)
+        tokenizer_object=optional("tokenizers").Tokenizer(words), mask_token=str(mask_token)
     )
     collator = transformers("data.data_collator").DataCollatorForLanguageModeling(tokenizer)
     return collator.torch_mask_tokens(tokens, special)
@@ -376,7 +377,7 @@ WITH_JAX = [
 
 @pytest.mark.parametrize(("sample", "configuration"), WITH_JAX)
 def test_jax_compiles_every_configuration_of_given_sizes(sample: Any, configuration: str) -> None:
-    jax = pytest.importorskip("jax")
+    jax = optional("jax")
     arguments = sample.arguments(configuration)
     if None in arguments:
         pytest.skip("its size depends on its values")

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from optional import optional
 from programs import ROOT, run_command
 
 COUNT = 32
@@ -51,8 +52,8 @@ for name in ("mmdet", "mmseg", "mmengine", "mmcv"):
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
 def test_what_a_pattern_grips_runs_without_its_project(tmp_path: Path) -> None:
-    pytest.importorskip("mmdet")
-    pytest.importorskip("mmseg")
+    optional("mmdet")
+    optional("mmseg")
     (tmp_path / "grips.py").write_text(GRIPS)
     (tmp_path / "blocks.py").write_text(BLOCKS)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT / "tests")])}
@@ -86,7 +87,7 @@ def test_what_a_pattern_grips_runs_without_its_project(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_what_patterns_grip_of_a_training_step_repeats(tmp_path: Path) -> None:
-    pytest.importorskip("mmdet")
+    optional("mmdet")
     step = ("--model", "faster-rcnn_r50_fpn_1x_coco.py", "--run", "train", "--input-size", "320x320")
     patterns = ("mmdet.models.dense_heads.*:*", "mmdet.models.roi_heads.*:*", "mmdet.models.backbones.*:ResNet.forward")
     grips = [word for pattern in patterns for word in ("--grip", pattern)]

@@ -7,7 +7,8 @@ import json
 from pathlib import Path
 
 import pytest
-from programs import needs_openmmlab, run_command
+from optional import needs
+from programs import run_command
 
 from opgrip.traces import load
 
@@ -77,7 +78,7 @@ def test_a_scripts_table_goes_beside_its_own_output(tmp_path: Path) -> None:
     assert run_command("opcapture", "--find-longtail", "-o", "-").returncode == 2
 
 
-@needs_openmmlab
+@needs("mmdet")
 @pytest.mark.slow
 def test_the_long_tail_of_a_training_step_of_faster_rcnn_is_found(tmp_path: Path) -> None:
     path, rows = tmp_path / "t.jsonl", tmp_path / "rows.json"

@@ -12,7 +12,8 @@ from typing import Any
 import gripping
 import pytest
 import torch
-from programs import ROOT, needs_openmmlab, run_command
+from optional import needs
+from programs import ROOT, run_command
 
 from opgrip.tools.sample_gripper import grip
 from opgrip.traces import UserError, load
@@ -315,7 +316,7 @@ def test_opcapture_grips_functions_of_a_script_into_trace_and_folder(tmp_path: P
 _SCALED = ["aten.mul.Tensor", "aten.relu.default"]
 
 
-@needs_openmmlab
+@needs("mmdet")
 @pytest.mark.slow
 def test_opcapture_grips_functions_of_a_model(tmp_path: Path) -> None:
     model = ("--model", "faster-rcnn_r50_fpn_1x_coco.py", "--input-size", "64", "--batch-size", "1", "-o", "t.jsonl")

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from optional import optional
 from redrawn import drawn, fitted
 
 from opgrip.traces.arguments import TensorSpec
@@ -183,7 +184,7 @@ def test_nms_tells_how_many_lie_apart(op: str) -> None:
 
 
 def test_soft_suppression_keeps_about_as_many() -> None:
-    ops = pytest.importorskip("mmcv.ops")
+    ops = optional("mmcv.ops")
     corners = torch.rand(500, 2, generator=seeded(0)) * 1000
     boxes = torch.cat([corners, corners + 40], dim=1)
     model = told("mmcv._ext:softnms", "boxes", fitted(boxes, Boxes), outputs(torch.arange(60)))

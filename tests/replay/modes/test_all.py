@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from runtime_calls import CALLS, needs, run
+from optional import needs_mode, optional
+from runtime_calls import CALLS, run
 
 from opgrip.replay.operators import Unsupported
 
@@ -16,9 +17,9 @@ MODES = [
     pytest.param("compile", marks=slow),
     pytest.param("compile-dynamic", marks=slow),
     pytest.param("aot", marks=slow),
-    pytest.param("onnxruntime", marks=needs("onnxruntime")),
-    pytest.param("tvm", marks=needs("tvm")),
-    pytest.param("xla", marks=needs("xla")),
+    pytest.param("onnxruntime", marks=needs_mode("onnxruntime")),
+    pytest.param("tvm", marks=needs_mode("tvm")),
+    pytest.param("xla", marks=needs_mode("xla")),
 ]
 FOR_AOT = ("attention", "booleans", "an argument as it came", "a transposed argument")
 WRONG = {("tvm", "a float added to integers")}
@@ -71,7 +72,7 @@ def test_a_branch_on_a_value_is_compiled_or_refused(mode: str) -> None:
 
 
 def test_a_trace_does_not_keep_what_an_extension_gave() -> None:
-    ext = pytest.importorskip("mmcv.ops.nms").ext_module
+    ext = optional("mmcv.ops.nms").ext_module
     boxes = torch.tensor([[0.0, 0.0, 4.0, 4.0], [8.0, 8.0, 12.0, 12.0]])
     with pytest.raises(Unsupported, match="extension"):
         run("jit", ext.nms, boxes, torch.tensor([0.1, 0.9]), 0.5, 0)

@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from runtime_calls import needs, run, run_script
+from optional import needs_mode, optional
+from runtime_calls import run, run_script
 
 from opgrip.replay.modes import Tuning
 from opgrip.replay.operators import Unsupported
 
-tvm = pytest.importorskip("tvm")
-pytestmark = needs("tvm")
+tvm = optional("tvm")
+pytestmark = needs_mode("tvm")
 
 
 def test_an_operator_that_it_cannot_convert_says_so_in_one_line() -> None:
@@ -45,9 +46,9 @@ def test_each_program_has_its_own_number_of_threads(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_search_is_kept_and_not_made_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("psutil")
-    pytest.importorskip("cloudpickle")
-    ffi = pytest.importorskip("tvm_ffi")
+    optional("psutil")
+    optional("cloudpickle")
+    ffi = optional("tvm_ffi")
     if ffi.__version__.startswith("0.1.15"):
         pytest.skip("this tvm-ffi ends the process where TVM writes a program down")
     from tvm.s_tir.meta_schedule import relax_integration

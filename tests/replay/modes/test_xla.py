@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from runtime_calls import needs, run, run_script
+from optional import needs_mode, optional
+from runtime_calls import run, run_script
 
 from opgrip.replay.operators import Unsupported
 
-jax = pytest.importorskip("jax")
-pytestmark = needs("xla")
+jax = optional("jax")
+pytestmark = needs_mode("xla")
 
 
 def test_results_whose_shapes_hang_on_values_are_told_in_one_line() -> None:
@@ -69,7 +70,7 @@ def test_torch_is_as_it_was_after_torchax_is_imported(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@needs("tensorflow")
+@needs_mode("tensorflow")
 def test_tensorflow_gives_eagers_numbers_and_says_in_a_line_what_it_cannot_do(tmp_path: Path) -> None:
     run_script(
         tmp_path,

@@ -1,0 +1,107 @@
+"""What tests can do without: packages and programs, each with what installs it."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import shutil
+from types import ModuleType
+
+import pytest
+
+from opgrip.replay.modes import find_mode
+from opgrip.traces.errors import UserError
+
+OPENMMLAB = "make openmmlab"
+RUNTIMES = "make runtimes"
+TRANSFORMERS = "pip install 'opgrip[transformers]'"
+
+COMMANDS = {
+    "mmdet": OPENMMLAB,
+    "mmseg": OPENMMLAB,
+    "mmcv": OPENMMLAB,
+    "mmengine": OPENMMLAB,
+    "cv2": OPENMMLAB,
+    "pycocotools": OPENMMLAB,
+    "shapely": OPENMMLAB,
+    "terminaltables": OPENMMLAB,
+    "six": OPENMMLAB,
+    "tqdm": OPENMMLAB,
+    "prettytable": OPENMMLAB,
+    "wcwidth": OPENMMLAB,
+    "ftfy": OPENMMLAB,
+    "regex": OPENMMLAB,
+    "jax": RUNTIMES,
+    "torchax": RUNTIMES,
+    "onnx": RUNTIMES,
+    "onnxscript": RUNTIMES,
+    "onnxruntime": RUNTIMES,
+    "tvm": RUNTIMES,
+    "tvm_ffi": RUNTIMES,
+    "psutil": RUNTIMES,
+    "cloudpickle": RUNTIMES,
+    "tensorflow": RUNTIMES,
+    "absl": RUNTIMES,
+    "transformers": TRANSFORMERS,
+    "tokenizers": TRANSFORMERS,
+    "scipy": "pip install 'opgrip[samples]'",
+    "safetensors": "pip install 'opgrip[full]'",
+    "zstandard": "pip install 'opgrip[zstd]'",
+    "pynvml": "pip install 'opgrip[gpu]'",
+    "PIL": "pip install pillow",
+    "nsys": "install NVIDIA Nsight Systems",
+}
+"""What installs each module or program."""
+
+BROUGHT_BY_OTHERS = ("cv2", "mmcv", "tokenizers", "tvm_ffi", "psutil", "cloudpickle")
+"""Modules that no extra names, since a package of the extra asks for them."""
+
+NEEDS_OF = {
+    "transformers.loss.loss_for_object_detection": ("scipy", "PIL"),
+    "transformers.models.detr.image_processing_pil_detr": ("PIL",),
+    "mmdet": ("mmcv",),
+    "mmseg": ("mmcv",),
+}
+"""What modules ask for without failing to be imported where it is missing, and without which they are of no use."""
+
+
+def needs(*names: str) -> pytest.MarkDecorator:
+    """A mark that skips a test where one of these modules or programs is missing, and says how to install it."""
+    reason = next((reason for name in names if (reason := missing(name))), None)
+    return pytest.mark.skipif(reason is not None, reason=reason or "")
+
+
+def needs_mode(name: str) -> pytest.MarkDecorator:
+    """A mark that skips a test where a mode lacks a package."""
+    reason = missing_mode(name)
+    return pytest.mark.skipif(reason is not None, reason=reason or "")
+
+
+def optional(name: str) -> ModuleType:
+    """A module, imported; where it or what it needs is missing, the running test or file is skipped."""
+    if (reason := missing(name)) is not None:
+        pytest.skip(reason, allow_module_level=True)
+    return importlib.import_module(name)
+
+
+def missing(name: str) -> str | None:
+    """Which package a module lacks, itself or one that it needs, and how to install it; None where it has all."""
+    root = name.partition(".")[0]
+    for needed in (root, *NEEDS_OF.get(root, ()), *NEEDS_OF.get(name, ())):
+        if not is_installed(needed):
+            return f"{needed} is not installed: {COMMANDS[needed]}"
+    return None
+
+
+def missing_mode(name: str) -> str | None:
+    """Which package a mode lacks, and how to install it; None where it has all."""
+    try:
+        find_mode(name)
+    except UserError as error:
+        return str(error)
+    return None
+
+
+def is_installed(name: str) -> bool:
+    """Whether a module can be found, without importing it, or a program is on the PATH."""
+    return importlib.util.find_spec(name) is not None or shutil.which(name) is not None
