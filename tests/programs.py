@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from forks import can_fork, run_forked
 from torch import nn
 
 from opgrip.capture import Capture
@@ -23,13 +24,31 @@ def program_path(name: str) -> str:
 
 
 def run_command(
-    name: str, *args: object, cwd: Path | None = None, **kwargs: object
+    name: str,
+    *args: object,
+    cwd: Path | None = None,
+    env: Mapping[str, str] | None = None,
+    fresh: bool = False,
 ) -> subprocess.CompletedProcess[str]:
-    """Run one of the project's commands as a user does, in a process of its own."""
-    command = [program_path(name), *map(str, args)]
-    return subprocess.run(  # type: ignore[call-overload,no-any-return]
-        command, capture_output=True, text=True, cwd=cwd, timeout=600, check=False, **kwargs
-    )
+    """Run one of the project's commands, in a fork of a process that has imported what it needs.
+
+    Parameters
+    ----------
+    fresh : whether to start it as a user does, in an interpreter of its own; so it is for variables that one reads
+        when it starts
+    """
+    return run_python(program_path(name), *args, cwd=cwd, env=env, fresh=fresh)
+
+
+def run_python(
+    *args: object, cwd: Path | None = None, env: Mapping[str, str] | None = None, fresh: bool = False
+) -> subprocess.CompletedProcess[str]:
+    """Run what follows `python`, in a fork of a process that has imported torch and the commands, or a fresh one."""
+    words = list(map(str, args))
+    if fresh or not can_fork(env):
+        command = [sys.executable, *words]
+        return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=env, timeout=900, check=False)
+    return run_forked(words, cwd, env, timeout=900)
 
 
 def flat_tensors(value: Any) -> Iterator[torch.Tensor]:

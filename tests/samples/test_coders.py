@@ -153,6 +153,7 @@ def test_options_are_the_same_in_jax(
     name: str, make: Callable[[Draw], tuple[Any, ...]], options: dict[str, Any], theirs: dict[str, Any] | None
 ) -> None:
     del theirs
+    optional("jax")
     one, arguments = samples()[name], make(Draw(1))
     met = jax_results(jitted(partial(one.jax(), **options), arguments), arguments)
     compare(met, one.function(*make(Draw(1)), **options), 1e-5, 1e-4)
@@ -222,6 +223,7 @@ def test_it_computes_what_a_loop_does(name: str, loop: Callable[..., Tensor], op
 
 @pytest.mark.parametrize(("name", "values"), [(name, options) for name, _, options in LOOPS])
 def test_options_are_the_same_in_jax_where_a_loop_is_the_reference(name: str, values: tuple[Any, ...]) -> None:
+    optional("jax")
     one = samples()[name]
     arguments = (*one.arguments(), *values)
     compare(jax_results(jitted(one.jax(), arguments), arguments), one.function(*arguments), 1e-5, 1e-4)
