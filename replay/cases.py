@@ -160,10 +160,11 @@ def contexts_of(trace: Trace, calls: pd.DataFrame) -> dict[int, Mapping[str, Any
 
 
 def _most_frequent(signatures: pd.Series[int], values: pd.Series[Any]) -> dict[int, Any]:
-    """By signature, what most of its calls have, of those of which it is known."""
-    known = pd.DataFrame({"signature": signatures, "value": values}).dropna()
-    most = known.groupby("signature")["value"].agg(lambda column: column.value_counts().index[0])
-    return dict(zip(most.index.tolist(), most.tolist(), strict=True))
+    """By signature, what most of its calls have, of those of which it is known; of as many, the one met first."""
+    pairs = pd.DataFrame({"signature": signatures, "value": values}).dropna()
+    counts = pairs.groupby(["signature", "value"], sort=False, observed=True).size()
+    most = counts.sort_values(ascending=False, kind="stable").reset_index().drop_duplicates("signature")
+    return dict(zip(most["signature"].tolist(), most["value"].tolist(), strict=True))
 
 
 def _shares_of_fresh(trace: Trace, calls: pd.DataFrame) -> dict[int, float]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import json
-import subprocess
 import sys
 from collections.abc import Iterable
 from enum import Enum
@@ -14,6 +13,7 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 import torch
+from programs import run_python
 
 from opgrip.capture.grips.gripped import Gripped
 from opgrip.capture.grips.source.module import ModuleText
@@ -118,9 +118,8 @@ def write(folder: Path, gripped: Gripped, made: ModuleText) -> None:
 
 
 def run_all(folders: Iterable[Path], blocked: Iterable[str]) -> dict[str, list[str]]:
-    """What went wrong with each sample, in one fresh Python that cannot import what is blocked."""
-    command = [sys.executable, __file__, ",".join(blocked), *map(str, folders)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
+    """What went wrong with each sample, in one Python that cannot import what is blocked."""
+    done = run_python(__file__, ",".join(blocked), *folders)
     assert done.returncode == 0, done.stderr
     found: dict[str, list[str]] = json.loads(done.stdout.splitlines()[-1])
     return found

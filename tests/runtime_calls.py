@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+from programs import run_python
 from torch import Tensor
 
 from opgrip.replay.modes import Results, Task, find_mode
@@ -61,5 +60,5 @@ def run_script(folder: Path, text: str) -> None:
     """Run a program in a process of its own: what runtimes set up, they set up once."""
     script = folder / "script.py"
     script.write_text(text)
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
+    done = run_python(script)
     assert done.returncode == 0, done.stderr[-2000:]

@@ -7,7 +7,6 @@ import os
 import pickle
 import signal
 import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from programs import TinyNet, run_command
+from programs import TinyNet, run_command, run_python
 from small_models import lstm
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -355,8 +354,7 @@ def test_values_that_cannot_be_assembled_leave_a_trace_that_replays(
 
 def run_program(text: str, folder: Path, **env: str) -> subprocess.CompletedProcess[str]:
     whole = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")} | env
-    command = [sys.executable, "-c", text]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, check=False, env=whole)
+    return run_python("-c", text, cwd=folder, env=whole)
 
 
 def test_a_killed_capture_leaves_a_trace_that_replays(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from programs import ROOT
+from programs import ROOT, run_python
 
 from opgrip.capture.grips.calls import write_calls
 from opgrip.capture.grips.gripped import Gripped, GrippedCall
@@ -237,8 +237,7 @@ def test_the_test_of_a_sample_passes_and_fails(project: ModuleType, tmp_path: Pa
     folder = write_folder(one, tmp_path, lambda part: write_calls(part, one))
 
     def run() -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(folder)]
-        return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=200, check=False)
+        return run_python("-m", "pytest", "-q", "-p", "no:cacheprovider", folder, cwd=ROOT)
 
     assert run().returncode == 0
     code = folder / "Coder_code.py"

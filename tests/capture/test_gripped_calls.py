@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import types
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,7 +15,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from programs import ROOT
+from programs import ROOT, run_python
 
 from opgrip.capture.grips.calls import as_it_ran, recorded_calls, write_calls
 from opgrip.capture.grips.compare import Sketch, difference
@@ -244,7 +242,7 @@ def test_nothing_that_a_trace_names_is_imported(tmp_path: Path) -> None:
         f"from pathlib import Path\ntry: recorded_calls(Path({str(tmp_path)!r}), {{}})\n"
         "except UserError: print('antigravity' in sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=True)
+    done = run_python("-c", code)
     assert done.stdout.strip() == "False"
 
 

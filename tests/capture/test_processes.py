@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from programs import run_command
+from programs import run_command, run_python
 
 from opgrip.capture import Capture
 from opgrip.traces import load
@@ -23,9 +23,7 @@ NO_RANK = {name: value for name, value in os.environ.items() if name not in ("RA
 
 
 def run_program(text: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", text], cwd=folder, capture_output=True, text=True, timeout=120, check=False, env=NO_RANK
-    )
+    return run_python("-c", text, cwd=folder, env=NO_RANK)
 
 
 def test_threads_of_the_program_are_recorded_under_their_names(tmp_path: Path) -> None:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import pandas as pd
 import pytest
 from breaking_functions import BREAKING
 from optional import needs_mode
+from programs import ROOT, run_python
 
-PROGRAM = Path(__file__).resolve().parent.parent / "breaking_rows.py"
+PROGRAM = ROOT / "tests/breaking_rows.py"
 QUICK = ("jit", "compile:aot_eager")
 SLOW = ("compile", "compile-dynamic", "aot", "onnxruntime", "tvm", "xla")
 """Not compile-max, which compiles what `compile` does, and not tensorflow, which is xla."""
@@ -24,9 +22,7 @@ WRONG = {("tvm", "random_zeros")}
 
 
 def rows_under(*modes: str) -> pd.DataFrame:
-    done = subprocess.run(
-        [sys.executable, PROGRAM, ",".join(modes)], capture_output=True, text=True, check=False, timeout=1500
-    )
+    done = run_python(PROGRAM, ",".join(modes))
     assert done.returncode == 0, done.stderr[-2000:]
     return pd.DataFrame(json.loads(line) for line in done.stdout.splitlines() if line.startswith("{"))
 

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import gzip
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from programs import run_command
+from programs import run_command, run_python
 
 from opgrip.replay import load_results
 from opgrip.replay.profilers.timeline import merged
@@ -70,8 +68,7 @@ def test_without_the_package_nvtx_cases_run_and_profilers_that_need_it_say_so(
     tiny_trace: Path, profiler: str | None
 ) -> None:
     more = [] if profiler is None else [f"--{profiler}"]
-    command = [sys.executable, "-c", WITHOUT_NVTX, str(tiny_trace), *FAST, *more]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    done = run_python("-c", WITHOUT_NVTX, tiny_trace, *FAST, *more, fresh=True)
     if profiler is None:
         assert done.returncode == 0, done.stderr
         assert "4 cases: 4 ok" in done.stderr

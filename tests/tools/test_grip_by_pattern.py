@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from optional import optional
-from programs import ROOT, run_command
+from programs import ROOT, run_command, run_python
 
 COUNT = 32
 
@@ -57,29 +55,14 @@ def test_what_a_pattern_grips_runs_without_its_project(tmp_path: Path) -> None:
     (tmp_path / "grips.py").write_text(GRIPS)
     (tmp_path / "blocks.py").write_text(BLOCKS)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT / "tests")])}
-    gripped = subprocess.run(
-        [sys.executable, "grips.py", str(COUNT)],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        env=environment,
-        check=False,
-        timeout=900,
-    )
+    gripped = run_python("grips.py", COUNT, cwd=tmp_path, env=environment)
     assert gripped.returncode == 0, gripped.stderr[-3000:]
     folders = sorted(path.parent for path in tmp_path.glob("samples/*/sample.json"))
     origins = {json.loads((folder / "sample.json").read_text())["source"]["project"] for folder in folders}
     assert len(folders) >= 30, gripped.stderr[-3000:]
     assert origins == {"mmdet", "mmsegmentation"}
-    ran = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "blocks", "-p", "no:cacheprovider", "-c", os.devnull, "samples"],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        env=environment,
-        check=False,
-        timeout=600,
-    )
+    options = ("-q", "-p", "blocks", "-p", "no:cacheprovider", "-c", os.devnull)
+    ran = run_python("-m", "pytest", *options, "samples", cwd=tmp_path, env=environment)
     assert ran.returncode == 0, ran.stdout[-3000:]
     assert int(ran.stdout.strip().splitlines()[-1].split()[0]) >= 30
 
@@ -96,6 +79,6 @@ def test_what_patterns_grip_of_a_training_step_repeats(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "was not gripped" not in done.stderr
     words = ("-q", "-p", "no:cacheprovider", "-c", os.devnull, str(folder))
-    ran = subprocess.run([sys.executable, "-m", "pytest", *words], capture_output=True, text=True, check=False)
+    ran = run_python("-m", "pytest", *words)
     assert ran.returncode == 0, ran.stdout[-3000:]
     assert int(ran.stdout.strip().splitlines()[-1].split()[0]) >= 25

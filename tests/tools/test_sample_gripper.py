@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import gripping
 import pytest
 import torch
 from optional import needs
-from programs import ROOT, run_command
+from programs import ROOT, run_command, run_python
 
 from opgrip.tools.sample_gripper import grip
 from opgrip.traces import UserError, load
@@ -24,17 +23,14 @@ HEADER = "import torch\nfrom opgrip.tools.sample_gripper import grip\n"
 def run_program(text: str, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run a script in a process and folder of its own."""
     (folder / "program.py").write_text(text)
-    command = [sys.executable, "program.py", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, cwd=folder, timeout=300, check=False)
+    return run_python("program.py", *arguments, cwd=folder)
 
 
 def run_samples(folder: Path) -> int:
-    """Run all tests of a folder of samples in a fresh interpreter; how many passed."""
+    """Run all tests of a folder of samples in a process of their own; how many passed."""
     # those of the project's own options are not the user's
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", os.devnull, "--rootdir", folder]
-    done = subprocess.run(
-        [*map(str, command), str(folder)], capture_output=True, text=True, cwd=folder, timeout=300, check=False
-    )
+    options = ("-q", "-p", "no:cacheprovider", "-c", os.devnull, "--rootdir", folder)
+    done = run_python("-m", "pytest", *options, folder, cwd=folder)
     assert done.returncode == 0, done.stdout + done.stderr
     return int(done.stdout.strip().splitlines()[-1].split()[0])
 
