@@ -7,6 +7,10 @@ import random
 from collections.abc import Generator
 from pathlib import Path
 
+# as many threads as there are processors for each process that runs tests: more of them spin, waiting for each other
+PROCESSORS = len(os.sched_getaffinity(0)) // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+os.environ.setdefault("OMP_NUM_THREADS", str(max(1, PROCESSORS)))
+
 import numpy as np
 import pytest
 import torch
@@ -15,6 +19,8 @@ from turns import turn
 
 from opgrip.replay.modes.jax_runtime import THREADS
 
+# modules that tests have a process import leave no files beside them
+os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
 # XLA starts once in a process: with one thread, which tests of modes ask for, whoever comes first
 os.environ.setdefault(THREADS, "1")
 

@@ -171,7 +171,7 @@ def test_the_same_seed_gives_the_same_signatures(tmp_path: Path) -> None:
 def test_a_mistake_is_one_line_and_leaves_nothing_behind(folder: Path, args: list[str], told: str) -> None:
     (folder / "existing.jsonl").write_text("precious", encoding="utf-8")
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
-    done = run_command("opcapture", *args, cwd=folder, env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"})
+    done = run_command("opcapture", *args, cwd=folder)
     assert done.returncode == 2, done.stderr
     assert done.stdout == ""
     last = done.stderr.splitlines()[-1]
