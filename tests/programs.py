@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,19 @@ def run_python(
         command = [sys.executable, *words]
         return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=env, timeout=900, check=False)
     return run_forked(words, cwd, env, timeout=900)
+
+
+def wait_for(event: Callable[[], bool], process: subprocess.Popen[Any], seconds: float = 300) -> None:
+    """Wait until something has happened that a running process does; an error where that ends first, or takes long."""
+    for _ in range(int(seconds / 0.05)):
+        if event():
+            return
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(0.05)
+            assert event(), f"the process ended with status {process.returncode} before"
+            return
+    process.kill()
+    raise AssertionError(f"it did not happen in {seconds} s")
 
 
 def flat_tensors(value: Any) -> Iterator[torch.Tensor]:

@@ -385,7 +385,7 @@ with Capture(sys.argv[1]):
 
 def test_a_forked_child_leaves_the_parents_trace_alone(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
-    subprocess.run([sys.executable, "-W", "ignore", "-c", FORKED, str(path)], check=True, timeout=120)
+    subprocess.run([sys.executable, "-W", "ignore", "-c", FORKED, str(path)], check=True)
     assert [op for op in ops(load(path, partial=False)) if "ones" not in op] == ["aten.add.Tensor", "aten.sub.Tensor"]
 
 
@@ -394,6 +394,6 @@ def test_calls_reach_the_file_while_the_program_idles(tmp_path: Path) -> None:
     x = torch.ones(3)
     with Capture(path):
         x + 1
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 300
         while not any(path.parent.glob("t.part*")) or sum(1 for _ in read(next(path.parent.glob("t.part*")))) < 4:
             assert time.monotonic() < deadline, "nothing was flushed"

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from programs import run_command
+from programs import run_command, wait_for
 
 from opgrip.traces import load
 
@@ -257,10 +257,9 @@ def test_ctrl_c_leaves_a_whole_trace_and_says_so_by_its_status(folder: Path) -> 
     program = Path(sys.executable).parent / "opcapture"
     command = [str(program), "--model", "nets.py:hangs", "--warmup", "0", "-o", "t.jsonl"]
     process = subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE, text=True)
-    while not any(folder.glob("t.part*")) or next(folder.glob("t.part*")).stat().st_size < 2000:
-        assert process.poll() is None
+    wait_for(lambda: any(part.stat().st_size > 2000 for part in folder.glob("t.part*")), process)
     process.send_signal(signal.SIGINT)
-    _, stderr = process.communicate(timeout=60)
+    _, stderr = process.communicate(timeout=300)
     assert process.returncode == 130
     assert stderr.splitlines()[-1] == "opcapture: interrupted"
     assert "Traceback" not in stderr

@@ -7,13 +7,12 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
-from programs import run_command, run_python
+from programs import run_command, run_python, wait_for
 
 from opgrip.capture import Capture
 from opgrip.traces import load
@@ -209,12 +208,7 @@ with Capture("t.jsonl", extensions=["time"]):
     time.sleep(100)
 """
     with subprocess.Popen([sys.executable, "-c", program], cwd=tmp_path, env=NO_RANK) as process:
-        deadline = time.monotonic() + 60
-        while time.monotonic() < deadline:
-            files = list(tmp_path.glob("t.part*"))
-            if files and b'"entered"' in files[0].read_bytes():
-                break
-            time.sleep(0.05)
+        wait_for(lambda: any(b'"entered"' in part.read_bytes() for part in tmp_path.glob("t.part*")), process)
         process.kill()
     trace = load(partial_file(tmp_path))
     assert [entered.opened.op for entered in trace.unfinished if entered.opened] == ["time:sleep"]

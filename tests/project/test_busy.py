@@ -1,0 +1,53 @@
+"""Tests that compare times tell a busy machine from a fault."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from busy import Usage, share_of_others
+from programs import run_python
+
+COMPARING = """
+import pytest
+from busy import Usage
+
+@pytest.mark.alone
+def test_it(monkeypatch):
+    assert 2 < 1
+"""
+CONFTEST = """
+import conftest_of_tests
+from busy import Usage
+from conftest_of_tests import pytest_runtest_call
+
+class Counted:
+    now = staticmethod(iter([Usage(0, 0, 0), Usage(10, {busy}, 1)]).__next__)
+
+conftest_of_tests.Usage = Counted
+"""
+
+
+def test_what_others_took_is_neither_ours_nor_idle() -> None:
+    assert share_of_others(Usage(100, 50, 10), Usage(120, 65, 22)) == pytest.approx(3 / 20)
+    assert share_of_others(Usage(0, 0, 0), Usage(10, 1, 2)) == 0
+
+
+def test_the_kernels_count_goes_on() -> None:
+    before = Usage.now()
+    while (after := Usage.now()).own_s < before.own_s + 0.1:
+        pass
+    assert after.whole_s > before.whole_s
+    assert after.busy_s >= before.busy_s + 0.05
+
+
+@pytest.mark.parametrize(("busy", "outcome"), [(6, "1 skipped"), (1.5, "1 failed")])
+def test_a_comparison_that_fails_on_a_busy_machine_is_skipped(tmp_path: Path, busy: float, outcome: str) -> None:
+    own = Path(__file__).resolve().parent.parent / "conftest.py"
+    (tmp_path / "conftest_of_tests.py").write_text(own.read_text())
+    (tmp_path / "conftest.py").write_text(CONFTEST.replace("{busy}", str(busy)))
+    (tmp_path / "test_it.py").write_text(COMPARING)
+    (tmp_path / "pytest.ini").write_text(f"[pytest]\npythonpath = {tmp_path} {own.parent}\nmarkers = alone\n")
+    done = run_python("-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", tmp_path, cwd=tmp_path)
+    assert outcome in done.stdout, done.stdout + done.stderr
+    assert ("too busy to tell: others took 50% of the processors" in done.stdout) == (busy == 6)
