@@ -6,7 +6,7 @@ INSTALLED := $(VENV)/installed
 OPENMMLAB := $(VENV)/openmmlab
 RUNTIMES := $(VENV)/runtimes
 
-.PHONY: help demo test openmmlab runtimes lint types bench clean
+.PHONY: help demo test openmmlab runtimes lint types bench held clean
 
 help: ## list what there is to make
 	@grep -E '^[a-z]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 12
@@ -34,7 +34,10 @@ types: $(INSTALLED) ## check types
 	cd build/types && ../../$(BIN)/mypy --config-file ../../pyproject.toml -p opgrip
 
 bench: $(INSTALLED) ## run the benchmarks
-	@for benchmark in benchmarks/*.py; do echo "== $$benchmark"; $(BIN)/python $$benchmark || exit 1; done
+	@for benchmark in $(filter-out benchmarks/held.py,$(wildcard benchmarks/*.py)); do echo "== $$benchmark"; $(BIN)/python $$benchmark || exit 1; done
+
+held: $(INSTALLED) ## measure what earlier work reached, and fail where it is no longer: ARGS=--quick for two minutes
+	$(BIN)/python benchmarks/held.py $(ARGS)
 
 clean: ## remove the virtual environment and everything made
 	rm -rf $(VENV) build demo *.egg-info

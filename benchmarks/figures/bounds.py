@@ -15,6 +15,8 @@ from figures.figure import Figure, Reading
 TABLE = Path(__file__).parent / "bounds.csv"
 DIGITS = 3
 """That a bound has; it is rounded to its loose side."""
+BETTER_BY = 0.05
+"""Share of what a figure was, by which all of its interval is better when its bound is out of date."""
 FEWEST_RUNS = 3
 """That a bound is set by."""
 HEAD = """\
@@ -68,8 +70,8 @@ def judge(figure: Figure, reading: Reading, bound: Bound | None) -> Verdict:
         return Verdict.WORSE
     if figure.is_worse(reading.value, bound.bound):
         return Verdict.NOISE
-    at_worst = reading.worst(figure)
-    return Verdict.BETTER if at_worst != bound.when_set and figure.is_worse(bound.when_set, at_worst) else Verdict.HELD
+    better = bound.when_set * (1 + BETTER_BY if figure.larger_is_better else 1 - BETTER_BY)
+    return Verdict.BETTER if figure.is_worse(better, reading.worst(figure)) else Verdict.HELD
 
 
 def new_bound(figure: Figure, values: Sequence[float], day: str) -> Bound:

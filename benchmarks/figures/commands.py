@@ -49,7 +49,7 @@ def read_time(name: str, rounds: int) -> Sequence[Rounds]:
     """The one round that was kept."""
     times = kept_times()
     if name not in times:
-        raise NotMeasuredError(f"{TIMED_COMMANDS[name]} was not run here, or before its time was kept")
+        raise NotMeasuredError(f"build/times.json has no time of {name}")
     return [[(times[name]["seconds"], times[name]["import_torch_s"])]]
 
 
