@@ -17,7 +17,7 @@ import multiprocessing
 import os
 import platform
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from datetime import date
@@ -77,12 +77,13 @@ def main() -> int:
         parser.error(f"no figure is called {args.only!r}" + (" in a quick run" if args.quick else ""))
     print_table(console, outcomes)
     if args.output:
+        args.output.parent.mkdir(parents=True, exist_ok=True)
         kept = {outcome.figure.name: outcome.rounds for outcome in outcomes if outcome.rounds}
         args.output.write_text(json.dumps({"machine": machine, "rounds": kept}, indent=1) + "\n", encoding="utf-8")
     return any(outcome.verdict.fails for outcome in outcomes)
 
 
-def outcomes_of(experiments: Iterable[Experiment], pattern: str, quick: bool, console: Console) -> Iterable[Outcome]:
+def outcomes_of(experiments: Iterable[Experiment], pattern: str, quick: bool, console: Console) -> Iterator[Outcome]:
     """Of the figures that a pattern names, each experiment being run in a process of its own."""
     bounds = read_bounds()
     for experiment in experiments:

@@ -98,8 +98,10 @@ def read_bounds(path: Path = TABLE) -> dict[str, Bound]:
     """The table, by the figures' names."""
     with path.open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(line for line in file if not line.startswith("#")))
-    bounds = [Bound(**(row | {"bound": float(row["bound"]), "when_set": float(row["when_set"])})) for row in rows]
-    return {bound.figure: bound for bound in bounds}
+    return {
+        row["figure"]: Bound(row["figure"], float(row["bound"]), float(row["when_set"]), row["set_on"], row["note"])
+        for row in rows
+    }
 
 
 def write_bounds(bounds: Mapping[str, Bound], path: Path = TABLE) -> None:

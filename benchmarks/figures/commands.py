@@ -26,7 +26,7 @@ def measure_start(rounds: int) -> list[Rounds]:
 
 def first_line_seconds() -> float:
     """What `opreplay --help` takes to its first line."""
-    command = [Path(sys.executable).parent / "opreplay", "--help"]
+    command = [str(Path(sys.executable).parent / "opreplay"), "--help"]
     start = perf_counter()
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
