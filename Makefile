@@ -2,6 +2,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraints.txt
+# keeps how long a command took, for `make held`
+TIMES = $(BIN)/python benchmarks/figures/times.py
 INSTALLED := $(VENV)/installed
 OPENMMLAB := $(VENV)/openmmlab
 RUNTIMES := $(VENV)/runtimes
@@ -17,7 +19,7 @@ demo: $(INSTALLED) ## capture the built-in detector, replay its trace, print the
 	$(BIN)/opreplay demo/faster_rcnn.jsonl --top 20
 
 test: $(INSTALLED) ## run the tests
-	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal $(ARGS)
+	$(if $(ARGS),,$(TIMES) test --) $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal $(ARGS)
 
 openmmlab: $(OPENMMLAB) ## add mmengine, mmcv, mmdet and mmsegmentation
 
@@ -46,7 +48,7 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(INSTALLED): pyproject.toml constraints.txt | $(BIN)/python
-	$(PIP) -e '.[dev]'
+	$(TIMES) set-up -- $(PIP) -e '.[dev]'
 	@touch $@
 
 # tensorflow-cpu is what the extra's tensorflow is without its hundreds of megabytes for GPUs

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -27,6 +28,8 @@ def main() -> int:
     parser.add_argument("--python", default=sys.executable, help="interpreter that has torch when the command is done")
     parser.add_argument("command", nargs="+", help="after --")
     args = parser.parse_args()
+    # Ctrl-C is the command's to answer, which may have workers to end
+    signal.signal(signal.SIGINT, lambda number, frame: None)
     start = perf_counter()
     status = subprocess.run(args.command, check=False).returncode
     seconds = perf_counter() - start

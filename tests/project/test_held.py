@@ -127,6 +127,7 @@ def test_the_time_of_a_command_is_kept_beside_that_of_an_import_of_torch(
 ) -> None:
     monkeypatch.setattr(times, "KEPT", tmp_path / "build/times.json")
     monkeypatch.setattr(times, "import_seconds", lambda python: 2.0)
+    monkeypatch.setattr(times.signal, "signal", lambda number, handler: None)
     for name, status in (("passes", 0), ("fails", 3)):
         monkeypatch.setattr(sys, "argv", ["times.py", name, "--", sys.executable, "-c", f"raise SystemExit({status})"])
         assert times.main() == status
