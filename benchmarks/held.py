@@ -5,7 +5,7 @@ worse than its bound in benchmarks/figures/bounds.csv. The exit status is 1 wher
 
     python benchmarks/held.py                                   # about ten minutes on two quiet cores
     python benchmarks/held.py --quick                           # about two, part of the figures
-    python benchmarks/held.py --only 'capture, BERT*' -o run.json
+    python benchmarks/held.py --only 'capture of BERT*' -o run.json
     python benchmarks/held.py --set run1.json run2.json run3.json
 """
 
@@ -69,7 +69,7 @@ def main() -> int:
             parser.error(f"bounds are set by {FEWEST_RUNS} runs or more, of which they keep the worst")
         set_bounds(args.set)
         return 0
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 180)
     machine = f"torch {torch.__version__}, Python {platform.python_version()}, {processor('cpu')[1]}"
     console.print(f"{machine}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
     outcomes = list(outcomes_of(EXPERIMENTS, args.only, args.quick, console))
@@ -118,6 +118,7 @@ def print_table(console: Console, outcomes: Sequence[Outcome]) -> None:
     """One row a figure."""
     bounds = read_bounds()
     table = Table("figure", "bound", "now", "interval", "when set", "verdict")
+    table.columns[0].no_wrap = True
     for column in table.columns[1:5]:
         column.justify = "right"
     for outcome in outcomes:

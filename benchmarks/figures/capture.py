@@ -23,14 +23,14 @@ def capture_experiment(workload: str, rounds: int, quick_rounds: int = 0) -> Exp
     """The captures of a program against its run under other observers."""
     figures = [
         Figure(
-            f"capture, {workload}: {steps} over {reference}",
+            f"capture of {workload}: {steps} over {reference}",
             f"time that a capture adds to {meaning} over what {observer} adds to a later step",
         )
         for steps, meaning in (("first step", "its first step"), ("later steps", f"steps 2 to {STEPS}"))
         for reference, observer in REFERENCES.items()
     ]
-    size = Figure(f"trace, {workload}: size of a call", f"of {STEPS} steps' trace, plain", "bytes", ratio_of_sums)
-    name = f"capture, {workload}"
+    size = Figure(f"trace of {workload}: size of a call", f"of {STEPS} steps' trace, plain", "bytes", ratio_of_sums)
+    name = f"capture of {workload}"
     return Experiment(name, (*figures, size), partial(measure_captures, workload), rounds, quick_rounds)
 
 

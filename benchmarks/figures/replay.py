@@ -39,8 +39,8 @@ TIMED = "BERT train"
 def error_experiment(workload: str, rounds: int) -> Experiment:
     """The error of replayed times."""
     meaning = "error in time of a replay over that of a second capture"
-    figure = Figure(f"replay, {workload}: error over noise floor", meaning)
-    return Experiment(f"replay, {workload}", (figure,), partial(measure_errors, workload), rounds)
+    figure = Figure(f"replay of {workload}: error over noise floor", meaning)
+    return Experiment(f"replay of {workload}", (figure,), partial(measure_errors, workload), rounds)
 
 
 def measure_errors(workload: str, rounds: int) -> list[Rounds]:
@@ -61,8 +61,8 @@ def measure_errors(workload: str, rounds: int) -> list[Rounds]:
 def shapes_experiment(workload: str) -> Experiment:
     """The outputs' shapes."""
     meaning = "signatures whose outputs have the recorded shapes, of those for which these are known"
-    figure = Figure(f"replay, {workload}: shapes as recorded", meaning, "", ratio_of_sums, larger_is_better=True)
-    return Experiment(f"shapes, {workload}", (figure,), partial(measure_shapes, workload), rounds=1, quick_rounds=1)
+    figure = Figure(f"replay of {workload}: shapes as recorded", meaning, "", ratio_of_sums, larger_is_better=True)
+    return Experiment(f"shapes of {workload}", (figure,), partial(measure_shapes, workload), rounds=1, quick_rounds=1)
 
 
 def measure_shapes(workload: str, rounds: int) -> list[Rounds]:
