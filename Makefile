@@ -2,11 +2,13 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraints.txt
+# keeps how long a command took, for `make held`
+TIMES = $(BIN)/python benchmarks/figures/times.py
 INSTALLED := $(VENV)/installed
 OPENMMLAB := $(VENV)/openmmlab
 RUNTIMES := $(VENV)/runtimes
 
-.PHONY: help demo test openmmlab runtimes lint types bench clean
+.PHONY: help demo test openmmlab runtimes lint types bench held clean
 
 help: ## list what there is to make
 	@grep -E '^[a-z]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 12
@@ -17,7 +19,7 @@ demo: $(INSTALLED) ## capture the built-in detector, replay its trace, print the
 	$(BIN)/opreplay demo/faster_rcnn.jsonl --top 20
 
 test: $(INSTALLED) ## run the tests
-	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal $(ARGS)
+	$(if $(ARGS),,$(TIMES) test --) $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal $(ARGS)
 
 openmmlab: $(OPENMMLAB) ## add mmengine, mmcv, mmdet and mmsegmentation
 
@@ -34,7 +36,10 @@ types: $(INSTALLED) ## check types
 	cd build/types && ../../$(BIN)/mypy --config-file ../../pyproject.toml -p opgrip
 
 bench: $(INSTALLED) ## run the benchmarks
-	@for benchmark in benchmarks/*.py; do echo "== $$benchmark"; $(BIN)/python $$benchmark || exit 1; done
+	@for benchmark in $(filter-out benchmarks/held.py,$(wildcard benchmarks/*.py)); do echo "== $$benchmark"; $(BIN)/python $$benchmark || exit 1; done
+
+held: $(INSTALLED) ## measure what earlier work reached, and fail where it is no longer: ARGS=--quick for two minutes
+	$(BIN)/python benchmarks/held.py $(ARGS)
 
 clean: ## remove the virtual environment and everything made
 	rm -rf $(VENV) build demo *.egg-info
@@ -43,7 +48,7 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(INSTALLED): pyproject.toml constraints.txt | $(BIN)/python
-	$(PIP) -e '.[dev]'
+	$(TIMES) set-up -- $(PIP) -e '.[dev]'
 	@touch $@
 
 # tensorflow-cpu is what the extra's tensorflow is without its hundreds of megabytes for GPUs

@@ -27,7 +27,6 @@ os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 os.environ.setdefault("KINETO_LOG_LEVEL", "9")
 
 import torch
-import zstandard
 from rich.console import Console
 from rich.table import Table
 from torch.profiler import ExecutionTraceObserver, ProfilerActivity, profile
@@ -38,7 +37,7 @@ from workloads import WORKLOADS, Workload
 from opgrip.capture import Capture
 
 Observer = Callable[[Path], Any]
-NATIVE, EMPTY, OPGRIP = "native", "empty dispatch mode", "opgrip"
+NATIVE, EMPTY, OPGRIP, EXECUTION_TRACE = "native", "empty dispatch mode", "opgrip", "ExecutionTraceObserver"
 
 
 class EmptyMode(TorchDispatchMode):
@@ -108,22 +107,25 @@ OBSERVERS: dict[str, Observer] = {
     EMPTY: empty_mode,
     OPGRIP: lambda path: Capture(path, force=True),
     "FlopCounterMode": flop_counter,
-    "ExecutionTraceObserver": execution_trace,
+    EXECUTION_TRACE: execution_trace,
     "DebugMode": debug_mode,
     "profiler, shapes": profiler(record_shapes=True),
     "profiler, shapes, stacks, modules": profiler(record_shapes=True, with_stack=True, with_modules=True),
 }
 
 
-@dataclass
-class Figures:
-    """What one observer cost, a list having an entry for each round."""
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """What an observer cost in one round.
 
-    steps_s: list[float]
-    closing_s: list[float]
-    bytes: int = 0
-    compressed: int = 0
-    peak_mb: float = 0.0
+    Attributes
+    ----------
+    step_s : of each watched step, the first one first
+    closing_s : from the last step's end until the observer had written its file
+    """
+
+    step_s: tuple[float, ...]
+    closing_s: float
 
 
 def main() -> int:
@@ -151,34 +153,48 @@ def main() -> int:
 
 def measure(name: str, workload: Workload, rounds: int, steps: int) -> Table:
     """The table of all observers on one workload."""
-    workload()
-    with CountingMode() as counting:
-        workload()
-    figures = {observer: Figures([], []) for observer in OBSERVERS}
+    calls = count_calls(workload)
+    watches: dict[str, list[Watch]] = {observer: [] for observer in OBSERVERS}
+    sizes = {}
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
         for _ in range(rounds):
             for observer, watch in OBSERVERS.items():
-                run_once(figures[observer], watch, workload, steps, path)
-        for observer, watch in OBSERVERS.items():
-            figures[observer].peak_mb = peak_of(watch, workload, steps, path)
-    return table(f"{name}: {counting.calls:,} calls a step, {steps} steps a round", figures, counting.calls, steps)
+                # the first step is watched, and not in the table
+                watches[observer].append(watch_steps(watch, workload, steps + 1, path))
+                sizes[observer] = sizes_of(path)
+        peaks = {observer: peak_of(watch, workload, steps, path) for observer, watch in OBSERVERS.items()}
+    return table(f"{name}: {calls:,} calls a step, {steps} steps a round", watches, sizes, peaks, calls)
 
 
-def run_once(figures: Figures, watch: Observer, workload: Workload, steps: int, path: Path) -> None:
-    """Watch a step that is not timed and those that are."""
-    with watch(path):
+def count_calls(workload: Workload) -> int:
+    """The calls of a step that is not the program's first."""
+    workload()
+    with CountingMode() as counting:
         workload()
-        start = perf_counter()
+    return counting.calls
+
+
+def watch_steps(watch: Observer, workload: Workload, steps: int, path: Path) -> Watch:
+    """Run steps of a workload under an observer of its own, and leave at `path` what that writes, if anything."""
+    path.unlink(missing_ok=True)
+    step_s = []
+    with watch(path):
         for _ in range(steps):
+            start = perf_counter()
             workload()
-        end = perf_counter()
-    figures.steps_s.append(end - start)
-    figures.closing_s.append(perf_counter() - end)
-    if path.exists():
-        data = path.read_bytes()
-        figures.bytes, figures.compressed = len(data), len(zstandard.ZstdCompressor(level=9).compress(data))
-        path.unlink()
+            end = perf_counter()
+            step_s.append(end - start)
+    return Watch(tuple(step_s), perf_counter() - end)
+
+
+def sizes_of(path: Path) -> tuple[int, int]:
+    """Bytes of a file, plain and compressed; 0 where there is none."""
+    # not installed everywhere, and what else this module holds needs no compression
+    import zstandard
+
+    data = path.read_bytes() if path.exists() else b""
+    return len(data), len(zstandard.ZstdCompressor(level=9).compress(data)) if data else 0
 
 
 def peak_of(watch: Observer, workload: Workload, steps: int, path: Path) -> float:
@@ -198,27 +214,32 @@ def peak_of(watch: Observer, workload: Workload, steps: int, path: Path) -> floa
     return peak
 
 
-def table(title: str, figures: dict[str, Figures], calls: int, steps: int) -> Table:
+def table(
+    title: str,
+    watches: dict[str, list[Watch]],
+    sizes: dict[str, tuple[int, int]],
+    peaks: dict[str, float],
+    calls: int,
+) -> Table:
     """Microseconds, bytes and memory, of each observer."""
+    steps = len(watches[NATIVE][0].step_s)
 
-    def per_call(times: list[float], count: int) -> float:
-        return statistics.median(times) / (calls * count) * 1e6
+    def step_us(observer: str) -> float:
+        return statistics.median(sum(watch.step_s[1:]) for watch in watches[observer]) / (calls * (steps - 1)) * 1e6
 
-    native = per_call(figures[NATIVE].steps_s, steps)
-    empty = per_call(figures[EMPTY].steps_s, steps) - native
+    native, empty = step_us(NATIVE), step_us(EMPTY) - step_us(NATIVE)
     columns = ("added us/call", "x empty mode", "closing us/call", "bytes/call", ".zst", "peak MB")
     rows = Table("observer", *columns, title=title)
     for column in rows.columns[1:]:
         column.justify = "right"
-    for observer, figure in figures.items():
-        added = per_call(figure.steps_s, steps) - native
-        # each file also holds the step before those that are timed
-        recorded = calls * (steps + 1)
-        sizes = [f"{size / recorded:.1f}" if size else "-" for size in (figure.bytes, figure.compressed)]
+    for observer in watches:
+        added = step_us(observer) - native
+        # the file also holds the first step
+        bytes_per_call = [f"{size / (calls * steps):.1f}" if size else "-" for size in sizes[observer]]
         ratio = f"{added / empty:.2f}" if observer != NATIVE else "-"
-        closing = f"{per_call(figure.closing_s, steps + 1):.1f}"
-        peak = f"{figure.peak_mb - figures[NATIVE].peak_mb:+.0f}"
-        rows.add_row(observer, f"{added:.1f}", ratio, closing, *sizes, peak)
+        closing = statistics.median(watch.closing_s for watch in watches[observer]) / (calls * steps) * 1e6
+        peak = f"{peaks[observer] - peaks[NATIVE]:+.0f}"
+        rows.add_row(observer, f"{added:.1f}", ratio, f"{closing:.1f}", *bytes_per_call, peak)
     return rows
 
 
@@ -227,13 +248,12 @@ def million() -> Table:
     workload = WORKLOADS["tiny operators"]()
     assert workload is not None
     rows = Table("calls", "resident MB", "bytes/call", title="opgrip over a million calls", min_width=40)
-    with CountingMode() as counting:
-        workload()
+    calls = count_calls(workload)
     with tempfile.TemporaryDirectory() as folder, Capture(Path(folder) / "trace.jsonl") as capture:
         done, shown = 0, 0
         while done < 1_000_000:
             workload()
-            done += counting.calls
+            done += calls
             if done - shown >= 100_000:
                 shown = done
                 written = sum(path.stat().st_size for path in Path(folder).iterdir())

@@ -17,8 +17,9 @@ from __future__ import annotations
 import argparse
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("KINETO_LOG_LEVEL", "9")
 
@@ -52,19 +53,20 @@ def main() -> None:
     table = Table("program", "calls", "signatures", "what", "shapes as recorded", "error in time", "x noise floor")
     for name in args.workload or REPLAYED:
         with tempfile.TemporaryDirectory() as folder:
-            traces = [_capture(REPLAYED[name], Path(folder) / f"{n}.jsonl", args.steps) for n in range(2)]
+            traces = [capture_program(REPLAYED[name], Path(folder) / f"{n}.jsonl", args.steps) for n in range(2)]
             if None in traces:
                 console.print(f"{name}: what it needs is not installed")
                 continue
             first, second = (load(path) for path in traces if path is not None)
-            captured, rows = _captured(first), _replayed(Path(folder) / "0.jsonl")
-        _add_rows(table, name, first, captured, _captured_like(first, second), rows)
+            captured, rows = captured_times(first), replay_trace(Path(folder) / "0.jsonl", KINDS)
+        _add_rows(table, name, first, captured, times_by_first(first, second), rows)
         if args.worst:
             _print_worst(console, captured, rows, args.worst)
     console.print(table)
 
 
-def _capture(make: Callable[[], Workload | None], path: Path, steps: int) -> Path | None:
+def capture_program(make: Callable[[], Workload | None], path: Path, steps: int) -> Path | None:
+    """The trace of a program from its beginning, after steps that are not captured; None where it is not installed."""
     step = make()
     if step is None:
         return None
@@ -76,18 +78,18 @@ def _capture(make: Callable[[], Workload | None], path: Path, steps: int) -> Pat
     return path
 
 
-def _captured(trace: Trace) -> pd.DataFrame:
+def captured_times(trace: Trace) -> pd.DataFrame:
     """Calls and median time in us of each signature."""
     calls = trace.own_calls
     groups = calls.groupby("signature")["duration_ns"]
     return pd.DataFrame({"count": groups.size(), "us": groups.median() / 1e3})
 
 
-def _captured_like(first: Trace, second: Trace) -> pd.Series:
+def times_by_first(first: Trace, second: Trace) -> pd.Series:
     """The median times of the second trace by the signatures of the first."""
     number = {_text(signature): signature.number for signature in first.signatures}
     again = {signature.number: number.get(_text(signature)) for signature in second.signatures}
-    times = _captured(second)["us"].rename(index=again)
+    times = captured_times(second)["us"].rename(index=again)
     return times[times.index.notna()].groupby(level=0).median()
 
 
@@ -102,30 +104,41 @@ def _without_values(form: object) -> object:
     return [_without_values(item) for item in form] if isinstance(form, list) else form
 
 
-def _replayed(path: Path) -> pd.DataFrame:
-    jobs = [Job(str(path), values=(kind,)) for kind in KINDS]
+def replay_trace(path: Path, kinds: Sequence[str], **options: Any) -> pd.DataFrame:
+    """The results of a trace's calls with each kind of values; the options are of `Job`."""
+    jobs = [Job(str(path), values=(kind,), **options) for kind in kinds]
     return to_frame(row for job in jobs for rows in supervise(job, job.load()) for row in rows)
 
 
 def _add_rows(
     table: Table, name: str, trace: Trace, captured: pd.DataFrame, again: pd.Series, rows: pd.DataFrame
 ) -> None:
-    floor, missing = _error(captured[captured.index.isin(again.index)], again)
+    floor, missing = noise_floor(captured, again)
     own = len(trace.own_calls)
-    note = f" ({missing} not met again)" if (missing := len(captured) - captured.index.isin(again.index).sum()) else ""
+    note = f" ({missing} not met again)" if missing else ""
     table.add_row(name, f"{own:,}", f"{len(captured):,}", "second capture" + note, "-", f"{floor:.1%}", "1.00")
     for kind in KINDS:
         of_kind = rows[rows["values"] == kind].set_index("case")
-        known = of_kind[of_kind["faithful"].notna()]
-        error, failed = _error(captured, of_kind["median_us"].dropna())
+        right, compared = count_faithful(of_kind)
+        error, failed = time_error(captured, of_kind["median_us"].dropna())
         what = f"replay, {kind}" + (f" ({failed} do not run)" if failed else "")
-        table.add_row(
-            "", "", "", what, f"{known['faithful'].astype(bool).mean():.2%}", f"{error:.1%}", f"{error / floor:.2f}"
-        )
+        table.add_row("", "", "", what, f"{right / compared:.2%}", f"{error:.1%}", f"{error / floor:.2f}")
     table.add_section()
 
 
-def _error(captured: pd.DataFrame, times: pd.Series) -> tuple[float, int]:
+def count_faithful(rows: pd.DataFrame) -> tuple[int, int]:
+    """How many signatures' outputs have the recorded shapes, and of how many these are known."""
+    faithful = rows["faithful"].dropna().astype(bool)
+    return int(faithful.sum()), len(faithful)
+
+
+def noise_floor(captured: pd.DataFrame, again: pd.Series) -> tuple[float, int]:
+    """The weighted error of a second capture's times in us, and how many signatures it lacks."""
+    common = captured[captured.index.isin(again.index)]
+    return time_error(common, again)[0], len(captured) - len(common)
+
+
+def time_error(captured: pd.DataFrame, times: pd.Series) -> tuple[float, int]:
     """The weighted error of times in us, and how many signatures have none."""
     off = (times.reindex(captured.index).fillna(0.0) - captured["us"]).abs() * captured["count"]
     return float(off.sum() / (captured["us"] * captured["count"]).sum()), len(captured.index.difference(times.index))

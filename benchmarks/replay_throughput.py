@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import tempfile
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 
@@ -43,33 +44,69 @@ def main() -> None:
     parser.add_argument("--workload", choices=WORKLOADS, default="BERT train", help="default: %(default)s")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    cases = _cases(args.workload, args.cases)
-    settings = Settings(device_map("cpu", None), "cpu", method=CONTINUOUS, cache=WARM)
-    ours: list[Result] = []
-    theirs: list[Measurement] = []
+    cases = load_cases(args.workload)[: args.cases]
+    settings = usual_settings()
+    parts: list[Comparison] = []
     again: list[Measurement] = []
-    spent = [0.0, 0.0]
     for first in range(0, len(cases), PART):
         part = cases[first : first + PART]
-        start = perf_counter()
-        ours += replay(part, settings)
-        middle = perf_counter()
-        theirs += [_time(case, settings) for case in part]
-        spent = [spent[0] + middle - start, spent[1] + perf_counter() - middle]
-        again += [_time(case, settings) for case in part]
-    _print(args.workload, ours, theirs, again, spent)
+        parts.append(compare(part, settings))
+        again += [time_case(case, settings) for case in part]
+    _print(args.workload, joined(parts), again)
 
 
-def _cases(workload: str, most: int) -> list[Case]:
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What a replay and a Timer say of the same cases, and what each of the two took."""
+
+    results: list[Result]
+    measurements: list[Measurement]
+    replay_s: float
+    timer_s: float
+
+    def pairs(self) -> list[tuple[Result, Measurement]]:
+        """Those of the cases that ran."""
+        pairs = zip(self.results, self.measurements, strict=True)
+        return [(result, measurement) for result, measurement in pairs if result.status == OK]
+
+    def ratios(self) -> list[float]:
+        """Medians of the replay over the Timer's."""
+        return [result.median_us / (timer.median * 1e6) for result, timer in self.pairs() if result.median_us]
+
+
+def joined(parts: Sequence[Comparison]) -> Comparison:
+    """Parts as one."""
+    results = [result for part in parts for result in part.results]
+    measurements = [measurement for part in parts for measurement in part.measurements]
+    return Comparison(results, measurements, sum(part.replay_s for part in parts), sum(part.timer_s for part in parts))
+
+
+def usual_settings() -> Settings:
+    """Those that time a case as a Timer does: many runs as one, with warm caches."""
+    return Settings(device_map("cpu", None), "cpu", method=CONTINUOUS, cache=WARM)
+
+
+def compare(cases: Sequence[Case], settings: Settings) -> Comparison:
+    """Time cases by a replay, then by a Timer."""
+    start = perf_counter()
+    results = list(replay(cases, settings))
+    middle = perf_counter()
+    measurements = [time_case(case, settings) for case in cases]
+    return Comparison(results, measurements, middle - start, perf_counter() - middle)
+
+
+def load_cases(workload: str) -> list[Case]:
+    """The calls of a program that a Timer can repeat, those with most time first; none where it is not installed."""
     step = WORKLOADS[workload]()
-    assert step is not None, "what the program needs is not installed"
+    if step is None:
+        return []
     step()
     with tempfile.TemporaryDirectory() as folder:
         with Capture(Path(folder) / "t.jsonl"):
             step()
         cases = make_cases(load(Path(folder) / "t.jsonl"))
     # what writes into its arguments runs on other ones each time in a Timer
-    return [case for case in cases if _runs_again(case)][:most]
+    return [case for case in cases if _runs_again(case)]
 
 
 def _runs_again(case: Case) -> bool:
@@ -79,7 +116,8 @@ def _runs_again(case: Case) -> bool:
         return False
 
 
-def _time(case: Case, settings: Settings) -> Measurement:
+def time_case(case: Case, settings: Settings) -> Measurement:
+    """A Timer's measurement of a case."""
     inputs = Inputs(case.signature.args, case.signature.kwargs, case.values, settings.place, settings.seed)
     args, kwargs = inputs.make()
     function = find_operator(case.signature).function
@@ -88,27 +126,23 @@ def _time(case: Case, settings: Settings) -> Measurement:
         return timer.blocked_autorange()
 
 
-def _print(
-    name: str,
-    ours: Sequence[Result],
-    theirs: Sequence[Measurement],
-    again: Sequence[Measurement],
-    spent: Sequence[float],
-) -> None:
-    pairs = [(our, their) for our, their in zip(ours, theirs, strict=True) if our.status == OK]
-    ratios = np.array([our.median_us / (their.median * 1e6) for our, their in pairs if our.median_us])
+def _print(name: str, comparison: Comparison, again: Sequence[Measurement]) -> None:
+    pairs = comparison.pairs()
     spreads = ([our.spread or 0.0 for our, _ in pairs], [their.iqr / their.median for _, their in pairs])
     console = Console(width=120)
     console.print(f"torch {torch.__version__}, one thread, {len(pairs)} cases of {name}", highlight=False)
     table = Table("", "cases a second", "spread: median, p90", "runs or blocks a case")
     runs = (np.mean([our.samples for our, _ in pairs]), np.mean([len(their.times) for _, their in pairs]))
-    for label, seconds, spread, count in zip(("opgrip", "Timer"), spent, spreads, runs, strict=True):
+    seconds = (comparison.replay_s, comparison.timer_s)
+    for label, spent_s, spread, count in zip(("opgrip", "Timer"), seconds, spreads, runs, strict=True):
         low, high = np.quantile(spread, (0.5, 0.9))
-        table.add_row(label, f"{len(ours) / seconds:.1f}", f"{low:.2%}, {high:.2%}", f"{count:.0f}")
+        table.add_row(label, f"{len(comparison.results) / spent_s:.1f}", f"{low:.2%}, {high:.2%}", f"{count:.0f}")
     console.print(table)
-    console.print(f"{spent[1] / spent[0]:.1f} times the Timer's throughput; medians over the Timer's:", highlight=False)
-    own = np.array([second.median / first.median for first, second in zip(theirs, again, strict=True)])
-    for label, values in (("opgrip's", ratios), ("its own, a second time", own)):
+    console.print(
+        f"{seconds[1] / seconds[0]:.1f} times the Timer's throughput; medians over the Timer's:", highlight=False
+    )
+    own = np.array([second.median / first.median for first, second in zip(comparison.measurements, again, strict=True)])
+    for label, values in (("opgrip's", np.array(comparison.ratios())), ("its own, a second time", own)):
         low, middle, high = np.quantile(values, (0.1, 0.5, 0.9))
         near = float(np.mean(np.abs(values - 1) <= NEAR))
         quantiles = f"{middle:.3f} (p10 {low:.3f}, p90 {high:.3f})"

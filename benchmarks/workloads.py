@@ -12,6 +12,8 @@ from opgrip.capture.models import load_program
 from opgrip.capture.program import ModelOptions
 
 Workload = Callable[[], object]
+MISSING = "transformers is not installed: pip install 'opgrip[transformers]'"
+"""Why a program is None."""
 
 
 def tiny_operators() -> Workload:

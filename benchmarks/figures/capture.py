@@ -1,0 +1,74 @@
+"""What a captured call costs and how many bytes it takes, by program."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from statistics import fmean
+
+import torch
+from capture_overhead import EMPTY, EXECUTION_TRACE, NATIVE, OBSERVERS, OPGRIP, Watch, count_calls, watch_steps
+from workloads import MISSING, WORKLOADS
+
+from figures.figure import Experiment, Figure, NotMeasuredError, Rounds, ratio_of_sums
+
+STEPS = 6
+"""Of a watch: a first one, in which every signature is new, and the later ones."""
+REFERENCES = {"empty mode": EMPTY, "ExecutionTraceObserver": EXECUTION_TRACE}
+
+
+def capture_experiment(workload: str, rounds: int, quick_rounds: int = 0) -> Experiment:
+    """The captures of a program against its run under other observers."""
+    figures = [
+        Figure(
+            f"capture of {workload}: {steps} over {reference}",
+            f"time that a capture adds to {meaning} over what {observer} adds to a later step",
+        )
+        for steps, meaning in (("first step", "its first step"), ("later steps", f"steps 2 to {STEPS}"))
+        for reference, observer in REFERENCES.items()
+    ]
+    size = Figure(f"trace of {workload}: size of a call", f"of {STEPS} steps' trace, plain", "bytes", ratio_of_sums)
+    name = f"capture of {workload}"
+    return Experiment(name, (*figures, size), partial(measure_captures, workload), rounds, quick_rounds)
+
+
+def measure_captures(workload: str, rounds: int) -> Sequence[Rounds]:
+    """The rounds of a program's figures."""
+    torch.set_num_threads(1)
+    step = WORKLOADS[workload]()
+    if step is None:
+        raise NotMeasuredError(MISSING)
+    calls = count_calls(step)
+    observers = (NATIVE, OPGRIP, *REFERENCES.values())
+    watches: dict[str, list[Watch]] = {observer: [] for observer in observers}
+    sizes = []
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.json"
+        for _ in range(rounds):
+            for observer in observers:
+                watches[observer].append(watch_steps(OBSERVERS[observer], step, STEPS, path))
+                if observer == OPGRIP:
+                    sizes.append((float(path.stat().st_size), float(calls * STEPS)))
+    native = [fmean(watch.step_s) for watch in watches[NATIVE]]
+    first = _differences([watch.step_s[0] for watch in watches[OPGRIP]], native)
+    later = _differences([_later_s(watch) for watch in watches[OPGRIP]], native)
+    added = [_differences([_later_s(watch) for watch in watches[name]], native) for name in REFERENCES.values()]
+    return [*(list(zip(capture, other, strict=True)) for capture in (first, later) for other in added), sizes]
+
+
+def _later_s(watch: Watch) -> float:
+    return fmean(watch.step_s[1:])
+
+
+def _differences(times: Sequence[float], native: Sequence[float]) -> list[float]:
+    return [time - own for time, own in zip(times, native, strict=True)]
+
+
+CAPTURE = (
+    capture_experiment("tiny operators", rounds=10, quick_rounds=5),
+    capture_experiment("Faster R-CNN predict", rounds=5),
+    capture_experiment("Faster R-CNN train", rounds=4),
+    capture_experiment("BERT train", rounds=8, quick_rounds=4),
+)

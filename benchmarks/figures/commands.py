@@ -1,0 +1,59 @@
+"""How long one waits for a command, over what a bare import of torch takes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from time import perf_counter
+
+from figures.figure import Experiment, Figure, NotMeasuredError, Rounds
+from figures.times import import_seconds, kept_times
+
+START = Figure(
+    "opreplay: start", "time until the first line of `opreplay --help` over that of a process that imports torch"
+)
+TIMED_COMMANDS = {"set-up": "make .venv/installed", "test": "make test"}
+
+
+def measure_start(rounds: int) -> list[Rounds]:
+    """Seconds of both, in turn."""
+    first_line_seconds()
+    return [[(first_line_seconds(), import_seconds(sys.executable)) for _ in range(rounds)]]
+
+
+def first_line_seconds() -> float:
+    """What `opreplay --help` takes to its first line."""
+    command = [str(Path(sys.executable).parent / "opreplay"), "--help"]
+    start = perf_counter()
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        seconds = perf_counter() - start
+        process.stdout.read()
+    assert line, "opreplay --help prints nothing"
+    return seconds
+
+
+def kept_experiment(name: str) -> Experiment:
+    """The time of a command that ran before, which is too long to be run here."""
+    figure = Figure(
+        f"{TIMED_COMMANDS[name]}: time", "over that of a process that imports torch, of the last run that passed"
+    )
+    return Experiment(name, (figure,), partial(read_time, name), rounds=1)
+
+
+def read_time(name: str, rounds: int) -> Sequence[Rounds]:
+    """The one round that was kept."""
+    times = kept_times()
+    if name not in times:
+        raise NotMeasuredError(f"build/times.json has no time of {name}")
+    return [[(times[name]["seconds"], times[name]["import_torch_s"])]]
+
+
+COMMANDS = (
+    Experiment("start", (START,), measure_start, rounds=9, quick_rounds=5),
+    *(kept_experiment(name) for name in TIMED_COMMANDS),
+)

@@ -1,0 +1,63 @@
+"""Runs a command and keeps how long it took, beside what a bare import of torch takes on this machine.
+
+Set-up and tests take longer than `benchmarks/held.py` may, so that it reads what this has kept.
+
+    python benchmarks/figures/times.py test -- .venv/bin/python -m pytest
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+
+KEPT = Path(__file__).resolve().parents[2] / "build/times.json"
+IMPORTS = 3
+
+
+def main() -> int:
+    """Give the command's own exit status; the time of one that fails is not kept."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("name", help="that the time is kept under")
+    parser.add_argument("--python", default=sys.executable, help="interpreter that has torch when the command is done")
+    parser.add_argument("command", nargs="+", help="after --")
+    args = parser.parse_args()
+    # Ctrl-C is the command's to answer, which may have workers to end
+    signal.signal(signal.SIGINT, lambda number, frame: None)
+    start = perf_counter()
+    status = subprocess.run(args.command, check=False).returncode
+    seconds = perf_counter() - start
+    if status == 0:
+        keep(args.name, seconds, median(import_seconds(args.python) for _ in range(IMPORTS)))
+    return status
+
+
+def import_seconds(python: str) -> float:
+    """What a process takes that does nothing but import torch."""
+    start = perf_counter()
+    subprocess.run([python, "-c", "import torch"], check=True)
+    return perf_counter() - start
+
+
+def keep(name: str, seconds: float, import_torch_s: float) -> None:
+    """Put a time among those that were kept before."""
+    times = kept_times() | {name: {"seconds": seconds, "import_torch_s": import_torch_s}}
+    KEPT.parent.mkdir(exist_ok=True)
+    written = KEPT.with_suffix(f".{os.getpid()}")
+    written.write_text(json.dumps(times, indent=2) + "\n", encoding="utf-8")
+    written.replace(KEPT)
+
+
+def kept_times() -> dict[str, dict[str, float]]:
+    """By name, `seconds` and `import_torch_s`."""
+    return json.loads(KEPT.read_text(encoding="utf-8")) if KEPT.exists() else {}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,157 @@
+"""Whether figures that earlier work reached are still reached: each is measured, and held against a bound.
+
+A figure is a ratio of two quantities that were measured in turn, in this run; it fails where all of its interval is
+worse than its bound in benchmarks/figures/bounds.csv. The exit status is 1 where one does.
+
+    python benchmarks/held.py                                   # about ten minutes on two quiet cores
+    python benchmarks/held.py --quick                           # about two, part of the figures
+    python benchmarks/held.py --only 'capture of BERT*' -o run.json
+    python benchmarks/held.py --set run1.json run2.json run3.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import platform
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from datetime import date
+from fnmatch import fnmatchcase
+from pathlib import Path
+from time import perf_counter
+
+import torch
+from figures.bounds import FEWEST_RUNS, Bound, Verdict, judge, lower, new_bound, read_bounds, write_bounds
+from figures.capture import CAPTURE
+from figures.commands import COMMANDS
+from figures.figure import Experiment, Figure, NotMeasuredError, Reading, Rounds, read_figure
+from figures.replay import REPLAY
+from rich.console import Console
+from rich.table import Table
+
+from opgrip.traces.machine import processor
+
+EXPERIMENTS: tuple[Experiment, ...] = (*CAPTURE, *REPLAY, *COMMANDS)
+FIGURES = {figure.name: figure for experiment in EXPERIMENTS for figure in experiment.figures}
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a run says of a figure.
+
+    Attributes
+    ----------
+    rounds : none where it was not measured, for the reason `why`
+    """
+
+    figure: Figure
+    rounds: Rounds
+    verdict: Verdict
+    reading: Reading | None = None
+    why: str = ""
+
+
+def main() -> int:
+    """Measure, print the table, and say by the status whether all is held."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="part of the figures, by fewer rounds")
+    parser.add_argument("--only", default="*", metavar="PATTERN", help="figures by name, such as '*first step*'")
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="keep the figures' rounds as JSON")
+    parser.add_argument("--set", nargs="+", type=Path, metavar="FILE", help="lower bounds to what these runs gave")
+    args = parser.parse_args()
+    if args.set:
+        if len(args.set) < FEWEST_RUNS:
+            parser.error(f"bounds are set by {FEWEST_RUNS} runs or more, of which they keep the worst")
+        set_bounds(args.set)
+        return 0
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 180)
+    machine = f"torch {torch.__version__}, Python {platform.python_version()}, {processor('cpu')[1]}"
+    console.print(f"{machine}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
+    outcomes = list(outcomes_of(EXPERIMENTS, args.only, args.quick, console))
+    if not outcomes:
+        parser.error(f"no figure is called {args.only!r}" + (" in a quick run" if args.quick else ""))
+    print_table(console, outcomes)
+    if args.output:
+        args.output.parent.mkdir(parents=True, exist_ok=True)
+        kept = {outcome.figure.name: outcome.rounds for outcome in outcomes if outcome.rounds}
+        args.output.write_text(json.dumps({"machine": machine, "rounds": kept}, indent=1) + "\n", encoding="utf-8")
+    return any(outcome.verdict.fails for outcome in outcomes)
+
+
+def outcomes_of(experiments: Iterable[Experiment], pattern: str, quick: bool, console: Console) -> Iterator[Outcome]:
+    """Of the figures that a pattern names, each experiment being run in a process of its own."""
+    bounds = read_bounds()
+    for experiment in experiments:
+        figures = [figure for figure in experiment.figures if fnmatchcase(figure.name, pattern)]
+        rounds = experiment.quick_rounds if quick else experiment.rounds
+        if figures and rounds:
+            start = perf_counter()
+            outcomes = run_experiment(experiment, rounds, bounds)
+            console.print(f"{experiment.name}: {rounds} rounds in {perf_counter() - start:.0f} s")
+            yield from (outcome for outcome in outcomes if outcome.figure in figures)
+
+
+def run_experiment(experiment: Experiment, rounds: int, bounds: dict[str, Bound]) -> list[Outcome]:
+    """The outcomes of all figures of an experiment."""
+    try:
+        # what one experiment leaves in the allocator and in caches would change the next one's times
+        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+            rounds_by_figure = pool.submit(experiment.measure, rounds).result()
+    except NotMeasuredError as error:
+        return [Outcome(figure, [], Verdict.NOT_MEASURED, why=str(error)) for figure in experiment.figures]
+    except Exception as error:
+        why = f"{type(error).__name__}: {error}"
+        return [Outcome(figure, [], Verdict.BROKEN, why=why) for figure in experiment.figures]
+    outcomes = []
+    for figure, own in zip(experiment.figures, rounds_by_figure, strict=True):
+        reading = read_figure(figure, own)
+        outcomes.append(Outcome(figure, own, judge(figure, reading, bounds.get(figure.name)), reading))
+    return outcomes
+
+
+def print_table(console: Console, outcomes: Sequence[Outcome]) -> None:
+    """One row a figure."""
+    bounds = read_bounds()
+    table = Table("figure", "bound", "now", "interval", "when set", "verdict")
+    table.columns[0].no_wrap = True
+    for column in table.columns[1:5]:
+        column.justify = "right"
+    for outcome in outcomes:
+        figure, reading, bound = outcome.figure, outcome.reading, bounds.get(outcome.figure.name)
+        limit = f"{'>=' if figure.larger_is_better else '<='} {bound.bound:.4g}" if bound else "-"
+        now = (
+            (f"{reading.value:.4g} {figure.unit}".strip(), f"{reading.low:.4g} - {reading.high:.4g}")
+            if reading
+            else ("-", "-")
+        )
+        before = f"{bound.when_set:.4g}" if bound else "-"
+        verdict = f"{outcome.verdict.value}: {outcome.why}" if outcome.why else outcome.verdict.value
+        table.add_row(figure.name, limit, *now, before, verdict, style="red" if outcome.verdict.fails else "")
+    console.print(table)
+    failing = [outcome.figure for outcome in outcomes if outcome.verdict.fails]
+    for figure in failing:
+        console.print(f"{figure.name}: {figure.meaning}", style="red")
+    console.print(
+        f"{len(failing)} of {len(outcomes)} figures fail" if failing else "every figure that was measured is held"
+    )
+
+
+def set_bounds(paths: Sequence[Path]) -> None:
+    """Lower the bounds of the figures that every run has to the worst that these gave."""
+    runs = [json.loads(path.read_text(encoding="utf-8"))["rounds"] for path in paths]
+    day = date.today().isoformat()
+    new = {
+        name: new_bound(figure, [read_figure(figure, run[name]).value for run in runs], day)
+        for name, figure in FIGURES.items()
+        if all(name in run for run in runs)
+    }
+    write_bounds(lower(FIGURES.values(), read_bounds(), new))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

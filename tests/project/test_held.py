@@ -1,0 +1,135 @@
+"""Figures that are held against bounds: what fails a run of `benchmarks/held.py`, and what its table says."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from figures import bounds as bounds_module
+from figures import times
+from figures.bounds import Bound, Verdict, judge, lower, new_bound, read_bounds, write_bounds
+from figures.commands import read_time
+from figures.figure import Experiment, Figure, Rounds, offset_of_ratios, read_figure
+from rich.console import Console
+
+COST = Figure("cost", "what over what")
+SHARE = Figure("share", "right of all", "", larger_is_better=True)
+STEADY = [(2.0, 1.0), (2.02, 1.0), (1.98, 1.0), (2.01, 1.0), (1.99, 1.0)]
+NOISY = [(2.0, 1.0), (0.5, 1.0), (4.0, 1.0), (0.9, 1.0), (2.5, 1.0)]
+
+
+@pytest.fixture
+def held(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    # benchmarks set these for themselves when they are loaded
+    for name in ("TORCH_CPP_LOG_LEVEL", "KINETO_LOG_LEVEL"):
+        monkeypatch.setenv(name, "9")
+    import held
+
+    return held
+
+
+def verdict(figure: Figure, rounds: Rounds, bound: float, when_set: float = 2.0) -> Verdict:
+    return judge(figure, read_figure(figure, rounds), Bound(figure.name, bound, when_set, "2025-01-01"))
+
+
+def run(held: ModuleType, monkeypatch: pytest.MonkeyPatch, bound: float, arguments: Sequence[str] = ()) -> int:
+    """The exit status of a run whose one figure is 2."""
+    # built in, so that a fresh process can load it
+    measure = {3: [STEADY], 1: [STEADY]}.__getitem__
+    monkeypatch.setattr(held, "EXPERIMENTS", (Experiment("made up", (COST,), measure, rounds=3, quick_rounds=1),))
+    monkeypatch.setattr(held, "read_bounds", lambda: {"cost": Bound("cost", bound, bound, "2025-01-01")})
+    monkeypatch.setattr(sys, "argv", ["held.py", *arguments])
+    return int(held.main())
+
+
+def test_a_bound_that_is_planted_too_low_fails_the_run_and_the_table_says_which(
+    held: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(held, monkeypatch, bound=2.5) == 0
+    assert "is held" in capsys.readouterr().out
+    assert run(held, monkeypatch, bound=1.5, arguments=["--quick"]) == 1
+    output = capsys.readouterr().out
+    assert "WORSE" in output
+    assert "1 of 1 figures fail" in output
+
+
+def test_a_figure_is_worse_only_where_all_of_its_interval_is() -> None:
+    assert verdict(COST, STEADY, bound=1.9) is Verdict.WORSE
+    assert verdict(COST, NOISY, bound=1.9) is Verdict.NOISE
+    assert verdict(COST, NOISY, bound=0.4) is Verdict.WORSE
+    assert verdict(COST, STEADY, bound=2.1) is Verdict.HELD
+
+
+def test_where_larger_is_better_a_bound_is_the_least() -> None:
+    assert verdict(SHARE, STEADY, bound=2.1) is Verdict.WORSE
+    assert verdict(SHARE, NOISY, bound=2.1) is Verdict.NOISE
+    assert verdict(SHARE, STEADY, bound=1.9) is Verdict.HELD
+
+
+def test_a_figure_that_became_better_says_that_its_bound_can_be_lowered() -> None:
+    assert verdict(COST, STEADY, bound=3.0, when_set=2.9) is Verdict.BETTER
+    assert verdict(COST, NOISY, bound=3.0, when_set=2.9) is Verdict.HELD
+
+
+def test_a_figure_without_bound_and_an_experiment_that_breaks_fail_the_run(held: ModuleType) -> None:
+    assert judge(COST, read_figure(COST, STEADY), None).fails
+    broken = Experiment("broken", (COST,), {}.__getitem__, rounds=3)
+    (outcome,) = held.run_experiment(broken, 3, {})
+    assert outcome.verdict.fails
+    assert "KeyError" in outcome.why
+
+
+def test_a_figure_that_cannot_be_measured_is_said_and_does_not_fail_the_run(
+    held: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    experiment = Experiment("made up", (COST,), partial(read_time, "nothing"), rounds=1)
+    (outcome,) = held.run_experiment(experiment, 1, {})
+    assert outcome.verdict is Verdict.NOT_MEASURED
+    assert not outcome.verdict.fails
+    held.print_table(Console(width=200), [outcome])
+    assert "not measured: build/times.json has no time of nothing" in capsys.readouterr().out
+
+
+def test_a_difference_that_is_lost_in_noise_bounds_nothing() -> None:
+    lost = read_figure(COST, [(2.0, -1.0), (2.0, 1.0), (2.0, -0.5), (2.0, 0.5)])
+    assert lost.high == float("inf")
+
+
+def test_an_offset_is_as_large_above_one_as_below() -> None:
+    offset = Figure("offset", "", "", offset_of_ratios)
+    assert read_figure(offset, [(1.1, 1.0)]).value == pytest.approx(read_figure(offset, [(0.9, 1.0)]).value)
+
+
+def test_a_bound_is_the_worst_of_several_runs_and_only_goes_down() -> None:
+    old = {"cost": Bound("cost", 2.0, 1.9, "2025-01-01")}
+    assert new_bound(COST, [1.2041, 1.1, 1.0], "today") == Bound("cost", 1.21, 1.1, "today")
+    assert new_bound(SHARE, [0.98761, 1.0, 1.0], "today").bound == 0.987
+    assert lower([COST], old, {"cost": new_bound(COST, [2.5, 2.4, 2.3], "today")}) == old
+    assert lower([COST], old, {"cost": new_bound(COST, [1.5, 1.4, 1.3], "today")})["cost"].bound == 1.5
+
+
+def test_every_bound_names_a_figure_that_is_measured_and_every_figure_has_one(held: ModuleType) -> None:
+    assert list(read_bounds()) == list(held.FIGURES)
+
+
+def test_the_table_is_written_as_it_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "bounds.csv"
+    write_bounds(read_bounds(), path)
+    assert path.read_text() == bounds_module.TABLE.read_text()
+
+
+def test_the_time_of_a_command_is_kept_beside_that_of_an_import_of_torch(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(times, "KEPT", tmp_path / "build/times.json")
+    monkeypatch.setattr(times, "import_seconds", lambda python: 2.0)
+    monkeypatch.setattr(times.signal, "signal", lambda number, handler: None)
+    for name, status in (("passes", 0), ("fails", 3)):
+        monkeypatch.setattr(sys, "argv", ["times.py", name, "--", sys.executable, "-c", f"raise SystemExit({status})"])
+        assert times.main() == status
+    assert list(times.kept_times()) == ["passes"]
+    assert times.kept_times()["passes"]["import_torch_s"] == 2.0
