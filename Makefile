@@ -7,19 +7,48 @@ TIMES = $(BIN)/python benchmarks/figures/times.py
 INSTALLED := $(VENV)/installed
 OPENMMLAB := $(VENV)/openmmlab
 RUNTIMES := $(VENV)/runtimes
+PYTEST := -m pytest -n auto --maxprocesses 8 --dist worksteal
 
-.PHONY: help demo test openmmlab runtimes lint types bench held clean
+# the ends of what pyproject.toml admits, each in an environment of its own
+OLDEST_PYTHON ?= python3.10
+NEWEST_PYTHON ?= python3.13
+NEWEST_TORCH ?= 2.15.0
+OLDEST := build/oldest
+NEWEST := build/newest
+VERSIONS := $(OLDEST) $(NEWEST)
+TESTING := pytest pytest-timeout pytest-xdist hypothesis jsonschema
+
+.PHONY: help demo test test-all test-versions smoke-versions coverage openmmlab runtimes lint types bench held clean
 
 help: ## list what there is to make
-	@grep -E '^[a-z]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 16
 
 demo: $(INSTALLED) ## capture the built-in detector, replay its trace, print the table
 	@mkdir -p demo
 	$(BIN)/opcapture --force -o demo/faster_rcnn.jsonl
 	$(BIN)/opreplay demo/faster_rcnn.jsonl --top 20
 
-test: $(INSTALLED) ## run the tests
-	$(if $(ARGS),,$(TIMES) test --) $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal $(ARGS)
+test: $(INSTALLED) ## run the quick tests: every feature, and nothing that takes long
+	$(if $(ARGS),,$(TIMES) test --) $(BIN)/python $(PYTEST) -m 'not slow' $(ARGS)
+
+test-all: $(INSTALLED) ## run all tests of what is installed
+	$(if $(ARGS),,$(TIMES) test-all --) $(BIN)/python $(PYTEST) $(ARGS)
+
+test-versions: $(VERSIONS:=/installed) ## run the quick tests on the oldest and the newest Python and torch
+	@for pair in $(VERSIONS); do $$pair/bin/python tests/private_places.py || exit 1; done
+	@for pair in $(VERSIONS); do echo "== $$pair"; $$pair/bin/python $(PYTEST) -m 'not slow' $(ARGS) || exit 1; done
+
+smoke-versions: $(VERSIONS:=/installed) ## capture and replay once on the oldest and the newest Python and torch
+	@for pair in $(VERSIONS); do \
+	  $$pair/bin/python tests/private_places.py && \
+	  $$pair/bin/opcapture --input-size 96 --batch-size 1 --force -o $$pair/trace.jsonl && \
+	  $$pair/bin/opreplay $$pair/trace.jsonl --top 5 --mode jit --strict || exit 1; \
+	done
+
+coverage: $(INSTALLED) ## run all tests and print how many branches they took
+	@rm -rf build/coverage && mkdir -p build/coverage
+	$(BIN)/python -m coverage run $(PYTEST) $(ARGS)
+	@$(BIN)/python -m coverage combine -q && $(BIN)/python -m coverage report --skip-covered
 
 openmmlab: $(OPENMMLAB) ## add mmengine, mmcv, mmdet and mmsegmentation
 
@@ -49,6 +78,17 @@ $(BIN)/python:
 
 $(INSTALLED): pyproject.toml constraints.txt | $(BIN)/python
 	$(TIMES) set-up -- $(PIP) -e '.[dev]'
+	@touch $@
+
+$(OLDEST)/installed: PAIR = $(OLDEST_PYTHON) -m venv $(OLDEST) && cp constraints-oldest.txt $(OLDEST)/constraints.txt
+$(NEWEST)/installed: PAIR = $(NEWEST_PYTHON) -m venv $(NEWEST) && \
+  sed 's/^torch==.*/torch==$(NEWEST_TORCH)/' constraints.txt >$(NEWEST)/constraints.txt
+
+$(VERSIONS:=/installed): pyproject.toml constraints.txt constraints-oldest.txt
+	@mkdir -p build
+	$(PAIR)
+	$(@D)/bin/python -m pip --disable-pip-version-check install -q -c $(@D)/constraints.txt \
+	  -e '.[zstd,full,samples]' $(TESTING)
 	@touch $@
 
 # tensorflow-cpu is what the extra's tensorflow is without its hundreds of megabytes for GPUs

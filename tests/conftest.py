@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Generator
+import subprocess
+from collections.abc import Generator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 # as many threads as there are processors for each process that runs tests: more of them spin, waiting for each other
 PROCESSORS = len(os.sched_getaffinity(0)) // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
@@ -15,9 +18,11 @@ import numpy as np
 import pytest
 import torch
 from busy import MOST_BY_OTHERS, Usage, share_of_others
+from forks import run_forked
 from programs import run_command, train_tiny_net
 from turns import turn
 
+from opgrip.capture.grips.source import proof
 from opgrip.replay.modes.jax_runtime import THREADS
 
 # modules that tests have a process import leave no files beside them
@@ -59,6 +64,16 @@ def _drawn_alike() -> None:
     torch.manual_seed(SEED)
     np.random.seed(SEED)
     random.seed(SEED)
+
+
+@pytest.fixture(autouse=True)
+def _samples_tried_in_forks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let what is gripped in a test's own process be tried in a fork; what commands grip is, in a fresh Python."""
+
+    def run(command: Sequence[str], **options: Any) -> subprocess.CompletedProcess[str]:
+        return run_forked(command[1:], options["cwd"], options["env"], options["timeout"])
+
+    monkeypatch.setattr(proof, "subprocess", SimpleNamespace(run=run, TimeoutExpired=subprocess.TimeoutExpired))
 
 
 @pytest.fixture(scope="session")
