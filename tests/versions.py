@@ -2,10 +2,34 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 REMOVED_OPERATORS = frozenset({"aten.cholesky"})
 """Operators of older versions that newer ones have under another name alone."""
+
+
+class _Counter(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.calls += 1
+        return func(*args, **(kwargs or {}))
+
+
+def has_detached_views() -> bool:
+    """Whether a mode within another one makes the outer one see a `detach` after a view as another dtype.
+
+    Torch 2.6 does so.
+    """
+    x, outer, inner = torch.ones(2), _Counter(), _Counter()
+    with outer, inner:
+        x.view(torch.int16)
+    return outer.calls > inner.calls
 
 
 def has_dtype(name: str) -> bool:
