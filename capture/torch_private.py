@@ -302,3 +302,21 @@ def is_transformed(tensor: torch.Tensor) -> bool:
 def is_transforming() -> bool:
     """Whether this thread runs inside a transform of torch.func, or is traced by torch.fx."""
     return bool(_is_traced_by_fx()) or _transforms() is not None
+
+
+def _tells_reductions() -> bool:
+    try:
+        return hasattr(torch.classes.c10d.ReduceOp(), "op")
+    except RuntimeError:
+        # torch is built without collectives
+        return False
+
+
+_places.declare(
+    "torch.classes.c10d.ReduceOp.op", _tells_reductions, "which reduction a collective does is not recorded"
+)
+
+
+def reduction_number(reduction: Any) -> int | None:
+    """The number of a boxed reduction among torch's; None where this torch does not tell."""
+    return int(reduction.op()) if hasattr(reduction, "op") else None

@@ -32,6 +32,11 @@ def has_detached_views() -> bool:
     return outer.calls > inner.calls
 
 
+def tells_reductions() -> bool:
+    """Whether a collective's call tells which reduction it does, as torch 2.6 does not."""
+    return hasattr(torch.classes.c10d.ReduceOp(), "op")
+
+
 def has_dtype(name: str) -> bool:
     """Whether this torch has a dtype, such as `float4_e2m1fn_x2`, which torch 2.6 has not."""
     return hasattr(torch, name)

