@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import sys
-from typing import Any, cast
 
 import torch
 
+from opgrip.capture.torch_private import reduction_number
 from opgrip.traces.arguments import GroupSpec, Opaque, ReductionSpec
 
 _PREFIX = "__torch__.torch.classes."
@@ -24,7 +24,9 @@ def describe_script_object(value: torch.ScriptObject) -> GroupSpec | ReductionSp
         ranks = tuple(distributed.get_process_group_ranks(group))
         return GroupSpec(group.group_name, group.name(), ranks, group.rank())
     if name == "c10d.ReduceOp":
-        number = int(cast(Any, value).op())
+        number = reduction_number(value)
+        if number is None:
+            return Opaque(name)
         kinds = distributed.ReduceOp.RedOpType.__members__
         names = (kind for kind, member in kinds.items() if member.value == number)
         return ReductionSpec(next(names, str(number)))

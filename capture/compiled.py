@@ -15,6 +15,7 @@ import torch
 from opgrip.capture.dispatch import RecordingMode
 from opgrip.capture.patches import Patches
 from opgrip.capture.recorder import Recorder
+from opgrip.capture.torch_private import leave_compiled
 from opgrip.traces.records import COMPILED
 
 OPERATORS, OPAQUE = "operators", "opaque"
@@ -30,6 +31,9 @@ class OpaqueMode(RecordingMode):
     def ignore_compile_internals(cls) -> bool:
         """Whether torch may run compiled code under this mode."""
         return True
+
+
+leave_compiled(OpaqueMode)
 
 
 class CompiledWatch:

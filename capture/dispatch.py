@@ -31,6 +31,7 @@ from opgrip.capture.torch_private import (
     hide_from_compiler,
     is_made_of_tensors,
     pin,
+    see_higher_order,
     sequence_number,
     storage_address,
     unpin,
@@ -68,6 +69,7 @@ class RecordingMode(TorchDispatchMode):
 
     def __init__(self, recorder: Recorder) -> None:
         super().__init__()
+        see_higher_order(type(self))
         self.recorder = recorder
         # a thread's ident goes to another thread when it ends
         self.number = recorder.next_mode()

@@ -12,6 +12,8 @@ from weakref import ref
 import torch
 from torch import nn
 
+from opgrip.capture.qualified_names import qualified_name
+
 FORWARD, BACKWARD, OPTIMIZER = "forward", "backward", "optimizer"
 
 _CALLS_FORWARD = nn.Module._call_impl.__code__
@@ -115,7 +117,7 @@ class CallSites:
                 self._files[code] = _short_name(code.co_filename, frame.f_globals.get("__name__"))
             file = self._files[code]
             if file is not None:
-                found.append(Site(getattr(code, "co_qualname", code.co_name), file, frame.f_lineno or 0))
+                found.append(Site(qualified_name(code, frame.f_globals), file, frame.f_lineno or 0))
             frame = frame.f_back
         return tuple(found)
 

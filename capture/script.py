@@ -96,7 +96,7 @@ def _status(code: object) -> int:
 
 def _print_own_frames(error: BaseException) -> None:
     """The traceback without the frames that ran the script."""
-    frames, own = error.__traceback__, (__file__, "<frozen runpy>")
+    frames, own = error.__traceback__, (__file__, runpy.run_path.__code__.co_filename)
     while frames is not None and frames.tb_frame.f_code.co_filename in own:
         frames = frames.tb_next
     traceback.print_exception(type(error), error, frames)

@@ -1,37 +1,42 @@
 """All that capture takes from torch's private interfaces, which may change from version to version.
 
-Seen in torch 2.13; a name that another version lacks is replaced by what comes nearest, or by nothing.
+Seen in torch 2.6, 2.13 and 2.15; a place that another version lacks is replaced by what is declared beside it.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext
+from functools import cache, partial
 from types import FunctionType
-from typing import Any, cast
+from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from opgrip.traces.private_places import PrivatePlaces
 
 Check = Callable[[Any], bool]
 
-_guards = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
+_places = PrivatePlaces()
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _SINGLETONS = (type(None), bool, int, str, torch.dtype, torch.device, torch.layout, torch.memory_format)
 
 
-def _no_node() -> None:
-    return None
+def private_places() -> dict[str, str]:
+    """For each private place of torch that capture uses `found`, or what it does instead where this torch lacks it."""
+    return _places.report()
 
 
-def _no_number() -> int:
-    return 0
-
-
-current_autograd_node: Callable[[], Any] = getattr(torch._C, "_current_autograd_node", _no_node)
+current_autograd_node: Callable[[], Any] = _places.take(
+    "torch._C._current_autograd_node", lambda: None, "calls of a backward pass are recorded as forward ones"
+)
 """The node that the autograd engine runs in this thread; None outside a backward pass."""
 
-sequence_number: Callable[[], int] = getattr(torch._C._autograd, "_get_sequence_nr", _no_number)
+sequence_number: Callable[[], int] = _places.take(
+    "torch._C._autograd._get_sequence_nr", lambda: 0, "calls of a backward pass have no pair in the forward one"
+)
 """How many nodes of autograd this thread has made."""
 
 NO_SEQUENCE = (1 << 64) - 1
@@ -43,17 +48,20 @@ def _storage_address(tensor: torch.Tensor) -> int:
     return address
 
 
-storage_address: Callable[[torch.Tensor], int] = getattr(torch._C, "_storage_address", _storage_address)
+storage_address: Callable[[torch.Tensor], int] = _places.take(
+    "torch._C._storage_address", _storage_address, "a Python object of the storage is made to tell its address"
+)
 """The address of a tensor's storage object: the same for all tensors that live in the same memory."""
 
+_NEVER_ABSENT = "none: no capture begins"
 
-pin = cast(Callable[[torch.UntypedStorage], int], torch.UntypedStorage._weak_ref)
+pin: Callable[[torch.UntypedStorage], int] = _places.take("torch.UntypedStorage._weak_ref", None, _NEVER_ABSENT)
 """The address of a storage object, which no other gets until `unpin`. Keeps no memory alive."""
 
-unpin: Callable[[int], None] = torch.UntypedStorage._free_weak_ref
+unpin: Callable[[int], None] = _places.take("torch.UntypedStorage._free_weak_ref", None, _NEVER_ABSENT)
 """Give back an address that `pin` gave, as often as it did."""
 
-storage_is_gone = cast(Callable[[int], bool], torch.UntypedStorage._expired)
+storage_is_gone: Callable[[int], bool] = _places.take("torch.UntypedStorage._expired", None, _NEVER_ABSENT)
 """Whether the storage of a pinned address has been freed."""
 
 
@@ -62,27 +70,89 @@ def is_made_of_tensors(kind: type) -> bool:
     return hasattr(kind, "__tensor_flatten__") and kind.__name__ != "FunctionalTensor"
 
 
+_set_strategy = _places.take(
+    "torch._C._dynamo.eval_frame.set_code_exec_strategy",
+    None,
+    "modes run in torch's guard against its compiler where it has one for them; else nothing hides them",
+)
+_actions = _places.take("torch._C._dynamo.eval_frame._FrameAction", None, "as for set_code_exec_strategy")
+_strategy_of = _places.take("torch._C._dynamo.eval_frame._FrameExecStrategy", None, "as for set_code_exec_strategy")
+
+
 def hide_from_compiler(function: FunctionType) -> bool:
     """Keep torch.compile from tracing a function and all that it calls; False where this torch has no means to.
 
     What a dispatch mode runs inside a compiled region is else compiled with it. torch's own means, a guard around the
     mode's handler, does the same at each call, for half the cost of an empty mode.
     """
-    frames = torch._C._dynamo.eval_frame
     try:
-        skip = frames._FrameAction.SKIP
-        strategy = frames._FrameExecStrategy(skip, skip)
-        frames.set_code_exec_strategy(function.__code__, strategy)
+        _set_strategy(function.__code__, _strategy_of(_actions.SKIP, _actions.SKIP))
     except (AttributeError, TypeError):
         return False
     return True
 
 
+_runs_compiled_code = _places.take(
+    "torch.utils._python_dispatch.TorchDispatchMode.ignore_compile_internals",
+    None,
+    "such modes are called modes of torch's own, and run in its guard against its compiler",
+)
+_disable_dynamo = _places.take("torch._disable_dynamo", lambda function: function, "nothing hides such modes")
+
+
+def leave_compiled(mode: type[TorchDispatchMode]) -> None:
+    """Let compiled code run as it is under a class of modes whose `ignore_compile_internals` says so."""
+    if _runs_compiled_code is None:
+        changed: Any = mode
+        changed.is_infra_mode = classmethod(lambda cls: True)
+        changed.__torch_dispatch__ = _disable_dynamo(changed.__torch_dispatch__)
+
+
+_sees_higher_order = _places.take(
+    "torch.utils._python_dispatch.TorchDispatchMode.supports_higher_order_operators",
+    None,
+    "each operator that takes functions gets a rule for each of our modes",
+)
+_higher_order: Mapping[str, Any] = _places.take(
+    "torch._ops._higher_order_ops", {}, "no rules: programs with such operators end where torch wants one"
+)
+
+
+def see_higher_order(mode: type[TorchDispatchMode]) -> None:
+    """Let a class of modes see the operators that take functions, such as `cond`."""
+    if _sees_higher_order is None:
+        for operator in _higher_order.values():
+            if mode not in operator.python_key_table:
+                operator.py_impl(mode)(partial(_run_higher_order, operator))
+
+
+def _run_higher_order(operator: Any, mode: Any, *args: Any, **kwargs: Any) -> Any:
+    return mode.__torch_dispatch__(operator, (), args, kwargs)
+
+
+_without_modes = _places.take("torch._C._DisableTorchDispatch", nullcontext, "modes of the program see our own work")
+_without_functions = _places.take(
+    "torch._C.DisableTorchFunction", nullcontext, "subclasses of the program see our own work"
+)
+
+
 @contextmanager
 def unobserved() -> Iterator[None]:
     """Let the tensor operations of the block pass by every mode and subclass, ours and the program's."""
-    with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
+    with _without_modes(), _without_functions():
         yield
+
+
+_root_guard = _places.take(
+    "torch._C._dynamo.guards.RootGuardManager", None, "calls are recognized by keys made in Python"
+)
+_guard_kinds = _places.take_later("torch._dynamo.guards.GuardManagerType", None, "as for RootGuardManager")
+_offset_guard = _places.take(
+    "torch._C._dynamo.guards.GuardManager.tensor_property_storage_offset_manager",
+    None,
+    "a function in Python compares the offsets of tensors",
+)
+_dispatch_keys = _places.take("torch._C._dispatch_keys", None, "as for RootGuardManager")
 
 
 def arguments_check(args: Sequence[Any], typed_lists: bool = False) -> Check | None:
@@ -101,10 +171,10 @@ def arguments_check(args: Sequence[Any], typed_lists: bool = False) -> Check | N
     A function of the arguments as a tuple; None where they have a kind that it cannot tell, or this torch has no such
     tests.
     """
-    if _guards is None:
+    if _root_guard is None:
         return None
     try:
-        root = _guards.RootGuardManager()
+        root = _root_guard()
         if not _add_items(root, root.tuple_getitem_manager, args, typed_lists):
             return None
         check: Check = root.check
@@ -116,11 +186,11 @@ def arguments_check(args: Sequence[Any], typed_lists: bool = False) -> Check | N
 
 def keywords_check(kwargs: Mapping[str, Any]) -> Check | None:
     """The same for keyword arguments; its function takes the dictionary."""
-    if _guards is None:
+    if _root_guard is None:
         return None
     try:
-        root = _guards.RootGuardManager()
-        root.add_dict_length_check_guard(len(kwargs), [""], None)
+        root = _root_guard()
+        root.add_dict_length_check_guard(len(kwargs), *_place_in_code())
         for name, value in kwargs.items():
             child = root.dict_getitem_manager(name, name, value, _plain_manager())
             if not _add_value(child, value, False):
@@ -131,21 +201,35 @@ def keywords_check(kwargs: Mapping[str, Any]) -> Check | None:
         return None
 
 
+_places.declare(
+    "compiled tests of arguments",
+    lambda: arguments_check((torch.ones(1), [1], 0.0)) is not None and keywords_check({"dim": 0}) is not None,
+    "as for RootGuardManager",
+)
+
+
 def load_private() -> None:
     """Import what the tests need, which takes torch a second, before a program is watched."""
-    if _guards is not None:
-        with suppress(ImportError):
-            _plain_manager()
+    if _root_guard is not None:
+        _plain_manager()
 
 
 def _plain_manager() -> Any:
-    from torch._dynamo.guards import GuardManagerType
+    return getattr(_guard_kinds(), "GUARD_MANAGER", None)
 
-    return GuardManagerType.GUARD_MANAGER
+
+@cache
+def _place_in_code() -> tuple[Any, ...]:
+    """The place in a program's code that a guard names; before torch 2.9 or so, without the user's frames."""
+    try:
+        _root_guard().add_length_check_guard(0, [""], None)
+    except TypeError:
+        return ([""],)
+    return [""], None
 
 
 def _add_items(manager: Any, child_at: Callable[..., Any], items: Sequence[Any], typed_lists: bool) -> bool:
-    manager.add_length_check_guard(len(items), [""], None)
+    manager.add_length_check_guard(len(items), *_place_in_code())
     kind = _plain_manager()
     return all(
         _add_value(child_at(place, str(place), item, kind), item, typed_lists) for place, item in enumerate(items)
@@ -157,18 +241,18 @@ def _add_value(manager: Any, value: Any, typed_lists: bool) -> bool:
     if kind in _PLAIN:
         return _add_tensor(manager, value)
     if kind in _SINGLETONS:
-        manager.add_equals_match_guard(value, [""], None)
+        manager.add_equals_match_guard(value, *_place_in_code())
     elif kind is float:
         if math.isnan(value):
             return False
-        manager.add_equals_match_guard(value, [""], None)
+        manager.add_equals_match_guard(value, *_place_in_code())
         if value == 0:
             sign = math.copysign(1.0, value)
-            manager.add_lambda_guard(lambda other: math.copysign(1.0, other) == sign, [""], None)
+            manager.add_lambda_guard(lambda other: math.copysign(1.0, other) == sign, *_place_in_code())
     elif kind is list and typed_lists and all(type(item) is int for item in value):
-        manager.add_equals_match_guard(value, [""], None)
+        manager.add_equals_match_guard(value, *_place_in_code())
     elif kind is list or kind is tuple:
-        manager.add_type_match_guard(id(kind), [""], None)
+        manager.add_type_match_guard(id(kind), *_place_in_code())
         child_at = manager.list_getitem_manager if kind is list else manager.tuple_getitem_manager
         return _add_items(manager, child_at, value, typed_lists)
     else:
@@ -179,23 +263,60 @@ def _add_value(manager: Any, value: Any, typed_lists: bool) -> bool:
 def _add_tensor(manager: Any, tensor: torch.Tensor) -> bool:
     if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized:
         return False
-    shape, stride, keys = list(tensor.shape), list(tensor.stride()), torch._C._dispatch_keys(tensor)
-    manager.add_tensor_match_guard(tensor, shape, stride, "", [""], None, type(tensor), keys)
+    shape, stride, where = list(tensor.shape), list(tensor.stride()), _place_in_code()
+    try:
+        manager.add_tensor_match_guard(tensor, shape, stride, "", *where, type(tensor), _dispatch_keys(tensor))
+    except TypeError:
+        # of torch 2.6, which reads them off the tensor
+        manager.add_tensor_match_guard(tensor, shape, stride, "", *where)
     offset = tensor.storage_offset()
-    property_of = manager.tensor_property_storage_offset_manager
-    property_of(None, "", offset, _plain_manager()).add_equals_match_guard(offset, [""], None)
+    if _offset_guard is None:
+        manager.add_lambda_guard(lambda other: other.storage_offset() == offset, *where)
+    else:
+        of_offset = manager.tensor_property_storage_offset_manager(None, "", offset, _plain_manager())
+        of_offset.add_equals_match_guard(offset, *where)
     return True
+
+
+def _fx_flag() -> bool:
+    return bool(getattr(torch.fx._symbolic_trace, "_is_fx_tracing_flag", False))
+
+
+_is_transformed = _places.take(
+    "torch._C._functorch.is_functorch_wrapped_tensor", lambda tensor: False, "calls inside vmap are kept like others"
+)
+_transforms = _places.take(
+    "torch._C._functorch.peek_interpreter_stack", lambda: None, "calls inside vmap are kept like others"
+)
+# torch's own function that tells warns of what it tells
+_is_traced_by_fx = _places.take(
+    "torch.fx._symbolic_trace._get_is_fx_tracing", _fx_flag, "the flag of older versions, in the same module"
+)
 
 
 def is_transformed(tensor: torch.Tensor) -> bool:
     """Whether a transform of torch.func, such as vmap, stands around a tensor's values."""
-    found = getattr(getattr(torch._C, "_functorch", None), "is_functorch_wrapped_tensor", None)
-    return found is not None and bool(found(tensor))
+    return bool(_is_transformed(tensor))
 
 
 def is_transforming() -> bool:
     """Whether this thread runs inside a transform of torch.func, or is traced by torch.fx."""
-    stack = getattr(getattr(torch._C, "_functorch", None), "peek_interpreter_stack", None)
-    # torch's own function that tells warns of what it tells
-    traced = getattr(torch.fx._symbolic_trace, "_is_fx_tracing_flag", False)
-    return bool(traced) or (stack is not None and stack() is not None)
+    return bool(_is_traced_by_fx()) or _transforms() is not None
+
+
+def _tells_reductions() -> bool:
+    try:
+        return hasattr(torch.classes.c10d.ReduceOp(), "op")
+    except RuntimeError:
+        # torch is built without collectives
+        return False
+
+
+_places.declare(
+    "torch.classes.c10d.ReduceOp.op", _tells_reductions, "which reduction a collective does is not recorded"
+)
+
+
+def reduction_number(reduction: Any) -> int | None:
+    """The number of a boxed reduction among torch's; None where this torch does not tell."""
+    return int(reduction.op()) if hasattr(reduction, "op") else None

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from versions import has_dtype
 
 Made = Callable[[], torch.Tensor]
 
@@ -92,9 +93,10 @@ STRIDED: dict[str, Made] = {
     "float8": lambda: torch.randn(100).to(torch.float8_e4m3fn),
     "uint16": lambda: torch.arange(100).to(torch.uint16),
     "int4": lambda: torch.arange(100, dtype=torch.uint8).view(torch.int4),
-    "float4": lambda: torch.arange(100, dtype=torch.uint8).view(torch.float4_e2m1fn_x2),
     "bits16": lambda: torch.arange(100, dtype=torch.uint8).view(torch.bits16),
 }
+if has_dtype("float4_e2m1fn_x2"):
+    STRIDED["float4"] = lambda: torch.arange(100, dtype=torch.uint8).view(torch.float4_e2m1fn_x2)
 UNUSUAL = SPARSE | QUANTIZED | NESTED
 ALL = UNUSUAL | STRIDED
 

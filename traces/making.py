@@ -212,6 +212,9 @@ class _Maker:
             raise CannotMake(f"numpy has no dtype {dtype[:60]}") from error
         if kind.kind not in "biufc":
             raise CannotMake(f"{dtype[:60]} is no number")
+        # NumPy before 2.0 wraps it around
+        if kind.kind in "iu" and isinstance(number, int) and not np.iinfo(kind).min <= number <= np.iinfo(kind).max:
+            raise CannotMake(f"{dtype} holds no {number}")
         return kind.type(number)
 
 

@@ -135,10 +135,23 @@ def _alike(value: Any, made: Any) -> Any:
         return made
     if isinstance(value, tuple):
         return value._make(made) if hasattr(value, "_make") else type(value)(made)
-    twin = copy.copy(value)
+    twin = _copied(value)
     for place, item in made.items() if isinstance(made, dict) else enumerate(made):
         twin[place] = item
     return twin
+
+
+def _copied(value: Any) -> Any:
+    """A list or dictionary of a class of its own, copied; a dictionary perhaps without its entries."""
+    try:
+        return copy.copy(value)
+    except Exception:
+        # Python 3.10 asks `__getattr__` for `__getstate__`, and one that reads entries raises KeyError
+        twin = type(value).__new__(type(value))
+        vars(twin).update(vars(value))
+        if isinstance(value, list):
+            list.extend(twin, value)
+        return twin
 
 
 def outline(value: object) -> tuple[object, ...]:

@@ -84,10 +84,16 @@ def _gunzip(raw: IO[bytes]) -> Iterator[bytes]:
 
 def _unzstd(raw: IO[bytes]) -> Iterator[bytes]:
     zstandard = _zstandard()
-    decompressor = zstandard.ZstdDecompressor().decompressobj(read_across_frames=True)
+    decompressor = zstandard.ZstdDecompressor()
+    frame = decompressor.decompressobj()
     try:
         while chunk := raw.read(CHUNK):
-            yield decompressor.decompress(chunk)
+            while chunk:
+                yield frame.decompress(chunk)
+                chunk = b""
+                if frame.eof:
+                    # files joined with `cat` hold several frames, which zstandard 0.19 does not read on its own
+                    chunk, frame = frame.unused_data, decompressor.decompressobj()
     except zstandard.ZstdError as error:
         raise Damage(f"its zstd data is broken ({error})") from error
 

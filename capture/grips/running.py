@@ -11,7 +11,7 @@ from typing import Any, cast
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from opgrip.capture.torch_private import hide_from_compiler
+from opgrip.capture.torch_private import hide_from_compiler, leave_compiled, see_higher_order
 
 INPUT_AWARE = "InputAware"
 DATA_DEPENDENT_SHAPE = "DataDependentShape"
@@ -71,6 +71,7 @@ class Running(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
+        see_higher_order(type(self))
         self.operators = self.operator_ns = 0
         self._seen: dict[tuple[Any, ...], frozenset[str]] = {}
 
@@ -116,6 +117,9 @@ class Running(TorchDispatchMode):
         except Exception:
             # an operator without tags is no reason to disturb its program
             self._seen.setdefault((func,), frozenset())
+
+
+leave_compiled(Running)
 
 
 def tags_of(func: Any, shapes: Sequence[tuple[tuple[int, ...], bool]]) -> Iterator[str]:

@@ -95,7 +95,7 @@ def empty_quantized(spec: TensorSpec, device: torch.device) -> torch.Tensor:
                 dtype=spec.dtype,
                 device=device,
             )
-    raise AssertionError("other tensors have no quantizer")
+    raise Unsupported("an argument is quantized, and the trace does not say by which scale")
 
 
 def _check_places(places: int, indices: tuple[TensorSpec, ...]) -> None:

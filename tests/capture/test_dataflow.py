@@ -13,6 +13,7 @@ from example_trace import write
 from hypothesis import given
 from hypothesis import strategies as st
 from programs import run_command, train_tiny_net
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from opgrip.capture import Capture
 from opgrip.capture.storages import Storages
@@ -85,15 +86,13 @@ def test_memory_that_no_call_made_is_told_from_what_had_its_address(tmp_path: Pa
 
 
 def test_storages_are_freed_when_the_program_frees_them() -> None:
-    import weakref
-
     known = Storages()
     x = torch.ones(3)
-    number, alive = known.number(x), weakref.ref(x.untyped_storage())
+    number, storage = known.number(x), StorageWeakRef(x.untyped_storage())
     assert known.number(x[1:]) == number
     del x
     gc.collect()
-    assert alive() is None
+    assert storage.expired()
     known.sweep()
     assert not known.numbers
     known.close()

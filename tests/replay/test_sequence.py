@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import chain
@@ -19,6 +18,7 @@ from hypothesis import strategies as st
 from optional import needs
 from programs import train_tiny_net
 from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from opgrip.capture import Capture
 from opgrip.capture.models import load_program
@@ -171,14 +171,14 @@ def test_memory_is_freed_when_no_later_call_mentions_it(tmp_path: Path, monkeypa
             y = y + 1
 
     trace = capture(tmp_path, program)
-    seen: list[weakref.ref[torch.UntypedStorage]] = []
+    seen: list[StorageWeakRef] = []
     alive: list[int] = []
     give = Memory.give
 
     def watched(self: Memory, number: int, storage: torch.UntypedStorage) -> None:
-        seen.append(weakref.ref(storage))
+        seen.append(StorageWeakRef(storage))
         give(self, number, storage)
-        alive.append(sum(ref() is not None for ref in seen))
+        alive.append(sum(not ref.expired() for ref in seen))
 
     monkeypatch.setattr(Memory, "give", watched)
     result = replay_sequence(trace, SETTINGS)
@@ -187,7 +187,7 @@ def test_memory_is_freed_when_no_later_call_mentions_it(tmp_path: Path, monkeypa
     assert max(alive) == 2
     assert result.replayed_peak_bytes == result.captured_peak_bytes == 2 * 4000
     gc.collect()
-    assert all(ref() is None for ref in seen)
+    assert all(ref.expired() for ref in seen)
 
 
 def test_a_result_takes_the_memory_that_its_own_consumers_tell(tmp_path: Path) -> None:

@@ -83,9 +83,12 @@ def test_operators_and_calls_of_a_function_are_counted(tmp_path: Path) -> None:
             doubled(centers(boxes))
             centers(centers(boxes))
 
+    # torch.stack is one operator or five, by the version of torch
+    each = len(captured(tmp_path, lambda: centers(boxes), "one.jsonl").calls)
     found = by_name(find(captured(tmp_path, program)))
     item = found["centers"]
-    assert (item.calls, item.launches, item.backward_launches) == (9, 9 * 8, 0)
+    assert each >= 8
+    assert (item.calls, item.launches, item.backward_launches) == (9, 9 * each, 0)
     assert item.pattern.endswith("test_longtail:centers")
     assert "doubled" not in found
 

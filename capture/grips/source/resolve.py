@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from types import CellType, FunctionType, MethodType, ModuleType
+from types import BuiltinFunctionType, CellType, FunctionType, MethodType, ModuleType
 from typing import Any, get_origin
 
 import torch
@@ -100,13 +100,22 @@ def kind_of(thing: Any) -> Kind:
         return Kind.VALUE
     if isinstance(thing, type):
         return Kind.IMPORT if module and is_imported(module) else Kind.CLASS
-    if isinstance(thing, MethodType | functools.partial):
+    if isinstance(thing, functools.partial) or is_bound(thing):
         return Kind.VALUE
     if python_function(thing) is not None:
         return Kind.IMPORT if all(map(is_imported_code, layers_of(thing))) else Kind.FUNCTION
     if callable(thing) and isinstance(name, str) and is_imported(type(thing).__module__):
         return Kind.IMPORT
     return Kind.VALUE
+
+
+def is_bound(thing: Any) -> bool:
+    """Whether something is a method of an object, or of a class that no sample imports."""
+    if isinstance(thing, MethodType):
+        return True
+    # `apply` of autograd functions since torch 2.15; functions in C have their module or a class of torch there
+    owner = thing.__self__ if isinstance(thing, BuiltinFunctionType) else None
+    return isinstance(owner, type) and not is_imported(owner.__module__)
 
 
 def python_function(thing: Any) -> FunctionType | None:

@@ -13,13 +13,22 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass
 from textwrap import fill
-from types import MethodDescriptorType, MethodType, ModuleType, NoneType, SimpleNamespace, UnionType
+from types import (
+    BuiltinFunctionType,
+    MethodDescriptorType,
+    MethodType,
+    ModuleType,
+    NoneType,
+    SimpleNamespace,
+    UnionType,
+)
 from typing import Any, Union, get_args, get_origin
 
 import numpy as np
 import torch
 
 from opgrip.capture.grips.source.packages import is_imported
+from opgrip.capture.grips.source.resolve import is_bound
 
 MOST_ELEMENTS = 256
 """Tensors and arrays of more elements are no constants that belong in a source file."""
@@ -229,7 +238,7 @@ class _Writer:
     def scalar(self, value: np.generic) -> _Group:
         return self._call(self._of(np, type(value).__name__), value.item())
 
-    def bound(self, value: MethodType) -> str:
+    def bound(self, value: MethodType | BuiltinFunctionType) -> str:
         if not isinstance(value.__self__, type):
             raise Inexpressible(f"a method of an object of class {type(value.__self__).__qualname__}")
         return f"{self.refer(value.__self__)}.{value.__name__}"
@@ -270,7 +279,7 @@ _FORMS: tuple[tuple[Any, Callable[[_Writer, Any], str | _Group]], ...] = (
     (torch.Tensor, _Writer.tensor),
     (np.ndarray, _Writer.array),
     (functools.partial, _Writer.partial),
-    (MethodType, _Writer.bound),
+    (MethodType | BuiltinFunctionType, _Writer.bound),
     (MethodDescriptorType, _Writer.descriptor),
     (re.Pattern, _Writer.pattern),
     (logging.Logger, _Writer.logger),
@@ -287,7 +296,7 @@ def _as_floats(values: Any) -> Any:
 
 def _is_function(value: Any) -> bool:
     named = callable(value) and isinstance(getattr(value, "__name__", None), str)
-    return named and not isinstance(value, MethodType | MethodDescriptorType | functools.partial)
+    return named and not isinstance(value, MethodDescriptorType | functools.partial) and not is_bound(value)
 
 
 def express_class(cls: type, refer: Refer) -> str:

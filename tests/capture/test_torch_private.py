@@ -1,0 +1,41 @@
+"""What capture takes from torch's private interfaces, and how it goes on without."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from absent_places import is_declared, load_without_places, private_names
+
+from opgrip.capture import torch_private
+from opgrip.traces.private_places import FOUND
+
+
+def test_every_private_name_is_declared_with_its_fall_back() -> None:
+    places = torch_private.private_places()
+    assert all(state.strip() for state in places.values())
+    public = {"torch.utils._python_dispatch.TorchDispatchMode"}
+    assert [name for name in private_names(torch_private) if name not in public and not is_declared(name, places)] == []
+
+
+def test_a_torch_without_private_places_is_told_by_the_fall_backs(monkeypatch: pytest.MonkeyPatch) -> None:
+    bare = load_without_places(torch_private, monkeypatch)
+    places = bare.private_places()
+    assert set(places) == set(torch_private.private_places())
+    # this one is not found by its name
+    assert {name for name, state in places.items() if state == FOUND} <= {"torch.classes.c10d.ReduceOp.op"}
+
+
+def test_without_private_places_calls_are_told_apart_by_their_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    bare = load_without_places(torch_private, monkeypatch)
+    x = torch.rand(3)
+    bare.load_private()
+    assert bare.arguments_check((x,)) is None
+    assert bare.keywords_check({"dim": 0}) is None
+    assert bare.storage_address(x) == bare.storage_address(x[1:]) != bare.storage_address(x + 1)
+    assert bare.current_autograd_node() is None
+    assert bare.sequence_number() == 0
+    assert not bare.hide_from_compiler(lambda: None)
+    assert not bare.is_transformed(x)
+    assert not bare.is_transforming()
+    with bare.unobserved():
+        assert torch.equal(x + 1, 1 + x)

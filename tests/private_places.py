@@ -1,0 +1,26 @@
+"""Prints which private places of torch this torch has, and what opgrip does instead of those that it lacks."""
+
+from __future__ import annotations
+
+import platform
+
+import torch
+
+from opgrip.capture import torch_private as of_capture
+from opgrip.replay import torch_private as of_replay
+
+
+def main() -> None:
+    rows = [
+        (room, name, state)
+        for room, places in (("capture", of_capture.private_places()), ("replay", of_replay.private_places()))
+        for name, state in places.items()
+    ]
+    width = max(len(name) for _, name, _ in rows)
+    print(f"torch {torch.__version__}, Python {platform.python_version()}")
+    for room, name, state in rows:
+        print(f"{room:8} {name:{width}} {state}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,42 @@
+"""Private places of torch are declared with what is done where a torch lacks them."""
+
+from __future__ import annotations
+
+import pytest
+
+from opgrip.traces.private_places import FOUND, PrivatePlaces
+
+
+def test_what_torch_has_is_taken_and_what_it_lacks_is_replaced() -> None:
+    import torch
+
+    places = PrivatePlaces()
+    assert places.take("torch.UntypedStorage", None, "nothing") is torch.UntypedStorage
+    assert places.take("torch._C._no_such_thing.at_all", 7, "seven") == 7
+    assert places.take_later("torch._C._no_such_thing", 8, "eight")() == 8
+    assert places.take_later("torch._no_such_module.thing", 9, "nine")() == 9
+    assert places.report() == {
+        "torch.UntypedStorage": FOUND,
+        "torch._C._no_such_thing.at_all": "seven",
+        "torch._C._no_such_thing": "eight",
+        "torch._no_such_module.thing": "nine",
+    }
+
+
+def test_what_lies_in_a_module_is_imported_when_it_is_wanted() -> None:
+    from torch._dynamo.utils import counters
+
+    assert PrivatePlaces().take_later("torch._dynamo.utils.counters", None, "nothing")() is counters
+
+
+@pytest.mark.parametrize("otherwise", ["", "  "])
+def test_a_place_without_a_fall_back_is_an_error(otherwise: str) -> None:
+    with pytest.raises(ValueError, match=r"torch\._C\._storage_address"):
+        PrivatePlaces().take("torch._C._storage_address", None, otherwise)
+
+
+def test_a_place_that_is_declared_twice_is_an_error() -> None:
+    places = PrivatePlaces()
+    places.take("torch.Tensor", None, "nothing")
+    with pytest.raises(ValueError, match="once"):
+        places.take("torch.Tensor", None, "nothing")
