@@ -106,6 +106,7 @@ def serve(control: socket.socket) -> dict[str, Any] | None:
         for number in files:
             os.close(number)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     control.close()
     reply, *streams = files
     child = os.fork()

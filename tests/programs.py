@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -50,6 +51,11 @@ def run_python(
         command = [sys.executable, *words]
         return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=env, timeout=900, check=False)
     return run_forked(words, cwd, env, timeout=900)
+
+
+def hear_ctrl_c() -> None:
+    """Let a process that is about to be started be interrupted, where the tests themselves run in the background."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def wait_for(event: Callable[[], bool], process: subprocess.Popen[Any], seconds: float = 300) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 from counting import Counting
-from programs import TinyNet, train_tiny_net
+from programs import TinyNet, run_python, train_tiny_net
 from torch import nn
 
 from opgrip.capture import Capture, fitting
@@ -385,7 +385,7 @@ with Capture(sys.argv[1]):
 
 def test_a_forked_child_leaves_the_parents_trace_alone(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
-    subprocess.run([sys.executable, "-W", "ignore", "-c", FORKED, str(path)], check=True)
+    assert run_python("-c", FORKED, path).returncode == 0
     assert [op for op in ops(load(path, partial=False)) if "ones" not in op] == ["aten.add.Tensor", "aten.sub.Tensor"]
 
 

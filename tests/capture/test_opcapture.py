@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from programs import run_command, wait_for
+from programs import hear_ctrl_c, run_command, wait_for
 
 from opgrip.traces import load
 
@@ -70,6 +70,9 @@ def hangs():
 """
 
 
+SMALL = ("--input-size", "64", "--batch-size", "1")
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "nets.py").write_text(FACTORY, encoding="utf-8")
@@ -90,7 +93,7 @@ def test_with_no_arguments_it_captures_the_built_in_detector(tmp_path: Path) -> 
 
 @pytest.mark.parametrize(("run", "phases"), [("loss", {"forward"}), ("train", {"forward", "backward", "optimizer"})])
 def test_the_built_in_detector_trains(tmp_path: Path, run: str, phases: set[str]) -> None:
-    done = run_command("opcapture", "--run", run, "--input-size", "96", "-o", tmp_path / "t.jsonl")
+    done = run_command("opcapture", "--run", run, *SMALL, "-o", tmp_path / "t.jsonl")
     assert done.returncode == 0, done.stderr
     assert set(load(tmp_path / "t.jsonl").calls["phase"]) == phases
 
@@ -122,7 +125,7 @@ def test_a_trace_can_go_to_standard_output(folder: Path) -> None:
 
 def test_a_reader_that_goes_early_is_no_error(tmp_path: Path) -> None:
     program = Path(sys.executable).parent / "opcapture"
-    command = f"{program} --input-size 96 -o - | head -1"
+    command = f"{program} --input-size 64 --batch-size 1 -o - | head -1"
     done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=120, check=False)
     assert json.loads(done.stdout)["type"] == "header"
     assert all(line.startswith("opcapture: ") and "error" not in line for line in done.stderr.splitlines())
@@ -130,7 +133,7 @@ def test_a_reader_that_goes_early_is_no_error(tmp_path: Path) -> None:
 
 def test_the_same_seed_gives_the_same_signatures(tmp_path: Path) -> None:
     for name in ("a", "b"):
-        assert run_command("opcapture", "--input-size", "96", "-o", tmp_path / f"{name}.jsonl").returncode == 0
+        assert run_command("opcapture", *SMALL, "-o", tmp_path / f"{name}.jsonl").returncode == 0
     first, second = load(tmp_path / "a.jsonl"), load(tmp_path / "b.jsonl")
     assert first.signatures == second.signatures
     assert first.calls["op"].tolist() == second.calls["op"].tolist()
@@ -256,7 +259,7 @@ def test_weights_of_another_model_are_refused(folder: Path) -> None:
 def test_ctrl_c_leaves_a_whole_trace_and_says_so_by_its_status(folder: Path) -> None:
     program = Path(sys.executable).parent / "opcapture"
     command = [str(program), "--model", "nets.py:hangs", "--warmup", "0", "-o", "t.jsonl"]
-    process = subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE, text=True, preexec_fn=hear_ctrl_c)
     wait_for(lambda: any(part.stat().st_size > 2000 for part in folder.glob("t.part*")), process)
     process.send_signal(signal.SIGINT)
     _, stderr = process.communicate(timeout=300)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from bad_cases import ABORT, EXIT, EXTENSIONS, HANG, HUGE, SEGFAULT, bad_trace
-from programs import program_path, run_command, wait_for
+from programs import hear_ctrl_c, program_path, run_command, wait_for
 
 from opgrip.replay import load_results
 from opgrip.replay.job import Job
@@ -81,7 +81,9 @@ def interrupted(folder: Path, how: signal.Signals) -> Path:
     """A replay that was ended when it hung, after the first part of its cases."""
     trace = bad_trace(folder / "t.jsonl", goods=60)
     command = [program_path("opreplay"), trace, *TRUSTED, *FAST, "--timeout", "600", "-o", folder / "results.json"]
-    with subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+    with subprocess.Popen(
+        command, cwd=folder, stderr=subprocess.PIPE, stdout=subprocess.PIPE, preexec_fn=hear_ctrl_c
+    ) as process:
         journal = folder / "results.json.journal"
         wait_for(lambda: len(journal_lines(journal)) > 100, process)
         process.send_signal(how)

@@ -49,7 +49,7 @@ def test_the_same_call_of_another_trace_has_the_same_program(tmp_path: Path) -> 
         (case(op="aten.div.Tensor"), WAY),
         (case(context={"inference": True}), WAY),
         (case(context={"default_dtype": "float64"}), WAY),
-        (case(), replace(WAY, mode="tvm")),
+        (case(), replace(WAY, mode="compile")),
         (case(), replace(WAY, direction="backward")),
         (case(), replace(WAY, point=Point(threads=torch.get_num_threads() + 1))),
     ],

@@ -25,7 +25,7 @@ def test_it_detects_something_at_random_weights() -> None:
 
 def test_every_parameter_learns_and_the_loss_falls() -> None:
     torch.manual_seed(0)
-    model, inputs = faster_rcnn(batch_size=2, input_size=(128, 128), run="train")
+    model, inputs = faster_rcnn(batch_size=1, input_size=(64, 64), run="train")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
     losses = []
     for _ in range(12):
