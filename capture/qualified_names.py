@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import linecache
-import sys
 from collections.abc import Iterator
 from functools import lru_cache
 from types import CodeType
@@ -18,8 +17,9 @@ def qualified_name(code: CodeType, module_globals: dict[str, Any]) -> str:
     ----------
     module_globals : of the function, which tell a source that is in no file
     """
-    if sys.version_info >= (3, 11):
-        return code.co_qualname
+    name: str | None = getattr(code, "co_qualname", None)
+    if name is not None:
+        return name
     linecache.lazycache(code.co_filename, module_globals)
     return _names(code.co_filename).get((code.co_name, code.co_firstlineno), code.co_name)
 

@@ -147,7 +147,8 @@ def _copied(value: Any) -> Any:
         return copy.copy(value)
     except Exception:
         # Python 3.10 asks `__getattr__` for `__getstate__`, and one that reads entries raises KeyError
-        twin = type(value).__new__(type(value))
+        cls: Any = type(value)
+        twin = cls.__new__(cls)
         vars(twin).update(vars(value))
         if isinstance(value, list):
             list.extend(twin, value)
