@@ -6,6 +6,7 @@ Seen in torch 2.6, 2.13 and 2.15; a place that another version lacks is replaced
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import cache, partial
@@ -98,14 +99,27 @@ _runs_compiled_code = _places.take(
     "such modes are called modes of torch's own, and run in its guard against its compiler",
 )
 _disable_dynamo = _places.take("torch._disable_dynamo", lambda function: function, "nothing hides such modes")
+_skip_code = _places.take(
+    "torch._C._dynamo.eval_frame.skip_code", lambda code: None, "nothing: versions without it know such modes"
+)
 
 
 def leave_compiled(mode: type[TorchDispatchMode]) -> None:
     """Let compiled code run as it is under a class of modes whose `ignore_compile_internals` says so."""
-    if _runs_compiled_code is None:
-        changed: Any = mode
-        changed.is_infra_mode = classmethod(lambda cls: True)
-        changed.__torch_dispatch__ = _disable_dynamo(changed.__torch_dispatch__)
+    if _runs_compiled_code is not None:
+        return
+    changed: Any = mode
+    plain = changed.__torch_dispatch__
+    hidden = _disable_dynamo(plain)
+
+    def handle(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        # to hide imports the compiler, which calls operators while it is imported
+        is_loaded = hasattr(sys.modules.get("torch._dynamo"), "disable")
+        return (hidden if is_loaded else plain)(self, func, types, args, kwargs)
+
+    _skip_code(handle.__code__)
+    changed.is_infra_mode = classmethod(lambda cls: True)
+    changed.__torch_dispatch__ = handle
 
 
 _sees_higher_order = _places.take(

@@ -7,6 +7,9 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+TORCH = tuple(map(int, torch.__version__.split(".")[:2]))
+"""Such as `(2, 13)`."""
+
 REMOVED_OPERATORS = frozenset({"aten.cholesky"})
 """Operators of older versions that newer ones have under another name alone."""
 
