@@ -87,7 +87,7 @@ def test_operators_and_calls_of_a_function_are_counted(tmp_path: Path) -> None:
     each = len(captured(tmp_path, lambda: centers(boxes), "one.jsonl").calls)
     found = by_name(find(captured(tmp_path, program)))
     item = found["centers"]
-    assert each >= 8
+    assert each in (8, 12)
     assert (item.calls, item.launches, item.backward_launches) == (9, 9 * each, 0)
     assert item.pattern.endswith("test_longtail:centers")
     assert "doubled" not in found
