@@ -113,6 +113,9 @@ class Job:
         trace = NO_TRACE if self.unit == SAMPLE else load(self.trace, partial=self.partial)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
+            # what old versions of packages say of each other is not the user's
+            warnings.simplefilter("ignore", DeprecationWarning)
+            warnings.simplefilter("ignore", FutureWarning)
             selected = self._selected(trace, selection)
         cases = selected[self.start : self.stop]
         notes = [trace.missing] if trace.missing else []
