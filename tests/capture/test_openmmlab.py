@@ -78,12 +78,17 @@ def one_step(kind: str, run: str, watch: Any) -> list[torch.Tensor]:
 
 
 def cfg_options(kind: str) -> tuple[str, ...]:
+    # narrow layers and few proposals: a replay draws the values of all parameters for each call of an optimizer
+    narrow = ("model.backbone.base_channels=8", "model.neck.in_channels=[32,64,128,256]")
     # at random weights no score passes the usual threshold, and NMS would be left without work
+    heads = ("model.test_cfg.rcnn.score_thr=0.012", "model.roi_head.bbox_head.fc_out_channels=64")
+    few = ("model.test_cfg.rpn.max_per_img=100", "model.train_cfg.rpn_proposal.max_per_img=100")
     return {
-        "two-stage": ("model.test_cfg.rcnn.score_thr=0.012",),
-        "one-stage": ("model.test_cfg.score_thr=0.0099",),
-        "instance segmentation": ("model.test_cfg.rcnn.score_thr=0.012",),
-    }.get(kind, ())
+        "two-stage": (*narrow, *heads, *few),
+        "one-stage": (*narrow, "model.test_cfg.score_thr=0.0099"),
+        "transformer": (narrow[0], "model.neck.in_channels=[64,128,256]"),
+        "instance segmentation": (*narrow, *heads, *few),
+    }[kind]
 
 
 @pytest.fixture(
