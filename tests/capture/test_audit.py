@@ -50,7 +50,7 @@ def test_the_built_in_detector_leaves_nothing_unexplained(tmp_path: Path, run: s
 @pytest.mark.parametrize("run", ["predict", "train"])
 @pytest.mark.parametrize("source", OPENMMLAB)
 def test_detectors_of_openmmlab_leave_nothing_unexplained(tmp_path: Path, source: str, run: str) -> None:
-    found = audit_model(tmp_path / "t.jsonl", source, ModelOptions(run=run, input_size=(128, 128)))
+    found = audit_model(tmp_path / "t.jsonl", source, ModelOptions(run=run, input_size=(64, 64)))
     assert [item for item in found if item.explained is None] == []
 
 
