@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from functools import cache
 from importlib import import_module
 from typing import Any
 
@@ -35,11 +36,13 @@ class PrivatePlaces:
             _import_around(name)
             return _at(name) is not None
 
-        def taken() -> Any:
+        # captures ask at each new call
+        @cache
+        def thing() -> Any:
             return _at(name) if is_there() else fallback
 
         self.declare(name, is_there, otherwise)
-        return taken
+        return thing
 
     def declare(self, name: str, is_usable: Callable[[], bool], otherwise: str) -> None:
         """Enter a place.

@@ -10,10 +10,9 @@ from programs import run_python
 
 COMPARING = """
 import pytest
-from busy import Usage
 
 @pytest.mark.alone
-def test_it(monkeypatch):
+def test_it():
     assert 2 < 1
 """
 CONFTEST = """
