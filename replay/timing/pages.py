@@ -6,6 +6,9 @@ that was given back costs a page fault for every 4 kB. Here freed memory is kept
 Where huge pages are had on request, torch does not ask, but NumPy does for its large arrays, and what is asked for a
 part of the heap holds for all that lies there later: a result there costs one fault for 2 MB, by the chance of who was
 there before. So such requests are not heard here.
+
+A thread that asked for more than there is goes on in a part of memory of its own, whose end is never given back. So
+all threads share one part here.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from typing import Any
 import torch
 
 PAGE = resource.getpagesize()
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8
 PR_SET_THP_DISABLE = 41
 HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 LARGEST_KEPT = 32 << 20
@@ -46,6 +49,7 @@ def keep_freed_memory() -> None:
     if _LIBRARY is not None:
         _LIBRARY.mallopt(M_MMAP_THRESHOLD, LARGEST_KEPT)
         _LIBRARY.mallopt(M_TRIM_THRESHOLD, 1 << 30)
+        _LIBRARY.mallopt(M_ARENA_MAX, 1)
         if _huge_pages_on_request():
             _LIBRARY.prctl(PR_SET_THP_DISABLE, *map(ctypes.c_ulong, (1, 0, 0, 0)))
 

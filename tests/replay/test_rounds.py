@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from programs import ROOT, run_python
 
 from opgrip.capture import Capture
 from opgrip.replay.arguments.inputs import Inputs, device_map
@@ -181,16 +183,50 @@ def test_what_was_just_used_is_used_again_and_what_was_not_is_not(tmp_path: Path
     assert make_surroundings(trace).places[view][0].recent == ()
 
 
+FRESH_OR_USED = """
+import sys
+import torch
+from opgrip.replay.timing import pages
+from test_rounds import Effort, measure, subject_of
+
+pages.keep_freed_memory()
+size, share = 8 << 20, float(sys.argv[1])
+subject = subject_of(lambda _: torch.ones(size // 4), fresh=share, result_bytes=size)
+measure(subject, effort=Effort(iterations=12))
+print(sum(len(times) for (_, fresh), times in subject.samples.times.items() if fresh == (share == 1.0)))
+"""
+
+
 @pytest.mark.alone
 @pytest.mark.skipif(not pages.CONTROLLED, reason="the C library is not glibc")
 @pytest.mark.parametrize("share", [0.0, 1.0])
 def test_results_lie_in_fresh_memory_as_often_as_in_the_program(share: float) -> None:
-    pages.keep_freed_memory()
-    size = 8 << 20
-    subject = subject_of(lambda _: torch.ones(size // 4), fresh=share, result_bytes=size)
-    measure(subject, effort=Effort(iterations=12))
-    met = {fresh: len(times) for (_, fresh), times in subject.samples.times.items()}  # type: ignore[misc]
-    assert met.get(share == 1.0, 0) >= 9
+    folders = os.pathsep.join(map(str, (Path(__file__).parent, ROOT / "tests")))
+    done = run_python("-c", FRESH_OR_USED, share, env={**os.environ, "PYTHONPATH": folders})
+    assert int(done.stdout) >= 9, done.stderr
+
+
+MORE_ASKED_FOR_THAN_THERE_IS = """
+import torch
+from opgrip.replay.timing import pages
+
+pages.keep_freed_memory()
+try:
+    torch.empty(1 << 50)
+except RuntimeError:
+    pass
+for _ in range(20):
+    pages.give_back()
+    before = pages.faults()
+    torch.ones(2 << 20)
+    print((pages.faults() - before) * pages.PAGE)
+"""
+
+
+@pytest.mark.skipif(not pages.CONTROLLED, reason="the C library is not glibc")
+def test_results_get_fresh_memory_after_a_call_that_got_none() -> None:
+    done = run_python("-c", MORE_ASKED_FOR_THAN_THERE_IS, fresh=True)
+    assert min(map(int, done.stdout.split())) >= 8 << 20
 
 
 HUGE_PAGES_ASKED_FOR = """
