@@ -34,9 +34,14 @@ test: $(INSTALLED) ## run the quick tests: every feature, and nothing that takes
 test-all: $(INSTALLED) ## run all tests of what is installed
 	$(if $(ARGS),,$(TIMES) test-all --) $(BIN)/python $(PYTEST) $(ARGS)
 
-test-versions: $(VERSIONS:=/installed) ## run the quick tests on the oldest and the newest Python and torch
+test-versions: $(VERSIONS:=/installed) ## run the demo and the quick tests on the oldest and the newest Python and torch
 	@for pair in $(VERSIONS); do $$pair/bin/python tests/private_places.py || exit 1; done
-	@for pair in $(VERSIONS); do echo "== $$pair"; $$pair/bin/python $(PYTEST) -m 'not slow' $(ARGS) || exit 1; done
+	@for pair in $(VERSIONS); do \
+	  echo "== $$pair"; \
+	  $$pair/bin/opcapture --force -o $$pair/faster_rcnn.jsonl && \
+	  $$pair/bin/opreplay $$pair/faster_rcnn.jsonl --top 20 && \
+	  $$pair/bin/python $(PYTEST) -m 'not slow' $(ARGS) || exit 1; \
+	done
 
 smoke-versions: $(VERSIONS:=/installed) ## capture and replay once on the oldest and the newest Python and torch
 	@for pair in $(VERSIONS); do \
@@ -77,7 +82,7 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(INSTALLED): pyproject.toml constraints.txt | $(BIN)/python
-	$(TIMES) set-up -- $(PIP) -e '.[dev]'
+	$(if $(wildcard $@),,$(TIMES) set-up --) $(PIP) -e '.[dev]'
 	@touch $@
 
 $(OLDEST)/installed: PAIR = $(OLDEST_PYTHON) -m venv $(OLDEST) && cp constraints-oldest.txt $(OLDEST)/constraints.txt

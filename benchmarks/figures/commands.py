@@ -15,7 +15,7 @@ from figures.times import import_seconds, kept_times
 START = Figure(
     "opreplay: start", "time until the first line of `opreplay --help` over that of a process that imports torch"
 )
-TIMED_COMMANDS = {"set-up": "make .venv/installed", "test": "make test"}
+TIMED_COMMANDS = {"set-up": "make .venv/installed", "test": "make test", "test-all": "make test-all"}
 
 
 def measure_start(rounds: int) -> list[Rounds]:
@@ -42,7 +42,7 @@ def kept_experiment(name: str) -> Experiment:
     figure = Figure(
         f"{TIMED_COMMANDS[name]}: time", "over that of a process that imports torch, of the last run that passed"
     )
-    return Experiment(name, (figure,), partial(read_time, name), rounds=1)
+    return Experiment(name, (figure,), partial(read_time, name), rounds=1, quick_rounds=1)
 
 
 def read_time(name: str, rounds: int) -> Sequence[Rounds]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import Sequence
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
 
@@ -14,6 +16,7 @@ from figures import times
 from figures.bounds import Bound, Verdict, judge, lower, new_bound, read_bounds, write_bounds
 from figures.commands import read_time
 from figures.figure import Experiment, Figure, Rounds, offset_of_ratios, read_figure
+from programs import ROOT
 from rich.console import Console
 
 COST = Figure("cost", "what over what")
@@ -110,6 +113,25 @@ def test_a_bound_is_the_worst_of_several_runs_and_only_goes_down() -> None:
     assert new_bound(SHARE, [0.98761, 1.0, 1.0], "today").bound == 0.987
     assert lower([COST], old, {"cost": new_bound(COST, [2.5, 2.4, 2.3], "today")}) == old
     assert lower([COST], old, {"cost": new_bound(COST, [1.5, 1.4, 1.3], "today")})["cost"].bound == 1.5
+
+
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="the project's history is not here")
+def test_a_bound_that_goes_up_says_why(held: ModuleType, tmp_path: Path) -> None:
+    path = bounds_module.TABLE.relative_to(ROOT)
+    commits = git("log", "--format=%H", "--", str(path)).split()
+    tables = [bounds_module.TABLE.read_text(), *(git("show", f"{commit}:{path}") for commit in commits)]
+    files = [tmp_path / str(number) for number in range(len(tables))]
+    for file, table in zip(files, tables, strict=True):
+        file.write_text(table)
+    versions = [read_bounds(file) for file in files]
+    for new, old in pairwise(versions):
+        for name in new.keys() & old.keys() & held.FIGURES.keys():
+            if held.FIGURES[name].is_worse(new[name].bound, old[name].bound):
+                assert new[name].note not in ("", old[name].note), name
+
+
+def git(*arguments: str) -> str:
+    return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True).stdout
 
 
 def test_every_bound_names_a_figure_that_is_measured_and_every_figure_has_one(held: ModuleType) -> None:
