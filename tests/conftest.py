@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import os
 import random
-import subprocess
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 # as many threads as there are processors for each process that runs tests: more of them spin, waiting for each other
 PROCESSORS = len(os.sched_getaffinity(0)) // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
@@ -18,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 from busy import MOST_BY_OTHERS, Usage, share_of_others
-from forks import run_forked
+from forks import PROVING
 from programs import run_command, train_tiny_net
 from turns import turn
 
@@ -68,12 +65,13 @@ def _drawn_alike() -> None:
 
 @pytest.fixture(autouse=True)
 def _samples_tried_in_forks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let what is gripped in a test's own process be tried in a fork; what commands grip is, in a fresh Python."""
+    """Let what is gripped be tried in a fork, here as in commands; what `fresh` commands grip is, in a fresh Python."""
+    monkeypatch.setattr(proof, "subprocess", PROVING)
 
-    def run(command: Sequence[str], **options: Any) -> subprocess.CompletedProcess[str]:
-        return run_forked(command[1:], options["cwd"], options["env"], options["timeout"])
 
-    monkeypatch.setattr(proof, "subprocess", SimpleNamespace(run=run, TimeoutExpired=subprocess.TimeoutExpired))
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with what takes long, which nobody else would be left to share, and end with what waits for all others."""
+    items.sort(key=lambda item: (item.get_closest_marker("slow") is None, item.get_closest_marker("alone") is not None))
 
 
 @pytest.fixture(scope="session")

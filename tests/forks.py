@@ -23,6 +23,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NoReturn
 
 IMPORTED = ("opgrip.capture.opcapture", "opgrip.replay.opreplay", "opgrip.tools.opgrip", "torch._dynamo.guards")
@@ -65,6 +66,15 @@ def run_forked(
             file.seek(0)
             texts.append(file.read().decode(errors="replace"))
     return subprocess.CompletedProcess(list(argv), status, *texts)
+
+
+def run_proof(command: Sequence[str], **options: Any) -> subprocess.CompletedProcess[str]:
+    """Try a sample as `proof.check_import` does, in a fork."""
+    return run_forked(command[1:], options["cwd"], options["env"], options["timeout"])
+
+
+PROVING = SimpleNamespace(run=run_proof, TimeoutExpired=subprocess.TimeoutExpired)
+"""What `proof` takes for the module `subprocess` in tests."""
 
 
 def can_fork(env: Mapping[str, str] | None) -> bool:
@@ -121,6 +131,7 @@ def serve(control: socket.socket) -> dict[str, Any] | None:
     for stream, number in enumerate(streams):
         os.dup2(number, stream)
         os.close(number)
+    importlib.import_module("opgrip.capture.grips.source.proof").subprocess = PROVING
     request: dict[str, Any] = json.loads(message)
     return request
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from openmmlab_models import NARROW
 from optional import needs, optional
 from programs import run_command
 from small_models import SMALL_PROGRAMS, TRANSFORMERS_PROGRAMS, SmallProgram
@@ -15,13 +16,6 @@ from opgrip.capture import Capture
 from opgrip.capture.audit import Difference, audit, count_calls, differences
 from opgrip.capture.models import load_program
 from opgrip.capture.program import ModelOptions
-
-OPENMMLAB = [
-    "faster-rcnn_r50_fpn_1x_coco.py",
-    "retinanet_r50_fpn_1x_coco.py",
-    "mask-rcnn_r50_fpn_1x_coco.py",
-    "deformable-detr_r50_16xb2-50e_coco.py",
-]
 
 
 def audit_model(path: Path, source: str, options: ModelOptions) -> list[Difference]:
@@ -48,9 +42,10 @@ def test_the_built_in_detector_leaves_nothing_unexplained(tmp_path: Path, run: s
 @needs("mmdet")
 @pytest.mark.slow
 @pytest.mark.parametrize("run", ["predict", "train"])
-@pytest.mark.parametrize("source", OPENMMLAB)
+@pytest.mark.parametrize("source", NARROW)
 def test_detectors_of_openmmlab_leave_nothing_unexplained(tmp_path: Path, source: str, run: str) -> None:
-    found = audit_model(tmp_path / "t.jsonl", source, ModelOptions(run=run, input_size=(64, 64)))
+    options = ModelOptions(run=run, input_size=(64, 64), cfg_options=NARROW[source])
+    found = audit_model(tmp_path / "t.jsonl", source, options)
     assert [item for item in found if item.explained is None] == []
 
 

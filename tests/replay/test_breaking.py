@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 
 import pandas as pd
 import pytest
@@ -15,6 +16,12 @@ PROGRAM = ROOT / "tests/breaking_rows.py"
 QUICK = ("jit", "compile:aot_eager")
 SLOW = ("compile", "compile-dynamic", "aot", "onnxruntime", "tvm", "xla")
 """Not compile-max, which compiles what `compile` does, and not tensorflow, which is xla."""
+PART = (
+    *("loop_over_a_list_of_tensors", "rows_by_a_mask", "write_into_an_argument", "greedy_suppression"),
+    *("dicts_in_and_out", "an_error_that_is_caught", "random_zeros", "an_object_of_the_user"),
+)
+IN_PART = ("compile-dynamic", "aot")
+"""Modes that run `PART` alone, since their compiler is that of `compile`."""
 
 FAILED = {("jit", "an_error_that_is_caught"), ("aot", "an_error_that_is_caught")}
 """Programs without the function's `except`: TorchScript's ends the process, AOTInductor's raises."""
@@ -25,14 +32,14 @@ if TORCH < (2, 13):
     WRONG |= {(mode, "an_error_that_is_caught") for mode in ("compile:aot_eager", "compile", "compile-dynamic")}
 
 
-def rows_under(*modes: str) -> pd.DataFrame:
-    done = run_python(PROGRAM, ",".join(modes))
+def rows_under(*modes: str, functions: Sequence[str] = ()) -> pd.DataFrame:
+    done = run_python(PROGRAM, ",".join(modes), *functions)
     assert done.returncode == 0, done.stderr[-2000:]
     return pd.DataFrame(json.loads(line) for line in done.stdout.splitlines() if line.startswith("{"))
 
 
-def check(rows: pd.DataFrame) -> None:
-    assert len(rows) == len(BREAKING) * rows["mode"].nunique()
+def check(rows: pd.DataFrame, functions: Sequence[str]) -> None:
+    assert len(rows) == len(functions) * rows["mode"].nunique()
     by_mode = rows.set_index(["mode", "op"])
     assert set(by_mode.loc["eager"]["status"]) == {"ok"}
     assert set(by_mode.index[by_mode["status"] == "wrong"]) <= WRONG
@@ -50,7 +57,7 @@ def quick_rows() -> pd.DataFrame:
 
 
 def test_every_function_ends_with_a_right_status(quick_rows: pd.DataFrame) -> None:
-    check(quick_rows)
+    check(quick_rows, list(BREAKING))
 
 
 def test_what_would_be_right_for_these_values_alone_is_refused(quick_rows: pd.DataFrame) -> None:
@@ -70,4 +77,5 @@ def test_what_dynamo_leaves_to_eager_is_not_called_compiled(quick_rows: pd.DataF
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("mode", [pytest.param(mode, marks=needs_mode(mode)) for mode in SLOW])
 def test_every_function_ends_with_a_right_status_under_a_compiler(mode: str) -> None:
-    check(rows_under(mode))
+    functions = PART if mode in IN_PART else list(BREAKING)
+    check(rows_under(mode, functions=functions), functions)

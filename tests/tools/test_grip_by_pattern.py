@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
+from openmmlab_models import FASTER_RCNN, NARROW
 from optional import optional
 from programs import ROOT, run_command, run_python
 
@@ -71,11 +72,12 @@ def test_what_a_pattern_grips_runs_without_its_project(tmp_path: Path) -> None:
 @pytest.mark.timeout(900)
 def test_what_patterns_grip_of_a_training_step_repeats(tmp_path: Path) -> None:
     optional("mmdet")
-    step = ("--model", "faster-rcnn_r50_fpn_1x_coco.py", "--run", "train", "--input-size", "320x320")
+    narrow = ("--cfg-options", *NARROW[FASTER_RCNN])
+    step = ("--model", FASTER_RCNN, "--run", "train", "--input-size", "160x160")
     patterns = ("mmdet.models.dense_heads.*:*", "mmdet.models.roi_heads.*:*", "mmdet.models.backbones.*:ResNet.forward")
     grips = [word for pattern in patterns for word in ("--grip", pattern)]
     folder = tmp_path / "samples"
-    done = run_command("opcapture", *step, *grips, "--grip-to", folder, "-o", tmp_path / "step.jsonl")
+    done = run_command("opcapture", *step, *grips, "--grip-to", folder, "-o", tmp_path / "step.jsonl", *narrow)
     assert done.returncode == 0, done.stderr
     assert "was not gripped" not in done.stderr
     words = ("-q", "-p", "no:cacheprovider", "-c", os.devnull, str(folder))

@@ -277,7 +277,8 @@ def test_the_verb_grips_functions_of_a_script(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
     names = ("scale", "Head.forward", "Head.forward.moved")
     flags = [word for name in names for word in ("--function", name)]
-    done = run_command("opgrip", "grip", "script.py", *flags, "--to", "out", "--", "--status", "0", cwd=tmp_path)
+    words = ("script.py", *flags, "--to", "out", "--", "--status", "0")
+    done = run_command("opgrip", "grip", *words, cwd=tmp_path, fresh=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "['script.py', '--status', '0'] __main__\n"
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"scale", "Head_forward", "moved"}
