@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from busy import Usage, share_of_others
+from forks import run_forked
 from programs import run_python
 
 COMPARING = """
@@ -38,6 +41,32 @@ def test_the_kernels_count_goes_on() -> None:
         pass
     assert after.whole_s > before.whole_s
     assert after.busy_s >= before.busy_s + 0.05
+
+
+BUSY = """
+import sys, time
+
+while (used_s := time.process_time()) < float(sys.argv[2]):
+    with open(sys.argv[1], "a") as file:
+        print(used_s, file=file)
+    sum(range(100_000))
+"""
+
+
+@pytest.mark.parametrize(("most_s", "timeout"), [(1, 300), (1e9, 5)])
+def test_what_a_fork_took_is_the_tests_own_also_where_it_is_killed(
+    tmp_path: Path, most_s: float, timeout: float
+) -> None:
+    run_forked(["-c", ""])
+    before = Usage.now()
+    try:
+        assert run_forked(["-c", BUSY, str(tmp_path / "used"), str(most_s)], timeout=timeout).returncode == 0
+    except subprocess.TimeoutExpired:
+        assert most_s == 1e9
+    after = Usage.now()
+    used_s = float((tmp_path / "used").read_text().splitlines()[-1])
+    # had nothing but the fork run on this machine
+    assert share_of_others(before, replace(after, busy_s=before.busy_s + used_s)) == 0
 
 
 @pytest.mark.parametrize(("busy", "outcome"), [(6, "1 skipped"), (1.5, "1 failed")])
