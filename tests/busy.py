@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,6 +12,19 @@ from forks import used_s
 
 MOST_BY_OTHERS = 0.1
 """Share of all processors' time that others may take while times are compared."""
+
+
+class TimesDisagree(AssertionError):
+    """Times are not as they should be to each other, unless other work turned them."""
+
+
+@contextmanager
+def compared_times() -> Iterator[None]:
+    """What is asserted here compares times, and nothing else."""
+    try:
+        yield
+    except AssertionError as error:
+        raise TimesDisagree(str(error)) from error
 
 
 @dataclass(frozen=True, slots=True)
