@@ -22,6 +22,9 @@ MODULES_OF = {
 EVERYBODY = ("dev",)
 """Extras that `make test` installs: what stands in them is not optional there."""
 
+OF_NO_EXTRA = ("PIL", "nsys")
+"""What no extra and no target installs."""
+
 IN_A_WAY_OF_ITS_OWN = re.compile(r"importorskip|find_spec|shutil\.which|except (ImportError|ModuleNotFoundError)")
 
 
@@ -45,16 +48,18 @@ def test_each_module_of_an_extra_may_be_missing() -> None:
 
 @pytest.mark.parametrize("name", optional.COMMANDS)
 def test_what_is_said_to_install_a_module_does(name: str) -> None:
-    kind, _, rest = optional.COMMANDS[name].partition(" ")
+    command = optional.COMMANDS[name]
     extras = modules_of_extras().get(name, set())
-    if kind == "make":
+    if target := re.fullmatch(r"make (\w+)", command):
         # the target installs an extra of the module's, or names it
-        recipe = (ROOT / "Makefile").read_text().partition(f"\n$({rest.upper()}):")[2].partition("\n\n")[0]
+        recipe = (ROOT / "Makefile").read_text().partition(f"\n$({target[1].upper()}):")[2].partition("\n\n")[0]
         words = set(re.findall(r"[\w-]+", recipe))
         names = {distribution for distribution, module in MODULES_OF.items() if module == name} | {name}
         assert extras & words or names & words or name in optional.BROUGHT_BY_OTHERS
-    elif rest.startswith("'opgrip["):
-        assert rest[len("'opgrip[") : -len("]'")] in extras or name in optional.BROUGHT_BY_OTHERS
+    elif extra := re.fullmatch(r"pip install 'opgrip\[(\w+)\]'", command):
+        assert extra[1] in extras or name in optional.BROUGHT_BY_OTHERS
+    else:
+        assert name in OF_NO_EXTRA
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "tests").rglob("*.py")), ids=lambda path: path.name)
