@@ -26,7 +26,7 @@ if TORCH < (2, 13):
 
 
 def rows_under(*modes: str) -> pd.DataFrame:
-    done = run_python(PROGRAM, ",".join(modes))
+    done = run_python(PROGRAM, ",".join(modes), timeout=1500)
     assert done.returncode == 0, done.stderr[-2000:]
     return pd.DataFrame(json.loads(line) for line in done.stdout.splitlines() if line.startswith("{"))
 
