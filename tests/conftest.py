@@ -14,7 +14,7 @@ os.environ.setdefault("OMP_NUM_THREADS", str(max(1, PROCESSORS)))
 import numpy as np
 import pytest
 import torch
-from busy import MOST_BY_OTHERS, Usage, share_of_others
+from busy import MOST_BY_OTHERS, TimesDisagree, Usage, share_of_others
 from forks import PROVING
 from programs import run_command, train_tiny_net
 from turns import turn
@@ -44,11 +44,11 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
-    """Skip a test that compares times and fails while others used the processors: it cannot tell."""
+    """Skip a test whose comparison of times fails while others used the processors: it cannot tell."""
     before = Usage.now()
     try:
         return (yield)
-    except AssertionError:
+    except TimesDisagree:
         others = share_of_others(before, Usage.now())
         if item.get_closest_marker("alone") is None or others < MOST_BY_OTHERS:
             raise

@@ -44,20 +44,20 @@ COMMANDS = {
     "absl": RUNTIMES,
     "transformers": TRANSFORMERS,
     "tokenizers": TRANSFORMERS,
-    "scipy": "pip install 'opgrip[samples]'",
-    "safetensors": "pip install 'opgrip[full]'",
-    "zstandard": "pip install 'opgrip[zstd]'",
     "pynvml": "pip install 'opgrip[gpu]'",
     "PIL": "pip install pillow",
     "nsys": "install NVIDIA Nsight Systems",
 }
 """What installs each module or program."""
 
+PROGRAMS = ("nsys",)
+"""Which of these are programs on the PATH, and no modules."""
+
 BROUGHT_BY_OTHERS = ("cv2", "mmcv", "tokenizers", "tvm_ffi", "psutil", "cloudpickle")
 """Modules that no extra names, since a package of the extra asks for them."""
 
 NEEDS_OF = {
-    "transformers.loss.loss_for_object_detection": ("scipy", "PIL"),
+    "transformers.loss.loss_for_object_detection": ("PIL",),
     "transformers.models.detr.image_processing_pil_detr": ("PIL",),
     "mmdet": ("mmcv",),
     "mmseg": ("mmcv",),
@@ -104,4 +104,4 @@ def missing_mode(name: str) -> str | None:
 
 def is_installed(name: str) -> bool:
     """Whether a module can be found, without importing it, or a program is on the PATH."""
-    return importlib.util.find_spec(name) is not None or shutil.which(name) is not None
+    return shutil.which(name) is not None if name in PROGRAMS else importlib.util.find_spec(name) is not None

@@ -31,6 +31,7 @@ def run_command(
     cwd: Path | None = None,
     env: Mapping[str, str] | None = None,
     fresh: bool = False,
+    timeout: float = 900,
 ) -> subprocess.CompletedProcess[str]:
     """Run one of the project's commands, in a fork of a process that has imported what it needs.
 
@@ -38,19 +39,24 @@ def run_command(
     ----------
     fresh : whether to start it as a user does, in an interpreter of its own; so it is for variables that one reads
         when it starts
+    timeout : seconds, after which it is killed and `subprocess.TimeoutExpired` raised
     """
-    return run_python(program_path(name), *args, cwd=cwd, env=env, fresh=fresh)
+    return run_python(program_path(name), *args, cwd=cwd, env=env, fresh=fresh, timeout=timeout)
 
 
 def run_python(
-    *args: object, cwd: Path | None = None, env: Mapping[str, str] | None = None, fresh: bool = False
+    *args: object,
+    cwd: Path | None = None,
+    env: Mapping[str, str] | None = None,
+    fresh: bool = False,
+    timeout: float = 900,
 ) -> subprocess.CompletedProcess[str]:
     """Run what follows `python`, in a fork of a process that has imported torch and the commands, or a fresh one."""
     words = list(map(str, args))
     if fresh or not can_fork(env):
         command = [sys.executable, *words]
-        return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=env, timeout=900, check=False)
-    return run_forked(words, cwd, env, timeout=900)
+        return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=env, timeout=timeout, check=False)
+    return run_forked(words, cwd, env, timeout)
 
 
 def hear_ctrl_c() -> None:

@@ -35,7 +35,6 @@ for _ in range(40):
 """
 
 
-@pytest.mark.alone
 def test_a_call_that_gets_fresh_memory_says_so_and_one_that_reuses_it_does_not(tmp_path: Path) -> None:
     # a program of its own: where NumPy had large arrays before, results get huge pages
     (tmp_path / "program.py").write_text(KEPT_AND_GIVEN_BACK)

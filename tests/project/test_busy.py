@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from busy import Usage, share_of_others
+from forks import run_forked
 from programs import run_python
 
 COMPARING = """
 import pytest
+from busy import compared_times
 
 @pytest.mark.alone
 def test_it():
-    assert 2 < 1
+    with compared_times():
+        assert 2 < 1
 """
 CONFTEST = """
 import conftest_of_tests
@@ -40,13 +45,49 @@ def test_the_kernels_count_goes_on() -> None:
     assert after.busy_s >= before.busy_s + 0.05
 
 
-@pytest.mark.parametrize(("busy", "outcome"), [(6, "1 skipped"), (1.5, "1 failed")])
-def test_a_comparison_that_fails_on_a_busy_machine_is_skipped(tmp_path: Path, busy: float, outcome: str) -> None:
+BUSY = """
+import sys, time
+
+while (used_s := time.process_time()) < float(sys.argv[2]):
+    with open(sys.argv[1], "a") as file:
+        print(used_s, file=file)
+    sum(range(100_000))
+"""
+
+
+@pytest.mark.parametrize(("most_s", "timeout"), [(1, 300), (1e9, 5)])
+def test_what_a_fork_took_is_the_tests_own_also_where_it_is_killed(
+    tmp_path: Path, most_s: float, timeout: float
+) -> None:
+    run_forked(["-c", ""])
+    before = Usage.now()
+    try:
+        assert run_forked(["-c", BUSY, str(tmp_path / "used"), str(most_s)], timeout=timeout).returncode == 0
+    except subprocess.TimeoutExpired:
+        assert most_s == 1e9
+    after = Usage.now()
+    used_s = float((tmp_path / "used").read_text().splitlines()[-1])
+    # had nothing but the fork run on this machine
+    assert share_of_others(before, replace(after, busy_s=before.busy_s + used_s)) == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "busy", "outcome"),
+    [
+        pytest.param(COMPARING, 6, "1 skipped", id="busy"),
+        pytest.param(COMPARING, 1.5, "1 failed", id="quiet"),
+        pytest.param(COMPARING.replace("with compared_times()", "if True"), 6, "1 failed", id="busy, not of times"),
+        pytest.param(COMPARING.replace("@pytest.mark.alone", ""), 6, "1 failed", id="busy, not alone"),
+    ],
+)
+def test_a_comparison_of_times_that_fails_on_a_busy_machine_is_skipped_and_nothing_else(
+    tmp_path: Path, text: str, busy: float, outcome: str
+) -> None:
     own = Path(__file__).resolve().parent.parent / "conftest.py"
     (tmp_path / "conftest_of_tests.py").write_text(own.read_text())
     (tmp_path / "conftest.py").write_text(CONFTEST.replace("{busy}", str(busy)))
-    (tmp_path / "test_it.py").write_text(COMPARING)
+    (tmp_path / "test_it.py").write_text(text)
     (tmp_path / "pytest.ini").write_text(f"[pytest]\npythonpath = {tmp_path} {own.parent}\nmarkers = alone\n")
     done = run_python("-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", tmp_path, cwd=tmp_path)
     assert outcome in done.stdout, done.stdout + done.stderr
-    assert ("too busy to tell: others took 50% of the processors" in done.stdout) == (busy == 6)
+    assert ("too busy to tell: others took 50% of the processors" in done.stdout) == (outcome == "1 skipped")

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from busy import compared_times
 
 from opgrip.replay.arguments.inputs import Inputs, device_map
 from opgrip.replay.timing import beside
@@ -59,16 +60,29 @@ def locked(_: torch.Tensor) -> int:
     return sum(range(1_000_000))
 
 
-@pytest.mark.alone
 def test_kernels_run_at_once_and_each_is_timed_while_the_others_run() -> None:
     matrix = torch.randn(400, 400)
-    rows = measured(*(subject_of(lambda _: matrix @ matrix, number) for number in range(2)))
+    # in the first repeat, where each runs once to time all at once, and at least once to time each under load
+    meetings = [threading.Barrier(2), threading.Barrier(2)]
+
+    def subject(number: int) -> Subject:
+        ahead = iter(meetings)
+
+        def kernel(_: torch.Tensor) -> torch.Tensor:
+            if threading.current_thread() is not threading.main_thread() and (meeting := next(ahead, None)):
+                # broken where the other does not come while this one runs
+                meeting.wait(30)
+            return matrix @ matrix
+
+        return subject_of(kernel, number)
+
+    rows = measured(subject(0), subject(1))
     assert [row.subject.number for row in rows] == [0, 1]
     for row in rows:
+        assert row.subject.failure is None
         assert row.together == 2
         assert len(row.loaded) == 5
         assert row.overlap is not None
-        assert 0.5 < row.overlap < 2.6
         assert row.ratio is not None
         assert row.ratio[0] <= row.ratio[1] <= row.ratio[2]
 
@@ -77,11 +91,13 @@ def test_kernels_run_at_once_and_each_is_timed_while_the_others_run() -> None:
 @pytest.mark.parametrize("function", [busy, locked])
 def test_what_holds_the_interpreter_lock_gains_nothing_and_waits_for_the_others(function: Callable[..., Any]) -> None:
     rows = measured(*(subject_of(function, number) for number in range(3)), count=3)
-    for row in rows:
-        assert row.overlap is not None
-        assert 0.4 < row.overlap < 1.6
-    # who gets the lock first waits less than the others
-    assert 1.7 < sum(row.ratio[1] for row in rows if row.ratio) / 3 < 6
+    overlaps = [row.overlap for row in rows if row.overlap is not None]
+    ratios = [row.ratio[1] for row in rows if row.ratio is not None]
+    assert (len(overlaps), len(ratios)) == (3, 3)
+    with compared_times():
+        assert 0.4 < min(overlaps) <= max(overlaps) < 1.6
+        # who gets the lock first waits less than the others
+        assert 1.7 < sum(ratios) / 3 < 6
 
 
 @pytest.mark.alone
@@ -95,8 +111,9 @@ def test_a_short_call_runs_until_the_longest_is_done() -> None:
     matrix = torch.randn(700, 700)
     measured(subject_of(short), subject_of(lambda _: matrix @ matrix @ matrix, 1))
     alone = runs.count(threading.current_thread().name)
-    # at once as often as alone, and again and again under load
-    assert len(runs) - alone > 2 * alone
+    with compared_times():
+        # at once as often as alone, and again and again under load
+        assert len(runs) - alone > 2 * alone
 
 
 def test_subjects_run_in_batches_in_their_order() -> None:

@@ -33,7 +33,7 @@ if TORCH < (2, 13):
 
 
 def rows_under(*modes: str, functions: Sequence[str] = ()) -> pd.DataFrame:
-    done = run_python(PROGRAM, ",".join(modes), *functions)
+    done = run_python(PROGRAM, ",".join(modes), *functions, timeout=1500)
     assert done.returncode == 0, done.stderr[-2000:]
     return pd.DataFrame(json.loads(line) for line in done.stdout.splitlines() if line.startswith("{"))
 

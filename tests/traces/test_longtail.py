@@ -9,6 +9,7 @@ from time import perf_counter_ns
 
 import pytest
 import torch
+from busy import compared_times
 from example_trace import write
 from programs import SHIPPED_TRACES
 from torch import Tensor, nn
@@ -190,8 +191,9 @@ def test_the_time_of_a_function_is_about_that_without_a_capture(
         item = by_name(find_longtail([trace], lambda trace: SPEED, own_cost()))["centers"]
         ratios.append(item.wall_ns / item.calls / direct)
         (tmp_path / "t.jsonl").unlink()
-    # another program may run beside this one in any of the measurements
-    assert 1 / 3 < statistics.median(ratios) < 3, ratios
+    with compared_times():
+        # another program may run beside this one in any of the measurements
+        assert 1 / 3 < statistics.median(ratios) < 3, ratios
 
 
 def test_the_command_runs_what_was_captured_and_grips() -> None:
