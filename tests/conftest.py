@@ -7,9 +7,10 @@ import random
 from collections.abc import Generator
 from pathlib import Path
 
-# as many threads as there are processors for each process that runs tests: more of them spin, waiting for each other
-PROCESSORS = len(os.sched_getaffinity(0)) // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-os.environ.setdefault("OMP_NUM_THREADS", str(max(1, PROCESSORS)))
+# as many threads as there are processors for each process that runs tests: more of them spin, waiting for each other;
+# not here where such processes are only started, which would all inherit it
+if WORKERS := os.environ.get("PYTEST_XDIST_WORKER_COUNT"):
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // int(WORKERS))))
 
 import numpy as np
 import pytest

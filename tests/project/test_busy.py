@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from busy import Usage, share_of_others
 from forks import run_forked
 from programs import run_python
 
 COMPARING = """
 import pytest
+import torch
 from busy import compared_times
 
 @pytest.mark.alone
@@ -91,3 +94,8 @@ def test_a_comparison_of_times_that_fails_on_a_busy_machine_is_skipped_and_nothi
     done = run_python("-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", tmp_path, cwd=tmp_path)
     assert outcome in done.stdout, done.stdout + done.stderr
     assert ("too busy to tell: others took 50% of the processors" in done.stdout) == (outcome == "1 skipped")
+
+
+def test_processes_that_run_tests_have_as_many_threads_together_as_there_are_processors() -> None:
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    assert torch.get_num_threads() <= max(1, len(os.sched_getaffinity(0)) // workers)

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
-from openmmlab_models import FASTER_RCNN, NARROW
+from openmmlab_models import BACKBONE, FASTER_RCNN, PYRAMID
 from optional import needs
 from programs import run_command
 
@@ -83,7 +83,7 @@ def test_a_scripts_table_goes_beside_its_own_output(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_the_long_tail_of_a_training_step_of_faster_rcnn_is_found(tmp_path: Path) -> None:
     path, rows = tmp_path / "t.jsonl", tmp_path / "rows.json"
-    model = ("--model", FASTER_RCNN, "--run", "train", "--input-size", "64x64", "--cfg-options", *NARROW[FASTER_RCNN])
+    model = ("--model", FASTER_RCNN, "--run", "train", "--input-size", "160x160", "--cfg-options", BACKBONE, PYRAMID)
     done = run_command("opcapture", "--steps", 3, "-o", path, *model)
     assert done.returncode == 0, done.stderr
     assert run_command("opgrip", "longtail", path, "-o", rows, "--bandwidth", 10).returncode == 0
