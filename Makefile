@@ -67,6 +67,7 @@ lint: $(INSTALLED) ## check style, format and which room knows which
 types: $(INSTALLED) ## check types
 	@mkdir -p build/types/opgrip
 	@for room in capture replay samples tools traces; do ln -sfn ../../../$$room build/types/opgrip/$$room; done
+	@for file in __init__ __main__; do ln -sfn ../../../opgrip/$$file.py build/types/opgrip/$$file.py; done
 	cd build/types && ../../$(BIN)/mypy --config-file ../../pyproject.toml -p opgrip
 
 bench: $(INSTALLED) ## run the benchmarks

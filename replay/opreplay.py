@@ -19,7 +19,7 @@ from opgrip.replay.job import Job, Loaded
 from opgrip.replay.options import check_method, job_of, make_parser
 from opgrip.replay.profilers.options import profilers_of
 from opgrip.replay.profilers.passes import under_profilers
-from opgrip.replay.replay import Known
+from opgrip.replay.measure import Known
 from opgrip.replay.reports import reports
 from opgrip.replay.reports.modes import print_modes
 from opgrip.replay.reports.report import Report

@@ -29,7 +29,7 @@ from opgrip.replay.timing.methods import CONTINUOUS, DISCRETE, METHODS, ON_DEVIC
 from opgrip.replay.timing.samples import Effort
 from opgrip.replay.units import CALL, FUNCTION, UNIT_KINDS
 from opgrip.replay.ways import EAGER
-from opgrip.traces.command import OneLineParser, add_debug, not_negative, positive, seed
+from opgrip.traces.command import OneLineParser, add_debug, add_version, not_negative, positive, seed
 from opgrip.traces.errors import UserError
 from opgrip.traces.machine import cache_folder
 
@@ -82,6 +82,7 @@ def make_parser() -> argparse.ArgumentParser:
     add_roofline(parser.add_argument_group("the machine's limits"))
     _add_limits(parser.add_argument_group("limits"))
     add_debug(parser)
+    add_version(parser)
     return parser
 
 

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from opgrip.tools.verbs import verbs
-from opgrip.traces.command import OneLineParser, run_command
+from opgrip.traces.command import OneLineParser, add_version, run_command
 
 DESCRIPTION = (
     "Look into traces and work on them, and take functions out of programs. "
@@ -31,6 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def make_parser() -> argparse.ArgumentParser:
     """A parser with a branch for each verb: `trace info` is the verb `info` of the group `trace`, `grip` is in none."""
     parser = OneLineParser("opgrip", description=DESCRIPTION)
+    add_version(parser)
     groups = parser.add_subparsers(metavar="GROUP or VERB", required=True, dest="group")
     members: dict[str, argparse._SubParsersAction[OneLineParser]] = {}
     for name, verb in verbs.items():

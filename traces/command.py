@@ -7,6 +7,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from importlib import metadata
 from typing import NoReturn
 
 import torch
@@ -33,6 +34,17 @@ class OneLineParser(argparse.ArgumentParser):
 def add_debug(parser: argparse.ArgumentParser) -> None:
     """Give a command its `--debug`."""
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+
+
+def add_version(parser: argparse.ArgumentParser) -> None:
+    """Give a command its `--version`."""
+    parser.add_argument("--version", action=_ShowVersion, nargs=0, help="show the versions of opgrip and of torch")
+
+
+class _ShowVersion(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        print(f"opgrip {metadata.version('opgrip')}, torch {torch.__version__}")
+        parser.exit()
 
 
 def run_command(

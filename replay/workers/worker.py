@@ -19,7 +19,7 @@ import torch
 
 from opgrip.replay.job import Job, Loaded
 from opgrip.replay.preparation import prepare
-from opgrip.replay.replay import replay
+from opgrip.replay.measure import measure_cases
 from opgrip.replay.results import Result
 from opgrip.replay.workers.watch import Watch
 from opgrip.traces.machine import lines
@@ -50,7 +50,7 @@ def serve(loaded: Loaded, watch: Watch, source: int, output: int, cpus: Sequence
         else:
             cases = [by_number[number] for number in asked["cases"]]
             known = _by_case(asked["known"])
-            rows = replay(cases, settings, loaded.surroundings, watch.entered, asked["without"], known)
+            rows = measure_cases(cases, settings, loaded.surroundings, watch.entered, asked["without"], known)
         for result in rows:
             watch.left()
             _say(output, {"row": asdict(result)})

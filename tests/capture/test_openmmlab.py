@@ -20,7 +20,7 @@ from opgrip.capture.models import load_program
 from opgrip.capture.program import ModelOptions
 from opgrip.replay.arguments.inputs import device_map
 from opgrip.replay.cases import make_cases
-from opgrip.replay.replay import replay
+from opgrip.replay.measure import measure_cases
 from opgrip.replay.results import OK, UNSUPPORTED
 from opgrip.replay.settings import Settings
 from opgrip.replay.timing.samples import Effort
@@ -130,7 +130,7 @@ def test_extension_functions_are_recorded_and_what_they_call_is_marked_theirs(ru
 
 def test_every_signature_replays_or_says_rightly_why_not(run: Run) -> None:
     settings = Settings(device_map("cpu", None), "cpu", Effort(warmup=0, iterations=1))
-    for result in replay(make_cases(run.trace), settings):
+    for result in measure_cases(make_cases(run.trace), settings):
         if result.status == UNSUPPORTED:
             assert result.error is not None
             assert any(result.error.endswith(name) for name in UNREPLAYABLE), result

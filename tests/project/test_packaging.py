@@ -2,14 +2,40 @@
 
 from __future__ import annotations
 
-from programs import ROOT
+import pytest
+import torch
+from programs import ROOT, run_command, run_python
 from project_files import ROOMS, pyproject
+
+import opgrip
 
 
 def test_the_package_list_is_that_of_the_folders() -> None:
     listed = set(pyproject()["tool"]["setuptools"]["packages"])
     folders = {path.parent for room in ROOMS for path in (ROOT / room).rglob("*.py")}
-    assert listed == {"opgrip." + ".".join(folder.relative_to(ROOT).parts) for folder in folders}
+    assert listed == {"opgrip"} | {"opgrip." + ".".join(folder.relative_to(ROOT).parts) for folder in folders}
+
+
+def test_what_the_package_names_is_loaded_when_it_is_asked_for() -> None:
+    code = "import sys, opgrip; print('torch' in sys.modules, opgrip.__version__)"
+    done = run_python("-c", code, fresh=True)
+    assert done.stdout.split() == ["False", pyproject()["project"]["version"]]
+    for name in opgrip.__all__:
+        assert getattr(opgrip, name) is not None
+    with pytest.raises(AttributeError, match="has no attribute 'no_such'"):
+        opgrip.no_such  # noqa: B018
+
+
+@pytest.mark.parametrize("words", [("opgrip",), ("opcapture",), ("opreplay",)])
+def test_each_command_tells_its_version(words: tuple[str, ...]) -> None:
+    done = run_command(*words, "--version")
+    assert done.stdout == f"opgrip {opgrip.__version__}, torch {torch.__version__}\n"
+
+
+def test_the_package_is_the_command_opgrip() -> None:
+    done = run_python("-m", "opgrip", "--version")
+    assert (done.returncode, done.stdout.split()[0]) == (0, "opgrip")
+    assert run_python("-m", "opgrip", "trace", "info", "--help").returncode == 0
 
 
 def test_the_oldest_environment_has_the_lower_bounds() -> None:

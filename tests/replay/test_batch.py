@@ -16,7 +16,7 @@ from opgrip.capture import Capture
 from opgrip.replay.arguments.inputs import device_map
 from opgrip.replay.cases import make_cases
 from opgrip.replay.operators import Unsupported
-from opgrip.replay.replay import replay
+from opgrip.replay.measure import measure_cases
 from opgrip.replay.settings import Settings
 from opgrip.replay.sweeps.batch import Batches, scaled
 from opgrip.replay.sweeps.growth import grown_steps
@@ -235,7 +235,7 @@ def test_results_of_a_scaled_case_are_those_that_it_gives(tmp_path: Path) -> Non
     batches = Batches(trace)
     cases = [scaled(case, 3, batches) for case in make_cases(trace) if case.op.startswith("aten")]
     settings = Settings(device_map("cpu", None), "cpu", Effort(warmup=0, iterations=1), cache="warm")
-    for row in replay(cases, settings):
+    for row in measure_cases(cases, settings):
         assert (row.status, row.error, row.faithful) in (("ok", None, True), ("ok", None, None)), row.op
 
 

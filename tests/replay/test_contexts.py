@@ -12,7 +12,7 @@ from opgrip.capture import Capture
 from opgrip.replay.arguments.inputs import device_map
 from opgrip.replay.cases import make_cases
 from opgrip.replay.contexts import restored
-from opgrip.replay.replay import replay
+from opgrip.replay.measure import measure_cases
 from opgrip.replay.settings import Settings
 from opgrip.replay.timing.samples import Effort
 from opgrip.replay.timing.subjects import Subject
@@ -69,6 +69,6 @@ def test_a_case_runs_under_its_own_settings(tmp_path: Path, monkeypatch: pytest.
 
     monkeypatch.setattr(Subject, "run", watching)
     effort = Effort(warmup=1, iterations=1)
-    results = list(replay(cases, Settings(device_map("cpu", None), "cpu", effort)))
+    results = list(measure_cases(cases, Settings(device_map("cpu", None), "cpu", effort)))
     assert [result.status for result in results] == ["ok", "ok"]
     assert seen == [(case.context["inference"], False) for case in cases]

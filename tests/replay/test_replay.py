@@ -15,7 +15,7 @@ from opgrip.replay import preparation
 from opgrip.replay.arguments.inputs import device_map
 from opgrip.replay.cases import Selection, make_cases
 from opgrip.replay.operators import READS_OR_WRITES_FILES, Unsupported, find_operator
-from opgrip.replay.replay import replay
+from opgrip.replay.measure import measure_cases
 from opgrip.replay.results import Result
 from opgrip.replay.settings import Settings
 from opgrip.replay.timing.samples import Effort
@@ -29,7 +29,7 @@ def replayed(folder: Path, program: Any, settings: Settings = SETTINGS) -> dict[
     """Results of what a program runs, by operator."""
     with Capture(folder / "t.jsonl", extensions=settings.extensions):
         program()
-    return {result.op: result for result in replay(make_cases(load(folder / "t.jsonl")), settings)}
+    return {result.op: result for result in measure_cases(make_cases(load(folder / "t.jsonl")), settings)}
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from programs import ROOT, run_python
 from opgrip.capture import Capture
 from opgrip.replay.arguments.inputs import Inputs, device_map
 from opgrip.replay.cases import Case, make_cases
-from opgrip.replay.replay import replay
+from opgrip.replay.measure import measure_cases
 from opgrip.replay.results import Result
 from opgrip.replay.settings import Settings
 from opgrip.replay.timing import methods, pages, rounds
@@ -44,7 +44,7 @@ def cases_of(folder: Path, program: Callable[[], object]) -> list[Case]:
 
 def results(folder: Path, program: Callable[[], object], **settings: Any) -> dict[str, Result]:
     wanted = Settings(PLACE, "cpu", **({"effort": FEW} | settings))
-    return {f"{row.op} {row.values} {row.direction}": row for row in replay(cases_of(folder, program), wanted)}
+    return {f"{row.op} {row.values} {row.direction}": row for row in measure_cases(cases_of(folder, program), wanted)}
 
 
 def subject_of(function: Callable[..., Any], mutates: bool = False, **rest: Any) -> Subject:
@@ -192,7 +192,7 @@ def test_a_case_runs_after_the_calls_that_it_came_after_in_the_program(tmp_path:
     surroundings = make_surroundings(trace)
     announced: list[str] = []
     settings = Settings(PLACE, "cpu", FEW)
-    list(replay([wanted], settings, surroundings, lambda number, row: announced.append(op[number])))
+    list(measure_cases([wanted], settings, surroundings, lambda number, row: announced.append(op[number])))
     rounds_of = announced[-(BEFORE + 1) * 4 :]
     assert rounds_of == ["cos", "tan", "exp", "neg", "abs"] * 4
 

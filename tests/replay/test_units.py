@@ -20,7 +20,7 @@ from opgrip.replay.arguments.inputs import Inputs, device_map
 from opgrip.replay.cases import Case, Selection
 from opgrip.replay.job import Job
 from opgrip.replay.operators import Unsupported
-from opgrip.replay.replay import replay
+from opgrip.replay.measure import measure_cases
 from opgrip.replay.results import Result, load_results
 from opgrip.replay.settings import Settings
 from opgrip.replay.timing.samples import Effort
@@ -109,7 +109,7 @@ def whole(trace: Trace, *modules: str) -> Case:
 
 
 def rows(cases: Sequence[Case], settings: Settings = SETTINGS) -> dict[str, Result]:
-    return {result.op: result for result in replay(cases, settings)}
+    return {result.op: result for result in measure_cases(cases, settings)}
 
 
 def block_of(folder: Path, block: nn.Module, *shape: int) -> tuple[Case, Tensor]:
@@ -215,7 +215,7 @@ def test_a_view_that_no_call_gave_is_made_where_it_can_be(
 
     x = torch.arange(12.0).view(3, 4)
     (case,) = make_units(captured(tmp_path, lambda: viewed(x)), Selection(ops=["*.viewed"]), FUNCTION)
-    (result,) = replay([case], SETTINGS)
+    (result,) = measure_cases([case], SETTINGS)
     if told is None:
         assert torch.equal(run(case)[0], viewed(x))
         assert result.status == "ok"
@@ -294,7 +294,7 @@ def test_forward_backward_and_optimizer_are_units_of_their_own(tmp_path: Path) -
 def test_every_unit_of_a_training_step_runs(tiny_trace: Path) -> None:
     for unit in (MODULE, FUNCTION):
         for case in make_units(load(tiny_trace), Selection(), unit):
-            (result,) = replay([case], SETTINGS)
+            (result,) = measure_cases([case], SETTINGS)
             if "profiler" not in str(result.error):
                 assert (result.status, result.error, result.faithful) == ("ok", None, True), result.op
 
@@ -304,7 +304,7 @@ def test_gradients_go_through_a_unit(tmp_path: Path) -> None:
     model = Named(Residual()).eval()
     trace = captured(tmp_path, lambda: model(torch.randn(2, 4, 5, 5)).sum().backward(), model=model)
     (case,) = (case for case in make_units(trace, Selection(modules=["block"]), MODULE) if case.phase == "forward")
-    forward, backward = replay([case], replace(SETTINGS, backward=True))
+    forward, backward = measure_cases([case], replace(SETTINGS, backward=True))
     assert (forward.status, backward.direction, backward.status, backward.error) == ("ok", "backward", "ok", None)
 
 
@@ -405,7 +405,7 @@ def test_names_of_arguments_in_a_strangers_trace_are_not_run(tmp_path: Path) -> 
         Thread(0, "MainThread"),
         Calls(0, [0], [0], [0], [1], [3], [0, 0, 1]),
     ]
-    (result,) = replay(make_units(load(write(tmp_path / "t.jsonl", records)), Selection(), MODULE), SETTINGS)
+    (result,) = measure_cases(make_units(load(write(tmp_path / "t.jsonl", records)), Selection(), MODULE), SETTINGS)
     assert result.status == "unsupported"
     assert "is not an argument's name" in str(result.error)
 
@@ -438,7 +438,7 @@ def test_devices_and_dtypes_follow_where_a_unit_is_replayed(tmp_path: Path) -> N
     x, *settings = arguments(case)
     moved = [torch.device("meta") if isinstance(item, torch.device) else item for item in settings]
     assert case.operator.function(x.to("meta"), *moved)[0].device.type == "meta"
-    (result,) = replay([case], replace(SETTINGS, dtype=torch.bfloat16))
+    (result,) = measure_cases([case], replace(SETTINGS, dtype=torch.bfloat16))
     assert (result.status, result.error) == ("ok", None)
 
 
@@ -490,7 +490,7 @@ def test_a_box_coder_of_the_shipped_trace_replays_as_one(tmp_path: Path) -> None
     loaded = job.load()
     assert len(loaded.cases) == 2
     assert not loaded.surroundings.places
-    for result in replay(loaded.cases, SETTINGS):
+    for result in measure_cases(loaded.cases, SETTINGS):
         assert (result.status, result.faithful, result.error) == ("ok", True, None)
 
 

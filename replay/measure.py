@@ -38,7 +38,7 @@ Ratio = tuple[float | None, float | None, float | None]
 NO_RATIO: Ratio = (None, None, None)
 
 
-def replay(
+def measure_cases(
     cases: Sequence[Case],
     settings: Settings,
     surroundings: Surroundings | None = None,

@@ -1,0 +1,39 @@
+"""Records what a PyTorch model really runs, and runs every call of it again anywhere.
+
+The rooms are `opgrip.capture`, `opgrip.replay`, `opgrip.samples`, `opgrip.tools` and `opgrip.traces`. What is named here
+is loaded when it is asked for.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module, metadata
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from opgrip.capture import Capture as Capture
+    from opgrip.capture import Schedule as Schedule
+    from opgrip.tools.sample_gripper import grip as grip
+    from opgrip.traces import load as load
+
+    __version__: str
+
+__all__ = ["Capture", "Schedule", "__version__", "grip", "load"]
+
+_MODULES = {
+    "Capture": "opgrip.capture",
+    "Schedule": "opgrip.capture",
+    "grip": "opgrip.tools.sample_gripper",
+    "load": "opgrip.traces",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return metadata.version("opgrip")
+    if name in _MODULES:
+        return getattr(import_module(_MODULES[name]), name)
+    raise AttributeError(f"module 'opgrip' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
