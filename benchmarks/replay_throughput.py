@@ -24,9 +24,9 @@ from torch.utils.benchmark import Measurement, Timer
 from workloads import WORKLOADS
 
 from opgrip.capture import Capture
-from opgrip.replay import replay
 from opgrip.replay.arguments.inputs import Inputs, device_map
 from opgrip.replay.cases import Case, make_cases
+from opgrip.replay.measure import measure_cases
 from opgrip.replay.operators import find_operator
 from opgrip.replay.results import OK, Result
 from opgrip.replay.settings import Settings

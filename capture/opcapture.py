@@ -23,7 +23,16 @@ from opgrip.capture.own_cost import own_cost
 from opgrip.capture.program import RUNS, ModelOptions, Program
 from opgrip.capture.script import run_script, script_name
 from opgrip.traces.ceilings.bandwidth import bandwidth_of
-from opgrip.traces.command import USAGE_ERROR, OneLineParser, add_debug, add_version, not_negative, positive, run_command, seed
+from opgrip.traces.command import (
+    USAGE_ERROR,
+    OneLineParser,
+    add_debug,
+    add_version,
+    not_negative,
+    positive,
+    run_command,
+    seed,
+)
 from opgrip.traces.errors import UserError, one_line
 from opgrip.traces.longtail import find_longtail, lines_of
 from opgrip.traces.output import check_writable

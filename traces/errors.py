@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class UserError(Exception):
     """What is wrong, and what to do about it: commands print it as one line and exit with status 2.
@@ -20,6 +24,28 @@ class UserError(Exception):
     def __str__(self) -> str:
         text = f"{self.problem}: {self.hint}" if self.hint else self.problem
         return " ".join(text.split())
+
+
+class MissingFileError(UserError, FileNotFoundError):
+    """A file that is not there."""
+
+
+class ExistingFileError(UserError, FileExistsError):
+    """A file that is there, and was not to be replaced."""
+
+
+@contextmanager
+def in_words_of_python() -> Iterator[None]:
+    """Let errors name keywords of a call in place of a command's flags."""
+    try:
+        yield
+    except UserError as error:
+        error.problem, error.hint = map(_with_keywords, (error.problem, error.hint))
+        raise
+
+
+def _with_keywords(text: str) -> str:
+    return re.sub(r"--([a-z][a-z-]*)", lambda flag: f"{flag[1].replace('-', '_')}=", text)
 
 
 class FormatError(ValueError):

@@ -9,7 +9,7 @@ from itertools import count
 from pathlib import Path
 from typing import IO
 
-from opgrip.traces.errors import UserError
+from opgrip.traces.errors import ExistingFileError, UserError
 
 _parts = count()
 
@@ -29,7 +29,7 @@ def check_writable(path: Path, force: bool) -> None:
     if path.exists() and not path.is_file():
         raise UserError(f"{path} is no ordinary file", "name one that is, or - where the command takes it for stdout")
     if path.exists() and not force:
-        raise UserError(f"{path} exists", "choose another name, or replace it with --force")
+        raise ExistingFileError(f"{path} exists", "choose another name, or replace it with --force")
     if not path.parent.is_dir():
         raise UserError(f"{path} cannot be written", f"the folder {path.parent} does not exist")
     if not os.access(path.parent, os.W_OK):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import monotonic
@@ -28,6 +29,10 @@ class Reporter:
         """One line that stays."""
         self.console.print(f"{self.prog}: {text}", markup=False, soft_wrap=True)
 
+    def begin(self, text: str) -> None:
+        """Tell of a task where its progress cannot be shown."""
+        self.say(text)
+
     @contextmanager
     def doing(self, text: str, total: int | None = None) -> Iterator[Callable[[], None]]:
         """A task that runs while the block does; on a terminal it is shown with how far it is, and then goes.
@@ -35,8 +40,8 @@ class Reporter:
         Yields what is to be called when one of `total` steps is done. The display is drawn then and not by a thread
         of its own, which would take time from what is measured.
         """
-        if not self.console.is_terminal:
-            self.say(text)
+        if not (self.console.is_terminal or self.console.is_jupyter):
+            self.begin(text)
             yield lambda: None
             return
         columns = [TextColumn("{task.description}", markup=False)]
@@ -54,3 +59,14 @@ class Reporter:
                     drawn = monotonic()
 
             yield advance
+
+
+class QuietReporter(Reporter):
+    """Tells a Python program: progress where it can be shown, else nothing; what should be known as a warning."""
+
+    def say(self, text: str) -> None:
+        """Warn."""
+        warnings.warn(text, stacklevel=3)
+
+    def begin(self, text: str) -> None:
+        """Say nothing."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import IO, Any, Protocol, cast
 
-from opgrip.traces.errors import UserError
+from opgrip.traces.errors import MissingFileError, UserError
 
 CHUNK = 1 << 16
 
@@ -50,7 +50,8 @@ def read_chunks(path: Path) -> Iterator[bytes]:
         with path.open("rb") as raw:
             yield from _decompressed(raw, path.name)
     except OSError as error:
-        raise UserError(f"{path} cannot be read", (error.strerror or str(error)).lower()) from error
+        kind = MissingFileError if isinstance(error, FileNotFoundError) else UserError
+        raise kind(f"{path} cannot be read", (error.strerror or str(error)).lower()) from error
 
 
 def _decompressed(raw: IO[bytes], name: str) -> Iterator[bytes]:

@@ -7,8 +7,8 @@ from dataclasses import asdict
 
 from opgrip.replay.cases import Case
 from opgrip.replay.job import Job, Loaded
-from opgrip.replay.preparation import empty_row, empty_rows
 from opgrip.replay.measure import Known, windows
+from opgrip.replay.preparation import empty_row, empty_rows
 from opgrip.replay.results import Result
 from opgrip.replay.workers.connection import Connection, Ended
 from opgrip.replay.workers.watch import NOTHING

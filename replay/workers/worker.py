@@ -18,8 +18,8 @@ from typing import Any
 import torch
 
 from opgrip.replay.job import Job, Loaded
-from opgrip.replay.preparation import prepare
 from opgrip.replay.measure import measure_cases
+from opgrip.replay.preparation import prepare
 from opgrip.replay.results import Result
 from opgrip.replay.workers.watch import Watch
 from opgrip.traces.machine import lines

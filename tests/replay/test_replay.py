@@ -14,8 +14,8 @@ from opgrip.capture import Capture
 from opgrip.replay import preparation
 from opgrip.replay.arguments.inputs import device_map
 from opgrip.replay.cases import Selection, make_cases
-from opgrip.replay.operators import READS_OR_WRITES_FILES, Unsupported, find_operator
 from opgrip.replay.measure import measure_cases
+from opgrip.replay.operators import READS_OR_WRITES_FILES, Unsupported, find_operator
 from opgrip.replay.results import Result
 from opgrip.replay.settings import Settings
 from opgrip.replay.timing.samples import Effort

@@ -19,8 +19,8 @@ from opgrip.capture import Capture
 from opgrip.replay.arguments.inputs import Inputs, device_map
 from opgrip.replay.cases import Case, Selection
 from opgrip.replay.job import Job
-from opgrip.replay.operators import Unsupported
 from opgrip.replay.measure import measure_cases
+from opgrip.replay.operators import Unsupported
 from opgrip.replay.results import Result, load_results
 from opgrip.replay.settings import Settings
 from opgrip.replay.timing.samples import Effort

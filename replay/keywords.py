@@ -1,0 +1,73 @@
+"""Options as keywords of a Python call: the same as on the command line, by the same declarations."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from opgrip.replay.options import make_parser
+from opgrip.traces.errors import UserError
+from opgrip.traces.names import plain_name
+
+OF_COMMANDS = ("help", "version", "debug", "strict", "sequence")
+"""Options that say what a command prints or exits with, or that give no table of cases."""
+
+
+def arguments_of(trace: str | Path, keywords: Mapping[str, Any]) -> argparse.Namespace:
+    """What a command line with these options would give.
+
+    Parameters
+    ----------
+    keywords : options by their long names, with `_` for `-`: a number, a word, True, or several in a list or tuple;
+        None for what is usual
+
+    Raises
+    ------
+    TypeError : for a keyword that is no option
+    UserError : for a value that the option does not take
+    """
+    parser = make_parser()
+    args = parser.parse_args([str(trace)])
+    options = {action.dest: action for action in parser._actions if action.option_strings}
+    for name in OF_COMMANDS:
+        del options[name]
+    for name, value in keywords.items():
+        if name not in options:
+            near = get_close_matches(name, options, 1)
+            hint = f": did you mean {near[0]!r}?" if near else ""
+            raise TypeError(f"replay() got an unexpected keyword argument {name!r}{hint}")
+        if value is not None:
+            setattr(args, name, _value(options[name], value))
+    return args
+
+
+def _value(option: argparse.Action, value: Any) -> Any:
+    if option.nargs == 0:
+        if not isinstance(value, bool):
+            raise UserError(f"{option.dest}={value!r} is neither True nor False")
+        return value
+    several = isinstance(value, Sequence) and not isinstance(value, str)
+    parts = list(map(_text, value)) if several else [_text(value)]
+    if isinstance(option.default, list):
+        return [_parsed(option, part) for part in parts]
+    return _parsed(option, ",".join(parts))
+
+
+def _text(value: Any) -> str:
+    return plain_name(value) if isinstance(value, torch.dtype) else str(value)
+
+
+def _parsed(option: argparse.Action, text: str) -> Any:
+    parse: Any = option.type or str
+    try:
+        value = parse(text)
+    except argparse.ArgumentTypeError as error:
+        raise UserError(f"{option.dest}: {error}") from error
+    if option.choices is not None and value not in option.choices:
+        raise UserError(f"{option.dest}={value!r} is no choice", f"there are {', '.join(map(str, option.choices))}")
+    return value

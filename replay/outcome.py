@@ -1,0 +1,83 @@
+"""What a replay gives as a whole: its rows, and where they come from."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from opgrip.replay.reports import reports
+from opgrip.replay.reports.report import Report
+from opgrip.replay.results import Result, summarize, to_frame
+from opgrip.traces.errors import UserError, in_words_of_python
+from opgrip.traces.output import whole_file
+
+SHOWN = ("case", "op", "shapes", "count", "share", "mode", "status", "captured_us", "median_us", "ratio", "error")
+"""Columns that a notebook shows, as far as a row has something in them; `Results.frame` has all."""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Results:
+    """The rows of a replay.
+
+    Attributes
+    ----------
+    rows : one a case and way to run it, in the table's order
+    header : the trace, the versions and the device that they come from
+    """
+
+    rows: Sequence[Result]
+    header: dict[str, Any]
+
+    @property
+    def frame(self) -> pd.DataFrame:
+        """One row a result, one column a field of `Result`."""
+        return to_frame(self.rows)
+
+    def save(self, path: str | Path, force: bool = False) -> None:
+        """Write them to a file, in the form that its suffix says: `.json`, `.csv`, `.md`, `.svg`.
+
+        Raises
+        ------
+        UserError : for another suffix, or where the file exists and `force` is not given, or cannot be written
+        """
+        with in_words_of_python():
+            write_results(self.rows, self.header, Path(path), force)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __iter__(self) -> Iterator[Result]:
+        return iter(self.rows)
+
+    def __repr__(self) -> str:
+        return f"<Results of {self.header.get('trace')}: {summarize(list(self.rows))}>"
+
+    def _repr_html_(self) -> str:
+        frame = self.frame[list(SHOWN)].dropna(axis="columns", how="all")
+        return frame.to_html(index=False, max_rows=40, float_format="{:.4g}".format, border=0)
+
+
+def write_results(rows: Sequence[Result], header: Mapping[str, Any], path: Path, force: bool) -> None:
+    """Write rows as the file's suffix says; raises as `Results.save` does."""
+    text = io.StringIO()
+    report_for(path)(rows, header, text)
+    with whole_file(path, force) as file:
+        file.write(text.getvalue().encode())
+
+
+def report_for(path: Path) -> Report:
+    """What writes results to a file of that name.
+
+    Raises
+    ------
+    UserError : where its suffix says no form
+    """
+    report = reports.get(path.suffix)
+    if report is None:
+        raise UserError(f"{path} has no known form", f"end its name in {', '.join(reports.names())}")
+    return report

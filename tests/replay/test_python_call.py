@@ -1,0 +1,111 @@
+"""A replay as a Python program asks for it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from programs import run_command, run_python
+
+from opgrip.replay import Results, load_results, replay
+from opgrip.replay.keywords import OF_COMMANDS, arguments_of
+from opgrip.replay.options import make_parser
+from opgrip.traces import UserError
+
+FAST = {"iterations": 1, "warmup": 0}
+OPS = ("aten.convolution.default", "aten.native_batch_norm.default")
+
+
+@pytest.fixture(scope="module")
+def results(tiny_trace: Path) -> Results:
+    return replay(tiny_trace, mode=["eager", "jit"], op=OPS, **FAST)
+
+
+def test_a_trace_is_replayed_as_by_the_command(results: Results, tiny_trace: Path, tmp_path: Path) -> None:
+    options = ("--mode", "eager,jit", "--op", OPS[0], "--op", OPS[1], "--iterations", 1, "--warmup", 0)
+    done = run_command("opreplay", tiny_trace, *options, "-o", tmp_path / "r.json")
+    assert done.returncode == 0, done.stderr
+    same = ["case", "op", "shapes", "count", "mode", "status", "method", "cache", "samples"]
+    assert results.frame[same].to_dict("records") == load_results(tmp_path / "r.json")[same].to_dict("records")
+
+
+def test_results_say_what_they_are_and_are_kept(results: Results, tmp_path: Path) -> None:
+    assert repr(results).endswith("tiny.jsonl: 2 cases in 4 rows: 4 ok>")
+    assert results._repr_html_().count("<tr") == 5
+    assert [row.mode for row in results] == ["eager", "jit"] * 2
+    results.save(tmp_path / "r.json")
+    assert len(load_results(tmp_path / "r.json")) == len(results)
+    with pytest.raises(FileExistsError, match="force="):
+        results.save(tmp_path / "r.json")
+    results.save(tmp_path / "r.json", force=True)
+
+
+@pytest.mark.parametrize(
+    ("keywords", "words"),
+    [
+        ({"top": 3}, ("--top", "3")),
+        ({"op": "aten.a*"}, ("--op", "aten.a*")),
+        ({"op": ["aten.a*", "aten.b*"]}, ("--op", "aten.a*", "--op", "aten.b*")),
+        ({"threads": [1, 2]}, ("--threads", "1,2")),
+        ({"threads": 2}, ("--threads", "2")),
+        ({"dtype": torch.bfloat16}, ("--dtype", "bfloat16")),
+        ({"device": torch.device("cuda", 0)}, ("--device", "cuda:0")),
+        ({"precision": 0.01, "backward": True}, ("--precision", "0.01", "--backward")),
+        ({"memory_limit": "8GB", "exec_mode": "continuous"}, ("--memory-limit", "8GB", "--exec-mode", "continuous")),
+        ({"output": Path("r.json"), "budget": None}, ("-o", "r.json")),
+    ],
+)
+def test_keywords_are_the_options_of_the_command(keywords: dict[str, Any], words: tuple[str, ...]) -> None:
+    assert arguments_of("t.jsonl", keywords) == make_parser().parse_args(["t.jsonl", *words])
+
+
+def test_the_commands_own_options_are_there() -> None:
+    parser = make_parser()
+    assert {action.dest for action in parser._actions} > set(OF_COMMANDS)
+
+
+@pytest.mark.parametrize(
+    ("keywords", "message"),
+    [
+        ({"top": 0}, "top: '0' is not a whole number from 1"),
+        ({"exec_mode": "quick"}, "exec_mode='quick' is no choice: there are discrete"),
+        ({"backward": 1}, "backward=1 is neither True nor False"),
+        ({"resume": True}, "resume= needs to know what it goes on with: name the file with output="),
+        ({"output": "r.txt"}, "r.txt has no known form: end its name in .csv, .json"),
+        ({"mode": "no_such"}, "there is no mode 'no_such'"),
+    ],
+)
+def test_what_an_option_does_not_take_is_one_line_in_words_of_python(
+    tiny_trace: Path, keywords: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UserError) as caught:
+        replay(tiny_trace, **keywords)
+    assert str(caught.value).startswith(message)
+    assert "--" not in str(caught.value)
+
+
+def test_a_keyword_that_is_no_option_and_a_file_that_is_not_there_raise_what_python_programs_catch() -> None:
+    with pytest.raises(TypeError, match=r"keyword argument 'modes': did you mean 'mode'\?"):
+        replay("t.jsonl", modes="jit")
+    with pytest.raises(FileNotFoundError, match="no such file"):
+        replay("no_such.jsonl")
+
+
+SCRIPT = """
+import sys
+import torch
+from opgrip.replay import replay
+
+if __name__ == "__main__":
+    torch.ones(3) + 1
+    results = replay(sys.argv[1], top=2, iterations=1, warmup=0)
+    print(len(results))
+"""
+
+
+def test_a_script_that_has_used_torch_replays_and_nothing_else_is_printed(tiny_trace: Path, tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    done = run_python("script.py", tiny_trace, cwd=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "2\n", "")
