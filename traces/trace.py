@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +30,11 @@ from opgrip.traces.records import (
 from opgrip.traces.tensor_file import files_beside
 from opgrip.traces.values import ValueModel
 
+HTML_ROWS = 20
+"""Operators that a notebook shows."""
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, repr=False)
 class Trace:
     """What a trace file holds.
 
@@ -73,6 +77,17 @@ class Trace:
     tensor_files: tuple[Path, ...] = ()
     observed: dict[int, list[Observed]] = field(default_factory=dict)
     effects: dict[int, Effects] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        model = self.header.get("model")
+        name = model.get("name") if isinstance(model, dict) else None
+        of_model = f" of {name}" if isinstance(name, str) else ""
+        lacks = f"; {self.missing}" if self.missing else ""
+        return f"<Trace{of_model}: {len(self.calls):,} calls of {len(self.signatures):,} signatures{lacks}>"
+
+    def _repr_html_(self) -> str:
+        table = self.summary().head(HTML_ROWS).to_html(index=False, float_format="{:.4g}".format, border=0)
+        return f"<p>{escape(repr(self))}</p>{table}"
 
     @property
     def own_calls(self) -> pd.DataFrame:

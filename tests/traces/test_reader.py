@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -248,3 +249,13 @@ def test_streaming_holds_no_more_of_a_long_trace_than_of_a_short_one(tmp_path: P
 
     peak(2)
     assert peak(60) < 1.5 * peak(6)
+
+
+def test_a_trace_shows_itself_in_a_line_and_in_a_notebook_as_a_table(tiny_trace: Path) -> None:
+    trace = load(tiny_trace)
+    assert repr(trace) == f"<Trace: {len(trace.calls)} calls of {len(trace.signatures)} signatures>"
+    cut = replace(trace, header={"model": {"name": "<b>net"}}, missing="it is cut")
+    assert repr(cut).startswith("<Trace of <b>net: ")
+    assert repr(cut).endswith("; it is cut>")
+    assert "<p>&lt;Trace of &lt;b&gt;net" in cut._repr_html_()
+    assert cut._repr_html_().count("<tr") == min(len(trace.summary()), 20) + 1
