@@ -13,9 +13,8 @@ from typing import Any
 import torch
 
 from opgrip.replay.job import Job, Loaded
-from opgrip.replay.keywords import arguments_of
 from opgrip.replay.measure import Known
-from opgrip.replay.options import check_method, job_of
+from opgrip.replay.options import check_method, job_of, make_parser
 from opgrip.replay.outcome import Results, report_for, write_results
 from opgrip.replay.profilers.options import profilers_of
 from opgrip.replay.profilers.passes import under_profilers
@@ -29,6 +28,7 @@ from opgrip.replay.workers.supervisor import supervise
 from opgrip.traces.ceilings.ceilings import Ceilings, keep, kept_ceilings, to_json
 from opgrip.traces.devices import check_device
 from opgrip.traces.errors import UserError, in_words_of_python
+from opgrip.traces.keywords import arguments_of
 from opgrip.traces.machine import available_memory
 from opgrip.traces.output import check_writable
 from opgrip.traces.progress import QuietReporter, Reporter
@@ -58,7 +58,7 @@ def replay(trace: str | Path, **options: Any) -> Results:
     """
     reporter = QuietReporter("opgrip")
     with in_words_of_python():
-        args = arguments_of(trace, options)
+        args = arguments_of(make_parser(), [str(trace)], options, excluded=("strict", "sequence"))
         if is_whole(args):
             return Results(read_results(args.output), {"trace": str(trace)})
         job, loaded = load_job(args, reporter)

@@ -10,7 +10,7 @@ import re
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import Any
 
 import torch
@@ -47,12 +47,29 @@ def load_factory(text: str, options: ModelOptions) -> Program:
         load_weights(model, options.checkpoint)
     model.to(device)
     inputs = tree_map(lambda value: value.to(device) if isinstance(value, torch.Tensor) else value, inputs)
+    return program_of(model, inputs, options.run, match["name"].rpartition(".")[2], {"source": text})
+
+
+def program_of(
+    model: nn.Module, inputs: Any, run: str, name: str, details: Mapping[str, Any] = MappingProxyType({})
+) -> Program:
+    """A module and its inputs as a program.
+
+    Parameters
+    ----------
+    inputs : a tensor, a tuple of positional inputs, or a dictionary of named ones
+    run : `predict`, `loss` or `train`
+
+    Raises
+    ------
+    UserError : where the module has nothing to train, and is to be
+    """
     return Program(
-        name=match["name"].rpartition(".")[2],
+        name=name,
         model=model,
         inputs=lambda: copy.deepcopy(inputs),
-        step=_step(model, options.run),
-        details={"source": text, "class": type(model).__qualname__},
+        step=_step(model, run),
+        details={**details, "class": type(model).__qualname__},
     )
 
 

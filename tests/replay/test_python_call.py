@@ -10,9 +10,9 @@ import torch
 from programs import run_command, run_python
 
 from opgrip.replay import Results, load_results, replay
-from opgrip.replay.keywords import OF_COMMANDS, arguments_of
 from opgrip.replay.options import make_parser
 from opgrip.traces import UserError
+from opgrip.traces.keywords import OF_COMMANDS, arguments_of
 
 FAST = {"iterations": 1, "warmup": 0}
 OPS = ("aten.convolution.default", "aten.native_batch_norm.default")
@@ -58,7 +58,7 @@ def test_results_say_what_they_are_and_are_kept(results: Results, tmp_path: Path
     ],
 )
 def test_keywords_are_the_options_of_the_command(keywords: dict[str, Any], words: tuple[str, ...]) -> None:
-    assert arguments_of("t.jsonl", keywords) == make_parser().parse_args(["t.jsonl", *words])
+    assert arguments_of(make_parser(), ["t.jsonl"], keywords) == make_parser().parse_args(["t.jsonl", *words])
 
 
 def test_the_commands_own_options_are_there() -> None:

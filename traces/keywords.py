@@ -3,44 +3,45 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from opgrip.replay.options import make_parser
 from opgrip.traces.errors import UserError
 from opgrip.traces.names import plain_name
 
-OF_COMMANDS = ("help", "version", "debug", "strict", "sequence")
-"""Options that say what a command prints or exits with, or that give no table of cases."""
+OF_COMMANDS = ("help", "version", "debug")
+"""Options that say what a command prints."""
 
 
-def arguments_of(trace: str | Path, keywords: Mapping[str, Any]) -> argparse.Namespace:
+def arguments_of(
+    parser: argparse.ArgumentParser, words: Sequence[str], keywords: Mapping[str, Any], excluded: Iterable[str] = ()
+) -> argparse.Namespace:
     """What a command line with these options would give.
 
     Parameters
     ----------
+    words : what the command line has besides
     keywords : options by their long names, with `_` for `-`: a number, a word, True, or several in a list or tuple;
         None for what is usual
+    excluded : options that are no keywords
 
     Raises
     ------
     TypeError : for a keyword that is no option
     UserError : for a value that the option does not take
     """
-    parser = make_parser()
-    args = parser.parse_args([str(trace)])
+    args = parser.parse_args(words)
     options = {action.dest: action for action in parser._actions if action.option_strings}
-    for name in OF_COMMANDS:
+    for name in (*OF_COMMANDS, *excluded):
         del options[name]
     for name, value in keywords.items():
         if name not in options:
             near = get_close_matches(name, options, 1)
             hint = f": did you mean {near[0]!r}?" if near else ""
-            raise TypeError(f"replay() got an unexpected keyword argument {name!r}{hint}")
+            raise TypeError(f"got an unexpected keyword argument {name!r}{hint}")
         if value is not None:
             setattr(args, name, _value(options[name], value))
     return args

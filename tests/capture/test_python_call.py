@@ -1,0 +1,65 @@
+"""A model captured as a Python program asks for it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from programs import TinyNet, run_command
+
+from opgrip.capture import capture
+from opgrip.replay import replay
+from opgrip.traces import UserError, load
+
+INPUTS = (torch.ones(2, 3, 8, 8), torch.zeros(2, 6, dtype=torch.long))
+
+
+def test_a_module_is_captured_and_its_trace_replayed(tmp_path: Path) -> None:
+    model = TinyNet()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    trace = capture(model, tmp_path / "t.jsonl", INPUTS, steps=2)
+    assert trace.header["model"]["name"] == "tinynet"
+    assert trace.header["steps"] == 2
+    assert set(trace.calls["phase"]) == {"forward"}
+    assert set(trace.calls["module"]) >= {"features.0", "head"}
+    assert model.training
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    assert all(row.status == "ok" for row in replay(tmp_path / "t.jsonl", top=2, iterations=1))
+
+
+def test_a_training_step_of_a_module_has_its_three_phases(tmp_path: Path) -> None:
+    trace = capture(TinyNet(), tmp_path / "t.jsonl", dict(zip(("images", "words"), INPUTS, strict=True)), run="loss")
+    assert set(trace.calls["phase"]) == {"forward"}
+    trace = capture(TinyNet(), tmp_path / "train.jsonl", INPUTS, run="train")
+    assert set(trace.calls["phase"]) == {"forward", "backward", "optimizer"}
+
+
+def test_a_source_is_captured_as_by_the_command(tmp_path: Path) -> None:
+    options = {"input_size": "64x64", "batch_size": 1, "warmup": 0}
+    trace = capture("builtin:faster_rcnn", tmp_path / "call.jsonl", **options)
+    words = ("--input-size", "64x64", "--batch-size", 1, "--warmup", 0)
+    done = run_command("opcapture", *words, "-o", tmp_path / "command.jsonl")
+    assert done.returncode == 0, done.stderr
+    command = load(tmp_path / "command.jsonl")
+    assert list(trace.calls["op"]) == list(command.calls["op"])
+    assert trace.header["model"] == command.header["model"]
+
+
+def test_what_does_not_go_together_is_one_line_in_words_of_python(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    with pytest.raises(UserError, match="a module needs inputs"):
+        capture(TinyNet(), path)
+    with pytest.raises(UserError, match="batch_size= is for models that are built here"):
+        capture(TinyNet(), path, INPUTS, batch_size=3)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'step': did you mean 'steps'"):
+        capture(TinyNet(), path, INPUTS, step=3)
+    with pytest.raises(UserError, match="tinynet fails in its step"):
+        capture(TinyNet(), path, INPUTS[:1])
+    assert not path.exists()
+    path.write_text("mine")
+    with pytest.raises(FileExistsError, match="force="):
+        capture(TinyNet(), path, INPUTS)
+    assert path.read_text() == "mine"
+    with pytest.raises(UserError, match="no parameters to train: choose run="):
+        capture(torch.nn.Softmax(dim=0), tmp_path / "other.jsonl", torch.ones(3), run="train")
