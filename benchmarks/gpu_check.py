@@ -33,7 +33,7 @@ from opgrip.replay.profilers.ncu.ncu import PLACES as NCU_PLACES
 from opgrip.replay.profilers.ncu.report import TO_CSV
 from opgrip.replay.profilers.nsys.nsys import PLACES as NSYS_PLACES
 from opgrip.replay.profilers.nsys.report import CALLS, COPIES, EVENTS, KERNELS, STRINGS
-from opgrip.replay.profilers.ranges import check_ranges
+from opgrip.replay.timing.ranges import check_ranges
 from opgrip.traces.errors import UserError
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -31,8 +31,8 @@ from workloads import REPLAYED, Workload
 
 from opgrip.capture import Capture
 from opgrip.replay.arguments.values import KINDS
-from opgrip.replay.job import Job
-from opgrip.replay.results import to_frame
+from opgrip.replay.measuring.results import to_frame
+from opgrip.replay.workers.job import Job
 from opgrip.replay.workers.supervisor import supervise
 from opgrip.traces import Trace, load
 from opgrip.traces.record_forms import to_json

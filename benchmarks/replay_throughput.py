@@ -25,11 +25,11 @@ from workloads import WORKLOADS
 
 from opgrip.capture import Capture
 from opgrip.replay.arguments.inputs import Inputs, device_map
-from opgrip.replay.cases import Case, make_cases
-from opgrip.replay.measure import measure_cases
-from opgrip.replay.operators import find_operator
-from opgrip.replay.results import OK, Result
-from opgrip.replay.settings import Settings
+from opgrip.replay.cases.cases import Case, make_cases
+from opgrip.replay.measuring.measure import measure_cases
+from opgrip.replay.measuring.results import OK, Result
+from opgrip.replay.measuring.settings import Settings
+from opgrip.replay.operators.lookup import find_operator
 from opgrip.replay.timing.caches import WARM
 from opgrip.replay.timing.methods import CONTINUOUS
 from opgrip.traces import load

@@ -19,10 +19,10 @@ import pandas as pd
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from opgrip.replay.job import SAMPLE, Job
-from opgrip.replay.samples import SHIPPED
+from opgrip.replay.cases.samples import SHIPPED
 from opgrip.replay.timing.caches import WARM
 from opgrip.replay.workers.ahead import make_ahead, rows_ahead
+from opgrip.replay.workers.job import SAMPLE, Job
 from opgrip.replay.workers.supervisor import supervise
 from opgrip.samples import Sample, Tag, samples
 from opgrip.traces.machine import cache_folder, processor

@@ -1,7 +1,7 @@
 """Runs the calls of a trace again, and measures them."""
 
+from opgrip.replay.measuring.results import Result, load_results
 from opgrip.replay.outcome import Results
 from opgrip.replay.replay import replay
-from opgrip.replay.results import Result, load_results
 
 __all__ = ["Result", "Results", "load_results", "replay"]

@@ -8,16 +8,16 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from opgrip.replay.job import Job, Loaded
+from opgrip.replay.measuring.results import OK, summarize
 from opgrip.replay.options import make_parser
 from opgrip.replay.replay import header_of, is_whole, load_job, replay_cases
 from opgrip.replay.reports.modes import print_modes
 from opgrip.replay.reports.sweep import print_sweep
 from opgrip.replay.reports.table import print_table
-from opgrip.replay.results import OK, summarize
 from opgrip.replay.roofline.table import print_roofline
 from opgrip.replay.sequences.report import print_sequence
 from opgrip.replay.sequences.sequence import SequenceSettings, replay_apart
+from opgrip.replay.workers.job import Job, Loaded
 from opgrip.traces.command import INTERRUPTED, run_command
 from opgrip.traces.output import whole_file
 from opgrip.traces.progress import Reporter

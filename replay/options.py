@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from opgrip.replay.arguments.values import RECORDED
-from opgrip.replay.job import SAMPLE, Job
+from opgrip.replay.cases.samples import names_samples
+from opgrip.replay.cases.units import CALL, FUNCTION, UNIT_KINDS
+from opgrip.replay.cases.ways import EAGER
 from opgrip.replay.modes import Tuning, find_mode, modes
-from opgrip.replay.operators import TRUSTED_EXTENSIONS
+from opgrip.replay.operators.lookup import TRUSTED_EXTENSIONS
 from opgrip.replay.option_types import (
     byte_count,
     counts,
@@ -23,12 +25,10 @@ from opgrip.replay.option_types import (
 )
 from opgrip.replay.profilers.options import add_profilers
 from opgrip.replay.roofline.options import add_roofline
-from opgrip.replay.samples import names_samples
 from opgrip.replay.timing.caches import CACHES, PROGRAM, WARM
 from opgrip.replay.timing.methods import CONTINUOUS, DISCRETE, METHODS, ON_DEVICE
 from opgrip.replay.timing.samples import Effort
-from opgrip.replay.units import CALL, FUNCTION, UNIT_KINDS
-from opgrip.replay.ways import EAGER
+from opgrip.replay.workers.job import SAMPLE, Job
 from opgrip.traces.command import OneLineParser, add_debug, add_version, not_negative, positive, seed
 from opgrip.traces.errors import UserError
 from opgrip.traces.machine import cache_folder

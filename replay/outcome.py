@@ -10,9 +10,9 @@ from typing import Any
 
 import pandas as pd
 
+from opgrip.replay.measuring.results import Result, summarize, to_frame
 from opgrip.replay.reports import reports
 from opgrip.replay.reports.report import Report
-from opgrip.replay.results import Result, summarize, to_frame
 from opgrip.traces.errors import UserError, in_words_of_python
 from opgrip.traces.output import whole_file
 

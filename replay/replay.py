@@ -12,17 +12,17 @@ from typing import Any
 
 import torch
 
-from opgrip.replay.job import Job, Loaded
-from opgrip.replay.measure import Known
+from opgrip.replay.measuring.measure import Known
+from opgrip.replay.measuring.results import Result, read_results
 from opgrip.replay.options import check_method, job_of, make_parser
 from opgrip.replay.outcome import Results, report_for, write_results
 from opgrip.replay.profilers.options import profilers_of
 from opgrip.replay.profilers.passes import under_profilers
-from opgrip.replay.results import Result, read_results
 from opgrip.replay.roofline.limits import threads_of, usual_threads, with_limits
 from opgrip.replay.roofline.measuring import measure
 from opgrip.replay.roofline.options import check_roofline
 from opgrip.replay.workers.ahead import make_ahead, rows_ahead
+from opgrip.replay.workers.job import Job, Loaded
 from opgrip.replay.workers.journal import Journal, journal_path
 from opgrip.replay.workers.supervisor import supervise
 from opgrip.traces.ceilings.ceilings import Ceilings, keep, kept_ceilings, to_json

@@ -16,12 +16,12 @@ import torch
 from breaking_functions import BREAKING
 
 from opgrip.replay.arguments.inputs import device_map
-from opgrip.replay.functions import function_case
-from opgrip.replay.job import Job, Loaded
-from opgrip.replay.settings import Settings
+from opgrip.replay.cases.functions import function_case
+from opgrip.replay.measuring.settings import Settings
 from opgrip.replay.timing.caches import WARM
 from opgrip.replay.timing.samples import Effort
 from opgrip.replay.workers.ahead import make_ahead, rows_ahead
+from opgrip.replay.workers.job import Job, Loaded
 from opgrip.replay.workers.supervisor import supervise
 from opgrip.traces.trace import Trace
 

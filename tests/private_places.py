@@ -7,7 +7,7 @@ import platform
 import torch
 
 from opgrip.capture import torch_private as of_capture
-from opgrip.replay import torch_private as of_replay
+from opgrip.replay.operators import torch_private as of_replay
 
 
 def main() -> None:

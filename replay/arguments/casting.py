@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from opgrip.replay.operators import Unsupported
+from opgrip.replay.operators.lookup import Unsupported
 from opgrip.traces.arguments import TensorSpec, tensors
 from opgrip.traces.tensor_specs import Compressed, Coo, Nested
 

@@ -14,7 +14,7 @@ import torch
 from opgrip.replay.arguments.casting import caster, pieces
 from opgrip.replay.arguments.filling import fill, memory_of, write
 from opgrip.replay.arguments.layouts import assemble, check_layout, draw_indices, empty_quantized
-from opgrip.replay.operators import Unsupported
+from opgrip.replay.operators.lookup import Unsupported
 from opgrip.traces.arguments import (
     GeneratorSpec,
     GroupSpec,

@@ -11,7 +11,7 @@ import torch
 
 from opgrip.replay.arguments.filling import draw
 from opgrip.replay.arguments.indices import MOST_PLACES, distinct_in_rows, distinct_places, fitting_lengths
-from opgrip.replay.operators import Unsupported
+from opgrip.replay.operators.lookup import Unsupported
 from opgrip.traces.tensor_checks import compressed_grid
 from opgrip.traces.tensor_specs import PACKED, QUANTIZED, Compressed, Coo, Nested, PerChannel, PerTensor, TensorSpec
 from opgrip.traces.values import Drawable

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from opgrip.replay.checks.schemas import Named
-from opgrip.replay.timing.methods import Arguments
+from opgrip.replay.operators.calling import Arguments
 
 Chosen = Callable[[dict[str, Any], Tensor, Tensor], str | None]
 

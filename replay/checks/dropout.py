@@ -10,7 +10,7 @@ from torch import Tensor
 
 from opgrip.replay.checks.schemas import Named
 from opgrip.replay.checks.tolerances import Tolerance
-from opgrip.replay.timing.methods import Arguments
+from opgrip.replay.operators.calling import Arguments
 
 DROPOUT = frozenset({"dropout", "dropout_", "native_dropout"})
 

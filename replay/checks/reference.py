@@ -22,7 +22,7 @@ from opgrip.replay.checks.tolerances import Tolerance
 from opgrip.replay.checks.truths import Truths, truths_of
 from opgrip.replay.checks.verdicts import Verdict, together
 from opgrip.replay.modes.mode import Results
-from opgrip.replay.timing.methods import Arguments
+from opgrip.replay.operators.calling import Arguments
 from opgrip.traces.names import plain_name
 
 __all__ = ["Reference", "observe"]

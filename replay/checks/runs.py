@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from opgrip.replay.modes.mode import Results
-from opgrip.replay.timing.methods import Arguments
+from opgrip.replay.operators.calling import Arguments
 from opgrip.traces.arguments import leaves
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from opgrip.replay.timing.methods import Arguments
+from opgrip.replay.operators.calling import Arguments
 
 LEAVES_EMPTY = frozenset({"native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_no_training"})
 """Operators whose results for a backward pass are empty on a CPU where there is none, and of any shape elsewhere."""

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from opgrip.replay.arguments.casting import CAST
 from opgrip.replay.checks.runs import run_seeded, tensors_of
 from opgrip.replay.modes.mode import Results
-from opgrip.replay.timing.methods import Arguments
+from opgrip.replay.operators.calling import Arguments
 from opgrip.traces.arguments import map_leaves
 
 DISTURBED = 4

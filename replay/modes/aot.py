@@ -10,7 +10,7 @@ import torch
 
 from opgrip.replay.modes.graphs import exported
 from opgrip.replay.modes.mode import Program, Task, mode
-from opgrip.replay.torch_private import packaged
+from opgrip.replay.operators.torch_private import packaged
 
 PACKAGE = "model.pt2"
 

@@ -8,7 +8,7 @@ import torch
 
 from opgrip.replay.modes.graphs import TensorCall
 from opgrip.replay.modes.mode import Program, Results, Task, mode
-from opgrip.replay.timing.methods import Arguments
+from opgrip.replay.operators.calling import Arguments
 
 WARMUP = 3
 """Runs before the capture, in which libraries set themselves up."""

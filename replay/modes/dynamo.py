@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from opgrip.replay.modes.mode import Program, Task, mode
-from opgrip.replay.operators import Unsupported
-from opgrip.replay.timing.methods import Function
-from opgrip.replay.torch_private import compile_in_this_process, dynamo_backends, graphs_compiled
+from opgrip.replay.operators.calling import Function
+from opgrip.replay.operators.lookup import Unsupported
+from opgrip.replay.operators.torch_private import compile_in_this_process, dynamo_backends, graphs_compiled
 from opgrip.traces.arguments import leaves
 
 _numbers = itertools.count()

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from opgrip.replay.modes.mode import Results, Task
-from opgrip.replay.operators import Unsupported
-from opgrip.replay.timing.methods import Arguments
-from opgrip.traces.arguments import leaves, map_leaves
+from opgrip.replay.operators.calling import Arguments, tensors_in
+from opgrip.replay.operators.lookup import Unsupported
+from opgrip.traces.arguments import map_leaves
 
 
 class TensorCall(nn.Module):
@@ -52,11 +52,6 @@ class TensorCall(nn.Module):
     def leave(self, tensors: Sequence[Tensor]) -> Results:
         """What `forward` gave, or a program that was made of it."""
         return Results(list(tensors[: self._results]), list(tensors[self._results :]))
-
-
-def tensors_in(tree: Any) -> list[Tensor]:
-    """All tensors in lists, tuples and dicts, in their order."""
-    return [leaf for leaf in leaves(tree) if isinstance(leaf, Tensor)]
 
 
 def exported(task: Task, in_place: bool = False) -> tuple[torch.export.ExportedProgram, TensorCall]:

@@ -6,11 +6,10 @@ from typing import Any
 
 from torch import Tensor
 
-from opgrip.replay.modes.graphs import tensors_in
 from opgrip.replay.modes.jax_runtime import reason, start, to_jax, to_torch
 from opgrip.replay.modes.mode import Program, Results, Task, mode
-from opgrip.replay.operators import Unsupported
-from opgrip.replay.timing.methods import Arguments
+from opgrip.replay.operators.calling import Arguments, tensors_in
+from opgrip.replay.operators.lookup import Unsupported
 from opgrip.samples import Sample, samples
 from opgrip.traces.arguments import leaves, map_leaves
 

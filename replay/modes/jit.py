@@ -10,7 +10,7 @@ import torch
 
 from opgrip.replay.modes.graphs import TensorCall
 from opgrip.replay.modes.mode import Program, Task, mode
-from opgrip.replay.operators import Unsupported
+from opgrip.replay.operators.lookup import Unsupported
 from opgrip.traces.arguments import map_leaves
 from opgrip.traces.errors import one_line
 

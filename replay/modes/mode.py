@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from opgrip.replay.timing.methods import Arguments, Function
+from opgrip.replay.operators.calling import Arguments, Function
 from opgrip.traces.errors import UserError
 from opgrip.traces.registry import Registry
 

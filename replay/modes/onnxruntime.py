@@ -11,8 +11,8 @@ import torch
 
 from opgrip.replay.modes.graphs import TensorCall, exported
 from opgrip.replay.modes.mode import Program, Results, Task, mode
-from opgrip.replay.operators import Unsupported
-from opgrip.replay.timing.methods import Arguments
+from opgrip.replay.operators.calling import Arguments
+from opgrip.replay.operators.lookup import Unsupported
 from opgrip.traces.errors import one_line
 
 MODEL = "model.onnx"

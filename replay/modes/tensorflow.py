@@ -13,8 +13,8 @@ from opgrip.replay.modes.graphs import exported
 from opgrip.replay.modes.jax_runtime import reason, start, to_torch
 from opgrip.replay.modes.mode import Program, Results, Task, mode
 from opgrip.replay.modes.torchax import as_jax
-from opgrip.replay.operators import Unsupported
-from opgrip.replay.timing.methods import Arguments
+from opgrip.replay.operators.calling import Arguments
+from opgrip.replay.operators.lookup import Unsupported
 
 
 @mode(

@@ -11,7 +11,7 @@ import torch
 from torch._ops import OpOverloadPacket
 
 from opgrip.replay.modes.jax_runtime import reason
-from opgrip.replay.operators import Unsupported
+from opgrip.replay.operators.lookup import Unsupported
 from opgrip.traces.names import plain_name
 
 

@@ -23,8 +23,8 @@ from torch import Tensor
 
 from opgrip.replay.modes.graphs import exported
 from opgrip.replay.modes.mode import Program, Results, Task, Tuning, mode
-from opgrip.replay.operators import Unsupported
-from opgrip.replay.timing.methods import Arguments
+from opgrip.replay.operators.calling import Arguments
+from opgrip.replay.operators.lookup import Unsupported
 from opgrip.traces.errors import UserError, one_line
 
 ALIGNMENT = 64

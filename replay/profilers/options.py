@@ -10,8 +10,8 @@ from opgrip.replay.profilers.installed import arguments_in, find_program
 from opgrip.replay.profilers.ncu.ncu import Ncu
 from opgrip.replay.profilers.ncu.options import add_ncu, ncu_of
 from opgrip.replay.profilers.nsys.nsys import PLACES, Nsys
-from opgrip.replay.profilers.ranges import check_ranges
 from opgrip.replay.profilers.timeline import SUFFIX
+from opgrip.replay.timing.ranges import check_ranges
 from opgrip.traces.command import not_negative, positive
 from opgrip.traces.errors import UserError
 from opgrip.traces.output import check_writable

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from opgrip.replay.job import Job, Loaded
+from opgrip.replay.measuring.results import Result
 from opgrip.replay.profilers.ncu import ncu
 from opgrip.replay.profilers.ncu.journal import batches_path
 from opgrip.replay.profilers.nsys import nsys
 from opgrip.replay.profilers.options import Profilers
 from opgrip.replay.profilers.timeline import record_timeline
-from opgrip.replay.results import Result
+from opgrip.replay.workers.job import Job, Loaded
 from opgrip.traces.progress import Reporter
 
 

@@ -12,8 +12,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from opgrip.replay.job import Job
-from opgrip.replay.results import Result
+from opgrip.replay.measuring.results import Result
+from opgrip.replay.workers.job import Job
 from opgrip.replay.workers.supervisor import supervise
 
 MODULE = "opgrip.replay.profilers.target"

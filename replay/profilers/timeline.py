@@ -10,10 +10,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from opgrip.replay.job import Job, Loaded
-from opgrip.replay.profilers.ranges import TORCH
+from opgrip.replay.measuring.results import OK, Result, not_run
 from opgrip.replay.profilers.rows import key_of, why_unseen
-from opgrip.replay.results import OK, Result, not_run
+from opgrip.replay.timing.ranges import TORCH
+from opgrip.replay.workers.job import Job, Loaded
 from opgrip.replay.workers.supervisor import supervise
 from opgrip.traces.errors import UserError
 from opgrip.traces.output import whole_file

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import IO, Any
 
+from opgrip.replay.measuring.results import Result, to_frame
 from opgrip.replay.reports.report import reports
-from opgrip.replay.results import Result, to_frame
 
 
 @reports.register(".csv")

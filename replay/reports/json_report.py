@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import IO, Any
 
+from opgrip.replay.measuring.results import Result
 from opgrip.replay.reports.report import reports
-from opgrip.replay.results import Result
 
 
 @reports.register(".json")

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from opgrip.replay.results import FAILED, OK, TIMEOUT, UNSUPPORTED, WRONG, Result
+from opgrip.replay.measuring.results import FAILED, OK, TIMEOUT, UNSUPPORTED, WRONG, Result
 
 STATUSES = (OK, WRONG, UNSUPPORTED, FAILED, TIMEOUT)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import IO, Any, Protocol
 
-from opgrip.replay.results import Result
+from opgrip.replay.measuring.results import Result
 from opgrip.traces.registry import Registry
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import IO, Any
 
+from opgrip.replay.measuring.results import Result
 from opgrip.replay.reports.report import reports
-from opgrip.replay.results import Result
 from opgrip.replay.roofline.drawing import draw
 from opgrip.traces.ceilings.ceilings import from_json
 

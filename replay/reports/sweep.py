@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from opgrip.replay.results import OK, Result
+from opgrip.replay.measuring.results import OK, Result
 
 WORTH = 1.05
 """A step is worth while where it makes an operator so many times quicker."""

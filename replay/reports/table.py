@@ -11,9 +11,9 @@ from rich.table import Table
 from rich.text import Text
 
 from opgrip.replay.arguments.values import RECORDED
+from opgrip.replay.cases.ways import EAGER, FORWARD
+from opgrip.replay.measuring.results import OK, Result
 from opgrip.replay.reports.report import reports
-from opgrip.replay.results import OK, Result
-from opgrip.replay.ways import EAGER, FORWARD
 
 SHAPES = "shapes"
 LEFT = ("operator", "mode", SHAPES, "status")

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from math import sqrt
 from xml.sax.saxutils import escape
 
-from opgrip.replay.results import Result
+from opgrip.replay.measuring.results import Result
 from opgrip.replay.roofline.axes import Axis, axis_over, element, short, words
 from opgrip.replay.roofline.limits import BOUNDS
 from opgrip.traces.ceilings.ceilings import Ceilings

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from opgrip.replay.job import Loaded
-from opgrip.replay.results import OK, Result
+from opgrip.replay.measuring.results import OK, Result
 from opgrip.replay.timing.caches import COLD
+from opgrip.replay.workers.job import Loaded
 from opgrip.traces.ceilings.ceilings import Ceilings
 
 BANDWIDTH, ARITHMETIC, LAUNCH, INTERPRETER = "bandwidth", "arithmetic", "launch", "interpreter"

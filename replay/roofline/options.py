@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from opgrip.replay.roofline.energy import open_meter
+from opgrip.replay.measuring.energy import open_meter
 from opgrip.traces.errors import UserError
 
 DRAWING = ".svg"

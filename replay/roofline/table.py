@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from opgrip.replay.results import Result
-from opgrip.replay.ways import EAGER, FORWARD
+from opgrip.replay.cases.ways import EAGER, FORWARD
+from opgrip.replay.measuring.results import Result
 
 LEFT = ("operator", "bound")
 

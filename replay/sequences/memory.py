@@ -10,8 +10,8 @@ import torch
 
 from opgrip.replay.arguments.filling import memory_of
 from opgrip.replay.arguments.inputs import DeviceMap, Inputs, as_recorded
-from opgrip.replay.operators import Unsupported
-from opgrip.replay.sequences.flow import Need
+from opgrip.replay.cases.flow import Need
+from opgrip.replay.operators.lookup import Unsupported
 from opgrip.traces.arguments import TensorSpec
 from opgrip.traces.errors import one_line
 from opgrip.traces.machine import free_memory

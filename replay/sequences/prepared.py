@@ -11,10 +11,10 @@ import torch
 
 from opgrip.replay.arguments.filling import memory_of
 from opgrip.replay.arguments.inputs import DeviceMap, Inputs
-from opgrip.replay.operators import Operator
-from opgrip.replay.sequences.flow import can_flow
+from opgrip.replay.cases.flow import can_flow
+from opgrip.replay.operators.calling import Arguments
+from opgrip.replay.operators.lookup import Operator
 from opgrip.replay.sequences.memory import Memory
-from opgrip.replay.timing.methods import Arguments
 from opgrip.traces.arguments import GeneratorSpec, TensorSpec, leaves, map_leaves
 from opgrip.traces.records import EXTENSION, Signature
 from opgrip.traces.values import ValueModel

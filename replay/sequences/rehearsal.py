@@ -10,12 +10,12 @@ from typing import Any
 import torch
 
 from opgrip.replay.arguments.inputs import DeviceMap
-from opgrip.replay.contexts import restored
-from opgrip.replay.operators import Operator, Unsupported, find_operator
-from opgrip.replay.sequences.flow import Flow, FlowingCall, can_flow
+from opgrip.replay.cases.flow import Flow, FlowingCall, can_flow
+from opgrip.replay.cases.traits import overwrites, sizes_vary, takes_any_numbers
+from opgrip.replay.operators.contexts import restored
+from opgrip.replay.operators.lookup import Operator, Unsupported, find_operator
 from opgrip.replay.sequences.memory import Memory
 from opgrip.replay.sequences.prepared import Drawn, Prepared, never_flowing
-from opgrip.replay.sequences.traits import overwrites, sizes_vary, takes_any_numbers
 from opgrip.traces.arguments import leaves
 from opgrip.traces.errors import one_line
 from opgrip.traces.interfaces import Interface

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from opgrip.replay.sequences.flow import Flow, FlowingCall
+from opgrip.replay.cases.flow import Flow, FlowingCall
 from opgrip.replay.sequences.rehearsal import REPLAYED, SUBSTITUTED, UNSUPPORTED, Part
 from opgrip.traces import Trace
 

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 
 from opgrip.replay.arguments.inputs import DeviceMap
-from opgrip.replay.operators import TRUSTED_EXTENSIONS
-from opgrip.replay.sequences.flow import FlowingCall, make_flow
+from opgrip.replay.cases.flow import FlowingCall, make_flow
+from opgrip.replay.operators.lookup import TRUSTED_EXTENSIONS
 from opgrip.replay.sequences.memory import Memory, room_on
 from opgrip.replay.sequences.rehearsal import Part, Rehearsal, switching
 from opgrip.replay.sequences.results import NotReplayed, OperatorTime, Pass, SequenceResult, from_plain, make_result

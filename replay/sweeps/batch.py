@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
-from opgrip.replay.cases import Case
-from opgrip.replay.operators import Unsupported
-from opgrip.replay.sequences.flow import FlowingCall, make_flow
+from opgrip.replay.cases.cases import Case
+from opgrip.replay.cases.flow import FlowingCall, make_flow
+from opgrip.replay.operators.lookup import Unsupported
 from opgrip.replay.sweeps.choices import NOTHING, Choice
 from opgrip.replay.sweeps.growth import PLAIN, Growth, grown, growth_of
 from opgrip.replay.sweeps.roots import ANCHORS, IMAGES, ROWS, Phased, parameters

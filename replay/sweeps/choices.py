@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from opgrip.replay.operators import Unsupported, find_operator
+from opgrip.replay.operators.lookup import Unsupported, find_operator
 from opgrip.replay.sweeps.growth import Growth
 from opgrip.traces.arguments import leaves, tensors
 from opgrip.traces.records import Signature

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from opgrip.replay.operators import Unsupported
+from opgrip.replay.operators.lookup import Unsupported
 from opgrip.traces.arguments import TensorSpec
 
 

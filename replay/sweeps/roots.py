@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from opgrip.replay.operators import Unsupported, find_operator
-from opgrip.replay.sequences.flow import FlowingCall
+from opgrip.replay.cases.flow import FlowingCall
+from opgrip.replay.operators.lookup import Unsupported, find_operator
 from opgrip.traces.arguments import TensorSpec, tensors
 from opgrip.traces.records import NO_STORAGE, OPERATOR, Signature
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from opgrip.replay.arguments.inputs import as_recorded
-from opgrip.replay.operators import Unsupported
+from opgrip.replay.operators.lookup import Unsupported
 from opgrip.replay.sweeps.choices import RESHAPED, Choice, dimension_of, operator_of
 from opgrip.replay.sweeps.growth import PLAIN, Growth, grown, grown_steps, growth_of, met_growth
 from opgrip.traces.arguments import GeneratorSpec, TensorSpec, leaves, map_leaves, tensors

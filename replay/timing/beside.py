@@ -12,7 +12,7 @@ from typing import TypeVar
 import numpy as np
 import torch
 
-from opgrip.replay.contexts import restored
+from opgrip.replay.operators.contexts import restored
 from opgrip.replay.timing.clock import Pace
 from opgrip.replay.timing.crew import Crew, Work
 from opgrip.replay.timing.methods import block_size

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias, TypeVar
 
 import torch
 
-from opgrip.replay.contexts import restored
+from opgrip.replay.operators.contexts import restored
 from opgrip.replay.timing.methods import synchronizer
 from opgrip.replay.timing.rounds import Group
 

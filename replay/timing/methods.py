@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import perf_counter_ns
-from typing import Any
 
 import torch
 
-from opgrip.replay.profilers.ranges import Range
-
-Arguments = tuple[tuple[Any, ...], dict[str, Any]]
-Function = Callable[..., Any]
+from opgrip.replay.operators.calling import Arguments, Function
+from opgrip.replay.timing.ranges import Range
 
 DISCRETE, CONTINUOUS, EVENTS, GRAPH = "discrete", "continuous", "events", "graph"
 METHODS = (DISCRETE, CONTINUOUS, EVENTS, GRAPH)

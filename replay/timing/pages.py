@@ -16,9 +16,10 @@ from __future__ import annotations
 import ctypes
 import resource
 from pathlib import Path
-from typing import Any
 
 import torch
+
+from opgrip.replay.operators.memory import LARGE
 
 PAGE = resource.getpagesize()
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8
@@ -26,8 +27,6 @@ PR_SET_THP_DISABLE = 41
 HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 LARGEST_KEPT = 32 << 20
 """glibc maps larger blocks afresh each time."""
-LARGE = 1 << 16
-"""Bytes of results from which on their memory matters."""
 
 
 def _glibc() -> ctypes.CDLL | None:
@@ -70,16 +69,6 @@ def give_back() -> None:
 def touch(size: int) -> None:
     """Have so many bytes of freed memory that this process wrote before."""
     torch.empty(size + LARGE, dtype=torch.uint8).fill_(0)
-
-
-def mostly_fresh(given: Any, results: Any) -> Any:
-    """Whether results lay in fresh memory, for the most part.
-
-    Parameters
-    ----------
-    given : bytes of the pages that the system gave meanwhile; `results` those of the results. Numbers, or columns
-    """
-    return given * 2 >= results
 
 
 def faults() -> int:

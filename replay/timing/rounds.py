@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 
-from opgrip.replay.contexts import restored
+from opgrip.replay.cases.surroundings import BEFORE, Place
+from opgrip.replay.operators.contexts import restored
 from opgrip.replay.timing.clock import Pace
 from opgrip.replay.timing.methods import Stopwatch
 from opgrip.replay.timing.samples import FEWEST, Effort
 from opgrip.replay.timing.subjects import NOWHERE, Stratum, Subject
-from opgrip.replay.timing.surroundings import BEFORE, Place
 
 MOST = 100
 """Runs of a subject at most."""

@@ -8,11 +8,13 @@ from time import perf_counter_ns
 from typing import Any
 
 from opgrip.replay.arguments.inputs import Inputs
-from opgrip.replay.profilers.ranges import DROPPED, READY, Range
+from opgrip.replay.cases.surroundings import Place
+from opgrip.replay.operators.calling import Arguments, Function
+from opgrip.replay.operators.memory import LARGE, mostly_fresh
 from opgrip.replay.timing import pages
-from opgrip.replay.timing.methods import CONTINUOUS, Arguments, Function, Stopwatch, block_size
+from opgrip.replay.timing.methods import CONTINUOUS, Stopwatch, block_size
+from opgrip.replay.timing.ranges import DROPPED, READY, Range
 from opgrip.replay.timing.samples import Samples
-from opgrip.replay.timing.surroundings import Place
 
 COPIES, COPIED_BYTES = 64, 256 << 20
 """Sets of arguments, and bytes in all of them, that a block of runs is given where each needs its own."""
@@ -127,7 +129,7 @@ class Subject:
         time_ns = stopwatch.time(self.function, runs, self._range)
         if self.fresh is not None:
             given, results = (pages.faults() - before) * pages.PAGE, self.result_bytes * len(runs)
-            self._faulted = bool(pages.mostly_fresh(given, max(results, pages.LARGE)))
+            self._faulted = bool(mostly_fresh(given, max(results, LARGE)))
         if stopwatch.method == CONTINUOUS and self._size == 1:
             self._size = min(block_size(time_ns), self.most_in_block())
         self.samples.spent_ns += perf_counter_ns() - began

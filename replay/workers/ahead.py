@@ -11,14 +11,14 @@ from collections import deque
 from collections.abc import Callable, Collection
 from contextlib import ExitStack
 
-from opgrip.replay.cases import Case
-from opgrip.replay.job import Job, Loaded
+from opgrip.replay.cases.cases import Case
+from opgrip.replay.cases.ways import Way
+from opgrip.replay.measuring.preparation import empty_row
+from opgrip.replay.measuring.results import Result
 from opgrip.replay.modes import find_mode
-from opgrip.replay.preparation import empty_row
-from opgrip.replay.programs import remove_partial
-from opgrip.replay.results import Result
-from opgrip.replay.ways import Way
+from opgrip.replay.programs.programs import remove_partial
 from opgrip.replay.workers.connection import POLL_S, Connection, Ended
+from opgrip.replay.workers.job import Job, Loaded
 
 Row = tuple[Case, Way]
 

@@ -13,8 +13,8 @@ from time import monotonic_ns
 from types import TracebackType
 from typing import Any
 
-from opgrip.replay.job import Job, Loaded
-from opgrip.replay.results import FAILED, TIMEOUT
+from opgrip.replay.measuring.results import FAILED, TIMEOUT
+from opgrip.replay.workers.job import Job, Loaded
 from opgrip.replay.workers.processes import Process, how_it_ended, last_words, start
 from opgrip.replay.workers.watch import NOTHING, Watch
 

@@ -11,9 +11,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from opgrip.replay.job import Job
-from opgrip.replay.results import Result
-from opgrip.replay.samples import fingerprint, names_samples
+from opgrip.replay.cases.samples import fingerprint, names_samples
+from opgrip.replay.measuring.results import Result
+from opgrip.replay.workers.job import Job
 from opgrip.traces.errors import UserError
 
 

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import asdict
 from typing import IO, Any, Protocol
 
-from opgrip.replay.job import Job, Loaded
+from opgrip.replay.workers.job import Job, Loaded
 from opgrip.replay.workers.watch import Watch
 from opgrip.replay.workers.worker import serve
 from opgrip.traces.errors import UserError

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict
 
-from opgrip.replay.cases import Case
-from opgrip.replay.job import Job, Loaded
-from opgrip.replay.measure import Known, windows
-from opgrip.replay.preparation import empty_row, empty_rows
-from opgrip.replay.results import Result
+from opgrip.replay.cases.cases import Case
+from opgrip.replay.measuring.measure import Known, windows
+from opgrip.replay.measuring.preparation import empty_row, empty_rows
+from opgrip.replay.measuring.results import Result
 from opgrip.replay.workers.connection import Connection, Ended
+from opgrip.replay.workers.job import Job, Loaded
 from opgrip.replay.workers.watch import NOTHING
 from opgrip.traces.errors import UserError
 

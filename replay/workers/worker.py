@@ -17,10 +17,10 @@ from typing import Any
 
 import torch
 
-from opgrip.replay.job import Job, Loaded
-from opgrip.replay.measure import measure_cases
-from opgrip.replay.preparation import prepare
-from opgrip.replay.results import Result
+from opgrip.replay.measuring.measure import measure_cases
+from opgrip.replay.measuring.preparation import prepare
+from opgrip.replay.measuring.results import Result
+from opgrip.replay.workers.job import Job, Loaded
 from opgrip.replay.workers.watch import Watch
 from opgrip.traces.machine import lines
 

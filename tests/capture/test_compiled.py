@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from opgrip.capture import Capture
-from opgrip.replay.operators import Unsupported, find_operator
+from opgrip.replay.operators.lookup import Unsupported, find_operator
 from opgrip.traces import load
 
 X, W = torch.rand(8, 8), torch.rand(8, 8)

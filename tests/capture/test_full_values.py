@@ -25,7 +25,7 @@ from opgrip.capture.full_values import FullValues
 from opgrip.capture.signatures import tensors_in
 from opgrip.capture.torch_private import unobserved
 from opgrip.replay.arguments.inputs import Inputs
-from opgrip.replay.cases import make_cases
+from opgrip.replay.cases.cases import make_cases
 from opgrip.traces import Trace, UserError, load
 from opgrip.traces.arguments import tensors
 from opgrip.traces.merge import merge

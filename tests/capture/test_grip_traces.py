@@ -14,10 +14,10 @@ import torch
 from programs import ROOT, run_command
 
 from opgrip.capture import Capture, Schedule
-from opgrip.replay.cases import Selection, make_cases
-from opgrip.replay.operators import Unsupported, find_operator
-from opgrip.replay.units import FUNCTION as UNIT_FUNCTION
-from opgrip.replay.units import make_units
+from opgrip.replay.cases.cases import Selection, make_cases
+from opgrip.replay.cases.units import FUNCTION as UNIT_FUNCTION
+from opgrip.replay.cases.units import make_units
+from opgrip.replay.operators.lookup import Unsupported, find_operator
 from opgrip.traces import Trace, UserError, load
 from opgrip.traces.arguments import Opaque, TensorSpec, leaves
 from opgrip.traces.graph import make_graph

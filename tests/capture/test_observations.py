@@ -11,7 +11,7 @@ import torch
 
 from opgrip.capture import Capture, deferred, dispatch, page_faults
 from opgrip.replay.arguments.inputs import Inputs, device_map
-from opgrip.replay.cases import make_cases
+from opgrip.replay.cases.cases import make_cases
 from opgrip.traces import Trace, load
 
 

@@ -19,10 +19,10 @@ from opgrip.capture import Capture
 from opgrip.capture.models import load_program
 from opgrip.capture.program import ModelOptions
 from opgrip.replay.arguments.inputs import device_map
-from opgrip.replay.cases import make_cases
-from opgrip.replay.measure import measure_cases
-from opgrip.replay.results import OK, UNSUPPORTED
-from opgrip.replay.settings import Settings
+from opgrip.replay.cases.cases import make_cases
+from opgrip.replay.measuring.measure import measure_cases
+from opgrip.replay.measuring.results import OK, UNSUPPORTED
+from opgrip.replay.measuring.settings import Settings
 from opgrip.replay.timing.samples import Effort
 from opgrip.traces import Trace, load
 

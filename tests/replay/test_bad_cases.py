@@ -14,7 +14,7 @@ from bad_cases import ABORT, EXIT, EXTENSIONS, HANG, HUGE, SEGFAULT, bad_trace
 from programs import hear_ctrl_c, program_path, run_command, wait_for
 
 from opgrip.replay import load_results
-from opgrip.replay.job import Job
+from opgrip.replay.workers.job import Job
 from opgrip.replay.workers.supervisor import supervise
 
 TRUSTED = [word for name in EXTENSIONS for word in ("--extension", name)]

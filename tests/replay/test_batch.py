@@ -14,10 +14,10 @@ from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 
 from opgrip.capture import Capture
 from opgrip.replay.arguments.inputs import device_map
-from opgrip.replay.cases import make_cases
-from opgrip.replay.measure import measure_cases
-from opgrip.replay.operators import Unsupported
-from opgrip.replay.settings import Settings
+from opgrip.replay.cases.cases import make_cases
+from opgrip.replay.measuring.measure import measure_cases
+from opgrip.replay.measuring.settings import Settings
+from opgrip.replay.operators.lookup import Unsupported
 from opgrip.replay.sweeps.batch import Batches, scaled
 from opgrip.replay.sweeps.growth import grown_steps
 from opgrip.replay.timing.samples import Effort

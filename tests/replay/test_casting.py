@@ -11,7 +11,7 @@ from described_calls import HERE, described
 from unusual_tensors import NESTED, QUANTIZED, SPARSE
 
 from opgrip.replay.arguments.inputs import Inputs
-from opgrip.replay.operators import Unsupported
+from opgrip.replay.operators.lookup import Unsupported
 
 
 def made(*args: Any, dtype: torch.dtype = torch.bfloat16) -> tuple[Any, ...]:

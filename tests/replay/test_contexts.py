@@ -10,10 +10,10 @@ import torch
 
 from opgrip.capture import Capture
 from opgrip.replay.arguments.inputs import device_map
-from opgrip.replay.cases import make_cases
-from opgrip.replay.contexts import restored
-from opgrip.replay.measure import measure_cases
-from opgrip.replay.settings import Settings
+from opgrip.replay.cases.cases import make_cases
+from opgrip.replay.measuring.measure import measure_cases
+from opgrip.replay.measuring.settings import Settings
+from opgrip.replay.operators.contexts import restored
 from opgrip.replay.timing.samples import Effort
 from opgrip.replay.timing.subjects import Subject
 from opgrip.traces import load

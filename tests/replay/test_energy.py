@@ -8,7 +8,7 @@ from time import perf_counter
 
 import pytest
 
-from opgrip.replay.roofline.energy import Meter, open_meter
+from opgrip.replay.measuring.energy import Meter, open_meter
 from opgrip.traces.errors import UserError
 
 WATTS = 200.0

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from opgrip.replay.arguments.inputs import Inputs, device_map
-from opgrip.replay.operators import Unsupported
+from opgrip.replay.operators.lookup import Unsupported
 from opgrip.traces.arguments import GeneratorSpec, Opaque, TensorSpec
 from opgrip.traces.values.exact import Exact
 

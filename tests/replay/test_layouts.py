@@ -13,8 +13,8 @@ from versions import has_detached_views
 
 from opgrip.capture import Capture
 from opgrip.replay.arguments.inputs import Inputs, device_map
-from opgrip.replay.cases import Case, make_cases
-from opgrip.replay.operators import find_operator
+from opgrip.replay.cases.cases import Case, make_cases
+from opgrip.replay.operators.lookup import find_operator
 from opgrip.traces import load
 
 pytestmark = [

@@ -22,15 +22,15 @@ from optional import needs
 from programs import run_command
 
 from opgrip.replay import load_results
-from opgrip.replay.job import Job
+from opgrip.replay.measuring.results import Result
 from opgrip.replay.profilers import target
 from opgrip.replay.profilers.ncu.metrics import BASIC, DURATION, metrics_of
 from opgrip.replay.profilers.ncu.ncu import in_template
 from opgrip.replay.profilers.ncu.report import Kernel, kernels_of_csv, read_report
 from opgrip.replay.profilers.ncu.rows import joined
 from opgrip.replay.profilers.nsys.report import read_report as read_nsys
-from opgrip.replay.profilers.ranges import DROPPED, NCU, PREPARE, READY
-from opgrip.replay.results import Result
+from opgrip.replay.timing.ranges import DROPPED, NCU, PREPARE, READY
+from opgrip.replay.workers.job import Job
 from opgrip.traces.errors import UserError
 
 PUSHED = "thread Domain:Push/Pop_Range:PL_Type:PL_Value:CLR_Type:Color:Msg_Type:Msg"

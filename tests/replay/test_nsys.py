@@ -15,16 +15,16 @@ from busy import compared_times
 from optional import needs
 from programs import run_command
 
-from opgrip.replay.job import Job
+from opgrip.replay.measuring.results import OK, Result, load_results
 from opgrip.replay.profilers.installed import arguments_in, find_program
 from opgrip.replay.profilers.nsys import nsys
 from opgrip.replay.profilers.nsys.nsys import PLACES
 from opgrip.replay.profilers.nsys.report import Report, read_report
 from opgrip.replay.profilers.nsys.rows import Seen, joined, with_seen
-from opgrip.replay.profilers.ranges import DOMAIN, DROPPED, READY
 from opgrip.replay.profilers.rows import Key
-from opgrip.replay.results import OK, Result, load_results
+from opgrip.replay.timing.ranges import DOMAIN, DROPPED, READY
 from opgrip.replay.timing.rounds import MOST_DROPPED
+from opgrip.replay.workers.job import Job
 from opgrip.traces.errors import UserError
 
 CASES = 50

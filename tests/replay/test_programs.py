@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from opgrip.replay.arguments.inputs import device_map
-from opgrip.replay.cases import Case
-from opgrip.replay.contexts import restored
-from opgrip.replay.functions import function_case
-from opgrip.replay.programs import PARTIAL, key_of, remove_partial
-from opgrip.replay.settings import Settings
-from opgrip.replay.ways import FORWARD, Point, Way
+from opgrip.replay.cases.cases import Case
+from opgrip.replay.cases.functions import function_case
+from opgrip.replay.cases.ways import FORWARD, Point, Way
+from opgrip.replay.measuring.settings import Settings
+from opgrip.replay.operators.contexts import restored
+from opgrip.replay.programs.programs import PARTIAL, key_of, remove_partial
 from opgrip.traces.arguments import TensorSpec
 from opgrip.traces.records import OPERATOR, Signature
 

@@ -11,13 +11,13 @@ from example_trace import write
 from unusual_tensors import UNUSUAL
 
 from opgrip.capture import Capture
-from opgrip.replay import preparation
 from opgrip.replay.arguments.inputs import device_map
-from opgrip.replay.cases import Selection, make_cases
-from opgrip.replay.measure import measure_cases
-from opgrip.replay.operators import READS_OR_WRITES_FILES, Unsupported, find_operator
-from opgrip.replay.results import Result
-from opgrip.replay.settings import Settings
+from opgrip.replay.cases.cases import Selection, make_cases
+from opgrip.replay.measuring import preparation
+from opgrip.replay.measuring.measure import measure_cases
+from opgrip.replay.measuring.results import Result
+from opgrip.replay.measuring.settings import Settings
+from opgrip.replay.operators.lookup import READS_OR_WRITES_FILES, Unsupported, find_operator
 from opgrip.replay.timing.samples import Effort
 from opgrip.traces import load
 from opgrip.traces.records import EXTENSION, OPERATOR, Signature

@@ -17,11 +17,11 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from opgrip.replay import load_results
-from opgrip.replay.results import Result
+from opgrip.replay.measuring.results import Result
 from opgrip.replay.roofline.drawing import draw
 from opgrip.replay.roofline.limits import BOUNDS, limit_of, with_limits
 from opgrip.replay.roofline.table import nearness
-from opgrip.replay.roofline.work import Work, counted, work_of
+from opgrip.replay.work.work import Work, counted, work_of
 from opgrip.traces.ceilings.ceilings import Ceilings, Level, ceilings_path, from_json, keep, kept_ceilings, to_json
 from opgrip.traces.ceilings.copying import caches
 

@@ -17,17 +17,17 @@ from programs import ROOT, run_python
 
 from opgrip.capture import Capture
 from opgrip.replay.arguments.inputs import Inputs, device_map
-from opgrip.replay.cases import Case, make_cases
-from opgrip.replay.measure import measure_cases
-from opgrip.replay.results import Result
-from opgrip.replay.settings import Settings
+from opgrip.replay.cases.cases import Case, make_cases
+from opgrip.replay.cases.surroundings import BEFORE, make_surroundings
+from opgrip.replay.measuring.measure import measure_cases
+from opgrip.replay.measuring.results import Result
+from opgrip.replay.measuring.settings import Settings
 from opgrip.replay.timing import methods, pages, rounds
 from opgrip.replay.timing.caches import COLD, WARM, flusher
 from opgrip.replay.timing.methods import CONTINUOUS, DISCRETE, Stopwatch
 from opgrip.replay.timing.rounds import Group, Measurer
 from opgrip.replay.timing.samples import Effort
 from opgrip.replay.timing.subjects import Subject, Variant
-from opgrip.replay.timing.surroundings import BEFORE, make_surroundings
 from opgrip.traces import load
 from opgrip.traces.arguments import TensorSpec
 from opgrip.traces.machine import last_cache_bytes

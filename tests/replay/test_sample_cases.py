@@ -9,7 +9,7 @@ import pytest
 from optional import optional
 from programs import run_command
 
-from opgrip.replay.results import load_results
+from opgrip.replay.measuring.results import load_results
 from opgrip.samples import samples
 
 

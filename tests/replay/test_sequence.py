@@ -24,12 +24,12 @@ from opgrip.capture import Capture
 from opgrip.capture.models import load_program
 from opgrip.capture.program import ModelOptions
 from opgrip.replay.arguments.inputs import device_map
-from opgrip.replay.sequences.flow import make_flow
+from opgrip.replay.cases.flow import make_flow
+from opgrip.replay.cases.traits import CHECKED_ON_CPU, DIVIDE, NO_INDICES, takes_any_numbers
 from opgrip.replay.sequences.memory import Memory
 from opgrip.replay.sequences.prepared import never_flowing
 from opgrip.replay.sequences.rehearsal import OTHER_SHAPES, Rehearsal, switching
 from opgrip.replay.sequences.sequence import SequenceResult, SequenceSettings, replay_sequence
-from opgrip.replay.sequences.traits import CHECKED_ON_CPU, DIVIDE, NO_INDICES, takes_any_numbers
 from opgrip.traces import Trace, load
 from opgrip.traces.arguments import TensorSpec
 from opgrip.traces.errors import UserError

@@ -12,7 +12,7 @@ import torch
 from opgrip.capture import Capture
 from opgrip.replay.arguments.inputs import Inputs, device_map
 from opgrip.replay.arguments.stored import Stored
-from opgrip.replay.cases import make_cases
+from opgrip.replay.cases.cases import make_cases
 from opgrip.traces import load
 from opgrip.traces.arguments import TensorSpec
 from opgrip.traces.tensor_file import TensorFile, load_safetensors

@@ -6,8 +6,8 @@ import pytest
 import torch
 from absent_places import is_declared, load_without_places, private_names
 
-from opgrip.replay import torch_private
-from opgrip.replay.operators import Unsupported
+from opgrip.replay.operators import torch_private
+from opgrip.replay.operators.lookup import Unsupported
 from opgrip.traces.private_places import FOUND
 
 

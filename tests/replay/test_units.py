@@ -17,14 +17,14 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from opgrip.capture import Capture
 from opgrip.replay.arguments.inputs import Inputs, device_map
-from opgrip.replay.cases import Case, Selection
-from opgrip.replay.job import Job
-from opgrip.replay.measure import measure_cases
-from opgrip.replay.operators import Unsupported
-from opgrip.replay.results import Result, load_results
-from opgrip.replay.settings import Settings
+from opgrip.replay.cases.cases import Case, Selection
+from opgrip.replay.cases.units import FUNCTION, MODULE, UNIT, make_units
+from opgrip.replay.measuring.measure import measure_cases
+from opgrip.replay.measuring.results import Result, load_results
+from opgrip.replay.measuring.settings import Settings
+from opgrip.replay.operators.lookup import Unsupported
 from opgrip.replay.timing.samples import Effort
-from opgrip.replay.units import FUNCTION, MODULE, UNIT, make_units
+from opgrip.replay.workers.job import Job
 from opgrip.traces import Trace, load
 from opgrip.traces.arguments import tensors
 from opgrip.traces.errors import UserError

@@ -18,8 +18,8 @@ from unusual_tensors import ALL, UNUSUAL
 
 from opgrip.capture import Capture
 from opgrip.replay.arguments.inputs import Inputs
-from opgrip.replay.cases import make_cases
-from opgrip.replay.operators import Unsupported
+from opgrip.replay.cases.cases import make_cases
+from opgrip.replay.operators.lookup import Unsupported
 from opgrip.traces import load
 from opgrip.traces.arguments import FormatError, TensorSpec, decode, encode, tensors
 from opgrip.traces.merge import merge

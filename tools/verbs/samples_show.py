@@ -7,7 +7,7 @@ import inspect
 import sys
 from typing import Any
 
-from opgrip.replay.samples import SHIPPED, find_samples
+from opgrip.replay.cases.samples import SHIPPED, find_samples
 from opgrip.samples import Sample
 from opgrip.tools.verbs.verb import Verb, verbs
 from opgrip.traces.arguments import map_leaves

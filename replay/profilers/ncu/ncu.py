@@ -10,18 +10,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from opgrip.replay.job import Job
+from opgrip.replay.measuring.results import OK, Result
 from opgrip.replay.profilers import target
 from opgrip.replay.profilers.installed import run_program
 from opgrip.replay.profilers.ncu.journal import Batch, Batches
 from opgrip.replay.profilers.ncu.metrics import BASIC
 from opgrip.replay.profilers.ncu.report import read_report
 from opgrip.replay.profilers.ncu.rows import fields_of, joined
-from opgrip.replay.profilers.ranges import DOMAIN, NCU
 from opgrip.replay.profilers.rows import key_of
-from opgrip.replay.results import OK, Result
 from opgrip.replay.timing.caches import COLD
 from opgrip.replay.timing.methods import DISCRETE
+from opgrip.replay.timing.ranges import DOMAIN, NCU
+from opgrip.replay.workers.job import Job
 from opgrip.replay.workers.journal import identity
 from opgrip.traces.errors import UserError
 

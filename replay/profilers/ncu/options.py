@@ -11,7 +11,7 @@ import torch
 from opgrip.replay.profilers.installed import arguments_in, find_program
 from opgrip.replay.profilers.ncu.metrics import SETS, metrics_of
 from opgrip.replay.profilers.ncu.ncu import COMMAND, PLACES, Ncu, report_path
-from opgrip.replay.profilers.ranges import check_ranges
+from opgrip.replay.timing.ranges import check_ranges
 from opgrip.traces.command import not_negative, positive
 from opgrip.traces.devices import check_device
 from opgrip.traces.errors import UserError

@@ -7,11 +7,11 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from opgrip.replay.measuring.results import Result
 from opgrip.replay.profilers.ncu.metrics import DURATION, SHARES, SUMS
 from opgrip.replay.profilers.ncu.report import Kernel
-from opgrip.replay.profilers.ranges import row_name
 from opgrip.replay.profilers.rows import Key, key_of
-from opgrip.replay.results import Result
+from opgrip.replay.timing.ranges import row_name
 
 Fields = dict[str, Any]
 """Fields of a result, by their names."""

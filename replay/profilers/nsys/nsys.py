@@ -9,14 +9,14 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from opgrip.replay.job import Job
+from opgrip.replay.measuring.results import OK, Result
 from opgrip.replay.profilers import target
 from opgrip.replay.profilers.installed import last_words, run_program
 from opgrip.replay.profilers.nsys.report import Report, read_report
 from opgrip.replay.profilers.nsys.rows import Seen, joined, with_seen
-from opgrip.replay.profilers.ranges import NSYS
 from opgrip.replay.profilers.rows import Key, key_of, why_unseen
-from opgrip.replay.results import OK, Result
+from opgrip.replay.timing.ranges import NSYS
+from opgrip.replay.workers.job import Job
 from opgrip.traces.errors import UserError
 
 PLACES = (

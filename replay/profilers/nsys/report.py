@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from opgrip.replay.profilers.ranges import DOMAIN
+from opgrip.replay.timing.ranges import DOMAIN
 from opgrip.traces.errors import UserError
 
 CATEGORY, RANGE, NAMED_DOMAIN = 33, 60, 75

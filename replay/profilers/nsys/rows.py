@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
 
+from opgrip.replay.measuring.results import Result
 from opgrip.replay.profilers.nsys.report import Report, Span, Work
-from opgrip.replay.profilers.ranges import DROPPED, PREPARE, READY
 from opgrip.replay.profilers.rows import Key, key_of
-from opgrip.replay.results import Result
+from opgrip.replay.timing.ranges import DROPPED, PREPARE, READY
 
 
 @dataclass(slots=True)

@@ -7,7 +7,7 @@ import torch
 from optional import needs_mode, optional
 from runtime_calls import CALLS, run
 
-from opgrip.replay.operators import Unsupported
+from opgrip.replay.operators.lookup import Unsupported
 
 slow = pytest.mark.slow
 MODES = [

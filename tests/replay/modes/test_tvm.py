@@ -10,7 +10,7 @@ from optional import needs_mode, optional
 from runtime_calls import run, run_script
 
 from opgrip.replay.modes import Tuning
-from opgrip.replay.operators import Unsupported
+from opgrip.replay.operators.lookup import Unsupported
 
 tvm = optional("tvm")
 pytestmark = needs_mode("tvm")

@@ -9,7 +9,7 @@ import torch
 from optional import needs_mode, optional
 from runtime_calls import run, run_script
 
-from opgrip.replay.operators import Unsupported
+from opgrip.replay.operators.lookup import Unsupported
 
 jax = optional("jax")
 pytestmark = needs_mode("xla")
@@ -77,7 +77,7 @@ def test_tensorflow_gives_eagers_numbers_and_says_in_a_line_what_it_cannot_do(tm
         """
 import torch
 from opgrip.replay.modes import Task, find_mode
-from opgrip.replay.operators import Unsupported
+from opgrip.replay.operators.lookup import Unsupported
 
 def run(function, *args, **about):
     program = find_mode("tensorflow")[0].make(Task(function, args, {}, **about))

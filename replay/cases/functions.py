@@ -1,0 +1,117 @@
+"""Cases of Python functions, with the arguments that they are given here."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from opgrip.replay.cases.cases import Case
+from opgrip.replay.operators.calling import tensors_in
+from opgrip.replay.operators.lookup import Operator
+from opgrip.traces.arguments import Opaque, TensorSpec, map_leaves
+from opgrip.traces.records import FUNCTION, Signature
+from opgrip.traces.values import Drawable
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Draws the values that a tensor has; those of another shape are repeated or cut."""
+
+    tensor: Tensor
+
+    def draw(self, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> Tensor:
+        """The values, on the generator's device."""
+        values = self.tensor.to(generator.device, dtype)
+        if tuple(values.shape) == shape:
+            return values
+        wanted = torch.Size(shape).numel()
+        flat = values.reshape(-1)
+        return flat.repeat(-(-wanted // max(flat.numel(), 1)))[:wanted].reshape(shape)
+
+
+def function_case(
+    function: Callable[..., Any],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    name: str | None = None,
+    number: int = 0,
+) -> Case:
+    """A function and its arguments as a case, which runs on copies of their tensors.
+
+    Parameters
+    ----------
+    args, kwargs : lists, tuples and dicts of dense tensors and of other values, which are passed on as they are
+    name : for its row; None for the function's own
+    number : of the case, its own among those that are replayed together
+    """
+    arguments = (tuple(args), dict(kwargs or {}))
+    values = dict(enumerate(map(_held, tensors_in(list(arguments)))))
+    name = name or function.__qualname__
+    return described_case(function, arguments, values, writes(function, arguments), name, number)
+
+
+def described_case(
+    function: Callable[..., Any],
+    arguments: tuple[tuple[Any, ...], dict[str, Any]],
+    values: Mapping[int, Drawable],
+    mutates: bool,
+    name: str,
+    number: int,
+) -> Case:
+    """A function and its arguments as a case.
+
+    Parameters
+    ----------
+    values : what the tensors among the arguments are drawn from, by their place among them
+    mutates : whether a call writes into its arguments
+    """
+    places = count()
+    storages: dict[int, int] = {}
+
+    def describe(leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor):
+            return leaf
+        storage = storages.setdefault(leaf.untyped_storage()._cdata, len(storages))
+        return TensorSpec(
+            tuple(leaf.shape),
+            tuple(leaf.stride()),
+            leaf.dtype,
+            str(leaf.device),
+            offset=int(leaf.storage_offset()),
+            requires_grad=leaf.requires_grad,
+            storage=storage,
+            values=next(places),
+        )
+
+    described = map_leaves(describe, arguments)
+    outputs = Opaque("not known")
+    signature = Signature(number, FUNCTION, name, described[0], described[1], outputs)
+    return Case(signature, values, 1, 0.0, 0.0, 0.0, operator=Operator(function, mutates))
+
+
+def _held(tensor: Tensor) -> Held:
+    return Held(tensor.detach().clone(memory_format=torch.preserve_format))
+
+
+def writes(function: Callable[..., Any], arguments: tuple[tuple[Any, ...], dict[str, Any]]) -> bool:
+    """Whether a call writes into the tensors that it takes: it is run once, on copies.
+
+    Of one that fails, nobody knows: what it raises is for its row to tell.
+    """
+    args, kwargs = map_leaves(
+        lambda leaf: leaf.detach().clone() if isinstance(leaf, Tensor) else copy.copy(leaf), arguments
+    )
+    taken = tensors_in([args, kwargs])
+    before = [tensor._version for tensor in taken]
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        try:
+            function(*args, **kwargs)
+        except Exception:
+            return True
+    return before != [tensor._version for tensor in taken]

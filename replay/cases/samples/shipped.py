@@ -1,0 +1,90 @@
+"""Cases of the samples that ship."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import lru_cache
+from pathlib import PurePath
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from opgrip.replay.cases.cases import Case, matches
+from opgrip.replay.cases.functions import Held, described_case, writes
+from opgrip.replay.operators.calling import tensors_in
+from opgrip.samples import Sample, Tag, samples, tag_of
+from opgrip.traces.errors import UserError
+
+SHIPPED = "samples"
+"""Stands for all of them; `samples/nms` is one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """Draws the values of one of the tensors that a sample's configuration makes, which are not kept.
+
+    Attributes
+    ----------
+    place : among the tensors in the arguments
+    """
+
+    name: str
+    configuration: str
+    place: int
+
+    def draw(self, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> Tensor:
+        """The values, on the generator's device."""
+        return Held(_tensors(self.name, self.configuration)[self.place]).draw(shape, dtype, generator)
+
+
+def find_samples(target: str = SHIPPED, patterns: Sequence[str] = (), tags: Sequence[str] = ()) -> list[Sample]:
+    """The samples that ship under a name, and have one of some names and all of some tags.
+
+    Raises
+    ------
+    UserError : where a name or tag is not known
+    """
+    wanted = _tags(tags)
+    return [sample for sample in named(target) if matches(sample.name, patterns) and wanted <= sample.tags]
+
+
+def named(target: str) -> list[Sample]:
+    """The samples that ship under a name, all for `samples`.
+
+    Raises
+    ------
+    UserError : where there is none of the name
+    """
+    name = "/".join(PurePath(target).parts[1:])
+    if not name:
+        return list(samples().values())
+    if name not in samples():
+        close = get_close_matches(name, samples(), 3, 0.5)
+        hint = f"did you mean {' or '.join(close)}?" if close else "opgrip samples list shows all"
+        raise UserError(f"there is no sample {name!r}", hint)
+    return [samples()[name]]
+
+
+def _tags(words: Sequence[str]) -> set[Tag]:
+    try:
+        return set(map(tag_of, words))
+    except ValueError as error:
+        raise UserError(str(error), f"there are {', '.join(tag.value for tag in Tag)}") from error
+
+
+def shipped_case(sample: Sample, configuration: str, number: int = 0) -> Case:
+    """A case of one of a sample's configurations."""
+    arguments = sample.arguments(configuration)
+    made = {place: Made(sample.name, configuration, place) for place in range(len(tensors_in(arguments)))}
+    # a function that writes nowhere is not run to see that it does not
+    mutates = Tag.IN_PLACE in sample.tags and writes(sample.function, (arguments, {}))
+    return described_case(sample.function, (arguments, {}), made, mutates, sample.name, number)
+
+
+@lru_cache(maxsize=1)
+def _tensors(name: str, configuration: str) -> list[Tensor]:
+    arguments: Any = samples()[name].arguments(configuration)
+    return [tensor.detach() for tensor in tensors_in(arguments)]

@@ -1,0 +1,141 @@
+"""What stands around a case's calls in the program: the calls before them, and which of their tensors were just used.
+
+A call's time is that of a processor whose caches hold what ran before it. A loop over one call alone finds its code and
+its data in the nearest cache; the program's call finds there what the calls before it left.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from opgrip.replay.cases.cases import Case, make_cases
+from opgrip.replay.operators.lookup import is_view
+from opgrip.replay.operators.memory import bytes_of
+from opgrip.traces import Trace
+from opgrip.traces.arguments import tensors
+from opgrip.traces.records import NO_STORAGE, Signature
+
+BEFORE = 4
+"""Calls before one that are run before it."""
+MOST_PLACES = 32
+"""Calls of a case, evenly from all of them, whose surroundings are used."""
+MOST_CALLS = 300_000
+"""Calls of a program that are looked at."""
+RECENT_BYTES = 8 << 20
+"""Memory that calls may have used since a tensor was, for it to be in a cache still."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A call in the program.
+
+    Attributes
+    ----------
+    position : in the order of its thread's calls
+    before : signatures of the calls before it, the last one last
+    recent : which of its tensors were used shortly before, by their places among the arguments' tensors
+    """
+
+    position: int
+    before: tuple[int, ...]
+    recent: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """The places of a program's calls.
+
+    Attributes
+    ----------
+    places : by the number of a case
+    cases : all of the program's cases by number, with those that are not measured
+    """
+
+    places: Mapping[int, Sequence[Place]]
+    cases: Mapping[int, Case]
+
+    def first(self, case: Case) -> int:
+        """Where a case's first call is."""
+        places = self.places.get(case.number)
+        return places[0].position if places else 0
+
+    def around(self, cases: Sequence[Case]) -> list[Case]:
+        """The other cases that stand before some cases."""
+        own = {case.number for case in cases}
+        before = {number for case in cases for place in self.places.get(case.number, ()) for number in place.before}
+        return [self.cases[number] for number in sorted(before - own) if number in self.cases]
+
+
+def make_surroundings(trace: Trace, everything: Sequence[Case] | None = None) -> Surroundings:
+    """The surroundings of all cases of a trace.
+
+    Parameters
+    ----------
+    everything : these cases, where they are known already
+    """
+    if everything is None:
+        with warnings.catch_warnings():
+            # what is wrong with the values of some is told where these are selected
+            warnings.simplefilter("ignore")
+            everything = make_cases(trace)
+    cases = {case.number: case for case in everything if case.signature.raised is None}
+    calls = trace.own_calls.head(MOST_CALLS)
+    signatures = {signature.number: signature for signature in trace.signatures}
+    places: dict[int, list[Place]] = {}
+    position = 0
+    for _, own in calls.groupby("thread", sort=False, observed=True):
+        order = own["signature"].to_numpy()
+        chosen = _chosen(order)
+        recent = _recent(
+            own["signature"].to_numpy(), own["first_storage"].to_numpy(), trace.storages, signatures, chosen
+        )
+        for index in sorted(chosen):
+            before = tuple(int(number) for number in order[max(0, index - BEFORE) : index])
+            places.setdefault(int(order[index]), []).append(Place(position + index, before, recent.get(index, ())))
+        position += len(order)
+    return Surroundings(places, cases)
+
+
+def _chosen(order: np.ndarray) -> set[int]:
+    """Some calls of each signature, evenly from all of its calls."""
+    chosen: set[int] = set()
+    by_signature = np.argsort(order, kind="stable")
+    _, first, count = np.unique(order[by_signature], return_index=True, return_counts=True)
+    for start, number in zip(first.tolist(), count.tolist(), strict=True):
+        steps = np.linspace(0, number - 1, min(number, MOST_PLACES)).astype(int)
+        chosen.update(by_signature[start + steps].tolist())
+    return chosen
+
+
+def _recent(
+    order: np.ndarray,
+    first_storage: np.ndarray,
+    storages: np.ndarray,
+    signatures: Mapping[int, Signature],
+    chosen: set[int],
+) -> dict[int, tuple[int, ...]]:
+    """By the place of each chosen call, which of its arguments' tensors were used shortly before."""
+    taken = {number: len(list(tensors([item.args, item.kwargs]))) for number, item in signatures.items()}
+    given = {number: len(list(tensors(item.outputs))) for number, item in signatures.items()}
+    size = {number: bytes_of([item.args, item.kwargs, item.outputs]) for number, item in signatures.items()}
+    views = {number for number, item in signatures.items() if is_view(item)}
+    last_use: dict[int, int] = {}
+    used = 0
+    recent: dict[int, tuple[int, ...]] = {}
+    for index, (number, first) in enumerate(zip(order.tolist(), first_storage.tolist(), strict=True)):
+        memory = storages[first : first + taken.get(number, 0) + given.get(number, 0)].tolist()
+        if index in chosen:
+            own = memory[: taken.get(number, 0)]
+            recent[index] = tuple(
+                place
+                for place, storage in enumerate(own)
+                if storage != NO_STORAGE and used - last_use.get(storage, -RECENT_BYTES) < RECENT_BYTES
+            )
+        if number not in views:
+            used += size.get(number, 0)
+            last_use.update(dict.fromkeys(memory, used))
+    return recent

@@ -1,0 +1,88 @@
+"""What is asked of a signature again and again, for each unit that has calls of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from opgrip.replay.arguments.casting import CAST
+from opgrip.replay.cases.traits import sizes_vary
+from opgrip.replay.operators.lookup import Unsupported, find_operator
+from opgrip.traces.arguments import GeneratorSpec, GroupSpec, Opaque, ReductionSpec, TensorSpec, leaves
+from opgrip.traces.graph import written
+from opgrip.traces.interfaces import Interface, interface_of
+from opgrip.traces.records import OPERATOR, Signature
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """A signature, and what follows from it.
+
+    Attributes
+    ----------
+    writes : whether its calls may write into each of the tensors that they take
+    settings : see `is_setting`
+    varies : whether what its calls give has a size that depends on values
+    idle : whether its calls do nothing but tell a profiler of a range, which a trace has no handle of
+    refusal : why its calls cannot run, as far as that is told without looking their operator up
+    """
+
+    signature: Signature
+    interface: Interface
+    writes: tuple[bool, ...]
+    settings: tuple[Any, ...]
+    varies: bool
+    idle: bool
+    refusal: str | None
+
+    @property
+    def takes(self) -> tuple[TensorSpec, ...]:
+        """The tensors among its arguments."""
+        return self.interface.takes
+
+    @property
+    def gives(self) -> tuple[TensorSpec, ...]:
+        """The tensors among its first call's results."""
+        return self.interface.gives
+
+
+def facts_of(signature: Signature) -> Facts:
+    """What follows from a signature."""
+    idle = signature.op.startswith("profiler._record_function_")
+    taken = list(leaves([signature.args, signature.kwargs]))
+    return Facts(
+        signature,
+        interface_of(signature),
+        tuple(written(signature)),
+        tuple(filter(is_setting, taken)),
+        _sizes_vary(signature),
+        idle,
+        None if idle else _refusal(signature, taken),
+    )
+
+
+def is_setting(leaf: object) -> bool:
+    """Whether an argument depends on where and in what a call is replayed."""
+    return isinstance(leaf, torch.device | GeneratorSpec) or (isinstance(leaf, torch.dtype) and leaf in CAST)
+
+
+def _refusal(signature: Signature, taken: list[object]) -> str | None:
+    if signature.raised is not None:
+        return f"{signature.op} raised when it was captured: {signature.raised}"
+    for leaf in taken:
+        if isinstance(leaf, Opaque):
+            return f"a trace cannot hold an argument of {signature.op}, of type {leaf.type_name}"
+        if isinstance(leaf, GroupSpec | ReductionSpec):
+            return f"{signature.op} takes a process group, which a replay has none of"
+    return None
+
+
+def _sizes_vary(signature: Signature) -> bool:
+    if signature.kind != OPERATOR:
+        return True
+    try:
+        return sizes_vary(find_operator(signature).function)
+    except Unsupported:
+        return False

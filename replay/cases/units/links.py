@@ -1,0 +1,192 @@
+"""How the calls of a unit hang together: where each tensor that one takes comes from."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+from opgrip.replay.cases.flow import can_flow
+from opgrip.replay.cases.units.facts import Facts
+from opgrip.replay.cases.units.runs import DETACH, UnitCall, geometry
+from opgrip.replay.operators.lookup import Unsupported
+from opgrip.traces.arguments import TensorSpec
+from opgrip.traces.names import plain_name
+from opgrip.traces.records import NO_STORAGE
+
+
+@dataclass(frozen=True, slots=True)
+class Outside:
+    """A tensor that comes from outside, by its place among them."""
+
+    place: int
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """A result: the call, and the place among its tensors."""
+
+    call: int
+    place: int
+
+
+@dataclass(frozen=True, slots=True)
+class ViewOf:
+    """Another tensor in the memory of one that flows."""
+
+    base: Given
+    spec: TensorSpec
+
+
+Source: TypeAlias = Outside | Given | ViewOf
+
+
+@dataclass(frozen=True, slots=True)
+class Links:
+    """A unit's calls, linked.
+
+    Attributes
+    ----------
+    outside : what comes from outside, each tensor once
+    settings : devices, floating-point dtypes and generators among the arguments, each once: what depends on where and
+        in what a unit is replayed, which its inputs know
+    sources : of each call, those of the tensors among its arguments, in their order
+    outputs : the results that the unit gives
+    mutates : whether a call may write into what comes from outside
+    reason : why the calls cannot be run as one; None where they can
+    """
+
+    calls: tuple[Facts, ...]
+    outside: tuple[TensorSpec, ...]
+    settings: tuple[Any, ...]
+    sources: tuple[tuple[Source, ...], ...]
+    outputs: tuple[Given, ...]
+    mutates: bool
+    reason: str | None = None
+
+    @property
+    def results(self) -> tuple[TensorSpec, ...]:
+        """What the outputs were at the first calls."""
+        return tuple(self.calls[given.call].gives[given.place] for given in self.outputs)
+
+
+def link(calls: Sequence[UnitCall], facts: Mapping[int, Facts], wanted: Sequence[tuple[int, int]]) -> Links:
+    """The links between calls.
+
+    Parameters
+    ----------
+    facts : of the calls' signatures, by number
+    wanted : results that are taken outside, as call and place; those of the last call that gives any where none is
+    """
+    own = tuple(facts[call.signature] for call in calls)
+    linker = _Linker()
+    sources = tuple(linker.add(call, item) for call, item in zip(calls, own, strict=True))
+    settings = dict.fromkeys(leaf for item in own for leaf in item.settings)
+    reason = _refusal(own) or linker.reason
+    outputs = tuple(Given(*place) for place in sorted(wanted)) or _last(own)
+    return Links(own, linker.outside, tuple(settings), sources, outputs, linker.mutates, reason)
+
+
+def _last(calls: Sequence[Facts]) -> tuple[Given, ...]:
+    for index in reversed(range(len(calls))):
+        if given := calls[index].gives:
+            return tuple(Given(index, place) for place in range(len(given)))
+    return ()
+
+
+def _refusal(calls: Sequence[Facts]) -> str | None:
+    if all(call.idle for call in calls):
+        return "its calls tell a profiler of ranges, and do nothing else"
+    return next((call.refusal for call in calls if call.refusal is not None), None)
+
+
+class _Linker:
+    """Follows the memory through a unit's calls."""
+
+    def __init__(self) -> None:
+        self.mutates = False
+        self.reason: str | None = None
+        self._outside: list[tuple[int, TensorSpec]] = []
+        self._calls = 0
+        self._known: dict[tuple[int, tuple[object, ...]], Source] = {}
+        self._detached: dict[tuple[int, tuple[object, ...]], Source] = {}
+        self._made: dict[int, tuple[Given, TensorSpec, str] | None] = {}
+        self._varying: dict[int, list[tuple[Given, TensorSpec]]] = {}
+        self._came: set[int] = set()
+
+    @property
+    def outside(self) -> tuple[TensorSpec, ...]:
+        """Tensors from outside, those in the same memory by its number."""
+        times = Counter(number for number, _ in self._outside if number != NO_STORAGE)
+        return tuple(replace(spec, storage=number if times[number] > 1 else None) for number, spec in self._outside)
+
+    def add(self, call: UnitCall, facts: Facts) -> tuple[Source, ...]:
+        """The sources of the next call's tensors."""
+        sources = tuple(map(self._source, call.takes, facts.takes))
+        for memory, writes in zip(call.takes, facts.writes, strict=True):
+            self.mutates |= writes and memory not in self._made
+        for place, memory in enumerate(call.gives):
+            if place < len(facts.gives):
+                self._give(memory, facts.gives[place], Given(self._calls, place), facts)
+            elif memory not in self._came:
+                # its outputs are not recorded
+                self._made.setdefault(memory, None)
+        self._calls += 1
+        return sources
+
+    def _give(self, memory: int, spec: TensorSpec, given: Given, facts: Facts) -> None:
+        if memory == NO_STORAGE:
+            return
+        if memory not in self._came:
+            self._made[memory] = (given, spec, facts.signature.op)
+        if facts.varies:
+            self._varying.setdefault(memory, []).append((given, spec))
+        key = (memory, geometry(spec))
+        if facts.signature.op == DETACH:
+            # autograd keeps results so too: what is taken later with a gradient is not this
+            self._detached[key] = given
+        else:
+            self._known[key] = given
+
+    def _source(self, memory: int, spec: TensorSpec) -> Source:
+        if memory == NO_STORAGE:
+            return self._from_outside(memory, spec)
+        key = (memory, geometry(spec))
+        found = None if spec.requires_grad else self._detached.get(key)
+        found = found or self._known.get(key)
+        if found is None and memory in self._made:
+            try:
+                found = self._known[key] = self._varied(memory, spec) or _view(self._made[memory], spec)
+            except Unsupported as error:
+                self.reason = self.reason or str(error)
+        if found is None:
+            found = self._known[key] = self._from_outside(memory, spec)
+        return found
+
+    def _varied(self, memory: int, spec: TensorSpec) -> Source | None:
+        """The result that a tensor is with another size: a signature has the results of its first call alone."""
+        for given, known in self._varying.get(memory, ()):
+            if _alike(known, spec) and len(known.shape) == len(spec.shape):
+                return given
+        return None
+
+    def _from_outside(self, memory: int, spec: TensorSpec) -> Source:
+        self._came.add(memory)
+        self._outside.append((memory, spec))
+        return Outside(len(self._outside) - 1)
+
+
+def _view(base: tuple[Given, TensorSpec, str] | None, spec: TensorSpec) -> Source:
+    """A tensor in memory that a call made, which no call gave as it is."""
+    if base is None:
+        raise Unsupported("the trace does not tell what a call gave that a later one takes")
+    given, known, op = base
+    if not (_alike(known, spec) and can_flow(known) and can_flow(spec)):
+        raise Unsupported(f"a result of {op} is taken as {plain_name(spec.dtype)}, which no call gave")
+    return ViewOf(given, spec)
+
+
+def _alike(one: TensorSpec, other: TensorSpec) -> bool:
+    kinds = [(spec.dtype, spec.conj, spec.neg, spec.device) for spec in (one, other)]
+    return kinds[0] == kinds[1]

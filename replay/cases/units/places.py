@@ -1,0 +1,63 @@
+"""Which unit a call belongs to: the module that it was made in, or the Python function."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import PurePath
+
+from opgrip.replay.cases.cases import Selection, matches
+from opgrip.traces import Trace
+from opgrip.traces.records import Scope
+from opgrip.traces.runs import OUTSIDE, Place, frames_of, origins
+
+CALL, FUNCTION, MODULE = "call", "function", "module"
+UNIT_KINDS = (CALL, FUNCTION, MODULE)
+"""What a case can be made of: one call, or all calls of a function or a module."""
+
+
+def make_places(trace: Trace, unit: str, selection: Selection) -> dict[int, Place]:
+    """By number of a scope, the place of its calls; without those that the selection leaves out.
+
+    A call in a backward pass has the place of the forward call that caused it, in a phase of its own.
+    """
+    origin = origins(trace)
+    find = _module if unit == MODULE else _function
+    found: dict[int, Place] = {}
+    for scope in trace.scopes:
+        place = find(origin[scope.number], scope.phase, selection)
+        if place is not None:
+            found[scope.number] = place
+    return found
+
+
+def names_of(places: Mapping[int, Place]) -> dict[int, str]:
+    """By number of a scope, the name of its unit."""
+    return {number: place.name for number, place in places.items()}
+
+
+def _module(scope: Scope, phase: str, selection: Selection) -> Place | None:
+    path = _selected_path(scope.module, selection.modules) if selection.modules else scope.module
+    if path is None:
+        return None
+    name = path or (scope.module_type if not scope.module else "") or OUTSIDE
+    return Place(name, phase) if matches(name, selection.ops) else None
+
+
+def _selected_path(path: str, patterns: Sequence[str]) -> str | None:
+    """The outermost of the modules around a call, itself included, that a pattern matches."""
+    parts = path.split(".") if path else []
+    if "" in patterns or (not parts and matches("", patterns)):
+        # the root matches `*` too, but only calls of its own are meant
+        return ""
+    prefixes = (".".join(parts[:end]) for end in range(1, len(parts) + 1))
+    return next((prefix for prefix in prefixes if matches(prefix, patterns)), None)
+
+
+def _function(scope: Scope, phase: str, selection: Selection) -> Place | None:
+    if not matches(scope.module, selection.modules):
+        return None
+    for depth, (file, function) in enumerate(frames_of(scope)):
+        name = f"{PurePath(file).stem}:{function}" if function else OUTSIDE
+        if matches(name, selection.ops):
+            return Place(name, phase, file, scope.callers[depth:])
+    return None

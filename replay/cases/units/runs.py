@@ -1,0 +1,142 @@
+"""The calls of a trace in the runs of the units that they belong to, each with what flows between its calls."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from opgrip.replay.cases.units.facts import Facts
+from opgrip.traces import Trace
+from opgrip.traces.arguments import TensorSpec
+from opgrip.traces.records import NO_STORAGE
+from opgrip.traces.runs import Place, runs_of
+
+DETACH = "aten.detach.default"
+
+
+_Result: TypeAlias = tuple[int, int]
+"""A tensor that a call gives: the call's number, and the tensor's place."""
+
+
+@dataclass(frozen=True, slots=True)
+class UnitCall:
+    """One call of a unit.
+
+    Attributes
+    ----------
+    takes, gives : memory of each tensor among its arguments and results, counted within the unit in the order in which
+        its calls mention it; `NO_STORAGE` where it is not known
+    """
+
+    signature: int
+    takes: tuple[int, ...]
+    gives: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Calls that a thread made one after the other in one unit.
+
+    Attributes
+    ----------
+    wanted : results that calls outside take later, each as the place of its call and its place among that call's
+    contexts : numbers of the settings that the calls ran under
+    """
+
+    place: Place
+    calls: tuple[UnitCall, ...]
+    duration_ns: int
+    wanted: frozenset[tuple[int, int]]
+    contexts: tuple[int | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """A call of the trace: `number` in its table, memory as it has it."""
+
+    number: int
+    place: Place | None
+    signature: int
+    duration_ns: int
+    context: int | None
+    takes: tuple[int, ...]
+    gives: tuple[int, ...]
+
+
+def make_runs(trace: Trace, places: Mapping[int, Place], facts: Mapping[int, Facts]) -> list[Run]:
+    """The runs of all units, in the order in which each thread made them."""
+    threads: dict[tuple[int, int], list[_Row]] = {}
+    found = list(_rows(trace, places, facts))
+    for thread, row in found:
+        threads.setdefault(thread, []).append(row)
+    uses = _last_uses((row for _, row in found), facts)
+    return [_run(rows, place, uses) for thread in threads.values() for place, rows in runs_of(thread)]
+
+
+def geometry(spec: TensorSpec) -> tuple[object, ...]:
+    """What two tensors in the same memory have in common that are the same."""
+    return (spec.shape, spec.stride, spec.offset, spec.dtype, spec.layout, spec.conj, spec.neg)
+
+
+def _rows(
+    trace: Trace, places: Mapping[int, Place], facts: Mapping[int, Facts]
+) -> Iterator[tuple[tuple[int, int], _Row]]:
+    context_of = {scope.number: scope.context for scope in trace.scopes}
+    own = trace.own_calls
+    threads = zip(own["process"].cat.codes.tolist(), own["thread"].cat.codes.tolist(), strict=True)
+    columns = ("signature", "scope", "duration_ns", "tensors", "first_storage")
+    memory = trace.storages.tolist()
+    for number, thread, *values in zip(
+        own.index.tolist(), threads, *(own[name].tolist() for name in columns), strict=True
+    ):
+        signature, scope, duration, count, first = values
+        known = facts.get(signature)
+        if known is None:
+            # the trace is damaged
+            continue
+        takes, gives = known.interface.memory_of(tuple(memory[first : first + count]))
+        yield thread, _Row(number, places.get(scope), signature, duration, context_of.get(scope), takes, gives)
+
+
+def _last_uses(rows: Iterable[_Row], facts: Mapping[int, Facts]) -> dict[_Result, int]:
+    """By result, the call that takes it last.
+
+    Who takes memory that a call made as a tensor that no call gave takes the last result in that memory.
+    """
+    shapes: dict[tuple[object, ...], int] = {}
+    number = lambda spec: shapes.setdefault(geometry(spec), len(shapes))  # noqa: E731
+    taken = {item: [number(spec) for spec in found.takes] for item, found in facts.items()}
+    given = {item: [number(spec) for spec in found.gives] for item, found in facts.items()}
+    giver: dict[tuple[int, int], _Result] = {}
+    last_in: dict[int, _Result | None] = {}
+    detaching = {item for item, found in facts.items() if found.signature.op == DETACH}
+    uses: dict[_Result, int] = {}
+    for row in rows:
+        for memory, shape in zip(row.takes, taken[row.signature], strict=False):
+            # memory that was there before the first call has no last result
+            result = giver.get((memory, shape)) or last_in.setdefault(memory, None)
+            if result is not None:
+                uses[result] = row.number
+        for place, (memory, shape) in enumerate(zip(row.gives, given[row.signature], strict=False)):
+            if memory == NO_STORAGE or row.signature in detaching:
+                # what is detached is taken as what it was before
+                continue
+            giver[memory, shape] = (row.number, place)
+            if last_in.get(memory, giver) is not None:
+                last_in[memory] = (row.number, place)
+    return uses
+
+
+def _run(rows: list[_Row], place: Place, uses: Mapping[_Result, int]) -> Run:
+    numbers = {NO_STORAGE: NO_STORAGE}
+
+    def counted(memory: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple([numbers.setdefault(item, len(numbers) - 1) for item in memory])
+
+    calls = tuple([UnitCall(row.signature, counted(row.takes), counted(row.gives)) for row in rows])
+    results = ((index, result) for index, row in enumerate(rows) for result in range(len(row.gives)))
+    end = rows[-1].number
+    wanted = frozenset(item for item in results if uses.get((rows[item[0]].number, item[1]), -1) > end)
+    duration = sum(row.duration_ns for row in rows)
+    return Run(place, calls, duration, wanted, tuple(row.context for row in rows))

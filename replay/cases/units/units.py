@@ -1,0 +1,113 @@
+"""Units: all calls of a module, or of a Python function, taken as one case, so that a compiler can fuse them."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from itertools import chain
+from typing import Any
+
+from opgrip.replay.arguments.stored import drawn_values
+from opgrip.replay.cases.cases import NO_CALL_MATCHES_BOTH, NO_CALLS, Case, Selection, no_match, values_of
+from opgrip.replay.cases.units.facts import Facts, facts_of
+from opgrip.replay.cases.units.graphs import UnitOperator
+from opgrip.replay.cases.units.links import link
+from opgrip.replay.cases.units.places import make_places, names_of
+from opgrip.replay.cases.units.runs import Run, UnitCall, make_runs
+from opgrip.replay.operators.lookup import TRUSTED_EXTENSIONS
+from opgrip.traces import Trace
+from opgrip.traces.errors import UserError
+from opgrip.traces.records import Signature
+from opgrip.traces.values import Drawable
+
+UNIT = "unit"
+"""Kind of the signature of a unit, which no trace holds."""
+
+
+def make_units(
+    trace: Trace,
+    selection: Selection,
+    unit: str,
+    extensions: Collection[str] = TRUSTED_EXTENSIONS,
+) -> list[Case]:
+    """One case a unit whose calls have equal signatures and hang together equally, by falling share of time.
+
+    A unit is an uninterrupted run of calls that a thread made in one module or function, forward, backward and
+    optimizer apart. A case's function takes the tensors that come from outside, each once, and what says where and in
+    what they are; it gives a tuple of the results that later calls take, or those of its last call.
+
+    Parameters
+    ----------
+    selection : `ops` are of names of units, `modules` of module paths. With `modules`, the outermost module that a
+        pattern matches is the unit of all calls in it; with `ops`, the innermost function that one matches.
+    unit : `module` or `function`
+    extensions : modules whose functions may be called
+
+    Raises
+    ------
+    UserError : where a pattern selects nothing, or the trace does not tell what memory calls share
+    """
+    calls = trace.own_calls
+    if calls.empty:
+        raise UserError(*NO_CALLS)
+    facts = {signature.number: facts_of(signature) for signature in trace.signatures}
+    if not len(trace.storages) and any(item.takes for item in facts.values()):
+        raise UserError("the trace does not tell what flows between its calls", "capture it again")
+    runs = make_runs(trace, make_places(trace, unit, selection), facts)
+    if not runs:
+        raise _nothing_selected(trace, unit, selection)
+    alike: dict[tuple[str, str, tuple[UnitCall, ...]], list[Run]] = {}
+    for run in runs:
+        alike.setdefault((run.place.name, run.place.phase, run.calls), []).append(run)
+    total = max(sum(run.duration_ns for run in runs), 1)
+    drawn = drawn_values(trace)
+    cases = [
+        _case(number, group, facts, drawn, trace.contexts, total, extensions)
+        for number, group in enumerate(alike.values())
+    ]
+    cases.sort(key=lambda case: (-case.share, case.number))
+    return cases[: selection.top]
+
+
+def _case(
+    number: int,
+    runs: Sequence[Run],
+    facts: Mapping[int, Facts],
+    drawn: Mapping[int, Drawable],
+    contexts: Mapping[int, Mapping[str, Any]],
+    total_ns: int,
+    extensions: Collection[str],
+) -> Case:
+    place = runs[0].place
+    links = link(runs[0].calls, facts, sorted(set().union(*(run.wanted for run in runs))))
+    signature = Signature(number, UNIT, place.name, (*links.outside, *links.settings), {}, links.results)
+    times = [run.duration_ns for run in runs]
+    context = _most_frequent(chain.from_iterable(run.contexts for run in runs))
+    return Case(
+        signature,
+        values_of([signature], drawn),
+        *(len(runs), statistics.median(times) / 1e3, sum(times) / 1e3, sum(times) / total_ns),
+        context={} if context is None else contexts.get(context, {}),
+        phase=place.phase,
+        operator=UnitOperator(links, extensions),
+    )
+
+
+def _most_frequent(numbers: Iterable[int | None]) -> int | None:
+    most = Counter(number for number in numbers if number is not None).most_common(1)
+    return most[0][0] if most else None
+
+
+def _nothing_selected(trace: Trace, unit: str, selection: Selection) -> UserError:
+    """Which of the patterns it is that selects nothing."""
+    calls = trace.own_calls
+    everything = names_of(make_places(trace, unit, Selection()))
+    names = calls["scope"].map(everything).rename(unit)
+    made = set(calls["scope"])
+    if not made & make_places(trace, unit, replace(selection, modules=())).keys():
+        return no_match(names, selection.ops, "--op")
+    if not made & make_places(trace, unit, replace(selection, ops=())).keys():
+        return no_match(calls["module"], selection.modules, "--module")
+    return UserError(*NO_CALL_MATCHES_BOTH)

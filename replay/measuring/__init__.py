@@ -1,0 +1,1 @@
+"""Makes of cases rows: prepares them, checks them, times them."""

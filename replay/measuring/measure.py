@@ -1,0 +1,220 @@
+"""Replays cases, some at a time, side by side; a bad one costs its row and nothing else."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from opgrip.replay.arguments.values import RECORDED
+from opgrip.replay.cases.cases import Case
+from opgrip.replay.cases.surroundings import Surroundings
+from opgrip.replay.cases.ways import EAGER, Point
+from opgrip.replay.measuring.energy import Energy
+from opgrip.replay.measuring.metering import metered, with_energy
+from opgrip.replay.measuring.preparation import Prepared, failed, prepare
+from opgrip.replay.measuring.results import Result
+from opgrip.replay.measuring.settings import Settings
+from opgrip.replay.operators.memory import bytes_of
+from opgrip.replay.timing import pages
+from opgrip.replay.timing.beside import Beside, side_by_side
+from opgrip.replay.timing.caches import COLD, PROGRAM, flusher
+from opgrip.replay.timing.clock import empty_call_ns
+from opgrip.replay.timing.methods import Stopwatch, synchronizer
+from opgrip.replay.timing.ranges import watched
+from opgrip.replay.timing.rounds import NO_ROW, Announce, Group, Measurer
+from opgrip.replay.timing.samples import NOISY, Samples, like_with_like, ratio_quantiles
+from opgrip.replay.timing.subjects import Subject
+
+CASES, BYTES = 128, 1 << 30
+"""Cases that are measured side by side, and bytes of their arguments."""
+QUICK_US = 50_000
+"""Calls that took longer are not run before others, which they would keep waiting."""
+
+Known = Mapping[int, Mapping[int, Result]]
+"""By the numbers of a case and of a row of it, the row."""
+
+Ratio = tuple[float | None, float | None, float | None]
+NO_RATIO: Ratio = (None, None, None)
+
+
+def measure_cases(
+    cases: Sequence[Case],
+    settings: Settings,
+    surroundings: Surroundings | None = None,
+    announce: Announce = lambda number, row: None,
+    without: Collection[int] = (),
+    known: Known | None = None,
+) -> Iterator[Result]:
+    """The rows of each case, in order.
+
+    Parameters
+    ----------
+    surroundings : of the cases in their program; they run after the calls that they came after there
+    announce : is told what runs, before it does
+    without : numbers of cases that are not run before others
+    known : rows of which it is known what came of making them ready
+    """
+    pages.keep_freed_memory()
+    for window in windows(cases, settings):
+        yield from _measure(window, settings, surroundings or Surroundings({}, {}), announce, without, known or {})
+
+
+def windows(cases: Sequence[Case], settings: Settings) -> Iterator[list[Case]]:
+    """Cases in the parts in which they are measured side by side, each under all of its modes."""
+    window: list[Case] = []
+    size = 0
+    for case in cases:
+        sets = sum(way.point.batch for way in settings.ways(case))
+        needed = bytes_of([case.signature.args, case.signature.kwargs]) * (1 + len(case.variants)) * sets
+        if window and (len(window) == CASES or size + needed > BYTES):
+            yield window
+            window, size = [], 0
+        window.append(case)
+        size += needed
+    if window:
+        yield window
+
+
+def _measure(
+    cases: Sequence[Case],
+    settings: Settings,
+    surroundings: Surroundings,
+    announce: Announce,
+    without: Collection[int],
+    known: Known,
+) -> list[Result]:
+    rows = [(case, prepare(case, settings, announce, known.get(case.number))) for case in cases]
+    measurer = Measurer(
+        Stopwatch(settings.method, synchronizer(settings.device), empty_call_ns()),
+        settings.effort,
+        flusher(settings.device) if settings.cache == COLD else None,
+        announce,
+        settings.seed,
+    )
+    around = _around(rows, settings, surroundings, announce, without) if settings.cache == PROGRAM else {}
+    groups = _groups(rows, settings, surroundings, around)
+    with watched(settings.profiled, settings.device, settings.timelines):
+        if settings.cache == PROGRAM:
+            measurer.in_rounds(groups)
+        else:
+            measurer.one_by_one(groups)
+    beside = _side_by_side(rows, settings, announce)
+    energies = metered(groups, settings, announce) if settings.energy and not settings.profiled else {}
+    return [row for _, prepared in rows for row in _filled(prepared, settings, beside, energies)]
+
+
+def _side_by_side(
+    rows: Sequence[tuple[Case, list[Prepared]]], settings: Settings, announce: Announce
+) -> dict[int, Beside]:
+    """What subjects took that run several at once, by their identity."""
+    found: dict[int, Beside] = {}
+    for count in {point.streams for point in settings.points} - {1}:
+        groups: dict[object, Group] = {}
+        for case, prepared in rows:
+            context, grad = settings.context_of, settings.wants_grad(case)
+            for way, _, subject in prepared:
+                if subject is not None and way.point.streams == count:
+                    kind = (f"{sorted(context(case, way).items())} {grad}", replace(way, number=0))
+                    groups.setdefault(kind, Group(context(case, way), grad, [])).subjects.append(subject)
+        for beside in side_by_side(list(groups.values()), count, settings.effort, settings.device, announce):
+            found[id(beside.subject)] = beside
+    return found
+
+
+def _around(
+    rows: Sequence[tuple[Case, list[Prepared]]],
+    settings: Settings,
+    surroundings: Surroundings,
+    announce: Announce,
+    without: Collection[int],
+) -> dict[int, Subject]:
+    """Subjects of all calls that stand before those that are measured, these included."""
+    found = {
+        subject.number: subject
+        for _, prepared in reversed(rows)
+        for _, _, subject in reversed(prepared)
+        if subject is not None and subject.number not in without
+    }
+    plain = replace(
+        settings, values=(RECORDED,), modes=(EAGER,), reference=EAGER, points=(Point(),), backward=False, memory=False
+    )
+    for case in surroundings.around([case for case, _ in rows]):
+        if case.number not in without and case.captured_us < QUICK_US:
+            prepared = prepare(replace(case, variants=()), plain, lambda number, _: announce(number, NO_ROW))
+            found.update((case.number, subject) for _, _, subject in prepared if subject is not None)
+    return found
+
+
+def _groups(
+    rows: Sequence[tuple[Case, list[Prepared]]],
+    settings: Settings,
+    surroundings: Surroundings,
+    around: Mapping[int, Subject],
+) -> list[Group]:
+    """Subjects by the settings of torch that they run under."""
+    groups: dict[str, Group] = {}
+    for case, prepared in rows:
+        grad = settings.wants_grad(case)
+        for way, _, subject in prepared:
+            if subject is not None and way.point.streams == 1:
+                context = settings.context_of(case, way)
+                group = groups.setdefault(f"{sorted(context.items())} {grad}", Group(context, grad, [], around))
+                subject.places = surroundings.places.get(case.number) or subject.places
+                group.subjects.append(subject)
+    return list(groups.values())
+
+
+def _filled(
+    prepared: Sequence[Prepared], settings: Settings, beside: Mapping[int, Beside], energies: Mapping[int, Energy]
+) -> Iterator[Result]:
+    """The rows of one case, with what was measured.
+
+    Parameters
+    ----------
+    beside : what those took that ran several at once
+    energies : what runs took of a GPU; as `beside` by the identity of subjects
+    """
+    found = {
+        (way.point, way.direction, way.values, way.mode): subject
+        for way, _, subject in prepared
+        if subject is not None and subject.failure is None
+    }
+    for way, made, subject in prepared:
+        result = made if subject is None else with_energy(made, energies.get(id(subject)))
+        if subject is None:
+            yield result
+        elif subject.failure is not None:
+            yield failed(result, subject.failure, settings)
+        elif id(subject) in beside:
+            told = beside[id(subject)]
+            yield replace(_with_times(result, told.loaded, settings, NO_RATIO), overlap=told.overlap)
+        else:
+            values = settings.values[0] if way.mode == settings.reference else way.values
+            base = found.get((way.point, way.direction, values, settings.reference))
+            if base is None or base is subject:
+                yield _with_times(result, subject.samples, settings, NO_RATIO)
+            else:
+                times, others = like_with_like(subject.runs, base.runs)
+                yield _with_times(result, subject.samples, settings, ratio_quantiles(times, others) or NO_RATIO)
+
+
+def _with_times(result: Result, samples: Samples, settings: Settings, ratio: Ratio) -> Result:
+    # infinite where no kind of run was made twice
+    spread = met if math.isfinite(met := samples.spread) else None
+    return replace(
+        result,
+        median_us=samples.quantile_us(0.5),
+        p10_us=samples.quantile_us(0.1),
+        p90_us=samples.quantile_us(0.9),
+        samples=len(samples),
+        spread=spread,
+        stopped=samples.done(settings.effort) or "most",
+        dropped=samples.dropped,
+        noisy=None if spread is None else spread > NOISY,
+        method=settings.method,
+        cache=settings.cache,
+        ratio_p10=ratio[0],
+        ratio=ratio[1],
+        ratio_p90=ratio[2],
+    )

@@ -1,0 +1,48 @@
+"""Energy of the cases of a replay."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from opgrip.replay.measuring.energy import Energy, open_meter
+from opgrip.replay.measuring.results import Result
+from opgrip.replay.measuring.settings import Settings
+from opgrip.replay.operators.contexts import restored
+from opgrip.replay.timing.methods import synchronizer
+from opgrip.replay.timing.rounds import Announce, Group
+
+
+def metered(groups: Sequence[Group], settings: Settings, announce: Announce) -> dict[int, Energy]:
+    """What a run of each subject takes of the device, by the subjects' identity; those that fail are left out."""
+    wait = synchronizer(settings.device)
+    found: dict[int, Energy] = {}
+    meter = open_meter(settings.device)
+    try:
+        for group in groups:
+            with restored(group.settings), torch.set_grad_enabled(group.grad):
+                for subject in group.subjects:
+                    announce(subject.number, subject.row)
+                    if subject.failure is not None:
+                        continue
+                    try:
+                        found[id(subject)] = meter.measure(subject.run, wait)
+                    except Exception as error:
+                        subject.failure = error
+    finally:
+        meter.close()
+    return found
+
+
+def with_energy(row: Result, energy: Energy | None) -> Result:
+    """A row with what its runs took."""
+    if energy is None:
+        return row
+    return replace(
+        row,
+        energy_mj=energy.millijoules,
+        clock_mhz=energy.clock_mhz,
+        throttled=", ".join(energy.throttled) or None,
+    )

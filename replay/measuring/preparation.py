@@ -1,0 +1,347 @@
+"""Makes of a case what is measured: finds its operator, makes its arguments, and runs it a first time under a mode."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from math import isfinite
+from time import perf_counter_ns
+from typing import Any
+
+import torch
+
+from opgrip.replay.arguments.inputs import Inputs
+from opgrip.replay.arguments.values import with_values
+from opgrip.replay.cases.cases import Case
+from opgrip.replay.cases.ways import BACKWARD, EAGER, Way
+from opgrip.replay.checks import Reference, Verdict
+from opgrip.replay.measuring.results import (
+    FAILED,
+    OK,
+    SKIPPED,
+    UNSUPPORTED,
+    WRONG,
+    Result,
+    describe_shapes,
+    same_outputs,
+)
+from opgrip.replay.measuring.settings import Settings
+from opgrip.replay.modes import Program, Results, find_mode
+from opgrip.replay.operators.calling import Arguments, Function
+from opgrip.replay.operators.contexts import restored
+from opgrip.replay.operators.lookup import Operator, Unsupported, find_operator
+from opgrip.replay.operators.memory import bytes_of, with_memory
+from opgrip.replay.programs.backward import check_gradients, gradient_graph, gradients, graph_of, with_backward
+from opgrip.replay.programs.programs import as_call, key_of, make_program, run_program
+from opgrip.replay.timing.caches import PROGRAM
+from opgrip.replay.timing.methods import synchronizer
+from opgrip.replay.timing.ranges import PREPARE, entered
+from opgrip.replay.timing.rounds import Announce
+from opgrip.replay.timing.subjects import Subject, Variant
+from opgrip.replay.work.work import Work, counted, work_of
+from opgrip.traces.arguments import tensors
+from opgrip.traces.errors import one_line
+from opgrip.traces.records import Signature
+
+Prepared = tuple[Way, Result, Subject | None]
+"""A row, and what fills it in; None where the row says already why nothing can."""
+
+
+def prepare(
+    case: Case,
+    settings: Settings,
+    announce: Announce = lambda number, row: None,
+    known: Mapping[int, Result] | None = None,
+    only: int | None = None,
+) -> list[Prepared]:
+    """The rows of a case, one for each way to run it.
+
+    Parameters
+    ----------
+    known : rows by their number, of which it is known what came of making them ready
+    only : number of the one row to make; None for all
+    """
+    preparation = _Preparation(case, settings)
+    rows: list[Prepared] = []
+    for way in settings.ways(case):
+        if only in (None, way.number):
+            announce(case.number, way.number)
+            result, subject = preparation.row(way, (known or {}).get(way.number))
+            rows.append((way, result, subject))
+    return rows
+
+
+def empty_rows(case: Case, settings: Settings, status: str, error: str) -> dict[int, Result]:
+    """The rows of a case that could not be measured, for this reason."""
+    return {way.number: empty_row(case, way, settings, status, error) for way in settings.ways(case)}
+
+
+def empty_row(case: Case, way: Way, settings: Settings, status: str = OK, error: str | None = None) -> Result:
+    """The row of a case before it is run, or for the reason why it cannot be."""
+    signature, forward = case.signature, way.direction != BACKWARD
+    return Result(
+        case=case.number,
+        op=case.op,
+        shapes=describe_shapes(signature),
+        count=case.count,
+        share=case.share,
+        mode=way.mode,
+        device=settings.device,
+        status=status,
+        captured_us=case.captured_us,
+        captured_total_us=case.captured_total_us,
+        values=way.values,
+        direction=way.direction,
+        threads=way.point.threads,
+        batch_scale=way.point.batch,
+        streams=way.point.streams,
+        bytes_in=bytes_of([signature.args, signature.kwargs]) if forward else None,
+        bytes_out=bytes_of(signature.outputs) if forward else None,
+        error=error,
+    )
+
+
+def describe_failure(error: BaseException) -> tuple[str, str]:
+    """Status and reason of a case that raised."""
+    if isinstance(error, Unsupported):
+        return UNSUPPORTED, str(error)
+    if isinstance(error, ModuleNotFoundError):
+        return UNSUPPORTED, f"it needs {error.name}, which is not installed"
+    if isinstance(error, NotImplementedError):
+        return UNSUPPORTED, one_line(error, 300)
+    if isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error):
+        return FAILED, f"out of memory: {one_line(error, 200)}"
+    return FAILED, one_line(error, 300)
+
+
+def failed(result: Result, error: BaseException, settings: Settings) -> Result:
+    """A row whose making or running raised."""
+    status, reason = describe_failure(error)
+    detail = "".join(traceback.format_exception(error)) if settings.detail else None
+    return replace(result, status=status, error=reason, detail=detail)
+
+
+class _Preparation:
+    """Makes the rows of one case ready."""
+
+    def __init__(self, case: Case, settings: Settings) -> None:
+        self._recorded, self._settings = case, settings
+        self._references: dict[object, Reference] = {}
+        self._works: dict[object, Work] = {}
+
+    def row(self, way: Way, known: Result | None) -> tuple[Result, Subject | None]:
+        """A row, and what is measured for it."""
+        settings = self._settings
+        result = known or empty_row(self._recorded, way, settings)
+        if result.status != OK:
+            return result, None
+        raised = self._recorded.signature.raised
+        if raised is not None:
+            return replace(result, status=SKIPPED, error=f"it raised when it was captured: {raised}"), None
+        try:
+            case = settings.scaled(self._recorded, way.point)
+            result = known or empty_row(case, way, settings)
+            # captured below autograd, so replayed without it
+            with (
+                entered(PREPARE, way.label, case.number),
+                restored(settings.context_of(case, way)),
+                torch.set_grad_enabled(settings.wants_grad(case)),
+            ):
+                operator = case.operator or find_operator(case.signature, settings.extensions)
+                make = self._backward if way.direction == BACKWARD else self._forward
+                result, subject = make(case, operator, way, result)
+                if subject is not None:
+                    for _ in range(settings.effort.warmup):
+                        subject.run()
+                return result, subject
+        except Exception as error:
+            return failed(result, error, settings), None
+
+    def _forward(self, case: Case, operator: Operator, way: Way, result: Result) -> tuple[Result, Subject | None]:
+        settings = self._settings
+        signatures = (case.signature, *case.variants)
+        inputs = [self._inputs(case, signature, way.values) for signature in signatures]
+        if operator.mutates:
+            for item in inputs:
+                item.keep()
+        examples = [(item.copy() if operator.mutates else item).make() for item in inputs]
+        began = perf_counter_ns()
+        grad = settings.wants_grad(case)
+        program = make_program(operator, examples, way, settings, key_of(case, way, settings), grad)
+        faithful = []
+        for place, (signature, item) in enumerate(zip(signatures, inputs, strict=True)):
+            if place == 0:
+                result, met = self._first_run(case, result, operator, program, item, began)
+            else:
+                _, met = run_program(program, item.make(), operator.mutates)
+            faithful.append(same_outputs(signature.outputs, met.outputs, settings.dtype is None))
+            if way.mode != settings.reference:
+                reference = self._reference(case, way, place, operator, item)
+                result = _judged(result, reference.check(met, settings.tolerance))
+        if result.status != OK:
+            return result, None
+        result = replace(result, faithful=None if None in faithful else all(faithful))
+        return result, self._subject(case, way, program, inputs, operator, result)
+
+    def _first_run(
+        self, case: Case, result: Result, operator: Operator, program: Program, inputs: Inputs, began: int
+    ) -> tuple[Result, Results]:
+        """Run it once, for the time of the first call; and once more for what does not change: flops, memory."""
+        settings = self._settings
+        device = _device_of(case.signature, settings)
+        args, kwargs = inputs.make()
+        given, met = run_program(program, (args, kwargs), operator.mutates)
+        synchronizer(device)()
+        result = _made(result, program, (perf_counter_ns() - began) / 1e6)
+        result = self._with_work(case, result, operator, inputs, program.leave is None, args, kwargs, given)
+        if settings.memory and find_mode(result.mode)[0].in_torch:
+            del given, met
+            if operator.mutates:
+                inputs.restore()
+            # the profiler that counts takes longer than most calls
+            arguments = inputs.make()
+            (_, met), memory = with_memory(lambda: run_program(program, arguments, operator.mutates), device)
+            result = replace(result, allocated_bytes=memory.allocated, peak_bytes=memory.peak)
+        return result, met
+
+    def _with_work(
+        self, case: Case, result: Result, operator: Operator, inputs: Inputs, in_torch: bool, *run: Any
+    ) -> Result:
+        """A row with what a call has to do, which is the same under all modes.
+
+        Parameters
+        ----------
+        in_torch : whether the results of a run are torch's
+        run : its arguments, keyword arguments and results
+        """
+        key = (result.threads, result.batch_scale, result.streams, result.values)
+        if key not in self._works:
+            if case.operator is None and in_torch:
+                self._works[key] = work_of(operator.function, case.op, *run)
+            elif self._settings.count_work and case.operator is not None:
+                if operator.mutates:
+                    inputs.restore()
+                self._works[key] = counted(operator.function, *inputs.make())
+        return _working(result, self._works.get(key))
+
+    def _backward(self, case: Case, operator: Operator, way: Way, result: Result) -> tuple[Result, Subject | None]:
+        settings = self._settings
+        inputs = self._inputs(case, case.signature, way.values)
+        arguments = inputs.make()
+        check_gradients(operator, arguments)
+        began = perf_counter_ns()
+        key = key_of(case, way, settings)
+        if find_mode(way.mode)[0].differentiable:
+            program = make_program(operator, [arguments], way, settings, key, grad=True)
+            function, enter, anew = gradients, graph_of(program), True
+            met = Results(gradients(*enter(arguments)[0]))
+        else:
+            graph, saved = gradient_graph(operator, arguments)
+            with torch.no_grad():
+                program = make_program(Operator(graph, False), [(saved, {})], way, settings, key, grad=False)
+                _, met = run_program(program, (saved, {}), mutates=False)
+            taken = program.enter or (lambda arguments: arguments)
+            function, enter, anew = program.function, lambda _: taken((saved, {})), program.anew
+        result = _made(result, program, (perf_counter_ns() - began) / 1e6)
+        if settings.count_work:
+            (told, _) = graph_of(Program(operator.function))(inputs.make())
+            result = _working(result, counted(gradients, told, {}, whole=False))
+        if way.mode != settings.reference:
+            reference = self._reference(case, way, 0, operator, inputs)
+            result = _judged(result, reference.check(met, settings.tolerance))
+        if result.status != OK:
+            return result, None
+        variants = [Variant([inputs])]
+        return result, Subject(
+            *(case.number, case.op, way.label, function, variants, False, None, 0, enter, anew, way.number),
+            profiled=settings.profiled,
+        )
+
+    def _subject(
+        self, case: Case, way: Way, program: Program, inputs: Sequence[Inputs], operator: Operator, result: Result
+    ) -> Subject:
+        settings = self._settings
+        in_torch = find_mode(way.mode)[0].in_torch and settings.device == "cpu" and settings.cache == PROGRAM
+        return Subject(
+            case.number,
+            case.op,
+            way.label,
+            program.function,
+            [Variant([item]) for item in inputs],
+            operator.mutates and (program.enter is None or program.in_place),
+            case.fresh if in_torch else None,
+            result.bytes_out or 0,
+            program.enter,
+            program.anew,
+            way.number,
+            profiled=settings.profiled,
+        )
+
+    def _reference(self, case: Case, way: Way, place: int, operator: Operator, inputs: Inputs) -> Reference:
+        """What is right for these arguments, those in this place among the case's."""
+        key = (way.point, way.values, way.direction, place)
+        if key not in self._references:
+            own = inputs.copy() if operator.mutates else inputs
+
+            def arguments() -> Arguments:
+                if operator.mutates:
+                    own.restore()
+                return own.make()
+
+            function = self._reference_function(way, operator, arguments())
+            op = case.op if function is operator.function and case.operator is None else None
+            self._references[key] = Reference(function, arguments, operator.mutates, op)
+        return self._references[key]
+
+    def _reference_function(self, way: Way, operator: Operator, arguments: Arguments) -> Function:
+        settings, backward = self._settings, way.direction == BACKWARD
+        program = Program(operator.function)
+        # a runtime without gradients is right where eager's are
+        if settings.reference != EAGER and (not backward or find_mode(settings.reference)[0].differentiable):
+            reference = replace(way, mode=settings.reference)
+            program = make_program(operator, [arguments], reference, settings, None, grad=backward)
+        if backward:
+            return with_backward(program)
+        return operator.function if settings.reference == EAGER else as_call(program, operator.mutates)
+
+    def _inputs(self, case: Case, signature: Signature, kind: str) -> Inputs:
+        settings = self._settings
+        drawn, models = with_values(signature, case.values, kind)
+        needed = Inputs.bytes_needed(signature.args, signature.kwargs, settings.dtype) + bytes_of(signature.outputs)
+        limit = settings.memory_limit
+        if limit is not None and needed > limit:
+            raise MemoryError(f"its tensors are {needed / 1e9:,.1f} GB, the limit is {limit / 1e9:,.1f} GB")
+        return Inputs(drawn.args, drawn.kwargs, models, settings.place, settings.seed, settings.dtype)
+
+
+def _made(result: Result, program: Program, first_ms: float) -> Result:
+    """A row with how its program was made, unless that was made ahead: then this time it was loaded."""
+    return replace(result, note=program.note, first_ms=first_ms) if result.first_ms is None else result
+
+
+def _working(result: Result, work: Work | None) -> Result:
+    if work is None:
+        return result
+    return replace(result, flops=work.flops, bytes_moved=work.bytes, math_dtype=work.dtype, operators=work.operators)
+
+
+def _judged(result: Result, verdict: Verdict) -> Result:
+    """A row with the largest errors so far, and wrong where one of its runs was."""
+    result = replace(
+        result,
+        max_abs=_larger(result.max_abs, verdict.max_abs),
+        max_rel=_larger(result.max_rel, verdict.max_rel),
+    )
+    return result if verdict.right else replace(result, status=WRONG, error=result.error or verdict.reason)
+
+
+def _larger(known: float | None, met: float | None) -> float | None:
+    """The larger error, as far as it is a number."""
+    found = [error for error in (known, met) if error is not None and isfinite(error)]
+    return max(found, default=None)
+
+
+def _device_of(signature: Signature, settings: Settings) -> str:
+    devices = {settings.place(spec.device) for spec in tensors([signature.args, signature.kwargs])}
+    return next((device for device in sorted(devices) if device != "cpu"), settings.device)

@@ -1,0 +1,72 @@
+"""How much a call takes: bytes of its tensors, and memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from torch.autograd.profiler import profile
+
+from opgrip.traces.arguments import tensors
+from opgrip.traces.tensor_specs import stored_elements
+
+T = TypeVar("T")
+
+LARGE = 1 << 16
+"""Bytes of results from which on their memory matters."""
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What one call allocates in all, and the most of it that it holds at once, in bytes."""
+
+    allocated: int
+    peak: int
+
+
+def bytes_of(tree: Any) -> int:
+    """Bytes of all tensors in arguments or results, each counted once for each time that it is there.
+
+    Elements that an expanded tensor repeats count once.
+    """
+    return sum(stored_elements(spec) * spec.dtype.itemsize for spec in tensors(tree))
+
+
+def mostly_fresh(given: Any, results: Any) -> Any:
+    """Whether results lay in fresh memory, for the most part.
+
+    Parameters
+    ----------
+    given : bytes of the pages that the system gave meanwhile; `results` those of the results. Numbers, or columns
+    """
+    return given * 2 >= results
+
+
+def with_memory(run: Callable[[], T], device: str) -> tuple[T, Memory]:
+    """What a call gives, and the memory that it took of torch's allocator for this device."""
+    if torch.device(device).type == "cuda":
+        return _with_device_memory(run, device)
+    with profile(profile_memory=True) as profiled:
+        result = run()
+    live = peak = allocated = 0
+    for event in profiled.kineto_results.events():
+        if event.name() == "[memory]":
+            size = event.nbytes()
+            live += size
+            allocated += max(size, 0)
+            peak = max(peak, live)
+    return result, Memory(allocated, peak)
+
+
+def _with_device_memory(run: Callable[[], T], device: str) -> tuple[T, Memory]:
+    torch.cuda.synchronize(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_stats(device)
+    result = run()
+    torch.cuda.synchronize(device)
+    after = torch.cuda.memory_stats(device)
+    allocated = "allocated_bytes.all.allocated"
+    peak = after["allocated_bytes.all.peak"] - before["allocated_bytes.all.current"]
+    return result, Memory(after[allocated] - before[allocated], peak)

@@ -1,0 +1,121 @@
+"""What replay takes from torch that torch keeps to itself; tried with 2.6, 2.13 and 2.15."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from opgrip.replay.operators.lookup import Unsupported
+from opgrip.traces.private_places import PrivatePlaces
+
+_places = PrivatePlaces()
+
+
+def private_places() -> dict[str, str]:
+    """For each private place of torch that replay uses `found`, or what it does instead where this torch lacks it."""
+    return _places.report()
+
+
+_counters = _places.take_later("torch._dynamo.utils.counters", None, "the modes of torch.compile are not supported")
+
+
+def graphs_compiled() -> int:
+    """Graphs that dynamo has handed to a backend in this process.
+
+    Raises
+    ------
+    Unsupported : where this torch does not tell
+    """
+    counters = _counters()
+    if counters is None:
+        raise Unsupported(f"torch {torch.__version__} does not tell what dynamo compiled")
+    return int(counters["stats"]["unique_graphs"])
+
+
+_list_backends = _places.take_later(
+    "torch._dynamo.list_backends",
+    lambda exclude_tags: torch.compiler.list_backends(),
+    "compile:NAME takes the backends that torch.compiler names",
+)
+
+
+@functools.cache
+def dynamo_backends() -> list[str]:
+    """Names of all backends that torch.compile knows, those for debugging too."""
+    return list(_list_backends()(exclude_tags=()))
+
+
+_inductor_config = _places.take_later("torch._inductor.config", None, "inductor compiles in processes of its own")
+
+
+def compile_in_this_process() -> None:
+    """Let inductor start no processes of its own: there are as many as compile side by side already."""
+    config = _inductor_config()
+    if config is not None:
+        config.compile_threads = 1
+
+
+_NO_AOT = "the mode aot is not supported"
+_compile_package = _places.take_later("torch._inductor.aoti_compile_and_package", None, _NO_AOT)
+_load_package = _places.take_later("torch._inductor.aoti_load_package", None, _NO_AOT)
+_boxed_run = _places.take_later(
+    "torch._C._aoti.AOTIModelPackageLoader.boxed_run", None, "its run is called, which copies the list of tensors"
+)
+
+
+def packaged(program: torch.export.ExportedProgram, path: str, make: bool) -> Callable[[list[Tensor]], list[Tensor]]:
+    """AOTInductor's package of an exported program, as a program in C++ calls it.
+
+    The loaded model's own call parses the shape of its arguments each time.
+
+    Raises
+    ------
+    Unsupported : where this torch has none
+    """
+    compile_package, load_package = _compile_package(), _load_package()
+    if compile_package is None or load_package is None:
+        raise Unsupported(f"torch {torch.__version__} has no AOTInductor")
+    if make:
+        compile_in_this_process()
+        compile_package(program, package_path=path)
+    loader = load_package(path).loader
+    run: Callable[[list[Tensor]], list[Tensor]] = loader.run if _boxed_run() is None else loader.boxed_run
+    return run
+
+
+_NO_BACKWARD = "backward passes are not replayed as programs of their own"
+_aot_function = _places.take_later("torch._functorch.aot_autograd.aot_function", None, _NO_BACKWARD)
+_make_boxed = _places.take_later("torch._functorch.aot_autograd.make_boxed_func", None, _NO_BACKWARD)
+_default_partition = _places.take_later("torch._functorch.partitioners.default_partition", None, _NO_BACKWARD)
+
+
+def traced_backward(
+    forward: Callable[..., Sequence[Tensor]], tensors: Sequence[Tensor], run: Callable[[Sequence[Tensor]], object]
+) -> tuple[Any, tuple[Any, ...]] | None:
+    """The graph that AOTAutograd makes of a function's gradients, and what it takes; None where it makes none.
+
+    Parameters
+    ----------
+    run : runs the backward of the function's results
+    """
+    aot_function, make_boxed, partition = _aot_function(), _make_boxed(), _default_partition()
+    if aot_function is None or make_boxed is None or partition is None:
+        return None
+    met: list[tuple[Any, tuple[Any, ...]]] = []
+
+    def keep(gm: Any, example_inputs: Any) -> Any:
+        def call(*args: Any) -> Any:
+            met.append((gm, args))
+            return gm(*args)
+
+        return make_boxed(call)
+
+    def leave(gm: Any, example_inputs: Any) -> Any:
+        return make_boxed(gm)
+
+    run(aot_function(forward, fw_compiler=leave, bw_compiler=keep, partition_fn=partition)(*tensors))
+    return met[0] if met else None

@@ -1,0 +1,1 @@
+"""Cases as programs under modes."""

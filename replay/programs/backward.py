@@ -1,0 +1,81 @@
+"""The backward of one call: the gradients alone, of a graph that is made anew for every run, outside of its time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from opgrip.replay.modes import Program, Task
+from opgrip.replay.modes.graphs import TensorCall
+from opgrip.replay.operators.calling import Arguments, Function, tensors_in
+from opgrip.replay.operators.lookup import Operator, Unsupported
+from opgrip.replay.operators.torch_private import traced_backward
+from opgrip.replay.programs.programs import run_program
+from opgrip.traces.arguments import leaves
+
+
+def check_gradients(operator: Operator, arguments: Arguments) -> None:
+    """Raise `Unsupported` where a call has no gradients."""
+    if operator.mutates:
+        raise Unsupported("a call that writes into its arguments has no backward of its own")
+    args, kwargs = arguments
+    if not _wanting(arguments):
+        raise Unsupported("none of its arguments required a gradient")
+    if not _with_graph(operator.function(*args, **kwargs)):
+        raise Unsupported("its results have no gradient")
+
+
+def with_backward(program: Program) -> Function:
+    """A function that runs a program forward and gives the gradients of the arguments that want one."""
+    enter = graph_of(program)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return gradients(*enter((args, kwargs))[0])
+
+    return call
+
+
+def graph_of(program: Program) -> Callable[[Arguments], Arguments]:
+    """What makes of a call's arguments those of `gradients`: it runs the program forward."""
+
+    def enter(arguments: Arguments) -> Arguments:
+        _, results = run_program(program, arguments, mutates=False)
+        outputs = _with_graph(results.outputs)
+        return (outputs, _wanting(arguments), [torch.ones_like(output) for output in outputs]), {}
+
+    return enter
+
+
+def gradients(outputs: list[torch.Tensor], wanting: list[torch.Tensor], given: list[torch.Tensor]) -> Any:
+    """The gradients of the tensors that want one; None for those that have none."""
+    return torch.autograd.grad(outputs, wanting, given, allow_unused=True)
+
+
+def gradient_graph(operator: Operator, arguments: Arguments) -> tuple[Function, tuple[Any, ...]]:
+    """The gradients of a call as a graph of operators without autograd, and what it takes: saved tensors, and ones.
+
+    Raises
+    ------
+    Unsupported : where AOTAutograd makes no such graph
+    """
+    call = TensorCall(Task(operator.function, *arguments))
+
+    def backward(results: Any) -> Any:
+        outputs = _with_graph(results)
+        return gradients(outputs, _wanting(arguments), [torch.ones_like(output) for output in outputs])
+
+    met = traced_backward(call.forward, tensors_in(list(arguments)), backward)
+    if met is None:
+        raise Unsupported("AOTAutograd makes no graph of its gradients")
+    graph, args = met
+    return graph, tuple(arg.detach() if isinstance(arg, torch.Tensor) else arg for arg in args)
+
+
+def _wanting(tree: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in leaves(tree) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
+
+
+def _with_graph(outputs: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in leaves(outputs) if isinstance(leaf, torch.Tensor) and leaf.grad_fn is not None]

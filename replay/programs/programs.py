@@ -1,0 +1,201 @@
+"""Makes of a call what runs it under a mode, and keeps what compilers made for a later run."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from importlib.metadata import packages_distributions, version
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from opgrip.replay.cases.cases import Case
+from opgrip.replay.cases.ways import EAGER, Way
+from opgrip.replay.modes import Program, Results, Task, Tuning, find_mode
+from opgrip.replay.operators.calling import Arguments, Function, tensors_in
+from opgrip.replay.operators.lookup import Operator, Unsupported
+from opgrip.traces.arguments import leaves, numbers_of, with_numbers
+from opgrip.traces.errors import one_line
+from opgrip.traces.machine import processor
+from opgrip.traces.record_forms import to_json
+
+
+class ProgramSettings(Protocol):
+    """What programs are made by."""
+
+    @property
+    def device(self) -> str:
+        """Where they run."""
+
+    @property
+    def store(self) -> Path | None:
+        """Folder for what compilers made; None to keep nothing."""
+
+    @property
+    def tuning(self) -> Tuning:
+        """How long a compiler may search."""
+
+    @property
+    def dtype(self) -> torch.dtype | None:
+        """Of floating-point tensors; None for the recorded one."""
+
+    @property
+    def by_clock_of_device(self) -> bool:
+        """Whether they are timed by the device's own clock, on torch's streams."""
+
+    def wants_grad(self, case: Case) -> bool:
+        """Whether a case's calls make a graph."""
+
+    def context_of(self, case: Case, way: Way) -> Mapping[str, Any]:
+        """The settings of torch that a case runs under."""
+
+
+PARTIAL = ".partial-"
+"""Beginning of the names of folders that are not whole yet; the number of their process follows."""
+
+
+def make_program(
+    operator: Operator, examples: Sequence[Arguments], way: Way, settings: ProgramSettings, key: str | None, grad: bool
+) -> Program:
+    """A call under a mode.
+
+    Parameters
+    ----------
+    examples : arguments of the call, and of others of its signature, which the mode may write into
+    key : of what is kept of it for a later run; None to keep nothing
+    grad : whether gradients of its results are asked for
+
+    Raises
+    ------
+    Unsupported : where the mode does not run on the device, or its compiler refuses the call
+    """
+    mode, argument = find_mode(way.mode)
+    kind = torch.device(settings.device).type
+    if kind not in mode.devices:
+        raise Unsupported(f"{way.mode} runs on {', '.join(mode.devices)}, not on {kind}")
+    if settings.by_clock_of_device and not mode.in_torch:
+        raise Unsupported(
+            f"{way.mode} works on streams of its own, where torch's clock cannot see it: time it discrete"
+        )
+    (args, kwargs), *others = examples
+    with _stored(settings.store, key) as store:
+        task = Task(
+            function=operator.function,
+            args=args,
+            kwargs=kwargs,
+            others=others,
+            mutates=operator.mutates,
+            grad=grad,
+            device=settings.device,
+            threads=torch.get_num_threads(),
+            argument=argument,
+            store=store,
+            tuning=settings.tuning,
+        )
+        try:
+            return mode.make(task)
+        except (Unsupported, MemoryError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:
+            raise Unsupported(one_line(error, 300)) from error
+
+
+def run_program(program: Program, arguments: Arguments, mutates: bool) -> tuple[Any, Results]:
+    """What one run gives: as the program gives it, and as tensors of torch.
+
+    The tensors are those that the program gave or wrote into, not copies.
+    """
+    args, kwargs = arguments if program.enter is None else program.enter(arguments)
+    given = program.function(*args, **kwargs)
+    if program.leave is not None:
+        return given, program.leave(given)
+    return given, Results(list(leaves(given)), tensors_in(list(arguments)) if mutates else [])
+
+
+def as_call(program: Program, mutates: bool) -> Function:
+    """A program as a function that takes a call's arguments, and writes into them where the call does."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        _, results = run_program(program, (args, kwargs), mutates)
+        if mutates and program.leave is not None:
+            for tensor, written in zip(tensors_in([args, kwargs]), results.arguments, strict=True):
+                tensor.copy_(written)
+        return list(results.outputs)
+
+    return call
+
+
+@contextmanager
+def _stored(root: Path | None, key: str | None) -> Iterator[Path | None]:
+    """The folder of that key. What is in it when the block has ended well is there in a later run, or all that was."""
+    if root is None or key is None:
+        yield None
+        return
+    folder = root / key[:2] / key
+    if folder.is_dir():
+        yield folder
+        return
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    partial = Path(tempfile.mkdtemp(prefix=f"{PARTIAL}{os.getpid()}-", dir=folder.parent))
+    try:
+        yield partial
+        if any(partial.iterdir()):
+            with suppress(OSError):
+                partial.rename(folder)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def remove_partial(root: Path | None) -> None:
+    """Remove the folders of processes that have ended before what they made was whole."""
+    for partial in () if root is None else root.glob(f"*/{PARTIAL}*"):
+        pid = int(partial.name.removeprefix(PARTIAL).split("-")[0])
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            shutil.rmtree(partial, ignore_errors=True)
+        except PermissionError:
+            pass
+
+
+def key_of(case: Case, way: Way, settings: ProgramSettings) -> str | None:
+    """What programs that can stand for each other have in common; None where that cannot be told."""
+    if settings.store is None or way.mode == EAGER:
+        return None
+    mode, _ = find_mode(way.mode)
+    code = ""
+    if case.operator is not None:
+        code = getattr(case.operator.function, "code", "")
+        if not code:
+            return None
+    # which values are drawn does not matter; settings do: inductor writes the number of threads into its code
+    arguments = (case.signature.args, case.signature.kwargs)
+    args, kwargs = with_numbers(arguments, [None] * len(numbers_of(arguments)))
+    told = {
+        "call": to_json(replace(case.signature, number=0, args=args, kwargs=kwargs, outputs=None)),
+        "code": code,
+        "mode": way.mode,
+        "grad": settings.wants_grad(case),
+        "direction": way.direction,
+        "device": settings.device,
+        "context": dict(settings.context_of(case, way)),
+        "threads": torch.get_num_threads(),
+        "processor": processor(settings.device),
+        "dtype": str(settings.dtype),
+        "versions": _versions(("torch", "opgrip", *mode.needs)),
+    }
+    return hashlib.blake2b(json.dumps(told, sort_keys=True, default=str).encode(), digest_size=16).hexdigest()
+
+
+@functools.cache
+def _versions(packages: tuple[str, ...]) -> dict[str, list[str]]:
+    distributions = packages_distributions()
+    return {package: [version(name) for name in distributions.get(package, ())] for package in packages}

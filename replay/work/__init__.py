@@ -1,0 +1,1 @@
+"""How much a call has to compute and to move."""
