@@ -7,6 +7,7 @@ TIMES = $(BIN)/python benchmarks/figures/times.py
 INSTALLED := $(VENV)/installed
 OPENMMLAB := $(VENV)/openmmlab
 RUNTIMES := $(VENV)/runtimes
+PACKAGE := build/package/opgrip
 PYTEST := -m pytest -n auto --maxprocesses 8 --dist worksteal
 
 # the ends of what pyproject.toml admits, each in an environment of its own
@@ -59,16 +60,19 @@ openmmlab: $(OPENMMLAB) ## add mmengine, mmcv, mmdet and mmsegmentation
 
 runtimes: $(RUNTIMES) ## add ONNX Runtime, TVM, XLA and TensorFlow, which some modes need
 
-lint: $(INSTALLED) ## check style, format and which room knows which
+lint: $(INSTALLED) $(PACKAGE) ## check style, format and which room knows which
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/lint-imports
+	cd $(PACKAGE)/.. && ../../$(BIN)/lint-imports --config ../../pyproject.toml
 
-types: $(INSTALLED) ## check types
-	@mkdir -p build/types/opgrip
-	@for room in capture replay samples tools traces; do ln -sfn ../../../$$room build/types/opgrip/$$room; done
-	@for file in __init__ __main__; do ln -sfn ../../../opgrip/$$file.py build/types/opgrip/$$file.py; done
-	cd build/types && ../../$(BIN)/mypy --config-file ../../pyproject.toml -p opgrip
+types: $(INSTALLED) $(PACKAGE) ## check types
+	cd $(PACKAGE)/.. && ../../$(BIN)/mypy --config-file ../../pyproject.toml -p opgrip
+
+# the package in one folder, for tools that do not follow how the folders are mapped
+$(PACKAGE):
+	@mkdir -p $@
+	@for room in capture replay samples tools traces; do ln -sfn ../../../$$room $@/$$room; done
+	@for file in __init__ __main__; do ln -sfn ../../../opgrip/$$file.py $@/$$file.py; done
 
 bench: $(INSTALLED) ## run the benchmarks
 	@for benchmark in $(filter-out benchmarks/held.py,$(wildcard benchmarks/*.py)); do echo "== $$benchmark"; $(BIN)/python $$benchmark || exit 1; done

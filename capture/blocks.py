@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from opgrip.capture.dispatch import UNPAIRED, RecordingMode
+from opgrip.capture.dispatch import UNPAIRED
 from opgrip.capture.page_faults import FEWEST
 from opgrip.capture.recorder import Recorder
+from opgrip.capture.thread_mode import ThreadMode
 from opgrip.traces.records import Calls, Entered, Record, Thread
 
 BLOCK = 512
@@ -24,7 +25,7 @@ MOST_SEQUENCES = 1 << 18
 class Taken:
     """Some calls of a thread, each with the storages of its tensors."""
 
-    mode: RecordingMode
+    mode: ThreadMode
     calls: list[list[int]]
     flows: list[list[int]]
 
@@ -109,7 +110,7 @@ class Blocks:
             place = after
         return calls, flows, place
 
-    def _thread(self, mode: RecordingMode) -> Iterator[Record]:
+    def _thread(self, mode: ThreadMode) -> Iterator[Record]:
         if mode.number not in self._threads:
             self._threads[mode.number] = len(self._threads)
             yield Thread(self._threads[mode.number], mode.thread_name)

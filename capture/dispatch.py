@@ -15,7 +15,6 @@ from typing import Any, cast
 
 import torch
 from torch import is_grad_enabled, is_inference_mode_enabled
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from opgrip.capture.contexts import describe_autocast, read_settings
 from opgrip.capture.device_time import DeviceTimer, runs_on_device
@@ -25,6 +24,7 @@ from opgrip.capture.places import BACKWARD, FORWARD, Place, is_running
 from opgrip.capture.predictions import LISTED, ONE, SEVERAL, TWO, Entry, Node, Predictions, sharing
 from opgrip.capture.recorder import Recorder
 from opgrip.capture.signatures import tensors_in
+from opgrip.capture.thread_mode import ThreadMode
 from opgrip.capture.torch_private import (
     NO_SEQUENCE,
     current_autograd_node,
@@ -49,20 +49,12 @@ UNPAIRED = -(1 << 62)
 Storages = tuple[int, ...]
 
 
-class RecordingMode(TorchDispatchMode):
+class RecordingMode(ThreadMode):
     """Records the calls of one thread, and runs every one as it was called.
 
     Attributes
     ----------
-    place : where the thread is; hooks change it by `enter` and `leave`
-    rows : of each call: pair, start and end in ns, sequence number of autograd, negative in a backward pass, and the
-        storages of its tensors, those that it took before those that it gave. A call is added in one go, which nothing
-        can come between
     last, started : of the operator call that was entered last: its node, its start in ns
-    first_sequence : sequence number of autograd before the first call
-    idle : calls are not recorded
-    device : times of the calls on an accelerator
-    faults : page faults of the calls that may get much memory
     """
 
     supports_higher_order_operators = True
@@ -84,7 +76,6 @@ class RecordingMode(TorchDispatchMode):
         self.begin()
 
     def begin(self) -> None:
-        """Begin with empty tables where the program is."""
         self.ident = get_ident()
         # the engine's own threads are not Python's
         names = (thread.name for thread in enumerate_threads() if thread.ident == self.ident)
@@ -198,14 +189,6 @@ class RecordingMode(TorchDispatchMode):
         kwargs: Mapping[str, Any],
         shown: Callable[[Any], Any] | None = None,
     ) -> Any:
-        """Record and run a function that the dispatcher does not see; what it calls in turn is inside it.
-
-        Parameters
-        ----------
-        run : calls the function
-        args, kwargs : of the function, for the record alone
-        shown : gives the result for the record; None where it is recorded as it is
-        """
         if self.idle:
             return run()
         try:
@@ -245,12 +228,6 @@ class RecordingMode(TorchDispatchMode):
         return result
 
     def running(self, last_start: int, last_end: int) -> list[tuple[int, Node]]:
-        """Start in ns and node of the calls that the thread is in, outermost first.
-
-        Parameters
-        ----------
-        last_start, last_end : of the last call that was taken from `rows`
-        """
         running = list(self._around)
         started, current = self.started, self.last
         # of a call that is over, the row is still here, or it was taken, or it ended before one that was
@@ -259,19 +236,12 @@ class RecordingMode(TorchDispatchMode):
         return running
 
     def enter(self, token: object, place: Place, frame: FrameType | None = None) -> None:
-        """Go to a place, until `leave` is called with the same token.
-
-        Parameters
-        ----------
-        frame : leaves the place when it ends, where nothing else tells that
-        """
         self._outer.append((token, self.place))
         if frame is not None:
             self._frames.append((token, frame))
         self._go(place)
 
     def leave(self, token: object) -> None:
-        """Go back to where the thread was before it entered with this token, and thereby leave all places within."""
         outer = self._outer
         if not outer or outer[-1][0] is not token:
             if all(entered is not token for entered, _ in outer):
@@ -283,11 +253,9 @@ class RecordingMode(TorchDispatchMode):
         self._go(place)
 
     def set_autocast(self, autocast: str) -> None:
-        """Take note of what autocast is on for in this thread."""
         self._go(self.recorder.places.autocast(self.place, autocast))
 
     def look_at_settings(self) -> None:
-        """Notice that settings of torch were changed, which the scopes of calls to come refer to."""
         settings = read_settings()
         if settings != self._settings:
             self._settings = settings
@@ -295,7 +263,6 @@ class RecordingMode(TorchDispatchMode):
             self.last = self.predictions.nowhere
 
     def look_at(self, signature: int) -> None:
-        """Look at the values of the next call of a signature that is made from a point where one was."""
         for node in self.predictions.nodes_of(signature):
             self._look_at(node)
 
@@ -306,7 +273,6 @@ class RecordingMode(TorchDispatchMode):
         node.op = looking(node, timed, lambda: take(number), lambda args, kwargs: observe(number, args, kwargs))
 
     def settle(self) -> None:
-        """Notice that a backward pass, or a step that failed, is over."""
         if self._in_backward and current_autograd_node() is None:
             self._leave_backward()
         while self._frames and not is_running(self._frames[-1][1]):

@@ -9,12 +9,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from opgrip.capture.predictions import Node
-
-if TYPE_CHECKING:
-    from opgrip.capture.dispatch import RecordingMode
+from opgrip.capture.thread_mode import ThreadMode
 
 EARLY = frozenset({2, 4, 8})
 """Which calls of a signature are looked at among those that are looked up by their key."""
@@ -63,7 +61,7 @@ class Observations:
         self._looks[number] += 1
         return True
 
-    def count(self, signatures: Sequence[int], modes: Sequence[RecordingMode]) -> None:
+    def count(self, signatures: Sequence[int], modes: Sequence[ThreadMode]) -> None:
         """Take note of calls that were made, and see that others are looked at in time."""
         counts = Counter(number for number in signatures if number in self._next)
         for number, count in counts.items():

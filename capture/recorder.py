@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from itertools import count
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import nn
 
@@ -21,14 +21,12 @@ from opgrip.capture.page_faults import LARGE
 from opgrip.capture.places import CallSites, Place, Places, Site, innermost_module
 from opgrip.capture.signatures import call_key, describe_result
 from opgrip.capture.storages import Storages
+from opgrip.capture.thread_mode import ThreadMode
 from opgrip.capture.torch_private import unobserved
 from opgrip.traces.arguments import Opaque, numbers_of, tensors
 from opgrip.traces.errors import one_line
 from opgrip.traces.records import OPERATOR, Context, Observed, Record, Scope, Signature
 from opgrip.traces.writer import encode_line
-
-if TYPE_CHECKING:
-    from opgrip.capture.dispatch import RecordingMode
 
 Sites = tuple[Site, ...]
 
@@ -53,7 +51,7 @@ class Recorder:
     """
 
     def __init__(
-        self, make_mode: Callable[[Recorder], RecordingMode], stack_depth: int = 1, write_ahead: bool = False
+        self, make_mode: Callable[[Recorder], ThreadMode], stack_depth: int = 1, write_ahead: bool = False
     ) -> None:
         self.places = Places()
         self.path_of: Callable[[nn.Module], str | None] = lambda module: None
@@ -64,7 +62,7 @@ class Recorder:
         self._sites = CallSites(stack_depth)
         self._here = threading.local()
         self.next_mode = count().__next__
-        self.modes: list[RecordingMode] = []
+        self.modes: list[ThreadMode] = []
         self.begin()
 
     def begin(self) -> None:
@@ -91,7 +89,7 @@ class Recorder:
         self._own_work: set[int] = set()
         self._new = threading.RLock()
         self._stopped = False
-        here: RecordingMode | None = getattr(self._here, "mode", None)
+        here: ThreadMode | None = getattr(self._here, "mode", None)
         self._here = threading.local()
         self.modes[:] = []
         if here is not None:
@@ -112,9 +110,9 @@ class Recorder:
         for mode in self.modes:
             mode.rows.clear()
 
-    def mode_here(self) -> RecordingMode:
+    def mode_here(self) -> ThreadMode:
         """The mode that records this thread."""
-        mode: RecordingMode | None = getattr(self._here, "mode", None)
+        mode: ThreadMode | None = getattr(self._here, "mode", None)
         if mode is None:
             mode = self._here.mode = self._make_mode(self)
             self.modes.append(mode)

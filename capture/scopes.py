@@ -15,10 +15,10 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from opgrip.capture.contexts import describe_autocast
-from opgrip.capture.dispatch import RecordingMode
 from opgrip.capture.patches import Patches
 from opgrip.capture.places import OPTIMIZER
 from opgrip.capture.recorder import Recorder
+from opgrip.capture.thread_mode import ThreadMode
 from opgrip.capture.torch_private import hide_from_compiler
 
 
@@ -109,7 +109,7 @@ class ScopeWatch:
         hide_from_compiler(cast(FunctionType, watched))
         return functools.wraps(original)(watched)
 
-    def _enter_module(self, module: nn.Module) -> RecordingMode | None:
+    def _enter_module(self, module: nn.Module) -> ThreadMode | None:
         try:
             mode = self.recorder.mode_here()
             mode.settle()
@@ -127,7 +127,7 @@ class ScopeWatch:
             self.recorder.drop("module scope", error)
             return None
 
-    def _leave_module(self, mode: RecordingMode, module: nn.Module) -> None:
+    def _leave_module(self, mode: ThreadMode, module: nn.Module) -> None:
         try:
             mode.leave(module)
         except Exception as error:
