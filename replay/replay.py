@@ -156,8 +156,8 @@ def replay_cases(
         rows, profilers_saw_all = under_profilers(
             job, loaded, rows, profilers, args.timeout, args.output, args.resume, reporter
         )
-    except UserError as problem:
-        return Replayed(Results(rows, header), problem=problem)
+    except UserError as error:
+        return Replayed(Results(rows, header), problem=error)
     if args.roofline:
         ceilings = _ceilings(loaded, reporter)
         rows = with_limits(rows, ceilings, threads_of(loaded))
