@@ -55,7 +55,8 @@ class Results:
         return iter(self.rows)
 
     def __repr__(self) -> str:
-        return f"<Results of {self.header.get('trace')}: {summarize(list(self.rows))}>"
+        of_trace = f" of {self.header['trace']}" if "trace" in self.header else ""
+        return f"<Results{of_trace}: {summarize(list(self.rows))}>"
 
     def _repr_html_(self) -> str:
         frame = self.frame[list(SHOWN)].dropna(axis="columns", how="all")

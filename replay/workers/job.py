@@ -122,8 +122,14 @@ class Job:
         notes += dict.fromkeys(str(warning.message) for warning in caught)
         if not cases:
             raise UserError(f"no case is left from --start {self.start} to --stop {self.stop}", "the first is case 0")
+        everything = selected if selection == Selection() and self.unit == CALL else None
+        ran = self.unit == SAMPLE or bool(self.samples)
+        return Loaded(trace, cases, self.settings(trace), notes, everything, self.unit, ran)
+
+    def settings(self, trace: Trace) -> Settings:
+        """How cases of a trace are replayed."""
         recorded = recorded_device(trace)
-        settings = Settings(
+        return Settings(
             place=device_map(recorded, self.device),
             device=self.device or recorded,
             effort=Effort(self.warmup, self.iterations, self.precision, self.budget_s),
@@ -151,8 +157,6 @@ class Job:
             count_work=self.count_work,
             energy=self.energy,
         )
-        everything = selected if selection == Selection() and self.unit == CALL else None
-        return Loaded(trace, cases, settings, notes, everything, self.unit, self.unit == SAMPLE or bool(self.samples))
 
     def _selected(self, trace: Trace, selection: Selection) -> list[Case]:
         if self.unit == SAMPLE:

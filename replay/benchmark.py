@@ -1,0 +1,111 @@
+"""Times functions on inputs that are given here, as a replay times the calls of a trace."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import count
+from types import BuiltinFunctionType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from opgrip.replay.cases.cases import Case
+from opgrip.replay.cases.functions import function_case
+from opgrip.replay.measuring.measure import measure_cases
+from opgrip.replay.options import job_of, make_parser
+from opgrip.replay.outcome import Results
+from opgrip.replay.timing.caches import WARM
+from opgrip.replay.workers.job import NO_TRACE
+from opgrip.traces.devices import check_device
+from opgrip.traces.errors import UserError, in_words_of_python
+from opgrip.traces.keywords import arguments_of
+from opgrip.traces.progress import QuietReporter
+
+OF_FILES = ("output", "force", "append", "resume", "nsys", "nsys_bin", "nsys_args_file", "nsys_warmup")
+OF_FILES += ("nsys_iterations", "ncu", "profile", "roofline", "energy", "strict", "timeout", "jobs", "memory_limit")
+OF_TRACES = ("unit", "samples", "tag", "op", "module", "top", "start", "stop", "partial", "sequence", "extension")
+OF_TRACES += ("batch_scale", "values", "sweep")
+
+Inputs = Mapping[str, Any] | Sequence[Any]
+
+
+def benchmark(
+    function: Callable[..., Any] | Sequence[Callable[..., Any]], inputs: Sequence[Inputs], **options: Any
+) -> Results:
+    """Time a function, or several on the same inputs.
+
+    ::
+
+        benchmark(torch.add, [{"self": (1024, 1024), "other": (1024, 1024)}], backward=True).frame
+        benchmark([mine, torch.nn.functional.gelu], [[(8, 512)], [(64, 512)]], mode=["eager", "compile"])
+
+    They run in this process, since a function cannot be handed to another: one that crashes ends it. A row is a
+    function on inputs under a mode, whose results are compared with those of eager.
+
+    Parameters
+    ----------
+    inputs : of each case, by position in a list or by name in a dictionary: a tuple of ints is the shape of a float32
+        tensor of normal random numbers; a tensor on the device `meta` stands for one of its shape, strides and dtype;
+        all else is passed as it is
+    options : of `opreplay --help`, by their long names with `_` for `-`, those that say how cases are run and timed
+
+    Raises
+    ------
+    TypeError : for an option that there is not
+    UserError : for values that an option does not take
+    """
+    functions = list(function) if isinstance(function, Sequence) else [function]
+    if not functions or not inputs:
+        raise UserError("there is nothing to time", "give a function, and inputs of a case or more")
+    with in_words_of_python():
+        args = arguments_of(make_parser(), ["benchmark"], options, (*OF_FILES, *OF_TRACES))
+        args.cache = args.cache or WARM
+        device = check_device(args.device or "cpu")
+        args.device = str(device)
+        settings = job_of(args).settings(NO_TRACE)
+    numbers = count()
+    cases = [_case(item, given, next(numbers), args) for given in inputs for item in functions]
+    with QuietReporter("opgrip").doing(f"timing {len(cases)} cases on {device}", len(cases)) as advance:
+        rows = []
+        for row in measure_cases(cases, settings):
+            if not rows or rows[-1].case != row.case:
+                advance()
+            rows.append(row)
+    return Results(rows, {"torch": torch.__version__, "device": str(device), "seed": args.seed})
+
+
+def _case(function: Callable[..., Any], inputs: Inputs, number: int, args: Any) -> Case:
+    generator = torch.Generator().manual_seed(args.seed)
+
+    def argument_of(value: Any) -> Any:
+        if isinstance(value, tuple) and all(type(size) is int for size in value):
+            tensor = torch.randn(value, generator=generator)
+        elif isinstance(value, Tensor) and value.is_meta:
+            tensor = _like(value, generator)
+        else:
+            return value
+        return tensor.to(args.device).requires_grad_(bool(args.backward) and tensor.is_floating_point())
+
+    by_name = inputs if isinstance(inputs, Mapping) else {}
+    # torch's own functions call so what their schema calls self
+    other_names = {"self": "input"} if isinstance(function, BuiltinFunctionType) else {}
+    kwargs = {other_names.get(name, name): argument_of(value) for name, value in by_name.items()}
+    positional = [] if isinstance(inputs, Mapping) else [argument_of(value) for value in inputs]
+    return function_case(function, positional, kwargs, _name(function), number)
+
+
+def _like(meta: Tensor, generator: torch.Generator) -> Tensor:
+    """A tensor of random numbers where `meta` says floating point, of zeros and ones where bool, else of zeros."""
+    tensor = torch.empty_strided(meta.shape, meta.stride(), dtype=meta.dtype)
+    if meta.is_floating_point():
+        return tensor.copy_(torch.randn(meta.shape, generator=generator))
+    if meta.dtype is torch.bool:
+        return tensor.copy_(torch.rand(meta.shape, generator=generator) < 0.5)
+    return tensor.zero_()
+
+
+def _name(function: Callable[..., Any]) -> str:
+    name = getattr(function, "__name__", type(function).__name__)
+    module = getattr(function, "__module__", None) or ("torch" if getattr(torch, name, None) is function else "")
+    return f"{module}.{name}" if module and module != "__main__" else name
