@@ -13,6 +13,7 @@ from torch import Tensor
 from opgrip.replay.cases.cases import Case
 from opgrip.replay.cases.functions import function_case
 from opgrip.replay.measuring.measure import measure_cases
+from opgrip.replay.measuring.results import Result
 from opgrip.replay.options import job_of, make_parser
 from opgrip.replay.outcome import Results
 from opgrip.replay.timing.caches import WARM
@@ -22,10 +23,42 @@ from opgrip.traces.errors import UserError, in_words_of_python
 from opgrip.traces.keywords import arguments_of
 from opgrip.traces.progress import QuietReporter
 
-OF_FILES = ("output", "force", "append", "resume", "nsys", "nsys_bin", "nsys_args_file", "nsys_warmup")
-OF_FILES += ("nsys_iterations", "ncu", "profile", "roofline", "energy", "strict", "timeout", "jobs", "memory_limit")
-OF_TRACES = ("unit", "samples", "tag", "op", "module", "top", "start", "stop", "partial", "sequence", "extension")
-OF_TRACES += ("batch_scale", "values", "sweep")
+NOT_TAKEN = frozenset(
+    [
+        "output",
+        "force",
+        "append",
+        "resume",
+        "strict",
+        "unit",
+        "samples",
+        "tag",
+        "op",
+        "module",
+        "top",
+        "start",
+        "stop",
+        "partial",
+        "sequence",
+        "extension",
+        "batch_scale",
+        "values",
+        "sweep",
+        "nsys",
+        "nsys_bin",
+        "nsys_args_file",
+        "nsys_warmup",
+        "nsys_iterations",
+        "ncu",
+        "profile",
+        "roofline",
+        "energy",
+        "timeout",
+        "jobs",
+        "memory_limit",
+    ]
+)
+"""Options of traces, files and profilers."""
 
 Inputs = Mapping[str, Any] | Sequence[Any]
 
@@ -59,7 +92,7 @@ def benchmark(
     if not functions or not inputs:
         raise UserError("there is nothing to time", "give a function, and inputs of a case or more")
     with in_words_of_python():
-        args = arguments_of(make_parser(), ["benchmark"], options, (*OF_FILES, *OF_TRACES))
+        args = arguments_of(make_parser(), ["benchmark"], options, NOT_TAKEN)
         args.cache = args.cache or WARM
         device = check_device(args.device or "cpu")
         args.device = str(device)
@@ -67,7 +100,7 @@ def benchmark(
     numbers = count()
     cases = [_case(item, given, next(numbers), args) for given in inputs for item in functions]
     with QuietReporter("opgrip").doing(f"timing {len(cases)} cases on {device}", len(cases)) as advance:
-        rows = []
+        rows: list[Result] = []
         for row in measure_cases(cases, settings):
             if not rows or rows[-1].case != row.case:
                 advance()
