@@ -23,42 +23,11 @@ from opgrip.traces.errors import UserError, in_words_of_python
 from opgrip.traces.keywords import arguments_of
 from opgrip.traces.progress import QuietReporter
 
-NOT_TAKEN = frozenset(
-    [
-        "output",
-        "force",
-        "append",
-        "resume",
-        "strict",
-        "unit",
-        "samples",
-        "tag",
-        "op",
-        "module",
-        "top",
-        "start",
-        "stop",
-        "partial",
-        "sequence",
-        "extension",
-        "batch_scale",
-        "values",
-        "sweep",
-        "nsys",
-        "nsys_bin",
-        "nsys_args_file",
-        "nsys_warmup",
-        "nsys_iterations",
-        "ncu",
-        "profile",
-        "roofline",
-        "energy",
-        "timeout",
-        "jobs",
-        "memory_limit",
-    ]
+OPTIONS = (
+    *("device", "dtype", "threads", "seed", "backward", "mode", "reference", "rtol", "atol", "tune", "tuner"),
+    *("exec_mode", "cache", "precision", "budget", "iterations", "warmup"),
 )
-"""Options of traces, files and profilers."""
+"""Options of a replay that say how a case is run and timed."""
 
 Inputs = Mapping[str, Any] | Sequence[Any]
 
@@ -92,7 +61,7 @@ def benchmark(
     if not functions or not inputs:
         raise UserError("there is nothing to time", "give a function, and inputs of a case or more")
     with in_words_of_python():
-        args = arguments_of(make_parser(), ["benchmark"], options, NOT_TAKEN)
+        args = arguments_of(make_parser(), ["benchmark"], options, only=OPTIONS)
         args.cache = args.cache or WARM
         device = check_device(args.device or "cpu")
         args.device = str(device)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any
 
@@ -17,7 +17,11 @@ OF_COMMANDS = ("help", "version", "debug")
 
 
 def arguments_of(
-    parser: argparse.ArgumentParser, words: Sequence[str], keywords: Mapping[str, Any], excluded: Iterable[str] = ()
+    parser: argparse.ArgumentParser,
+    words: Sequence[str],
+    keywords: Mapping[str, Any],
+    excluded: Collection[str] = (),
+    only: Collection[str] | None = None,
 ) -> argparse.Namespace:
     """What a command line with these options would give.
 
@@ -27,6 +31,7 @@ def arguments_of(
     keywords : options by their long names, with `_` for `-`: a number, a word, True, or several in a list or tuple;
         None for what is usual
     excluded : options that are no keywords
+    only : those that are, where they are few
 
     Raises
     ------
@@ -34,9 +39,12 @@ def arguments_of(
     UserError : for a value that the option does not take
     """
     args = parser.parse_args(words)
-    options = {action.dest: action for action in parser._actions if action.option_strings}
-    for name in (*OF_COMMANDS, *excluded):
-        del options[name]
+    others = {*OF_COMMANDS, *excluded}
+    options = {
+        action.dest: action
+        for action in parser._actions
+        if action.option_strings and action.dest not in others and (only is None or action.dest in only)
+    }
     for name, value in keywords.items():
         if name not in options:
             near = get_close_matches(name, options, 1)
