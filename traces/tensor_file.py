@@ -47,15 +47,15 @@ def files_beside(trace: Path, header: Mapping[str, Any]) -> tuple[Path, ...]:
     ------
     UserError : where a name is more than that of a file in the trace's own folder
     """
-    found = []
+    paths = []
     for name in dict.fromkeys(_names_in(header)):
         if not _is_plain(name):
             shown = repr(name)[:80]
             raise UserError(f"{trace} names {shown} as its values", "they may only be in a file beside it")
         # a folder of links to files that are elsewhere, and a link to a trace that is
         beside = (trace.parent / name, trace.resolve().parent / name)
-        found += [path for path in beside if isfile(path)][:1]
-    return tuple(found)
+        paths += [path for path in beside if isfile(path)][:1]
+    return tuple(paths)
 
 
 def _names_in(header: Mapping[str, Any]) -> Iterator[Any]:

@@ -65,10 +65,10 @@ class _Nesting:
         while shared < min(len(path), len(self._stack)) and self._stack[shared].name == path[shared]:
             shared += 1
         while len(self._stack) > shared:
-            left = self._stack.pop()
-            name = left.name if not self._stack else ".".join([*(item.name for item in self._stack[1:]), left.name])
+            scope = self._stack.pop()
+            name = scope.name if not self._stack else ".".join([*(item.name for item in self._stack[1:]), scope.name])
             kind = MODULE if self._stack else PHASE
-            yield _slice(name, kind, left.start_ns, self._end_ns - left.start_ns, self.pid, self.tid, {})
+            yield _slice(name, kind, scope.start_ns, self._end_ns - scope.start_ns, self.pid, self.tid, {})
         self._stack += [_Open(name, start_ns) for name in path[shared:]]
         self._end_ns = max(self._end_ns, end_ns)
 

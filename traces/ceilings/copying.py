@@ -58,8 +58,8 @@ def memory(device: str, threads: Sequence[int]) -> Level:
 
 
 def _cpu_caches(threads: Sequence[int]) -> Iterator[Level]:
-    told = caches() or [("L3", last_cache_bytes("cpu"), len(os.sched_getaffinity(0)))]
-    for name, size, sharing in told:
+    levels = caches() or [("L3", last_cache_bytes("cpu"), len(os.sched_getaffinity(0)))]
+    for name, size, sharing in levels:
         both = {count: int(size * SHARE_OF_CACHE / min(count, sharing)) for count in threads}
         yield Level(name, size, sharing, no_less({count: _copied(both[count], count) for count in threads}))
 
@@ -99,12 +99,12 @@ def _repeated(size: int, count: int) -> tuple[Any, Any]:
 
 def caches(folder: str = CACHES) -> list[tuple[str, int, int]]:
     """Name, bytes and number of sharing processors of the first processor's caches for data."""
-    found = []
+    levels = []
     for index in sorted(Path(folder).glob("index*")):
-        told = {name: "".join(lines(str(index / name))) for name in ("level", "type", "size", "shared_cpu_list")}
-        if told["type"] in ("Data", "Unified") and told["size"].endswith("K") and told["size"][:-1].isdigit():
-            found.append((f"L{told['level']}", int(told["size"][:-1]) << 10, _count(told["shared_cpu_list"])))
-    return sorted(found)
+        facts = {name: "".join(lines(str(index / name))) for name in ("level", "type", "size", "shared_cpu_list")}
+        if facts["type"] in ("Data", "Unified") and facts["size"].endswith("K") and facts["size"][:-1].isdigit():
+            levels.append((f"L{facts['level']}", int(facts["size"][:-1]) << 10, _count(facts["shared_cpu_list"])))
+    return sorted(levels)
 
 
 def _on_device(device: str, name: str, size: int | None, both: int) -> Level:

@@ -107,12 +107,12 @@ def _in_runs(values: torch.Tensor, count: int, downwards: bool, generator: torch
 
 def _mean_step(values: torch.Tensor) -> float:
     """Mean distance of neighbours that are finite, 0 where there are none."""
-    apart = values[: STEPPED + 1].double().diff().abs()
-    mean = apart.mean().item() if len(apart) else 0.0
+    distances = values[: STEPPED + 1].double().diff().abs()
+    mean = distances.mean().item() if len(distances) else 0.0
     if math.isfinite(mean):
         return mean
-    apart = apart[apart.isfinite()]
-    return apart.mean().item() if len(apart) else 0.0
+    distances = distances[distances.isfinite()]
+    return distances.mean().item() if len(distances) else 0.0
 
 
 def _walked(values: torch.Tensor, step: float, usual: float, generator: torch.Generator) -> torch.Tensor:
@@ -146,11 +146,11 @@ def _in_blocks(values: torch.Tensor, count: int, generator: torch.Generator) -> 
         return values
     inside = (~changes).nonzero().reshape(-1) + 1
     weights = (sizes - 1) / len(inside)
-    blocks = wanted = float(max(count, len(sizes)))
+    blocks = target_blocks = float(max(count, len(sizes)))
     for _ in range(TRIES):
         # blocks of equal value that come to lie side by side are one
         each = 1 + (blocks - len(sizes)) * weights
-        blocks = min(float(total), wanted + float((each * (each - 1)).sum()) / blocks)
+        blocks = min(float(total), target_blocks + float((each * (each - 1)).sum()) / blocks)
     cuts = inside[exactly(round(blocks) - len(sizes), len(inside), generator)]
     starts = torch.cat([ends.new_zeros(1), ends, cuts]).sort().values
     lengths = starts.diff(append=starts.new_tensor([total]))
