@@ -35,7 +35,7 @@ _NOT_OF_TENSORS = ("_", "assert_", "boolean_", "handle_", "has_")
 """How the names of those functions begin that torch.nn.functional has for its own use."""
 
 
-def _objects_by_name() -> Iterator[tuple[str, Any]]:
+def _safe_objects() -> Iterator[tuple[str, Any]]:
     for name in _BUILTINS:
         yield f"builtins:{name}", getattr(builtins, name)
     for cls in (OrderedDict, defaultdict, deque, SimpleNamespace, nn.Parameter, torch.Tensor, torch.Generator):
@@ -59,9 +59,9 @@ def name_of(definition: Any) -> str:
     return f"{definition.__module__}:{definition.__qualname__}"
 
 
-KNOWN: dict[str, Any] = {}
+SAFE_OBJECTS: dict[str, Any] = {}
 """Classes and functions that a trace may name without anybody's leave: to have them as an argument does no harm."""
-KNOWN.update(_objects_by_name())
+SAFE_OBJECTS.update(_safe_objects())
 
 
 class CannotMake(Exception):
@@ -144,7 +144,7 @@ class _Maker:
     def _find(self, name: str) -> Any:
         """What a name stands for, among the classes that were given."""
         module, _, qualname = name.partition(":")
-        places = ((name, self._classes), (name, KNOWN), (qualname, self._classes))
+        places = ((name, self._classes), (name, SAFE_OBJECTS), (qualname, self._classes))
         definition = next((objects[key] for key, objects in places if key in objects), None)
         if definition is None:
             # what was made inside a function has a name of its own here
@@ -153,7 +153,7 @@ class _Maker:
             for part in rest:
                 # of classes alone: a module would give all that it has imported
                 definition = vars(definition).get(part) if isinstance(definition, type) else None
-        if not (isinstance(definition, type | FunctionType | Enum) or name in KNOWN):
+        if not (isinstance(definition, type | FunctionType | Enum) or name in SAFE_OBJECTS):
             raise CannotMake(f"{qualname} of {module} is not known here")
         return definition
 
