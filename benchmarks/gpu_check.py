@@ -84,14 +84,14 @@ def main() -> None:
     table = Table("step", "status", "cases ok", "seconds", "found", title=torch.cuda.get_device_name())
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        trace = ROOT / "traces/faster_rcnn.jsonl" if args.shipped else _captured(folder / "detector.jsonl")
+        trace = ROOT / "traces/faster_rcnn.jsonl" if args.shipped else _capture(folder / "detector.jsonl")
         for step in STEPS:
             table.add_row(step.name, *_run_step(step, trace, folder, args.top))
         _keep(folder)
     Console().print(table)
 
 
-def _captured(trace: Path) -> Path:
+def _capture(trace: Path) -> Path:
     done = _run("capture", "opcapture", "--device", "cuda", "-o", str(trace))
     if done.returncode:
         sys.exit(f"the capture failed: {done.stderr.strip()}")

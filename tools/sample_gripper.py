@@ -117,7 +117,7 @@ class Gripper:
         if isinstance(function, str):
             raise UserError(f"grip({function!r}) decorates nothing", f"write grip.this({function!r})")
         keep = _keep(calls, tags, name, by_reference)
-        decorate = lambda value: _decorated(value, entry, keep, Path(to))  # noqa: E731
+        decorate = lambda value: _decorate(value, entry, keep, Path(to))  # noqa: E731
         return decorate if function is None else decorate(function)
 
     def this(
@@ -163,7 +163,7 @@ def _keep(calls: int, tags: Iterable[str], name: str | None, by_reference: bool)
     return Keep(calls, name, frozenset(tags), by_reference)
 
 
-def _decorated(value: Any, entry: str | None, keep: Keep, to: Path) -> Any:
+def _decorate(value: Any, entry: str | None, keep: Keep, to: Path) -> Any:
     grips = Grips(keep=keep, to=to)
     if entry is None:
         replacement = grips.grip(value)

@@ -103,15 +103,15 @@ class _Maker:
             case torch.Size() | None | bool() | int() | float() | complex() | str():
                 return value
             case list():
-                made_list = self._keep(shared, [])
-                made_list.extend(self.make(item) for item in value)
-                return made_list
+                items = self._keep(shared, [])
+                items.extend(self.make(item) for item in value)
+                return items
             case tuple():
                 return self._keep(shared, tuple(self.make(item) for item in value))
             case dict():
-                made_dict = self._keep(shared, {})
-                made_dict.update((key, self.make(item)) for key, item in value.items())
-                return made_dict
+                entries = self._keep(shared, {})
+                entries.update((key, self.make(item)) for key, item in value.items())
+                return entries
             case set():
                 return self._keep(shared, set(value))
             case ObjectSpec():

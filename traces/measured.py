@@ -14,7 +14,7 @@ from opgrip.traces.machine import cache_folder, processor
 from opgrip.traces.output import whole_file
 
 
-def measured(what: str, device: str, measure: Callable[[], tuple[float, ...]]) -> tuple[float, ...]:
+def measure_once(what: str, device: str, measure: Callable[[], tuple[float, ...]]) -> tuple[float, ...]:
     """Numbers as measured now, or at an earlier time with this processor, number of threads and version of torch.
 
     They are kept in `measured.json`, in the user's folder for caches.

@@ -98,7 +98,7 @@ class _Join:
         for record in reader:
             match record:
                 case Signature():
-                    numbers.signatures[record.number] = self._once("signature", self._moved(record, numbers))
+                    numbers.signatures[record.number] = self._once("signature", self._renumber(record, numbers))
                 case Scope():
                     context, forward = record.context, record.forward
                     moved = replace(
@@ -147,7 +147,7 @@ class _Join:
             self.writer.write(replace(record, number=number))
         return number
 
-    def _moved(self, record: Signature, numbers: _Numbers) -> Signature:
+    def _renumber(self, record: Signature, numbers: _Numbers) -> Signature:
         move = self._mover(numbers)
         moved = (map_leaves(move, tree) for tree in (record.args, record.kwargs, record.outputs))
         return replace(record, **dict(zip(("args", "kwargs", "outputs"), moved, strict=True)))
@@ -209,7 +209,7 @@ class _Join:
             start_ns=record.start_ns + shift_ns,
             scope=numbers.scopes.get(record.scope, 0),
             signature=numbers.signatures.get(record.signature, 0),
-            opened=None if opened is None else self._moved(opened, numbers),
+            opened=None if opened is None else self._renumber(opened, numbers),
         )
         self.writer.write(moved)
 

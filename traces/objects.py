@@ -135,13 +135,13 @@ def _alike(value: Any, children: Any) -> Any:
         return children
     if isinstance(value, tuple):
         return value._make(children) if hasattr(value, "_make") else type(value)(children)
-    twin = _copied(value)
+    twin = _copy(value)
     for place, item in children.items() if isinstance(children, dict) else enumerate(children):
         twin[place] = item
     return twin
 
 
-def _copied(value: Any) -> Any:
+def _copy(value: Any) -> Any:
     """A list or dictionary of a class of its own, copied; a dictionary perhaps without its entries."""
     try:
         return copy.copy(value)

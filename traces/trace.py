@@ -176,14 +176,14 @@ def load(path: str | Path, partial: bool = True) -> Trace:
     if reader.missing and not partial:
         raise UserError(reader.missing, "load what there is with --partial")
     calls = _table(blocks, signatures, scopes, threads)
-    unfinished = _unfinished(entered, blocks)
+    unfinished = _unfinished_calls(entered, blocks)
     return Trace(
         *(header, signatures, scopes, values, calls, _column(blocks, "storages"), contexts, unfinished),
         *(end, reader.missing, dict(reader.unknown), tensors, files_beside(reader.path, header), observed, effects),
     )
 
 
-def _unfinished(entered: dict[int, list[Entered]], blocks: list[Calls]) -> list[Entered]:
+def _unfinished_calls(entered: dict[int, list[Entered]], blocks: list[Calls]) -> list[Entered]:
     """Of each thread, the calls that were entered and did not end: those that began last."""
     unfinished_calls: list[Entered] = []
     for thread, records in entered.items():

@@ -47,14 +47,14 @@ def import_seconds(python: str) -> float:
 
 def keep(name: str, seconds: float, import_torch_s: float) -> None:
     """Put a time among those that were kept before."""
-    times = kept_times() | {name: {"seconds": seconds, "import_torch_s": import_torch_s}}
+    times = read_times() | {name: {"seconds": seconds, "import_torch_s": import_torch_s}}
     TIMES_FILE.parent.mkdir(exist_ok=True)
     written = TIMES_FILE.with_suffix(f".{os.getpid()}")
     written.write_text(json.dumps(times, indent=2) + "\n", encoding="utf-8")
     written.replace(TIMES_FILE)
 
 
-def kept_times() -> dict[str, dict[str, float]]:
+def read_times() -> dict[str, dict[str, float]]:
     """By name, `seconds` and `import_torch_s`."""
     return json.loads(TIMES_FILE.read_text(encoding="utf-8")) if TIMES_FILE.exists() else {}
 

@@ -153,5 +153,5 @@ def test_the_time_of_a_command_is_kept_beside_that_of_an_import_of_torch(
     for name, status in (("passes", 0), ("fails", 3)):
         monkeypatch.setattr(sys, "argv", ["times.py", name, "--", sys.executable, "-c", f"raise SystemExit({status})"])
         assert times.main() == status
-    assert list(times.kept_times()) == ["passes"]
-    assert times.kept_times()["passes"]["import_torch_s"] == 2.0
+    assert list(times.read_times()) == ["passes"]
+    assert times.read_times()["passes"]["import_torch_s"] == 2.0

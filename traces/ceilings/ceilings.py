@@ -87,7 +87,7 @@ def ceilings_path(device: str) -> Path:
     return cache_folder() / "machine" / f"{torch.device(device).type}-{key}.json"
 
 
-def kept_ceilings(device: str) -> Ceilings | None:
+def read_cached_ceilings(device: str) -> Ceilings | None:
     """The ceilings that were measured before; None where there are none, or their file is damaged."""
     try:
         return from_json(json.loads(ceilings_path(device).read_text(encoding="utf-8")))

@@ -37,7 +37,7 @@ def lines_of(longtail: LongTail, top: int) -> list[str]:
     rows += [_cells(item, longtail.wall_ns) for item in ranked[:top]]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     numbers = len(COLUMNS)
-    return [head, *("  ".join(_aligned(row, widths, numbers)).rstrip() for row in rows)]
+    return [head, *("  ".join(_align(row, widths, numbers)).rstrip() for row in rows)]
 
 
 def _cells(item: LongTailFunction, wall_ns: float) -> tuple[str, ...]:
@@ -58,7 +58,7 @@ def _cells(item: LongTailFunction, wall_ns: float) -> tuple[str, ...]:
     )
 
 
-def _aligned(row: tuple[str, ...], widths: list[int], numbers: int) -> list[str]:
+def _align(row: tuple[str, ...], widths: list[int], numbers: int) -> list[str]:
     cells = zip(row, widths, strict=True)
     return [cell.rjust(width) if place < numbers else cell.ljust(width) for place, (cell, width) in enumerate(cells)]
 

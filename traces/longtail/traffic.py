@@ -14,7 +14,7 @@ class _Memory:
     """Memory that a call gave: whose, whether another function takes it, and whether anything reads it."""
 
     maker: Function
-    taken_elsewhere: bool = False
+    is_used_elsewhere: bool = False
     read: bool = False
 
 
@@ -32,7 +32,7 @@ class Traffic:
             for storage, writes in zip(call.takes, call.operation.writes, strict=False):
                 memory = self._memory_of_storage.get(storage)
                 if memory is not None:
-                    memory.taken_elsewhere |= memory.maker != function
+                    memory.is_used_elsewhere |= memory.maker != function
                     memory.read |= call.operation.moves and not writes
             for storage in call.gives:
                 if storage != NO_STORAGE and storage not in argument_storages:
@@ -66,7 +66,7 @@ class Traffic:
                 )
         for storage, size in zip(call.gives, operation.result_bytes, strict=False):
             memory = self._memory_of_storage.get(storage)
-            if memory is not None and memory.maker == function and (memory.taken_elsewhere or not memory.read):
+            if memory is not None and memory.maker == function and (memory.is_used_elsewhere or not memory.read):
                 borders.write(storage, size)
 
 

@@ -73,7 +73,7 @@ class Ordered:
         usual, differing = _mean_step(values), int(torch.count_nonzero(values[1:] != values[:-1]))
         # only those neighbours that differ tell whether they are near
         if self.step and self.step / changes < CLOSE * usual / max(1, differing):
-            return _walked(values, self.step, usual, generator)
+            return _random_walk(values, self.step, usual, generator)
         return values if changes > 0.98 * pairs else _in_blocks(values, changes + 1, generator)
 
 
@@ -115,7 +115,7 @@ def _mean_step(values: torch.Tensor) -> float:
     return distances.mean().item() if len(distances) else 0.0
 
 
-def _walked(values: torch.Tensor, step: float, usual: float, generator: torch.Generator) -> torch.Tensor:
+def _random_walk(values: torch.Tensor, step: float, usual: float, generator: torch.Generator) -> torch.Tensor:
     """The values as a random walk between two walls, which visits all ranks alike, comes by them.
 
     Parameters
@@ -123,15 +123,15 @@ def _walked(values: torch.Tensor, step: float, usual: float, generator: torch.Ge
     step, usual : mean distance of neighbours as it is to be, and as it is in random order
     """
     noise = torch.randn(len(values), dtype=torch.float64, generator=generator, device=values.device)
-    ranked, walked = values.sort().values, torch.empty_like(values)
+    ranked, walk = values.sort().values, torch.empty_like(values)
     # the mean step of the walk is 0.8 times its spread; that of two elements at random is a third of the way
     spread = step / usual / 3 / 0.8
     for _ in range(3):
         folded = ((noise * spread).cumsum(0).remainder(2) - 1).abs()
-        walked[folded.argsort()] = ranked
+        walk[folded.argsort()] = ranked
         # where values are more crowded than elsewhere, steps differ
-        spread *= step / max(_mean_step(walked), 1e-3 * step)
-    return walked
+        spread *= step / max(_mean_step(walk), 1e-3 * step)
+    return walk
 
 
 def _in_blocks(values: torch.Tensor, count: int, generator: torch.Generator) -> torch.Tensor:
