@@ -37,7 +37,7 @@ from opgrip.replay.timing.ranges import check_ranges
 from opgrip.traces.errors import UserError
 
 ROOT = Path(__file__).resolve().parent.parent
-KEPT = ROOT / "tests/data/gpu"
+REPORTS_FOLDER = ROOT / "tests/data/gpu"
 START = "import sys; from opgrip.{room}.{name} import main; sys.exit(main())"
 MOST_BYTES = 1 << 20
 """Of a report that is kept."""
@@ -84,21 +84,21 @@ def main() -> None:
     table = Table("step", "status", "cases ok", "seconds", "found", title=torch.cuda.get_device_name())
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        trace = ROOT / "traces/faster_rcnn.jsonl" if args.shipped else _captured(folder / "detector.jsonl")
+        trace = ROOT / "traces/faster_rcnn.jsonl" if args.shipped else _capture(folder / "detector.jsonl")
         for step in STEPS:
-            table.add_row(step.name, *_tried(step, trace, folder, args.top))
+            table.add_row(step.name, *_run_step(step, trace, folder, args.top))
         _keep(folder)
     Console().print(table)
 
 
-def _captured(trace: Path) -> Path:
+def _capture(trace: Path) -> Path:
     done = _run("capture", "opcapture", "--device", "cuda", "-o", str(trace))
     if done.returncode:
         sys.exit(f"the capture failed: {done.stderr.strip()}")
     return trace
 
 
-def _tried(step: Step, trace: Path, folder: Path, top: str) -> tuple[str, str, str, str]:
+def _run_step(step: Step, trace: Path, folder: Path, top: str) -> tuple[str, str, str, str]:
     output = folder / f"{step.name}.json"
     missing = _missing(step.needs)
     if missing:
@@ -110,8 +110,8 @@ def _tried(step: Step, trace: Path, folder: Path, top: str) -> tuple[str, str, s
     if done.returncode:
         return f"failed: {lines[-1]}", "-", took, ""
     rows = load_results(output)
-    found = [f"{name} {rows[name].sum():,.1f}" for name in step.columns if name in rows]
-    return "done", f"{(rows['status'] == 'ok').sum()} of {len(rows)}", took, ", ".join(found)
+    sums = [f"{name} {rows[name].sum():,.1f}" for name in step.columns if name in rows]
+    return "done", f"{(rows['status'] == 'ok').sum()} of {len(rows)}", took, ", ".join(sums)
 
 
 def _missing(profiler: str) -> str:
@@ -132,63 +132,63 @@ def _run(room: str, name: str, *arguments: str) -> subprocess.CompletedProcess[s
 
 def _keep(folder: Path) -> None:
     """Copy what tests can parse elsewhere, where it is small enough."""
-    KEPT.mkdir(parents=True, exist_ok=True)
-    made = [path for path in (_kept_ncu(folder), _kept_nsys(folder)) if path is not None]
-    for path in made:
+    REPORTS_FOLDER.mkdir(parents=True, exist_ok=True)
+    reports = [path for path in (_export_ncu(folder), _export_nsys(folder)) if path is not None]
+    for path in reports:
         rows = folder / f"{path.stem}.json"
         if path.stat().st_size + rows.stat().st_size > MOST_BYTES:
             print(f"{path.name} is too large to keep: give a smaller --top")
             continue
-        shutil.copy(path, KEPT / path.name)
-        shutil.copy(rows, KEPT / rows.name)
-        print(f"kept {KEPT / path.name}")
+        shutil.copy(path, REPORTS_FOLDER / path.name)
+        shutil.copy(rows, REPORTS_FOLDER / rows.name)
+        print(f"kept {REPORTS_FOLDER / path.name}")
 
 
-def _kept_ncu(folder: Path) -> Path | None:
+def _export_ncu(folder: Path) -> Path | None:
     reports = sorted(folder.glob("ncu.batch*.ncu-rep"))
     if not reports:
         return None
     binary = find_program("ncu", "Nsight Compute", NCU_PLACES)
-    told = [binary, f"--import={reports[0]}", *TO_CSV]
-    text = subprocess.run(told, capture_output=True, text=True, check=True).stdout
+    command = [binary, f"--import={reports[0]}", *TO_CSV]
+    text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     rows = list(csv.reader(io.StringIO(text[text.index('"ID"') :])))
     hidden = [place for place, name in enumerate(rows[0]) if name in HOSTS]
-    kept = folder / "ncu.csv"
-    with kept.open("w", encoding="utf-8", newline="") as file:
+    csv_path = folder / "ncu.csv"
+    with csv_path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, quoting=csv.QUOTE_ALL)
         for number, row in enumerate(rows):
             writer.writerow(["" if number and place in hidden else cell for place, cell in enumerate(row)])
-    return kept
+    return csv_path
 
 
-def _kept_nsys(folder: Path) -> Path | None:
+def _export_nsys(folder: Path) -> Path | None:
     report = folder / "nsys.nsys-rep"
     if not report.exists():
         return None
-    binary, whole, kept = (
+    binary, whole, excerpt = (
         find_program("nsys", "Nsight Systems", NSYS_PLACES),
         folder / "w.sqlite",
         folder / "nsys.sqlite",
     )
     subprocess.run([binary, "export", "--type=sqlite", f"--output={whole}", str(report)], check=True)
-    cut(whole, kept)
-    return kept
+    cut(whole, excerpt)
+    return excerpt
 
 
-def cut(whole: Path, kept: Path) -> None:
+def cut(whole: Path, excerpt: Path) -> None:
     """Copy the tables of an exported report that opgrip reads, and of its strings those that they name."""
     with closing(sqlite3.connect(whole)) as database:
-        database.execute("ATTACH ? AS kept", (str(kept),))
+        database.execute("ATTACH ? AS excerpt", (str(excerpt),))
         there = {name for (name,) in database.execute("SELECT name FROM main.sqlite_master WHERE type = 'table'")}
         named = []
         for table in {EVENTS, CALLS, KERNELS, COPIES} & there:
-            database.execute(f"CREATE TABLE kept.{table} AS SELECT * FROM main.{table}")
+            database.execute(f"CREATE TABLE excerpt.{table} AS SELECT * FROM main.{table}")
             columns = {row[1] for row in database.execute(f"PRAGMA main.table_info({table})")}
             strings = {"textId", "shortName", "demangledName", "nameId"} & columns
             named += [f"SELECT {column} FROM main.{table}" for column in strings]
         if STRINGS in there and named:
-            wanted = " UNION ".join(named)
-            database.execute(f"CREATE TABLE kept.{STRINGS} AS SELECT * FROM main.{STRINGS} WHERE id IN ({wanted})")
+            id_query = " UNION ".join(named)
+            database.execute(f"CREATE TABLE excerpt.{STRINGS} AS SELECT * FROM main.{STRINGS} WHERE id IN ({id_query})")
         database.commit()
 
 

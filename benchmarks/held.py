@@ -78,8 +78,8 @@ def main() -> int:
     print_table(console, outcomes)
     if args.output:
         args.output.parent.mkdir(parents=True, exist_ok=True)
-        kept = {outcome.figure.name: outcome.rounds for outcome in outcomes if outcome.rounds}
-        args.output.write_text(json.dumps({"machine": machine, "rounds": kept}, indent=1) + "\n", encoding="utf-8")
+        rounds = {outcome.figure.name: outcome.rounds for outcome in outcomes if outcome.rounds}
+        args.output.write_text(json.dumps({"machine": machine, "rounds": rounds}, indent=1) + "\n", encoding="utf-8")
     return any(outcome.verdict.fails for outcome in outcomes)
 
 

@@ -48,22 +48,22 @@ def main() -> None:
     args, rest = options.parse_known_args()
     if args.results is None:
         opreplay = Path(sys.executable).parent / "opreplay"
-        modes_told = ["--mode", ",".join(args.mode), "--threads", "1", "-o", args.output, "-f"]
-        subprocess.run([opreplay, args.trace, *modes_told, *rest], check=True, stdout=subprocess.DEVNULL)
+        mode_options = ["--mode", ",".join(args.mode), "--threads", "1", "-o", args.output, "-f"]
+        subprocess.run([opreplay, args.trace, *mode_options, *rest], check=True, stdout=subprocess.DEVNULL)
     print_table(load_results(args.results or args.output))
 
 
 def available() -> list[str]:
     """The modes that can run here, the fallback of debugging left out."""
-    found = []
+    names = []
     for name in modes.names():
         try:
             mode, _ = find_mode(name)
         except UserError:
             continue
         if name != "eager" and "cpu" in mode.devices:
-            found.append(name)
-    return found
+            names.append(name)
+    return names
 
 
 def print_table(rows: pd.DataFrame) -> None:
@@ -84,10 +84,10 @@ def print_table(rows: pd.DataFrame) -> None:
 
 def cell(rows: pd.DataFrame) -> str:
     counts = rows["status"].value_counts()
-    told = [f"{count} {status}" for status, count in counts.items() if status not in ("ok", "unsupported")]
+    failures = [f"{count} {status}" for status, count in counts.items() if status not in ("ok", "unsupported")]
     ratios = rows[(rows["status"] == "ok") & rows["ratio"].notna()]["ratio"]
     gain = f" {np.exp(-np.log(ratios).mean()):.2f}x" if len(ratios) else ""
-    return ", ".join([f"{counts.get('ok', 0)}{gain}", *told])
+    return ", ".join([f"{counts.get('ok', 0)}{gain}", *failures])
 
 
 def family_of(op: str) -> str:

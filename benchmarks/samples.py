@@ -66,9 +66,9 @@ def measured(
     store = str(cache_folder())
     job = Job(trace=SHIPPED, unit=SAMPLE, modes=modes, threads=(1,), cache=WARM, budget_s=1.0, store=store)
     loaded = job.load()
-    known = make_ahead(job, loaded, rows_ahead(loaded, without), jobs, TIMEOUT_S, may_fork=False)
+    ready_results = make_ahead(job, loaded, rows_ahead(loaded, without), jobs, TIMEOUT_S, may_fork=False)
     if not compile_only:
-        for rows in supervise(job, loaded, TIMEOUT_S, without, False, known):
+        for rows in supervise(job, loaded, TIMEOUT_S, without, False, ready_results):
             yield from map(asdict, rows)
 
 

@@ -16,7 +16,7 @@ from opgrip.capture.signatures import describe_call
 from opgrip.traces.arguments import TensorSpec, map_leaves, numbers_of, tensors, with_numbers
 from opgrip.traces.errors import one_line
 from opgrip.traces.records import Record, Signature, Values
-from opgrip.traces.values import ValueModel, depends_on_values, fit_argument, told
+from opgrip.traces.values import ValueModel, depends_on_values, fit_argument, refine_model
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ class Fitter:
         for number, values, item in self._deferred.ready(wait):
             model = self._model(item.op, item.argument, values)
             if model is not None:
-                model = model if item.outputs is None else told(item.op, item.argument, model, item.outputs)
+                model = model if item.outputs is None else refine_model(item.op, item.argument, model, item.outputs)
                 self._pend(Values(number, model))
 
     def _fit_for(self, name: Hashable) -> Callable[[int | str], FitValues]:
@@ -131,7 +131,7 @@ class Fitter:
         if fitted.model is None:
             self._deferred.tell(number, signature.outputs)
             return number
-        model = told(signature.op, argument, fitted.model, signature.outputs)
+        model = refine_model(signature.op, argument, fitted.model, signature.outputs)
         return number if model is fitted.model else self._number(replace(fitted, model=model))
 
     def _number(self, fitted: _Fitted) -> int:

@@ -11,7 +11,7 @@ import torch
 
 from opgrip.capture.capture import Capture
 from opgrip.traces.longtail import CaptureCost
-from opgrip.traces.measured import measured
+from opgrip.traces.measured import measure_once
 from opgrip.traces.trace import load
 
 ROUNDS, WARMUP = 300, 30
@@ -21,7 +21,7 @@ LOW = 0.25
 
 def own_cost() -> CaptureCost:
     """The cost of recording a call that was met before, as measured now or at an earlier time."""
-    operator_ns, between_ns = measured("cost of capture", "cpu", _measure)
+    operator_ns, between_ns = measure_once("cost of capture", "cpu", _measure)
     return CaptureCost(operator_ns, between_ns)
 
 

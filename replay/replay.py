@@ -25,7 +25,7 @@ from opgrip.replay.workers.ahead import make_ahead, rows_ahead
 from opgrip.replay.workers.job import Job, Loaded
 from opgrip.replay.workers.journal import Journal, journal_path
 from opgrip.replay.workers.supervisor import supervise
-from opgrip.traces.ceilings.ceilings import Ceilings, keep, kept_ceilings, to_json
+from opgrip.traces.ceilings.ceilings import Ceilings, keep, read_cached_ceilings, to_json
 from opgrip.traces.devices import check_device
 from opgrip.traces.errors import UserError, in_words_of_python
 from opgrip.traces.keywords import arguments_of
@@ -207,7 +207,7 @@ def _run(
 def _ceilings(loaded: Loaded, reporter: Reporter) -> Ceilings:
     """What the machine gives at most; measured the first time, when no process is forked any more."""
     device = loaded.settings.device
-    ceilings = kept_ceilings(device)
+    ceilings = read_cached_ceilings(device)
     if ceilings is None:
         with reporter.doing("measuring what this machine gives at most"):
             ceilings = measure(device)

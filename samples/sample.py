@@ -111,11 +111,11 @@ def sample(
     """
 
     def enter(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
-        made = Sample(function, inputs, configurations, frozenset(map(tag_of, tags)), project, url, rtol, atol, random)
-        known = _SAMPLES.setdefault(made.name, made)
-        if known.function.__module__ != function.__module__:
+        entry = Sample(function, inputs, configurations, frozenset(map(tag_of, tags)), project, url, rtol, atol, random)
+        first_entry = _SAMPLES.setdefault(entry.name, entry)
+        if first_entry.function.__module__ != function.__module__:
             raise ValueError(
-                f"two samples are named {made.name}, in {known.function.__module__} and {function.__module__}"
+                f"two samples are named {entry.name}, in {first_entry.function.__module__} and {function.__module__}"
             )
         return function
 
@@ -126,7 +126,7 @@ def sample(
 def samples() -> Mapping[str, Sample]:
     """All samples that ship, by name."""
     package = __name__.rpartition(".")[0]
-    for found in pkgutil.walk_packages(import_module(package).__path__, package + "."):
-        if not found.name.startswith(f"{package}.models") and not found.name.endswith(JAX):
-            import_module(found.name)
+    for module_info in pkgutil.walk_packages(import_module(package).__path__, package + "."):
+        if not module_info.name.startswith(f"{package}.models") and not module_info.name.endswith(JAX):
+            import_module(module_info.name)
     return dict(sorted(_SAMPLES.items()))

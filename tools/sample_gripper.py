@@ -117,7 +117,7 @@ class Gripper:
         if isinstance(function, str):
             raise UserError(f"grip({function!r}) decorates nothing", f"write grip.this({function!r})")
         keep = _keep(calls, tags, name, by_reference)
-        decorate = lambda value: _decorated(value, entry, keep, Path(to))  # noqa: E731
+        decorate = lambda value: _decorate(value, entry, keep, Path(to))  # noqa: E731
         return decorate if function is None else decorate(function)
 
     def this(
@@ -157,26 +157,26 @@ def _keep(calls: int, tags: Iterable[str], name: str | None, by_reference: bool)
         raise UserError(f"{calls} calls are no sample", "keep one at least")
     if name is not None and not name.isidentifier():
         raise UserError(f"{name!r} is no name of a sample", "it is that of a module too: letters, digits and _")
-    known = {tag.value for tag in Tag}
-    if unknown := sorted(set(tags) - known):
-        raise UserError(f"{unknown[0]!r} is no tag", f"choose from {', '.join(sorted(known))}")
+    tag_names = {tag.value for tag in Tag}
+    if unknown := sorted(set(tags) - tag_names):
+        raise UserError(f"{unknown[0]!r} is no tag", f"choose from {', '.join(sorted(tag_names))}")
     return Keep(calls, name, frozenset(tags), by_reference)
 
 
-def _decorated(value: Any, entry: str | None, keep: Keep, to: Path) -> Any:
+def _decorate(value: Any, entry: str | None, keep: Keep, to: Path) -> Any:
     grips = Grips(keep=keep, to=to)
     if entry is None:
-        found = grips.grip(value)
+        replacement = grips.grip(value)
     elif not isinstance(value, type):
         raise UserError(f"entry={entry!r} is for classes", "leave it out for a function")
     else:
-        found = _with_method(value, entry, grips)
+        replacement = _with_method(value, entry, grips)
     if grips.refused:
         for name, reason in grips.refused.items():
             warnings.warn(f"{name} is not gripped: {reason}", RuntimeWarning, stacklevel=4)
         return value
     Gripping(grips)
-    return found
+    return replacement
 
 
 def _with_method(owner: type, entry: str, grips: Grips) -> type:

@@ -152,10 +152,10 @@ def numbers_of(tree: Any) -> list[int | None]:
 
 def with_numbers(tree: Any, numbers: Iterable[int | None]) -> Any:
     """The same tree with other numbers of value models, in the order of `numbers_of`."""
-    left = iter(numbers)
+    remaining = iter(numbers)
 
     def numbered(leaf: Any) -> Any:
-        return map_values(lambda _: next(left), leaf) if isinstance(leaf, TensorSpec) else leaf
+        return map_values(lambda _: next(remaining), leaf) if isinstance(leaf, TensorSpec) else leaf
 
     return map_leaves(numbered, tree)
 

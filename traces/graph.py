@@ -86,19 +86,19 @@ class _Extents:
     """
 
     def __init__(self) -> None:
-        self._taken: dict[int, int] = {}
-        self._given: dict[int, int] = {}
+        self._argument_extents: dict[int, int] = {}
+        self._result_extents: dict[int, int] = {}
 
-    def note(self, storages: list[int], specs: list[TensorSpec | None], taken: int) -> None:
+    def note(self, storages: list[int], specs: list[TensorSpec | None], argument_count: int) -> None:
         """Take note of a call's tensors, of which the first so many are arguments."""
         for place, (storage, spec) in enumerate(zip(storages, specs, strict=True)):
             if spec is not None:
-                known = self._taken if place < taken else self._given
-                known[storage] = max(known.get(storage, 0), spec.extent)
+                extents = self._argument_extents if place < argument_count else self._result_extents
+                extents[storage] = max(extents.get(storage, 0), spec.extent)
 
     def of(self, storage: int) -> int:
         """Of one storage, 0 where nothing is known of it."""
-        return self._taken.get(storage, self._given.get(storage, 0))
+        return self._argument_extents.get(storage, self._result_extents.get(storage, 0))
 
 
 def make_graph(trace: Trace) -> Graph:
@@ -111,14 +111,14 @@ def make_graph(trace: Trace) -> Graph:
         steps[step.number] = step
         step.after = sorted({writer[number] for number in step.takes if number in writer})
         for number in (*step.takes, *step.gives):
-            known = storages.get(number)
-            if known is None:
+            storage = storages.get(number)
+            if storage is None:
                 made_by = None if number in step.takes else step.number
                 storages[number] = Storage(number, 0, made_by, step.number, step.number)
                 if made_by is not None:
                     writer[number] = step.number
             else:
-                known.last = step.number
+                storage.last = step.number
         writer.update(dict.fromkeys(step.writes, step.number))
     for storage in storages.values():
         storage.bytes = extents.of(storage.number)
@@ -137,22 +137,22 @@ def _steps(trace: Trace, extents: _Extents) -> Iterator[Step]:
         signature, op, module, phase, thread, start, duration, count, first = values
         mentioned = [int(item) for item in trace.storages[first : first + count]]
         shape = _shape_of(signatures.get(int(signature)), len(mentioned))
-        extents.note(mentioned, shape.specs, shape.taken)
-        takes, gives = mentioned[: shape.taken], mentioned[shape.taken :]
+        extents.note(mentioned, shape.specs, shape.argument_count)
+        takes, gives = mentioned[: shape.argument_count], mentioned[shape.argument_count :]
         writes = [storage for storage, written in zip(takes, shape.written, strict=True) if written]
         yield Step(
             *(int(number), str(op), str(module), str(phase), str(thread), int(start), int(duration)),
-            takes=_known(takes),
-            gives=_known(gives),
-            writes=_known(writes),
+            takes=_distinct_storages(takes),
+            gives=_distinct_storages(gives),
+            writes=_distinct_storages(writes),
         )
 
 
 @dataclass(frozen=True, slots=True)
 class _Shape:
-    """What a signature says of its tensors: how many it takes, the spec of each, which of the taken are written."""
+    """What a signature says of its tensors: how many it takes, the spec of each, which of its arguments are written."""
 
-    taken: int
+    argument_count: int
     specs: list[TensorSpec | None]
     written: list[bool]
 
@@ -160,11 +160,11 @@ class _Shape:
 def _shape_of(signature: Signature | None, count: int) -> _Shape:
     if signature is None:
         return _Shape(0, [None] * count, [])
-    taken = list(tensors([signature.args, signature.kwargs]))
-    given = [leaf for leaf in leaves(signature.outputs) if isinstance(leaf, TensorSpec)]
-    number = min(len(taken), count)
-    specs: list[TensorSpec | None] = [*taken[:number]]
-    specs += given[: count - number]
+    argument_specs = list(tensors([signature.args, signature.kwargs]))
+    result_specs = [leaf for leaf in leaves(signature.outputs) if isinstance(leaf, TensorSpec)]
+    number = min(len(argument_specs), count)
+    specs: list[TensorSpec | None] = [*argument_specs[:number]]
+    specs += result_specs[: count - number]
     specs += [None] * (count - len(specs))
     return _Shape(number, specs, written(signature)[:number])
 
@@ -194,14 +194,14 @@ def schema_of(signature: Signature) -> Any:
         return None
     namespace, _, rest = signature.op.partition(".")
     name, _, overload = rest.rpartition(".")
-    found: Any = None
+    schema: Any = None
     for candidate in torch._C._jit_get_schemas_for_operator(f"{namespace}::{name}"):
         if candidate.overload_name == ("" if overload == "default" else overload):
-            found = candidate
-    return found
+            schema = candidate
+    return schema
 
 
-def _known(numbers: list[int]) -> list[int]:
+def _distinct_storages(numbers: list[int]) -> list[int]:
     return list(dict.fromkeys(number for number in numbers if number != NO_STORAGE))
 
 

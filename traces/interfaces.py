@@ -24,9 +24,9 @@ class Interface:
 
     def memory_of(self, mentioned: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Of the memory that a call mentions, that of each tensor that it takes, and that of those that it gives."""
-        taken = len(self.takes)
-        takes = mentioned[:taken] + (NO_STORAGE,) * (taken - len(mentioned))
-        gives = mentioned[taken:]
+        argument_count = len(self.takes)
+        takes = mentioned[:argument_count] + (NO_STORAGE,) * (argument_count - len(mentioned))
+        gives = mentioned[argument_count:]
         if self.opaque:
             # arguments that a trace cannot hold have numbers too
             gives = gives[max(0, len(gives) - len(self.gives)) :]
@@ -35,6 +35,6 @@ class Interface:
 
 def interface_of(signature: Signature) -> Interface:
     """The tensors of a signature."""
-    given = tuple(leaf for leaf in leaves(signature.outputs) if isinstance(leaf, TensorSpec))
-    taken = [signature.args, signature.kwargs]
-    return Interface(tuple(tensors(taken)), given, any(isinstance(leaf, Opaque) for leaf in leaves(taken)))
+    results = tuple(leaf for leaf in leaves(signature.outputs) if isinstance(leaf, TensorSpec))
+    arguments = [signature.args, signature.kwargs]
+    return Interface(tuple(tensors(arguments)), results, any(isinstance(leaf, Opaque) for leaf in leaves(arguments)))

@@ -63,15 +63,15 @@ def _value(option: argparse.Action, value: Any) -> Any:
     several = isinstance(value, Sequence) and not isinstance(value, str)
     parts = list(map(_text, value)) if several else [_text(value)]
     if isinstance(option.default, list):
-        return [_parsed(option, part) for part in parts]
-    return _parsed(option, ",".join(parts))
+        return [_parse(option, part) for part in parts]
+    return _parse(option, ",".join(parts))
 
 
 def _text(value: Any) -> str:
     return plain_name(value) if isinstance(value, torch.dtype) else str(value)
 
 
-def _parsed(option: argparse.Action, text: str) -> Any:
+def _parse(option: argparse.Action, text: str) -> Any:
     parse: Any = option.type or str
     try:
         value = parse(text)

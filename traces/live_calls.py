@@ -39,11 +39,11 @@ class LiveArguments:
         """
         specs = list(tensors(tree))
         try:
-            made = iter(lay_out(specs, self._values, _device))
+            live_tensors = iter(lay_out(specs, self._values, _device))
         except (FormatError, RuntimeError) as error:
             reason = one_line(error)
             raise UserError(f"a tensor of a call cannot be made: {reason}", "grip the function again") from error
-        live = map_leaves(lambda leaf: next(made) if isinstance(leaf, TensorSpec) else leaf, tree)
+        live = map_leaves(lambda leaf: next(live_tensors) if isinstance(leaf, TensorSpec) else leaf, tree)
         return make_arguments(live, self._classes)
 
     def is_whole(self, spec: TensorSpec) -> bool:

@@ -15,9 +15,9 @@ SHARE_OF_FREE = 0.9
 
 def cache_folder() -> Path:
     """Where what compilers made and what was measured is kept: `$OPGRIP_CACHE`, or `opgrip` in the user's caches."""
-    told = os.environ.get("OPGRIP_CACHE")
-    if told:
-        return Path(told).expanduser()
+    folder = os.environ.get("OPGRIP_CACHE")
+    if folder:
+        return Path(folder).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "opgrip"
 
 

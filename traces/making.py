@@ -35,33 +35,33 @@ _NOT_OF_TENSORS = ("_", "assert_", "boolean_", "handle_", "has_")
 """How the names of those functions begin that torch.nn.functional has for its own use."""
 
 
-def _known() -> Iterator[tuple[str, Any]]:
+def _safe_objects() -> Iterator[tuple[str, Any]]:
     for name in _BUILTINS:
         yield f"builtins:{name}", getattr(builtins, name)
-    for found in (OrderedDict, defaultdict, deque, SimpleNamespace, nn.Parameter, torch.Tensor, torch.Generator):
-        yield name_of(found), found
-    for found in vars(torch.return_types).values():
-        if isinstance(found, type):
-            yield name_of(found), found
-    for found in vars(nn).values():
-        if isinstance(found, type) and issubclass(found, nn.Module):
-            yield name_of(found), found
-    for name, found in vars(nn.functional).items():
-        if isinstance(found, FunctionType | BuiltinFunctionType) and not name.startswith(_NOT_OF_TENSORS):
-            yield f"torch.nn.functional:{name}", found
-    for found in vars(np).values():
-        if isinstance(found, type) and issubclass(found, np.generic):
-            yield name_of(found), found
+    for cls in (OrderedDict, defaultdict, deque, SimpleNamespace, nn.Parameter, torch.Tensor, torch.Generator):
+        yield name_of(cls), cls
+    for value in vars(torch.return_types).values():
+        if isinstance(value, type):
+            yield name_of(value), value
+    for value in vars(nn).values():
+        if isinstance(value, type) and issubclass(value, nn.Module):
+            yield name_of(value), value
+    for name, function in vars(nn.functional).items():
+        if isinstance(function, FunctionType | BuiltinFunctionType) and not name.startswith(_NOT_OF_TENSORS):
+            yield f"torch.nn.functional:{name}", function
+    for value in vars(np).values():
+        if isinstance(value, type) and issubclass(value, np.generic):
+            yield name_of(value), value
 
 
-def name_of(found: Any) -> str:
+def name_of(definition: Any) -> str:
     """The name of a class or function as a trace holds it."""
-    return f"{found.__module__}:{found.__qualname__}"
+    return f"{definition.__module__}:{definition.__qualname__}"
 
 
-KNOWN: dict[str, Any] = {}
+SAFE_OBJECTS: dict[str, Any] = {}
 """Classes and functions that a trace may name without anybody's leave: to have them as an argument does no harm."""
-KNOWN.update(_known())
+SAFE_OBJECTS.update(_safe_objects())
 
 
 class CannotMake(Exception):
@@ -103,15 +103,15 @@ class _Maker:
             case torch.Size() | None | bool() | int() | float() | complex() | str():
                 return value
             case list():
-                made_list = self._keep(shared, [])
-                made_list.extend(self.make(item) for item in value)
-                return made_list
+                items = self._keep(shared, [])
+                items.extend(self.make(item) for item in value)
+                return items
             case tuple():
                 return self._keep(shared, tuple(self.make(item) for item in value))
             case dict():
-                made_dict = self._keep(shared, {})
-                made_dict.update((key, self.make(item)) for key, item in value.items())
-                return made_dict
+                entries = self._keep(shared, {})
+                entries.update((key, self.make(item)) for key, item in value.items())
+                return entries
             case set():
                 return self._keep(shared, set(value))
             case ObjectSpec():
@@ -136,74 +136,74 @@ class _Maker:
                 return self._make_tensor(value)
         return value
 
-    def _keep(self, number: int | None, made: Any) -> Any:
+    def _keep(self, number: int | None, value: Any) -> Any:
         if number is not None:
-            self._shared[number] = made
-        return made
+            self._shared[number] = value
+        return value
 
     def _find(self, name: str) -> Any:
         """What a name stands for, among the classes that were given."""
         module, _, qualname = name.partition(":")
-        places = ((name, self._classes), (name, KNOWN), (qualname, self._classes))
-        found = next((known[key] for key, known in places if key in known), None)
-        if found is None:
+        places = ((name, self._classes), (name, SAFE_OBJECTS), (qualname, self._classes))
+        definition = next((objects[key] for key, objects in places if key in objects), None)
+        if definition is None:
             # what was made inside a function has a name of its own here
             first, *rest = qualname.rpartition("<locals>.")[2].split(".")
-            found = self._classes.get(first)
+            definition = self._classes.get(first)
             for part in rest:
                 # of classes alone: a module would give all that it has imported
-                found = vars(found).get(part) if isinstance(found, type) else None
-        if not (isinstance(found, type | FunctionType | Enum) or name in KNOWN):
+                definition = vars(definition).get(part) if isinstance(definition, type) else None
+        if not (isinstance(definition, type | FunctionType | Enum) or name in SAFE_OBJECTS):
             raise CannotMake(f"{qualname} of {module} is not known here")
-        return found
+        return definition
 
     def _class(self, name: str) -> type:
-        found = self._find(name)
-        if not isinstance(found, type):
+        definition = self._find(name)
+        if not isinstance(definition, type):
             raise CannotMake(f"{name} is no class here")
-        return found
+        return definition
 
     def _object(self, spec: ObjectSpec, shared: int | None) -> Any:
         cls = self._class(spec.cls)
         if cls is torch.Generator:
             return self._generator(spec)
-        made, fill = _blank(cls, spec.content, self.make)
-        self._keep(shared, made)
+        instance, fill = _blank(cls, spec.content, self.make)
+        self._keep(shared, instance)
         fill()
-        for name, field in self._made_fields(spec.fields):
-            _set_field(made, name, field)
-        return made
+        for name, field in self._make_fields(spec.fields):
+            _set_field(instance, name, field)
+        return instance
 
     def _module(self, spec: ModuleSpec, shared: int | None) -> Any:
         cls = self._class(spec.cls)
-        made = self._keep(shared, object.__new__(cls))
+        module = self._keep(shared, object.__new__(cls))
         fields = dict(spec.fields)
         if issubclass(cls, nn.Module):
-            nn.Module.__init__(made)
-            made._parameters.update(self._made_fields(spec.parameters))
-            made._buffers.update(self._made_fields(spec.buffers))
-            made._modules.update(self._made_fields(spec.modules))
+            nn.Module.__init__(module)
+            module._parameters.update(self._make_fields(spec.parameters))
+            module._buffers.update(self._make_fields(spec.buffers))
+            module._modules.update(self._make_fields(spec.modules))
         else:
             # where nothing that a module can is asked of it, a class with its fields will do
             fields |= spec.parameters | spec.buffers | spec.modules
-        for name, field in self._made_fields(fields):
-            _set_field(made, name, field)
-        return made
+        for name, field in self._make_fields(fields):
+            _set_field(module, name, field)
+        return module
 
-    def _made_fields(self, fields: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    def _make_fields(self, fields: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
         for name, value in fields.items():
             try:
-                made = self.make(value)
+                argument = self.make(value)
             except CannotMake:
                 # who asks for it is told that it is not there
                 continue
-            yield name, made
+            yield name, argument
 
     def _generator(self, spec: ObjectSpec) -> torch.Generator:
         state = self._make_tensor(spec.fields["state"])
-        made = torch.Generator(spec.fields["device"])
-        made.set_state(state)
-        return made
+        generator = torch.Generator(spec.fields["device"])
+        generator.set_state(state)
+        return generator
 
     def _scalar(self, dtype: str, number: bool | int | float | complex) -> Any:
         try:
@@ -256,19 +256,19 @@ def _fill_dict(kind: type[dict[Any, Any]], mapping: dict[Any, Any], items: Mappi
         kind.__setitem__(mapping, key, item)
 
 
-def _set_field(made: Any, name: str, value: Any) -> None:
+def _set_field(instance: Any, name: str, value: Any) -> None:
     """Set an attribute as it was, past properties and the class's own ways to set one."""
-    for cls in type(made).__mro__:
+    for cls in type(instance).__mro__:
         slot = vars(cls).get(name)
         if isinstance(slot, MemberDescriptorType):
-            slot.__set__(made, value)
+            slot.__set__(instance, value)
             return
     # not isinstance, which asks the object what it says it is
-    if issubclass(type(made), defaultdict) and name == "default_factory":
-        made.default_factory = value
+    if issubclass(type(instance), defaultdict) and name == "default_factory":
+        instance.default_factory = value
         return
     try:
-        fields = object.__getattribute__(made, "__dict__")
+        fields = object.__getattribute__(instance, "__dict__")
     except AttributeError as error:
-        raise CannotMake(f"{type(made).__qualname__} has no field {name}") from error
+        raise CannotMake(f"{type(instance).__qualname__} has no field {name}") from error
     fields[name] = value

@@ -14,30 +14,30 @@ from opgrip.traces.machine import cache_folder, processor
 from opgrip.traces.output import whole_file
 
 
-def measured(what: str, device: str, measure: Callable[[], tuple[float, ...]]) -> tuple[float, ...]:
+def measure_once(what: str, device: str, measure: Callable[[], tuple[float, ...]]) -> tuple[float, ...]:
     """Numbers as measured now, or at an earlier time with this processor, number of threads and version of torch.
 
     They are kept in `measured.json`, in the user's folder for caches.
     """
     key = [what, device, *processor(device), f"{torch.get_num_threads()} threads", f"torch {torch.__version__}"]
     path, name = cache_folder() / "measured.json", ", ".join(key)
-    kept = _kept(path)
-    if name not in kept:
-        kept[name] = list(measure())
+    numbers_by_name = _read_cache(path)
+    if name not in numbers_by_name:
+        numbers_by_name[name] = list(measure())
         # where the folder cannot be written, they are measured again the next time
         with suppress(OSError, UserError):
             path.parent.mkdir(parents=True, exist_ok=True)
             with whole_file(path, force=True) as file:
-                file.write(json.dumps(kept, indent=1).encode())
-    return tuple(kept[name])
+                file.write(json.dumps(numbers_by_name, indent=1).encode())
+    return tuple(numbers_by_name[name])
 
 
-def _kept(path: Path) -> dict[str, list[float]]:
+def _read_cache(path: Path) -> dict[str, list[float]]:
     try:
-        found = json.loads(path.read_text())
+        content = json.loads(path.read_text())
     except (OSError, ValueError):
         return {}
-    pairs = found.items() if isinstance(found, dict) else ()
+    pairs = content.items() if isinstance(content, dict) else ()
     return {name: values for name, values in pairs if _is_numbers(values)}
 
 

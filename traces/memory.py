@@ -34,7 +34,7 @@ def lay_out(specs: Sequence[TensorSpec], values: Values, device: Callable[[str],
         key = _key(place, spec)
         extents[key] = max(extents.get(key, 0), spec.extent)
     memory: dict[Any, torch.UntypedStorage] = {}
-    made = []
+    tensors = []
     for place, spec in enumerate(specs):
         key = _key(place, spec)
         if key not in memory:
@@ -44,9 +44,9 @@ def lay_out(specs: Sequence[TensorSpec], values: Values, device: Callable[[str],
         if 0 not in spec.shape and spec.device != "meta":
             once = once_shape(spec)
             tensor.as_strided(once, spec.stride or (), spec.offset).copy_(values(spec, once))
-        made.append(tensor)
+        tensors.append(tensor)
     # not before all values are there: they are written in place
-    return [as_result(tensor) if spec.requires_grad else tensor for spec, tensor in zip(specs, made, strict=True)]
+    return [as_result(tensor) if spec.requires_grad else tensor for spec, tensor in zip(specs, tensors, strict=True)]
 
 
 def once_shape(spec: TensorSpec) -> tuple[int, ...]:

@@ -49,15 +49,15 @@ def merge(paths: Sequence[Path], output: Path, force: bool = False, partial: boo
     """
     headers = [read_header(path).fields for path in paths]
     starts = [header.get("started_unix_ns") for header in headers]
-    known = [start for start in starts if isinstance(start, int)]
+    known_starts = [start for start in starts if isinstance(start, int)]
     merged = headers[0] | {"processes": headers}
-    if known:
-        merged["started_unix_ns"] = min(known)
+    if known_starts:
+        merged["started_unix_ns"] = min(known_starts)
     writer = TraceWriter(output, Header({name: value for name, value in merged.items() if name not in _OWN}), force)
     try:
         join = _Join(writer)
         for process, (path, start) in enumerate(zip(paths, starts, strict=True)):
-            join.add(path, process, start - min(known) if isinstance(start, int) else 0, partial)
+            join.add(path, process, start - min(known_starts) if isinstance(start, int) else 0, partial)
         writer.write(join.end())
         writer.close()
     except KeyError as error:
@@ -86,7 +86,7 @@ class _Numbers:
 class _Join:
     def __init__(self, writer: TraceWriter) -> None:
         self.writer = writer
-        self._known: dict[tuple[str, str], int] = {}
+        self._number_by_record: dict[tuple[str, str], int] = {}
         self._counts: Counter[str] = Counter()
         self._newest = -1
         self._end = End(0, 0, 0)
@@ -98,7 +98,7 @@ class _Join:
         for record in reader:
             match record:
                 case Signature():
-                    numbers.signatures[record.number] = self._once("signature", self._moved(record, numbers))
+                    numbers.signatures[record.number] = self._once("signature", self._renumber(record, numbers))
                 case Scope():
                     context, forward = record.context, record.forward
                     moved = replace(
@@ -140,14 +140,14 @@ class _Join:
     def _once(self, kind: str, record: Any) -> int:
         """The number of a record that is written only where none like it was."""
         text = json.dumps(to_json(replace(record, number=0)), sort_keys=True)
-        number = self._known.get((kind, text))
+        number = self._number_by_record.get((kind, text))
         if number is None:
-            number = self._known[kind, text] = self._counts[kind]
+            number = self._number_by_record[kind, text] = self._counts[kind]
             self._counts[kind] += 1
             self.writer.write(replace(record, number=number))
         return number
 
-    def _moved(self, record: Signature, numbers: _Numbers) -> Signature:
+    def _renumber(self, record: Signature, numbers: _Numbers) -> Signature:
         move = self._mover(numbers)
         moved = (map_leaves(move, tree) for tree in (record.args, record.kwargs, record.outputs))
         return replace(record, **dict(zip(("args", "kwargs", "outputs"), moved, strict=True)))
@@ -209,7 +209,7 @@ class _Join:
             start_ns=record.start_ns + shift_ns,
             scope=numbers.scopes.get(record.scope, 0),
             signature=numbers.signatures.get(record.signature, 0),
-            opened=None if opened is None else self._moved(opened, numbers),
+            opened=None if opened is None else self._renumber(opened, numbers),
         )
         self.writer.write(moved)
 

@@ -129,19 +129,19 @@ def with_children(value: Any, function: Callable[[Any], Any]) -> Any:
     return value
 
 
-def _alike(value: Any, made: Any) -> Any:
+def _alike(value: Any, children: Any) -> Any:
     """A list, tuple or dictionary as one of the class of another, which has as many."""
-    if type(value) is type(made):
-        return made
+    if type(value) is type(children):
+        return children
     if isinstance(value, tuple):
-        return value._make(made) if hasattr(value, "_make") else type(value)(made)
-    twin = _copied(value)
-    for place, item in made.items() if isinstance(made, dict) else enumerate(made):
+        return value._make(children) if hasattr(value, "_make") else type(value)(children)
+    twin = _copy(value)
+    for place, item in children.items() if isinstance(children, dict) else enumerate(children):
         twin[place] = item
     return twin
 
 
-def _copied(value: Any) -> Any:
+def _copy(value: Any) -> Any:
     """A list or dictionary of a class of its own, copied; a dictionary perhaps without its entries."""
     try:
         return copy.copy(value)

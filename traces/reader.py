@@ -32,11 +32,11 @@ class TraceReader:
         self.missing: str | None = None
         self.unknown: Counter[str] = Counter()
         self.records = 0
-        self._found: Counter[str] = Counter()
+        self._counts: Counter[str] = Counter()
 
     def __iter__(self) -> Iterator[Record]:
         self.missing, self.records = None, 0
-        self._found.clear()
+        self._counts.clear()
         self.unknown.clear()
         ended = False
         try:
@@ -59,15 +59,17 @@ class TraceReader:
 
     def _count(self, record: Record) -> None:
         if isinstance(record, Calls):
-            self._found["calls"] += len(record.signature)
+            self._counts["calls"] += len(record.signature)
         elif isinstance(record, Signature):
-            self._found["signatures"] += 1
+            self._counts["signatures"] += 1
         elif isinstance(record, Header) and self.records > 1:
             raise Damage("a second header: two traces were joined")
         elif isinstance(record, End):
-            told = {"calls": record.calls, "signatures": record.signatures}
+            expected = {"calls": record.calls, "signatures": record.signatures}
             lost = [
-                f"{self._found[name]} of {count} {name}" for name, count in told.items() if self._found[name] < count
+                f"{self._counts[name]} of {count} {name}"
+                for name, count in expected.items()
+                if self._counts[name] < count
             ]
             if lost:
                 raise Damage(f"it holds {' and '.join(lost)}")

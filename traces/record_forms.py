@@ -66,8 +66,8 @@ def from_json(form: Mapping[str, Json]) -> Record | None:
 
 def unknown_fields(form: Mapping[str, Json]) -> list[str]:
     """Fields of a known type of record that this version does not know; a header may hold any."""
-    known = _FIELDS.get(form["type"])
-    return [] if known is None else [name for name in form if name not in known]
+    known_fields = _FIELDS.get(form["type"])
+    return [] if known_fields is None else [name for name in form if name not in known_fields]
 
 
 def _header_to_json(record: Header) -> dict[str, Json]:

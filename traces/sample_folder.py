@@ -66,5 +66,5 @@ def open_sample(folder: Path) -> OpenSample:
         raise UserError(f"the code of the sample {name} cannot be loaded", one_line(error)) from error
     if isinstance(thing, property):
         thing = thing.fget
-    known = vars(module) | {full: getattr(module, short) for full, short in classes.items()}
-    return OpenSample(folder, name, getattr(thing, "__func__", thing), known, origin, tags)
+    namespace = vars(module) | {full: getattr(module, short) for full, short in classes.items()}
+    return OpenSample(folder, name, getattr(thing, "__func__", thing), namespace, origin, tags)

@@ -48,13 +48,13 @@ def read_chunks(path: Path) -> Iterator[bytes]:
     """
     try:
         with path.open("rb") as raw:
-            yield from _decompressed(raw, path.name)
+            yield from _decompress(raw, path.name)
     except OSError as error:
         kind = MissingFileError if isinstance(error, FileNotFoundError) else UserError
         raise kind(f"{path} cannot be read", (error.strerror or str(error)).lower()) from error
 
 
-def _decompressed(raw: IO[bytes], name: str) -> Iterator[bytes]:
+def _decompress(raw: IO[bytes], name: str) -> Iterator[bytes]:
     if name.endswith(".gz"):
         yield from _gunzip(raw)
     elif name.endswith(".zst"):

@@ -47,15 +47,15 @@ def files_beside(trace: Path, header: Mapping[str, Any]) -> tuple[Path, ...]:
     ------
     UserError : where a name is more than that of a file in the trace's own folder
     """
-    found = []
+    paths = []
     for name in dict.fromkeys(_names_in(header)):
         if not _is_plain(name):
             shown = repr(name)[:80]
             raise UserError(f"{trace} names {shown} as its values", "they may only be in a file beside it")
         # a folder of links to files that are elsewhere, and a link to a trace that is
         beside = (trace.parent / name, trace.resolve().parent / name)
-        found += [path for path in beside if isfile(path)][:1]
-    return tuple(found)
+        paths += [path for path in beside if isfile(path)][:1]
+    return tuple(paths)
 
 
 def _names_in(header: Mapping[str, Any]) -> Iterator[Any]:
@@ -115,7 +115,7 @@ class TensorFile:
         ------
         UserError : where the file is none of safetensors, or the package is not installed
         """
-        return frozenset(self._opened().keys())
+        return frozenset(self._open().keys())
 
     def read(self, key: str) -> torch.Tensor:
         """A tensor as the file holds it: (N,), contiguous, on the CPU. Its memory is the file's until it is touched.
@@ -124,7 +124,7 @@ class TensorFile:
         ------
         UserError : where the file does not hold it, or cannot be read
         """
-        file = self._opened()
+        file = self._open()
         try:
             tensor: torch.Tensor = file.get_tensor(key)
         except Exception as error:
@@ -133,7 +133,7 @@ class TensorFile:
         # nothing says that what the file holds begins where its dtype can
         return flat if flat.data_ptr() % ALIGNMENT == 0 else flat.view(torch.uint8).clone().view(flat.dtype)
 
-    def _opened(self) -> Any:
+    def _open(self) -> Any:
         if self._file is None:
             package = load_safetensors()
             try:

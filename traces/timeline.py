@@ -33,8 +33,8 @@ def timeline(trace: Trace) -> Iterator[Event]:
         name, thread = map(str, key)
         pid = processes.setdefault(name, PROCESS + len(processes))
         tid = int(calls.index[0]) + 1
-        yield _named("process_name", pid, tid, name or str(trace.header.get("model", {}).get("name", "capture")))
-        yield _named("thread_name", pid, tid, thread)
+        yield _name_event("process_name", pid, tid, name or str(trace.header.get("model", {}).get("name", "capture")))
+        yield _name_event("thread_name", pid, tid, thread)
         nesting = _Nesting(pid, tid)
         for row in calls.to_dict("records"):
             if pd.isna(row["inside"]):
@@ -65,10 +65,10 @@ class _Nesting:
         while shared < min(len(path), len(self._stack)) and self._stack[shared].name == path[shared]:
             shared += 1
         while len(self._stack) > shared:
-            left = self._stack.pop()
-            name = left.name if not self._stack else ".".join([*(item.name for item in self._stack[1:]), left.name])
+            scope = self._stack.pop()
+            name = scope.name if not self._stack else ".".join([*(item.name for item in self._stack[1:]), scope.name])
             kind = MODULE if self._stack else PHASE
-            yield _slice(name, kind, left.start_ns, self._end_ns - left.start_ns, self.pid, self.tid, {})
+            yield _slice(name, kind, scope.start_ns, self._end_ns - scope.start_ns, self.pid, self.tid, {})
         self._stack += [_Open(name, start_ns) for name in path[shared:]]
         self._end_ns = max(self._end_ns, end_ns)
 
@@ -98,5 +98,5 @@ def _slice(name: str, category: str, start_ns: int, duration_ns: int, pid: int, 
     return {"name": name, "cat": category, "ph": "X", **times, "pid": pid, "tid": tid, "args": facts}
 
 
-def _named(kind: str, pid: int, tid: int, name: str) -> Event:
+def _name_event(kind: str, pid: int, tid: int, name: str) -> Event:
     return {"name": kind, "ph": "M", "pid": pid, "tid": tid, "args": {"name": name}}

@@ -176,16 +176,16 @@ def load(path: str | Path, partial: bool = True) -> Trace:
     if reader.missing and not partial:
         raise UserError(reader.missing, "load what there is with --partial")
     calls = _table(blocks, signatures, scopes, threads)
-    unfinished = _unfinished(entered, blocks)
+    unfinished = _unfinished_calls(entered, blocks)
     return Trace(
         *(header, signatures, scopes, values, calls, _column(blocks, "storages"), contexts, unfinished),
         *(end, reader.missing, dict(reader.unknown), tensors, files_beside(reader.path, header), observed, effects),
     )
 
 
-def _unfinished(entered: dict[int, list[Entered]], blocks: list[Calls]) -> list[Entered]:
+def _unfinished_calls(entered: dict[int, list[Entered]], blocks: list[Calls]) -> list[Entered]:
     """Of each thread, the calls that were entered and did not end: those that began last."""
-    found: list[Entered] = []
+    unfinished_calls: list[Entered] = []
     for thread, records in entered.items():
         ended = [block for block in blocks if block.thread == thread]
         starts = {start for block in ended for start in block.start_ns}
@@ -193,8 +193,8 @@ def _unfinished(entered: dict[int, list[Entered]], blocks: list[Calls]) -> list[
         by_start = {record.start_ns: record for record in records if record.start_ns not in starts}
         # a call that is around others began before them
         newest = max(by_start, default=-1)
-        found += [record for start, record in sorted(by_start.items()) if start > last or start == newest]
-    return found
+        unfinished_calls += [record for start, record in sorted(by_start.items()) if start > last or start == newest]
+    return unfinished_calls
 
 
 def _table(

@@ -10,7 +10,7 @@ from pathlib import Path
 from time import perf_counter
 
 from figures.figure import Experiment, Figure, NotMeasuredError, Rounds
-from figures.times import import_seconds, kept_times
+from figures.times import import_seconds, read_times
 
 START = Figure(
     "opreplay: start", "time until the first line of `opreplay --help` over that of a process that imports torch"
@@ -37,7 +37,7 @@ def first_line_seconds() -> float:
     return seconds
 
 
-def kept_experiment(name: str) -> Experiment:
+def timed_experiment(name: str) -> Experiment:
     """The time of a command that ran before, which is too long to be run here."""
     figure = Figure(
         f"{TIMED_COMMANDS[name]}: time", "over that of a process that imports torch, of the last run that passed"
@@ -47,7 +47,7 @@ def kept_experiment(name: str) -> Experiment:
 
 def read_time(name: str, rounds: int) -> Sequence[Rounds]:
     """The one round that was kept."""
-    times = kept_times()
+    times = read_times()
     if name not in times:
         raise NotMeasuredError(f"build/times.json has no time of {name}")
     return [[(times[name]["seconds"], times[name]["import_torch_s"])]]
@@ -55,5 +55,5 @@ def read_time(name: str, rounds: int) -> Sequence[Rounds]:
 
 COMMANDS = (
     Experiment("start", (START,), measure_start, rounds=9, quick_rounds=5),
-    *(kept_experiment(name) for name in TIMED_COMMANDS),
+    *(timed_experiment(name) for name in TIMED_COMMANDS),
 )

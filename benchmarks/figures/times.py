@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import median
 from time import perf_counter
 
-KEPT = Path(__file__).resolve().parents[2] / "build/times.json"
+TIMES_FILE = Path(__file__).resolve().parents[2] / "build/times.json"
 IMPORTS = 3
 
 
@@ -47,16 +47,16 @@ def import_seconds(python: str) -> float:
 
 def keep(name: str, seconds: float, import_torch_s: float) -> None:
     """Put a time among those that were kept before."""
-    times = kept_times() | {name: {"seconds": seconds, "import_torch_s": import_torch_s}}
-    KEPT.parent.mkdir(exist_ok=True)
-    written = KEPT.with_suffix(f".{os.getpid()}")
+    times = read_times() | {name: {"seconds": seconds, "import_torch_s": import_torch_s}}
+    TIMES_FILE.parent.mkdir(exist_ok=True)
+    written = TIMES_FILE.with_suffix(f".{os.getpid()}")
     written.write_text(json.dumps(times, indent=2) + "\n", encoding="utf-8")
-    written.replace(KEPT)
+    written.replace(TIMES_FILE)
 
 
-def kept_times() -> dict[str, dict[str, float]]:
+def read_times() -> dict[str, dict[str, float]]:
     """By name, `seconds` and `import_torch_s`."""
-    return json.loads(KEPT.read_text(encoding="utf-8")) if KEPT.exists() else {}
+    return json.loads(TIMES_FILE.read_text(encoding="utf-8")) if TIMES_FILE.exists() else {}
 
 
 if __name__ == "__main__":

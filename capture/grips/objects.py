@@ -23,7 +23,7 @@ from opgrip.capture.grips.arrays import Arrays
 from opgrip.capture.grips.copies import apart
 from opgrip.capture.torch_private import is_transformed
 from opgrip.traces.arguments import Opaque
-from opgrip.traces.making import KNOWN, name_of
+from opgrip.traces.making import SAFE_OBJECTS, name_of
 from opgrip.traces.names import plain_name
 from opgrip.traces.objects import ArraySpec, ModuleSpec, NamedSpec, ObjectSpec, SameSpec, ScalarSpec, SharedSpec
 
@@ -47,7 +47,7 @@ _MODULE_HOOKS = frozenset(name for name, value in _FRESH_MODULE.items() if isins
 _MODULE_NOTHING = frozenset(name for name, value in _FRESH_MODULE.items() if value is None)
 _HEAP = 1 << 9
 """Flag of classes that were made while Python ran, as class statements make them."""
-_KNOWN_NAMES = {id(found): name for name, found in KNOWN.items()}
+_KNOWN_NAMES = {id(found): name for name, found in SAFE_OBJECTS.items()}
 
 
 class CannotHold(Exception):
@@ -324,7 +324,7 @@ _checked: WeakKeyDictionary[type, str | None] = WeakKeyDictionary()
 
 def _refusal(cls: type) -> str | None:
     name = f"{cls.__module__}.{cls.__qualname__}"
-    if cls in KNOWN.values():
+    if cls in SAFE_OBJECTS.values():
         return None
     root: Any = next(base for base in cls.__mro__ if base in _ROOTS or not base.__flags__ & _HEAP)
     try:

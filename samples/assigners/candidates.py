@@ -35,7 +35,7 @@ def settle(
     claims = torch.full_like(overlaps, FAR)
     claims[box, truth] = overlaps[box, truth]
     overlap, owner = claims.max(dim=1)
-    found = overlap != FAR
+    has_owner = overlap != FAR
     gt_inds = torch.zeros_like(owner)
-    gt_inds[found] = owner[found] + 1
+    gt_inds[has_owner] = owner[has_owner] + 1
     return gt_inds, overlap

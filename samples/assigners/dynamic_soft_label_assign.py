@@ -117,8 +117,8 @@ def _match(cost: Tensor, overlaps: Tensor, topk: int) -> tuple[Tensor, Tensor, T
     """Of boxes (V,), whether any truth has it; and of those, which truth, and its overlap."""
     matching = torch.zeros_like(cost, dtype=torch.uint8)
     most = overlaps.topk(min(topk, len(overlaps)), dim=0).values.sum(dim=0)
-    for truth, wanted in enumerate(most.int().clamp(min=1).tolist()):
-        matching[cost[:, truth].topk(wanted, largest=False).indices, truth] = 1
+    for truth, box_count in enumerate(most.int().clamp(min=1).tolist()):
+        matching[cost[:, truth].topk(box_count, largest=False).indices, truth] = 1
     contested = matching.sum(dim=1) > 1
     if contested.any():
         cheapest = cost[contested].argmin(dim=1)

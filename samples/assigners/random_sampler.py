@@ -108,10 +108,10 @@ def random_sampler(
         priors = torch.cat([gt_bboxes, priors])
         gt_inds = torch.cat([torch.arange(1, len(gt_bboxes) + 1, device=gt_inds.device), gt_inds])
     pos_inds = _choose(torch.nonzero(gt_inds > 0).squeeze(1), int(num * pos_fraction))
-    wanted = num - pos_inds.numel()
+    negative_count = num - pos_inds.numel()
     if neg_pos_ub >= 0:
-        wanted = min(wanted, neg_pos_ub * max(1, pos_inds.numel()))
-    neg_inds = _choose(torch.nonzero(gt_inds == 0).squeeze(1), wanted)
+        negative_count = min(negative_count, neg_pos_ub * max(1, pos_inds.numel()))
+    neg_inds = _choose(torch.nonzero(gt_inds == 0).squeeze(1), negative_count)
     owners = gt_inds[pos_inds] - 1
     return SamplingResult(pos_inds, neg_inds, priors[pos_inds], priors[neg_inds], gt_bboxes[owners], gt_labels[owners])
 

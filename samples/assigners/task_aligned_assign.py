@@ -75,6 +75,6 @@ def task_aligned_assign(
     metrics = pred_scores[:, gt_labels].detach() ** alpha * overlaps**beta
     best, candidates = metrics.topk(min(topk, len(metrics)), dim=0)
     gt_inds, max_overlaps = settle(candidates, best > 0, overlaps, priors, gt_bboxes)
-    found = gt_inds > 0
-    alignments[found] = metrics[found, gt_inds[found] - 1]
+    is_assigned = gt_inds > 0
+    alignments[is_assigned] = metrics[is_assigned, gt_inds[is_assigned] - 1]
     return AssignResult(gt_inds, max_overlaps, labels_of(gt_inds, gt_labels)), alignments

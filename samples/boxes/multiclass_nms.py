@@ -17,10 +17,10 @@ def inputs(
     """Boxes about objects, ten to each, with probabilities of the classes, of which the object's is likely."""
     objects = boxes // 10
     truths = draw.boxes(objects)
-    found = draw.near(truths.repeat_interleave(10 * classes, dim=0)).reshape(boxes, classes, 4)
+    predicted = draw.near(truths.repeat_interleave(10 * classes, dim=0)).reshape(boxes, classes, 4)
     likely = torch.nn.functional.one_hot(draw.integers(objects, high=classes), classes).repeat_interleave(10, dim=0)
     scores = (draw.normal(boxes, classes) + 6 * likely).softmax(dim=1)
-    return found, scores, score_threshold, 0.5, candidates, 100
+    return predicted, scores, score_threshold, 0.5, candidates, 100
 
 
 @sample(
@@ -68,9 +68,9 @@ def multiclass_nms(
     values = scores[row, label]
     order = values.topk(min(candidates, values.numel())).indices
     row, label, values = row[order], label[order], values[order]
-    found = boxes[row, label]
-    if found.numel() == 0:
-        return found, values, label
+    candidate_boxes = boxes[row, label]
+    if candidate_boxes.numel() == 0:
+        return candidate_boxes, values, label
     # moved to zero, since the classes are kept apart by the largest coordinate
-    kept = nms(boxes_for_nms(found - found.min(), label), values, iou_threshold)[:limit]
-    return found[kept], values[kept], label[kept]
+    survivors = nms(boxes_for_nms(candidate_boxes - candidate_boxes.min(), label), values, iou_threshold)[:limit]
+    return candidate_boxes[survivors], values[survivors], label[survivors]

@@ -51,10 +51,10 @@ def nms(boxes: Tensor, scores: Tensor, threshold: float) -> Tensor:
     Source: Felzenszwalb et al. 2010, section 7.2.
     """
     overlap = bbox_overlaps(boxes, boxes) > threshold
-    left = scores.argsort(descending=True, stable=True)
-    kept = []
-    while left.numel():
-        best, left = left[0], left[1:]
-        kept.append(best)
-        left = left[~overlap[best, left]]
-    return torch.stack(kept) if kept else left
+    remaining = scores.argsort(descending=True, stable=True)
+    survivors = []
+    while remaining.numel():
+        best, remaining = remaining[0], remaining[1:]
+        survivors.append(best)
+        remaining = remaining[~overlap[best, remaining]]
+    return torch.stack(survivors) if survivors else remaining

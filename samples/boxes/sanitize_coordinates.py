@@ -11,8 +11,8 @@ from opgrip.samples.sample import sample
 
 def inputs(draw: Draw, boxes: int, img_size: int, padding: int, cast: bool) -> tuple[Tensor, Tensor, int, int, bool]:
     """Left and right sides of boxes, in shares of the image."""
-    found = draw.boxes(boxes, (1.0, 1.0), 0.02)
-    return found[:, 0], found[:, 2], img_size, padding, cast
+    corners = draw.boxes(boxes, (1.0, 1.0), 0.02)
+    return corners[:, 0], corners[:, 2], img_size, padding, cast
 
 
 @sample(

@@ -83,10 +83,10 @@ def mask_predictor(
     """
     masks = [rois.new_zeros(0)] * len(rois)
     for number, (scale, height, width) in enumerate(images):
-        (kept,) = torch.nonzero(rois[:, 0] == number, as_tuple=True)
-        boxes = (rois[kept, 1:5] / scale).int().tolist()
-        labels = rois[kept, 6].int().tolist()
-        for row, (x1, y1, x2, y2), label in zip(kept.tolist(), boxes, labels, strict=True):
+        (indices,) = torch.nonzero(rois[:, 0] == number, as_tuple=True)
+        boxes = (rois[indices, 1:5] / scale).int().tolist()
+        labels = rois[indices, 6].int().tolist()
+        for row, (x1, y1, x2, y2), label in zip(indices.tolist(), boxes, labels, strict=True):
             heatmap = heatmaps[row, 0 if class_agnostic else label]
             size = (max(y2 - y1 + 1, 1), max(x2 - x1 + 1, 1))
             resized = functional.interpolate(heatmap[None, None], size, mode="bilinear", align_corners=False)[0, 0]

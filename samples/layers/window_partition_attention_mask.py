@@ -52,5 +52,5 @@ def window_partition_attention_mask(features: Tensor, window: int, shift: int) -
         parts[rows, columns] = number
     tiles = parts.view(height // window, window, width // window, window).transpose(1, 2)
     windows = tiles.reshape(-1, window * window)
-    apart = windows[:, :, None] != windows[:, None, :]
-    return torch.zeros_like(apart, dtype=features.dtype).masked_fill(apart, -100.0)
+    crosses_parts = windows[:, :, None] != windows[:, None, :]
+    return torch.zeros_like(crosses_parts, dtype=features.dtype).masked_fill(crosses_parts, -100.0)

@@ -16,9 +16,9 @@ def inputs(draw: Draw, images: int, people: int, side: int = 128) -> tuple[Tenso
     """Tags of a heatmap, and where each person's joints are in it; of the slots for people the first few are in use."""
     tags = draw.normal(images, JOINTS * side * side, 1, grad=True)
     where = draw.integers(images, PEOPLE, JOINTS, high=side * side) + side * side * torch.arange(JOINTS)
-    seen = draw.mask(images, PEOPLE, JOINTS, share=0.7)
-    seen[:, people:] = False
-    return tags, torch.stack([where, seen.long()], dim=-1)
+    is_visible = draw.mask(images, PEOPLE, JOINTS, share=0.7)
+    is_visible[:, people:] = False
+    return tags, torch.stack([where, is_visible.long()], dim=-1)
 
 
 @sample(
@@ -55,10 +55,10 @@ def _of_image(tags: Tensor, people: list[list[list[int]]], loss_type: str) -> tu
     means: list[Tensor] = []
     pull = tags.new_zeros(())
     for joints in people:
-        seen = [tags[index] for index, visible in joints if visible > 0]
-        if not seen:
+        visible_tags = [tags[index] for index, visible in joints if visible > 0]
+        if not visible_tags:
             continue
-        own = torch.stack(seen)
+        own = torch.stack(visible_tags)
         means.append(own.mean(dim=0))
         pull = pull + (own - means[-1]).square().mean()
     count = len(means)

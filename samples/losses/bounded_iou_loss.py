@@ -56,9 +56,9 @@ def bounded_iou_loss(
     """
     target = target.detach()
     size = predicted[:, 2:] - predicted[:, :2]
-    wanted = target[:, 2:] - target[:, :2]
+    target_size = target[:, 2:] - target[:, :2]
     shift = ((target[:, :2] + target[:, 2:]) / 2 - (predicted[:, :2] + predicted[:, 2:]) / 2).abs()
-    by_centre = ((wanted - 2 * shift) / (wanted + 2 * shift + eps)).clamp(min=0)
-    by_size = torch.min(wanted / (size + eps), size / (wanted + eps))
+    by_centre = ((target_size - 2 * shift) / (target_size + 2 * shift + eps)).clamp(min=0)
+    by_size = torch.min(target_size / (size + eps), size / (target_size + eps))
     lost = torch.cat([1 - by_centre, 1 - by_size], dim=1)
     return weight_reduce_loss(smoothed(lost, beta), weight, reduction, avg_factor)

@@ -22,9 +22,9 @@ def bounded_iou_loss(
     """As the torch one beside it."""
     target = jax.lax.stop_gradient(target)
     size = predicted[:, 2:] - predicted[:, :2]
-    wanted = target[:, 2:] - target[:, :2]
+    target_size = target[:, 2:] - target[:, :2]
     shift = jnp.abs((target[:, :2] + target[:, 2:]) / 2 - (predicted[:, :2] + predicted[:, 2:]) / 2)
-    by_centre = jnp.maximum((wanted - 2 * shift) / (wanted + 2 * shift + eps), 0)
-    by_size = jnp.minimum(wanted / (size + eps), size / (wanted + eps))
+    by_centre = jnp.maximum((target_size - 2 * shift) / (target_size + 2 * shift + eps), 0)
+    by_size = jnp.minimum(target_size / (size + eps), size / (target_size + eps))
     lost = jnp.concatenate([1 - by_centre, 1 - by_size], axis=1)
     return weight_reduce_loss(smoothed(lost, beta), weight, reduction, avg_factor)

@@ -50,5 +50,5 @@ def detr_loss_cardinality(outputs: dict[str, Tensor], targets: list[dict[str, Te
     """
     logits = outputs["pred_logits"]
     counts = torch.as_tensor([len(target["labels"]) for target in targets], device=logits.device)
-    found = (logits.argmax(dim=-1) != logits.shape[-1] - 1).sum(dim=1)
-    return {"cardinality_error": F.l1_loss(found.float(), counts.float())}
+    predicted_counts = (logits.argmax(dim=-1) != logits.shape[-1] - 1).sum(dim=1)
+    return {"cardinality_error": F.l1_loss(predicted_counts.float(), counts.float())}

@@ -56,9 +56,9 @@ def get_softgauss_loss_weight(logit: Tensor, target: Tensor, sigma: float = 7.0)
     weights = np.zeros(labels.shape)
     for weight, label, prediction in zip(weights, labels, predictions, strict=True):
         ignored = label == IGNORED
-        known = np.where(ignored, 0, label)
-        edges = _edges(known)
-        edges[known != np.where(ignored, 0, prediction)] = True
+        class_map = np.where(ignored, 0, label)
+        edges = _edges(class_map)
+        edges[class_map != np.where(ignored, 0, prediction)] = True
         # beyond six sigmas the Gaussian adds less to one than float32 tells
         weight[:] = 1 + np.exp(-_squared_distances(edges, reach=ceil(6 * sigma)) / (2 * sigma**2))
         weight[ignored] = 0

@@ -41,11 +41,11 @@ def joints_mse_loss(predicted: Tensor, target: Tensor, target_weight: Tensor | N
     Source: Xiao et al. 2018, as in MMPose.
     """
     images, joints = predicted.shape[:2]
-    found = predicted.reshape(images, joints, -1).split(1, dim=1)
-    wanted = target.reshape(images, joints, -1).split(1, dim=1)
+    predicted_heatmaps = predicted.reshape(images, joints, -1).split(1, dim=1)
+    target_heatmaps = target.reshape(images, joints, -1).split(1, dim=1)
     loss = predicted.new_zeros(())
     for joint in range(joints):
-        heatmap, truth = found[joint].squeeze(1), wanted[joint].squeeze(1)
+        heatmap, truth = predicted_heatmaps[joint].squeeze(1), target_heatmaps[joint].squeeze(1)
         if target_weight is not None:
             heatmap, truth = heatmap * target_weight[:, joint], truth * target_weight[:, joint]
         loss += functional.mse_loss(heatmap, truth)

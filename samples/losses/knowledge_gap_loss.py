@@ -59,12 +59,12 @@ def knowledge_gap_loss(
     """
     teacher = resize(teacher.type_as(cls_score).detach(), cls_score, align_corners=True)
     valid = label != IGNORED
-    known = label.clone()
-    known[~valid] = 0
-    known = known.unsqueeze(1)
+    class_indices = label.clone()
+    class_indices[~valid] = 0
+    class_indices = class_indices.unsqueeze(1)
     student = cls_score / temperature
     probability = (teacher / temperature).softmax(dim=1)
-    surer = probability.gather(1, known) - student.softmax(dim=1).detach().gather(1, known)
+    surer = probability.gather(1, class_indices) - student.softmax(dim=1).detach().gather(1, class_indices)
     divergence = probability * (probability.log() - student.log_softmax(dim=1))
     weighed = (surer.clamp(min=0).expand(cls_score.shape) * divergence).sum(dim=1)
     return loss_weight * weighed[valid].mean()

@@ -95,9 +95,9 @@ def _unsure_points(preds: Tensor, count: int, oversample_ratio: float, share: fl
     points = torch.rand(masks, drawn, 2, device=preds.device)
     unsure = int(share * count)
     # unsure is what a point's interpolated score says: between 1 and -1 there is a point of 0
-    kept = (-_at_points(preds, points).abs()).topk(unsure, dim=1).indices
-    kept += drawn * torch.arange(masks, device=preds.device)[:, None]
-    chosen = points.view(-1, 2)[kept.view(-1)].view(masks, unsure, 2)
+    indices = (-_at_points(preds, points).abs()).topk(unsure, dim=1).indices
+    indices += drawn * torch.arange(masks, device=preds.device)[:, None]
+    chosen = points.view(-1, 2)[indices.view(-1)].view(masks, unsure, 2)
     if unsure < count:
         chosen = torch.cat([chosen, torch.rand(masks, count - unsure, 2, device=preds.device)], dim=1)
     return chosen

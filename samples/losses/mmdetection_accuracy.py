@@ -55,15 +55,15 @@ def mmdetection_accuracy(
     """
     numbers = (topk,) if isinstance(topk, int) else topk
     if len(scores) == 0:
-        found = [scores.new_tensor(0.0) for _ in numbers]
+        accuracies = [scores.new_tensor(0.0) for _ in numbers]
     else:
         best, classes = scores.topk(max(numbers), dim=1)
         classes = classes.t()
         right = classes == labels.view(1, -1).expand_as(classes)
         if thresh is not None:
             right = right & (best > thresh).t()
-        found = []
+        accuracies = []
         for number in numbers:
             hits = right[:number].reshape(-1).float().sum(0, keepdim=True)
-            found.append(hits.mul_(100.0 / len(scores)))
-    return found[0] if isinstance(topk, int) else found
+            accuracies.append(hits.mul_(100.0 / len(scores)))
+    return accuracies[0] if isinstance(topk, int) else accuracies

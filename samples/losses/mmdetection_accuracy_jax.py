@@ -13,11 +13,11 @@ def mmdetection_accuracy(
     """As the torch one beside it."""
     numbers = (topk,) if isinstance(topk, int) else topk
     if len(scores) == 0:
-        found = [jnp.zeros((), scores.dtype) for _ in numbers]
+        accuracies = [jnp.zeros((), scores.dtype) for _ in numbers]
     else:
         best, classes = jax.lax.top_k(scores, max(numbers))
         right = classes == labels[:, None]
         if thresh is not None:
             right = right & (best > thresh)
-        found = [right[:, :number].sum(dtype=scores.dtype)[None] * (100.0 / len(scores)) for number in numbers]
-    return found[0] if isinstance(topk, int) else found
+        accuracies = [right[:, :number].sum(dtype=scores.dtype)[None] * (100.0 / len(scores)) for number in numbers]
+    return accuracies[0] if isinstance(topk, int) else accuracies

@@ -84,7 +84,9 @@ def quality_focal_loss(
     loss = functional.binary_cross_entropy_with_logits(predicted, nothing, reduction="none") * scores.pow(beta)
     positive = ((labels >= 0) & (labels < predicted.shape[1])).nonzero().squeeze(1)
     classes = labels[positive]
-    wanted = quality[positive]
-    entropy = functional.binary_cross_entropy_with_logits(predicted[positive, classes], wanted, reduction="none")
-    loss[positive, classes] = entropy * (wanted - scores[positive, classes]).abs().pow(beta)
+    target_quality = quality[positive]
+    entropy = functional.binary_cross_entropy_with_logits(
+        predicted[positive, classes], target_quality, reduction="none"
+    )
+    loss[positive, classes] = entropy * (target_quality - scores[positive, classes]).abs().pow(beta)
     return weight_reduce_loss(loss.sum(dim=1), weight, reduction, avg_factor)

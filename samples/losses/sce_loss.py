@@ -63,9 +63,9 @@ def sce_loss(
     classes = cls_score.shape[1]
     valid = label != IGNORED
     wrong = (label != teacher.argmax(dim=1)).unsqueeze(1).expand(cls_score.shape)
-    known = label.clone().unsqueeze(1)
-    known[~valid.unsqueeze(1)] = 0
-    truth = torch.full_like(cls_score, (1 - TRUTH) / classes, requires_grad=False).scatter_(1, known, TRUTH)
+    class_indices = label.clone().unsqueeze(1)
+    class_indices[~valid.unsqueeze(1)] = 0
+    truth = torch.full_like(cls_score, (1 - TRUTH) / classes, requires_grad=False).scatter_(1, class_indices, TRUTH)
 
     probability = (teacher / temperature).softmax(dim=1)
     best, second = probability.topk(2, dim=1).values.split(1, dim=1)

@@ -69,10 +69,10 @@ def set_prediction_loss(
     classes = torch.full((len(logits),), nothing, dtype=torch.int64, device=logits.device)
     classes[queries] = labels[owners]
 
-    found, wanted = boxes[queries], truths[owners]
+    matched_boxes, matched_truths = boxes[queries], truths[owners]
     count = max(len(labels), 1)
     return {
         "loss_ce": functional.cross_entropy(logits, classes, weight),
-        "loss_bbox": l1_loss(found, wanted, reduction="sum") / count,
-        "loss_giou": giou_loss(_corners(found), _corners(wanted), reduction="sum") / count,
+        "loss_bbox": l1_loss(matched_boxes, matched_truths, reduction="sum") / count,
+        "loss_giou": giou_loss(_corners(matched_boxes), _corners(matched_truths), reduction="sum") / count,
     }

@@ -67,8 +67,8 @@ def siou_loss(
     distance = 2 - (gamma[:, None] * away).exp().sum(dim=1)
 
     size = predicted[:, 2:] - predicted[:, :2] + eps
-    wanted = target[:, 2:] - target[:, :2] + eps
-    unlike = (size - wanted).abs() / torch.max(size, wanted)
+    target_size = target[:, 2:] - target[:, :2] + eps
+    unlike = (size - target_size).abs() / torch.max(size, target_size)
     shape = ((1 - (-unlike).exp()) ** 4).sum(dim=1)
 
     siou = iou - 0.5 * (distance + shape)

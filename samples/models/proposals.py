@@ -87,10 +87,10 @@ class ProposalSelector(nn.Module):
             parts = zip(predictions.anchors, scores.split(sizes), deltas.split(sizes), strict=True)
             for anchors, level_scores, level_deltas in parts:
                 best = level_scores.topk(min(self.candidates, len(anchors)))
-                found = delta2bbox(anchors[best.indices], level_deltas[best.indices], max_shape=image_size)
-                kept = nms(found, best.values, 0.7)
-                boxes.append(found[kept])
-                values.append(best.values[kept])
+                level_boxes = delta2bbox(anchors[best.indices], level_deltas[best.indices], max_shape=image_size)
+                survivors = nms(level_boxes, best.values, 0.7)
+                boxes.append(level_boxes[survivors])
+                values.append(best.values[survivors])
             order = torch.cat(values).argsort(descending=True)[: self.limit]
             proposals.append(torch.cat(boxes)[order])
         return proposals
@@ -112,7 +112,9 @@ class ProposalLoss(nn.Module):
             chosen = torch.cat([sampled.pos_inds, sampled.neg_inds])
             labels = (assigned.gt_inds[chosen] > 0).to(scores.dtype)
             scores = scores + functional.binary_cross_entropy_with_logits(predictions.scores[image, chosen], labels)
-            wanted = bbox2delta(sampled.pos_priors, sampled.pos_gt_bboxes)
-            distance = smooth_l1_loss(predictions.deltas[image, sampled.pos_inds], wanted, reduction="sum", beta=1 / 9)
+            target_deltas = bbox2delta(sampled.pos_priors, sampled.pos_gt_bboxes)
+            distance = smooth_l1_loss(
+                predictions.deltas[image, sampled.pos_inds], target_deltas, reduction="sum", beta=1 / 9
+            )
             deltas = deltas + distance / max(chosen.numel(), 1)
         return {"rpn_cls": scores / len(truths), "rpn_box": deltas / len(truths)}

@@ -92,15 +92,15 @@ class RegionHead(nn.Module):
         parts = zip(proposals, scores.split(sizes), deltas.flatten(1).split(sizes), strict=True)
         for boxes, image_scores, image_deltas in parts:
             moved = delta2bbox(boxes, image_deltas, stds=SPREAD, max_shape=image_size).reshape(-1, self.classes, 4)
-            found = multiclass_nms(moved, image_scores, 0.01, 0.5, candidates=150, limit=100)
-            detections.append(dict(zip(("boxes", "scores", "labels"), found, strict=True)))
+            detection = multiclass_nms(moved, image_scores, 0.01, 0.5, candidates=150, limit=100)
+            detections.append(dict(zip(("boxes", "scores", "labels"), detection, strict=True)))
         return detections
 
     def _losses(
         self, levels: list[Tensor], proposals: list[Tensor], targets: list[dict[str, Tensor]]
     ) -> dict[str, Tensor]:
         """Losses of classes and boxes against the boxes (T, 4) and labels (T,) of each image."""
-        chosen, labels, wanted = [], [], []
+        chosen, labels, target_deltas = [], [], []
         for boxes, target in zip(proposals, targets, strict=True):
             truths, classes = target["boxes"], target["labels"]
             overlaps = bbox_overlaps(truths, boxes)
@@ -110,10 +110,10 @@ class RegionHead(nn.Module):
             learned = get_target_single(*sampled[2:], num_classes=self.classes, target_stds=SPREAD)
             chosen.append(torch.cat([sampled.pos_priors, sampled.neg_priors]))
             labels.append(learned[0])
-            wanted.append(learned[2])
+            target_deltas.append(learned[2])
         logits, deltas = self._predict(levels, chosen)
         truth = torch.cat(labels)
         foreground = torch.nonzero(truth < self.classes).flatten()
         predicted = deltas[foreground, truth[foreground]]
-        distance = smooth_l1_loss(predicted, torch.cat(wanted)[foreground], reduction="sum")
+        distance = smooth_l1_loss(predicted, torch.cat(target_deltas)[foreground], reduction="sum")
         return {"roi_cls": functional.cross_entropy(logits, truth), "roi_box": distance / max(truth.numel(), 1)}

@@ -53,7 +53,7 @@ def no_repeat_ngram(input_ids: Tensor, scores: Tensor, ngram_size: int) -> Tenso
 
     Source: Paulus et al. 2018 (deep reinforced model for summarization), section 2.5; as in Transformers before 5.
     """
-    kept = scores.clone()
+    allowed_scores = scores.clone()
     for row, tokens in enumerate(input_ids.tolist()):
         followers: dict[tuple[int, ...], set[int]] = defaultdict(set)
         for start in range(len(tokens) - ngram_size + 1):
@@ -61,5 +61,5 @@ def no_repeat_ngram(input_ids: Tensor, scores: Tensor, ngram_size: int) -> Tenso
             followers[tuple(before)].add(last)
         ending = tuple(tokens[len(tokens) - ngram_size + 1 :])
         if ending in followers:
-            kept[row, sorted(followers[ending])] = -inf
-    return kept
+            allowed_scores[row, sorted(followers[ending])] = -inf
+    return allowed_scores

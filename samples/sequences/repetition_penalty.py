@@ -45,6 +45,6 @@ def repetition_penalty(input_ids: Tensor, scores: Tensor, penalty: float) -> Ten
 
     Source: Keskar et al. 2019 (CTRL), section 4.1; negative scores as in Transformers.
     """
-    met = scores.gather(1, input_ids)
-    met = torch.where(met < 0, met * penalty, met / penalty)
-    return scores.scatter(1, input_ids, met)
+    token_scores = scores.gather(1, input_ids)
+    token_scores = torch.where(token_scores < 0, token_scores * penalty, token_scores / penalty)
+    return scores.scatter(1, input_ids, token_scores)

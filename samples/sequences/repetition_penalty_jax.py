@@ -8,6 +8,6 @@ from jax import Array
 
 def repetition_penalty(input_ids: Array, scores: Array, penalty: float) -> Array:
     """As the torch one beside it."""
-    met = jnp.take_along_axis(scores, input_ids, axis=1)
-    met = jnp.where(met < 0, met * penalty, met / penalty)
-    return scores.at[jnp.arange(len(scores))[:, None], input_ids].set(met)
+    token_scores = jnp.take_along_axis(scores, input_ids, axis=1)
+    token_scores = jnp.where(token_scores < 0, token_scores * penalty, token_scores / penalty)
+    return scores.at[jnp.arange(len(scores))[:, None], input_ids].set(token_scores)

@@ -48,6 +48,6 @@ def sliding_window_mask(attention_mask: Tensor, query_length: int, window: int) 
     """
     keys = torch.arange(attention_mask.shape[1], device=attention_mask.device)
     queries = keys[len(keys) - query_length :, None]
-    seen = (keys <= queries) & (keys > queries - window)
-    seen = seen & attention_mask[:, None, None, :]
-    return torch.where(seen, 0.0, torch.finfo(torch.float32).min)
+    is_visible = (keys <= queries) & (keys > queries - window)
+    is_visible = is_visible & attention_mask[:, None, None, :]
+    return torch.where(is_visible, 0.0, torch.finfo(torch.float32).min)

@@ -47,5 +47,5 @@ def top_k_sampling(logits: Tensor, top_k: int = 50, temperature: float = 1.0) ->
     """
     logits = logits / temperature
     least = logits.topk(min(top_k, logits.shape[1]), dim=1).values[:, -1:]
-    kept = logits.masked_fill(logits < least, -torch.inf)
-    return torch.multinomial(kept.softmax(dim=1), 1).squeeze(1)
+    candidate_logits = logits.masked_fill(logits < least, -torch.inf)
+    return torch.multinomial(candidate_logits.softmax(dim=1), 1).squeeze(1)

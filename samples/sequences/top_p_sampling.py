@@ -52,5 +52,5 @@ def top_p_sampling(logits: Tensor, top_p: float = 0.9, temperature: float = 1.0)
     # the nucleus has been reached before them; never so before the first
     outside = falling.cumsum(dim=1) - falling >= top_p
     outside[:, 0] = False
-    kept = logits.masked_fill(outside.scatter(1, order, outside), -torch.inf)
-    return torch.multinomial(kept.softmax(dim=1), 1).squeeze(1)
+    nucleus_logits = logits.masked_fill(outside.scatter(1, order, outside), -torch.inf)
+    return torch.multinomial(nucleus_logits.softmax(dim=1), 1).squeeze(1)

@@ -147,11 +147,11 @@ def test_the_table_is_written_as_it_is_read(tmp_path: Path) -> None:
 def test_the_time_of_a_command_is_kept_beside_that_of_an_import_of_torch(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(times, "KEPT", tmp_path / "build/times.json")
+    monkeypatch.setattr(times, "TIMES_FILE", tmp_path / "build/times.json")
     monkeypatch.setattr(times, "import_seconds", lambda python: 2.0)
     monkeypatch.setattr(times.signal, "signal", lambda number, handler: None)
     for name, status in (("passes", 0), ("fails", 3)):
         monkeypatch.setattr(sys, "argv", ["times.py", name, "--", sys.executable, "-c", f"raise SystemExit({status})"])
         assert times.main() == status
-    assert list(times.kept_times()) == ["passes"]
-    assert times.kept_times()["passes"]["import_torch_s"] == 2.0
+    assert list(times.read_times()) == ["passes"]
+    assert times.read_times()["passes"]["import_torch_s"] == 2.0

@@ -22,7 +22,15 @@ from opgrip.replay.roofline.drawing import draw
 from opgrip.replay.roofline.limits import BOUNDS, limit_of, with_limits
 from opgrip.replay.roofline.table import nearness
 from opgrip.replay.work.work import Work, counted, work_of
-from opgrip.traces.ceilings.ceilings import Ceilings, Level, ceilings_path, from_json, keep, kept_ceilings, to_json
+from opgrip.traces.ceilings.ceilings import (
+    Ceilings,
+    Level,
+    ceilings_path,
+    from_json,
+    keep,
+    read_cached_ceilings,
+    to_json,
+)
 from opgrip.traces.ceilings.copying import caches
 
 aten = torch.ops.aten
@@ -191,13 +199,13 @@ def test_the_gain_is_the_time_above_the_limit() -> None:
 
 def test_ceilings_are_kept_and_found_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPGRIP_CACHE", str(tmp_path))
-    assert kept_ceilings("cpu") is None
+    assert read_cached_ceilings("cpu") is None
     path = keep(CEILINGS, "cpu")
     assert path.is_relative_to(tmp_path)
-    assert kept_ceilings("cpu") == CEILINGS
+    assert read_cached_ceilings("cpu") == CEILINGS
     for damaged in ("", "{}", "[]", path.read_text()[:-20], json.dumps({**to_json(CEILINGS), "levels": []})):
         path.write_text(damaged)
-        assert kept_ceilings("cpu") is None
+        assert read_cached_ceilings("cpu") is None
 
 
 def test_caches_are_those_for_data(tmp_path: Path) -> None:
@@ -310,7 +318,7 @@ def test_a_machine_is_measured_and_the_file_kept(tmp_path: Path, measured: dict[
     shown = run_command("opgrip", "machine", "--again", env=measured)
     assert shown.returncode == 0, shown.stderr
     assert "kept in" in shown.stderr
-    found = kept_ceilings("cpu")
+    found = read_cached_ceilings("cpu")
     assert found is not None
     assert found != replace(CEILINGS, time=found.time)
     assert found.levels[-1].name == "memory"

@@ -114,7 +114,7 @@ def test_fitting_draws_no_random_number_and_changes_nothing() -> None:
     before = [tensor.clone() for tensor in tensors]
     state = torch.get_rng_state()
     for tensor in tensors:
-        fit(tensor, asked=value_models.names())
+        fit(tensor, requested_kinds=value_models.names())
     assert torch.equal(torch.get_rng_state(), state)
     assert all(torch.equal(tensor, old) for tensor, old in zip(tensors, before, strict=True))
 

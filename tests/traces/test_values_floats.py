@@ -200,7 +200,7 @@ def test_a_masked_softmax_keeps_its_zeros() -> None:
 def test_positive_definite_matrices_stay_so(dtype: torch.dtype, size: int) -> None:
     factor = torch.randn(3, size, size, dtype=dtype, generator=seeded(0))
     tensor = factor @ factor.mT * 7 + torch.eye(size, dtype=dtype)
-    model = fit(tensor, asked=["factorable"])
+    model = fit(tensor, requested_kinds=["factorable"])
     assert isinstance(model, Factorable)
     again = drawn(model, tensor)
     torch.linalg.cholesky(again)
@@ -214,7 +214,7 @@ def test_positive_definite_matrices_stay_so(dtype: torch.dtype, size: int) -> No
 def test_triangular_matrices_can_be_divided_by(upper: bool, size: int) -> None:
     factor = torch.randn(size, size, generator=seeded(0)) / size + torch.eye(size)
     tensor = (factor.triu() if upper else factor.tril()).contiguous()
-    model = fit(tensor, asked=["factorable", "triangular"])
+    model = fit(tensor, requested_kinds=["factorable", "triangular"])
     assert isinstance(model, Triangular)
     again = drawn(model, tensor)
     solution = torch.linalg.solve_triangular(again, torch.randn(size, 2, generator=seeded(1)), upper=upper)
@@ -227,4 +227,4 @@ def test_matrices_that_are_neither_get_another_model() -> None:
     singular = torch.ones(20, 20) + torch.eye(20) * 0
     indefinite = tensor + tensor.T
     for matrix in (tensor, singular, indefinite, tensor[:10]):
-        assert not isinstance(fit(matrix, asked=["factorable", "triangular"]), Factorable | Triangular)
+        assert not isinstance(fit(matrix, requested_kinds=["factorable", "triangular"]), Factorable | Triangular)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from opgrip.traces.arguments import FormatError
 from opgrip.traces.values import fit, value_model_from_json, value_model_to_json, value_models
-from opgrip.traces.values.box_layout import apart
+from opgrip.traces.values.box_layout import draw_separate_boxes
 
 HUGE = [2**31, 2**62, 2**63 - 1, 2**63, 2**70, 10**400, -1, -(2**63), -(2**64)]
 ODD: list[Any] = [
@@ -61,7 +61,7 @@ def examples() -> dict[str, dict[str, Any]]:
     forms = {}
     for tensor in tensors:
         asked = () if bool((tensor == torch.eye(20)).all() if tensor.shape == (20, 20) else False) else ("triangular",)
-        model = fit(tensor, asked=(*asked, "factorable") if asked else ())
+        model = fit(tensor, requested_kinds=(*asked, "factorable") if asked else ())
         assert model is not None
         form = value_model_to_json(model)
         forms[form["model"]] = form
@@ -183,5 +183,5 @@ def test_counts_beyond_all_memory_take_none(form: dict[str, Any]) -> None:
 
 
 def test_cells_of_boxes_are_no_more_than_can_be_numbered() -> None:
-    places = apart(50, [-1e15, -1e15, 0, 0], [1e15, 1e15, 1.0, 1.0], [0, 1.0], False, torch.Generator())
+    places = draw_separate_boxes(50, [-1e15, -1e15, 0, 0], [1e15, 1e15, 1.0, 1.0], [0, 1.0], False, torch.Generator())
     assert bool(places.isfinite().all())

@@ -12,7 +12,7 @@ from redrawn import drawn, fitted
 from versions import is_removed
 
 from opgrip.traces.arguments import TensorSpec
-from opgrip.traces.values import depends_on_values, fit, fit_argument, told, value_models
+from opgrip.traces.values import depends_on_values, fit, fit_argument, refine_model, value_models
 from opgrip.traces.values.booleans import Booleans
 from opgrip.traces.values.boxes import Boxes
 from opgrip.traces.values.floats import Floats
@@ -113,8 +113,8 @@ def test_whether_time_or_size_depends_on_values(op: str, argument: str, dtype: t
 def test_outputs_tell_nothing_where_they_are_not_known() -> None:
     model = fitted(torch.rand(100, generator=seeded(0)) > 0.5, Booleans)
     for unknown in (None, (), "opaque", outputs(torch.zeros(101, 1))):
-        assert told("aten.nonzero.default", "self", model, unknown) == model
-    assert told("aten.add.Tensor", "self", model, outputs(torch.zeros(3, 1))) == model
+        assert refine_model("aten.nonzero.default", "self", model, unknown) == model
+    assert refine_model("aten.add.Tensor", "self", model, outputs(torch.zeros(3, 1))) == model
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ def test_outputs_tell_nothing_where_they_are_not_known() -> None:
 def test_nonzero_finds_as_many(tensor: torch.Tensor) -> None:
     model = fit_argument("aten.nonzero.default", "self", tensor)
     assert model is not None
-    model = told("aten.nonzero.default", "self", model, outputs(tensor.nonzero()))
+    model = refine_model("aten.nonzero.default", "self", model, outputs(tensor.nonzero()))
     assert len(drawn(model, tensor).nonzero()) == len(tensor.nonzero())
 
 
@@ -149,13 +149,13 @@ def test_unique_finds_as_many(tensor: torch.Tensor) -> None:
     result = torch._unique2(tensor)
     model = fit_argument("aten._unique2.default", "self", tensor)
     assert model is not None
-    model = told("aten._unique2.default", "self", model, outputs(result))
+    model = refine_model("aten._unique2.default", "self", model, outputs(result))
     assert len(torch._unique2(drawn(model, tensor))[0]) == len(result[0])
 
 
 def test_unique_consecutive_finds_as_many_of_sorted_ones() -> None:
     tensor = torch.randint(0, 99, (5000,), generator=seeded(0)).sort(descending=True).values
-    model = told(
+    model = refine_model(
         "aten.unique_consecutive.default", "self", fitted(tensor, Integers), outputs(tensor.unique_consecutive())
     )
     assert len(drawn(model, tensor).unique_consecutive()) == len(tensor.unique_consecutive())
@@ -164,7 +164,7 @@ def test_unique_consecutive_finds_as_many_of_sorted_ones() -> None:
 def test_repeat_interleave_gives_as_many() -> None:
     tensor = torch.randint(0, 900, (3000,), generator=seeded(0))
     result = torch.repeat_interleave(tensor)
-    model = told("aten.repeat_interleave.Tensor", "repeats", fitted(tensor, Integers), outputs(result))
+    model = refine_model("aten.repeat_interleave.Tensor", "repeats", fitted(tensor, Integers), outputs(result))
     assert len(torch.repeat_interleave(drawn(model, tensor))) == len(result)
 
 
@@ -178,17 +178,17 @@ def test_nms_tells_how_many_lie_apart(op: str) -> None:
     corners = torch.rand(300, 2, generator=seeded(0)) * 100
     boxes = torch.cat([corners, corners + 50], dim=1)
     argument = "0" if "mmcv" in op else "dets"
-    model = told(op, argument, fitted(boxes, Boxes), outputs(torch.arange(20)))
+    model = refine_model(op, argument, fitted(boxes, Boxes), outputs(torch.arange(20)))
     assert isinstance(model, Boxes)
     assert model.groups == 20
-    assert told(op, argument, fitted(boxes, Boxes), outputs(torch.arange(0))) == fitted(boxes, Boxes)
+    assert refine_model(op, argument, fitted(boxes, Boxes), outputs(torch.arange(0))) == fitted(boxes, Boxes)
 
 
 def test_soft_suppression_keeps_about_as_many() -> None:
     ops = optional("mmcv.ops")
     corners = torch.rand(500, 2, generator=seeded(0)) * 1000
     boxes = torch.cat([corners, corners + 40], dim=1)
-    model = told("mmcv._ext:softnms", "boxes", fitted(boxes, Boxes), outputs(torch.arange(60)))
+    model = refine_model("mmcv._ext:softnms", "boxes", fitted(boxes, Boxes), outputs(torch.arange(60)))
     scores = torch.rand(500, generator=seeded(1))
     _, places = ops.soft_nms(drawn(model, boxes), scores, 0.3)
     assert 60 <= len(places) <= 120

@@ -44,10 +44,10 @@ def run(args: argparse.Namespace) -> int:
     if args.output is not None:
         check_form(args.output)
         check_writable(args.output, args.force)
-    found = find_longtail(_load(args.traces, args.partial), _bandwidth(args.bandwidth), own_cost())
-    print("\n".join(lines_of(found, args.top)))
+    longtail = find_longtail(_load(args.traces, args.partial), _bandwidth(args.bandwidth), own_cost())
+    print("\n".join(lines_of(longtail, args.top)))
     if args.output is not None:
-        write_rows(found, args.output, args.force)
+        write_rows(longtail, args.output, args.force)
     return 0
 
 
@@ -59,8 +59,8 @@ def _load(paths: Iterable[Path], partial: bool) -> Iterator[Trace]:
         yield trace
 
 
-def _bandwidth(told: float | None) -> Callable[[Trace], float]:
-    return bandwidth_of if told is None else lambda trace: told
+def _bandwidth(bandwidth: float | None) -> Callable[[Trace], float]:
+    return bandwidth_of if bandwidth is None else lambda trace: bandwidth
 
 
 def gigabytes(text: str) -> float:

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from opgrip.replay.roofline.measuring import measure
 from opgrip.tools.verbs.verb import Verb, verbs
-from opgrip.traces.ceilings.ceilings import Ceilings, keep, kept_ceilings, write
+from opgrip.traces.ceilings.ceilings import Ceilings, keep, read_cached_ceilings, write
 from opgrip.traces.command import add_debug
 from opgrip.traces.devices import check_device
 from opgrip.traces.output import check_writable
@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
     if args.output is not None:
         check_writable(args.output, args.force)
     reporter = Reporter("opgrip machine")
-    ceilings = None if args.again else kept_ceilings(device)
+    ceilings = None if args.again else read_cached_ceilings(device)
     if ceilings is None:
         with reporter.doing(f"measuring what {device} gives at most"):
             ceilings = measure(device)

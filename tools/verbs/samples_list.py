@@ -33,12 +33,12 @@ def prepare(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print a line a sample; in a pipe, columns with tabs between them."""
-    found = find_samples(SHIPPED, args.names, args.tag)
-    if not found:
+    samples = find_samples(SHIPPED, args.names, args.tag)
+    if not samples:
         raise UserError("no sample has these names and tags", "opgrip samples list shows all")
     if args.source is not None:
-        found = [sample for sample in found if args.source.lower() in f"{sample.project} {sample.url}".lower()]
-        if not found:
+        samples = [sample for sample in samples if args.source.lower() in f"{sample.project} {sample.url}".lower()]
+        if not samples:
             raise UserError(f"no sample is from {args.source!r}", "opgrip samples list shows where all are from")
     rows = [
         (
@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
             sample.project,
             "jax" if sample.has_jax() else "",
         )
-        for sample in found
+        for sample in samples
     ]
     console = Console(highlight=False)
     if not console.is_terminal:

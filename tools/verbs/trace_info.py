@@ -97,8 +97,8 @@ def _facts(trace: Trace) -> Iterable[tuple[str, str]]:
     yield "time", str(header.get("time"))
     functions = calls[calls["kind"] == FUNCTION]
     inside = len(calls) - len(functions) - len(trace.own_calls)
-    made_inside = f", {inside:,} of them inside extension functions" if inside else ""
-    yield "calls", f"{len(calls) - len(functions):,}{made_inside}"
+    inside_note = f", {inside:,} of them inside extension functions" if inside else ""
+    yield "calls", f"{len(calls) - len(functions):,}{inside_note}"
     if len(functions):
         names = functions["op"].nunique()
         below = int(calls["gripped"].sum())
@@ -112,15 +112,15 @@ def _losses(trace: Trace) -> Iterable[tuple[str, str]]:
     if trace.missing:
         yield "incomplete", trace.missing
     if trace.end is not None:
-        yield "dropped", _counted(trace.end.dropped)
+        yield "dropped", _list_dropped(trace.end.dropped)
         if trace.end.passed_by:
-            yield "passed by", _counted(trace.end.passed_by)
+            yield "passed by", _list_dropped(trace.end.passed_by)
         if trace.end.stopped:
             yield "stopped", f"at {trace.end.stopped}, and the program went on"
         if trace.end.without_values:
-            yield "no values", _counted(trace.end.without_values)
+            yield "no values", _list_dropped(trace.end.without_values)
     for entered in trace.unfinished:
-        yield "unfinished", _entered(trace, entered)
+        yield "unfinished", _describe_entered(trace, entered)
     raised = [item for item in trace.signatures if item.raised is not None]
     if raised:
         yield "raised", "; ".join(f"{item.op}: {item.raised}" for item in raised)
@@ -128,7 +128,7 @@ def _losses(trace: Trace) -> Iterable[tuple[str, str]]:
         yield "passed over", ", ".join(f"{count} {name}" for name, count in trace.unknown.items())
 
 
-def _entered(trace: Trace, entered: Entered) -> str:
+def _describe_entered(trace: Trace, entered: Entered) -> str:
     """A call that was entered and not left, with what it was called on."""
     signature = entered.opened or next((item for item in trace.signatures if item.number == entered.signature), None)
     scope = next((item for item in trace.scopes if item.number == entered.scope), None)
@@ -142,7 +142,7 @@ def _outline(leaf: object) -> str:
     return tensor_outline(leaf.dtype, leaf.shape) if isinstance(leaf, TensorSpec) else str(leaf)
 
 
-def _counted(dropped: list[Dropped]) -> str:
+def _list_dropped(dropped: list[Dropped]) -> str:
     return "; ".join(f"{item.count:,} {item.op}: {item.reason}" for item in dropped) or "nothing"
 
 

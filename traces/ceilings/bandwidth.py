@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 
 from opgrip.traces.arguments import tensors
-from opgrip.traces.ceilings.ceilings import kept_ceilings
+from opgrip.traces.ceilings.ceilings import read_cached_ceilings
 from opgrip.traces.ceilings.copying import memory
 from opgrip.traces.devices import check_device
 from opgrip.traces.errors import UserError
-from opgrip.traces.measured import measured
+from opgrip.traces.measured import measure_once
 from opgrip.traces.trace import Trace
 
 
@@ -24,10 +24,10 @@ def bandwidth(device: str = "cpu") -> float:
     """
     check_device(device)
     threads = torch.get_num_threads() if device == "cpu" else 1
-    ceilings = kept_ceilings(device)
+    ceilings = read_cached_ceilings(device)
     if ceilings is not None:
         return ceilings.bandwidth(ceilings.levels[-1], threads) * 1e9
-    return measured("bandwidth", device, lambda: (memory(device, [threads]).bandwidth[threads] * 1e9,))[0]
+    return measure_once("bandwidth", device, lambda: (memory(device, [threads]).bandwidth[threads] * 1e9,))[0]
 
 
 def bandwidth_of(trace: Trace) -> float:

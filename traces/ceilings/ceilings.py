@@ -87,7 +87,7 @@ def ceilings_path(device: str) -> Path:
     return cache_folder() / "machine" / f"{torch.device(device).type}-{key}.json"
 
 
-def kept_ceilings(device: str) -> Ceilings | None:
+def read_cached_ceilings(device: str) -> Ceilings | None:
     """The ceilings that were measured before; None where there are none, or their file is damaged."""
     try:
         return from_json(json.loads(ceilings_path(device).read_text(encoding="utf-8")))
@@ -114,38 +114,38 @@ def to_json(ceilings: Ceilings) -> dict[str, Any]:
     return {"form": FORM, **asdict(ceilings)}
 
 
-def from_json(told: dict[str, Any]) -> Ceilings:
+def from_json(fields: dict[str, Any]) -> Ceilings:
     """The ceilings of a file.
 
     Raises
     ------
     ValueError, KeyError, TypeError, AttributeError : where they are not there
     """
-    if told["form"] != FORM:
-        raise ValueError(f"form {told['form']}")
+    if fields["form"] != FORM:
+        raise ValueError(f"form {fields['form']}")
     levels = tuple(
-        Level(item["name"], item["size"], item["sharing"], _by_threads(item["bandwidth"])) for item in told["levels"]
+        Level(item["name"], item["size"], item["sharing"], _by_threads(item["bandwidth"])) for item in fields["levels"]
     )
     if not levels or levels[-1].size is not None:
         raise ValueError("the last level is not the memory")
     return Ceilings(
-        machine=tuple(told["machine"]),
-        device=told["device"],
-        threads=int(told["threads"]),
+        machine=tuple(fields["machine"]),
+        device=fields["device"],
+        threads=int(fields["threads"]),
         levels=levels,
-        rates={dtype: _by_threads(rates) for dtype, rates in told["rates"].items()},
-        launch_us=float(told["launch_us"]),
-        dispatch_us=float(told["dispatch_us"]),
-        torch=told["torch"],
-        time=told["time"],
+        rates={dtype: _by_threads(rates) for dtype, rates in fields["rates"].items()},
+        launch_us=float(fields["launch_us"]),
+        dispatch_us=float(fields["dispatch_us"]),
+        torch=fields["torch"],
+        time=fields["time"],
     )
 
 
-def _by_threads(told: dict[str, float]) -> dict[int, float]:
-    found = {int(threads): float(value) for threads, value in told.items()}
-    if not found or min(found.values()) <= 0:
+def _by_threads(values: dict[str, float]) -> dict[int, float]:
+    value_by_threads = {int(threads): float(value) for threads, value in values.items()}
+    if not value_by_threads or min(value_by_threads.values()) <= 0:
         raise ValueError("a ceiling is missing")
-    return found
+    return value_by_threads
 
 
 def _between(measured: dict[int, float], threads: int) -> float:

@@ -53,27 +53,27 @@ def memory(device: str, threads: Sequence[int]) -> Level:
     if torch.device(device).type != "cpu":
         return _on_device(device, "memory", None, min(MOST_BYTES, free // 4))
     whole = min(max(MEMORY_BYTES, 8 * last_cache_bytes(device)), MOST_BYTES, free // 4)
-    copied = {count: _copied(whole // count, count) for count in threads}
+    copied = {count: _copy_rate(whole // count, count) for count in threads}
     return Level("memory", None, len(os.sched_getaffinity(0)), no_less(copied))
 
 
 def _cpu_caches(threads: Sequence[int]) -> Iterator[Level]:
-    told = caches() or [("L3", last_cache_bytes("cpu"), len(os.sched_getaffinity(0)))]
-    for name, size, sharing in told:
+    levels = caches() or [("L3", last_cache_bytes("cpu"), len(os.sched_getaffinity(0)))]
+    for name, size, sharing in levels:
         both = {count: int(size * SHARE_OF_CACHE / min(count, sharing)) for count in threads}
-        yield Level(name, size, sharing, no_less({count: _copied(both[count], count) for count in threads}))
+        yield Level(name, size, sharing, no_less({count: _copy_rate(both[count], count) for count in threads}))
 
 
-def no_less(measured: dict[int, float]) -> dict[int, float]:
+def no_less(rates: dict[int, float]) -> dict[int, float]:
     """More threads give no less than one: on a machine that others use too they may seem to."""
-    return {count: max(value for other, value in measured.items() if other <= count) for count in measured}
+    return {count: max(value for other, value in rates.items() if other <= count) for count in rates}
 
 
-def _copied(size: int, threads: int) -> float:
+def _copy_rate(size: int, threads: int) -> float:
     """GB/s that so many threads read and write together, each copying between buffers of `size` bytes in all."""
     half = max(size // 2, 64) // 64 * 64
     count = max(1, BYTES_A_RUN // (2 * half))
-    sets = [_repeated(half, count) for _ in range(threads)]
+    sets = [_repeating_arrays(half, count) for _ in range(threads)]
 
     def run() -> None:
         others = [Thread(target=np.copyto, args=pair) for pair in sets[1:]]
@@ -86,7 +86,7 @@ def _copied(size: int, threads: int) -> float:
     return threads * count * 2 * half / best_s(run) / 1e9
 
 
-def _repeated(size: int, count: int) -> tuple[Any, Any]:
+def _repeating_arrays(size: int, count: int) -> tuple[Any, Any]:
     """Two arrays of `count` elements of `size` bytes that all lie in the same place.
 
     Copying one to the other is `count` copies in one call: none of ours stands between them, which would take longer
@@ -99,12 +99,12 @@ def _repeated(size: int, count: int) -> tuple[Any, Any]:
 
 def caches(folder: str = CACHES) -> list[tuple[str, int, int]]:
     """Name, bytes and number of sharing processors of the first processor's caches for data."""
-    found = []
+    levels = []
     for index in sorted(Path(folder).glob("index*")):
-        told = {name: "".join(lines(str(index / name))) for name in ("level", "type", "size", "shared_cpu_list")}
-        if told["type"] in ("Data", "Unified") and told["size"].endswith("K") and told["size"][:-1].isdigit():
-            found.append((f"L{told['level']}", int(told["size"][:-1]) << 10, _count(told["shared_cpu_list"])))
-    return sorted(found)
+        facts = {name: "".join(lines(str(index / name))) for name in ("level", "type", "size", "shared_cpu_list")}
+        if facts["type"] in ("Data", "Unified") and facts["size"].endswith("K") and facts["size"][:-1].isdigit():
+            levels.append((f"L{facts['level']}", int(facts["size"][:-1]) << 10, _count(facts["shared_cpu_list"])))
+    return sorted(levels)
 
 
 def _on_device(device: str, name: str, size: int | None, both: int) -> Level:

@@ -46,10 +46,10 @@ class MadeCall:
 def threads_of(trace: Trace, operations: Mapping[int, Operation]) -> list[list[MadeCall]]:
     """The calls that the program made itself, those of each thread in their order."""
     places = _places(trace)
-    found: dict[tuple[int, int], list[MadeCall]] = {}
+    calls_by_thread: dict[tuple[int, int], list[MadeCall]] = {}
     for thread, call in _calls(trace, operations, places):
-        found.setdefault(thread, []).append(call)
-    return list(found.values())
+        calls_by_thread.setdefault(thread, []).append(call)
+    return list(calls_by_thread.values())
 
 
 def _calls(
@@ -77,8 +77,8 @@ def _calls(
 def _places(trace: Trace) -> dict[int, Place]:
     """By number of a scope, the function; of a backward pass, that whose calls caused it."""
     origin = origins(trace)
-    found = {scope.number: _function(origin[scope.number], scope.phase) for scope in trace.scopes}
-    return {number: place for number, place in found.items() if place is not None}
+    place_by_scope = {scope.number: _function(origin[scope.number], scope.phase) for scope in trace.scopes}
+    return {number: place for number, place in place_by_scope.items() if place is not None}
 
 
 def _function(scope: Scope, phase: str) -> Place | None:

@@ -23,7 +23,7 @@ def pattern_of(header: Mapping[str, Any], file: str, function: str) -> str:
 def grip_command(header: Mapping[str, Any], pattern: str) -> str:
     """`opcapture` as it was run for a trace, or of the script that was, with `--grip` and the pattern."""
     own, program = _parts(header)
-    return shlex.join(["opcapture", *_kept(own), "--grip", pattern, *(["--", *program] if program else [])])
+    return shlex.join(["opcapture", *_run_options(own), "--grip", pattern, *(["--", *program] if program else [])])
 
 
 def _parts(header: Mapping[str, Any]) -> tuple[list[str], list[str]]:
@@ -48,14 +48,14 @@ def _is_script(file: str, header: Mapping[str, Any]) -> bool:
     return False
 
 
-def _kept(options: Sequence[str]) -> list[str]:
+def _run_options(options: Sequence[str]) -> list[str]:
     """The options that say what runs."""
-    kept: list[str] = []
+    run_options: list[str] = []
     pending = iter(options)
     for word in pending:
-        name, given, _ = word.partition("=")
-        if name in VALUED and not given:
+        name, value, _ = word.partition("=")
+        if name in VALUED and not value:
             next(pending, None)
         elif name not in (*ALONE, *VALUED):
-            kept.append(word)
-    return kept
+            run_options.append(word)
+    return run_options

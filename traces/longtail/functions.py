@@ -125,9 +125,9 @@ def find_longtail(
         bandwidths.add(speed)
         launches.append(_add(trace, sums, speed, cost))
     wall = sum(item.operator_ns + item.between_ns for item in sums.values())
-    found = [_function(file, name, item) for (file, name), item in sums.items() if name and item.is_long_tail]
-    found.sort(key=attrgetter("saving_ns"), reverse=True)
-    return LongTail(found, len(launches), sum(launches), wall, tuple(sorted(bandwidths)))
+    functions = [_function(file, name, item) for (file, name), item in sums.items() if name and item.is_long_tail]
+    functions.sort(key=attrgetter("saving_ns"), reverse=True)
+    return LongTail(functions, len(launches), sum(launches), wall, tuple(sorted(bandwidths)))
 
 
 def _add(trace: Trace, sums: dict[Function, _Sum], bandwidth: float, cost: CaptureCost) -> int:

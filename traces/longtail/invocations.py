@@ -42,18 +42,18 @@ def count_invocations(thread: Iterable[MadeCall]) -> dict[Function, int]:
         counts.setdefault(function, 0)
         if call.place.phase == BACKWARD:
             continue
-        known = opened.get((function, call.module))
-        if known is None or _begins(known, call, index):
+        open_call = opened.get((function, call.module))
+        if open_call is None or _begins(open_call, call, index):
             counts[function] += 1
             opened[function, call.module] = _Open(call.line, call.operation.op, False, index)
         else:
-            known.moved = call.line != known.line
-            known.last = index
+            open_call.moved = call.line != open_call.line
+            open_call.last = index
     return counts
 
 
-def _begins(known: _Open, call: MadeCall, index: int) -> bool:
-    came_back = index != known.last + 1
-    if call.line == known.line and call.operation.op == known.op:
-        return known.moved or came_back
-    return came_back and call.line < known.line
+def _begins(open_call: _Open, call: MadeCall, index: int) -> bool:
+    came_back = index != open_call.last + 1
+    if call.line == open_call.line and call.operation.op == open_call.op:
+        return open_call.moved or came_back
+    return came_back and call.line < open_call.line

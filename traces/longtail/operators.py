@@ -28,18 +28,19 @@ class Operation:
 
     Attributes
     ----------
-    taken, given : bytes of each tensor among arguments and results; elements that a stride of 0 repeats count once
-    writes : whether it may write into each of the taken
-    shapes : what tells apart two tensors among those taken in the same memory
-    extents : bytes of each of the taken from the start of its memory to its end
+    argument_bytes, result_bytes : of each tensor among arguments or results; elements that a stride of 0 repeats count
+        once
+    writes : whether it may write into each of the arguments
+    shapes : what tells apart two arguments in the same memory
+    extents : bytes of each argument from the start of its memory to its end
     moves : whether it reads or writes elements; a view does not
     dense : whether it has a kernel of its own for much work: see `is_dense`
     """
 
     op: str
     interface: Interface
-    taken: tuple[int, ...]
-    given: tuple[int, ...]
+    argument_bytes: tuple[int, ...]
+    result_bytes: tuple[int, ...]
     writes: tuple[bool, ...]
     shapes: tuple[tuple[object, ...], ...]
     extents: tuple[int, ...]

@@ -19,25 +19,25 @@ COLUMNS = ("saves ms", "share", "calls", "ops/call", "ops ms", "between ms", "ba
 WRITTEN = (".json", ".csv")
 
 
-def lines_of(found: LongTail, top: int) -> list[str]:
+def lines_of(longtail: LongTail, top: int) -> list[str]:
     """What a terminal or a pipe shows: one line of totals, then one a function, by falling saving.
 
     Parameters
     ----------
     top : rows at most
     """
-    ranked = found.functions
+    ranked = longtail.functions
     saving = sum(item.saving_ns for item in ranked)
     head = (
-        f"{len(ranked)} long-tail functions in {found.traces} {'traces' if found.traces > 1 else 'trace'} of "
-        f"{found.launches:,} calls: one kernel in place of each saves at most {saving / 1e6:,.1f} ms of "
-        f"{found.wall_ns / 1e6:,.1f}, at {' and '.join(f'{speed / 1e9:,.1f}' for speed in found.bandwidths)} GB/s"
+        f"{len(ranked)} long-tail functions in {longtail.traces} {'traces' if longtail.traces > 1 else 'trace'} of "
+        f"{longtail.launches:,} calls: one kernel in place of each saves at most {saving / 1e6:,.1f} ms of "
+        f"{longtail.wall_ns / 1e6:,.1f}, at {' and '.join(f'{speed / 1e9:,.1f}' for speed in longtail.bandwidths)} GB/s"
     )
     rows: list[tuple[str, ...]] = [(*COLUMNS, "function", "grip it with")]
-    rows += [_cells(item, found.wall_ns) for item in ranked[:top]]
+    rows += [_cells(item, longtail.wall_ns) for item in ranked[:top]]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     numbers = len(COLUMNS)
-    return [head, *("  ".join(_aligned(row, widths, numbers)).rstrip() for row in rows)]
+    return [head, *("  ".join(_align(row, widths, numbers)).rstrip() for row in rows)]
 
 
 def _cells(item: LongTailFunction, wall_ns: float) -> tuple[str, ...]:
@@ -58,12 +58,12 @@ def _cells(item: LongTailFunction, wall_ns: float) -> tuple[str, ...]:
     )
 
 
-def _aligned(row: tuple[str, ...], widths: list[int], numbers: int) -> list[str]:
+def _align(row: tuple[str, ...], widths: list[int], numbers: int) -> list[str]:
     cells = zip(row, widths, strict=True)
     return [cell.rjust(width) if place < numbers else cell.ljust(width) for place, (cell, width) in enumerate(cells)]
 
 
-def write_rows(found: LongTail, path: Path, force: bool) -> None:
+def write_rows(longtail: LongTail, path: Path, force: bool) -> None:
     """Write all functions with all their numbers, one row or object each.
 
     Raises
@@ -71,11 +71,11 @@ def write_rows(found: LongTail, path: Path, force: bool) -> None:
     UserError : for another form than `.json` and `.csv`, and where the file is there and `force` is false
     """
     check_form(path)
-    rows = [row_of(item) for item in found.functions]
+    rows = [row_of(item) for item in longtail.functions]
     text = io.StringIO()
     if path.suffix == ".json":
-        facts = {"traces": found.traces, "calls": found.launches, "wall_ns": found.wall_ns}
-        json.dump({**facts, "bandwidths": found.bandwidths, "functions": rows}, text, indent=1)
+        facts = {"traces": longtail.traces, "calls": longtail.launches, "wall_ns": longtail.wall_ns}
+        json.dump({**facts, "bandwidths": longtail.bandwidths, "functions": rows}, text, indent=1)
     else:
         names = list(row_of(_NOTHING))
         writer = csv.DictWriter(text, names, lineterminator="\n")

@@ -74,24 +74,26 @@ def measure_times(runs: Iterable[Sequence[MadeCall]], looked_at: Container[int],
     ----------
     looked_at : signatures of which the capture looked at the values of later calls
     """
-    met: set[tuple[int, int, int, int]] = set()
+    earlier_pairs: set[tuple[int, int, int, int]] = set()
     durations: dict[tuple[int, int], list[int]] = {}
     clean: dict[Step, list[int]] = {}
     every: list[int] = []
-    seen: Counter[int] = Counter()
+    calls_by_signature: Counter[int] = Counter()
     for run in runs:
         for call in run:
             durations.setdefault((call.signature, call.scope), []).append(call.duration_ns)
         for before, after in pairwise(run):
             every.append(gap(before, after))
             pair = (before.signature, before.scope, after.signature, after.scope)
-            new = pair not in met or any(number in looked_at and seen[number] <= SETTLED for number in pair[::2])
+            new = pair not in earlier_pairs or any(
+                number in looked_at and calls_by_signature[number] <= SETTLED for number in pair[::2]
+            )
             if not new:
                 clean.setdefault(step_of(before, after), []).append(every[-1])
-            met.add(pair)
-            seen[after.signature] += 1
-    found = [item for items in clean.values() for item in items]
-    typical = _low(found if len(found) >= FEWEST else every)
+            earlier_pairs.add(pair)
+            calls_by_signature[after.signature] += 1
+    clean_gaps = [item for items in clean.values() for item in items]
+    typical = _low(clean_gaps if len(clean_gaps) >= FEWEST else every)
     calls = {key: _low(items) for key, items in durations.items()}
     return Times(cost, calls, {step: _low(items) for step, items in clean.items()}, typical)
 

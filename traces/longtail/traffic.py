@@ -14,7 +14,7 @@ class _Memory:
     """Memory that a call gave: whose, whether another function takes it, and whether anything reads it."""
 
     maker: Function
-    taken_elsewhere: bool = False
+    is_used_elsewhere: bool = False
     read: bool = False
 
 
@@ -22,21 +22,21 @@ class _Memory:
 class Traffic:
     """Where memory comes from and goes to in a whole trace."""
 
-    _made: dict[int, _Memory] = field(default_factory=dict)
+    _memory_of_storage: dict[int, _Memory] = field(default_factory=dict)
 
     def note(self, calls: Iterable[MadeCall]) -> None:
         """Take note of a trace's calls, in the order in which they started."""
         for call in calls:
             function = function_of(call)
-            taken = set(call.takes)
+            argument_storages = set(call.takes)
             for storage, writes in zip(call.takes, call.operation.writes, strict=False):
-                memory = self._made.get(storage)
+                memory = self._memory_of_storage.get(storage)
                 if memory is not None:
-                    memory.taken_elsewhere |= memory.maker != function
+                    memory.is_used_elsewhere |= memory.maker != function
                     memory.read |= call.operation.moves and not writes
             for storage in call.gives:
-                if storage != NO_STORAGE and storage not in taken:
-                    self._made.setdefault(storage, _Memory(function))
+                if storage != NO_STORAGE and storage not in argument_storages:
+                    self._memory_of_storage.setdefault(storage, _Memory(function))
 
     def bytes_of(self, run: Sequence[MadeCall]) -> int:
         """Bytes that come into and leave a run of one function's calls.
@@ -55,16 +55,18 @@ class Traffic:
     def _cross(self, call: MadeCall, borders: _Borders) -> None:
         function, operation = function_of(call), call.operation
         for place, storage in enumerate(call.takes):
-            memory = self._made.get(storage)
+            memory = self._memory_of_storage.get(storage)
             if storage == NO_STORAGE or (memory is not None and memory.maker == function):
                 continue
             if operation.writes[place]:
-                borders.write(storage, operation.taken[place])
+                borders.write(storage, operation.argument_bytes[place])
             else:
-                borders.read(storage, operation.shapes[place], operation.taken[place], operation.extents[place])
-        for storage, size in zip(call.gives, operation.given, strict=False):
-            memory = self._made.get(storage)
-            if memory is not None and memory.maker == function and (memory.taken_elsewhere or not memory.read):
+                borders.read(
+                    storage, operation.shapes[place], operation.argument_bytes[place], operation.extents[place]
+                )
+        for storage, size in zip(call.gives, operation.result_bytes, strict=False):
+            memory = self._memory_of_storage.get(storage)
+            if memory is not None and memory.maker == function and (memory.is_used_elsewhere or not memory.read):
                 borders.write(storage, size)
 
 
@@ -93,4 +95,4 @@ class _Borders:
 def _ends(run: Sequence[MadeCall]) -> int:
     """Bytes that the first call takes and the last gives: all that is sure where the trace has no dataflow."""
     moving = [call.operation for call in run if call.operation.moves]
-    return sum(moving[0].taken) + sum(moving[-1].given) if moving else 0
+    return sum(moving[0].argument_bytes) + sum(moving[-1].result_bytes) if moving else 0

@@ -73,7 +73,7 @@ def copies(boxes: torch.Tensor, count: int, dtype: torch.dtype, generator: torch
     return shuffled(rows, generator)
 
 
-def apart(
+def draw_separate_boxes(
     count: int,
     low: list[float],
     high: list[float],

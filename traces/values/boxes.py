@@ -9,7 +9,7 @@ import torch
 
 from opgrip.traces.arguments import FormatError
 from opgrip.traces.values import checks
-from opgrip.traces.values.box_layout import apart, copies, overlapping
+from opgrip.traces.values.box_layout import copies, draw_separate_boxes, overlapping
 from opgrip.traces.values.drawing import at_quantiles
 from opgrip.traces.values.model import leading, sample, value_models
 
@@ -139,7 +139,9 @@ class Boxes:
             corners = slice(self.first, self.first + 4)
             low, high = self.low[corners], self.high[corners]
             widths = [low[2], high[2]] if self.quantiles is None else self.quantiles[self.first + 2]
-            return apart(min(self.groups, len(rows)), low, high, widths, all(self.whole[corners]), generator)
+            return draw_separate_boxes(
+                min(self.groups, len(rows)), low, high, widths, all(self.whole[corners]), generator
+            )
         if self.overlap is not None and self.overlap >= CROWDED:
             return rows[: max(1, round(len(rows) / (1 + self.overlap)))]
         return rows

@@ -86,10 +86,10 @@ def parts(total: int, weights: torch.Tensor, most: int | None = None) -> torch.T
     sizes = 1 + steps.diff(prepend=steps.new_zeros(1))
     if most is None:
         return sizes
-    kept = sizes.clamp(max=max(most, -(-total // len(weights))))
-    room = sizes.clamp(max=0) + max(most, -(-total // len(weights))) - kept
+    capped_sizes = sizes.clamp(max=max(most, -(-total // len(weights))))
+    room = sizes.clamp(max=0) + max(most, -(-total // len(weights))) - capped_sizes
     before = room.cumsum(0) - room
-    return kept + torch.minimum(room, (total - int(kept.sum()) - before).clamp(min=0))
+    return capped_sizes + torch.minimum(room, (total - int(capped_sizes.sum()) - before).clamp(min=0))
 
 
 def at_quantiles(

@@ -59,16 +59,16 @@ class Integers(Ordered):
         flat = whole.reshape(-1)
         low, high = (int(bound) for bound in torch.aminmax(flat))
         counted = len(flat) <= SORTED or is_narrow(low, high, len(flat))
-        values, counts, found = (*tally(flat), None) if counted else estimate(flat)
+        values, counts, distinct_estimate = (*tally(flat), None) if counted else estimate(flat)
         scale = 1.0 if counted else len(flat) / int(counts.sum())
         frequent = _frequent(values, counts, complete=counted)
         if low <= 0 <= high and (len(frequent) < len(counts) or not counted):
             frequent = _with_zero(frequent, int(counts[_places(values, [0])].sum()))
-        known = [value for value, _ in frequent]
-        zipf = _zipf(counts.index_fill(0, _places(values, known), 1))
-        bounds = _range_without(low, high, values, set(known))
+        frequent_values = [value for value, _ in frequent]
+        zipf = _zipf(counts.index_fill(0, _places(values, frequent_values), 1))
+        bounds = _range_without(low, high, values, set(frequent_values))
         frequent = [[value, round(count * scale)] for value, count in frequent]
-        if not counted and 0 in known:
+        if not counted and 0 in frequent_values:
             zeros = len(flat) - int(torch.count_nonzero(flat))
             frequent = [[value, count if value else zeros] for value, count in frequent]
         others = 0 if bounds[0] is None else max(1, len(flat) - sum(count for _, count in frequent))
@@ -78,7 +78,7 @@ class Integers(Ordered):
             *bounds,
             others,
             order.get("falls") == 0,
-            len(values) if found is None else found,
+            len(values) if distinct_estimate is None else distinct_estimate,
             zipf,
             **order,
         )
@@ -86,9 +86,9 @@ class Integers(Ordered):
     def check(self) -> None:
         """Counts are none below zero and the range is one."""
         checks.counted(self.frequent, "frequent values", FREQUENT)
-        known = sum(count for _, count in self.frequent)
-        checks.whole(self.others, "a count of other values", 0, checks.HIGHEST - known)
-        if not self.others + known:
+        frequent_count = sum(count for _, count in self.frequent)
+        checks.whole(self.others, "a count of other values", 0, checks.HIGHEST - frequent_count)
+        if not self.others + frequent_count:
             raise FormatError("integers without values")
         if self.others or self.low is not None or self.high is not None:
             checks.whole(self.low, "a lower bound")
@@ -106,8 +106,8 @@ class Integers(Ordered):
     def draw(self, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
         """The frequent values as often as they were, as many distinct others as there were, in their order."""
         count, device = torch.Size(shape).numel(), generator.device
-        known = self.others + sum(n for _, n in self.frequent)
-        repeats = torch.tensor([n * count // known for _, n in self.frequent], dtype=torch.int64, device=device)
+        fitted_count = self.others + sum(n for _, n in self.frequent)
+        repeats = torch.tensor([n * count // fitted_count for _, n in self.frequent], dtype=torch.int64, device=device)
         frequent = torch.tensor([value for value, _ in self.frequent], dtype=torch.int64, device=device)
         missing = count - int(repeats.sum())
         if self.low is None or self.high is None:
@@ -154,8 +154,8 @@ def _frequent(values: torch.Tensor, counts: torch.Tensor, complete: bool) -> lis
     """
     most, places = counts.topk(min(FREQUENT, len(counts)))
     # a value met once tells nothing that the range does not, unless all values are kept
-    kept = len(counts) if complete and len(counts) <= FREQUENT else int(torch.count_nonzero(most > 1))
-    return [list(pair) for pair in zip(values[places[:kept]].tolist(), most[:kept].tolist(), strict=True)]
+    count = len(counts) if complete and len(counts) <= FREQUENT else int(torch.count_nonzero(most > 1))
+    return [list(pair) for pair in zip(values[places[:count]].tolist(), most[:count].tolist(), strict=True)]
 
 
 def _with_zero(frequent: list[list[int]], zeros: int) -> list[list[int]]:
@@ -165,23 +165,23 @@ def _with_zero(frequent: list[list[int]], zeros: int) -> list[list[int]]:
     return [*frequent[: FREQUENT - 1], [0, zeros]]
 
 
-def _places(values: torch.Tensor, known: list[int]) -> torch.Tensor:
+def _places(values: torch.Tensor, queries: list[int]) -> torch.Tensor:
     """Where these are among the distinct values, in ascending order; those that are not there are left out."""
-    wanted = torch.tensor(known, dtype=torch.int64, device=values.device)
-    places = torch.searchsorted(values, wanted).clamp(max=len(values) - 1)
-    return places[values[places] == wanted]
+    query_tensor = torch.tensor(queries, dtype=torch.int64, device=values.device)
+    places = torch.searchsorted(values, query_tensor).clamp(max=len(values) - 1)
+    return places[values[places] == query_tensor]
 
 
-def _range_without(low: int, high: int, values: torch.Tensor, known: set[int]) -> tuple[int | None, int | None]:
-    """Smallest and largest of the elements that are none of the known values; None where there is none.
+def _range_without(low: int, high: int, values: torch.Tensor, frequent: set[int]) -> tuple[int | None, int | None]:
+    """Smallest and largest of the elements that are none of the frequent values; None where there is none.
 
     Parameters
     ----------
     low, high : range of all elements, which a sample may have missed
     values : the distinct ones, in ascending order
     """
-    few = len(known) + 1
-    others = [value for value in [low, *values[:few].tolist(), *values[-few:].tolist(), high] if value not in known]
+    few = len(frequent) + 1
+    others = [value for value in [low, *values[:few].tolist(), *values[-few:].tolist(), high] if value not in frequent]
     return (min(others), max(others)) if others else (None, None)
 
 
@@ -192,8 +192,8 @@ def _zipf(counts: torch.Tensor) -> float:
         return 0.0
     # how many values have so large a count or a larger one
     ranks = torch.bincount(counts).flip(0).cumsum(0)
-    wanted = torch.tensor([2**power for power in range(len(counts).bit_length())], device=counts.device)
-    sizes = (most - torch.searchsorted(ranks, wanted)).tolist()
+    probe_ranks = torch.tensor([2**power for power in range(len(counts).bit_length())], device=counts.device)
+    sizes = (most - torch.searchsorted(ranks, probe_ranks)).tolist()
     points = [(math.log(2**power), math.log(size - 1)) for power, size in enumerate(sizes) if size > 1]
     if len(points) < 2:
         return 0.0

@@ -50,16 +50,18 @@ value_models: Registry[type[ValueModel]] = Registry("opgrip.traces.values", "opg
 """Kinds of value models by the name that stands in the trace."""
 
 
-def fit(tensor: torch.Tensor, asked: Collection[str] = ()) -> ValueModel | None:
+def fit(tensor: torch.Tensor, requested_kinds: Collection[str] = ()) -> ValueModel | None:
     """The first model that fits a tensor, None for an empty one.
 
     Parameters
     ----------
-    asked : names of kinds to try that else are not, those with `on_request = True`
+    requested_kinds : names of kinds to try that else are not, those with `on_request = True`
     """
     if tensor.numel() == 0:
         return None
-    kinds = [kind for name, kind in value_models.items() if name in asked or not getattr(kind, "on_request", False)]
+    kinds = [
+        kind for name, kind in value_models.items() if name in requested_kinds or not getattr(kind, "on_request", False)
+    ]
     with torch.no_grad():
         plain = tensor.detach().resolve_conj().resolve_neg()
         for kind in sorted(kinds, key=lambda kind: kind.priority):
@@ -100,10 +102,10 @@ def leading(tensor: torch.Tensor, most: int) -> torch.Tensor:
 def value_model_to_json(model: ValueModel) -> dict[str, Json]:
     """The fields of a model, with its name under `model`; without those that have their default."""
     name = next(name for name, kind in value_models.items() if kind is type(model))
-    kept = {field.name: getattr(model, field.name) for field in fields(model)}
+    values = {field.name: getattr(model, field.name) for field in fields(model)}
     defaults = {field.name: field.default for field in fields(model)}
     return {"model": name} | {
-        key: encode(value) for key, value in kept.items() if defaults[key] is MISSING or value != defaults[key]
+        key: encode(value) for key, value in values.items() if defaults[key] is MISSING or value != defaults[key]
     }
 
 
@@ -118,11 +120,11 @@ def value_model_from_json(form: Mapping[str, Json]) -> ValueModel:
     kind = value_models.get(name)
     if kind is None:
         raise FormatError(f"a value model of unknown kind {name!r}")
-    known = [field for field in fields(kind) if field.name in form or field.default is MISSING]
-    missing = [field.name for field in known if field.name not in form]
+    form_fields = [field for field in fields(kind) if field.name in form or field.default is MISSING]
+    missing = [field.name for field in form_fields if field.name not in form]
     if missing:
         raise FormatError(f"a {name} value model without {', '.join(missing)}")
-    model = kind(**{field.name: decode(form[field.name]) for field in known})
+    model = kind(**{field.name: decode(form[field.name]) for field in form_fields})
     try:
         model.check()
     except FormatError:

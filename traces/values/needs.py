@@ -21,7 +21,7 @@ from opgrip.traces.values.floats import Floats
 from opgrip.traces.values.integers import Integers
 from opgrip.traces.values.model import ValueModel, fit
 
-Told = Callable[[Any, Any], ValueModel]
+Refine = Callable[[Any, Any], ValueModel]
 """The model with what the outputs, a tree of `TensorSpec`, tell."""
 
 
@@ -36,7 +36,7 @@ class Need:
     model : name of the value model that such an argument needs; empty where any will do
     why : what goes wrong, or is slow, with other values
     varies : other values that the model could draw can change the operator's time, or its outputs' sizes
-    told : what is learnt from the outputs
+    refine : what is learnt from the outputs
     of : kinds of dtypes that the row is about: of `bool`, `int`, `float`; empty for all
     """
 
@@ -45,7 +45,7 @@ class Need:
     model: str
     why: str
     varies: bool = True
-    told: Told | None = None
+    refine: Refine | None = None
     of: str = ""
 
 
@@ -61,7 +61,7 @@ def fit_argument(op: str, argument: str, tensor: torch.Tensor) -> ValueModel | N
     return fit(tensor, {need.model for need in _needs(op, argument, tensor.dtype)})
 
 
-def told(op: str, argument: str, model: ValueModel, outputs: Any) -> ValueModel:
+def refine_model(op: str, argument: str, model: ValueModel, outputs: Any) -> ValueModel:
     """The model with the fields that the recorded outputs tell, the same where they tell none.
 
     Parameters
@@ -69,8 +69,8 @@ def told(op: str, argument: str, model: ValueModel, outputs: Any) -> ValueModel:
     outputs : of the call, a tree of `TensorSpec`
     """
     for need in _needs(op, argument, None):
-        if need.told is not None:
-            model = need.told(model, outputs)
+        if need.refine is not None:
+            model = need.refine(model, outputs)
     return model
 
 
@@ -105,7 +105,7 @@ def _size(outputs: Any, which: int = 0, dimension: int = 0) -> int | None:
     return specs[which].shape[dimension]
 
 
-def _found(model: Any, outputs: Any) -> Any:
+def _with_true(model: Any, outputs: Any) -> Any:
     """As many true elements as places were found; of other models the count of zeros is exact."""
     rows = _size(outputs)
     if type(model) is not Booleans or rows is None or rows > model.total:
@@ -114,31 +114,32 @@ def _found(model: Any, outputs: Any) -> Any:
     return replace(model, true=rows, runs=runs)
 
 
-def _distinct(model: Any, outputs: Any) -> Any:
+def _with_distinct(model: Any, outputs: Any) -> Any:
     """As many different values as were found."""
     rows = _size(outputs)
     return replace(model, distinct=rows) if isinstance(model, Integers | Floats) and rows else model
 
 
-def _distinct_in_order(model: Any, outputs: Any) -> Any:
+def _with_runs(model: Any, outputs: Any) -> Any:
     """The same, where equal values stand side by side."""
     is_sorted = isinstance(model, Integers | Floats) and model.rises is not None and 0 in (model.rises, model.falls)
-    return _distinct(model, outputs) if is_sorted else model
+    return _with_distinct(model, outputs) if is_sorted else model
 
 
-def _total(model: Any, outputs: Any) -> Any:
+def _with_total(model: Any, outputs: Any) -> Any:
     """Repeats that add up to the rows that came out."""
     rows = _size(outputs)
     return replace(model, total=rows) if isinstance(model, Integers) and rows is not None else model
 
 
-def _kept(model: Any, outputs: Any) -> Any:
+def _with_groups(model: Any, outputs: Any) -> Any:
     """As many groups of boxes as boxes were kept."""
     rows = _size(outputs)
     return replace(model, groups=rows) if isinstance(model, Boxes) and rows else model
 
 
 _COUNT = "the count of elements that are not zero is the output's size"
+_GROUPS = "as many boxes are kept as lie apart; each costs a pass"
 _CLASH = "indices that are equal or near to each other decide how writes collide and what the cache holds"
 _NEAR = "indices that are equal or near to each other decide what the cache holds"
 _ALIKE = "equal and sorted elements are cases of their own for a sort"
@@ -146,11 +147,11 @@ _EXACT = "read as sizes and places in memory"
 
 NEEDS = (
     # outputs whose size depends on values
-    Need("aten.nonzero.*", "self", "", _COUNT, told=_found),
-    Need("aten.nonzero_numpy.*", "self", "", _COUNT, told=_found),
+    Need("aten.nonzero.*", "self", "", _COUNT, refine=_with_true),
+    Need("aten.nonzero_numpy.*", "self", "", _COUNT, refine=_with_true),
     Need("aten.nonzero_static*", "self", "", "so many places are written, and the rest filled"),
-    Need("aten.argwhere*", "self", "", _COUNT, told=_found),
-    Need("aten.where.default", "condition", "", _COUNT, told=_found),
+    Need("aten.argwhere*", "self", "", _COUNT, refine=_with_true),
+    Need("aten.where.default", "condition", "", _COUNT, refine=_with_true),
     Need("aten._to_sparse*", "self", "", _COUNT),
     Need("aten.to_sparse*", "self", "", _COUNT),
     Need("aten.count_nonzero*", "self", "", "the share of zeros decides branches on a CPU", varies=False),
@@ -158,20 +159,22 @@ NEEDS = (
     Need("aten.*index.Tensor*", "indices", "booleans", _COUNT, of="bool"),
     Need("aten.*index_put*", "indices", "booleans", "values of one row for each true element", of="bool"),
     Need("aten.masked_scatter*", "mask", "booleans", "as many elements of the source are read as are true"),
-    Need("aten._unique*", "self", "", "the count of different values is the output's size", told=_distinct),
-    Need("aten.unique_consecutive*", "self", "", "the count of runs is the output's size", told=_distinct_in_order),
+    Need("aten._unique*", "self", "", "the count of different values is the output's size", refine=_with_distinct),
+    Need("aten.unique_consecutive*", "self", "", "the count of runs is the output's size", refine=_with_runs),
     Need("aten.unique_dim*", "self", "", "the count of different rows is the output's size"),
-    Need("aten.repeat_interleave.Tensor*", "repeats", "integers", "their sum is the output's size", told=_total),
+    Need("aten.repeat_interleave.Tensor*", "repeats", "integers", "their sum is the output's size", refine=_with_total),
     Need("aten.repeat_interleave.self_Tensor", "repeats", "integers", "their sum is the output's size"),
     Need("aten.bincount*", "self", "integers", "the largest value is the output's size; " + _CLASH),
     Need("aten.one_hot*", "self", "integers", "the largest value is the output's size"),
     Need("aten._local_scalar_dense*", "self", "", "the program goes on by what it reads", varies=False),
     # boxes
-    Need("mmcv._ext:nms", "boxes|0", "boxes", "as many boxes are kept as lie apart; each costs a pass", told=_kept),
-    Need("mmcv._ext:softnms", "boxes|0", "boxes", "as many are kept as lie apart; each costs a pass", told=_kept),
-    Need("mmcv._ext:nms_*", "dets|0", "", "as many boxes are kept as lie apart; each costs a pass"),
-    Need("torchvision.nms*", "dets", "boxes", "as many boxes are kept as lie apart; each costs a pass", told=_kept),
-    Need("torchvision::nms", "dets|0", "boxes", "as many boxes are kept as lie apart; each costs a pass", told=_kept),
+    Need("mmcv._ext:nms", "boxes|0", "boxes", _GROUPS, refine=_with_groups),
+    Need(
+        "mmcv._ext:softnms", "boxes|0", "boxes", "as many are kept as lie apart; each costs a pass", refine=_with_groups
+    ),
+    Need("mmcv._ext:nms_*", "dets|0", "", _GROUPS),
+    Need("torchvision.nms*", "dets", "boxes", _GROUPS, refine=_with_groups),
+    Need("torchvision::nms", "dets|0", "boxes", _GROUPS, refine=_with_groups),
     Need("mmcv._ext:*nms*", "scores|1", "", "kept in their order", varies=False),
     Need("mmcv._ext:*roi_*", "rois|1", "boxes", "an image's index, and a size that sets the work"),
     Need("torchvision.*roi_*", "rois", "boxes", "an image's index, and a size that sets the work"),

@@ -64,8 +64,8 @@ class OneHot:
         """Each class as often, in random order; classes in their shares for another number of rows."""
         length = shape[-1] if shape else 1
         rows, device = torch.Size(shape).numel() // length, generator.device
-        known = self.others + sum(count for _, count in self.frequent)
-        repeats = torch.tensor([count * rows // known for _, count in self.frequent], dtype=torch.int64, device=device)
+        total = self.others + sum(count for _, count in self.frequent)
+        repeats = torch.tensor([count * rows // total for _, count in self.frequent], dtype=torch.int64, device=device)
         classes = torch.tensor([at for at, _ in self.frequent], dtype=torch.int64, device=device)
         others = between(0, self.classes - 1, rows - int(repeats.sum()), generator)
         if not self.others and len(classes):

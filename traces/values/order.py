@@ -73,7 +73,7 @@ class Ordered:
         usual, differing = _mean_step(values), int(torch.count_nonzero(values[1:] != values[:-1]))
         # only those neighbours that differ tell whether they are near
         if self.step and self.step / changes < CLOSE * usual / max(1, differing):
-            return _walked(values, self.step, usual, generator)
+            return _random_walk(values, self.step, usual, generator)
         return values if changes > 0.98 * pairs else _in_blocks(values, changes + 1, generator)
 
 
@@ -107,15 +107,15 @@ def _in_runs(values: torch.Tensor, count: int, downwards: bool, generator: torch
 
 def _mean_step(values: torch.Tensor) -> float:
     """Mean distance of neighbours that are finite, 0 where there are none."""
-    apart = values[: STEPPED + 1].double().diff().abs()
-    mean = apart.mean().item() if len(apart) else 0.0
+    distances = values[: STEPPED + 1].double().diff().abs()
+    mean = distances.mean().item() if len(distances) else 0.0
     if math.isfinite(mean):
         return mean
-    apart = apart[apart.isfinite()]
-    return apart.mean().item() if len(apart) else 0.0
+    distances = distances[distances.isfinite()]
+    return distances.mean().item() if len(distances) else 0.0
 
 
-def _walked(values: torch.Tensor, step: float, usual: float, generator: torch.Generator) -> torch.Tensor:
+def _random_walk(values: torch.Tensor, step: float, usual: float, generator: torch.Generator) -> torch.Tensor:
     """The values as a random walk between two walls, which visits all ranks alike, comes by them.
 
     Parameters
@@ -123,15 +123,15 @@ def _walked(values: torch.Tensor, step: float, usual: float, generator: torch.Ge
     step, usual : mean distance of neighbours as it is to be, and as it is in random order
     """
     noise = torch.randn(len(values), dtype=torch.float64, generator=generator, device=values.device)
-    ranked, walked = values.sort().values, torch.empty_like(values)
+    ranked, walk = values.sort().values, torch.empty_like(values)
     # the mean step of the walk is 0.8 times its spread; that of two elements at random is a third of the way
     spread = step / usual / 3 / 0.8
     for _ in range(3):
         folded = ((noise * spread).cumsum(0).remainder(2) - 1).abs()
-        walked[folded.argsort()] = ranked
+        walk[folded.argsort()] = ranked
         # where values are more crowded than elsewhere, steps differ
-        spread *= step / max(_mean_step(walked), 1e-3 * step)
-    return walked
+        spread *= step / max(_mean_step(walk), 1e-3 * step)
+    return walk
 
 
 def _in_blocks(values: torch.Tensor, count: int, generator: torch.Generator) -> torch.Tensor:
@@ -146,11 +146,11 @@ def _in_blocks(values: torch.Tensor, count: int, generator: torch.Generator) -> 
         return values
     inside = (~changes).nonzero().reshape(-1) + 1
     weights = (sizes - 1) / len(inside)
-    blocks = wanted = float(max(count, len(sizes)))
+    blocks = target_blocks = float(max(count, len(sizes)))
     for _ in range(TRIES):
         # blocks of equal value that come to lie side by side are one
         each = 1 + (blocks - len(sizes)) * weights
-        blocks = min(float(total), wanted + float((each * (each - 1)).sum()) / blocks)
+        blocks = min(float(total), target_blocks + float((each * (each - 1)).sum()) / blocks)
     cuts = inside[exactly(round(blocks) - len(sizes), len(inside), generator)]
     starts = torch.cat([ends.new_zeros(1), ends, cuts]).sort().values
     lengths = starts.diff(append=starts.new_tensor([total]))

@@ -40,5 +40,5 @@ def estimate(flat: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, int]:
     bits = max(0, (len(flat) // HASHED).bit_length())
     hashed = (flat * -7046029254386353131) >> 32
     part = flat[(hashed & ((1 << bits) - 1)) == 0]
-    found = len(tally(part)[0]) if len(part) else 0
-    return values, counts, min(len(flat), max(len(values), found << bits))
+    distinct_in_part = len(tally(part)[0]) if len(part) else 0
+    return values, counts, min(len(flat), max(len(values), distinct_in_part << bits))
