@@ -23,10 +23,10 @@ def reference_text(gripped: Gripped, origin: str) -> ModuleText:
     UserError : where it cannot be imported by its name
     """
     owner = owner_of(gripped)
-    found = owner if owner is not None else gripped.function
-    first = _import_of(found, gripped.entry)
+    target = owner if owner is not None else gripped.function
+    first = _import_of(target, gripped.entry)
     entry = first.name if owner is None else f"{first.name}.{gripped.entry.rpartition('.')[2]}"
-    classes = {f"{thing.__module__}:{thing.__qualname__}": thing for thing in _named(gripped) if thing is not found}
+    classes = {f"{thing.__module__}:{thing.__qualname__}": thing for thing in _named(gripped) if thing is not target}
     imports = {name: _import_of(thing, name) for name, thing in classes.items()}
     names = [first.name, *dict.fromkeys(one.name for one in imports.values())]
     if len(names) < 1 + len(imports):
