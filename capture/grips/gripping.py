@@ -66,7 +66,9 @@ class Grips:
         self._writing: list[threading.Thread] = []
         self._one_at_a_time = threading.Lock()
         self._pid = os.getpid()
-        self._late = LateModules(lambda name: any(item.matches_module(name) for item in self.patterns), self._loaded)
+        self._late = LateModules(
+            lambda name: any(item.matches_module(name) for item in self.patterns), self._grip_module
+        )
 
     @property
     def watched(self) -> tuple[Watched, ...]:
@@ -134,7 +136,7 @@ class Grips:
 
         return lambda source, file: decorated_module(source, file, is_gripped, self.grip)
 
-    def _loaded(self, module: ModuleType) -> None:
+    def _grip_module(self, module: ModuleType) -> None:
         try:
             with own_work():
                 self._grip_in([module])

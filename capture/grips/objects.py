@@ -122,13 +122,13 @@ class _Taker:
     def take(self, value: Any) -> Any:
         """A value taken apart."""
         try:
-            return self._take(value) if self._occurrences[id(value)] < 2 else self._shared(value)
+            return self._take(value) if self._occurrences[id(value)] < 2 else self._take_shared(value)
         except CannotHold as error:
             if not self._in_field:
                 self.refused.append(str(error))
             return Opaque(_type_name(value))
 
-    def _shared(self, value: Any) -> Any:
+    def _take_shared(self, value: Any) -> Any:
         number = id(value)
         if number in self._open and isinstance(value, tuple):
             raise CannotHold("a tuple that stands inside of itself")
@@ -166,15 +166,15 @@ class _Taker:
             return _scalar(value)
         named = _name(value)
         if named is not None:
-            return NamedSpec(self._named(named, value))
+            return NamedSpec(self._add_name(named, value))
         if issubclass(kind, torch.Generator):
             fields = {"device": value.device, "state": value.get_state()}
-            return ObjectSpec(self._named(name_of(torch.Generator), torch.Generator), fields)
+            return ObjectSpec(self._add_name(name_of(torch.Generator), torch.Generator), fields)
         if issubclass(kind, nn.Module):
             return self._module(value)
         return self._object(_parts(value))
 
-    def _named(self, name: str, thing: Any) -> str:
+    def _add_name(self, name: str, thing: Any) -> str:
         if self.names.setdefault(name, thing) is not thing:
             raise CannotHold(f"two different things of the name {name}")
         return name
@@ -190,7 +190,7 @@ class _Taker:
         _check_tensor(tensor)
         if kind is torch.Tensor:
             return tensor
-        name = self._named(name_of(kind), kind)
+        name = self._add_name(name_of(kind), kind)
         if kind is nn.Parameter:
             return ObjectSpec(name, {}, tensor)
         with isolate_from_program():
@@ -204,14 +204,14 @@ class _Taker:
             raise CannotHold(f"a numpy array of type {array.dtype}") from error
 
     def _object(self, parts: _Parts) -> ObjectSpec:
-        name = self._named(name_of(parts.cls), parts.cls)
+        name = self._add_name(name_of(parts.cls), parts.cls)
         # the fields first, as they are made in this order
         content = None if parts.content is None else self._take(parts.content)
         return ObjectSpec(name, self._fields(parts.fields), content)
 
     def _module(self, module: nn.Module) -> ModuleSpec:
         parts = _module_parts(module)
-        name = self._named(name_of(parts.cls), parts.cls)
+        name = self._add_name(name_of(parts.cls), parts.cls)
         parameters, buffers, modules = (self._fields(vars(module)[table]) for table in _MODULE_TABLES)
         return ModuleSpec(name, parameters, buffers, modules, self._fields(parts.fields))
 

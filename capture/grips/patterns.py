@@ -99,15 +99,15 @@ def _in_namespace(
             qualname = f"{prefix}{name}"
             if any(pattern.matches(qualname) for pattern in patterns):
                 yield Target(function, owner, qualname)
-            yield from _nested(function, qualname, owner, patterns)
+            yield from _find_nested(function, qualname, owner, patterns)
         elif issubclass(type(value), type) and _belongs(value, module) and id(value) not in visited_ids:
             visited_ids.add(id(value))
             inner = f"{prefix}{name}."
             yield from _in_namespace(vars(value), value.__module__, patterns, value, inner, visited_ids)
-            yield from _inherited(value, inner, patterns)
+            yield from _find_inherited(value, inner, patterns)
 
 
-def _inherited(cls: type, prefix: str, patterns: Sequence[Pattern]) -> Iterator[Target]:
+def _find_inherited(cls: type, prefix: str, patterns: Sequence[Pattern]) -> Iterator[Target]:
     """The methods that a pattern names as a class's, and that it has from another class."""
     for pattern in patterns:
         # not where it has a wildcard: then the class that has the method matches too, or should not
@@ -118,7 +118,9 @@ def _inherited(cls: type, prefix: str, patterns: Sequence[Pattern]) -> Iterator[
                 yield Target(function, cls, pattern.qualname, inherited=True)
 
 
-def _nested(function: FunctionType, qualname: str, owner: type | None, patterns: Sequence[Pattern]) -> Iterator[Target]:
+def _find_nested(
+    function: FunctionType, qualname: str, owner: type | None, patterns: Sequence[Pattern]
+) -> Iterator[Target]:
     around = cast(Any, inspect.unwrap(function))
     if not isinstance(around, FunctionType):
         return

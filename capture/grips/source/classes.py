@@ -162,7 +162,7 @@ class Classes:
         if is_whole(item.cls):
             self._take_whole(item)
             return
-        for between in map(self._collector.named, item.cls.__mro__[1:]):
+        for between in map(self._collector.find_item, item.cls.__mro__[1:]):
             if isinstance(between, ClassItem):
                 between.has_bases = True
         if item.bases:

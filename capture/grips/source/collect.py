@@ -147,7 +147,7 @@ class Collector(ItemTable):
         thing, name = meaning.thing, (use.name, *use.attributes)[meaning.attribute_count]
         if meaning.kind is Kind.ABSENT:
             return (
-                self.refused(f"{'.'.join((use.name, *use.attributes))} is not there")
+                self.add_refused(f"{'.'.join((use.name, *use.attributes))} is not there")
                 if meaning.attribute_count
                 else None
             )
@@ -158,13 +158,13 @@ class Collector(ItemTable):
             return self.function(thing, name, meaning.rest[:1])
         if meaning.kind is Kind.CLASS:
             return self.class_item(thing)
-        imported = self.imported(thing, name, meaning.rest, piece)
+        imported = self.add_import(thing, name, meaning.rest, piece)
         if imported is not None:
             return imported
         if isinstance(thing, ModuleType):
-            return self.refused(f"the module {thing.__name__} is used as a value")
+            return self.add_refused(f"the module {thing.__name__} is used as a value")
         if meaning.kind is Kind.IMPORT:
-            return self.refused(f"{name} of {module_of(thing)} cannot be imported by a name")
+            return self.add_refused(f"{name} of {module_of(thing)} cannot be imported by a name")
         return self._value(thing, name, piece, meaning.attribute_count)
 
     def function(self, thing: Any, name: str, attributes: tuple[str, ...] = ()) -> Item:
@@ -292,7 +292,7 @@ class Collector(ItemTable):
             if isinstance(item, ClassItem):
                 item.is_live = item.is_made = item.has_bases = True
             return item
-        return self.imported(thing, _USUAL.get(name, name), (), None)
+        return self.add_import(thing, _USUAL.get(name, name), (), None)
 
 
 def _mangle(mention: Mention, piece: Piece) -> Mention:

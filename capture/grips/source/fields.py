@@ -71,7 +71,7 @@ def named_in(objects: Iterable[Any], mentioned: Mentioned) -> list[type | Functi
         if not is_imported(named.__module__ or ""):
             types_and_functions[named] = None
         if named is not thing:
-            queue += _held(thing, mentioned)
+            queue += _list_contents(thing, mentioned)
     return list(types_and_functions)
 
 
@@ -92,7 +92,7 @@ def words_in(objects: Iterable[Any]) -> set[str]:
     return words
 
 
-def _held(thing: Any, mentioned: Mentioned) -> Iterator[Any]:
+def _list_contents(thing: Any, mentioned: Mentioned) -> Iterator[Any]:
     """What a container holds, or the fields of an object that code may read."""
     if isinstance(thing, enum.Enum):
         return

@@ -139,7 +139,7 @@ def first_line(node: Definition) -> int:
 
 
 @lru_cache(maxsize=512)
-def _parsed(name: str, text: str) -> SourceFile:
+def _parse(name: str, text: str) -> SourceFile:
     return SourceFile(name, text, ast.parse(text))
 
 
@@ -154,7 +154,7 @@ def source_file(name: str, module_globals: dict[str, Any] | None, what: str) -> 
     if not lines:
         raise UserError(f"there is no source for {what}", f"{name} cannot be read; define it in a file or a cell")
     try:
-        return _parsed(name, "".join(lines))
+        return _parse(name, "".join(lines))
     except SyntaxError as error:
         raise UserError(f"the source of {what} does not parse", f"{name}: {error}") from error
 

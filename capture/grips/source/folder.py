@@ -84,7 +84,7 @@ def write_folder(gripped: Gripped, to: Path, write_calls: Callable[[Path], None]
         module.write_text(module_text.text, encoding="utf-8")
         if not gripped.by_reference:
             check_names(module_text.text, module_text.absent)
-            check_import(module, module_text.entry, _blocked(module_text, dropped))
+            check_import(module, module_text.entry, _list_blocked_packages(module_text, dropped))
         write_calls(part)
         module.unlink()
         return _move_to_free_name(part, to, gripped.name, module_text.text, about)
@@ -101,7 +101,7 @@ def _module(gripped: Gripped, origin: str) -> tuple[ModuleText, frozenset[str]]:
     return lay_out(gripped, requirements, origin), tags_of(requirements)
 
 
-def _blocked(module_text: ModuleText, own: str) -> set[str]:
+def _list_blocked_packages(module_text: ModuleText, own: str) -> set[str]:
     """The packages that the sample has to do without: all whose source it took in.
 
     Where it imports something compiled of one of them, that needs others of them: then its own project alone.

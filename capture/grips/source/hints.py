@@ -55,10 +55,10 @@ def hints_of(collector: Collector, included: Iterable[Item]) -> Hints:
 def _find_item(collector: Collector, use: Use, meaning: Meaning, piece: Piece, has: set[Item]) -> Item | None:
     """The item that a name in an annotation stands for, None where the sample does not have it."""
     if meaning.kind is Kind.IMPORT:
-        return collector.imported(
+        return collector.add_import(
             meaning.thing, (use.name, *use.attributes)[meaning.attribute_count], meaning.rest, piece
         )
-    item = collector.named(meaning.thing) if meaning.kind is not Kind.ABSENT else None
+    item = collector.find_item(meaning.thing) if meaning.kind is not Kind.ABSENT else None
     if meaning.kind is Kind.BUILTIN:
         return collector.builtin(getattr(meaning.thing, "__name__", use.name))
     return item if item in has else None

@@ -100,7 +100,7 @@ class Layout:
         return statement if statement.name == name else Import(statement.module, statement.attribute, name)
 
     def _refer(self, thing: Any) -> str:
-        item = self._collector.named(thing)
+        item = self._collector.find_item(thing)
         assert item is not None
         return self._names[item]
 
@@ -165,7 +165,7 @@ class Layout:
         texts_by_base: dict[type, str] = {}
         queue = list(item.cls.__bases__)
         for base in queue:
-            base_item = self._collector.named(base)
+            base_item = self._collector.find_item(base)
             if base_item in self._has and not isinstance(base_item, BuiltinItem | ImportItem):
                 texts_by_base[base] = self._names[base_item]
             elif is_taken(base):
@@ -180,7 +180,7 @@ class Layout:
             if not any(base in other.__mro__ for other in texts_by_base if other is not base)
         ]
         needed.sort(key=item.cls.__mro__.index)
-        meta = self._collector.named(type(item.cls))
+        meta = self._collector.find_item(type(item.cls))
         keywords = [f"metaclass={self._names[meta]}"] if isinstance(meta, ClassItem) and meta in self._has else []
         return [texts_by_base[base] for base in needed] + keywords
 

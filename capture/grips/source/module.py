@@ -90,7 +90,7 @@ def take(gripped: Gripped) -> Requirements:
     for item in items:
         if isinstance(item, ClassItem):
             # a class stands after those that it inherits from, even past others between them
-            item.early += [one for one in map(collector.named, item.cls.__mro__[1:]) if one in items]
+            item.early += [one for one in map(collector.find_item, item.cls.__mro__[1:]) if one in items]
     left_out = {_label(part): _reason(refused[part]) for item in items for part in item.may_need if part in refused}
     return Requirements(collector, root, tuple(items), left_out)
 
@@ -214,7 +214,7 @@ def _check_texts(items: Iterable[Item], names: dict[Item, str]) -> None:
 
 def _argument_names(gripped: Gripped, requirements: Requirements, names: dict[Item, str]) -> Iterator[tuple[str, str]]:
     for thing in named_in(objects_of(gripped), Everything()):
-        item = requirements.collector.named(thing)
+        item = requirements.collector.find_item(thing)
         if item is not None and item in names and not isinstance(item, ImportItem):
             yield f"{thing.__module__}:{thing.__qualname__}", names[item]
 

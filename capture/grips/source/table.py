@@ -45,7 +45,7 @@ class ItemTable:
         self._items[key] = item
         self._live_objects.append(thing)
 
-    def refused(self, reason: str) -> Item:
+    def add_refused(self, reason: str) -> Item:
         """An item that cannot be had."""
         item = Item("", "", reason)
         self.remember(item, item)
@@ -58,7 +58,7 @@ class ItemTable:
             item.refuse(f"{name}() finds names while it runs")
         return item
 
-    def imported(self, thing: Any, name: str, attributes: tuple[str, ...], piece: Piece | None) -> Item | None:
+    def add_import(self, thing: Any, name: str, attributes: tuple[str, ...], piece: Piece | None) -> Item | None:
         """The item of something that is imported, None for what no import statement gives.
 
         Parameters
@@ -78,7 +78,7 @@ class ItemTable:
             self.remember(key, ImportItem(statement.name, statement.module, statement=statement), thing)
         return self._items[key]
 
-    def named(self, thing: Any) -> Item | None:
+    def find_item(self, thing: Any) -> Item | None:
         """The item of a class, function or module within a value, where there is one already."""
         kind = kind_of(thing)
         if kind is Kind.BUILTIN:
