@@ -38,34 +38,34 @@ def audit(trace: str | Path, steps: Callable[[], object]) -> list[Difference]:
     call, and what is below it is its own affair; of another, those below it count. Forms of one operator, such as
     `add` and `add_`, count together: torch picks another one under a dispatch mode here and there.
     """
-    recorded = count_calls(trace)
-    names = {form_of(name) for name in recorded}
+    trace_counts = count_calls(trace)
+    names = {form_of(name) for name in trace_counts}
     # its own messages are not the audit's
     os.environ.setdefault("KINETO_LOG_LEVEL", "9")
     with profile(activities=[ProfilerActivity.CPU]) as session:
         steps()
-    seen: Counter[str] = Counter()
+    torch_counts: Counter[str] = Counter()
     for event in session.events():
         if event.cpu_parent is None:
-            seen.update(_outermost(event, names))
-    return differences(seen, recorded)
+            torch_counts.update(_outermost(event, names))
+    return differences(torch_counts, trace_counts)
 
 
-def differences(seen: Mapping[str, int], recorded: Mapping[str, int]) -> list[Difference]:
+def differences(torch_counts: Mapping[str, int], trace_counts: Mapping[str, int]) -> list[Difference]:
     """What two counts of calls differ in, by falling difference."""
-    found = []
-    for name in {form_of(name) for name in (*seen, *recorded)}:
-        forms = [form for form in {*seen, *recorded} if form_of(form) == name]
-        by_torch, in_trace = (sum(counts.get(form, 0) for form in forms) for counts in (seen, recorded))
+    differing = []
+    for name in {form_of(name) for name in (*torch_counts, *trace_counts)}:
+        forms = [form for form in {*torch_counts, *trace_counts} if form_of(form) == name]
+        by_torch, in_trace = (sum(counts.get(form, 0) for form in forms) for counts in (torch_counts, trace_counts))
         if by_torch != in_trace:
-            found.append(Difference(name, by_torch, in_trace, explanation(name, by_torch, in_trace)))
+            differing.append(Difference(name, by_torch, in_trace, explanation(name, by_torch, in_trace)))
         else:
-            found += [
-                Difference(form, seen.get(form, 0), recorded.get(form, 0), OTHER_FORM)
+            differing += [
+                Difference(form, torch_counts.get(form, 0), trace_counts.get(form, 0), OTHER_FORM)
                 for form in forms
-                if seen.get(form, 0) != recorded.get(form, 0)
+                if torch_counts.get(form, 0) != trace_counts.get(form, 0)
             ]
-    return sorted(found, key=lambda item: (-abs(item.torch_calls - item.trace_calls), item.op))
+    return sorted(differing, key=lambda item: (-abs(item.torch_calls - item.trace_calls), item.op))
 
 
 def form_of(name: str) -> str:
@@ -131,13 +131,13 @@ NOT_TOLD = {
 """Operators that reach a dispatch mode alone, and why."""
 
 
-def _outermost(event: Any, recorded: Collection[str]) -> Iterator[str]:
+def _outermost(event: Any, names: Collection[str]) -> Iterator[str]:
     name = event.name
-    if form_of(name) in recorded and not _stands_for_its_like(event):
+    if form_of(name) in names and not _stands_for_its_like(event):
         yield name
     elif event.cpu_children:
         for child in event.cpu_children:
-            yield from _outermost(child, recorded)
+            yield from _outermost(child, names)
     elif "::" in name and _is_operator(name):
         yield name
 

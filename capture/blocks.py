@@ -22,7 +22,7 @@ MOST_SEQUENCES = 1 << 18
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class CallBlock:
     """Some calls of a thread, each with the storages of its tensors."""
 
     mode: ThreadMode
@@ -43,37 +43,39 @@ class Blocks:
         self._forward: dict[int, dict[int, int]] = {}
         self._last: dict[int, tuple[int, int]] = {}
 
-    def take(self, room: int | None = None) -> list[Taken]:
+    def take(self, room: int | None = None) -> list[CallBlock]:
         """All calls that are there, removed from their modes, in parts of at most a block.
 
         Parameters
         ----------
         room : the most calls to take in all
         """
-        taken: list[Taken] = []
-        left = room
+        blocks: list[CallBlock] = []
+        remaining_calls = room
         # the last threads first: what they run backward, those before them ran forward, and is taken afterwards
         for mode in reversed(self.recorder.modes):
             count = len(mode.rows)
             values = mode.rows[:count]
-            calls, flows, used = self._split(values, left)
+            calls, flows, used = self._split(values, remaining_calls)
             del mode.rows[:used]
-            if left is not None:
-                left -= len(calls)
+            if remaining_calls is not None:
+                remaining_calls -= len(calls)
             firsts = range(0, len(calls), BLOCK)
-            taken[:0] = [Taken(mode, calls[first : first + BLOCK], flows[first : first + BLOCK]) for first in firsts]
+            blocks[:0] = [
+                CallBlock(mode, calls[first : first + BLOCK], flows[first : first + BLOCK]) for first in firsts
+            ]
         # all forward calls are known before the first call of a backward pass is paired
-        for part in taken:
-            self._remember_forward(part)
-        return taken
+        for block in blocks:
+            self._remember_forward(block)
+        return blocks
 
-    def records(self, taken: Taken) -> Iterator[Record]:
+    def records(self, block: CallBlock) -> Iterator[Record]:
         """The records of what `take` gave."""
-        mode, pairs = taken.mode, self.recorder.pairs
-        table = np.array(taken.calls, dtype=np.int64)
+        mode, pairs = block.mode, self.recorder.pairs
+        table = np.array(block.calls, dtype=np.int64)
         signature, scope, tensors = zip(*[pairs[pair] for pair in table[:, 0].tolist()], strict=True)
         self.recorder.observations.count(signature, self.recorder.modes)
-        scopes = self._paired(list(scope), table[:, 3].tolist())
+        scopes = self._pair_with_forward(list(scope), table[:, 3].tolist())
         yield from self._thread(mode)
         starts = table[:, 1].tolist()
         start, duration = table[:, 1] - self.recorder.started_ns, table[:, 2] - table[:, 1]
@@ -81,7 +83,7 @@ class Blocks:
         for place, (_, began, without_counting) in counted.items():
             start[place], duration[place] = began - self.recorder.started_ns, without_counting
         page_faults = [(place, faults) for place, (faults, *_) in counted.items() if faults >= FEWEST]
-        flows = [number for flow in taken.flows for number in flow]
+        flows = [number for flow in block.flows for number in flow]
         columns = (list(signature), scopes, start.tolist(), duration.tolist(), list(tensors))
         device_ns = mode.device.times_ns(starts)
         yield Calls(self._threads[mode.number], *columns, flows, self._newest, device_ns, page_faults)
@@ -115,30 +117,30 @@ class Blocks:
             self._threads[mode.number] = len(self._threads)
             yield Thread(self._threads[mode.number], mode.thread_name)
 
-    def _remember_forward(self, taken: Taken) -> None:
-        forward = self._forward.setdefault(taken.mode.number, {})
-        last = self._sequence.get(taken.mode.number, taken.mode.first_sequence)
-        for pair, _, _, sequence in taken.calls:
+    def _remember_forward(self, block: CallBlock) -> None:
+        forward = self._forward.setdefault(block.mode.number, {})
+        last = self._sequence.get(block.mode.number, block.mode.first_sequence)
+        for pair, _, _, sequence in block.calls:
             signature, scope, _ = self.recorder.pairs[pair]
             if sequence >= 0 and sequence != last and signature in self.recorder.differentiable:
                 # a node is made before its operator is seen, and counted by then
                 forward[sequence - 1] = scope
                 last = sequence
-        self._sequence[taken.mode.number] = last
+        self._sequence[block.mode.number] = last
         for number in list(forward)[: max(0, len(forward) - MOST_SEQUENCES)]:
             del forward[number]
 
-    def _paired(self, scopes: list[int], sequences: list[int]) -> list[int]:
+    def _pair_with_forward(self, scopes: list[int], sequences: list[int]) -> list[int]:
         """The scopes of a thread's calls, with those of the forward calls for the calls in a backward pass."""
-        paired = []
+        paired_scopes = []
         for scope, sequence in zip(scopes, sequences, strict=True):
             caused_by = None
             if sequence < 0 and sequence != UNPAIRED:
                 caused_by = self._forward_scope(-1 - sequence)
-            paired.append(scope if caused_by is None else self.recorder.backward_scope(scope, caused_by))
-        return paired
+            paired_scopes.append(scope if caused_by is None else self.recorder.backward_scope(scope, caused_by))
+        return paired_scopes
 
     def _forward_scope(self, number: int) -> int | None:
         """The scope of the forward call that made a node; None where several threads made one of this number."""
-        found = [scopes[number] for scopes in self._forward.values() if number in scopes]
-        return found[0] if len(found) == 1 else None
+        matching_scopes = [scopes[number] for scopes in self._forward.values() if number in scopes]
+        return matching_scopes[0] if len(matching_scopes) == 1 else None

@@ -108,12 +108,12 @@ _eager = _Eager()
 
 def region_name(graph: Any) -> str:
     """The kernels that a compiled region launches, in order, as inductor's code names them."""
-    known: str | None = getattr(graph, "_opgrip_name", None)
-    if known is None:
-        found = (kernel or call for kernel, call in _KERNEL.findall(graph.source_code or ""))
-        known = "+".join(dict.fromkeys(name for name in found if not name.endswith(_NOT_KERNELS))) or "region"
-        graph._opgrip_name = known
-    return known
+    region: str | None = getattr(graph, "_opgrip_name", None)
+    if region is None:
+        launches = (kernel or call for kernel, call in _KERNEL.findall(graph.source_code or ""))
+        region = "+".join(dict.fromkeys(name for name in launches if not name.endswith(_NOT_KERNELS))) or "region"
+        graph._opgrip_name = region
+    return region
 
 
 _NOT_KERNELS = ("_reinterpret_tensor", "empty_strided_cpu", "empty_strided_cuda", "assert_size_stride")

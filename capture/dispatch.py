@@ -109,7 +109,7 @@ class RecordingMode(ThreadMode):
         if autograd_node is not None and get_ident() != self.ident:
             # the engine's threads inherit the mode of the thread that the forward pass ran in
             return self.recorder.mode_here().__torch_dispatch__(func, types, args, kwargs)
-        taken: Storages | None = None
+        argument_storages: Storages | None = None
         try:
             grad = is_grad_enabled()
             if autograd_node is None:
@@ -129,15 +129,15 @@ class RecordingMode(ThreadMode):
                 if layout == ONE:
                     memory = number(storage_address(args[0]))
                     if memory is not None:
-                        taken = (memory,)
+                        argument_storages = (memory,)
                 elif layout == TWO:
                     memory, other = number(storage_address(args[0])), number(storage_address(args[1]))
                     if memory is not None and other is not None and (memory != other) is (node.sharing is None):
-                        taken = (memory, other)
+                        argument_storages = (memory, other)
                 else:
-                    taken = self._taken(node, args, kwargs)
-            if taken is None:
-                node, taken = self._find(func, args, kwargs or NOTHING)
+                    argument_storages = self._match_storages(node, args, kwargs)
+            if argument_storages is None:
+                node, argument_storages = self._find(func, args, kwargs or NOTHING)
             self.last = node
         except Exception as error:
             self.recorder.drop(str(func), error)
@@ -148,34 +148,34 @@ class RecordingMode(ThreadMode):
         try:
             result = node.op(*args, **kwargs) if kwargs else node.op(*args)
         except BaseException as error:
-            self._keep(node, taken, start, perf_counter_ns(), sequence, None, error)
+            self._keep(node, argument_storages, start, perf_counter_ns(), sequence, None, error)
             raise
         end = perf_counter_ns()
         if node.layout and type(result) is torch.Tensor:
             try:
                 alias = node.alias
                 if alias >= 0:
-                    made = taken[alias]
+                    result_storage = argument_storages[alias]
                 else:
                     storage = result.untyped_storage()
                     address = pin(storage)
-                    known = self._numbers.get(address)
-                    if known is None:
+                    pinned_number = self._numbers.get(address)
+                    if pinned_number is None:
                         # no other thread has this tensor yet
-                        made = self._numbers[address] = next(self._new_number)
+                        result_storage = self._numbers[address] = next(self._new_number)
                         self._young.append(address)
                         self._pinned_bytes += storage.nbytes()
                         if len(self._young) > SWEEP or self._pinned_bytes > SWEEP_BYTES:
                             self._pinned_bytes = 0
                             self._storages.sweep()
                     else:
-                        made = known
+                        result_storage = pinned_number
                         unpin(address)
-                self.rows.extend((node.pair, start, end, sequence, *taken, made))
+                self.rows.extend((node.pair, start, end, sequence, *argument_storages, result_storage))
             except Exception as error:
                 self.recorder.drop(str(func), error)
         else:
-            self._keep(node, taken, start, end, sequence, result, None)
+            self._keep(node, argument_storages, start, end, sequence, result, None)
         return result
 
     _hidden = hide_from_compiler(cast(FunctionType, __torch_dispatch__))
@@ -193,9 +193,9 @@ class RecordingMode(ThreadMode):
             return run()
         try:
             sequence = self._sequence()
-            taken = self._storages_in(args, kwargs)
-            entry = self._by_key(name, kind, args, kwargs, taken)
-            scope, pair = self.recorder.point(entry.number, self.place, len(taken) + 1)
+            argument_storages = self._storages_in(args, kwargs)
+            entry = self._by_key(name, kind, args, kwargs, argument_storages)
+            scope, pair = self.recorder.point(entry.number, self.place, len(argument_storages) + 1)
             node = Node(entry, (), scope, pair, None)
             self.enter(node, self.recorder.places.inside(self.place, name, kind == FUNCTION))
             if may_need_pages(None, tensors_in((*args, *kwargs.values())), self.recorder.output_bytes(entry.number)):
@@ -222,7 +222,7 @@ class RecordingMode(ThreadMode):
                 self.leave(node)
             except Exception as error:
                 self.recorder.drop(name, error)
-            self._keep(node, taken, start, end, sequence, result, raised, shown)
+            self._keep(node, argument_storages, start, end, sequence, result, raised, shown)
             # else the error would hold this frame, which holds the error
             raised = None
         return result
@@ -312,20 +312,22 @@ class RecordingMode(ThreadMode):
         # such as those that stand for tensors while a program is traced
         return func(*args, **kwargs)
 
-    def _taken(self, node: Node, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> Storages | None:
+    def _match_storages(self, node: Node, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> Storages | None:
         """The storages of a call's tensors; None where they share memory in another way than the node's."""
         number = self._numbers.get
         if node.layout == SEVERAL:
-            taken = [number(storage_address(args[place])) for place in node.places]
+            numbers = [number(storage_address(args[place])) for place in node.places]
         elif node.layout == LISTED:
-            taken = [number(storage_address(item)) for item in args[0]]
+            numbers = [number(storage_address(item)) for item in args[0]]
         else:
-            taken = list(self._storages_in(args, kwargs or NOTHING))
-        if None in taken:
+            numbers = list(self._storages_in(args, kwargs or NOTHING))
+        if None in numbers:
             return None
-        alone = len(set(taken)) == len(taken)
-        known = cast(Storages, tuple(taken))
-        return known if (alone and node.sharing is None) or (not alone and sharing(known) == node.sharing) else None
+        alone = len(set(numbers)) == len(numbers)
+        storages = cast(Storages, tuple(numbers))
+        return (
+            storages if (alone and node.sharing is None) or (not alone and sharing(storages) == node.sharing) else None
+        )
 
     def _storages_in(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Storages:
         return tuple([self._storages.number(tensor) for tensor in tensors_in((*args, *kwargs.values()))])
@@ -333,36 +335,36 @@ class RecordingMode(ThreadMode):
     def _find(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Node, Storages]:
         """The node of a call that was not foreseen."""
         self.settle()
-        taken = self._storages_in(args, kwargs)
-        entry = self.predictions.recent(func, args, kwargs, taken)
+        argument_storages = self._storages_in(args, kwargs)
+        entry = self.predictions.recent(func, args, kwargs, argument_storages)
         if entry is None:
-            entry = self._by_key(func, OPERATOR, args, kwargs, taken)
+            entry = self._by_key(func, OPERATOR, args, kwargs, argument_storages)
         place, number = self.place, entry.number
-        point = lambda: self.recorder.point(number, place, len(taken) + 1)  # noqa: E731
+        point = lambda: self.recorder.point(number, place, len(argument_storages) + 1)  # noqa: E731
         modes = is_grad_enabled(), is_inference_mode_enabled()
         node = self.predictions.node(self.last, place, entry, modes, point)
         if self.recorder.observations.is_due(number) and not self.recorder.is_open(number):
             self._look_at(node)
-        return node, taken
+        return node, argument_storages
 
-    def _by_key(self, func: Any, kind: str, args: Any, kwargs: Any, taken: Storages) -> Entry:
+    def _by_key(self, func: Any, kind: str, args: Any, kwargs: Any, argument_storages: Storages) -> Entry:
         number = self.recorder.signature(func, kind, args, kwargs)
         if kind == OPERATOR and not self.recorder.is_open(number):
-            entry = self.predictions.entry(number, func, args, kwargs, taken)
+            entry = self.predictions.entry(number, func, args, kwargs, argument_storages)
         else:
-            entry = Entry(number, func, sharing(taken))
+            entry = Entry(number, func, sharing(argument_storages))
         if kind == OPERATOR and not entry.timed:
-            found = tensors_in((*args, *kwargs.values()))
-            if runs_on_device(found):
+            tensors = tensors_in((*args, *kwargs.values()))
+            if runs_on_device(tensors):
                 entry.timed, entry.op = True, self.device.timed(entry.op, lambda: self.started)
-            elif may_need_pages(func, found, self.recorder.output_bytes(number)):
+            elif may_need_pages(func, tensors, self.recorder.output_bytes(number)):
                 entry.timed, entry.op = True, self.faults.counted(entry.op, lambda: self.started)
         return entry
 
     def _keep(
         self,
         node: Node,
-        taken: Storages,
+        argument_storages: Storages,
         start: int,
         end: int,
         sequence: int,
@@ -377,8 +379,8 @@ class RecordingMode(ThreadMode):
                 result = shown(result)
             if recorder.is_open(node.number):
                 recorder.close_signature(node.number, result, raised)
-            given = [self._storages.number(tensor) for tensor in tensors_in((result,))]
-            pair = recorder.pair(node.number, node.scope, len(taken) + len(given))
-            self.rows.extend((pair, start, end, sequence, *taken, *given))
+            result_storages = [self._storages.number(tensor) for tensor in tensors_in((result,))]
+            pair = recorder.pair(node.number, node.scope, len(argument_storages) + len(result_storages))
+            self.rows.extend((pair, start, end, sequence, *argument_storages, *result_storages))
         except Exception as error:
             self.recorder.drop(f"signature {node.number}", error)

@@ -50,7 +50,7 @@ class Fitter:
         self._deferred = Deferred()
 
     def describe(
-        self, name: Hashable, args: Sequence[Any], kwargs: Mapping[str, Any], anew: bool = False
+        self, name: Hashable, args: Sequence[Any], kwargs: Mapping[str, Any], refit: bool = False
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Arguments with value models: those of another signature whose tensors are alike, or new ones.
 
@@ -59,34 +59,34 @@ class Fitter:
         Parameters
         ----------
         name : the operator, or the name of a function
-        anew : whatever another signature had
+        refit : whatever another signature had
         """
-        if anew:
+        if refit:
             return describe_call(args, kwargs, self._fit_for(name))
         plain = describe_call(args, kwargs, lambda argument: lambda tensor: None)
         alike = (str(name), tuple(tensors(plain)))
         # whole values are those of this call
-        known = None if self.full is not None else self._alike.get(alike)
-        if known is None:
+        model_numbers = None if self.full is not None else self._alike.get(alike)
+        if model_numbers is None:
             described = describe_call(args, kwargs, self._fit_for(name))
             self._alike[alike] = numbers_of(described)
             return described
-        described_args, described_kwargs = with_numbers(plain, known)
+        described_args, described_kwargs = with_numbers(plain, model_numbers)
         return described_args, described_kwargs
 
-    def told(self, signature: Signature, name: Hashable) -> Signature:
+    def refine_by_outputs(self, signature: Signature, name: Hashable) -> Signature:
         """The signature, its models with what its outputs tell of them."""
 
-        def refined(argument: str, tree: Any) -> Any:
-            def refine(leaf: Any) -> Any:
+        def refine_tree(argument: str, tree: Any) -> Any:
+            def refine_leaf(leaf: Any) -> Any:
                 number = leaf.values if isinstance(leaf, TensorSpec) else None
-                return leaf if number is None else replace(leaf, values=self._told(number, signature, argument))
+                return leaf if number is None else replace(leaf, values=self._refine_model(number, signature, argument))
 
-            return map_leaves(refine, tree)
+            return map_leaves(refine_leaf, tree)
 
         named = _names(name)
-        args = tuple(refined(named(place), tree) for place, tree in enumerate(signature.args))
-        kwargs = {keyword: refined(named(keyword), tree) for keyword, tree in signature.kwargs.items()}
+        args = tuple(refine_tree(named(place), tree) for place, tree in enumerate(signature.args))
+        kwargs = {keyword: refine_tree(named(keyword), tree) for keyword, tree in signature.kwargs.items()}
         return replace(signature, args=args, kwargs=kwargs)
 
     def fit_deferred(self, wait: bool = False) -> None:
@@ -126,7 +126,7 @@ class Fitter:
             self.without_values[op, one_line(error)] += 1
             return None
 
-    def _told(self, number: int, signature: Signature, argument: str) -> int:
+    def _refine_model(self, number: int, signature: Signature, argument: str) -> int:
         fitted = self._fitted[number]
         if fitted.model is None:
             self._deferred.tell(number, signature.outputs)

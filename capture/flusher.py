@@ -85,9 +85,9 @@ class Flusher:
             return
         with self._writing:
             try:
-                while self.reached is None and (taken := self.blocks.take(self._room())):
-                    for part in taken:
-                        self._write(self.blocks.records(part))
+                while self.reached is None and (blocks := self.blocks.take(self._room())):
+                    for block in blocks:
+                        self._write(self.blocks.records(block))
                         if self._at_limit():
                             break
                         if pause_s:

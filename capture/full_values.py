@@ -146,7 +146,7 @@ class FullValues:
         return key
 
     def _write(self, data: memoryview, dtype: torch.dtype) -> _Entry:
-        spool = self._opened()
+        spool = self._open_spool()
         # not where the last write ended: it may have failed half way
         start = -(-self._end // ALIGNMENT) * ALIGNMENT
         spool.seek(start)
@@ -156,25 +156,25 @@ class FullValues:
         self._end = start + data.nbytes
         return _Entry(start, data.nbytes, dtype)
 
-    def _opened(self) -> IO[bytes]:
+    def _open_spool(self) -> IO[bytes]:
         if self._spool is None:
             self._spool = create(self.path, self._force)
         return self._spool
 
     def _assemble(self) -> None:
         package = load_safetensors()
-        spool = self._opened()
+        spool = self._open_spool()
         spool.close()
         part = partial_path(self.path)
         try:
-            package.torch.save_file(self._mapped(Path(spool.name)), part, metadata={"format": "pt"})
+            package.torch.save_file(self._map_spool(Path(spool.name)), part, metadata={"format": "pt"})
             # safetensors makes files that nobody else may read
             shutil.copymode(spool.name, part)
             part.replace(self.path)
         finally:
             part.unlink(missing_ok=True)
 
-    def _mapped(self, spool: Path) -> dict[str, torch.Tensor]:
+    def _map_spool(self, spool: Path) -> dict[str, torch.Tensor]:
         size = spool.stat().st_size
         if not size:
             return {}
@@ -191,12 +191,12 @@ def _in_memory(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.is_neg():
         tensor = torch._neg_view(tensor)
     # a mask that is expanded to a batch can be a thousand times its memory
-    for dimension in _repeated(tensor):
+    for dimension in _find_repeated_dimensions(tensor):
         tensor = tensor.narrow(dimension, 0, 1)
     return tensor
 
 
-def _repeated(tensor: torch.Tensor) -> list[int]:
+def _find_repeated_dimensions(tensor: torch.Tensor) -> list[int]:
     return [
         dimension
         for dimension, (size, step) in enumerate(zip(tensor.shape, tensor.stride(), strict=True))
@@ -206,7 +206,7 @@ def _repeated(tensor: torch.Tensor) -> list[int]:
 
 def _key(tensor: torch.Tensor, data: memoryview) -> str:
     """A hash of dtype and content, and of what is repeated: so that to expand them differs is another key."""
-    repeated = _repeated(tensor)
+    repeated = _find_repeated_dimensions(tensor)
     form = f"{tensor.dtype} {[*tensor.shape, repeated] if repeated else ''}"
     content = blake2b(form.encode(), digest_size=16)
     content.update(data)

@@ -14,12 +14,12 @@ class LateModules(MetaPathFinder):
 
     Parameters
     ----------
-    wanted : whether to tell of a module of that name
+    is_watched : whether to tell of a module of that name
     loaded : is told of each
     """
 
-    def __init__(self, wanted: Callable[[str], bool], loaded: Callable[[ModuleType], None]) -> None:
-        self.wanted = wanted
+    def __init__(self, is_watched: Callable[[str], bool], loaded: Callable[[ModuleType], None]) -> None:
+        self.is_watched = is_watched
         self.loaded = loaded
 
     def __enter__(self) -> LateModules:
@@ -33,7 +33,7 @@ class LateModules(MetaPathFinder):
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """The spec of a wanted module, whose loader tells of it."""
-        if not self.wanted(fullname):
+        if not self.is_watched(fullname):
             return None
         for finder in sys.meta_path[sys.meta_path.index(self) + 1 :]:
             find = getattr(finder, "find_spec", None)

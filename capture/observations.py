@@ -27,7 +27,7 @@ class Observations:
 
     def __init__(self) -> None:
         self._names: dict[int, Hashable] = {}
-        self._met: Counter[int] = Counter()
+        self._key_lookups: Counter[int] = Counter()
         self._calls: Counter[int] = Counter()
         self._next: dict[int, int] = {}
         self._looks: Counter[int] = Counter()
@@ -37,7 +37,7 @@ class Observations:
         """Look at a signature again, of which the first call has been."""
         if number not in self._names:
             self._names[number] = name
-            self._met[number] = 1
+            self._key_lookups[number] = 1
             self._next[number] = LATE
 
     def name(self, number: int) -> Hashable:
@@ -48,8 +48,8 @@ class Observations:
         """Whether this call, which is looked up by its key, is to be looked at."""
         if number not in self._names:
             return False
-        self._met[number] += 1
-        if self._met[number] in EARLY and self._looks[number] < MOST:
+        self._key_lookups[number] += 1
+        if self._key_lookups[number] in EARLY and self._looks[number] < MOST:
             self._due.add(number)
         return number in self._due
 
@@ -91,10 +91,10 @@ def looking(
 
     def run(*args: Any, **kwargs: Any) -> Any:
         node.op = original
-        told = observe(args, kwargs) if take() else None
+        record_result = observe(args, kwargs) if take() else None
         result = timed(*args, **kwargs)
-        if told is not None:
-            told(result)
+        if record_result is not None:
+            record_result(result)
         return result
 
     return run

@@ -36,8 +36,8 @@ LONGTAIL_TOP = 30
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; see `opcapture --help`."""
-    own, found, program = _split(sys.argv[1:] if argv is None else list(argv))
-    return run_command(make_parser(), lambda args: run(args, program if found else None), own)
+    own_arguments, has_program, program = _split(sys.argv[1:] if argv is None else list(argv))
+    return run_command(make_parser(), lambda args: run(args, program if has_program else None), own_arguments)
 
 
 def _split(argv: list[str]) -> tuple[list[str], bool, list[str]]:
@@ -109,14 +109,14 @@ def _audit(program: Program, capture: Capture, args: argparse.Namespace, reporte
         return audit(capture.path, steps)
 
 
-def _tell_audit(found: list[Difference], reporter: Reporter) -> None:
-    unexplained = [item for item in found if item.explained is None]
-    for item in found:
+def _tell_audit(differences: list[Difference], reporter: Reporter) -> None:
+    unexplained = [item for item in differences if item.explained is None]
+    for item in differences:
         reporter.say(
             f"audit: {item.op}: torch counts {item.torch_calls:,}, the trace {item.trace_calls:,}: "
             f"{item.explained or 'NOT EXPLAINED'}"
         )
-    reporter.say(f"audit: {len(found)} operators differ, {len(unexplained)} without an explanation")
+    reporter.say(f"audit: {len(differences)} operators differ, {len(unexplained)} without an explanation")
 
 
 def _tell(capture: Capture, reporter: Reporter) -> None:

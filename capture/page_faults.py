@@ -21,17 +21,17 @@ FEWEST = 8
 """Page faults of a call that are kept."""
 
 
-def may_need_pages(func: Any, taken: Sequence[torch.Tensor], outputs: int) -> bool:
+def may_need_pages(func: Any, tensors: Sequence[torch.Tensor], outputs: int) -> bool:
     """Whether a call on the CPU may ask for so much memory that it is worth counting its page faults.
 
     Parameters
     ----------
-    taken : the call's tensors
+    tensors : the call's tensors
     outputs : bytes of its results, as far as they are known
     """
     if not _gives_memory(func):
         return False
-    return outputs >= LARGE or not taken or any(_bytes(tensor) >= LARGE for tensor in taken)
+    return outputs >= LARGE or not tensors or any(_bytes(tensor) >= LARGE for tensor in tensors)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -81,8 +81,8 @@ class FaultCounter:
         """
         if not self._counted:
             return {}
-        found = ((place, self._counted.pop(start, None)) for place, start in enumerate(starts))
-        return {place: counted for place, counted in found if counted is not None}
+        counts_by_place = ((place, self._counted.pop(start, None)) for place, start in enumerate(starts))
+        return {place: counted for place, counted in counts_by_place if counted is not None}
 
 
 def _faults() -> int:

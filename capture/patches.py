@@ -27,10 +27,10 @@ class Patches:
         """Put back all that was replaced; what another capture has replaced since stays, and passes by this one."""
         for owner, name, patch in reversed(self._all):
             patch.active = False
-            found = getattr(owner, name)
-            while (outermost := _patch_of(found)) is not None and not outermost.active:
-                found = outermost.original
-            setattr(owner, name, found)
+            function = getattr(owner, name)
+            while (outermost := _patch_of(function)) is not None and not outermost.active:
+                function = outermost.original
+            setattr(owner, name, function)
         self._all.clear()
 
 

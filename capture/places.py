@@ -47,7 +47,7 @@ class Places:
     """All places of a capture."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[str, str, str, str | None, str, bool], Place] = {}
+        self._places_by_key: dict[tuple[str, str, str, str | None, str, bool], Place] = {}
 
     def at(
         self,
@@ -60,8 +60,8 @@ class Places:
     ) -> Place:
         """The place with these attributes."""
         key = (module, module_type, phase, inside, autocast, gripped)
-        place = self._known.get(key)
-        return self._known.setdefault(key, Place(*key)) if place is None else place
+        place = self._places_by_key.get(key)
+        return self._places_by_key.setdefault(key, Place(*key)) if place is None else place
 
     def module(self, place: Place, path: str, kind: str) -> Place:
         """The same place, in another module."""
@@ -110,16 +110,16 @@ class CallSites:
     def here(self) -> tuple[Site, ...]:
         """The innermost frames of the program that runs in this thread."""
         frame: FrameType | None = sys._getframe(1)
-        found: list[Site] = []
-        while frame is not None and len(found) < self.depth:
+        sites: list[Site] = []
+        while frame is not None and len(sites) < self.depth:
             code = frame.f_code
             if code not in self._files:
                 self._files[code] = _short_name(code.co_filename, frame.f_globals.get("__name__"))
             file = self._files[code]
             if file is not None:
-                found.append(Site(qualified_name(code, frame.f_globals), file, frame.f_lineno or 0))
+                sites.append(Site(qualified_name(code, frame.f_globals), file, frame.f_lineno or 0))
             frame = frame.f_back
-        return tuple(found)
+        return tuple(sites)
 
 
 def innermost_module() -> nn.Module | None:

@@ -182,8 +182,8 @@ class Predictions:
         history = (*last.history, entry.number)[-HISTORY:]
         node = self._nodes.get((place, modes, history))
         if node is None or node.check is not entry.check or node.check_both is not entry.check_both:
-            known = node
-            scope, pair = point() if known is None else (known.scope, known.pair)
+            stale_node = node
+            scope, pair = point() if stale_node is None else (stale_node.scope, stale_node.pair)
             node = Node(entry, history, scope, pair, self.nowhere, modes[0])
             if entry.number in self._entries:
                 # met before, so it may well come again
@@ -248,8 +248,8 @@ def _alias(func: Any, places: tuple[int, ...]) -> int:
     if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"):
         # such as aten.to, which may return its argument and may not
         return -1
-    wanted = schema.returns[0].alias_info.before_set
+    alias_set = schema.returns[0].alias_info.before_set
     for index, argument in enumerate(schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.before_set == wanted and index in places:
+        if argument.alias_info is not None and argument.alias_info.before_set == alias_set and index in places:
             return places.index(index)
     return -1

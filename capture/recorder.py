@@ -190,7 +190,7 @@ class Recorder:
                 signature = replace(signature, raised=one_line(raised))
             else:
                 signature = replace(signature, outputs=self._outputs(result))
-                signature = self._told(signature, self._open_names[number])
+                signature = self._refine_signature(signature, self._open_names[number])
                 size = sum(spec.extent for spec in tensors(signature.outputs))
                 if size >= LARGE:
                     self._large_outputs[number] = size
@@ -200,7 +200,7 @@ class Recorder:
 
     def point(self, signature: int, place: Place, tensors: int) -> tuple[int, int]:
         """Scope and pair of calls that are made from where this thread is."""
-        scope = self.scope(self._refined(place), self._sites.here(), self._context(place.autocast))
+        scope = self.scope(self._refine_place(place), self._sites.here(), self._context(place.autocast))
         return scope, self.pair(signature, scope, tensors)
 
     def pair(self, signature: int, scope: int, tensors: int) -> int:
@@ -250,7 +250,7 @@ class Recorder:
         del self.pending[:count]
         return lines
 
-    def _refined(self, place: Place) -> Place:
+    def _refine_place(self, place: Place) -> Place:
         """The place, in the module whose method runs where that is not the one that was called."""
         module = innermost_module() if place.module_type else None
         path = None if module is None else self.path_of(module)
@@ -283,24 +283,26 @@ class Recorder:
         name = self.observations.name(number)
         try:
             with self._new, self.own_work(), unobserved():
-                described = self.fitter.describe(name, args, kwargs, anew=True)
+                described = self.fitter.describe(name, args, kwargs, refit=True)
         except Exception as error:
             self.fitter.without_values[str(name), one_line(error)] += 1
             return lambda result: None
 
-        def told(result: Any) -> None:
+        def record_result(result: Any) -> None:
             with self._new:
-                signature = self._told(Signature(number, OPERATOR, str(name), *described, self._outputs(result)), name)
+                signature = self._refine_signature(
+                    Signature(number, OPERATOR, str(name), *described, self._outputs(result)), name
+                )
                 numbers = numbers_of((signature.args, signature.kwargs))
                 self._pend(Observed(number, numbers, signature.outputs))
 
-        return told
+        return record_result
 
-    def _told(self, signature: Signature, name: Hashable) -> Signature:
+    def _refine_signature(self, signature: Signature, name: Hashable) -> Signature:
         """A signature with what its outputs tell of its values."""
         try:
             with self.own_work(), unobserved():
-                signature = self.fitter.told(signature, name)
+                signature = self.fitter.refine_by_outputs(signature, name)
                 if varies_by_values(signature, name) and signature.kind == OPERATOR:
                     self.observations.want(signature.number, name)
         except Exception as error:

@@ -31,14 +31,14 @@ class ModulePaths:
     """
 
     def __init__(self, model: nn.Module | None = None) -> None:
-        self._known: dict[int, tuple[ref[nn.Module], str]] = {}
+        self._paths_by_id: dict[int, tuple[ref[nn.Module], str]] = {}
         if model is not None:
             self._name_all(model)
 
     def of(self, module: nn.Module) -> str | None:
         """The path of a module; None where none is known."""
-        known = self._known.get(id(module))
-        return known[1] if known is not None and known[0]() is module else None
+        entry = self._paths_by_id.get(id(module))
+        return entry[1] if entry is not None and entry[0]() is module else None
 
     def called(self, module: nn.Module, above: str | None) -> str:
         """The path of a module that is called.
@@ -54,20 +54,20 @@ class ModulePaths:
         elif path is None:
             # called, but not registered, by the module above it
             path = ".".join(filter(None, (above, f"({type(module).__name__})")))
-            self._known[id(module)] = (ref(module), path)
+            self._paths_by_id[id(module)] = (ref(module), path)
         return path
 
     def _name_all(self, root: nn.Module) -> None:
         # not by named_modules, which passes over a module that equals another one
-        found, seen = [("", root)], set()
-        for path, module in found:
-            if id(module) in seen:
+        queue, visited_ids = [("", root)], set()
+        for path, module in queue:
+            if id(module) in visited_ids:
                 continue
-            seen.add(id(module))
+            visited_ids.add(id(module))
             if self.of(module) is None:
-                self._known[id(module)] = (ref(module), path)
+                self._paths_by_id[id(module)] = (ref(module), path)
             children = ((name, child) for name, child in module._modules.items() if child is not None)
-            found += [(f"{path}.{name}" if path else name, child) for name, child in children]
+            queue += [(f"{path}.{name}" if path else name, child) for name, child in children]
 
 
 class ScopeWatch:

@@ -36,32 +36,32 @@ _STRIDED = torch.strided
 def call_key(op: Hashable, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
     """The key of a call: equal for two calls just when their signatures are."""
     parts: list[Any] = [op]
-    found: list[torch.Tensor] = []
-    _add_all(parts, found, args)
+    tensors: list[torch.Tensor] = []
+    _add_all(parts, tensors, args)
     for name, value in kwargs.items():
         parts.append(name)
-        _add_all(parts, found, (value,))
-    if len(found) > 1:
-        storages = [storage_address(tensor) for tensor in found]
+        _add_all(parts, tensors, (value,))
+    if len(tensors) > 1:
+        storages = [storage_address(tensor) for tensor in tensors]
         if len(set(storages)) != len(storages):
             parts.append(tuple(map(storages.index, storages)))
     return tuple(parts)
 
 
-def _add_all(parts: list[Any], found: list[torch.Tensor], values: Iterable[Any]) -> None:
+def _add_all(parts: list[Any], tensors: list[torch.Tensor], values: Iterable[Any]) -> None:
     # the kinds that operators take most often first: this is run for every call
     for value in values:
         kind = type(value)
         if kind is torch.Tensor or kind is torch.nn.Parameter:
             dtype = value.dtype
             if value.layout is _STRIDED and dtype not in QUANTIZED and not value.is_nested:
-                found.append(value)
+                tensors.append(value)
                 parts += (
                     *(kind, value.shape, value.stride(), dtype, value.device, value.requires_grad),
                     *(value.storage_offset(), value.is_conj(), value.is_neg()),
                 )
             else:
-                _add_unusual_tensor(parts, found, value)
+                _add_unusual_tensor(parts, tensors, value)
         elif kind in _BY_VALUE:
             parts += (kind, value)
         elif kind is float:
@@ -69,49 +69,49 @@ def _add_all(parts: list[Any], found: list[torch.Tensor], values: Iterable[Any])
             parts += (kind, value if value and value == value else repr(value))
         elif kind is list or kind is tuple:
             parts += (kind, len(value))
-            _add_all(parts, found, value)
+            _add_all(parts, tensors, value)
         else:
-            _add_unusual(parts, found, value)
+            _add_unusual(parts, tensors, value)
 
 
-def _add_unusual(parts: list[Any], found: list[torch.Tensor], value: Any) -> None:
+def _add_unusual(parts: list[Any], tensors: list[torch.Tensor], value: Any) -> None:
     kind = type(value)
     if isinstance(value, torch.Tensor):
-        _add_unusual_tensor(parts, found, value)
+        _add_unusual_tensor(parts, tensors, value)
     elif isinstance(value, list | tuple):
         parts += (kind, len(value))
-        _add_all(parts, found, value)
+        _add_all(parts, tensors, value)
     elif isinstance(value, dict):
         parts += (kind, len(value), *value)
-        _add_all(parts, found, value.values())
+        _add_all(parts, tensors, value.values())
     elif isinstance(value, torch.Generator):
         parts += (kind, value.device, value.initial_seed())
     elif isinstance(value, np.generic):
-        _add_all(parts, found, (value.item(),))
+        _add_all(parts, tensors, (value.item(),))
     elif isinstance(value, _SIMPLE_BASES):
         parts += (kind, repr(value))
     elif isinstance(value, torch.ScriptObject):
         parts += (kind, describe_script_object(value))
     elif isinstance(value, BRANCHES):
         parts += (kind, *outline(value))
-        _add_all(parts, found, children(value) or ())
+        _add_all(parts, tensors, children(value) or ())
     elif isinstance(value, _AS_THEY_ARE):
         parts += (kind, repr(value))
     else:
         parts.append(kind)
 
 
-def _add_unusual_tensor(parts: list[Any], found: list[torch.Tensor], value: torch.Tensor) -> None:
+def _add_unusual_tensor(parts: list[Any], tensors: list[torch.Tensor], value: torch.Tensor) -> None:
     layout = value.layout
     parts += (type(value), value.dtype, value.device, layout, value.requires_grad)
     made_of, facts = take_apart(value)
     parts += facts
-    _add_all(parts, found, made_of)
+    _add_all(parts, tensors, made_of)
     if value.is_nested:
         return
     parts.append(value.shape)
     if layout is torch.strided:
-        found.append(value)
+        tensors.append(value)
         parts += (value.stride(), value.storage_offset(), value.is_conj(), value.is_neg())
 
 
@@ -136,27 +136,27 @@ def describe_result(result: Any) -> Any:
 
 def tensors_in(values: Iterable[Any]) -> list[torch.Tensor]:
     """All tensors in arguments or results, in order."""
-    found: list[torch.Tensor] = []
-    _collect(found, values)
-    return found
+    tensors: list[torch.Tensor] = []
+    _collect(tensors, values)
+    return tensors
 
 
-def _collect(found: list[torch.Tensor], values: Iterable[Any]) -> None:
+def _collect(tensors: list[torch.Tensor], values: Iterable[Any]) -> None:
     for value in values:
         if isinstance(value, torch.Tensor):
-            found.append(value)
+            tensors.append(value)
         elif isinstance(value, list | tuple):
-            _collect(found, value)
+            _collect(tensors, value)
         elif isinstance(value, dict):
-            _collect(found, value.values())
+            _collect(tensors, value.values())
         elif isinstance(value, BRANCHES):
-            _collect(found, children(value) or ())
+            _collect(tensors, children(value) or ())
 
 
-def _sharing(found: Iterable[torch.Tensor]) -> dict[int, int]:
+def _sharing(tensors: Iterable[torch.Tensor]) -> dict[int, int]:
     """The number of each storage that several tensors or parts of them share, by the storage's address."""
     counts: Counter[int] = Counter()
-    for tensor in found:
+    for tensor in tensors:
         made_of, _ = ((), ()) if _is_memory(tensor) else take_apart(tensor)
         counts.update(map(storage_address, made_of))
         if _is_memory(tensor):

@@ -42,8 +42,8 @@ class Storages:
     def number(self, tensor: torch.Tensor) -> int:
         """The number of a tensor's storage, a new one where it has none; `NO_STORAGE` for a tensor without one."""
         try:
-            known = self.numbers.get(storage_address(tensor))
-            return self._first(pin(tensor.untyped_storage())) if known is None else known
+            number = self.numbers.get(storage_address(tensor))
+            return self._first(pin(tensor.untyped_storage())) if number is None else number
         except (RuntimeError, NotImplementedError):
             # sparse layouts, and subclasses that are no memory themselves
             return NO_STORAGE
@@ -54,9 +54,9 @@ class Storages:
             return
         try:
             self._sweeps += 1
-            known = len(self.young)
-            self._middle = self._forget([*self._middle, *self.young[:known]])
-            del self.young[:known]
+            young_count = len(self.young)
+            self._middle = self._forget([*self._middle, *self.young[:young_count]])
+            del self.young[:young_count]
             if self._sweeps % MIDDLE_SWEEPS == 0:
                 self._old += self._middle
                 self._middle = []
@@ -82,13 +82,13 @@ class Storages:
 
     def _first(self, address: int) -> int:
         number = next(self.new_number)
-        known = self.numbers.setdefault(address, number)
-        if known == number:
+        registered_number = self.numbers.setdefault(address, number)
+        if registered_number == number:
             self.young.append(address)
         else:
             # another thread was faster: pinned once is enough
             unpin(address)
-        return known
+        return registered_number
 
     def _forget(self, addresses: list[int]) -> list[int]:
         alive = []

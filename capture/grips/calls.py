@@ -13,7 +13,7 @@ from opgrip.capture.environment import describe_environment
 from opgrip.capture.fitting import Fitter
 from opgrip.capture.full_values import FullValues
 from opgrip.capture.grips.compare import Sketch
-from opgrip.capture.grips.copies import apart
+from opgrip.capture.grips.copies import isolate_from_program
 from opgrip.capture.grips.gripped import Gripped, GrippedCall
 from opgrip.capture.grips.objects import take
 from opgrip.capture.signatures import describe_call
@@ -83,10 +83,10 @@ class _Writing:
     def records(self, number: int, name: str, call: GrippedCall) -> Iterator[Record]:
         """The records of a call, but those of values, which are pended before."""
         # first, as there may be no room for the values of all that follows
-        state = None if call.random_state is None else self._described(call.random_state)
-        args, kwargs = self._described((call.args, call.kwargs))
-        yield Signature(number, FUNCTION, name, args, kwargs, self._described(call.results))
-        after = None if call.after is None else self._described(call.after)
+        state = None if call.random_state is None else self._describe(call.random_state)
+        args, kwargs = self._describe((call.args, call.kwargs))
+        yield Signature(number, FUNCTION, name, args, kwargs, self._describe(call.results))
+        after = None if call.after is None else self._describe(call.after)
         yield Effects(number, call.operators, call.operator_ns, after, state)
         if call.settings not in self._contexts:
             self._contexts.append(call.settings)
@@ -97,14 +97,14 @@ class _Writing:
         yield Calls(0, [number], [scope], [self.start_ns], [call.duration_ns])
         self.start_ns += call.duration_ns
 
-    def _described(self, value: Any) -> Any:
+    def _describe(self, value: Any) -> Any:
         """A live value as a trace holds it, with its values."""
         tree = take(value).tree
         (described,), _ = describe_call((tree,), {}, lambda place: self._fit)
         return described
 
     def _fit(self, tensor: torch.Tensor) -> int | None:
-        with apart():
+        with isolate_from_program():
             return self.fitter.fit(FUNCTION, "", tensor.detach().cpu())
 
 

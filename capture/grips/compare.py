@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from opgrip.capture.grips.copies import apart
+from opgrip.capture.grips.copies import isolate_from_program
 from opgrip.capture.grips.objects import take
 from opgrip.traces.arguments import Opaque, TensorSpec
 from opgrip.traces.objects import ArraySpec, ModuleSpec, ObjectSpec, ScalarSpec, SharedSpec, children, outline
@@ -32,7 +32,7 @@ def difference(expected: Any, got: Any) -> str | None:
     ----------
     expected : live values, or a `Sketch`, of which numbers' types and tensors' shapes and dtypes are compared
     """
-    with apart():
+    with isolate_from_program():
         tree = expected.tree if isinstance(expected, Sketch) else take(expected).tree
         return _difference(tree, take(got).tree, "the result", not isinstance(expected, Sketch))
 
@@ -57,8 +57,8 @@ def _difference(expected: Any, got: Any, where: str, values: bool) -> str | None
         return f"{where} is {_short(got)}, not {_short(expected)}"
     for name, item in inner.items():
         place = where if name == "" else f"{where}{name}"
-        if (found := _difference(item, its[name], place, values)) is not None:
-            return found
+        if (inner_difference := _difference(item, its[name], place, values)) is not None:
+            return inner_difference
     return None
 
 

@@ -18,18 +18,18 @@ ALIGNMENT = 16
 
 
 @contextmanager
-def apart() -> Iterator[None]:
+def isolate_from_program() -> Iterator[None]:
     """What runs in the block is neither seen nor changed by modes of the program, nor by its gradients."""
     # out of inference mode: what is made in there could be used nowhere else
     with unobserved(), torch.inference_mode(False), torch.no_grad():
         yield
 
 
-def copied(tree: Any) -> Any:
+def copy_tensors(tree: Any) -> Any:
     """The same tree with its tensors copied: strides are kept, and those that share memory share that of the copies."""
-    with apart():
-        found = [leaf for leaf in leaves(tree) if isinstance(leaf, torch.Tensor)]
-        copies = iter(_copies([tensor.resolve_conj().resolve_neg() for tensor in found]))
+    with isolate_from_program():
+        tensors = [leaf for leaf in leaves(tree) if isinstance(leaf, torch.Tensor)]
+        copies = iter(_copies([tensor.resolve_conj().resolve_neg() for tensor in tensors]))
     return map_leaves(lambda leaf: next(copies) if isinstance(leaf, torch.Tensor) else leaf, tree)
 
 
@@ -39,14 +39,14 @@ def bytes_of(tree: Any) -> int:
     for leaf in leaves(tree):
         if isinstance(leaf, torch.Tensor):
             address, (first, end) = storage_address(leaf), _span(leaf)
-            known = spans.get(address, (first, end))
-            spans[address] = min(known[0], first), max(known[1], end)
+            span = spans.get(address, (first, end))
+            spans[address] = min(span[0], first), max(span[1], end)
     return sum(end - first for first, end in spans.values())
 
 
 def alike(one: Any, other: Any) -> bool:
     """Whether two trees hold the same, to the last bit of their tensors."""
-    with apart():
+    with isolate_from_program():
         return _alike(one, other)
 
 
@@ -58,12 +58,12 @@ def _alike(one: Any, other: Any) -> bool:
     inner, its = children(one), children(other)
     if inner is None or its is None:
         # nan is not equal to itself, and 1 is to True
-        return _told(one) == _told(other)
+        return _represent(one) == _represent(other)
     names = outline(one) == outline(other) and (not isinstance(one, dict) or [*one] == [*other])
     return names and len(inner) == len(its) and all(map(_alike, inner, its))
 
 
-def _told(leaf: Any) -> object:
+def _represent(leaf: Any) -> object:
     return sorted(map(repr, leaf)) if isinstance(leaf, set | frozenset) else repr(leaf)
 
 
@@ -79,19 +79,19 @@ def _bytes(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
 
 
-def _copies(found: list[torch.Tensor]) -> list[torch.Tensor]:
+def _copies(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     spans: dict[int, tuple[int, int]] = {}
-    for tensor in found:
+    for tensor in tensors:
         first, end = _span(tensor)
-        known = spans.get(storage_address(tensor), (first, end))
-        spans[storage_address(tensor)] = min(known[0], first), max(known[1], end)
+        span = spans.get(storage_address(tensor), (first, end))
+        spans[storage_address(tensor)] = min(span[0], first), max(span[1], end)
     memory = {}
-    for tensor in found:
+    for tensor in tensors:
         address = storage_address(tensor)
         if address not in memory:
             first, end = spans[address]
             memory[address] = _part(tensor, first // ALIGNMENT * ALIGNMENT, end)
-    return [_over(tensor, spans[storage_address(tensor)][0], memory[storage_address(tensor)]) for tensor in found]
+    return [_over(tensor, spans[storage_address(tensor)][0], memory[storage_address(tensor)]) for tensor in tensors]
 
 
 def _over(tensor: torch.Tensor, first: int, memory: torch.UntypedStorage) -> torch.Tensor:

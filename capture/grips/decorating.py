@@ -25,16 +25,16 @@ class CannotDecorate(Exception):
     """A function inside another one that cannot be had, by the reason."""
 
 
-def decorated_module(source: str | bytes, file: str, wanted: Callable[[str], bool], decorate: Decorate) -> CodeType:
+def decorated_module(source: str | bytes, file: str, is_gripped: Callable[[str], bool], decorate: Decorate) -> CodeType:
     """The code of a module whose functions of wanted qualified names are decorated."""
     tree = ast.parse(source, file)
-    mark = _Marks(wanted)
+    mark = _Marks(is_gripped)
     mark.visit(tree)
     return _with_constant(compile(tree, file, "exec", dont_inherit=True), mark.sentinel, decorate)
 
 
 def decorated_inside(
-    function: FunctionType, qualname: str, wanted: Callable[[str], bool], decorate: Decorate
+    function: FunctionType, qualname: str, is_gripped: Callable[[str], bool], decorate: Decorate
 ) -> CodeType:
     """The code of a function whose inner functions of wanted qualified names are decorated when they are made.
 
@@ -57,17 +57,22 @@ def decorated_inside(
         raise CannotDecorate("the source around it is not there") from error
     ast.increment_lineno(node, first - above)
     node.decorator_list = []
-    marks = _Marks(wanted, qualname)
+    marks = _Marks(is_gripped, qualname)
     for item in node.body:
         marks.visit(item)
-    made = _compiled(node, code, qualname)
-    known = (made.co_freevars, made.co_argcount, made.co_varnames[: made.co_argcount], made.co_firstlineno)
-    if known != (code.co_freevars, code.co_argcount, code.co_varnames[: code.co_argcount], node.lineno):
+    new_code = _compile_function(node, code, qualname)
+    new_interface = (
+        new_code.co_freevars,
+        new_code.co_argcount,
+        new_code.co_varnames[: new_code.co_argcount],
+        new_code.co_firstlineno,
+    )
+    if new_interface != (code.co_freevars, code.co_argcount, code.co_varnames[: code.co_argcount], node.lineno):
         raise CannotDecorate("the source around it is not what was loaded")
-    return _renamed(_with_constant(made, marks.sentinel, decorate), qualname)
+    return _rename_code(_with_constant(new_code, marks.sentinel, decorate), qualname)
 
 
-def _compiled(node: ast.FunctionDef | ast.AsyncFunctionDef, code: CodeType, qualname: str) -> CodeType:
+def _compile_function(node: ast.FunctionDef | ast.AsyncFunctionDef, code: CodeType, qualname: str) -> CodeType:
     """The code of a function, compiled where it finds the same variables around it."""
     body: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef = node
     owner = qualname.split(".")[-2] if qualname.count(".") else LOCALS
@@ -105,23 +110,23 @@ def _find(code: CodeType, name: str, line: int) -> CodeType:
     raise CannotDecorate("the source around it is not what was loaded")
 
 
-def _renamed(made: CodeType, qualname: str) -> CodeType:
+def _rename_code(code: CodeType, qualname: str) -> CodeType:
     """Compiled code with the qualified names that it has in its module."""
     before = f"{_AROUND}.{LOCALS}.{qualname.rpartition(f'{LOCALS}.')[2]}"
 
     def name(text: str) -> str:
         return qualname + text[len(before) :] if text == before or text.startswith(f"{before}.") else text
 
-    def renamed(inner: CodeType) -> CodeType:
+    def rename_inner(inner: CodeType) -> CodeType:
         constants = tuple(
-            renamed(item) if isinstance(item, CodeType) else name(item) if isinstance(item, str) else item
+            rename_inner(item) if isinstance(item, CodeType) else name(item) if isinstance(item, str) else item
             for item in inner.co_consts
         )
         inner = inner.replace(co_consts=constants)
         # before, a function's qualified name was a constant beside its code
         return inner.replace(co_qualname=name(inner.co_qualname)) if sys.version_info >= (3, 11) else inner
 
-    return renamed(made)
+    return rename_inner(code)
 
 
 def _with_constant(code: CodeType, sentinel: str, value: Any) -> CodeType:
@@ -142,8 +147,8 @@ class _Marks(ast.NodeVisitor):
 
     sentinel = "opgrip: a decorator stands here"
 
-    def __init__(self, wanted: Callable[[str], bool], inside: str = "") -> None:
-        self._wanted = wanted
+    def __init__(self, is_gripped: Callable[[str], bool], inside: str = "") -> None:
+        self._is_gripped = is_gripped
         self._prefix = f"{inside}.{LOCALS}." if inside else ""
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
@@ -163,7 +168,7 @@ class _Marks(ast.NodeVisitor):
 
     def _function(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
         name = f"{self._prefix}{node.name}"
-        if self._wanted(name):
+        if self._is_gripped(name):
             line = node.decorator_list[0] if node.decorator_list else node
             node.decorator_list.insert(0, _at(ast.Constant(self.sentinel), line))
         self._inside(node, f"{name}.{LOCALS}.")

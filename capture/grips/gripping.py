@@ -11,7 +11,7 @@ from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from opgrip.capture.grips.calls import write_calls
-from opgrip.capture.grips.copies import apart
+from opgrip.capture.grips.copies import isolate_from_program
 from opgrip.capture.grips.decorating import CannotDecorate, decorated_inside, decorated_module
 from opgrip.capture.grips.patterns import LOCALS, Pattern, Target, find_targets, plain_function, refusal
 from opgrip.capture.grips.rebinding import loaded_modules, rebind
@@ -66,7 +66,9 @@ class Grips:
         self._writing: list[threading.Thread] = []
         self._one_at_a_time = threading.Lock()
         self._pid = os.getpid()
-        self._late = LateModules(lambda name: any(item.matches_module(name) for item in self.patterns), self._loaded)
+        self._late = LateModules(
+            lambda name: any(item.matches_module(name) for item in self.patterns), self._grip_module
+        )
 
     @property
     def watched(self) -> tuple[Watched, ...]:
@@ -98,9 +100,9 @@ class Grips:
     def grip(self, value: Any, entry: str | None = None, owner: type | None = None) -> Any:
         """A function, or a static or class method, with its calls gripped; as it is where that cannot be."""
         function = plain_function(value)
-        found = value if function is None else function
-        name = entry or str(getattr(found, "__qualname__", None) or found)
-        reason = refusal(found)
+        candidate = value if function is None else function
+        name = entry or str(getattr(candidate, "__qualname__", None) or candidate)
+        reason = refusal(candidate)
         if reason is not None or function is None:
             self.refused[name] = str(reason)
             return value
@@ -127,14 +129,14 @@ class Grips:
         if not patterns:
             return None
 
-        def wanted(qualname: str) -> bool:
-            met = {item for item in patterns if item.matches(qualname)}
-            self._matched |= met
-            return bool(met)
+        def is_gripped(qualname: str) -> bool:
+            matching_patterns = {item for item in patterns if item.matches(qualname)}
+            self._matched |= matching_patterns
+            return bool(matching_patterns)
 
-        return lambda source, file: decorated_module(source, file, wanted, self.grip)
+        return lambda source, file: decorated_module(source, file, is_gripped, self.grip)
 
-    def _loaded(self, module: ModuleType) -> None:
+    def _grip_module(self, module: ModuleType) -> None:
         try:
             with own_work():
                 self._grip_in([module])
@@ -177,11 +179,11 @@ class Grips:
         outer = around.__qualname__
         code = around.__code__
 
-        def wanted(qualname: str) -> bool:
+        def is_gripped(qualname: str) -> bool:
             return any(pattern.matches(qualname) for pattern in self.patterns)
 
         try:
-            around.__code__ = decorated_inside(around, outer, wanted, self.grip)
+            around.__code__ = decorated_inside(around, outer, is_gripped, self.grip)
             self._codes[around] = code
         except CannotDecorate as error:
             self.refused[target.qualname] = str(error)
@@ -190,12 +192,12 @@ class Grips:
         """A function as it is watched, the same whenever it is asked for."""
         function = target.function
         # a function that is made whenever another one runs is one function all the same
-        made_anew = LOCALS in target.qualname
-        key = (id(function.__code__ if made_anew else function), target.qualname if target.inherited else None)
-        known = self._watched.get(key)
-        if known is not None and known.function is function:
-            return known
-        keeper = known.keeper if known is not None else None
+        is_local = LOCALS in target.qualname
+        key = (id(function.__code__ if is_local else function), target.qualname if target.inherited else None)
+        previous = self._watched.get(key)
+        if previous is not None and previous.function is function:
+            return previous
+        keeper = previous.keeper if previous is not None else None
         if keeper is None and self._to is not None:
             keeper = Keeper(function, target.owner, target.qualname, self._keep, self._write_beside)
         watched = Watched(function, target.qualname, self._recorder, keeper)
@@ -214,7 +216,7 @@ class Grips:
         if self._to is None or os.getpid() != self._pid:
             return
         try:
-            with self._one_at_a_time, own_work(), apart():
+            with self._one_at_a_time, own_work(), isolate_from_program():
                 if id(keeper) not in self._done:
                     self._done.add(id(keeper))
                     self._write_sample(keeper, self._to)

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from opgrip.capture.grips.arrays import Arrays
-from opgrip.capture.grips.copies import apart
+from opgrip.capture.grips.copies import isolate_from_program
 from opgrip.capture.torch_private import is_transformed
 from opgrip.traces.arguments import Opaque
 from opgrip.traces.making import SAFE_OBJECTS, name_of
@@ -47,7 +47,7 @@ _MODULE_HOOKS = frozenset(name for name, value in _FRESH_MODULE.items() if isins
 _MODULE_NOTHING = frozenset(name for name, value in _FRESH_MODULE.items() if value is None)
 _HEAP = 1 << 9
 """Flag of classes that were made while Python ran, as class statements make them."""
-_KNOWN_NAMES = {id(found): name for name, found in SAFE_OBJECTS.items()}
+_NAMES_BY_ID = {id(thing): name for name, thing in SAFE_OBJECTS.items()}
 
 
 class CannotHold(Exception):
@@ -55,7 +55,7 @@ class CannotHold(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class SpecTree:
     """Arguments that were taken apart.
 
     Attributes
@@ -70,7 +70,7 @@ class Taken:
     refused: str | None = None
 
 
-def take(value: Any) -> Taken:
+def take(value: Any) -> SpecTree:
     """What a value is made of.
 
     Raises
@@ -79,7 +79,7 @@ def take(value: Any) -> Taken:
     """
     taker = _Taker()
     taker.count(value)
-    return Taken(taker.take(value), taker.names, next(iter(taker.refused), None))
+    return SpecTree(taker.take(value), taker.names, next(iter(taker.refused), None))
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ class _Parts:
 class _Taker:
     names: dict[str, Any] = field(default_factory=dict)
     refused: list[str] = field(default_factory=list)
-    _met: Counter[int] = field(default_factory=Counter)
+    _occurrences: Counter[int] = field(default_factory=Counter)
     _alive: list[Any] = field(default_factory=list)
     _numbers: dict[int, int] = field(default_factory=dict)
     _new_number: Iterator[int] = field(default_factory=count)
@@ -111,33 +111,33 @@ class _Taker:
             inner = _inner(item)
             if inner is None:
                 continue
-            self._met[id(item)] += 1
-            if self._met[id(item)] == 1:
+            self._occurrences[id(item)] += 1
+            if self._occurrences[id(item)] == 1:
                 # else another one could get the number of one that is gone
                 self._alive.append(item)
                 stack.extend(inner)
-                if len(self._met) + len(stack) > MOST_VALUES:
+                if len(self._occurrences) + len(stack) > MOST_VALUES:
                     raise CannotHold(f"more than {MOST_VALUES:,} values")
 
     def take(self, value: Any) -> Any:
         """A value taken apart."""
         try:
-            return self._take(value) if self._met[id(value)] < 2 else self._shared(value)
+            return self._take(value) if self._occurrences[id(value)] < 2 else self._take_shared(value)
         except CannotHold as error:
             if not self._in_field:
                 self.refused.append(str(error))
-            return Opaque(_described(value))
+            return Opaque(_type_name(value))
 
-    def _shared(self, value: Any) -> Any:
+    def _take_shared(self, value: Any) -> Any:
         number = id(value)
         if number in self._open and isinstance(value, tuple):
             raise CannotHold("a tuple that stands inside of itself")
         if number in self._numbers:
             return SameSpec(self._numbers[number])
-        taken = self._numbers[number] = next(self._new_number)
+        shared_number = self._numbers[number] = next(self._new_number)
         self._open.add(number)
         try:
-            return SharedSpec(taken, self._take(value))
+            return SharedSpec(shared_number, self._take(value))
         except CannotHold:
             # nothing stands for it
             del self._numbers[number]
@@ -166,23 +166,23 @@ class _Taker:
             return _scalar(value)
         named = _name(value)
         if named is not None:
-            return NamedSpec(self._named(named, value))
+            return NamedSpec(self._add_name(named, value))
         if issubclass(kind, torch.Generator):
             fields = {"device": value.device, "state": value.get_state()}
-            return ObjectSpec(self._named(name_of(torch.Generator), torch.Generator), fields)
+            return ObjectSpec(self._add_name(name_of(torch.Generator), torch.Generator), fields)
         if issubclass(kind, nn.Module):
             return self._module(value)
         return self._object(_parts(value))
 
-    def _named(self, name: str, found: Any) -> str:
-        if self.names.setdefault(name, found) is not found:
+    def _add_name(self, name: str, thing: Any) -> str:
+        if self.names.setdefault(name, thing) is not thing:
             raise CannotHold(f"two different things of the name {name}")
         return name
 
     def _dict(self, value: Mapping[Any, Any]) -> dict[Any, Any]:
         for key in value:
             if not _is_hashable(key):
-                raise CannotHold(f"a dictionary with keys of type {_described(key)}")
+                raise CannotHold(f"a dictionary with keys of type {_type_name(key)}")
         return {key: self.take(item) for key, item in value.items()}
 
     def _tensor(self, tensor: torch.Tensor) -> Any:
@@ -190,10 +190,10 @@ class _Taker:
         _check_tensor(tensor)
         if kind is torch.Tensor:
             return tensor
-        name = self._named(name_of(kind), kind)
+        name = self._add_name(name_of(kind), kind)
         if kind is nn.Parameter:
             return ObjectSpec(name, {}, tensor)
-        with apart():
+        with isolate_from_program():
             plain = torch.Tensor._make_subclass(torch.Tensor, tensor.detach(), tensor.requires_grad)
         return ObjectSpec(name, self._fields(vars(tensor)), plain)
 
@@ -204,14 +204,14 @@ class _Taker:
             raise CannotHold(f"a numpy array of type {array.dtype}") from error
 
     def _object(self, parts: _Parts) -> ObjectSpec:
-        name = self._named(name_of(parts.cls), parts.cls)
+        name = self._add_name(name_of(parts.cls), parts.cls)
         # the fields first, as they are made in this order
         content = None if parts.content is None else self._take(parts.content)
         return ObjectSpec(name, self._fields(parts.fields), content)
 
     def _module(self, module: nn.Module) -> ModuleSpec:
         parts = _module_parts(module)
-        name = self._named(name_of(parts.cls), parts.cls)
+        name = self._add_name(name_of(parts.cls), parts.cls)
         parameters, buffers, modules = (self._fields(vars(module)[table]) for table in _MODULE_TABLES)
         return ModuleSpec(name, parameters, buffers, modules, self._fields(parts.fields))
 
@@ -307,7 +307,7 @@ def _fields_of(value: Any) -> Iterator[tuple[str, Any]]:
     except AttributeError:
         return
     if not isinstance(named, dict) or any(type(name) is not str for name in named):
-        raise CannotHold(f"an object of type {_described(value)}, whose fields are not its own")
+        raise CannotHold(f"an object of type {_type_name(value)}, whose fields are not its own")
     yield from named.items()
 
 
@@ -329,19 +329,19 @@ def _refusal(cls: type) -> str | None:
     root: Any = next(base for base in cls.__mro__ if base in _ROOTS or not base.__flags__ & _HEAP)
     try:
         # Python refuses that for what has a part that only its own class can make, such as a lock
-        made = root in _ROOTS and cls not in _ROOTS and root.__new__(cls) is not None
+        can_be_made = root in _ROOTS and cls not in _ROOTS and root.__new__(cls) is not None
     except TypeError:
-        made = False
-    if made and hasattr(cls, "__del__"):
+        can_be_made = False
+    if can_be_made and hasattr(cls, "__del__"):
         # it would run for each copy
         return f"an object of type {name}, which has a finalizer"
-    return None if made else f"an object of type {name}"
+    return None if can_be_made else f"an object of type {name}"
 
 
 def _name(value: Any) -> str | None:
     """The name that a class, function or enumeration's member is held by; None for all else."""
-    if (known := _KNOWN_NAMES.get(id(value))) is not None:
-        return known
+    if (listed_name := _NAMES_BY_ID.get(id(value))) is not None:
+        return listed_name
     kind = type(value)
     if issubclass(kind, enum.Enum):
         return f"{name_of(type(value))}.{value.name}"
@@ -374,7 +374,7 @@ def _scalar(value: np.generic) -> ScalarSpec:
 def _checked_set(value: set[Any] | frozenset[Any]) -> set[Any] | frozenset[Any]:
     for item in value:
         if not _is_hashable(item):
-            raise CannotHold(f"a set of {_described(item)}")
+            raise CannotHold(f"a set of {_type_name(item)}")
     return value
 
 
@@ -386,5 +386,5 @@ def _is_plain_slice(value: slice) -> bool:
     return all(item is None or type(item) is int for item in (value.start, value.stop, value.step))
 
 
-def _described(value: Any) -> str:
+def _type_name(value: Any) -> str:
     return f"{type(value).__module__}.{type(value).__qualname__}"

@@ -40,8 +40,8 @@ class Pattern:
         Methods with two underscores before and after, and functions inside functions, are only where the pattern
         says so.
         """
-        last, wanted = qualname.rpartition(".")[2], self.qualname.rpartition(".")[2]
-        if last.startswith("__") and last.endswith("__") and not wanted.startswith("__"):
+        last, pattern_last = qualname.rpartition(".")[2], self.qualname.rpartition(".")[2]
+        if last.startswith("__") and last.endswith("__") and not pattern_last.startswith("__"):
             return False
         if LOCALS in qualname and LOCALS not in self.qualname:
             return qualname.replace(f".{LOCALS}", "") == self.qualname
@@ -85,13 +85,13 @@ def find_targets(module: ModuleType, patterns: Sequence[Pattern]) -> Iterator[Ta
 
     Of functions inside others, `function` is the one around them.
     """
-    wanted = [pattern for pattern in patterns if pattern.matches_module(module.__name__)]
-    if wanted:
-        yield from _in_namespace(vars(module), module.__name__, wanted, None, "", set())
+    module_patterns = [pattern for pattern in patterns if pattern.matches_module(module.__name__)]
+    if module_patterns:
+        yield from _in_namespace(vars(module), module.__name__, module_patterns, None, "", set())
 
 
 def _in_namespace(
-    namespace: Any, module: str, patterns: Sequence[Pattern], owner: type | None, prefix: str, seen: set[int]
+    namespace: Any, module: str, patterns: Sequence[Pattern], owner: type | None, prefix: str, visited_ids: set[int]
 ) -> Iterator[Target]:
     for name, value in list(namespace.items()):
         function = plain_function(value)
@@ -99,15 +99,15 @@ def _in_namespace(
             qualname = f"{prefix}{name}"
             if any(pattern.matches(qualname) for pattern in patterns):
                 yield Target(function, owner, qualname)
-            yield from _nested(function, qualname, owner, patterns)
-        elif issubclass(type(value), type) and _belongs(value, module) and id(value) not in seen:
-            seen.add(id(value))
+            yield from _find_nested(function, qualname, owner, patterns)
+        elif issubclass(type(value), type) and _belongs(value, module) and id(value) not in visited_ids:
+            visited_ids.add(id(value))
             inner = f"{prefix}{name}."
-            yield from _in_namespace(vars(value), value.__module__, patterns, value, inner, seen)
-            yield from _inherited(value, inner, patterns)
+            yield from _in_namespace(vars(value), value.__module__, patterns, value, inner, visited_ids)
+            yield from _find_inherited(value, inner, patterns)
 
 
-def _inherited(cls: type, prefix: str, patterns: Sequence[Pattern]) -> Iterator[Target]:
+def _find_inherited(cls: type, prefix: str, patterns: Sequence[Pattern]) -> Iterator[Target]:
     """The methods that a pattern names as a class's, and that it has from another class."""
     for pattern in patterns:
         # not where it has a wildcard: then the class that has the method matches too, or should not
@@ -118,7 +118,9 @@ def _inherited(cls: type, prefix: str, patterns: Sequence[Pattern]) -> Iterator[
                 yield Target(function, cls, pattern.qualname, inherited=True)
 
 
-def _nested(function: FunctionType, qualname: str, owner: type | None, patterns: Sequence[Pattern]) -> Iterator[Target]:
+def _find_nested(
+    function: FunctionType, qualname: str, owner: type | None, patterns: Sequence[Pattern]
+) -> Iterator[Target]:
     around = cast(Any, inspect.unwrap(function))
     if not isinstance(around, FunctionType):
         return

@@ -12,8 +12,8 @@ _OWN = __name__.rpartition(".")[0]
 
 def loaded_modules() -> list[ModuleType]:
     """The program's modules."""
-    found: list[Any] = list(sys.modules.values())
-    return [module for module in found if isinstance(module, ModuleType)]
+    modules: list[Any] = list(sys.modules.values())
+    return [module for module in modules if isinstance(module, ModuleType)]
 
 
 def rebind(replacements: Mapping[FunctionType, FunctionType], modules: Sequence[ModuleType] | None = None) -> None:
@@ -34,13 +34,13 @@ def rebind(replacements: Mapping[FunctionType, FunctionType], modules: Sequence[
                 namespace[name] = new
     for cls in _classes(namespaces):
         for name, value in list(vars(cls).items()):
-            changed = _replaced(value, by_id)
-            if changed is not None:
+            new_value = _replace_value(value, by_id)
+            if new_value is not None:
                 # past the ways that a metaclass may have to set attributes
-                type.__setattr__(cls, name, changed)
+                type.__setattr__(cls, name, new_value)
 
 
-def _replaced(value: Any, by_id: Mapping[int, FunctionType]) -> Any:
+def _replace_value(value: Any, by_id: Mapping[int, FunctionType]) -> Any:
     if (new := by_id.get(id(value))) is not None:
         return new
     if type(value) in (staticmethod, classmethod) and (new := by_id.get(id(value.__func__))) is not None:
@@ -50,13 +50,13 @@ def _replaced(value: Any, by_id: Mapping[int, FunctionType]) -> Any:
 
 def _classes(namespaces: Sequence[dict[str, Any]]) -> Iterator[type]:
     """The classes in namespaces, those inside classes included, each once."""
-    seen: set[int] = set()
+    visited_ids: set[int] = set()
     stack: list[Mapping[str, Any]] = list(namespaces)
     while stack:
         for value in list(stack.pop().values()):
             # not isinstance, which asks some values what they say they are
-            if issubclass(type(value), type) and id(value) not in seen and value.__flags__ & _HEAP:
-                seen.add(id(value))
+            if issubclass(type(value), type) and id(value) not in visited_ids and value.__flags__ & _HEAP:
+                visited_ids.add(id(value))
                 stack.append(vars(value))
                 yield value
 

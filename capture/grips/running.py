@@ -73,12 +73,12 @@ class Running(TorchDispatchMode):
         super().__init__()
         see_higher_order(type(self))
         self.operators = self.operator_ns = 0
-        self._seen: dict[tuple[Any, ...], frozenset[str]] = {}
+        self._tags_by_call: dict[tuple[Any, ...], frozenset[str]] = {}
 
     @property
     def tags(self) -> frozenset[str]:
         """What was seen."""
-        return frozenset[str]().union(*self._seen.values())
+        return frozenset[str]().union(*self._tags_by_call.values())
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
@@ -112,11 +112,11 @@ class Running(TorchDispatchMode):
         try:
             shapes = tuple((tuple(item.shape), item.dtype in _MASKS) for item in _tensors((*args, *kwargs.values())))
             key = (func, shapes)
-            if key not in self._seen:
-                self._seen[key] = frozenset(tags_of(func, shapes))
+            if key not in self._tags_by_call:
+                self._tags_by_call[key] = frozenset(tags_of(func, shapes))
         except Exception:
             # an operator without tags is no reason to disturb its program
-            self._seen.setdefault((func,), frozenset())
+            self._tags_by_call.setdefault((func,), frozenset())
 
 
 leave_compiled(Running)
@@ -131,7 +131,7 @@ def tags_of(func: Any, shapes: Sequence[tuple[tuple[int, ...], bool]]) -> Iterat
     """
     name = func._schema.name.partition("::")[2]
     plain = name.rstrip("_")
-    known = {str(tag).rpartition(".")[2] for tag in func.tags}
+    torch_tags = {str(tag).rpartition(".")[2] for tag in func.tags}
     if name in _READS_VALUES:
         yield INPUT_AWARE
     masked = plain in ("index", "index_put", "_index_put_impl") and any(mask for _, mask in shapes[1:])
@@ -145,13 +145,13 @@ def tags_of(func: Any, shapes: Sequence[tuple[tuple[int, ...], bool]]) -> Iterat
     if plain in _REDUCTIONS and func._overloadname != "other":
         yield REDUCE
     sizes = [shape for shape, _ in shapes if shape]
-    if "pointwise" in known and len(set(sizes)) > 1:
+    if "pointwise" in torch_tags and len(set(sizes)) > 1:
         yield BROADCAST
     if plain not in _NO_VIEWS and any(
         result.alias_info is not None and not result.alias_info.is_write for result in func._schema.returns
     ):
         yield VIEW
-    if "nondeterministic_seeded" in known:
+    if "nondeterministic_seeded" in torch_tags:
         yield RANDOM
 
 

@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 from opgrip.capture.contexts import describe_autocast, describe_context, read_context
-from opgrip.capture.grips.copies import alike, apart, bytes_of, copied
+from opgrip.capture.grips.copies import alike, bytes_of, copy_tensors, isolate_from_program
 from opgrip.capture.grips.gripped import Gripped, GrippedCall
-from opgrip.capture.grips.objects import CannotHold, Taken, take
+from opgrip.capture.grips.objects import CannotHold, SpecTree, take
 from opgrip.capture.grips.patterns import LOCALS
 from opgrip.capture.grips.running import RANDOM, Running, spent
 from opgrip.capture.recorder import Recorder
@@ -79,7 +79,7 @@ class Keeper:
     calls: list[GrippedCall] = field(default_factory=list)
     lost: Counter[str] = field(default_factory=Counter)
     _tags: set[str] = field(default_factory=set)
-    _seen: set[Hashable] = field(default_factory=set)
+    _signature_keys: set[Hashable] = field(default_factory=set)
     _going: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _pid: int = field(default_factory=os.getpid)
@@ -100,15 +100,15 @@ class Keeper:
         tags = frozenset(self._tags) | self.keep.tags
         return Gripped(*(self.function, owner, self.entry, self.name, tags, tuple(self.calls)), self.keep.by_reference)
 
-    def run(self, taken: Taken, args: tuple[Any, ...], kwargs: dict[str, Any], call: Callable[[], Any]) -> Any:
+    def run(self, arguments: SpecTree, args: tuple[Any, ...], kwargs: dict[str, Any], call: Callable[[], Any]) -> Any:
         """Run a call, and keep it where it is of a new signature. What goes wrong in that is counted.
 
         Parameters
         ----------
-        taken : the arguments, taken apart
+        arguments : the arguments, taken apart
         """
         try:
-            before = self._begin(taken)
+            before = self._begin(arguments)
         except Exception as error:
             self._lose(one_line(error))
             before = None
@@ -125,7 +125,7 @@ class Keeper:
         duration = perf_counter_ns() - start - (spent.ns - spent_before)
         reason: str | None = None
         try:
-            with own_work(), apart():
+            with own_work(), isolate_from_program():
                 self._keep(before, running, duration, args, kwargs, result)
         except CannotHold as error:
             reason = str(error)
@@ -134,20 +134,20 @@ class Keeper:
         self._end(before, reason)
         return result
 
-    def _begin(self, taken: Taken) -> _Before | None:
+    def _begin(self, arguments: SpecTree) -> _Before | None:
         """What a call is given, copied; None where it need not be kept."""
         if not self.has_room() or os.getpid() != self._pid:
             return None
-        key = call_key(self.entry, *taken.tree)
+        key = call_key(self.entry, *arguments.tree)
         with self._lock:
-            if not self.has_room() or key in self._seen:
+            if not self.has_room() or key in self._signature_keys:
                 return None
-            self._seen.add(key)
+            self._signature_keys.add(key)
             self._going += 1
         try:
             settings = _settings()
-            with own_work(), apart():
-                return _Before(taken.names, _held(taken), _random_states(), settings)
+            with own_work(), isolate_from_program():
+                return _Before(arguments.names, _copy_within_limit(arguments), _random_states(), settings)
         except BaseException as error:
             self._going -= 1
             if isinstance(error, CannotHold):
@@ -165,17 +165,17 @@ class Keeper:
         result: Any,
     ) -> None:
         """Keep a call that has ended."""
-        drew = _drew(before.random_states)
+        has_drawn = _has_drawn(before.random_states)
         args_after = take((args, kwargs))
-        after = None if alike(before.tree, args_after.tree) else _made(args_after)
-        results = _made(take(result))
+        after = None if alike(before.tree, args_after.tree) else _make_copy(args_after)
+        results = _make_copy(take(result))
         made_args, made_kwargs = make_arguments(before.tree, before.names)
-        random_state = before.random_states.cpu if drew else None
+        random_state = before.random_states.cpu if has_drawn else None
         call = GrippedCall(
             *(made_args, made_kwargs, results, after, random_state),
             *(running.operators, running.operator_ns, duration_ns, before.settings),
         )
-        self._tags |= running.tags | ({RANDOM} if drew else set())
+        self._tags |= running.tags | ({RANDOM} if has_drawn else set())
         self.calls.append(call)
 
     def _end(self, before: _Before, reason: str | None) -> None:
@@ -223,8 +223,8 @@ class Watched:
         if recorder is not None and (recorder.at_own_work() or recorder.idle):
             return function(*args, **kwargs)
         try:
-            with own_work(), apart():
-                taken = take((args, kwargs))
+            with own_work(), isolate_from_program():
+                arguments = take((args, kwargs))
         except Exception as error:
             self._lose(error)
             return function(*args, **kwargs)
@@ -232,11 +232,11 @@ class Watched:
         def run() -> Any:
             return function(*args, **kwargs)
 
-        kept = run if keeper is None else lambda: keeper.run(taken, args, kwargs, run)
+        run_and_keep = run if keeper is None else lambda: keeper.run(arguments, args, kwargs, run)
         if recorder is None:
-            return kept()
-        positional, named = taken.tree
-        return recorder.mode_here().call(self.name, FUNCTION, kept, positional, named, _shown)
+            return run_and_keep()
+        positional, named = arguments.tree
+        return recorder.mode_here().call(self.name, FUNCTION, run_and_keep, positional, named, _describe_result)
 
     def _lose(self, error: Exception) -> None:
         if self.keeper is not None:
@@ -255,12 +255,12 @@ def _bound_name(function: FunctionType) -> str:
 
 def owner_of(function: FunctionType, entry: str) -> type | None:
     """The class that a function's qualified name says it is a method of, as its module has it; None for none."""
-    found: Any = function.__globals__
+    scope: Any = function.__globals__
     for part in entry.split(".")[:-1]:
-        found = (found if isinstance(found, dict) else vars(found)).get(part)
-        if not isinstance(found, type):
+        scope = (scope if isinstance(scope, dict) else vars(scope)).get(part)
+        if not isinstance(scope, type):
             return None
-    return found if isinstance(found, type) else None
+    return scope if isinstance(scope, type) else None
 
 
 def _wrapper(function: FunctionType, watched: Watched) -> FunctionType:
@@ -325,17 +325,17 @@ class _Before:
     settings: dict[str, Any]
 
 
-def _held(taken: Taken) -> Any:
-    if taken.refused is not None:
-        raise CannotHold(f"it has {taken.refused}")
-    size = bytes_of(taken.tree)
+def _copy_within_limit(spec_tree: SpecTree) -> Any:
+    if spec_tree.refused is not None:
+        raise CannotHold(f"it has {spec_tree.refused}")
+    size = bytes_of(spec_tree.tree)
     if size > MOST_BYTES:
         raise CannotHold(f"its tensors are {size / 1e9:,.1f} GB, more than {MOST_BYTES / 1e9:,.1f} GB")
-    return copied(taken.tree)
+    return copy_tensors(spec_tree.tree)
 
 
-def _made(taken: Taken) -> Any:
-    return make_arguments(_held(taken), taken.names)
+def _make_copy(spec_tree: SpecTree) -> Any:
+    return make_arguments(_copy_within_limit(spec_tree), spec_tree.names)
 
 
 def _random_states() -> _RandomStates:
@@ -344,7 +344,7 @@ def _random_states() -> _RandomStates:
     return _RandomStates(torch.get_rng_state(), device, (random.getstate(), numpy[1].tobytes(), *numpy[2:]))
 
 
-def _drew(before: _RandomStates) -> bool:
+def _has_drawn(before: _RandomStates) -> bool:
     """Whether random numbers were drawn since, by torch on the CPU.
 
     Raises
@@ -363,7 +363,7 @@ def _settings() -> dict[str, Any]:
     return describe_context(read_context()) | {"autocast": describe_autocast()}
 
 
-def _shown(result: Any) -> Any:
+def _describe_result(result: Any) -> Any:
     """A result as a trace holds it."""
-    with own_work(), apart():
+    with own_work(), isolate_from_program():
         return take(result).tree

@@ -29,9 +29,9 @@ def load_builtin(text: str, options: ModelOptions) -> Program:
     UserError : where there is none of that name
     """
     name = text.removeprefix(PREFIX)
-    known = builtin_models()
-    if name not in known:
-        raise UserError(f"no built-in model {name!r}", "there is " + ", ".join(PREFIX + other for other in known))
+    names = builtin_models()
+    if name not in names:
+        raise UserError(f"no built-in model {name!r}", "there is " + ", ".join(PREFIX + other for other in names))
     program = load_factory(f"{PACKAGE}.{name}:{name}", options)
     return replace(program, details={**program.details, "source": text})
 

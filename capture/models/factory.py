@@ -75,12 +75,12 @@ def program_of(
 
 def _find(text: str, where: str, name: str) -> Callable[..., Any]:
     module = _module_of_file(Path(where)) if where.endswith(".py") else _module_of_name(where)
-    found: Any = module
+    factory: Any = module
     for part in name.split("."):
-        found = getattr(found, part, None)
-    if not callable(found):
+        factory = getattr(factory, part, None)
+    if not callable(factory):
         raise UserError(f"no factory {name!r} in {where}", f"{text} must name a function that it has")
-    return found  # type: ignore[no-any-return]
+    return factory  # type: ignore[no-any-return]
 
 
 def _module_of_name(name: str) -> ModuleType:
@@ -115,15 +115,15 @@ def _module_of_file(path: Path) -> ModuleType:
 
 
 def _build(text: str, factory: Callable[..., Any], options: ModelOptions) -> tuple[nn.Module, Any]:
-    wanted = {"batch_size": options.batch_size, "input_size": options.input_size, "run": options.run}
+    option_values = {"batch_size": options.batch_size, "input_size": options.input_size, "run": options.run}
     try:
         parameters = dict(inspect.signature(factory).parameters)
     except ValueError:
         # builtins do not tell theirs
         parameters = {}
-    settings = {name: value for name, value in wanted.items() if name in parameters and value is not None}
+    settings = {name: value for name, value in option_values.items() if name in parameters and value is not None}
     for name in ("batch_size", "input_size"):
-        if wanted[name] is not None and name not in parameters:
+        if option_values[name] is not None and name not in parameters:
             flag = name.replace("_", "-")
             raise UserError(f"--{flag} is not for {text}", f"give the factory a parameter {name}")
     try:

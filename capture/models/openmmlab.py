@@ -76,11 +76,13 @@ def find_config(text: str) -> Path:
     configs = list(_carried_configs())
     if not configs:
         raise UserError(f"no config {text} here, and no installed package carries any", f"for mmdet's: {INSTALL}")
-    found = [config for config in configs if config.name == text]
-    if len(found) == 1:
-        return found[0]
-    if found:
-        raise UserError(f"{len(found)} configs are named {text}", "give a path: " + ", ".join(map(str, found)))
+    matching_configs = [config for config in configs if config.name == text]
+    if len(matching_configs) == 1:
+        return matching_configs[0]
+    if matching_configs:
+        raise UserError(
+            f"{len(matching_configs)} configs are named {text}", "give a path: " + ", ".join(map(str, matching_configs))
+        )
     near = difflib.get_close_matches(text, {config.name for config in configs}, n=3)
     hint = f"did you mean {', '.join(near)}?" if near else "give the path of a file"
     raise UserError(f"no config {text} here or among the {len(configs)} of the installed packages", hint)

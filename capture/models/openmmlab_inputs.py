@@ -30,8 +30,10 @@ def make_inputs(model: Any, config: Any, scope: str, options: ModelOptions) -> d
     """
     maker = _MAKERS.get(scope)
     if maker is None:
-        known = ", ".join(sorted(_MAKERS))
-        raise UserError(f"no inputs are known for models of {scope}", f"use a factory, or a config of {known}")
+        supported_scopes = ", ".join(sorted(_MAKERS))
+        raise UserError(
+            f"no inputs are known for models of {scope}", f"use a factory, or a config of {supported_scopes}"
+        )
     return maker(model, config, options)
 
 

@@ -80,8 +80,12 @@ def makes_descriptor(decorator: ast.expr, piece: Piece, value: Any) -> bool:
     """Whether a decorator makes a method a property, a static method or the like."""
     if isinstance(decorator, ast.Attribute) and decorator.attr in ("setter", "getter", "deleter"):
         return True
-    found = evaluate(decorator, piece.namespace)
-    return isinstance(found, type) and isinstance(value, found) and is_imported(found.__module__)
+    decorator_object = evaluate(decorator, piece.namespace)
+    return (
+        isinstance(decorator_object, type)
+        and isinstance(value, decorator_object)
+        and is_imported(decorator_object.__module__)
+    )
 
 
 def defines(node: ast.stmt, name: str, cls: type) -> bool:

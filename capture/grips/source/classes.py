@@ -24,7 +24,7 @@ from opgrip.capture.grips.source.class_parts import (
     provider_of,
 )
 from opgrip.capture.grips.source.collect import Collector
-from opgrip.capture.grips.source.decorators import written
+from opgrip.capture.grips.source.decorators import find_definition
 from opgrip.capture.grips.source.fields import Mentioned, named_in
 from opgrip.capture.grips.source.files import first_line
 from opgrip.capture.grips.source.items import ClassItem, Item, PartItem, Piece
@@ -102,9 +102,9 @@ class Classes:
                 function = functions.get((item.file.name, first_line(node)))
                 if function is None:
                     continue
-                found = written(function)
-                piece = self._collector.function_piece(found, part, cls)
-                piece.dropped = tuple(one for one in found.dropped if not makes_descriptor(one, piece, value))
+                definition = find_definition(function)
+                piece = self._collector.function_piece(definition, part, cls)
+                piece.dropped = tuple(one for one in definition.dropped if not makes_descriptor(one, piece, value))
                 yield piece
             elif not isinstance(node, ast.Assign | ast.AnnAssign) or not has_changed(node, value):
                 yield Piece(item.file, node, namespace, names_of(node), cls)
@@ -162,7 +162,7 @@ class Classes:
         if is_whole(item.cls):
             self._take_whole(item)
             return
-        for between in map(self._collector.named, item.cls.__mro__[1:]):
+        for between in map(self._collector.find_item, item.cls.__mro__[1:]):
             if isinstance(between, ClassItem):
                 between.has_bases = True
         if item.bases:
@@ -175,8 +175,8 @@ class Classes:
         for base, piece in item.bases.items():
             if piece is not None:
                 self._collector.scan(piece, item)
-            elif (found := self._collector.of_value(base)) is not None:
-                item.need(found, early=True)
+            elif (base_item := self._collector.of_value(base)) is not None:
+                item.need(base_item, early=True)
         self._take_decorators(item)
 
     def _base_expressions(self, cls: type) -> dict[type, Piece]:
@@ -187,8 +187,8 @@ class Classes:
         namespace = namespace_of_class(cls)
         # what a generic class holds is for type checkers
         plain = (one.value if isinstance(one, ast.Subscript) else one for one in item.node.bases)
-        found = ((evaluate(one, namespace), one) for one in plain)
-        pieces = ((base, Piece(item.file, one, namespace, names_of(one))) for base, one in found)
+        base_objects = ((evaluate(one, namespace), one) for one in plain)
+        pieces = ((base, Piece(item.file, one, namespace, names_of(one))) for base, one in base_objects)
         return {base: piece for base, piece in pieces if isinstance(base, type)}
 
     def _take_decorators(self, item: ClassItem) -> None:
@@ -202,8 +202,10 @@ class Classes:
     @staticmethod
     def _stays(decorator: ast.expr, cls: type) -> bool:
         """Whether a class decorator is of an imported package; the project's own register classes."""
-        found = evaluate(decorator.func if isinstance(decorator, ast.Call) else decorator, namespace_of_class(cls))
-        return is_imported(module_of(found) or "opgrip")
+        decorator_object = evaluate(
+            decorator.func if isinstance(decorator, ast.Call) else decorator, namespace_of_class(cls)
+        )
+        return is_imported(module_of(decorator_object) or "opgrip")
 
     def _take_whole(self, item: ClassItem) -> None:
         if item.whole is not None:
@@ -251,10 +253,10 @@ class Classes:
         """Take what it needs to make an object of its own class, or to call its own object."""
         is_class_method = isinstance(vars(item.cls).get(part.name), classmethod)
         for cls in self._own_classes(item.cls):
-            found = self._collector.class_item(cls)
+            own_item = self._collector.class_item(cls)
             if piece.names.makes_own or (piece.names.calls_self and is_class_method):
-                if isinstance(found, ClassItem):
-                    found.is_live = found.is_made = found.has_bases = True
+                if isinstance(own_item, ClassItem):
+                    own_item.is_live = own_item.is_made = own_item.has_bases = True
             elif piece.names.calls_self and issubclass(cls, torch.nn.Module):
                 self._needs_from(cls.__mro__, "forward", part)
 

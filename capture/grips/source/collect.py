@@ -8,7 +8,7 @@ from types import ModuleType
 from typing import Any
 
 from opgrip.capture.grips.source.constants import is_filled, is_literal, lost_defaults, made_by_call, statement_of
-from opgrip.capture.grips.source.decorators import Written, written
+from opgrip.capture.grips.source.decorators import FunctionDefinition, find_definition
 from opgrip.capture.grips.source.files import FUNCTIONS, find_class
 from opgrip.capture.grips.source.imports import live_import, source_module
 from opgrip.capture.grips.source.items import (
@@ -23,8 +23,8 @@ from opgrip.capture.grips.source.items import (
 from opgrip.capture.grips.source.names import Mention, Role, Use
 from opgrip.capture.grips.source.packages import is_imported, module_of
 from opgrip.capture.grips.source.resolve import (
-    Found,
     Kind,
+    Meaning,
     kind_of,
     namespace_of,
     python_function,
@@ -71,7 +71,7 @@ class Collector(ItemTable):
         for use in sorted(uses, key=lambda one: resolve(one, piece.namespace).kind is not Kind.IMPORT):
             self._link(use, piece, item)
         for mention in piece.names.mentions:
-            self.mentions.append((_mangled(mention, piece), piece, item))
+            self.mentions.append((_mangle(mention, piece), piece, item))
         for statement in piece.names.imports:
             self._local_import(statement, piece, item)
         if any(isinstance(link.item, BuiltinItem) and link.item.name in _BY_TEXT for link in piece.links):
@@ -87,18 +87,18 @@ class Collector(ItemTable):
             if isinstance(own, ClassItem):
                 self.class_reads.append((own, use.name, item, False))
             return
-        found = resolve(use, piece.namespace)
-        needed = self._item(found, use, piece)
+        meaning = resolve(use, piece.namespace)
+        needed = self._item(meaning, use, piece)
         if needed is None:
             piece.absent.add(use.name)
             return
         item.need(needed, early)
-        piece.links.append(Link(use, needed, found.taken))
+        piece.links.append(Link(use, needed, meaning.attribute_count))
         if not isinstance(needed, ClassItem):
             return
-        needed.has_bases |= not found.rest or use.role is Role.CHECK
-        if found.rest:
-            self.class_reads.append((needed, found.rest[0], item, early))
+        needed.has_bases |= not meaning.rest or use.role is Role.CHECK
+        if meaning.rest:
+            self.class_reads.append((needed, meaning.rest[0], item, early))
         elif use.role is not Role.CHECK:
             needed.is_live = needed.is_made = True
 
@@ -106,9 +106,9 @@ class Collector(ItemTable):
         """Enter the functions and classes that a piece may find by their names in strings."""
         for word in sorted(piece.names.words | self.words):
             use = Use(word, (), (), Role.TEXT)
-            found = resolve(use, piece.namespace)
-            if found.kind in (Kind.FUNCTION, Kind.CLASS):
-                needed = self._item(found, use, piece)
+            meaning = resolve(use, piece.namespace)
+            if meaning.kind in (Kind.FUNCTION, Kind.CLASS):
+                needed = self._item(meaning, use, piece)
                 assert needed is not None
                 item.need(needed)
                 piece.links.append(Link(use, needed, 0))
@@ -132,7 +132,7 @@ class Collector(ItemTable):
         for alias, thing in live:
             name = alias.asname or alias.name
             use = Use(name, (), (ast.Name(name),), Role.RUN)
-            needed = self._item(Found(kind_of(thing), thing, 0, ()), use, piece)
+            needed = self._item(Meaning(kind_of(thing), thing, 0, ()), use, piece)
             if needed is not None:
                 item.need(needed)
                 bound.append((name, needed))
@@ -142,26 +142,30 @@ class Collector(ItemTable):
 
     # live objects
 
-    def _item(self, found: Found, use: Use, piece: Piece) -> Item | None:
+    def _item(self, meaning: Meaning, use: Use, piece: Piece) -> Item | None:
         """The item that a name in a piece of source stands for; None where nothing is bound to it."""
-        thing, name = found.thing, (use.name, *use.attributes)[found.taken]
-        if found.kind is Kind.ABSENT:
-            return self.refused(f"{'.'.join((use.name, *use.attributes))} is not there") if found.taken else None
-        if found.kind is Kind.BUILTIN:
+        thing, name = meaning.thing, (use.name, *use.attributes)[meaning.attribute_count]
+        if meaning.kind is Kind.ABSENT:
+            return (
+                self.add_refused(f"{'.'.join((use.name, *use.attributes))} is not there")
+                if meaning.attribute_count
+                else None
+            )
+        if meaning.kind is Kind.BUILTIN:
             return self.builtin(getattr(thing, "__name__", name))
         # what is gripped itself is taken in, of whatever package it is
-        if found.kind is Kind.FUNCTION or self.knows_function(thing):
-            return self.function(thing, name, found.rest[:1])
-        if found.kind is Kind.CLASS:
+        if meaning.kind is Kind.FUNCTION or self.knows_function(thing):
+            return self.function(thing, name, meaning.rest[:1])
+        if meaning.kind is Kind.CLASS:
             return self.class_item(thing)
-        imported = self.imported(thing, name, found.rest, piece)
+        imported = self.add_import(thing, name, meaning.rest, piece)
         if imported is not None:
             return imported
         if isinstance(thing, ModuleType):
-            return self.refused(f"the module {thing.__name__} is used as a value")
-        if found.kind is Kind.IMPORT:
-            return self.refused(f"{name} of {module_of(thing)} cannot be imported by a name")
-        return self._value(thing, name, piece, found.taken)
+            return self.add_refused(f"the module {thing.__name__} is used as a value")
+        if meaning.kind is Kind.IMPORT:
+            return self.add_refused(f"{name} of {module_of(thing)} cannot be imported by a name")
+        return self._value(thing, name, piece, meaning.attribute_count)
 
     def function(self, thing: Any, name: str, attributes: tuple[str, ...] = ()) -> Item:
         """The item of a Python function, or of what decorators made of one.
@@ -189,26 +193,28 @@ class Collector(ItemTable):
             item.refuse(f"{item.name} is of functools.singledispatch, whose functions register themselves")
             return
         try:
-            found = written(thing)
+            definition = find_definition(thing)
         except UserError as error:
             item.refuse(str(error))
             return
-        if not any(isinstance(around, FUNCTIONS) for around in found.file.enclosing(found.node)):
-            item.name = getattr(found.node, "name", item.name)
-        item.piece = self.function_piece(found, item)
+        if not any(isinstance(around, FUNCTIONS) for around in definition.file.enclosing(definition.node)):
+            item.name = getattr(definition.node, "name", item.name)
+        item.piece = self.function_piece(definition, item)
         self.scan(item.piece, item)
 
-    def function_piece(self, found: Written, item: Item, cls: type | None = None) -> Piece:
+    def function_piece(self, definition: FunctionDefinition, item: Item, cls: type | None = None) -> Piece:
         """The source of a function, whose default arguments are written by value where what they name is gone.
 
         Parameters
         ----------
         cls : the class that it stands in
         """
-        namespace = namespace_of(found.function)
-        is_method = cls is not None and not isinstance(vars(cls).get(found.function.__name__), staticmethod)
-        piece = Piece(found.file, found.node, namespace, names_of(found.node, is_method), cls, found.dropped)
-        piece.defaults = tuple(lost_defaults(found, piece))
+        namespace = namespace_of(definition.function)
+        is_method = cls is not None and not isinstance(vars(cls).get(definition.function.__name__), staticmethod)
+        piece = Piece(
+            definition.file, definition.node, namespace, names_of(definition.node, is_method), cls, definition.dropped
+        )
+        piece.defaults = tuple(lost_defaults(definition, piece))
         for _, value in piece.defaults:
             self.check(value, item, "a default argument")
         return piece
@@ -234,13 +240,13 @@ class Collector(ItemTable):
 
     # values
 
-    def _value(self, thing: Any, name: str, piece: Piece, taken: int) -> Item:
+    def _value(self, thing: Any, name: str, piece: Piece, attribute_count: int) -> Item:
         key = ("value", name, id(thing))
         if key in self._items:
             return self._items[key]
         item = ValueItem(name, piece.namespace.module, value=thing)
         self.remember(key, item, thing)
-        statement = None if taken else statement_of(name, piece)
+        statement = None if attribute_count else statement_of(name, piece)
         if statement is not None and not is_literal(statement, thing):
             try:
                 express(thing, self.referring(item))
@@ -286,10 +292,10 @@ class Collector(ItemTable):
             if isinstance(item, ClassItem):
                 item.is_live = item.is_made = item.has_bases = True
             return item
-        return self.imported(thing, _USUAL.get(name, name), (), None)
+        return self.add_import(thing, _USUAL.get(name, name), (), None)
 
 
-def _mangled(mention: Mention, piece: Piece) -> Mention:
+def _mangle(mention: Mention, piece: Piece) -> Mention:
     """What is read off an object, under the name that Python gives it inside a class: `_Coder__scale` for `__scale`."""
     name = mention.attribute
     if piece.cls is None or not name.startswith("__") or name.endswith("__"):

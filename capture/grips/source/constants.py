@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from opgrip.capture.grips.source.decorators import Written
+from opgrip.capture.grips.source.decorators import FunctionDefinition
 from opgrip.capture.grips.source.items import Piece
 from opgrip.capture.grips.source.names import Role
 from opgrip.capture.grips.source.packages import is_imported
@@ -20,7 +20,7 @@ def statement_of(name: str, piece: Piece) -> ast.Assign | ast.AnnAssign | None:
     """The one statement that binds a variable of the module that a piece is of; None where there is not just one."""
     if name in piece.namespace.closure:
         return None
-    found: list[ast.Assign | ast.AnnAssign] = []
+    statements: list[ast.Assign | ast.AnnAssign] = []
     for node in ast.walk(piece.file.tree):
         if isinstance(node, ast.Name) and node.id == name and not isinstance(node.ctx, ast.Load):
             around = piece.file.parents[node]
@@ -29,8 +29,8 @@ def statement_of(name: str, piece: Piece) -> ast.Assign | ast.AnnAssign | None:
             whole = isinstance(around, ast.Assign) and around.targets == [node]
             if not whole and not (isinstance(around, ast.AnnAssign) and around.value is not None):
                 return None
-            found.append(around)  # type: ignore[arg-type]
-    return found[0] if len(found) == 1 else None
+            statements.append(around)  # type: ignore[arg-type]
+    return statements[0] if len(statements) == 1 else None
 
 
 def is_literal(statement: ast.Assign | ast.AnnAssign, value: Any) -> bool:
@@ -53,10 +53,10 @@ def made_by_call(statement: ast.Assign | ast.AnnAssign, namespace: Namespace, va
         return False
     if isinstance(value, torch.nn.Module) and any(True for _ in (*value.parameters(), *value.buffers())):
         return False
-    made = evaluate(call.func, namespace)
+    maker = evaluate(call.func, namespace)
     arguments = [*call.args, *(keyword.value for keyword in call.keywords)]
-    is_made = (isinstance(made, type) and isinstance(value, made)) or made in (threading.Lock, threading.RLock)
-    return made is not ABSENT and is_made and all(map(_is_plain, arguments))
+    is_made = (isinstance(maker, type) and isinstance(value, maker)) or maker in (threading.Lock, threading.RLock)
+    return maker is not ABSENT and is_made and all(map(_is_plain, arguments))
 
 
 def is_filled(statement: ast.Assign | ast.AnnAssign, value: Any) -> bool:
@@ -72,12 +72,12 @@ def _is_plain(argument: ast.expr) -> bool:
     return True
 
 
-def lost_defaults(found: Written, piece: Piece) -> Iterator[tuple[ast.expr, Any]]:
+def lost_defaults(definition: FunctionDefinition, piece: Piece) -> Iterator[tuple[ast.expr, Any]]:
     """Default arguments whose expression would not give their value any more, with that value."""
-    arguments = found.node.args
-    positional = zip(reversed(arguments.defaults), reversed(found.function.__defaults__ or ()), strict=False)
+    arguments = definition.node.args
+    positional = zip(reversed(arguments.defaults), reversed(definition.function.__defaults__ or ()), strict=False)
     named = [
-        (default, (found.function.__kwdefaults__ or {}).get(parameter.arg))
+        (default, (definition.function.__kwdefaults__ or {}).get(parameter.arg))
         for parameter, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
         if default is not None
     ]

@@ -23,7 +23,7 @@ from opgrip.traces.errors import UserError
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class FunctionDefinition:
     """A live function as it is written down.
 
     Attributes
@@ -39,7 +39,7 @@ class Written:
     dropped: tuple[ast.expr, ...]
 
 
-def written(thing: Any) -> Written:
+def find_definition(thing: Any) -> FunctionDefinition:
     """How a callable is written down: its function, with the decorators that made the callable of it.
 
     A wrapper that no decorator explains, as `fast = cached(slow)` makes one, is written as the function that it is.
@@ -55,9 +55,11 @@ def written(thing: Any) -> Written:
             continue
         file, node = find_function(function)
         decorators = [] if isinstance(node, ast.Lambda) else node.decorator_list
-        kept = _explaining(layers[:index], decorators, namespace_of(function))
-        if kept is not None:
-            return Written(function, file, node, tuple(one for one in decorators if one not in kept))
+        wrapping_decorators = _find_wrapping_decorators(layers[:index], decorators, namespace_of(function))
+        if wrapping_decorators is not None:
+            return FunctionDefinition(
+                function, file, node, tuple(one for one in decorators if one not in wrapping_decorators)
+            )
     name = getattr(thing, "__qualname__", type(thing).__qualname__)
     raise UserError(f"{name} is no function of Python", f"what makes it, {type(thing).__qualname__}, has no source")
 
@@ -96,15 +98,17 @@ def _wrapped_silently(layer: Any) -> FunctionType | None:
     return None
 
 
-def _explaining(layers: list[Any], decorators: list[ast.expr], namespace: Namespace) -> list[ast.expr] | None:
+def _find_wrapping_decorators(
+    layers: list[Any], decorators: list[ast.expr], namespace: Namespace
+) -> list[ast.expr] | None:
     """The decorators that made the wrappers around a function; None where some wrapper is of none of them."""
-    kept: list[ast.expr] = []
+    wrapping_decorators: list[ast.expr] = []
     for layer in layers:
         reasons = [decorator for decorator in decorators if _explains(decorator, layer, namespace)]
         if not reasons:
             return None
-        kept += reasons
-    return kept
+        wrapping_decorators += reasons
+    return wrapping_decorators
 
 
 def _explains(decorator: ast.expr, layer: Any, namespace: Namespace) -> bool:

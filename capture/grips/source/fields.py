@@ -60,39 +60,39 @@ class _Words:
 
 def named_in(objects: Iterable[Any], mentioned: Mentioned) -> list[type | FunctionType]:
     """Classes and functions, of no imported package, of which or as which objects and what code reads off them are."""
-    found: dict[type | FunctionType, None] = {}
-    seen: dict[int, Any] = {}
+    types_and_functions: dict[type | FunctionType, None] = {}
+    objects_by_id: dict[int, Any] = {}
     queue = list(objects)
     for thing in queue:
-        if id(thing) in seen or (isinstance(thing, _LEAVES) and is_imported(type(thing).__module__)):
+        if id(thing) in objects_by_id or (isinstance(thing, _LEAVES) and is_imported(type(thing).__module__)):
             continue
-        seen[id(thing)] = thing
+        objects_by_id[id(thing)] = thing
         named = thing if isinstance(thing, type | FunctionType) else type(thing)
         if not is_imported(named.__module__ or ""):
-            found[named] = None
+            types_and_functions[named] = None
         if named is not thing:
-            queue += _held(thing, mentioned)
-    return list(found)
+            queue += _list_contents(thing, mentioned)
+    return list(types_and_functions)
 
 
 def words_in(objects: Iterable[Any]) -> set[str]:
     """The strings in containers that could be names."""
-    found: set[str] = set()
-    seen: dict[int, Any] = {}
+    words: set[str] = set()
+    objects_by_id: dict[int, Any] = {}
     queue = list(objects)
     for thing in queue:
         if isinstance(thing, str):
-            found.update([thing] * thing.isidentifier())
-        elif id(thing) not in seen:
-            seen[id(thing)] = thing
+            words.update([thing] * thing.isidentifier())
+        elif id(thing) not in objects_by_id:
+            objects_by_id[id(thing)] = thing
             if isinstance(thing, Mapping):
                 queue += thing.values()
             elif isinstance(thing, list | tuple):
                 queue += thing
-    return found
+    return words
 
 
-def _held(thing: Any, mentioned: Mentioned) -> Iterator[Any]:
+def _list_contents(thing: Any, mentioned: Mentioned) -> Iterator[Any]:
     """What a container holds, or the fields of an object that code may read."""
     if isinstance(thing, enum.Enum):
         return

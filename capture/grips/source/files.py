@@ -54,13 +54,13 @@ class SourceFile:
     @cached_property
     def codes(self) -> dict[tuple[str, int], list[CodeType]]:
         """The code objects that compiling it gives, by name and first line."""
-        found: dict[tuple[str, int], list[CodeType]] = {}
+        codes: dict[tuple[str, int], list[CodeType]] = {}
         flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
         queue = [compile(self.text, self.name, "exec", flags=flags, dont_inherit=True)]
         for code in queue:
-            found.setdefault((code.co_name, code.co_firstlineno), []).append(code)
+            codes.setdefault((code.co_name, code.co_firstlineno), []).append(code)
             queue += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
-        return found
+        return codes
 
     @cached_property
     def string_lines(self) -> frozenset[int]:
@@ -139,7 +139,7 @@ def first_line(node: Definition) -> int:
 
 
 @lru_cache(maxsize=512)
-def _parsed(name: str, text: str) -> SourceFile:
+def _parse(name: str, text: str) -> SourceFile:
     return SourceFile(name, text, ast.parse(text))
 
 
@@ -154,7 +154,7 @@ def source_file(name: str, module_globals: dict[str, Any] | None, what: str) -> 
     if not lines:
         raise UserError(f"there is no source for {what}", f"{name} cannot be read; define it in a file or a cell")
     try:
-        return _parsed(name, "".join(lines))
+        return _parse(name, "".join(lines))
     except SyntaxError as error:
         raise UserError(f"the source of {what} does not parse", f"{name}: {error}") from error
 
@@ -168,7 +168,7 @@ def find_function(function: FunctionType) -> tuple[SourceFile, ast.FunctionDef |
     """
     code, what = function.__code__, function.__qualname__
     file = source_file(code.co_filename, function.__globals__, what)
-    found = [
+    nodes = [
         node
         for node in ast.walk(file.tree)
         if isinstance(node, FUNCTIONS)
@@ -176,14 +176,14 @@ def find_function(function: FunctionType) -> tuple[SourceFile, ast.FunctionDef |
         and getattr(node, "name", "<lambda>") == code.co_name
         and _takes(code, _parameters(node))
     ]
-    if len(found) > 1:
-        found = [node for node in found if isinstance(node, ast.Lambda) and _is_written_at(code, node)]
-    if len(found) != 1:
-        why = "it changed since it was imported" if not found else "give each lambda a line of its own"
+    if len(nodes) > 1:
+        nodes = [node for node in nodes if isinstance(node, ast.Lambda) and _is_written_at(code, node)]
+    if len(nodes) != 1:
+        why = "it changed since it was imported" if not nodes else "give each lambda a line of its own"
         raise UserError(f"{what} is not found in line {code.co_firstlineno} of {file.name}", why)
     if not _is_compiled_from(code, file):
         raise UserError(f"the source of {what} changed since it was imported", f"run it again: {file.name}")
-    return file, found[0]
+    return file, nodes[0]
 
 
 def _is_compiled_from(code: CodeType, file: SourceFile) -> bool:
@@ -233,14 +233,14 @@ def find_class(cls: type) -> tuple[SourceFile, ast.ClassDef]:
         thing for thing in methods if thing.__qualname__.startswith(f"{what}.") and thing.__module__ == cls.__module__
     ]
     for file in _files_of(cls, own):
-        found = [
+        nodes = [
             node for node in ast.walk(file.tree) if isinstance(node, ast.ClassDef) and file.qualified_name(node) == what
         ]
         lines = {thing.__code__.co_firstlineno for thing in own if thing.__code__.co_filename == file.name}
         # of several that an if chooses from, the one whose methods it has
-        holding = [node for node in found if any(node.lineno <= line <= (node.end_lineno or 0) for line in lines)]
-        if holding or found:
-            return file, (holding or found)[-1]
+        holding = [node for node in nodes if any(node.lineno <= line <= (node.end_lineno or 0) for line in lines)]
+        if holding or nodes:
+            return file, (holding or nodes)[-1]
     raise UserError(f"there is no source for the class {what}", "define it in a file or a cell")
 
 

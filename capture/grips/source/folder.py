@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from opgrip.capture.grips.gripped import Gripped
-from opgrip.capture.grips.source.decorators import written
+from opgrip.capture.grips.source.decorators import find_definition
 from opgrip.capture.grips.source.files import first_line
 from opgrip.capture.grips.source.module import ModuleText, lay_out, take
 from opgrip.capture.grips.source.packages import IMPORTED, distribution_of, file_within, top_level
@@ -63,15 +63,15 @@ def write_folder(gripped: Gripped, to: Path, write_calls: Callable[[Path], None]
     UserError : where the function cannot be taken out, with the reason, or the folder cannot be written
     """
     source, dropped = _source(gripped)
-    made, tags = _module(gripped, _origin(source))
+    module_text, tags = _module(gripped, _origin(source))
     about = {
-        "entry": made.entry,
+        "entry": module_text.entry,
         "tags": sorted(gripped.tags | tags),
         "source": source,
         "by_reference": gripped.by_reference,
-        "imports": sorted(made.imports),
-        "classes": made.classes,
-        "left_out": made.left_out,
+        "imports": sorted(module_text.imports),
+        "classes": module_text.classes,
+        "left_out": module_text.left_out,
         "calls": [
             {"operators": call.operators, "operator_ns": call.operator_ns, "duration_ns": call.duration_ns}
             for call in gripped.calls
@@ -81,13 +81,13 @@ def write_folder(gripped: Gripped, to: Path, write_calls: Callable[[Path], None]
     try:
         part.mkdir(parents=True)
         module = part / f"{gripped.name}.py"
-        module.write_text(made.text, encoding="utf-8")
+        module.write_text(module_text.text, encoding="utf-8")
         if not gripped.by_reference:
-            check_names(made.text, made.absent)
-            check_import(module, made.entry, _blocked(made, dropped))
+            check_names(module_text.text, module_text.absent)
+            check_import(module, module_text.entry, _list_blocked_packages(module_text, dropped))
         write_calls(part)
         module.unlink()
-        return _named(part, to, gripped.name, made.text, about)
+        return _move_to_free_name(part, to, gripped.name, module_text.text, about)
     except OSError as error:
         raise UserError(f"{to} cannot be written", str(error)) from error
     finally:
@@ -97,23 +97,23 @@ def write_folder(gripped: Gripped, to: Path, write_calls: Callable[[Path], None]
 def _module(gripped: Gripped, origin: str) -> tuple[ModuleText, frozenset[str]]:
     if gripped.by_reference:
         return reference_text(gripped, origin), source_tags(gripped.function)
-    taken = take(gripped)
-    return lay_out(gripped, taken, origin), tags_of(taken)
+    requirements = take(gripped)
+    return lay_out(gripped, requirements, origin), tags_of(requirements)
 
 
-def _blocked(made: ModuleText, own: str) -> set[str]:
+def _list_blocked_packages(module_text: ModuleText, own: str) -> set[str]:
     """The packages that the sample has to do without: all whose source it took in.
 
     Where it imports something compiled of one of them, that needs others of them: then its own project alone.
     """
-    compiled = made.imports - IMPORTED
-    return {own} - compiled if compiled else set(made.projects)
+    compiled = module_text.imports - IMPORTED
+    return {own} - compiled if compiled else set(module_text.projects)
 
 
-def _named(part: Path, to: Path, wanted: str, text: str, about: dict[str, Any]) -> Path:
+def _move_to_free_name(part: Path, to: Path, sample_name: str, text: str, about: dict[str, Any]) -> Path:
     """Give a folder the first name that is free, unless one of these has the same in it already."""
     for number in count(1):
-        name = wanted if number == 1 else f"{wanted}_{number}"
+        name = sample_name if number == 1 else f"{sample_name}_{number}"
         folder = to / name
         if _holds(folder, text, part):
             return folder
@@ -152,28 +152,28 @@ def _holds(folder: Path, text: str, part: Path) -> bool:
 
 def _calls(folder: Path) -> list[Any]:
     """What the recorded calls of a folder were, without when they ran and how long."""
-    found = []
+    records = []
     for path in sorted(folder.glob("calls.jsonl")):
         for line in path.read_text(encoding="utf-8").splitlines():
             record = json.loads(line)
             if record.get("type") not in ("header", "calls", "end"):
-                found.append({key: value for key, value in record.items() if not key.endswith("_ns")})
-    return found
+                records.append({key: value for key, value in record.items() if not key.endswith("_ns")})
+    return records
 
 
 def _source(gripped: Gripped) -> tuple[dict[str, Any], str]:
     """Where a function comes from, and its top-level package."""
-    found = written(gripped.function.func if isinstance(gripped.function, partial) else gripped.function)
-    module = found.function.__module__ or "__main__"
+    definition = find_definition(gripped.function.func if isinstance(gripped.function, partial) else gripped.function)
+    module = definition.function.__module__ or "__main__"
     project = distribution_of(module)
-    lines = found.file.lines[first_line(found.node) - 1 : found.node.end_lineno]
+    lines = definition.file.lines[first_line(definition.node) - 1 : definition.node.end_lineno]
     source = {
         "project": project[0] if project is not None else top_level(module),
         "version": project[1] if project is not None else None,
         "module": module,
-        "qualname": found.function.__qualname__,
-        "file": file_within(module, found.file.name),
-        "line": first_line(found.node),
+        "qualname": definition.function.__qualname__,
+        "file": file_within(module, definition.file.name),
+        "line": first_line(definition.node),
         "sha256": hashlib.sha256("".join(lines).encode()).hexdigest(),
     }
     return source, top_level(module)

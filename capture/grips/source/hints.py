@@ -10,7 +10,7 @@ from opgrip.capture.grips.source.collect import Collector
 from opgrip.capture.grips.source.imports import Import
 from opgrip.capture.grips.source.items import ImportItem, Item, Link, Piece, pieces_of
 from opgrip.capture.grips.source.names import Annotation, Use
-from opgrip.capture.grips.source.resolve import Found, Kind
+from opgrip.capture.grips.source.resolve import Kind, Meaning
 
 _ANY = Import("typing", "Any", "Any")
 
@@ -21,11 +21,11 @@ class Hints:
 
     Attributes
     ----------
-    kept : those that stay
+    annotations : those that stay
     items : what they need besides what the sample has
     """
 
-    kept: frozenset[Annotation]
+    annotations: frozenset[Annotation]
     items: tuple[Item, ...]
 
 
@@ -33,30 +33,34 @@ def hints_of(collector: Collector, included: Iterable[Item]) -> Hints:
     """What becomes of the annotations in the source of a sample's items; their names are linked as others are."""
     included = list(included)
     has = set(included)
-    kept: list[Annotation] = []
+    annotations: list[Annotation] = []
     more: dict[Item, None] = {}
     for item in included:
         for piece in pieces_of(item):
             for annotation, uses in piece.hints:
-                meant = [_meant(collector, use, found, piece, has) for use, found in uses]
-                if all(one is not None for one in meant):
-                    kept.append(annotation)
-                    for (use, found), one in zip(uses, meant, strict=True):
+                items = [_find_item(collector, use, meaning, piece, has) for use, meaning in uses]
+                if all(one is not None for one in items):
+                    annotations.append(annotation)
+                    for (use, meaning), one in zip(uses, items, strict=True):
                         assert one is not None
                         more[one] = None
-                        piece.links.append(Link(use, one, found.taken))
+                        piece.links.append(Link(use, one, meaning.attribute_count))
                 elif isinstance(annotation.holder, ast.AnnAssign) and _is_field(piece, annotation.holder):
-                    more[collector.known(("hint", "Any"), lambda: ImportItem("Any", "typing", statement=_ANY))] = None
-    return Hints(frozenset(kept), tuple(one for one in more if one not in has))
+                    more[
+                        collector.ensure_item(("hint", "Any"), lambda: ImportItem("Any", "typing", statement=_ANY))
+                    ] = None
+    return Hints(frozenset(annotations), tuple(one for one in more if one not in has))
 
 
-def _meant(collector: Collector, use: Use, found: Found, piece: Piece, has: set[Item]) -> Item | None:
+def _find_item(collector: Collector, use: Use, meaning: Meaning, piece: Piece, has: set[Item]) -> Item | None:
     """The item that a name in an annotation stands for, None where the sample does not have it."""
-    if found.kind is Kind.IMPORT:
-        return collector.imported(found.thing, (use.name, *use.attributes)[found.taken], found.rest, piece)
-    item = collector.named(found.thing) if found.kind is not Kind.ABSENT else None
-    if found.kind is Kind.BUILTIN:
-        return collector.builtin(getattr(found.thing, "__name__", use.name))
+    if meaning.kind is Kind.IMPORT:
+        return collector.add_import(
+            meaning.thing, (use.name, *use.attributes)[meaning.attribute_count], meaning.rest, piece
+        )
+    item = collector.find_item(meaning.thing) if meaning.kind is not Kind.ABSENT else None
+    if meaning.kind is Kind.BUILTIN:
+        return collector.builtin(getattr(meaning.thing, "__name__", use.name))
     return item if item in has else None
 
 

@@ -49,41 +49,41 @@ def import_of(name: str, attributes: Sequence[str], thing: Any, file: SourceFile
     """
     plain: Import | None = None
     for statement in _bindings(file).get(name, ()) if file is not None else ():
-        for found in _read(statement, name, package):
-            if not is_imported(found.module) or not _gives(found, thing):
+        for candidate in _read(statement, name, package):
+            if not is_imported(candidate.module) or not _gives(candidate, thing):
                 continue
-            if found.alias:
-                return found
-            if found.module.split(".")[1:] == list(attributes[: found.module.count(".")]):
-                plain = found if plain is None or len(found.module) > len(plain.module) else plain
+            if candidate.alias:
+                return candidate
+            if candidate.module.split(".")[1:] == list(attributes[: candidate.module.count(".")]):
+                plain = candidate if plain is None or len(candidate.module) > len(plain.module) else plain
     return plain or _import_by_object(name, thing)
 
 
 @lru_cache(maxsize=512)
 def _bindings(file: SourceFile) -> dict[str, list[ast.Import | ast.ImportFrom]]:
     """The import statements of a file, outside its functions, by the names that they bind."""
-    found: dict[str, list[ast.Import | ast.ImportFrom]] = {}
+    statements_by_name: dict[str, list[ast.Import | ast.ImportFrom]] = {}
     for node in ast.walk(file.tree):
         if isinstance(node, ast.Import | ast.ImportFrom) and not any(
             isinstance(around, FUNCTIONS) for around in file.enclosing(node)
         ):
             for alias in node.names:
-                found.setdefault(alias.asname or alias.name.partition(".")[0], []).append(node)
-    return found
+                statements_by_name.setdefault(alias.asname or alias.name.partition(".")[0], []).append(node)
+    return statements_by_name
 
 
 def _read(statement: ast.Import | ast.ImportFrom, name: str, package: str) -> list[Import]:
     """What a statement binds a name to."""
-    found = []
+    imports = []
     for alias in statement.names:
         if isinstance(statement, ast.ImportFrom):
             if (alias.asname or alias.name) == name:
-                found.append(Import(source_module(statement, package), alias.name, name))
+                imports.append(Import(source_module(statement, package), alias.name, name))
         elif alias.asname == name or (alias.asname is None and alias.name == name):
-            found.append(Import(alias.name, None, name))
+            imports.append(Import(alias.name, None, name))
         elif alias.asname is None and alias.name.startswith(name + "."):
-            found.append(Import(alias.name, None, ""))
-    return found
+            imports.append(Import(alias.name, None, ""))
+    return imports
 
 
 def source_module(statement: ast.ImportFrom, package: str) -> str:
@@ -99,13 +99,13 @@ def live_import(module: str, attribute: str | None) -> Any:
     """What importing something would give, without importing what nothing imported so far; None for nothing."""
     if attribute is None:
         return sys.modules.get(module)
-    found = getattr(sys.modules.get(module), attribute, None)
-    return sys.modules.get(f"{module}.{attribute}") if found is None else found
+    value = getattr(sys.modules.get(module), attribute, None)
+    return sys.modules.get(f"{module}.{attribute}") if value is None else value
 
 
-def _gives(found: Import, thing: Any) -> bool:
-    module = found.module if found.alias else found.name
-    return live_import(module, found.attribute) is thing
+def _gives(candidate: Import, thing: Any) -> bool:
+    module = candidate.module if candidate.alias else candidate.name
+    return live_import(module, candidate.attribute) is thing
 
 
 def _import_by_object(name: str, thing: Any) -> Import | None:
@@ -133,9 +133,9 @@ def _import_by_object(name: str, thing: Any) -> Import | None:
 
 def render(imports: Iterable[Import]) -> str:
     """Import statements by section, the standard library's first, `from` statements after the others."""
-    wanted = set(imports)
-    sections = [{one for one in wanted if is_of_python(one.module)}]
-    sections.append(wanted - sections[0])
+    unique_imports = set(imports)
+    sections = [{one for one in unique_imports if is_of_python(one.module)}]
+    sections.append(unique_imports - sections[0])
     return "\n\n".join("\n".join(_section(section)) for section in sections if section)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from opgrip.capture.grips.source.files import SourceFile
 from opgrip.capture.grips.source.imports import Import
 from opgrip.capture.grips.source.names import Annotation, Names, Use
-from opgrip.capture.grips.source.resolve import Found, Namespace
+from opgrip.capture.grips.source.resolve import Meaning, Namespace
 
 
 @dataclass(eq=False, slots=True)
@@ -51,12 +51,12 @@ class Link:
 
     Attributes
     ----------
-    taken : how many of the use's attributes the item's name stands for, besides the use's name
+    attribute_count : how many of the use's attributes the item's name stands for, besides the use's name
     """
 
     use: Use
     item: Item
-    taken: int
+    attribute_count: int
 
 
 @dataclass(eq=False, slots=True)
@@ -83,7 +83,7 @@ class Piece:
     links: list[Link] = field(default_factory=list)
     absent: set[str] = field(default_factory=set)
     local_imports: list[tuple[ast.ImportFrom, list[tuple[str, Item]]]] = field(default_factory=list)
-    hints: list[tuple[Annotation, list[tuple[Use, Found]]]] = field(default_factory=list)
+    hints: list[tuple[Annotation, list[tuple[Use, Meaning]]]] = field(default_factory=list)
 
 
 @dataclass(eq=False, slots=True)
@@ -204,13 +204,13 @@ def refusals(items: Iterable[Item]) -> dict[Item, list[Item]]:
 
 def reachable(root: Item, refused: Iterable[Item]) -> list[Item]:
     """All that an item needs or may need and that can be taken out, itself included."""
-    refused, found, queue = set(refused), {root: None}, [root]
+    refused, reachable_items, queue = set(refused), {root: None}, [root]
     for item in queue:
         for needed in (*item.needs, *(one for one in item.may_need if one not in refused)):
-            if needed not in found:
-                found[needed] = None
+            if needed not in reachable_items:
+                reachable_items[needed] = None
                 queue.append(needed)
-    return list(found)
+    return list(reachable_items)
 
 
 def in_order(root: Item, included: Iterable[Item]) -> list[Item]:
@@ -261,10 +261,10 @@ class _Order:
 
     @staticmethod
     def _closure(item: Item, edges: dict[Item, list[Item]]) -> Iterator[Item]:
-        found = {item: None}
+        closure = {item: None}
         queue = [item]
         for one in queue:
             yield one
-            new = [needed for needed in edges.get(one, ()) if needed not in found]
-            found.update(dict.fromkeys(new))
+            new = [needed for needed in edges.get(one, ()) if needed not in closure]
+            closure.update(dict.fromkeys(new))
             queue += dict.fromkeys(new)

@@ -36,7 +36,7 @@ class Layout:
     root : the function or method that it is for
     items : what it has
     names : theirs
-    kept : the annotations that stay
+    annotations : type annotations that stay
     """
 
     def __init__(
@@ -45,14 +45,14 @@ class Layout:
         root: Item,
         items: Iterable[Item],
         names: Mapping[Item, str],
-        kept: frozenset[Annotation],
+        annotations: frozenset[Annotation],
     ) -> None:
         self._collector = collector
         self._owner = unit(root)
         self._items = list(items)
         self._has = frozenset(self._items)
         self._names = names
-        self._kept = kept
+        self._annotations = annotations
 
     def module(self, docstring: str, ordered: Iterable[Item]) -> str:
         """The whole text.
@@ -96,11 +96,11 @@ class Layout:
         return isinstance(item, ValueItem) and not early
 
     def _statement(self, item: ImportItem) -> Import:
-        name, found = self._names[item], item.statement
-        return found if found.name == name else Import(found.module, found.attribute, name)
+        name, statement = self._names[item], item.statement
+        return statement if statement.name == name else Import(statement.module, statement.attribute, name)
 
     def _refer(self, thing: Any) -> str:
-        item = self._collector.named(thing)
+        item = self._collector.find_item(thing)
         assert item is not None
         return self._names[item]
 
@@ -108,7 +108,7 @@ class Layout:
         return express(value, self._refer, column)
 
     def _edits(self, piece: Piece) -> Edits:
-        edits = edits_of(piece, self._names, self._kept.__contains__)
+        edits = edits_of(piece, self._names, self._annotations.__contains__)
         for expression, value in piece.defaults:
             edits.replace_node(expression, self._value(value))
         return edits
@@ -162,23 +162,27 @@ class Layout:
 
     def _bases(self, item: ClassItem) -> list[str]:
         """What a class inherits from, past the classes that the sample does without."""
-        found: dict[type, str] = {}
+        texts_by_base: dict[type, str] = {}
         queue = list(item.cls.__bases__)
         for base in queue:
-            known = self._collector.named(base)
-            if known in self._has and not isinstance(known, BuiltinItem | ImportItem):
-                found[base] = self._names[known]
+            base_item = self._collector.find_item(base)
+            if base_item in self._has and not isinstance(base_item, BuiltinItem | ImportItem):
+                texts_by_base[base] = self._names[base_item]
             elif is_taken(base):
                 queue += base.__bases__
             elif item.has_bases and base not in NO_BASES:
                 piece = item.bases.get(base)
                 text = self._refer(base) if piece is None else self._edits(piece).apply(*piece.file.span(piece.node))
-                found[base] = text
-        needed = [base for base in found if not any(base in other.__mro__ for other in found if other is not base)]
+                texts_by_base[base] = text
+        needed = [
+            base
+            for base in texts_by_base
+            if not any(base in other.__mro__ for other in texts_by_base if other is not base)
+        ]
         needed.sort(key=item.cls.__mro__.index)
-        meta = self._collector.named(type(item.cls))
+        meta = self._collector.find_item(type(item.cls))
         keywords = [f"metaclass={self._names[meta]}"] if isinstance(meta, ClassItem) and meta in self._has else []
-        return [found[base] for base in needed] + keywords
+        return [texts_by_base[base] for base in needed] + keywords
 
     def _body(self, item: ClassItem) -> list[str]:
         """The lines of a class's body."""
@@ -211,12 +215,12 @@ class Layout:
         """The statements that make an attribute of a class: their line, whether they are a block, their text."""
         if not part.pieces:
             return [(10**9, False, f"    {part.name} = {self._value(part.value, len(part.name) + 7)}")]
-        found = []
+        members = []
         for piece in part.pieces:
             assert isinstance(piece.node, ast.stmt)
             is_block = hasattr(piece.node, "body")
-            found.append((piece.node.lineno, is_block, statement_text(piece.file, piece.node, self._edits(piece), 4)))
-        return found
+            members.append((piece.node.lineno, is_block, statement_text(piece.file, piece.node, self._edits(piece), 4)))
+        return members
 
 
 def _is_whole(expression: str) -> bool:

@@ -34,7 +34,7 @@ from opgrip.traces.errors import UserError
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class Requirements:
     """What a function needs, collected.
 
     Attributes
@@ -73,7 +73,7 @@ class ModuleText:
     left_out: dict[str, str] = field(default_factory=dict)
 
 
-def take(gripped: Gripped) -> Taken:
+def take(gripped: Gripped) -> Requirements:
     """All that a function needs.
 
     Raises
@@ -81,7 +81,7 @@ def take(gripped: Gripped) -> Taken:
     UserError : where something of that cannot be taken out, with the reason
     """
     collector = Collector(words_in(objects_of(gripped)))
-    root, classes = _entered(gripped, collector)
+    root, classes = _enter_function(gripped, collector)
     classes.expand(objects_of(gripped), root)
     refused = refusals(collector.items)
     if root in refused:
@@ -90,30 +90,30 @@ def take(gripped: Gripped) -> Taken:
     for item in items:
         if isinstance(item, ClassItem):
             # a class stands after those that it inherits from, even past others between them
-            item.early += [one for one in map(collector.named, item.cls.__mro__[1:]) if one in items]
+            item.early += [one for one in map(collector.find_item, item.cls.__mro__[1:]) if one in items]
     left_out = {_label(part): _reason(refused[part]) for item in items for part in item.may_need if part in refused}
-    return Taken(collector, root, tuple(items), left_out)
+    return Requirements(collector, root, tuple(items), left_out)
 
 
-def lay_out(gripped: Gripped, taken: Taken, origin: str) -> ModuleText:
+def lay_out(gripped: Gripped, requirements: Requirements, origin: str) -> ModuleText:
     """The text of a module that holds a function and all that it needs.
 
     Parameters
     ----------
     origin : where the function comes from, in words
     """
-    hints = hints_of(taken.collector, taken.items)
-    items = (*taken.items, *hints.items)
-    ordered = in_order(taken.root, items)
-    names = names_for(_by_claim(taken, items, ordered))
+    hints = hints_of(requirements.collector, requirements.items)
+    items = (*requirements.items, *hints.items)
+    ordered = in_order(requirements.root, items)
+    names = names_for(_by_claim(requirements, items, ordered))
     _check_texts(items, names)
-    entry = _entry(gripped, taken, names)
-    layout = Layout(taken.collector, taken.root, items, names, hints.kept)
+    entry = _entry(gripped, requirements, names)
+    layout = Layout(requirements.collector, requirements.root, items, names, hints.annotations)
     text = layout.module(f"{entry} of {origin}, and what it needs.", ordered)
     return ModuleText(
         text,
         entry,
-        dict(_argument_names(gripped, taken, names)),
+        dict(_argument_names(gripped, requirements, names)),
         frozenset(top_level(item.module) for item in items if _is_source(item)),
         frozenset(
             top_level(item.statement.module)
@@ -121,7 +121,7 @@ def lay_out(gripped: Gripped, taken: Taken, origin: str) -> ModuleText:
             if isinstance(item, ImportItem) and not is_of_python(item.statement.module)
         ),
         frozenset(name for item in items for piece in pieces_of(item) for name in piece.absent),
-        taken.left_out,
+        requirements.left_out,
     )
 
 
@@ -143,7 +143,7 @@ def owner_of(gripped: Gripped) -> type | None:
     return thing
 
 
-def _entered(gripped: Gripped, collector: Collector) -> tuple[Item, Classes]:
+def _enter_function(gripped: Gripped, collector: Collector) -> tuple[Item, Classes]:
     """The item of the function itself."""
     function, owner = gripped.function, owner_of(gripped)
     method = gripped.entry.rpartition(".")[2]
@@ -189,20 +189,20 @@ def _label(item: Item) -> str:
     return f"{item.owner.name}.{item.name}" if isinstance(item, PartItem) and item.owner is not None else item.name
 
 
-def _by_claim(taken: Taken, items: tuple[Item, ...], ordered: list[Item]) -> list[Item]:
+def _by_claim(requirements: Requirements, items: tuple[Item, ...], ordered: list[Item]) -> list[Item]:
     """The items in the order in which they may choose their names."""
-    root = taken.root.owner if isinstance(taken.root, PartItem) else taken.root
+    root = requirements.root.owner if isinstance(requirements.root, PartItem) else requirements.root
     first: list[Item] = [] if root is None else [root]
     live = [item for item in items if isinstance(item, ClassItem) and item.is_live]
     imports = [item for item in items if isinstance(item, ImportItem)]
     return list(dict.fromkeys([*first, *live, *imports, *ordered, *items]))
 
 
-def _entry(gripped: Gripped, taken: Taken, names: dict[Item, str]) -> str:
+def _entry(gripped: Gripped, requirements: Requirements, names: dict[Item, str]) -> str:
     owner = owner_of(gripped)
     if owner is None:
-        return names[taken.root]
-    return f"{names[taken.collector.class_item(owner)]}.{gripped.entry.rpartition('.')[2]}"
+        return names[requirements.root]
+    return f"{names[requirements.collector.class_item(owner)]}.{gripped.entry.rpartition('.')[2]}"
 
 
 def _check_texts(items: Iterable[Item], names: dict[Item, str]) -> None:
@@ -212,9 +212,9 @@ def _check_texts(items: Iterable[Item], names: dict[Item, str]) -> None:
             raise UserError(f"{link.use.name} is found by its name", "another function of the sample has that name")
 
 
-def _argument_names(gripped: Gripped, taken: Taken, names: dict[Item, str]) -> Iterator[tuple[str, str]]:
+def _argument_names(gripped: Gripped, requirements: Requirements, names: dict[Item, str]) -> Iterator[tuple[str, str]]:
     for thing in named_in(objects_of(gripped), Everything()):
-        item = taken.collector.named(thing)
+        item = requirements.collector.find_item(thing)
         if item is not None and item in names and not isinstance(item, ImportItem):
             yield f"{thing.__module__}:{thing.__qualname__}", names[item]
 

@@ -17,7 +17,7 @@ def names_for(items: Iterable[Item]) -> dict[Item, str]:
     items : those that come first keep their names
     """
     items = list(items)
-    taken: dict[str, Item] = {}
+    owners_by_name: dict[str, Item] = {}
     shadowed = _bound_by_users(items)
     names: dict[Item, str] = {}
     reserved = {name for item in items for piece in pieces_of(item) for name in piece.absent}
@@ -29,13 +29,13 @@ def names_for(items: Iterable[Item]) -> dict[Item, str]:
         if isinstance(item, BuiltinItem | PartItem):
             continue
         for name in _candidates(item):
-            owner = taken.setdefault(name, item) if name not in reserved else None
+            owner = owners_by_name.setdefault(name, item) if name not in reserved else None
             if owner is item or (owner is not None and _same_package(owner, item)):
                 if name not in shadowed.get(item, ()):
                     names[item] = name
                     break
                 if owner is item:
-                    del taken[name]
+                    del owners_by_name[name]
     return names
 
 

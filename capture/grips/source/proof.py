@@ -53,10 +53,10 @@ def check_names(text: str, allowed: Iterable[str]) -> None:
     allowed : names that nothing was bound to where the code comes from either
     """
     tree = ast.parse(text)
-    known = {*vars(builtins), *allowed, "__file__"}
+    defined_names = {*vars(builtins), *allowed, "__file__"}
     for statement in tree.body:
-        known |= bound_by(statement)
-    lost = sorted({use.name for statement in tree.body for use in names_of(statement).uses} - known)
+        defined_names |= bound_by(statement)
+    lost = sorted({use.name for statement in tree.body for use in names_of(statement).uses} - defined_names)
     if lost:
         raise UserError(f"the sample would lack {', '.join(lost)}", "this is an error of the gripper: please report it")
 

@@ -23,10 +23,14 @@ def reference_text(gripped: Gripped, origin: str) -> ModuleText:
     UserError : where it cannot be imported by its name
     """
     owner = owner_of(gripped)
-    found = owner if owner is not None else gripped.function
-    first = _import_of(found, gripped.entry)
+    target = owner if owner is not None else gripped.function
+    first = _import_of(target, gripped.entry)
     entry = first.name if owner is None else f"{first.name}.{gripped.entry.rpartition('.')[2]}"
-    classes = {f"{thing.__module__}:{thing.__qualname__}": thing for thing in _named(gripped) if thing is not found}
+    classes = {
+        f"{thing.__module__}:{thing.__qualname__}": thing
+        for thing in _list_project_objects(gripped)
+        if thing is not target
+    }
     imports = {name: _import_of(thing, name) for name, thing in classes.items()}
     names = [first.name, *dict.fromkeys(one.name for one in imports.values())]
     if len(names) < 1 + len(imports):
@@ -53,5 +57,5 @@ def _import_of(thing: Any, what: str) -> Import:
     return Import(module, qualname, qualname)
 
 
-def _named(gripped: Gripped) -> Iterable[type | FunctionType]:
+def _list_project_objects(gripped: Gripped) -> Iterable[type | FunctionType]:
     return [thing for thing in named_in(objects_of(gripped), Everything()) if not is_imported(thing.__module__ or "")]

@@ -61,29 +61,31 @@ class Namespace:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class Meaning:
     """What a use means.
 
     Attributes
     ----------
-    taken : how many of the use's attributes lead from modules of the project to `thing`
+    attribute_count : how many of the use's attributes lead from modules of the project to `thing`
     rest : the attributes after them, which are read off it
     """
 
     kind: Kind
     thing: Any
-    taken: int
+    attribute_count: int
     rest: tuple[str, ...]
 
 
-def resolve(use: Use, namespace: Namespace) -> Found:
+def resolve(use: Use, namespace: Namespace) -> Meaning:
     """What a free name and the attributes read off it mean."""
-    thing, taken = namespace.lookup(use.name), 0
-    while isinstance(thing, ModuleType) and not is_imported(thing.__name__) and taken < len(use.attributes):
-        thing = getattr(thing, use.attributes[taken], ABSENT)
-        taken += 1
-    is_builtin = not taken and thing is not ABSENT and vars(builtins).get(use.name, ABSENT) is thing
-    return Found(Kind.BUILTIN if is_builtin else kind_of(thing), thing, taken, use.attributes[taken:])
+    thing, attribute_count = namespace.lookup(use.name), 0
+    while isinstance(thing, ModuleType) and not is_imported(thing.__name__) and attribute_count < len(use.attributes):
+        thing = getattr(thing, use.attributes[attribute_count], ABSENT)
+        attribute_count += 1
+    is_builtin = not attribute_count and thing is not ABSENT and vars(builtins).get(use.name, ABSENT) is thing
+    return Meaning(
+        Kind.BUILTIN if is_builtin else kind_of(thing), thing, attribute_count, use.attributes[attribute_count:]
+    )
 
 
 def kind_of(thing: Any) -> Kind:

@@ -95,8 +95,8 @@ def _rename(edits: Edits, links: Iterable[Link], names: Mapping[Item, str]) -> N
         if not link.use.nodes:
             continue
         name = names[link.item]
-        node = link.use.nodes[link.taken]
-        if not link.taken and name == link.use.name:
+        node = link.use.nodes[link.attribute_count]
+        if not link.attribute_count and name == link.use.name:
             continue
         string = None if _F_STRINGS_HAVE_PLACES else _string_around(edits.file, node)
         if string is None:
@@ -104,19 +104,19 @@ def _rename(edits: Edits, links: Iterable[Link], names: Mapping[Item, str]) -> N
         else:
             in_strings.setdefault(string, []).append((node, name))
     for string, renamed in in_strings.items():
-        edits.replace_node(string, _unparsed(string, renamed))
+        edits.replace_node(string, _unparse_with_names(string, renamed))
 
 
 def _string_around(file: SourceFile, node: ast.AST) -> ast.AST | None:
     """The outermost f-string around a node."""
-    found, around = None, file.parents.get(node)
+    outermost, around = None, file.parents.get(node)
     while around is not None and not isinstance(around, ast.stmt):
-        found = around if isinstance(around, ast.JoinedStr) else found
+        outermost = around if isinstance(around, ast.JoinedStr) else outermost
         around = file.parents.get(around)
-    return found
+    return outermost
 
 
-def _unparsed(string: ast.AST, renamed: Iterable[tuple[ast.expr, str]]) -> str:
+def _unparse_with_names(string: ast.AST, renamed: Iterable[tuple[ast.expr, str]]) -> str:
     """An f-string written anew: before Python 3.12, what is inside one has no place of its own."""
     changed = copy.deepcopy(string)
     copies = {id(old): new for old, new in zip(ast.walk(string), ast.walk(changed), strict=True)}
@@ -177,9 +177,9 @@ def _remove_from_variable(edits: Edits, holder: ast.AnnAssign, annotation: Annot
 def rename_definition(edits: Edits, node: FunctionNode | ast.ClassDef, name: str) -> None:
     """Give a function or class another name where it is defined."""
     begin = edits.file.span(node)[0]
-    found = re.compile(r"(?:async\s+)?(?:def|class)\s+(\w+)").match(edits.file.text, begin)
-    assert found is not None
-    edits.replace(found.start(1), found.end(1), name)
+    name_match = re.compile(r"(?:async\s+)?(?:def|class)\s+(\w+)").match(edits.file.text, begin)
+    assert name_match is not None
+    edits.replace(name_match.start(1), name_match.end(1), name)
 
 
 def with_comments(file: SourceFile, node: ast.stmt) -> int:

@@ -18,7 +18,7 @@ class ItemTable:
     def __init__(self) -> None:
         self._items: dict[object, Item] = {}
         # what is known by its id has to stay
-        self._kept: list[Any] = []
+        self._live_objects: list[Any] = []
 
     @property
     def items(self) -> list[Item]:
@@ -30,7 +30,7 @@ class ItemTable:
         """Those of classes."""
         return [item for item in self._items.values() if isinstance(item, ClassItem)]
 
-    def known(self, key: object, make: Callable[[], Item]) -> Item:
+    def ensure_item(self, key: object, make: Callable[[], Item]) -> Item:
         """The item that is known by a key, made where there is none yet."""
         if key not in self._items:
             self.remember(key, make())
@@ -43,9 +43,9 @@ class ItemTable:
     def remember(self, key: object, item: Item, thing: Any = None) -> None:
         """Enter an item."""
         self._items[key] = item
-        self._kept.append(thing)
+        self._live_objects.append(thing)
 
-    def refused(self, reason: str) -> Item:
+    def add_refused(self, reason: str) -> Item:
         """An item that cannot be had."""
         item = Item("", "", reason)
         self.remember(item, item)
@@ -53,12 +53,12 @@ class ItemTable:
 
     def builtin(self, name: str) -> Item:
         """The item of something that Python has under its name everywhere."""
-        item = self.known(("builtin", name), lambda: BuiltinItem(name, "builtins"))
+        item = self.ensure_item(("builtin", name), lambda: BuiltinItem(name, "builtins"))
         if name in _DYNAMIC:
             item.refuse(f"{name}() finds names while it runs")
         return item
 
-    def imported(self, thing: Any, name: str, attributes: tuple[str, ...], piece: Piece | None) -> Item | None:
+    def add_import(self, thing: Any, name: str, attributes: tuple[str, ...], piece: Piece | None) -> Item | None:
         """The item of something that is imported, None for what no import statement gives.
 
         Parameters
@@ -70,15 +70,15 @@ class ItemTable:
         file = piece.file if piece is not None else None
         package = (piece.namespace.variables.get("__package__") or "") if piece is not None else ""
         statement = import_of(name, attributes, thing, file, package)
-        known = self._items.get(("import", id(thing)))
-        if statement is None or (known is not None and statement.alias):
-            return known
+        import_item = self._items.get(("import", id(thing)))
+        if statement is None or (import_item is not None and statement.alias):
+            return import_item
         key = ("import", id(thing)) if statement.alias else ("import", statement.module)
         if key not in self._items:
             self.remember(key, ImportItem(statement.name, statement.module, statement=statement), thing)
         return self._items[key]
 
-    def named(self, thing: Any) -> Item | None:
+    def find_item(self, thing: Any) -> Item | None:
         """The item of a class, function or module within a value, where there is one already."""
         kind = kind_of(thing)
         if kind is Kind.BUILTIN:

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from opgrip.capture.grips.gripped import Gripped
-from opgrip.capture.grips.source.decorators import written
+from opgrip.capture.grips.source.decorators import find_definition
 from opgrip.capture.grips.source.items import ClassItem, ImportItem, pieces_of, reachable
-from opgrip.capture.grips.source.module import Taken, take
+from opgrip.capture.grips.source.module import Requirements, take
 from opgrip.capture.grips.source.packages import is_of_python, top_level
 from opgrip.capture.grips.source.scopes import COMPREHENSIONS
 from opgrip.traces.errors import UserError
@@ -30,27 +30,27 @@ def source_tags(function: Callable[..., Any]) -> frozenset[str]:
     except UserError:
         pass
     try:
-        return frozenset(_tags_of_node(written(function).node))
+        return frozenset(_tags_of_node(find_definition(function).node))
     except UserError:
         return frozenset()
 
 
-def tags_of(taken: Taken) -> frozenset[str]:
+def tags_of(requirements: Requirements) -> frozenset[str]:
     """Tags of a function by the source of all that it does not work without."""
     # what may be called is not: `may_need` is passed by
-    needed = [item for item in taken.items if item in _certain(taken)]
-    found = {tag for item in needed for piece in pieces_of(item) for tag in _tags_of_node(piece.node)}
+    needed = [item for item in requirements.items if item in _certain(requirements)]
+    tags = {tag for item in needed for piece in pieces_of(item) for tag in _tags_of_node(piece.node)}
     if any(isinstance(item, ClassItem) for item in needed):
-        found.add(CUSTOMIZED)
+        tags.add(CUSTOMIZED)
     modules = {item.statement.module for item in needed if isinstance(item, ImportItem)}
     if any(top_level(module) not in _OF_TORCH and not is_of_python(module) for module in modules):
-        found.add(THIRD_PARTY)
-    return frozenset(found)
+        tags.add(THIRD_PARTY)
+    return frozenset(tags)
 
 
-def _certain(taken: Taken) -> set[Any]:
-    every = {needed for item in taken.items for needed in item.may_need}
-    return set(reachable(taken.root, every))
+def _certain(requirements: Requirements) -> set[Any]:
+    every = {needed for item in requirements.items for needed in item.may_need}
+    return set(reachable(requirements.root, every))
 
 
 def _tags_of_node(node: ast.AST) -> Iterator[str]:

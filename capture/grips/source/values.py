@@ -109,8 +109,8 @@ class _Writer:
             raise Inexpressible("a value that is nested without end")
         self._depth += 1
         try:
-            found = self._form(value)
-            return found if isinstance(found, str) else self._lay_out(found, column, indent)
+            form = self._form(value)
+            return form if isinstance(form, str) else self._lay_out(form, column, indent)
         finally:
             self._depth -= 1
 

@@ -225,11 +225,11 @@ class _Walker(ast.NodeVisitor):
         before, self._annotation = self._annotation, []
         self.visit(expression)
         for text in _quoted_types(expression):
-            self._quoted(text)
+            self._visit_quoted(text)
         self.names.annotations.append(Annotation(holder, expression, tuple(self._annotation)))
         self._annotation = before
 
-    def _quoted(self, text: str) -> None:
+    def _visit_quoted(self, text: str) -> None:
         """Visit what a string in an annotation says, which has no places in the file."""
         assert self._annotation is not None
         try:
