@@ -67,7 +67,7 @@ def benchmark(
         args.device = str(device)
         settings = job_of(args).settings(NO_TRACE)
     numbers = count()
-    cases = [_case(item, given, next(numbers), args) for given in inputs for item in functions]
+    cases = [_case(item, case_inputs, next(numbers), args) for case_inputs in inputs for item in functions]
     with QuietReporter("opgrip").doing(f"timing {len(cases)} cases on {device}", len(cases)) as advance:
         rows: list[Result] = []
         for row in measure_cases(cases, settings):

@@ -25,10 +25,10 @@ def value_kinds(text: str) -> tuple[str, ...]:
 
 def names(text: str) -> tuple[str, ...]:
     """Names with commas between them."""
-    found = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
-    if not all(found):
+    parts = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
+    if not all(parts):
         raise argparse.ArgumentTypeError(f"{text!r} is no list of names with commas between them")
-    return found
+    return parts
 
 
 def counts(text: str) -> tuple[int, ...]:
@@ -38,15 +38,15 @@ def counts(text: str) -> tuple[int, ...]:
 
 def cpus(text: str) -> tuple[int, ...]:
     """Numbers of processors, and ranges of them, with commas between them; those that this process may use."""
-    found: set[int] = set()
+    numbers: set[int] = set()
     for part in text.split(","):
         match = re.fullmatch(r"(\d+)(?:-(\d+))?", part.strip())
         if match is None:
             raise argparse.ArgumentTypeError(f"{text!r} is no list of processors such as 0,2-3")
-        found.update(range(int(match[1]), int(match[2] or match[1]) + 1))
-    if strange := found - os.sched_getaffinity(0):
+        numbers.update(range(int(match[1]), int(match[2] or match[1]) + 1))
+    if strange := numbers - os.sched_getaffinity(0):
         raise argparse.ArgumentTypeError(f"there is no processor {min(strange)} for this process")
-    return tuple(sorted(found))
+    return tuple(sorted(numbers))
 
 
 def tolerance(text: str) -> float:

@@ -148,22 +148,22 @@ def job_of(args: argparse.Namespace) -> Job:
     )
 
 
-def modes_of(asked: Sequence[str], reference: str, tuning: Tuning) -> tuple[str, ...]:
+def modes_of(requested_modes: Sequence[str], reference: str, tuning: Tuning) -> tuple[str, ...]:
     """The modes to run: those that are asked for, and the one that they are compared with.
 
     Raises
     ------
     UserError : where one does not exist, or lacks a package, or none can search as it is asked to
     """
-    wanted = tuple(dict.fromkeys((reference, *asked)))
-    tuners = [tuner for name in wanted for tuner in find_mode(name)[0].tuners]
+    modes_to_run = tuple(dict.fromkeys((reference, *requested_modes)))
+    tuners = [tuner for name in modes_to_run for tuner in find_mode(name)[0].tuners]
     if tuning.tuner is not None and not tuning.trials:
         raise UserError("--tuner is for a search", "say how many programs to try: --tune 64")
     if tuning.trials and not tuners:
         raise UserError("none of these modes can search for better programs", "leave --tune away, or add tvm")
     if tuning.tuner is not None and tuning.tuner not in tuners:
         raise UserError(f"there is no tuner {tuning.tuner!r}", f"there are {', '.join(tuners)}")
-    return wanted
+    return modes_to_run
 
 
 def _check_sequence(args: argparse.Namespace) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from opgrip.replay.measuring.measure import Known
+from opgrip.replay.measuring.measure import CachedRows
 from opgrip.replay.measuring.results import Result, read_results
 from opgrip.replay.options import check_method, job_of, make_parser
 from opgrip.replay.outcome import Results, report_for, write_results
@@ -222,7 +222,7 @@ def _compile(
     reporter: Reporter,
     done: Collection[int],
     may_fork: bool,
-) -> Known:
+) -> CachedRows:
     """What came of compiling the rows that take a compiler."""
     ahead = rows_ahead(loaded, done)
     if not ahead:

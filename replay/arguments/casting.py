@@ -31,7 +31,7 @@ def caster(tree: Any, dtype: torch.dtype) -> Callable[[Any], Any]:
     if not dtype.is_floating_point:
         raise ValueError(f"{dtype} is no floating-point dtype")
     memory = [piece for spec in tensors(tree) for piece in pieces(spec)]
-    seen = {piece.dtype for piece in memory} & CAST
+    cast_dtypes = {piece.dtype for piece in memory} & CAST
     _check_shared(memory)
     most = torch.finfo(dtype).max
 
@@ -39,7 +39,7 @@ def caster(tree: Any, dtype: torch.dtype) -> Callable[[Any], Any]:
         if isinstance(leaf, TensorSpec):
             return cast_spec(leaf, dtype)
         if isinstance(leaf, torch.dtype):
-            return dtype if leaf in (seen or CAST) else leaf
+            return dtype if leaf in (cast_dtypes or CAST) else leaf
         if type(leaf) is float and math.isfinite(leaf):
             return min(max(leaf, -most), most)
         return leaf
@@ -70,5 +70,5 @@ def _check_shared(memory: list[TensorSpec]) -> None:
     for piece in memory:
         if piece.storage is not None:
             dtypes.setdefault(piece.storage, set()).add(piece.dtype)
-    if any(len(seen) > 1 and seen & CAST for seen in dtypes.values()):
+    if any(len(storage_dtypes) > 1 and storage_dtypes & CAST for storage_dtypes in dtypes.values()):
         raise Unsupported("arguments see the same memory as of several dtypes, so it cannot be of another")

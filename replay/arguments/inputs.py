@@ -32,20 +32,20 @@ from opgrip.traces.values import Drawable
 DeviceMap = Callable[[str], str]
 
 
-def device_map(recorded: str, wanted: str | None) -> DeviceMap:
+def device_map(recorded: str, replay_device: str | None) -> DeviceMap:
     """Where tensors go that were recorded elsewhere.
 
     Parameters
     ----------
     recorded : the device that the program ran on
-    wanted : the one to replay on; None for the recorded one
+    replay_device : the one to replay on; None for the recorded one
 
     What a program on an accelerator keeps on the CPU stays there.
     """
-    if wanted is None:
+    if replay_device is None:
         return lambda device: device
     kind = recorded.partition(":")[0]
-    return lambda device: wanted if wanted == "cpu" or device.partition(":")[0] == kind else device
+    return lambda device: replay_device if replay_device == "cpu" or device.partition(":")[0] == kind else device
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +134,7 @@ class Inputs:
 
         def build(leaf: Any) -> Any:
             if isinstance(leaf, TensorSpec):
-                return self._made(next(plan))
+                return self._build_tensor(next(plan))
             if isinstance(leaf, GeneratorSpec):
                 return torch.Generator(self._place(leaf.device)).manual_seed(leaf.seed)
             if isinstance(leaf, torch.device):
@@ -202,7 +202,7 @@ class Inputs:
             empty = torch.empty(0, dtype=dtype or spec.dtype, device=storage.device)
         return empty.set_(storage, spec.offset, spec.shape, spec.stride)
 
-    def _made(self, planned: _Planned) -> torch.Tensor:
+    def _build_tensor(self, planned: _Planned) -> torch.Tensor:
         spec, views = planned.spec, [self._view(piece) for piece in planned.pieces]
         return as_recorded(assemble(spec, views) if spec.parts else views[0], spec)
 

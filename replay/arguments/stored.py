@@ -74,13 +74,13 @@ def drawn_values(trace: Trace) -> Mapping[int, Drawable]:
             file_of |= dict.fromkeys(file.keys(), file)
         except UserError as error:
             reasons.append(str(error))
-    found = {number: key for number, key in trace.tensors.items() if key in file_of and number in trace.values}
-    if lacking := len(trace.tensors) - len(found):
+    stored_keys = {number: key for number, key in trace.tensors.items() if key in file_of and number in trace.values}
+    if lacking := len(trace.tensors) - len(stored_keys):
         reason = "; ".join(reasons) or "the file beside the trace does not hold them"
         warnings.warn(
             f"{lacking:,} of {len(trace.tensors):,} whole values are drawn from models: {reason}",
             RuntimeWarning,
             stacklevel=3,
         )
-    stored = {number: Stored(trace.values[number], file_of[key], key) for number, key in found.items()}
+    stored = {number: Stored(trace.values[number], file_of[key], key) for number, key in stored_keys.items()}
     return {**trace.values, **stored}

@@ -144,9 +144,11 @@ def _note(needs: dict[int, Need], interface: Interface, takes: tuple[int, ...], 
 def _settings(trace: Trace) -> dict[int | None, Mapping[str, Any]]:
     """By number of a context, its settings; equal ones are the same object. Under None, no settings."""
     distinct: dict[str, Mapping[str, Any]] = {}
-    found: dict[int | None, Mapping[str, Any]] = {None: {}}
+    settings_of_context: dict[int | None, Mapping[str, Any]] = {None: {}}
     for number, settings in trace.contexts.items():
         # gradients are off in a replay
-        kept = {name: value for name, value in settings.items() if name != "grad"}
-        found[number] = distinct.setdefault(repr(sorted(kept.items())), kept)
-    return found
+        settings_without_grad = {name: value for name, value in settings.items() if name != "grad"}
+        settings_of_context[number] = distinct.setdefault(
+            repr(sorted(settings_without_grad.items())), settings_without_grad
+        )
+    return settings_of_context

@@ -30,9 +30,9 @@ class Held:
         values = self.tensor.to(generator.device, dtype)
         if tuple(values.shape) == shape:
             return values
-        wanted = torch.Size(shape).numel()
+        elements = torch.Size(shape).numel()
         flat = values.reshape(-1)
-        return flat.repeat(-(-wanted // max(flat.numel(), 1)))[:wanted].reshape(shape)
+        return flat.repeat(-(-elements // max(flat.numel(), 1)))[:elements].reshape(shape)
 
 
 def function_case(
@@ -107,11 +107,11 @@ def writes(function: Callable[..., Any], arguments: tuple[tuple[Any, ...], dict[
     args, kwargs = map_leaves(
         lambda leaf: leaf.detach().clone() if isinstance(leaf, Tensor) else copy.copy(leaf), arguments
     )
-    taken = tensors_in([args, kwargs])
-    before = [tensor._version for tensor in taken]
+    argument_tensors = tensors_in([args, kwargs])
+    before = [tensor._version for tensor in argument_tensors]
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         try:
             function(*args, **kwargs)
         except Exception:
             return True
-    return before != [tensor._version for tensor in taken]
+    return before != [tensor._version for tensor in argument_tensors]

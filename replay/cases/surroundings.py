@@ -119,17 +119,17 @@ def _recent(
     chosen: set[int],
 ) -> dict[int, tuple[int, ...]]:
     """By the place of each chosen call, which of its arguments' tensors were used shortly before."""
-    taken = {number: len(list(tensors([item.args, item.kwargs]))) for number, item in signatures.items()}
-    given = {number: len(list(tensors(item.outputs))) for number, item in signatures.items()}
+    argument_counts = {number: len(list(tensors([item.args, item.kwargs]))) for number, item in signatures.items()}
+    result_counts = {number: len(list(tensors(item.outputs))) for number, item in signatures.items()}
     size = {number: bytes_of([item.args, item.kwargs, item.outputs]) for number, item in signatures.items()}
     views = {number for number, item in signatures.items() if is_view(item)}
     last_use: dict[int, int] = {}
     used = 0
     recent: dict[int, tuple[int, ...]] = {}
     for index, (number, first) in enumerate(zip(order.tolist(), first_storage.tolist(), strict=True)):
-        memory = storages[first : first + taken.get(number, 0) + given.get(number, 0)].tolist()
+        memory = storages[first : first + argument_counts.get(number, 0) + result_counts.get(number, 0)].tolist()
         if index in chosen:
-            own = memory[: taken.get(number, 0)]
+            own = memory[: argument_counts.get(number, 0)]
             recent[index] = tuple(
                 place
                 for place, storage in enumerate(own)

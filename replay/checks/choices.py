@@ -16,7 +16,7 @@ Chosen = Callable[[dict[str, Any], Tensor, Tensor], str | None]
 
 
 def chosen_otherwise(
-    operator: Named, arguments: Arguments, met: Sequence[Any], reference: Sequence[Any]
+    operator: Named, arguments: Arguments, actual: Sequence[Any], reference: Sequence[Any]
 ) -> dict[int, str | None]:
     """What is not right with each output that another choice among equal elements may change, None where it is.
 
@@ -24,21 +24,21 @@ def chosen_otherwise(
     point at are equal; they must be valid, and where each element is given once, distinct.
     """
     position = INDEX_OUTPUT.get(operator.packet, len(reference))
-    if operator.schema is None or _stable(operator, arguments) or not len(met) == len(reference) > position:
+    if operator.schema is None or _stable(operator, arguments) or not len(actual) == len(reference) > position:
         return {}
-    if not all(isinstance(part[position], Tensor) for part in (met, reference)):
+    if not all(isinstance(part[position], Tensor) for part in (actual, reference)):
         return {}
     bound = operator.bound(arguments)
-    ours, theirs = met[position].cpu(), reference[position].cpu()
+    ours, theirs = actual[position].cpu(), reference[position].cpu()
     if ours.shape != theirs.shape or ours.dtype != theirs.dtype:
         return {}
-    told: dict[int, str | None] = {position: _RULES.get(operator.packet, _along_dimension)(bound, ours, theirs)}
+    reasons: dict[int, str | None] = {position: _RULES.get(operator.packet, _along_dimension)(bound, ours, theirs)}
     if operator.packet == "topk" and not bound.get("sorted", True):
-        values, wanted = met[0].cpu(), reference[0].cpu()
+        values, expected_values = actual[0].cpu(), reference[0].cpu()
         pointed = _gathered(bound, ours)
-        fine = told[1] is None and values.dtype == wanted.dtype and _equal(values, pointed)
-        told[0] = None if fine else "values that the indices do not point at"
-    return told
+        fine = reasons[1] is None and values.dtype == expected_values.dtype and _equal(values, pointed)
+        reasons[0] = None if fine else "values that the indices do not point at"
+    return reasons
 
 
 def _stable(operator: Named, arguments: Arguments) -> bool:
@@ -59,9 +59,9 @@ def _each_once(bound: dict[str, Any], ours: Tensor, theirs: Tensor) -> str | Non
 
 def _any_order(bound: dict[str, Any], ours: Tensor, theirs: Tensor) -> str | None:
     """As of topk, whose results are in any order where they are not to be sorted."""
-    told = _each_once(bound, ours, ours)
-    if told is not None or bound.get("sorted", True):
-        return told or _each_once(bound, ours, theirs)
+    reason = _each_once(bound, ours, ours)
+    if reason is not None or bound.get("sorted", True):
+        return reason or _each_once(bound, ours, theirs)
     source, dim, ours, theirs = _source(bound, ours, theirs)
     same = _equal(source.gather(dim, ours).sort(dim).values, source.gather(dim, theirs).sort(dim).values)
     return None if same else "indices of other values"
@@ -79,13 +79,13 @@ def _up_to(bound: dict[str, Any], ours: Tensor, theirs: Tensor) -> str | None:
 def _in_window(planes: int, bound: dict[str, Any], ours: Tensor, theirs: Tensor) -> str | None:
     """As of max_pool2d_with_indices: indices into each plane, of elements within the window that is pooled."""
     source = bound["self"].detach().cpu()
-    told = _pointing(source.flatten(-planes), source.dim() - planes, ours.flatten(-planes), theirs.flatten(-planes))
+    reason = _pointing(source.flatten(-planes), source.dim() - planes, ours.flatten(-planes), theirs.flatten(-planes))
     # windows of adaptive pooling have no sizes of their own
-    if told is not None or "kernel_size" not in bound:
-        return told
-    left = ours
+    if reason is not None or "kernel_size" not in bound:
+        return reason
+    quotient = ours
     for place in range(1, planes + 1):
-        left, index = left // source.shape[-place], left % source.shape[-place]
+        quotient, index = quotient // source.shape[-place], quotient % source.shape[-place]
         if not _reached(bound, index, place, planes):
             return "indices outside of the window"
     return None
@@ -94,16 +94,16 @@ def _in_window(planes: int, bound: dict[str, Any], ours: Tensor, theirs: Tensor)
 def _reached(bound: dict[str, Any], index: Tensor, place: int, planes: int) -> bool:
     """Whether windows reach the indices along the dimension that is `place` from the last."""
 
-    def given(name: str) -> int:
+    def read_setting(name: str) -> int:
         values = list(bound.get(name) or bound["kernel_size"])
         return int((values * planes if len(values) == 1 else values)[-place])
 
-    starts = torch.arange(index.shape[-place]) * given("stride")
+    starts = torch.arange(index.shape[-place]) * read_setting("stride")
     padding = list(bound["padding"])
     starts = starts - (padding * planes if len(padding) == 1 else padding)[-place]
     within = index - starts.reshape([-1] + [1] * (place - 1))
-    dilation = given("dilation")
-    return bool(((within >= 0) & (within < dilation * given("kernel_size")) & (within % dilation == 0)).all())
+    dilation = read_setting("dilation")
+    return bool(((within >= 0) & (within < dilation * read_setting("kernel_size")) & (within % dilation == 0)).all())
 
 
 def _source(bound: dict[str, Any], ours: Tensor, theirs: Tensor) -> tuple[Tensor, int, Tensor, Tensor]:

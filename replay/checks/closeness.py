@@ -23,24 +23,24 @@ class Gap:
     ----------
     distance : (elements,) float64; 0 where they are equal or both NaN, inf where only one is finite
     size : (elements,) float64, |reference|
-    apart : (elements,) bool, where the distance is beyond tolerance
+    exceeds_tolerance : (elements,) bool, where the distance is beyond tolerance
     """
 
     distance: Tensor
     size: Tensor
-    apart: Tensor
+    exceeds_tolerance: Tensor
 
 
-def gap(met: Plain, reference: Plain, tolerance: Tolerance) -> Gap:
+def gap(actual: Plain, reference: Plain, tolerance: Tolerance) -> Gap:
     """How far a result is from its reference."""
-    distance = distances(met.values, reference.values)
+    distance = distances(actual.values, reference.values)
     size = magnitudes(reference.values)
-    apart = (distance > allowance(reference.dtype, size, tolerance)) & (distance > 0)
+    exceeds_tolerance = (distance > allowance(reference.dtype, size, tolerance)) & (distance > 0)
     if reference.step is not None:
         steps = distance > 0.5 * reference.step
         if int(steps.sum()) <= max(1, int(STEPPED * len(distance))):
-            apart &= distance > 1.01 * reference.step
-    return Gap(distance, size, apart)
+            exceeds_tolerance &= distance > 1.01 * reference.step
+    return Gap(distance, size, exceeds_tolerance)
 
 
 def allowance(dtype: torch.dtype, size: Tensor, tolerance: Tolerance) -> Tensor:

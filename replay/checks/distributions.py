@@ -26,7 +26,7 @@ DEPENDENT = 2.0
 """How many times as far as the reference's own runs are from each other a result may be."""
 
 
-def drawn_otherwise(met: Plain, runs: Sequence[Plain]) -> str | None:
+def drawn_otherwise(actual: Plain, runs: Sequence[Plain]) -> str | None:
     """Why a random result is not drawn as the reference's runs were; None where nothing tells.
 
     Three laws, each with a bound that right results pass but for one in ten million:
@@ -40,12 +40,12 @@ def drawn_otherwise(met: Plain, runs: Sequence[Plain]) -> str | None:
     The bounds hold for elements that are drawn apart. Where one draw makes many elements, the reference's runs are as
     far from each other; a result may be `DEPENDENT` times as far as any of them is from the rest.
     """
-    ours, theirs = _real(met), torch.stack([_real(run) for run in runs])
-    for name, found in (("NaN", torch.isnan), ("infinity", torch.isinf)):
-        if bool(found(ours).any()) and not bool(found(theirs).any()):
+    ours, theirs = _real(actual), torch.stack([_real(run) for run in runs])
+    for name, is_special in (("NaN", torch.isnan), ("infinity", torch.isinf)):
+        if bool(is_special(ours).any()) and not bool(is_special(theirs).any()):
             return f"{name}, where the reference has numbers"
     ours, theirs = ours.nan_to_num(torch.inf, torch.inf), theirs.nan_to_num(torch.inf, torch.inf)
-    if _same_numbers(runs) and not torch.equal(_sorted(met), _sorted(runs[0])):
+    if _same_numbers(runs) and not torch.equal(_sorted(actual), _sorted(runs[0])):
         return "no permutation of what the reference gives"
     if _constant(ours, theirs):
         return "the same number in all elements, where the reference's differ"
@@ -93,13 +93,13 @@ def _farther(distance: Callable[[Tensor, Tensor], float], ours: Tensor, theirs: 
     """Whether ours are beyond the bound, and farther from the runs than those are from each other."""
     if not len(ours):
         return False
-    found = distance(ours, theirs)
-    if found <= bound:
+    distance_to_runs = distance(ours, theirs)
+    if distance_to_runs <= bound:
         return False
     among = (
         distance(theirs[one], torch.cat([theirs[:one], theirs[one + 1 :]])) for one in range(min(len(theirs), COMPARED))
     )
-    return found > DEPENDENT * max(among)
+    return distance_to_runs > DEPENDENT * max(among)
 
 
 def _two_sample(ours: Tensor, theirs: Tensor) -> float:

@@ -31,7 +31,7 @@ class Unpaired(Exception):
     """Results that cannot be held against the reference's one by one, by the reason."""
 
 
-def paired(met: Results, reference: Results) -> list[tuple[Place, Any]]:
+def paired(actual: Results, reference: Results) -> list[tuple[Place, Any]]:
     """Each of a mode's results with its place among the reference's.
 
     A mode that gives tensors only is held against the reference's tensors.
@@ -40,33 +40,33 @@ def paired(met: Results, reference: Results) -> list[tuple[Place, Any]]:
     ------
     Unpaired : where one of them has more than the other
     """
-    if len(met.outputs) == len(reference.outputs):
+    if len(actual.outputs) == len(reference.outputs):
         outputs = list(range(len(reference.outputs)))
-        ours: Sequence[Any] = met.outputs
+        ours: Sequence[Any] = actual.outputs
     else:
         outputs = [number for number, leaf in enumerate(reference.outputs) if isinstance(leaf, Tensor)]
-        ours = [leaf for leaf in met.outputs if isinstance(leaf, Tensor)]
+        ours = [leaf for leaf in actual.outputs if isinstance(leaf, Tensor)]
         if len(ours) != len(outputs):
             raise Unpaired(f"{len(ours)} tensors as outputs, not {len(outputs)}")
-    if len(met.arguments) != len(reference.arguments):
-        raise Unpaired(f"{len(met.arguments)} written arguments, not {len(reference.arguments)}")
+    if len(actual.arguments) != len(reference.arguments):
+        raise Unpaired(f"{len(actual.arguments)} written arguments, not {len(reference.arguments)}")
     pairs = [(Place("output", number), leaf) for number, leaf in zip(outputs, ours, strict=True)]
-    return pairs + [(Place("argument", number), leaf) for number, leaf in enumerate(met.arguments)]
+    return pairs + [(Place("argument", number), leaf) for number, leaf in enumerate(actual.arguments)]
 
 
-def within(shape: Sequence[Any], seen: Sequence[Sequence[Any]], *, beyond: bool = False) -> bool:
+def within(shape: Sequence[Any], run_shapes: Sequence[Sequence[Any]], *, beyond: bool = False) -> bool:
     """Whether a shape is one that runs may give, which gave others than each other.
 
     Parameters
     ----------
-    seen : shapes that runs gave
+    run_shapes : shapes that runs gave
     beyond : whether sizes may be outside of those seen, in the dimensions that they vary in
     """
-    if any(len(other) != len(shape) for other in seen):
-        return len(set(map(len, seen))) > 1 and len(shape) in set(map(len, seen))
-    if not all(isinstance(size, int) for one in (shape, *seen) for size in one):
+    if any(len(other) != len(shape) for other in run_shapes):
+        return len(set(map(len, run_shapes))) > 1 and len(shape) in set(map(len, run_shapes))
+    if not all(isinstance(size, int) for one in (shape, *run_shapes) for size in one):
         return False
-    ranges = [(min(sizes), max(sizes)) for sizes in zip(*seen, strict=True)]
+    ranges = [(min(sizes), max(sizes)) for sizes in zip(*run_shapes, strict=True)]
     if all(least == most for least, most in ranges):
         return False
     return all(

@@ -55,43 +55,43 @@ class Reference:
         self._operator = named(function, op)
         self._seeded: list[Results] = []
 
-    def check(self, met: Results, tolerance: Tolerance) -> Verdict:
+    def check(self, actual: Results, tolerance: Tolerance) -> Verdict:
         """Whether what a mode gave is right; never raises."""
         try:
-            return together(self._verdicts(met, tolerance))
+            return together(self._verdicts(actual, tolerance))
         except Unpaired as mismatch:
             return Verdict(False, reason=str(mismatch))
         except Exception as error:
-            told = " ".join(str(error).split())[:200]
-            return Verdict(False, reason=f"cannot be compared: {type(error).__name__}: {told}")
+            message = " ".join(str(error).split())[:200]
+            return Verdict(False, reason=f"cannot be compared: {type(error).__name__}: {message}")
 
-    def _verdicts(self, met: Results, tolerance: Tolerance) -> list[Verdict]:
+    def _verdicts(self, actual: Results, tolerance: Tolerance) -> list[Verdict]:
         first = self._runs(1)[0]
-        if self._mutates and not met.arguments and not self._writes:
+        if self._mutates and not actual.arguments and not self._writes:
             first = Results(first.outputs)
         chosen: dict[int, str | None] = {}
         if self._operator is not None:
-            chosen = chosen_otherwise(self._operator, self._make_arguments(), met.outputs, first.outputs)
+            chosen = chosen_otherwise(self._operator, self._make_arguments(), actual.outputs, first.outputs)
         verdicts = []
-        for place, ours in paired(met, first):
+        for place, ours in paired(actual, first):
             if place.kind == "output" and place.number in chosen:
-                told = chosen[place.number]
-                verdicts.append(Verdict(told is None, reason=told and f"{place}: {told}"))
+                reason = chosen[place.number]
+                verdicts.append(Verdict(reason is None, reason=reason and f"{place}: {reason}"))
             else:
-                verdicts.append(self._judge(place, ours, met, tolerance))
+                verdicts.append(self._judge(place, ours, actual, tolerance))
         return verdicts
 
-    def _judge(self, place: Place, leaf: Any, met: Results, tolerance: Tolerance) -> Verdict:
-        wanted = place.of(self._runs(1)[0])
-        if _same_tensor(leaf, wanted):
+    def _judge(self, place: Place, leaf: Any, actual: Results, tolerance: Tolerance) -> Verdict:
+        expected = place.of(self._runs(1)[0])
+        if _same_tensor(leaf, expected):
             return Verdict(True, 0.0, 0.0)
-        reference = plain(wanted)
-        if isinstance(leaf, Tensor) and not isinstance(wanted, Tensor) and leaf.numel() == 1:
+        reference = plain(expected)
+        if isinstance(leaf, Tensor) and not isinstance(expected, Tensor) and leaf.numel() == 1:
             leaf = leaf.item()
         ours = plain(leaf)
         if reference is None or ours is None:
-            same = bool(leaf == wanted)
-            return Verdict(same, reason=None if same else f"{place} is {leaf!r:.60}, not {wanted!r:.60}")
+            same = bool(leaf == expected)
+            return Verdict(same, reason=None if same else f"{place} is {leaf!r:.60}, not {expected!r:.60}")
         if self._operator is not None and self._operator.leaves_empty and reference.shape == (0,):
             return Verdict(True)
         if ours.dtype is not reference.dtype:
@@ -102,10 +102,10 @@ class Reference:
         if self._operator is not None and self._operator.uninitialized:
             return Verdict(True)
         between = gap(ours, reference, tolerance)
-        wrong = between.apart
+        wrong = between.exceeds_tolerance
         if bool(wrong.any()) and self._varies(place, reference, tolerance):
-            told = self._drawn_otherwise(place, ours, met, tolerance)
-            return Verdict(told is None, reason=told and f"{place}: {told}")
+            reason = self._drawn_otherwise(place, ours, actual, tolerance)
+            return Verdict(reason is None, reason=reason and f"{place}: {reason}")
         if bool(wrong.any()):
             wrong = wrong & ~self._excused(place, ours, reference, tolerance)
         return verdict(str(place), reference, between, wrong)
@@ -125,17 +125,17 @@ class Reference:
         Rounding: it is that of a run in float64, or between those of such runs, which leaves no element to hold its
         elements against. Chance: runs under other seeds have other shapes in the same dimensions.
         """
-        truths = [found.shape for found in self._in_float64(place)]
+        truths = [result.shape for result in self._in_float64(place)]
         drawn = [plain(place.of(run)) for run in self._runs(SEEDS_OF_FEW)]
-        by_chance = [found.shape for found in drawn if found is not None]
+        by_chance = [result.shape for result in drawn if result is not None]
         return within(ours.shape, [reference.shape, *truths]) or within(ours.shape, by_chance, beyond=True)
 
-    def _drawn_otherwise(self, place: Place, ours: Plain, met: Results, tolerance: Tolerance) -> str | None:
+    def _drawn_otherwise(self, place: Place, ours: Plain, actual: Results, tolerance: Tolerance) -> str | None:
         drawn = [plain(place.of(run)) for run in self._runs(runs_wanted(len(ours.values)))]
-        told = drawn_otherwise(ours, [run for run in drawn if run is not None and run.shape == ours.shape])
-        if told is None and self._operator is not None and self._operator.packet in DROPOUT:
-            return dropped_otherwise(self._operator, self._make_arguments(), met.outputs, tolerance)
-        return told
+        reason = drawn_otherwise(ours, [run for run in drawn if run is not None and run.shape == ours.shape])
+        if reason is None and self._operator is not None and self._operator.packet in DROPOUT:
+            return dropped_otherwise(self._operator, self._make_arguments(), actual.outputs, tolerance)
+        return reason
 
     def _varies(self, place: Place, reference: Plain, tolerance: Tolerance) -> bool:
         """Whether a result is another under another seed."""
@@ -144,14 +144,15 @@ class Reference:
         seeds = SEEDS_OF_FEW if len(reference.values) < FEW else 2
         others = [plain(place.of(run)) for run in self._runs(seeds)]
         return any(
-            other is not None and (other.shape != reference.shape or bool(gap(other, reference, tolerance).apart.any()))
+            other is not None
+            and (other.shape != reference.shape or bool(gap(other, reference, tolerance).exceeds_tolerance.any()))
             for other in others
         )
 
     def _in_float64(self, place: Place) -> list[Plain]:
         """What a place holds in float64, first on the very arguments; nothing where the call does not run so."""
-        found = [plain(place.of(run)) for run in self._truths.all] if self._truths is not None else []
-        return [run for run in found if run is not None]
+        results = [plain(place.of(run)) for run in self._truths.all] if self._truths is not None else []
+        return [run for run in results if run is not None]
 
     def _runs(self, count: int) -> list[Results]:
         """What the reference gives under as many seeds."""
@@ -178,19 +179,21 @@ class Reference:
             one is None
             or other is None
             or one.shape != other.shape
-            or bool(gap(one, other, Tolerance(0, 0)).apart.any())
+            or bool(gap(one, other, Tolerance(0, 0)).exceeds_tolerance.any())
             for one, other in zip(before, after, strict=True)
         )
 
 
-def _same_tensor(leaf: Any, wanted: Any) -> bool:
+def _same_tensor(leaf: Any, expected: Any) -> bool:
     """Whether both are equal as they are, which takes no memory to see; False where that is not easily seen."""
-    if not isinstance(leaf, Tensor) or not isinstance(wanted, Tensor):
+    if not isinstance(leaf, Tensor) or not isinstance(expected, Tensor):
         return False
-    if any(tensor.is_nested or tensor.is_quantized or tensor.layout is not torch.strided for tensor in (leaf, wanted)):
+    if any(
+        tensor.is_nested or tensor.is_quantized or tensor.layout is not torch.strided for tensor in (leaf, expected)
+    ):
         return False
     try:
-        return leaf.dtype is wanted.dtype and torch.equal(leaf.detach().cpu(), wanted.detach().cpu())
+        return leaf.dtype is expected.dtype and torch.equal(leaf.detach().cpu(), expected.detach().cpu())
     except RuntimeError:
         # torch compares no tensors of some dtypes
         return False

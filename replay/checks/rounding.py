@@ -37,7 +37,7 @@ _HALF = frozenset({torch.float16, torch.bfloat16, torch.complex32})
 
 
 def rounded(
-    met: Plain, reference: Plain, truth: Plain, disturbed: Sequence[Plain], tolerance: Tolerance, terms: float
+    actual: Plain, reference: Plain, truth: Plain, disturbed: Sequence[Plain], tolerance: Tolerance, terms: float
 ) -> Tensor:
     """(elements,) bool, where a result of floating point is as near the truth as one can ask.
 
@@ -58,7 +58,7 @@ def rounded(
     terms : how many numbers may have been added to make one element
     """
     base = allowance(reference.dtype, magnitudes(truth.values), tolerance)
-    error = distances(met.values, _overflown(truth, met))
+    error = distances(actual.values, _overflown(truth, actual))
     own = _finite(distances(reference.values, truth.values))
     typical = torch.quantile(_sample(own), TYPICAL)
     for other in disturbed:
@@ -71,24 +71,24 @@ def rounded(
     return error <= base
 
 
-def unsettled(met: Plain, seen: Sequence[Plain]) -> Tensor:
+def unsettled(actual: Plain, runs: Sequence[Plain]) -> Tensor:
     """(elements,) bool, where a whole number or a bool hangs on rounding, and is one of those that it may be.
 
     Such are those in which the runs disagree: the reference as it is, in float64, and in float64 with arguments that
     differ in their last bit. Then what lies between what they gave is right; elsewhere nothing but what all gave.
     """
-    values = torch.stack([run.values.long() for run in seen])
+    values = torch.stack([run.values.long() for run in runs])
     least, most = values.amin(0), values.amax(0)
-    return (least < most) & (met.values.long() >= least) & (met.values.long() <= most)
+    return (least < most) & (actual.values.long() >= least) & (actual.values.long() <= most)
 
 
-def _overflown(truth: Plain, met: Plain) -> Tensor:
+def _overflown(truth: Plain, actual: Plain) -> Tensor:
     """The truth, with infinities where the dtype of what it is held against has no larger numbers."""
-    if met.dtype.is_complex or not met.dtype.is_floating_point:
+    if actual.dtype.is_complex or not actual.dtype.is_floating_point:
         return truth.values
-    most = torch.finfo(met.dtype).max
-    overflown = met.values.isinf() & (truth.values.abs() >= most) & (met.values.sign() == truth.values.sign())
-    return torch.where(overflown, met.values, truth.values)
+    most = torch.finfo(actual.dtype).max
+    overflown = actual.values.isinf() & (truth.values.abs() >= most) & (actual.values.sign() == truth.values.sign())
+    return torch.where(overflown, actual.values, truth.values)
 
 
 def _finite(errors: Tensor) -> Tensor:

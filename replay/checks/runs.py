@@ -22,8 +22,8 @@ def observe(function: Callable[..., Any], arguments: Arguments, mutates: bool) -
     mutates : whether it may write into its arguments, which are then kept too
     """
     args, kwargs = arguments
-    outputs = [_kept(leaf) for leaf in leaves(function(*args, **kwargs))]
-    return Results(outputs, [_kept(tensor) for tensor in tensors_of(arguments)] if mutates else [])
+    outputs = [_copy_leaf(leaf) for leaf in leaves(function(*args, **kwargs))]
+    return Results(outputs, [_copy_leaf(tensor) for tensor in tensors_of(arguments)] if mutates else [])
 
 
 def tensors_of(arguments: Arguments) -> list[Tensor]:
@@ -37,7 +37,7 @@ def run_seeded(function: Callable[..., Any], arguments: Arguments, mutates: bool
         return observe(function, arguments, mutates)
 
 
-def _kept(leaf: Any) -> Any:
+def _copy_leaf(leaf: Any) -> Any:
     return leaf.detach().clone() if isinstance(leaf, Tensor) else leaf
 
 

@@ -74,11 +74,11 @@ class Meter:
             clocks.append(self._clock_mhz())
             powers.append(self._power_mw())
             reasons.update(dict.fromkeys(self._reasons()))
-        after, taken = self._counted_mj(), perf_counter() - began
+        after, elapsed_s = self._counted_mj(), perf_counter() - began
         total = _difference(before, after)
         if total is None:
             # older GPUs count no energy: mW over seconds
-            total = sum(powers) / len(powers) * taken
+            total = sum(powers) / len(powers) * elapsed_s
         return Energy(total / runs, sum(clocks) / len(clocks), tuple(reasons))
 
     def close(self) -> None:
@@ -138,5 +138,5 @@ def _difference(before: float | None, after: float | None) -> float | None:
 
 
 def _bit(nvml: Any, name: str) -> int:
-    told = (getattr(nvml, f"nvmlClocks{kind}Reason{name}", None) for kind in ("Event", "Throttle"))
-    return next((int(bit) for bit in told if bit is not None), 0)
+    bits = (getattr(nvml, f"nvmlClocks{kind}Reason{name}", None) for kind in ("Event", "Throttle"))
+    return next((int(bit) for bit in bits if bit is not None), 0)

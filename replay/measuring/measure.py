@@ -17,7 +17,7 @@ from opgrip.replay.measuring.results import Result
 from opgrip.replay.measuring.settings import Settings
 from opgrip.replay.operators.memory import bytes_of
 from opgrip.replay.timing import pages
-from opgrip.replay.timing.beside import Beside, side_by_side
+from opgrip.replay.timing.beside import ConcurrentRun, side_by_side
 from opgrip.replay.timing.caches import COLD, PROGRAM, flusher
 from opgrip.replay.timing.clock import empty_call_ns
 from opgrip.replay.timing.methods import Stopwatch, synchronizer
@@ -31,7 +31,7 @@ CASES, BYTES = 128, 1 << 30
 QUICK_US = 50_000
 """Calls that took longer are not run before others, which they would keep waiting."""
 
-Known = Mapping[int, Mapping[int, Result]]
+CachedRows = Mapping[int, Mapping[int, Result]]
 """By the numbers of a case and of a row of it, the row."""
 
 Ratio = tuple[float | None, float | None, float | None]
@@ -44,7 +44,7 @@ def measure_cases(
     surroundings: Surroundings | None = None,
     announce: Announce = lambda number, row: None,
     without: Collection[int] = (),
-    known: Known | None = None,
+    cached_rows: CachedRows | None = None,
 ) -> Iterator[Result]:
     """The rows of each case, in order.
 
@@ -53,11 +53,13 @@ def measure_cases(
     surroundings : of the cases in their program; they run after the calls that they came after there
     announce : is told what runs, before it does
     without : numbers of cases that are not run before others
-    known : rows of which it is known what came of making them ready
+    cached_rows : rows of which it is known what came of making them ready
     """
     pages.keep_freed_memory()
     for window in windows(cases, settings):
-        yield from _measure(window, settings, surroundings or Surroundings({}, {}), announce, without, known or {})
+        yield from _measure(
+            window, settings, surroundings or Surroundings({}, {}), announce, without, cached_rows or {}
+        )
 
 
 def windows(cases: Sequence[Case], settings: Settings) -> Iterator[list[Case]]:
@@ -82,9 +84,9 @@ def _measure(
     surroundings: Surroundings,
     announce: Announce,
     without: Collection[int],
-    known: Known,
+    cached_rows: CachedRows,
 ) -> list[Result]:
-    rows = [(case, prepare(case, settings, announce, known.get(case.number))) for case in cases]
+    rows = [(case, prepare(case, settings, announce, cached_rows.get(case.number))) for case in cases]
     measurer = Measurer(
         Stopwatch(settings.method, synchronizer(settings.device), empty_call_ns()),
         settings.effort,
@@ -99,16 +101,16 @@ def _measure(
             measurer.in_rounds(groups)
         else:
             measurer.one_by_one(groups)
-    beside = _side_by_side(rows, settings, announce)
+    concurrent_runs = _side_by_side(rows, settings, announce)
     energies = metered(groups, settings, announce) if settings.energy and not settings.profiled else {}
-    return [row for _, prepared in rows for row in _filled(prepared, settings, beside, energies)]
+    return [row for _, prepared in rows for row in _fill_rows(prepared, settings, concurrent_runs, energies)]
 
 
 def _side_by_side(
     rows: Sequence[tuple[Case, list[Prepared]]], settings: Settings, announce: Announce
-) -> dict[int, Beside]:
+) -> dict[int, ConcurrentRun]:
     """What subjects took that run several at once, by their identity."""
-    found: dict[int, Beside] = {}
+    run_of_subject: dict[int, ConcurrentRun] = {}
     for count in {point.streams for point in settings.points} - {1}:
         groups: dict[object, Group] = {}
         for case, prepared in rows:
@@ -117,9 +119,9 @@ def _side_by_side(
                 if subject is not None and way.point.streams == count:
                     kind = (f"{sorted(context(case, way).items())} {grad}", replace(way, number=0))
                     groups.setdefault(kind, Group(context(case, way), grad, [])).subjects.append(subject)
-        for beside in side_by_side(list(groups.values()), count, settings.effort, settings.device, announce):
-            found[id(beside.subject)] = beside
-    return found
+        for run in side_by_side(list(groups.values()), count, settings.effort, settings.device, announce):
+            run_of_subject[id(run.subject)] = run
+    return run_of_subject
 
 
 def _around(
@@ -130,7 +132,7 @@ def _around(
     without: Collection[int],
 ) -> dict[int, Subject]:
     """Subjects of all calls that stand before those that are measured, these included."""
-    found = {
+    subject_of_case = {
         subject.number: subject
         for _, prepared in reversed(rows)
         for _, _, subject in reversed(prepared)
@@ -142,8 +144,8 @@ def _around(
     for case in surroundings.around([case for case, _ in rows]):
         if case.number not in without and case.captured_us < QUICK_US:
             prepared = prepare(replace(case, variants=()), plain, lambda number, _: announce(number, NO_ROW))
-            found.update((case.number, subject) for _, _, subject in prepared if subject is not None)
-    return found
+            subject_of_case.update((case.number, subject) for _, _, subject in prepared if subject is not None)
+    return subject_of_case
 
 
 def _groups(
@@ -165,33 +167,36 @@ def _groups(
     return list(groups.values())
 
 
-def _filled(
-    prepared: Sequence[Prepared], settings: Settings, beside: Mapping[int, Beside], energies: Mapping[int, Energy]
+def _fill_rows(
+    prepared: Sequence[Prepared],
+    settings: Settings,
+    concurrent_runs: Mapping[int, ConcurrentRun],
+    energies: Mapping[int, Energy],
 ) -> Iterator[Result]:
     """The rows of one case, with what was measured.
 
     Parameters
     ----------
-    beside : what those took that ran several at once
-    energies : what runs took of a GPU; as `beside` by the identity of subjects
+    concurrent_runs : what those took that ran several at once
+    energies : what runs took of a GPU; as `concurrent_runs` by the identity of subjects
     """
-    found = {
+    subject_of_way = {
         (way.point, way.direction, way.values, way.mode): subject
         for way, _, subject in prepared
         if subject is not None and subject.failure is None
     }
-    for way, made, subject in prepared:
-        result = made if subject is None else with_energy(made, energies.get(id(subject)))
+    for way, row, subject in prepared:
+        result = row if subject is None else with_energy(row, energies.get(id(subject)))
         if subject is None:
             yield result
         elif subject.failure is not None:
             yield failed(result, subject.failure, settings)
-        elif id(subject) in beside:
-            told = beside[id(subject)]
-            yield replace(_with_times(result, told.loaded, settings, NO_RATIO), overlap=told.overlap)
+        elif id(subject) in concurrent_runs:
+            run = concurrent_runs[id(subject)]
+            yield replace(_with_times(result, run.loaded, settings, NO_RATIO), overlap=run.overlap)
         else:
             values = settings.values[0] if way.mode == settings.reference else way.values
-            base = found.get((way.point, way.direction, values, settings.reference))
+            base = subject_of_way.get((way.point, way.direction, values, settings.reference))
             if base is None or base is subject:
                 yield _with_times(result, subject.samples, settings, NO_RATIO)
             else:
@@ -201,7 +206,7 @@ def _filled(
 
 def _with_times(result: Result, samples: Samples, settings: Settings, ratio: Ratio) -> Result:
     # infinite where no kind of run was made twice
-    spread = met if math.isfinite(met := samples.spread) else None
+    spread = measured_spread if math.isfinite(measured_spread := samples.spread) else None
     return replace(
         result,
         median_us=samples.quantile_us(0.5),

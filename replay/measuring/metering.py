@@ -18,7 +18,7 @@ from opgrip.replay.timing.rounds import Announce, Group
 def metered(groups: Sequence[Group], settings: Settings, announce: Announce) -> dict[int, Energy]:
     """What a run of each subject takes of the device, by the subjects' identity; those that fail are left out."""
     wait = synchronizer(settings.device)
-    found: dict[int, Energy] = {}
+    energy_of_subject: dict[int, Energy] = {}
     meter = open_meter(settings.device)
     try:
         for group in groups:
@@ -28,12 +28,12 @@ def metered(groups: Sequence[Group], settings: Settings, announce: Announce) -> 
                     if subject.failure is not None:
                         continue
                     try:
-                        found[id(subject)] = meter.measure(subject.run, wait)
+                        energy_of_subject[id(subject)] = meter.measure(subject.run, wait)
                     except Exception as error:
                         subject.failure = error
     finally:
         meter.close()
-    return found
+    return energy_of_subject
 
 
 def with_energy(row: Result, energy: Energy | None) -> Result:

@@ -52,14 +52,14 @@ def prepare(
     case: Case,
     settings: Settings,
     announce: Announce = lambda number, row: None,
-    known: Mapping[int, Result] | None = None,
+    cached_rows: Mapping[int, Result] | None = None,
     only: int | None = None,
 ) -> list[Prepared]:
     """The rows of a case, one for each way to run it.
 
     Parameters
     ----------
-    known : rows by their number, of which it is known what came of making them ready
+    cached_rows : rows by their number, of which it is known what came of making them ready
     only : number of the one row to make; None for all
     """
     preparation = _Preparation(case, settings)
@@ -67,7 +67,7 @@ def prepare(
     for way in settings.ways(case):
         if only in (None, way.number):
             announce(case.number, way.number)
-            result, subject = preparation.row(way, (known or {}).get(way.number))
+            result, subject = preparation.row(way, (cached_rows or {}).get(way.number))
             rows.append((way, result, subject))
     return rows
 
@@ -130,10 +130,10 @@ class _Preparation:
         self._references: dict[object, Reference] = {}
         self._works: dict[object, Work] = {}
 
-    def row(self, way: Way, known: Result | None) -> tuple[Result, Subject | None]:
+    def row(self, way: Way, cached_row: Result | None) -> tuple[Result, Subject | None]:
         """A row, and what is measured for it."""
         settings = self._settings
-        result = known or empty_row(self._recorded, way, settings)
+        result = cached_row or empty_row(self._recorded, way, settings)
         if result.status != OK:
             return result, None
         raised = self._recorded.signature.raised
@@ -141,7 +141,7 @@ class _Preparation:
             return replace(result, status=SKIPPED, error=f"it raised when it was captured: {raised}"), None
         try:
             case = settings.scaled(self._recorded, way.point)
-            result = known or empty_row(case, way, settings)
+            result = cached_row or empty_row(case, way, settings)
             # captured below autograd, so replayed without it
             with (
                 entered(PREPARE, way.label, case.number),
@@ -172,13 +172,13 @@ class _Preparation:
         faithful = []
         for place, (signature, item) in enumerate(zip(signatures, inputs, strict=True)):
             if place == 0:
-                result, met = self._first_run(case, result, operator, program, item, began)
+                result, actual = self._first_run(case, result, operator, program, item, began)
             else:
-                _, met = run_program(program, item.make(), operator.mutates)
-            faithful.append(same_outputs(signature.outputs, met.outputs, settings.dtype is None))
+                _, actual = run_program(program, item.make(), operator.mutates)
+            faithful.append(same_outputs(signature.outputs, actual.outputs, settings.dtype is None))
             if way.mode != settings.reference:
                 reference = self._reference(case, way, place, operator, item)
-                result = _judged(result, reference.check(met, settings.tolerance))
+                result = _with_verdict(result, reference.check(actual, settings.tolerance))
         if result.status != OK:
             return result, None
         result = replace(result, faithful=None if None in faithful else all(faithful))
@@ -191,19 +191,19 @@ class _Preparation:
         settings = self._settings
         device = _device_of(case.signature, settings)
         args, kwargs = inputs.make()
-        given, met = run_program(program, (args, kwargs), operator.mutates)
+        raw_result, results = run_program(program, (args, kwargs), operator.mutates)
         synchronizer(device)()
-        result = _made(result, program, (perf_counter_ns() - began) / 1e6)
-        result = self._with_work(case, result, operator, inputs, program.leave is None, args, kwargs, given)
+        result = _with_program_note(result, program, (perf_counter_ns() - began) / 1e6)
+        result = self._with_work(case, result, operator, inputs, program.leave is None, args, kwargs, raw_result)
         if settings.memory and find_mode(result.mode)[0].in_torch:
-            del given, met
+            del raw_result, results
             if operator.mutates:
                 inputs.restore()
             # the profiler that counts takes longer than most calls
             arguments = inputs.make()
-            (_, met), memory = with_memory(lambda: run_program(program, arguments, operator.mutates), device)
+            (_, results), memory = with_memory(lambda: run_program(program, arguments, operator.mutates), device)
             result = replace(result, allocated_bytes=memory.allocated, peak_bytes=memory.peak)
-        return result, met
+        return result, results
 
     def _with_work(
         self, case: Case, result: Result, operator: Operator, inputs: Inputs, in_torch: bool, *run: Any
@@ -234,27 +234,31 @@ class _Preparation:
         key = key_of(case, way, settings)
         if find_mode(way.mode)[0].differentiable:
             program = make_program(operator, [arguments], way, settings, key, grad=True)
-            function, enter, anew = gradients, graph_of(program), True
-            met = Results(gradients(*enter(arguments)[0]))
+            function, enter, enters_each_run = gradients, graph_of(program), True
+            actual = Results(gradients(*enter(arguments)[0]))
         else:
             graph, saved = gradient_graph(operator, arguments)
             with torch.no_grad():
                 program = make_program(Operator(graph, False), [(saved, {})], way, settings, key, grad=False)
-                _, met = run_program(program, (saved, {}), mutates=False)
-            taken = program.enter or (lambda arguments: arguments)
-            function, enter, anew = program.function, lambda _: taken((saved, {})), program.anew
-        result = _made(result, program, (perf_counter_ns() - began) / 1e6)
+                _, actual = run_program(program, (saved, {}), mutates=False)
+            enter_program = program.enter or (lambda arguments: arguments)
+            function, enter, enters_each_run = (
+                program.function,
+                lambda _: enter_program((saved, {})),
+                program.enters_each_run,
+            )
+        result = _with_program_note(result, program, (perf_counter_ns() - began) / 1e6)
         if settings.count_work:
-            (told, _) = graph_of(Program(operator.function))(inputs.make())
-            result = _working(result, counted(gradients, told, {}, whole=False))
+            (gradient_arguments, _) = graph_of(Program(operator.function))(inputs.make())
+            result = _working(result, counted(gradients, gradient_arguments, {}, whole=False))
         if way.mode != settings.reference:
             reference = self._reference(case, way, 0, operator, inputs)
-            result = _judged(result, reference.check(met, settings.tolerance))
+            result = _with_verdict(result, reference.check(actual, settings.tolerance))
         if result.status != OK:
             return result, None
         variants = [Variant([inputs])]
         return result, Subject(
-            *(case.number, case.op, way.label, function, variants, False, None, 0, enter, anew, way.number),
+            *(case.number, case.op, way.label, function, variants, False, None, 0, enter, enters_each_run, way.number),
             profiled=settings.profiled,
         )
 
@@ -273,7 +277,7 @@ class _Preparation:
             case.fresh if in_torch else None,
             result.bytes_out or 0,
             program.enter,
-            program.anew,
+            program.enters_each_run,
             way.number,
             profiled=settings.profiled,
         )
@@ -315,7 +319,7 @@ class _Preparation:
         return Inputs(drawn.args, drawn.kwargs, models, settings.place, settings.seed, settings.dtype)
 
 
-def _made(result: Result, program: Program, first_ms: float) -> Result:
+def _with_program_note(result: Result, program: Program, first_ms: float) -> Result:
     """A row with how its program was made, unless that was made ahead: then this time it was loaded."""
     return replace(result, note=program.note, first_ms=first_ms) if result.first_ms is None else result
 
@@ -326,7 +330,7 @@ def _working(result: Result, work: Work | None) -> Result:
     return replace(result, flops=work.flops, bytes_moved=work.bytes, math_dtype=work.dtype, operators=work.operators)
 
 
-def _judged(result: Result, verdict: Verdict) -> Result:
+def _with_verdict(result: Result, verdict: Verdict) -> Result:
     """A row with the largest errors so far, and wrong where one of its runs was."""
     result = replace(
         result,
@@ -336,10 +340,10 @@ def _judged(result: Result, verdict: Verdict) -> Result:
     return result if verdict.right else replace(result, status=WRONG, error=result.error or verdict.reason)
 
 
-def _larger(known: float | None, met: float | None) -> float | None:
+def _larger(one: float | None, other: float | None) -> float | None:
     """The larger error, as far as it is a number."""
-    found = [error for error in (known, met) if error is not None and isfinite(error)]
-    return max(found, default=None)
+    errors = [error for error in (one, other) if error is not None and isfinite(error)]
+    return max(errors, default=None)
 
 
 def _device_of(signature: Signature, settings: Settings) -> str:

@@ -224,8 +224,8 @@ def same_outputs(recorded: Any, outputs: Sequence[Any], dtypes: bool = True) -> 
     if any(isinstance(leaf, Opaque) for leaf in leaves(recorded)):
         return None
     expected = [(spec.shape, spec.dtype if dtypes else None) for spec in tensors(recorded)]
-    met = (tensor for tensor in outputs if isinstance(tensor, torch.Tensor))
-    return expected == [(shape_of(tensor), tensor.dtype if dtypes else None) for tensor in met]
+    actual = (tensor for tensor in outputs if isinstance(tensor, torch.Tensor))
+    return expected == [(shape_of(tensor), tensor.dtype if dtypes else None) for tensor in actual]
 
 
 def _describe(value: object) -> str:

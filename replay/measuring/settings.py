@@ -90,8 +90,10 @@ class Settings:
         """The ways in which a case is run: of the same values and point one after the other, the reference first."""
         directions = (FORWARD, BACKWARD) if self.wants_grad(case) else (FORWARD,)
         modes = sorted(self.modes, key=lambda mode: mode != self.reference)
-        told = enumerate(product(self.points, self.values, directions, modes))
-        return [Way(number, values, direction, mode, point) for number, (point, values, direction, mode) in told]
+        numbered_ways = enumerate(product(self.points, self.values, directions, modes))
+        return [
+            Way(number, values, direction, mode, point) for number, (point, values, direction, mode) in numbered_ways
+        ]
 
     def scaled(self, case: Case, point: Point) -> Case:
         """A case with the batch of a point.

@@ -21,10 +21,10 @@ def with_aotinductor(task: Task) -> Program:
     program, call = exported(task, in_place=True)
     with tempfile.TemporaryDirectory() as nowhere:
         package = (task.store or Path(nowhere)) / PACKAGE
-        made = not package.exists()
-        run = packaged(program, str(package), make=made)
+        must_compile = not package.exists()
+        run = packaged(program, str(package), make=must_compile)
 
     def function(*tensors: torch.Tensor) -> Any:
         return run(list(tensors))
 
-    return Program(function, call.enter, call.leave, in_place=task.mutates, note="" if made else "loaded")
+    return Program(function, call.enter, call.leave, in_place=task.mutates, note="" if must_compile else "loaded")

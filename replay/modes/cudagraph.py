@@ -38,4 +38,4 @@ def as_graph(task: Task) -> Program:
     def leave(_: Any) -> Results:
         return call.leave(results)
 
-    return Program(graph.replay, enter, leave, anew=True)
+    return Program(graph.replay, enter, leave, enters_each_run=True)

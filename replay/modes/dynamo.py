@@ -39,13 +39,13 @@ def with_autotuning(task: Task) -> Program:
 
 def _compiled(task: Task, dynamic: bool, **options: Any) -> Program:
     kind = _kind(task) if dynamic else None
-    known = _of_any_shape.get(kind) if kind is not None else None
+    shared_program = _of_any_shape.get(kind) if kind is not None else None
     compile_in_this_process()
     before = graphs_compiled()
-    compiled = known or torch.compile(_own_code(task.function), dynamic=dynamic, **options)
+    compiled = shared_program or torch.compile(_own_code(task.function), dynamic=dynamic, **options)
     compiled(*task.args, **task.kwargs)
     graphs = graphs_compiled() - before
-    if known is not None and not graphs:
+    if shared_program is not None and not graphs:
         return Program(compiled, note="shared program")
     if not graphs:
         raise Unsupported("dynamo compiles nothing of it and leaves it to eager")

@@ -34,16 +34,16 @@ class TensorCall(nn.Module):
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """Run the call."""
-        given = [tensor.clone() for tensor in tensors] if self._copies else list(tensors)
-        left = iter(given)
+        inputs = [tensor.clone() for tensor in tensors] if self._copies else list(tensors)
+        remaining_inputs = iter(inputs)
 
         def build(leaf: Any) -> Any:
-            return next(left) if isinstance(leaf, Tensor) else leaf
+            return next(remaining_inputs) if isinstance(leaf, Tensor) else leaf
 
         args, kwargs = map_leaves(build, self._args), map_leaves(build, self._kwargs)
         results = tensors_in(self._function(*args, **kwargs))
         self._results = len(results)
-        return (*results, *(given if self._mutates else ()))
+        return (*results, *(inputs if self._mutates else ()))
 
     def enter(self, arguments: Arguments) -> Arguments:
         """What `forward` takes of a call's arguments."""

@@ -33,9 +33,9 @@ def make(task: Task) -> Program:
     function = sample.jax()
 
     def of_arrays(*arrays: Any) -> list[Any]:
-        left = iter(arrays)
+        remaining_arrays = iter(arrays)
         args, kwargs = map_leaves(
-            lambda leaf: next(left) if isinstance(leaf, Tensor) else leaf, (task.args, task.kwargs)
+            lambda leaf: next(remaining_arrays) if isinstance(leaf, Tensor) else leaf, (task.args, task.kwargs)
         )
         return [leaf for leaf in leaves(function(*args, **kwargs)) if isinstance(leaf, jax.Array)]
 
@@ -44,11 +44,11 @@ def make(task: Task) -> Program:
     def enter(arguments: Arguments) -> Arguments:
         return tuple(to_jax(tensor, device) for tensor in tensors_in(list(arguments))), {}
 
-    def run(*given: Any) -> Any:
-        return jax.block_until_ready(compiled(*given))
+    def run(*arrays: Any) -> Any:
+        return jax.block_until_ready(compiled(*arrays))
 
-    def leave(given: Any) -> Results:
-        return Results([to_torch(array) for array in given])
+    def leave(arrays: Any) -> Results:
+        return Results([to_torch(array) for array in arrays])
 
     try:
         run(*enter((task.args, task.kwargs))[0])

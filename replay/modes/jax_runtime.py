@@ -84,10 +84,10 @@ def _keep_in(folder: Path | None) -> None:
     import jax
     from jax.experimental.compilation_cache import compilation_cache
 
-    wanted = None if folder is None else str(folder)
-    if jax.config.jax_compilation_cache_dir == wanted:
+    cache_folder = None if folder is None else str(folder)
+    if jax.config.jax_compilation_cache_dir == cache_folder:
         return
-    jax.config.update("jax_compilation_cache_dir", wanted)
+    jax.config.update("jax_compilation_cache_dir", cache_folder)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
     # else it stays with the folder that it opened first

@@ -82,7 +82,7 @@ class Program:
         are, and writes into them as the call does
     leave : what `function` gave, as tensors of torch; only together with `enter`
     in_place : whether `function` writes into the call's arguments, although it takes them by way of `enter`
-    anew : whether `enter` is needed before each run, since there is one place for all arguments
+    enters_each_run : whether `enter` is needed before each run, since there is one place for all arguments
     note : how it was made, in a word or two
     """
 
@@ -90,7 +90,7 @@ class Program:
     enter: Callable[[Arguments], Arguments] | None = None
     leave: Callable[[Any], Results] | None = None
     in_place: bool = False
-    anew: bool = False
+    enters_each_run: bool = False
     note: str = ""
 
 
@@ -146,19 +146,21 @@ def find_mode(text: str) -> tuple[Mode, str]:
     UserError : where there is none of that name, or a package that it needs is not installed
     """
     name, colon, argument = text.partition(":")
-    found = modes.get(name)
-    if found is None:
+    named_mode = modes.get(name)
+    if named_mode is None:
         raise UserError(f"there is no mode {name!r}", f"there are {', '.join(modes.names())}")
-    if colon and not (found.argument and argument):
-        told = f"write {name}:{found.argument.upper()}" if found.argument else f"write {name}"
-        raise UserError(f"{text!r} is no mode", told)
-    lacking = [package for package in found.needs if not _is_installed(package)]
+    if colon and not (named_mode.argument and argument):
+        hint = f"write {name}:{named_mode.argument.upper()}" if named_mode.argument else f"write {name}"
+        raise UserError(f"{text!r} is no mode", hint)
+    lacking = [package for package in named_mode.needs if not _is_installed(package)]
     if lacking:
-        hint = f"pip install 'opgrip[{found.extra}]'" if found.extra else "install it"
+        hint = f"pip install 'opgrip[{named_mode.extra}]'" if named_mode.extra else "install it"
         raise UserError(f"the mode {name} needs {', '.join(lacking)}, which is not installed", hint)
-    if argument and argument not in found.arguments():
-        raise UserError(f"{name} has no {found.argument} {argument!r}", f"there are {', '.join(found.arguments())}")
-    return found, argument
+    if argument and argument not in named_mode.arguments():
+        raise UserError(
+            f"{name} has no {named_mode.argument} {argument!r}", f"there are {', '.join(named_mode.arguments())}"
+        )
+    return named_mode, argument
 
 
 def _is_installed(package: str) -> bool:

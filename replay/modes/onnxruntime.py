@@ -56,49 +56,49 @@ def _model(program: torch.export.ExportedProgram) -> bytes:
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
     try:
         with contextlib.redirect_stdout(io.StringIO()):
-            made = torch.onnx.export(program, dynamo=True, verbose=False)
+            onnx_program = torch.onnx.export(program, dynamo=True, verbose=False)
     except torch.onnx.OnnxExporterError as error:
         cause: BaseException = error
         while cause.__cause__ is not None:
             cause = cause.__cause__
         raise Unsupported(one_line(cause, 300)) from error
-    assert made is not None
-    return bytes(made.model_proto.SerializeToString())
+    assert onnx_program is not None
+    return bytes(onnx_program.model_proto.SerializeToString())
 
 
 def _bound(session: Any, call: TensorCall, device: str) -> Program:
     # in the call's order; the exporter may give an input another name, where it is a result too
-    taken = [(item.name, _element_type(item.type)) for item in session.get_inputs()]
-    given = [(item.name, item.type == "tensor(bool)") for item in session.get_outputs()]
+    model_inputs = [(item.name, _element_type(item.type)) for item in session.get_inputs()]
+    model_outputs = [(item.name, item.type == "tensor(bool)") for item in session.get_outputs()]
     kind, index = torch.device(device).type, torch.device(device).index or 0
 
     def enter(arguments: Arguments) -> Arguments:
         binding = session.io_binding()
-        kept = []
-        for (name, element), tensor in zip(taken, call.enter(arguments)[0], strict=True):
+        bound_tensors = []
+        for (name, element), tensor in zip(model_inputs, call.enter(arguments)[0], strict=True):
             plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
-            kept.append(plain)
+            bound_tensors.append(plain)
             binding.bind_input(name, kind, index, element, tuple(plain.shape), plain.data_ptr())
-        for name, _ in given:
+        for name, _ in model_outputs:
             binding.bind_output(name, kind, index)
-        return (binding, kept), {}
+        return (binding, bound_tensors), {}
 
     def function(binding: Any, _: Any) -> Any:
         session.run_with_iobinding(binding)
         return binding
 
     def leave(binding: Any) -> Results:
-        values = zip(binding.get_outputs(), given, strict=True)
+        values = zip(binding.get_outputs(), model_outputs, strict=True)
         return call.leave([_tensor(value, is_bool) for value, (_, is_bool) in values])
 
-    return Program(function, enter, leave, anew=True)
+    return Program(function, enter, leave, enters_each_run=True)
 
 
-def _element_type(told: str) -> int:
+def _element_type(type_name: str) -> int:
     """Number of an element type in ONNX of what the runtime calls it: `tensor(float)`."""
     import onnx
 
-    name = told.removeprefix("tensor(").removesuffix(")").upper()
+    name = type_name.removeprefix("tensor(").removesuffix(")").upper()
     return int(getattr(onnx.TensorProto, name))
 
 

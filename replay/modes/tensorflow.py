@@ -30,11 +30,11 @@ def make(task: Task) -> Program:
     function = _function(program, call.enter((task.args, task.kwargs))[0])
 
     def enter(arguments: Arguments) -> Arguments:
-        return tuple(_given(tensor) for tensor in call.enter(arguments)[0]), {}
+        return tuple(_to_tensorflow(tensor) for tensor in call.enter(arguments)[0]), {}
 
-    def leave(given: Any) -> Results:
+    def leave(outputs: Any) -> Results:
         dlpack = tensorflow.experimental.dlpack
-        return call.leave([to_torch(dlpack.to_dlpack(tensor)) for tensor in given])
+        return call.leave([to_torch(dlpack.to_dlpack(tensor)) for tensor in outputs])
 
     try:
         function(*enter((task.args, task.kwargs))[0])
@@ -50,15 +50,15 @@ def _function(program: torch.export.ExportedProgram, tensors: tuple[torch.Tensor
     states, function = as_jax(program)
     try:
         converted = jax2tf.convert(
-            lambda *given: function(states, given), with_gradient=False, native_serialization_platforms=("cpu",)
+            lambda *arrays: function(states, arrays), with_gradient=False, native_serialization_platforms=("cpu",)
         )
-        made = tensorflow.function(converted, autograph=False, jit_compile=False)
-        return made.get_concrete_function(*map(_given, tensors))
+        graph_function = tensorflow.function(converted, autograph=False, jit_compile=False)
+        return graph_function.get_concrete_function(*map(_to_tensorflow, tensors))
     except Exception as error:
         raise Unsupported(f"jax2tf cannot convert it: {reason(error)}") from error
 
 
-def _given(tensor: torch.Tensor) -> Any:
+def _to_tensorflow(tensor: torch.Tensor) -> Any:
     """A tensor as TensorFlow takes it, in the same memory where that is contiguous."""
     import tensorflow
 
@@ -81,5 +81,5 @@ def _set_threads(threads: int) -> None:
     try:
         config.threading.set_intra_op_parallelism_threads(threads)
     except RuntimeError as error:
-        told = f"TensorFlow has {started or 'other'} threads in this process and cannot change to {threads}"
-        raise Unsupported(told) from error
+        message = f"TensorFlow has {started or 'other'} threads in this process and cannot change to {threads}"
+        raise Unsupported(message) from error

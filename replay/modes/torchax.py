@@ -47,13 +47,13 @@ def as_jax(program: torch.export.ExportedProgram) -> tuple[Any, Callable[[Any, A
 def _name_dtypes(graph: torch.fx.Graph) -> None:
     """Say what dtype the operators make that go by torch's default: in 64-bit mode jax has another."""
     for node in graph.nodes:
-        made = node.meta.get("val")
-        if isinstance(node.target, torch._ops.OpOverload) and isinstance(made, torch.Tensor):
-            taken = node.target._schema.arguments
-            takes_tensors = any("Tensor" in str(argument.type) for argument in taken)
-            names_dtype = any(argument.name == "dtype" for argument in taken)
+        value = node.meta.get("val")
+        if isinstance(node.target, torch._ops.OpOverload) and isinstance(value, torch.Tensor):
+            schema_arguments = node.target._schema.arguments
+            takes_tensors = any("Tensor" in str(argument.type) for argument in schema_arguments)
+            names_dtype = any(argument.name == "dtype" for argument in schema_arguments)
             if names_dtype and not takes_tensors and node.kwargs.get("dtype") is None:
-                node.update_kwarg("dtype", made.dtype)
+                node.update_kwarg("dtype", value.dtype)
 
 
 @contextmanager
@@ -75,7 +75,7 @@ def _importable() -> Iterator[None]:
             return object()
 
     tables = torch._decomp.global_decomposition_table
-    kept = {kind: dict(table) for kind, table in tables.items()}
+    saved_tables = {kind: dict(table) for kind, table in tables.items()}
     fast = torch.backends.mha.get_fastpath_enabled()
     try:
         with ExitStack() as patches:
@@ -87,4 +87,4 @@ def _importable() -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(fast)
         for kind, table in tables.items():
             table.clear()
-            table.update(kept[kind])
+            table.update(saved_tables[kind])

@@ -59,8 +59,8 @@ def make(task: Task) -> Program:
         set_threads(1, task.threads)
         return tuple(tvm.runtime.from_dlpack(_plain(tensor)) for tensor in call.enter(arguments)[0]), {}
 
-    def leave(given: Any) -> Results:
-        return call.leave([torch.utils.dlpack.from_dlpack(tensor) for tensor in given])
+    def leave(outputs: Any) -> Results:
+        return call.leave([torch.utils.dlpack.from_dlpack(tensor) for tensor in outputs])
 
     function(*enter((task.args, task.kwargs))[0])
     return Program(function, enter, leave, note=note)
@@ -75,10 +75,10 @@ def _plain(tensor: Tensor) -> Tensor:
 def _target(device: Any, threads: int) -> Any:
     import tvm
 
-    found = tvm.target.Target.from_device(device)
-    if found.kind.name != "llvm":
-        return found
-    return tvm.target.Target({"kind": "llvm", "mcpu": found.attrs["mcpu"], "num-cores": threads})
+    device_target = tvm.target.Target.from_device(device)
+    if device_target.kind.name != "llvm":
+        return device_target
+    return tvm.target.Target({"kind": "llvm", "mcpu": device_target.attrs["mcpu"], "num-cores": threads})
 
 
 def _executable(program: torch.export.ExportedProgram, task: Task, target: Any) -> tuple[Any, str]:
@@ -87,14 +87,14 @@ def _executable(program: torch.export.ExportedProgram, task: Task, target: Any) 
 
     trials = task.tuning.trials
     note = f"tuned, {trials} trials" if trials else ""
-    kept = None if task.store is None else task.store / _name(target, task.tuning)
-    if kept is not None and kept.exists():
-        return tvm.runtime.load_module(str(kept)), note
+    module_path = None if task.store is None else task.store / _name(target, task.tuning)
+    if module_path is not None and module_path.exists():
+        return tvm.runtime.load_module(str(module_path)), note
     module = _converted(program)
     with _one_line_errors("TVM cannot compile it"):
         executable = _tuned(module, task, target) if trials else _compiled(module, target)
-    if kept is not None:
-        _keep(executable, kept)
+    if module_path is not None:
+        _keep(executable, module_path)
     return executable, note
 
 

@@ -29,11 +29,11 @@ def make(task: Task) -> Program:
     def enter(arguments: Arguments) -> Arguments:
         return tuple(to_jax(tensor, device) for tensor in call.enter(arguments)[0]), {}
 
-    def run(*given: Any) -> Any:
-        return jax.block_until_ready(compiled(states, given))
+    def run(*arrays: Any) -> Any:
+        return jax.block_until_ready(compiled(states, arrays))
 
-    def leave(given: Any) -> Results:
-        return call.leave([to_torch(array) for array in given])
+    def leave(arrays: Any) -> Results:
+        return call.leave([to_torch(array) for array in arrays])
 
     try:
         run(*enter((task.args, task.kwargs))[0])

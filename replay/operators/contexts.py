@@ -67,7 +67,7 @@ def _cudnn(attribute: str) -> Callable[[ExitStack, Any], None]:
     def apply(stack: ExitStack, value: Any) -> None:
         if isinstance(value, bool) and torch.backends.cudnn.is_available():
             cudnn = torch.backends.cudnn
-            _set(lambda: getattr(cudnn, attribute), lambda wanted: setattr(cudnn, attribute, wanted), stack, value)
+            _set(lambda: getattr(cudnn, attribute), lambda setting: setattr(cudnn, attribute, setting), stack, value)
 
     return apply
 

@@ -77,12 +77,12 @@ def _find_overload(name: str) -> Any:
     if packet in READS_OR_WRITES_FILES:
         raise Unsupported(f"{name} reads or writes files")
     try:
-        found = getattr(getattr(getattr(torch.ops, namespace), packet), overload)
+        function = getattr(getattr(getattr(torch.ops, namespace), packet), overload)
     except (AttributeError, RuntimeError):
-        found = None
-    if not isinstance(found, torch._ops.OpOverload):
+        function = None
+    if not isinstance(function, torch._ops.OpOverload):
         raise Unsupported(f"{name} is not registered in torch {torch.__version__}")
-    return found
+    return function
 
 
 def _find_function(name: str, extensions: Collection[str]) -> Callable[..., Any]:
@@ -96,7 +96,7 @@ def _find_function(name: str, extensions: Collection[str]) -> Callable[..., Any]
         module = importlib.import_module(module_name)
     except ImportError as error:
         raise Unsupported(f"{module_name} is not installed ({error})") from error
-    found = getattr(module, attribute, None)
-    if not isinstance(found, BuiltinFunctionType):
+    function = getattr(module, attribute, None)
+    if not isinstance(function, BuiltinFunctionType):
         raise Unsupported(f"{module_name} has no function {attribute}")
-    return found
+    return function

@@ -34,14 +34,14 @@ def bytes_of(tree: Any) -> int:
     return sum(stored_elements(spec) * spec.dtype.itemsize for spec in tensors(tree))
 
 
-def mostly_fresh(given: Any, results: Any) -> Any:
+def mostly_fresh(fresh_bytes: Any, results: Any) -> Any:
     """Whether results lay in fresh memory, for the most part.
 
     Parameters
     ----------
-    given : bytes of the pages that the system gave meanwhile; `results` those of the results. Numbers, or columns
+    fresh_bytes : bytes of the pages that the system gave meanwhile; `results` those of the results. Numbers, or columns
     """
-    return given * 2 >= results
+    return fresh_bytes * 2 >= results
 
 
 def with_memory(run: Callable[[], T], device: str) -> tuple[T, Memory]:

@@ -105,11 +105,11 @@ def traced_backward(
     aot_function, make_boxed, partition = _aot_function(), _make_boxed(), _default_partition()
     if aot_function is None or make_boxed is None or partition is None:
         return None
-    met: list[tuple[Any, tuple[Any, ...]]] = []
+    graph_calls: list[tuple[Any, tuple[Any, ...]]] = []
 
     def keep(gm: Any, example_inputs: Any) -> Any:
         def call(*args: Any) -> Any:
-            met.append((gm, args))
+            graph_calls.append((gm, args))
             return gm(*args)
 
         return make_boxed(call)
@@ -118,4 +118,4 @@ def traced_backward(
         return make_boxed(gm)
 
     run(aot_function(forward, fw_compiler=leave, bw_compiler=keep, partition_fn=partition)(*tensors))
-    return met[0] if met else None
+    return graph_calls[0] if graph_calls else None

@@ -27,17 +27,17 @@ def find_program(name: str, product: str, places: Sequence[str], named: str | No
     UserError : where there is none
     """
     if named is not None:
-        found = shutil.which(named)
-        if found is None:
+        binary = shutil.which(named)
+        if binary is None:
             raise UserError(f"{named} is no program that can be run", f"name {name} itself with --{name}-bin")
-        return found
-    found = shutil.which(name) or next((path for place in places for path in sorted(glob.glob(place))[::-1]), None)
-    if found is None:
+        return binary
+    binary = shutil.which(name) or next((path for place in places for path in sorted(glob.glob(place))[::-1]), None)
+    if binary is None:
         raise UserError(
             f"{name} is neither on PATH nor at {' or '.join(places)}",
             f"install {product}, or say where it is with --{name}-bin",
         )
-    return found
+    return binary
 
 
 def arguments_in(path: Path) -> list[str]:

@@ -19,7 +19,7 @@ def under_profilers(
     job: Job,
     loaded: Loaded,
     results: Sequence[Result],
-    wanted: Profilers,
+    profilers: Profilers,
     timeout_s: float,
     output: Path | None,
     resume: bool,
@@ -37,14 +37,14 @@ def under_profilers(
     UserError : where a profiler fails
     """
     rows, whole, cases = list(results), True, len({row.case for row in results})
-    if wanted.timeline is not None:
+    if profilers.timeline is not None:
         with reporter.doing(f"running {cases} cases under torch's profiler"):
-            record_timeline(job, loaded, rows, wanted.timeline, timeout_s, reporter.say)
-    if wanted.nsys is not None:
+            record_timeline(job, loaded, rows, profilers.timeline, timeout_s, reporter.say)
+    if profilers.nsys is not None:
         with reporter.doing(f"running {cases} cases under nsys"):
-            rows = nsys.profiled(job, rows, wanted.nsys, timeout_s, reporter.say)
-    if wanted.ncu is not None:
-        kept = None if output is None else batches_path(output)
+            rows = nsys.profiled(job, rows, profilers.nsys, timeout_s, reporter.say)
+    if profilers.ncu is not None:
+        journal_path = None if output is None else batches_path(output)
         with reporter.doing(f"running {cases} cases under ncu"):
-            rows, whole = ncu.profiled(job, rows, wanted.ncu, timeout_s, kept, resume, reporter.say)
+            rows, whole = ncu.profiled(job, rows, profilers.ncu, timeout_s, journal_path, resume, reporter.say)
     return rows, whole

@@ -21,8 +21,8 @@ MODULE = "opgrip.replay.profilers.target"
 
 def command(folder: Path, job: Job, without: Collection[int], timeout_s: float) -> list[str]:
     """The command that a profiler is given, which finds what to do in a folder."""
-    told = {"job": asdict(job), "without": sorted(without), "timeout_s": timeout_s}
-    (folder / "told.json").write_text(json.dumps(told))
+    request = {"job": asdict(job), "without": sorted(without), "timeout_s": timeout_s}
+    (folder / "told.json").write_text(json.dumps(request))
     return [sys.executable, "-m", MODULE, str(folder / "told.json"), str(folder / "rows.jsonl")]
 
 
@@ -33,9 +33,9 @@ def rows_of(folder: Path) -> list[Result]:
     return [Result(**json.loads(line)) for line in lines]
 
 
-def main(told: str, output: str) -> int:
+def main(request_path: str, output: str) -> int:
     """Run the cases."""
-    work: dict[str, Any] = json.loads(Path(told).read_text())
+    work: dict[str, Any] = json.loads(Path(request_path).read_text())
     job = Job(**work["job"])
     loaded = job.load()
     with open(output, "w", encoding="utf-8") as file:

@@ -45,8 +45,8 @@ def record_timeline(
         job = replace(job, iterations=job.iterations or RUNS, profiled=TORCH, timelines=folder)
         effort = replace(loaded.settings.effort, iterations=job.iterations)
         settings = replace(loaded.settings, effort=effort, profiled=TORCH, timelines=Path(folder))
-        found = supervise(job, replace(loaded, settings=settings), timeout_s, not_run(results), may_fork=True)
-        rows = {key_of(row): row for rows in found for row in rows}
+        rows_of_cases = supervise(job, replace(loaded, settings=settings), timeout_s, not_run(results), may_fork=True)
+        rows = {key_of(row): row for rows in rows_of_cases for row in rows}
         parts = sorted(Path(folder).glob("*.json"), key=lambda path: path.stat().st_mtime_ns)
         if not parts:
             raise UserError("torch's profiler saw no run", "see the rows' errors")

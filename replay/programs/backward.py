@@ -48,9 +48,9 @@ def graph_of(program: Program) -> Callable[[Arguments], Arguments]:
     return enter
 
 
-def gradients(outputs: list[torch.Tensor], wanting: list[torch.Tensor], given: list[torch.Tensor]) -> Any:
+def gradients(outputs: list[torch.Tensor], wanting: list[torch.Tensor], grad_outputs: list[torch.Tensor]) -> Any:
     """The gradients of the tensors that want one; None for those that have none."""
-    return torch.autograd.grad(outputs, wanting, given, allow_unused=True)
+    return torch.autograd.grad(outputs, wanting, grad_outputs, allow_unused=True)
 
 
 def gradient_graph(operator: Operator, arguments: Arguments) -> tuple[Function, tuple[Any, ...]]:
@@ -66,10 +66,10 @@ def gradient_graph(operator: Operator, arguments: Arguments) -> tuple[Function, 
         outputs = _with_graph(results)
         return gradients(outputs, _wanting(arguments), [torch.ones_like(output) for output in outputs])
 
-    met = traced_backward(call.forward, tensors_in(list(arguments)), backward)
-    if met is None:
+    graph_call = traced_backward(call.forward, tensors_in(list(arguments)), backward)
+    if graph_call is None:
         raise Unsupported("AOTAutograd makes no graph of its gradients")
-    graph, args = met
+    graph, args = graph_call
     return graph, tuple(arg.detach() if isinstance(arg, torch.Tensor) else arg for arg in args)
 
 

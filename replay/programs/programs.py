@@ -114,10 +114,10 @@ def run_program(program: Program, arguments: Arguments, mutates: bool) -> tuple[
     The tensors are those that the program gave or wrote into, not copies.
     """
     args, kwargs = arguments if program.enter is None else program.enter(arguments)
-    given = program.function(*args, **kwargs)
+    raw_result = program.function(*args, **kwargs)
     if program.leave is not None:
-        return given, program.leave(given)
-    return given, Results(list(leaves(given)), tensors_in(list(arguments)) if mutates else [])
+        return raw_result, program.leave(raw_result)
+    return raw_result, Results(list(leaves(raw_result)), tensors_in(list(arguments)) if mutates else [])
 
 
 def as_call(program: Program, mutates: bool) -> Function:
@@ -179,7 +179,7 @@ def key_of(case: Case, way: Way, settings: ProgramSettings) -> str | None:
     # which values are drawn does not matter; settings do: inductor writes the number of threads into its code
     arguments = (case.signature.args, case.signature.kwargs)
     args, kwargs = with_numbers(arguments, [None] * len(numbers_of(arguments)))
-    told = {
+    identity = {
         "call": to_json(replace(case.signature, number=0, args=args, kwargs=kwargs, outputs=None)),
         "code": code,
         "mode": way.mode,
@@ -192,7 +192,7 @@ def key_of(case: Case, way: Way, settings: ProgramSettings) -> str | None:
         "dtype": str(settings.dtype),
         "versions": _versions(("torch", "opgrip", *mode.needs)),
     }
-    return hashlib.blake2b(json.dumps(told, sort_keys=True, default=str).encode(), digest_size=16).hexdigest()
+    return hashlib.blake2b(json.dumps(identity, sort_keys=True, default=str).encode(), digest_size=16).hexdigest()
 
 
 @functools.cache

@@ -52,32 +52,32 @@ def scalings(results: Sequence[Result], dimension: str) -> list[Scaling]:
     others = [name for name in DIMENSIONS if name != dimension]
     firsts = {name: DIMENSIONS[name](results[0]) for name in others}
     rows = [row for row in results if all(DIMENSIONS[name](row) == firsts[name] for name in others)]
-    found: list[tuple[float, Scaling]] = []
+    scalings_by_cost: list[tuple[float, Scaling]] = []
     for operator, mode in dict.fromkeys((_name(row), row.mode) for row in rows):
         own = [row for row in rows if (_name(row), row.mode) == (operator, mode)]
         costs = _costs(own, dimension, points)
         if costs is not None:
             gains = tuple(costs[0] / cost for cost in costs)
-            found.append((costs[0], Scaling(operator, mode, points, gains, _turning(points, gains))))
-    return [scaling for _, scaling in sorted(found, key=lambda item: -item[0])]
+            scalings_by_cost.append((costs[0], Scaling(operator, mode, points, gains, _turning(points, gains))))
+    return [scaling for _, scaling in sorted(scalings_by_cost, key=lambda item: -item[0])]
 
 
 def print_sweep(results: Sequence[Result], file: IO[str]) -> None:
     """Print a table for each dimension that has several points."""
     for dimension in DIMENSIONS:
-        found = scalings(results, dimension)
-        if not found:
+        curves = scalings(results, dimension)
+        if not curves:
             continue
-        title = f"gain by {dimension}: work in a time over that at {found[0].points[0]}"
+        title = f"gain by {dimension}: work in a time over that at {curves[0].points[0]}"
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=title, title_justify="left")
         table.add_column("operator", no_wrap=True)
-        several = len({scaling.mode for scaling in found}) > 1
+        several = len({scaling.mode for scaling in curves}) > 1
         if several:
             table.add_column("mode", no_wrap=True)
-        for point in found[0].points:
+        for point in curves[0].points:
             table.add_column(str(point), justify="right")
         table.add_column("up to", justify="right")
-        for scaling in found:
+        for scaling in curves:
             modes = [Text(scaling.mode)] if several else []
             cells = [f"{gain:.2f}" for gain in scaling.gains]
             table.add_row(Text(scaling.operator), *modes, *cells, str(scaling.turning))

@@ -45,9 +45,9 @@ def print_table(results: Sequence[Result], file: IO[str]) -> None:
 @reports.register(".md")
 def write_markdown(results: Sequence[Result], header: Mapping[str, Any], file: IO[str]) -> None:
     """The same table in Markdown, under a line that says where it comes from."""
-    told = ", ".join(f"{name} {value}" for name, value in header.items() if isinstance(value, str | int))
+    origin = ", ".join(f"{name} {value}" for name, value in header.items() if isinstance(value, str | int))
     columns = _columns(results)
-    file.write(f"{told}\n\n| {' | '.join(columns)} |\n|{' --- |' * len(columns)}\n")
+    file.write(f"{origin}\n\n| {' | '.join(columns)} |\n|{' --- |' * len(columns)}\n")
     for row in zip(*columns.values(), strict=True):
         cells = (cell.replace("|", "\\|") for cell in row)
         file.write(f"| {' | '.join(cells)} |\n")
@@ -83,21 +83,21 @@ def _columns(results: Sequence[Result]) -> dict[str, list[str]]:
         "occupied": lambda result: _share(result.ncu_occupancy),
         "status": _status,
     }
-    told = {
+    is_needed = {
         "mode": any(result.mode != EAGER for result in results),
         "threads": any(result.threads for result in results),
         "batch": any(result.batch_scale != 1 for result in results),
         "streams": any(result.streams != 1 for result in results),
     }
     # samples were not captured in a program, and of gripped calls the time there is not known
-    told["share"] = told["captured us"] = any(result.captured_total_us for result in results)
-    told["count"] = told["share"] or any(result.count != 1 for result in results)
-    told["nsys us"] = any(result.nsys_us is not None for result in results)
-    told["launches"] = told["gpu us"] = told["gaps us"] = any(result.nsys_launches for result in results)
-    told["ncu us"] = any(result.ncu_us is not None for result in results)
-    told["dram"] = told["sm"] = told["tensor"] = told["occupied"] = told["ncu us"]
-    told["speed-up"] = told["first ms"] = told["mode"]
-    return {name: [cell(result) for result in results] for name, cell in columns.items() if told.get(name, True)}
+    is_needed["share"] = is_needed["captured us"] = any(result.captured_total_us for result in results)
+    is_needed["count"] = is_needed["share"] or any(result.count != 1 for result in results)
+    is_needed["nsys us"] = any(result.nsys_us is not None for result in results)
+    is_needed["launches"] = is_needed["gpu us"] = is_needed["gaps us"] = any(result.nsys_launches for result in results)
+    is_needed["ncu us"] = any(result.ncu_us is not None for result in results)
+    is_needed["dram"] = is_needed["sm"] = is_needed["tensor"] = is_needed["occupied"] = is_needed["ncu us"]
+    is_needed["speed-up"] = is_needed["first ms"] = is_needed["mode"]
+    return {name: [cell(result) for result in results] for name, cell in columns.items() if is_needed.get(name, True)}
 
 
 def _operator(result: Result) -> str:

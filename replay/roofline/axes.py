@@ -45,8 +45,8 @@ def axis_over(values: Sequence[float], start: float, end: float) -> Axis:
 def element(name: str, content: str | None = None, **attributes: object) -> str:
     """An element with its attributes; an underscore in their names stands for a hyphen."""
     names = {key.rstrip("_").replace("_", "-"): value for key, value in attributes.items()}
-    told = "".join(f" {key}={quoteattr(_text(value))}" for key, value in names.items())
-    return f"<{name}{told}/>" if content is None else f"<{name}{told}>{content}</{name}>"
+    attribute_text = "".join(f" {key}={quoteattr(_text(value))}" for key, value in names.items())
+    return f"<{name}{attribute_text}/>" if content is None else f"<{name}{attribute_text}>{content}</{name}>"
 
 
 def words(text: str, x: float, y: float, **attributes: object) -> str:

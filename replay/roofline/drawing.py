@@ -53,8 +53,8 @@ def draw(rows: Sequence[Result], ceilings: Ceilings, threads: int, title: str) -
         *_times(others, ceilings, threads, total),
     ]
     size = f"0 0 {WIDTH} {HEIGHT}"
-    told = element("svg", "\n".join(content), xmlns="http://www.w3.org/2000/svg", viewBox=size, width=WIDTH)
-    return f"{told}\n"
+    svg = element("svg", "\n".join(content), xmlns="http://www.w3.org/2000/svg", viewBox=size, width=WIDTH)
+    return f"{svg}\n"
 
 
 def _roofline(rows: Sequence[Result], ceilings: Ceilings, threads: int, total: float) -> Iterator[str]:
@@ -107,8 +107,8 @@ def _dots(dots: Sequence[tuple[float, float, Result]], total: float) -> Iterator
         share = row.count * (row.median_us or 0.0) / total
         radius = sqrt(SMALLEST**2 + share * (LARGEST**2 - SMALLEST**2))
         near = f"{share:.1%} of the time, {row.of_limit or 0:.2f} of its limit by {row.bound}"
-        told = f"{row.op} {row.shapes[:60]}: {near}"
-        yield element("circle", element("title", escape(told)), cx=x, cy=y, r=radius, class_=row.bound)
+        tooltip = f"{row.op} {row.shapes[:60]}: {near}"
+        yield element("circle", element("title", escape(tooltip)), cx=x, cy=y, r=radius, class_=row.bound)
 
 
 def _point(row: Result) -> tuple[float, float]:

@@ -79,12 +79,12 @@ def with_limits(rows: Iterable[Result], ceilings: Ceilings, threads_of: Callable
 
 def threads_of(loaded: Loaded) -> Callable[[Result], int]:
     """What tells of a row how many threads it ran on: those that were asked for, or those of the program."""
-    told = {case.number: case.context.get("threads") for case in loaded.cases}
+    threads_of_case = {case.number: case.context.get("threads") for case in loaded.cases}
     usual, most = torch.get_num_threads(), os.cpu_count() or 1
 
     def threads(row: Result) -> int:
-        wanted = row.threads or told.get(row.case)
-        return wanted if type(wanted) is int and 0 < wanted <= most else usual
+        count = row.threads or threads_of_case.get(row.case)
+        return count if type(count) is int and 0 < count <= most else usual
 
     return threads
 

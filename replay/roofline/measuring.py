@@ -44,7 +44,7 @@ def measure(device: str) -> Ceilings:
         device=kind,
         threads=threads[-1],
         levels=tuple(levels(device, threads)),
-        rates={dtype: no_less(found) for dtype, found in rates.items()},
+        rates={dtype: no_less(rate_by_threads) for dtype, rate_by_threads in rates.items()},
         launch_us=_launch_us(torch.ops.aten.neg.default, one, device),
         dispatch_us=_launch_us(torch.ops.aten.alias.default, one, device),
         torch=torch.__version__,
@@ -60,17 +60,17 @@ def _matrix_rate(dtype: torch.dtype, device: str) -> float | None:
     for size in SIZES:
         try:
             # small numbers, of which no dtype makes infinities or subnormals
-            left, right = (torch.ones(size, size, device=device).to(dtype) for _ in range(2))
+            first, second = (torch.ones(size, size, device=device).to(dtype) for _ in range(2))
 
-            def run(left: torch.Tensor = left, right: torch.Tensor = right) -> None:
-                function(left, right)
+            def run(first: torch.Tensor = first, second: torch.Tensor = second) -> None:
+                function(first, second)
                 wait()
 
-            taken = best_s(run, LONGEST_S)
+            time_s = best_s(run, LONGEST_S)
         except (RuntimeError, MemoryError):
             break
-        best = max(best or 0.0, 2 * size**3 / taken / 1e9)
-        if taken * 8 > LONGEST_S:
+        best = max(best or 0.0, 2 * size**3 / time_s / 1e9)
+        if time_s * 8 > LONGEST_S:
             break
     return best
 

@@ -53,20 +53,20 @@ def nearness(rows: Sequence[Result]) -> list[Nearness]:
     by_operator: dict[str, list[Result]] = {}
     for row in limited:
         by_operator.setdefault(_name(row), []).append(row)
-    found = [_nearness(name, own, total) for name, own in by_operator.items()]
-    return sorted(found, key=lambda item: -item.share)
+    entries = [_nearness(name, own, total) for name, own in by_operator.items()]
+    return sorted(entries, key=lambda item: -item.share)
 
 
 def print_roofline(rows: Sequence[Result], file: IO[str]) -> None:
     """Print the table, and what the whole would gain."""
-    found = nearness(rows)
-    if not found:
+    entries = nearness(rows)
+    if not entries:
         print("no row has a limit: nothing was timed, or it is not known what the calls move", file=file)
         return
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title="how near the machine's limit", title_justify="left")
     for name in ("share", "operator", "calls", "time us", "limit us", "of limit", "bound", "gain"):
         table.add_column(name, justify="left" if name in LEFT else "right", no_wrap=True)
-    for item in found:
+    for item in entries:
         table.add_row(
             f"{item.share:.1%}",
             Text(item.operator),
@@ -79,12 +79,12 @@ def print_roofline(rows: Sequence[Result], file: IO[str]) -> None:
         )
     console = Console(file=file, highlight=False)
     (console if console.is_terminal else Console(file=file, highlight=False, width=120)).print(table)
-    us, limit = sum(item.us for item in found), sum(item.limit_us for item in found)
+    us, limit = sum(item.us for item in entries), sum(item.limit_us for item in entries)
     bounds = Counter[str]()
-    for item in found:
+    for item in entries:
         bounds[item.bound] += item.share  # type: ignore[assignment]
-    told = ", ".join(f"{share:.0%} {bound}" for bound, share in bounds.most_common())
-    print(f"{limit / us:.2f} of the limit in all; bound by {told}", file=file)
+    bounds_text = ", ".join(f"{share:.0%} {bound}" for bound, share in bounds.most_common())
+    print(f"{limit / us:.2f} of the limit in all; bound by {bounds_text}", file=file)
 
 
 def _nearness(name: str, rows: Sequence[Result], total: float) -> Nearness:

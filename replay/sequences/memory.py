@@ -134,9 +134,9 @@ class Memory:
             self.unmade[number] = str(error) if isinstance(error, Unsupported) else one_line(error, 120)
 
     def _first_values(self, number: int) -> torch.UntypedStorage:
-        known = self._first.get(number)
-        if known is not None:
-            return known
+        cached_values = self._first.get(number)
+        if cached_values is not None:
+            return cached_values
         need = self._needs[number]
         # the memory itself, and what it is restored from
         self.charge(2 * need.bytes)

@@ -216,10 +216,10 @@ class Rehearsal:
                 self._operators[signature] = self._find(signature)
             except Unsupported as error:
                 self._operators[signature] = str(error)
-        found = self._operators[signature]
-        if isinstance(found, str):
-            raise Unsupported(found)
-        return found
+        operator = self._operators[signature]
+        if isinstance(operator, str):
+            raise Unsupported(operator)
+        return operator
 
     def _find(self, signature: int) -> Operator:
         record = self.flow.signatures.get(signature)
@@ -231,15 +231,15 @@ class Rehearsal:
 
     def _fits(self, call: FlowingCall, prepared: Prepared, result: Any) -> bool:
         """Whether results are as recorded, or as the first call that takes them does."""
-        found = tensors_of(result)
+        result_tensors = tensors_of(result)
         if not call.gives:
             return True
-        if len(found) != len(call.gives):
+        if len(result_tensors) != len(call.gives):
             return False
         recorded = self._interface(call).gives
         varies = sizes_vary(prepared.function)
-        for index, (number, tensor) in enumerate(zip(call.gives, found, strict=True)):
-            specs = [recorded[index]] if len(recorded) == len(found) else []
+        for index, (number, tensor) in enumerate(zip(call.gives, result_tensors, strict=True)):
+            specs = [recorded[index]] if len(recorded) == len(result_tensors) else []
             need = self.flow.needs.get(number)
             if number not in self.memory.live and need is not None and need.views:
                 # what a signature tells of results is of its first call

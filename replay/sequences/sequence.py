@@ -18,7 +18,7 @@ from opgrip.replay.sequences.rehearsal import Part, Rehearsal, switching
 from opgrip.replay.sequences.results import NotReplayed, OperatorTime, Pass, SequenceResult, from_plain, make_result
 from opgrip.replay.timing.methods import synchronizer
 from opgrip.replay.timing.rounds import no_garbage_collection
-from opgrip.replay.workers.processes import apart
+from opgrip.replay.workers.processes import run_in_fork
 from opgrip.traces import Trace
 from opgrip.traces.errors import UserError, one_line
 
@@ -78,7 +78,7 @@ def replay_apart(trace: Trace, settings: SequenceSettings) -> SequenceResult:
     """The same in a fork of this process, which must not have used torch yet; on a GPU, in this one."""
     if torch.device(settings.device).type != "cpu":
         return replay_sequence(trace, settings)
-    return from_plain(apart(lambda: asdict(replay_sequence(trace, settings))))
+    return from_plain(run_in_fork(lambda: asdict(replay_sequence(trace, settings))))
 
 
 def _measure(rehearsal: Rehearsal, settings: SequenceSettings) -> list[Pass]:

@@ -37,7 +37,7 @@ class _Pass:
     origins: dict[Key, tuple[Origin, ...]] = field(default_factory=dict)
     memory: dict[int, Growth] = field(default_factory=dict)
     verdicts: dict[int, Counter[Verdict]] = field(default_factory=dict)
-    asked: set[Origin] = field(default_factory=set)
+    requested_origins: set[Origin] = field(default_factory=set)
     begun: bool = False
     guessed: bool = False
 
@@ -113,15 +113,15 @@ class Batches:
         return 0
 
     def _entered_before(self, until: FlowingCall) -> list[tuple[int, ...]]:
-        found = []
+        shapes = []
         for phased in self._calls:
             specs = self._interfaces[phased.call.signature].takes
             for number, spec in zip(phased.call.takes, specs, strict=True):
                 if number in self._outside and number not in self._parameters and len(spec.shape) > 1:
-                    found.append(spec.shape)
+                    shapes.append(spec.shape)
             if phased.call is until:
                 break
-        return found
+        return shapes
 
     def _find_out(self) -> None:
         for _ in range(PASSES):
@@ -130,7 +130,7 @@ class Batches:
                 self._go(going, phased)
                 if going.guessed:
                     break
-            if not going.asked:
+            if not going.requested_origins:
                 break
         self._verdicts = {number: counts.most_common(1)[0][0] for number, counts in going.verdicts.items()}
 
@@ -141,7 +141,7 @@ class Batches:
         takes, gives = self._keys[call.signature]
         keys = list(zip(call.takes, takes, strict=True))
         growths = tuple(
-            self._taken(going, key, spec)
+            self._find_growth(going, key, spec)
             for key, spec in zip(keys, self._interfaces[call.signature].takes, strict=True)
         )
         asks = self._anchored(going, phased, signature, keys, growths)
@@ -171,10 +171,10 @@ class Batches:
         """Whether a tensor is a parameter, not what a call made that repeats one."""
         return key[0] in self._parameters and not going.origins.get(key)
 
-    def _taken(self, going: _Pass, key: Key, spec: TensorSpec) -> Growth:
-        known = self._forced.get(key) or going.growths.get(key)
-        if known is not None:
-            return known
+    def _find_growth(self, going: _Pass, key: Key, spec: TensorSpec) -> Growth:
+        earlier_growth = self._forced.get(key) or going.growths.get(key)
+        if earlier_growth is not None:
+            return earlier_growth
         if key[0] in self._parameters:
             return PLAIN
         whole = going.memory.get(key[0])
@@ -203,21 +203,21 @@ class Batches:
         spec = self._interfaces[signature.number].takes[place]
         if signature.op not in IMAGES and going.begun:
             return ()
-        wanted = [at for at, size in enumerate(spec.shape) if size == self.batch]
+        batch_dimensions = [at for at, size in enumerate(spec.shape) if size == self.batch]
         if signature.op in IMAGES:
-            wanted = [at for at in wanted if at == 0]
-        elif signature.op in ROWS and not wanted and spec.shape and spec.shape[0] % self.batch == 0:
-            wanted = [0]
-        return ((place, growth_of(spec, wanted[:1])),) if wanted else ()
+            batch_dimensions = [at for at in batch_dimensions if at == 0]
+        elif signature.op in ROWS and not batch_dimensions and spec.shape and spec.shape[0] % self.batch == 0:
+            batch_dimensions = [0]
+        return ((place, growth_of(spec, batch_dimensions[:1])),) if batch_dimensions else ()
 
     def _ask(self, going: _Pass, key: Key, growth: Growth, signature: Signature, place: int) -> None:
         """Let a tensor grow from the next pass on, where it comes from; and already in this one, where it is."""
         origins = going.origins.get(key, ())
         going.begun = True
         going.growths[key] = growth
-        if origins and not going.asked.isdisjoint(origins):
+        if origins and not going.requested_origins.isdisjoint(origins):
             return
-        going.asked.update(origins or ((OUTSIDE, key[0]),))
+        going.requested_origins.update(origins or ((OUTSIDE, key[0]),))
         spec = self._interfaces[signature.number].takes[place]
         # sizes that give just what is asked for come first, any that could last
         if not any(self._answer(origin, growth, spec, fits) for fits in (True, False) for origin in origins):
@@ -245,11 +245,11 @@ class Batches:
         return False
 
     def _origins(self, going: _Pass, signature: Signature, keys: Sequence[Key], verdict: Verdict) -> tuple[Origin, ...]:
-        found = dict.fromkeys(origin for key in keys for origin in going.origins.get(key, ()))
+        origins = dict.fromkeys(origin for key in keys for origin in going.origins.get(key, ()))
         own = verdict.choice == NOTHING and not any(growth.any for growth in verdict.gives)
         if own and self._judge.own(signature):
-            return (CALL, signature.number), *list(found)[:1]
-        return tuple(found)[:2]
+            return (CALL, signature.number), *list(origins)[:1]
+        return tuple(origins)[:2]
 
 
 def scaled(case: Case, factor: int, batches: Batches) -> Case:

@@ -48,35 +48,37 @@ def choices(signature: Signature, batch: int) -> list[Choice]:
         return []
     schema = function._schema.arguments
     names = [schema[place].name if place < len(schema) else "" for place in range(len(signature.args))]
-    found: list[Choice] = []
+    candidates: list[Choice] = []
     together: list[Choice] = []
     leaf = 0
     for name, value in (*zip(names, signature.args, strict=True), *signature.kwargs.items()):
         values = list(leaves(value))
         if name in SIZE_ARGUMENTS:
             places = [leaf + at for at, item in enumerate(values) if _may_be_size(item, batch)]
-            found += [Choice(frozenset({place})) for place in places]
+            candidates += [Choice(frozenset({place})) for place in places]
             if name == "split_sizes" and len(places) == len(values) > 1:
                 together.append(Choice(frozenset(places)))
         leaf += len(values)
     if signature.op in LISTED and len(signature.args[0]) == batch:
-        found.append(Choice(listed=True))
-    return found + together
+        candidates.append(Choice(listed=True))
+    return candidates + together
 
 
-def in_order(signature: Signature, growths: Sequence[Growth], found: Sequence[Choice], batch: int) -> Iterator[Choice]:
+def in_order(
+    signature: Signature, growths: Sequence[Growth], candidates: Sequence[Choice], batch: int
+) -> Iterator[Choice]:
     """The choices, those that are more likely first."""
     stated = _sliced(signature, growths) or _put_back(signature, growths)
     if stated is not None:
         yield stated
     if signature.op in RESHAPED and growths[0].sizes:
         # a size of -1 takes whatever is left, so that others come first
-        keys = {choice: _likely(signature, growths[0], choice, batch) for choice in found}
-        found = sorted(found, key=keys.__getitem__)
-        exact = [choice for choice in found if not keys[choice][0]]
-        yield from (*exact, NOTHING, *(choice for choice in found if keys[choice][0]))
+        keys = {choice: _likely(signature, growths[0], choice, batch) for choice in candidates}
+        candidates = sorted(candidates, key=keys.__getitem__)
+        exact = [choice for choice in candidates if not keys[choice][0]]
+        yield from (*exact, NOTHING, *(choice for choice in candidates if keys[choice][0]))
     else:
-        yield from (NOTHING, *found)
+        yield from (NOTHING, *candidates)
 
 
 def operator_of(signature: Signature) -> Any:
@@ -123,8 +125,8 @@ def _likely(signature: Signature, growth: Growth, choice: Choice, batch: int) ->
     # the tensor is the first leaf
     place = min(choice.numbers, default=0) - 1
     sizes = signature.args[1]
-    known = 0 <= place < len(sizes)
-    return not (known and sizes[place] == batch), place != growth.sizes[0], place
+    has_size = 0 <= place < len(sizes)
+    return not (has_size and sizes[place] == batch), place != growth.sizes[0], place
 
 
 def _may_be_size(value: Any, batch: int) -> bool:

@@ -51,15 +51,15 @@ def grown_steps(shape: Sequence[int], stride: Sequence[int], sizes: Collection[i
 
     Where sizes of one leave it open which of two dimensions is inside the other, it is the later one.
     """
-    found = []
+    dimensions = []
     for outer in range(len(stride)):
         for inner in sizes:
             over = stride[outer] >= stride[inner] * max(shape[inner], 1)
             same = stride[outer] == stride[inner]
             if inner != outer and stride[outer] and stride[inner] and over and (not same or outer < inner):
-                found.append(outer)
+                dimensions.append(outer)
                 break
-    return tuple(found)
+    return tuple(dimensions)
 
 
 def grown(spec: TensorSpec, growth: Growth, factor: int) -> TensorSpec:

@@ -44,7 +44,7 @@ class Phased:
 
 def parameters(calls: list[Phased], signatures: Mapping[int, Signature]) -> tuple[set[int], set[int]]:
     """The memory that was there before the calls, and that of it which holds parameters."""
-    made: set[int] = set()
+    result_memory: set[int] = set()
     outside: set[int] = set()
     trained: set[int] = set()
     learning: set[int] = set()
@@ -52,8 +52,8 @@ def parameters(calls: list[Phased], signatures: Mapping[int, Signature]) -> tupl
     roles = {number: list(_roles(signature)) for number, signature in signatures.items()}
     for phased in calls:
         call, forward = phased.call, phased.phase == "forward"
-        outside.update(number for number in call.takes if number not in made and number != NO_STORAGE)
-        made.update(number for number in call.gives if number not in outside)
+        outside.update(number for number in call.takes if number not in result_memory and number != NO_STORAGE)
+        result_memory.update(number for number in call.gives if number not in outside)
         if phased.phase == "optimizer":
             trained.update(call.takes)
             continue

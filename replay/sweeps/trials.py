@@ -57,21 +57,28 @@ def outcome(signature: Signature, growths: Sequence[Growth], choice: Choice, bat
         raise Contradiction("the shapes of its results depend on values")
     if _indexes_all(signature, growths):
         raise Contradiction("an index of the whole batch does not grow with it")
-    taken, given = _run(function, with_growth(signature, growths, choice, FACTOR))
-    memory = {tensor.untyped_storage()._cdata for tensor in taken}
+    argument_tensors, result_tensors = _run(function, with_growth(signature, growths, choice, FACTOR))
+    memory = {tensor.untyped_storage()._cdata for tensor in argument_tensors}
     recorded = list(tensors(signature.outputs))
-    if len(given) == len(recorded) * FACTOR and len(recorded) == batch:
+    if len(result_tensors) == len(recorded) * FACTOR and len(recorded) == batch:
         # a list of the elements of the batch
         return tuple(Growth(item=item) for item in range(batch))
-    if len(given) != len(recorded):
-        raise Contradiction(f"it gives {len(given)} tensors where it gave {len(recorded)}")
-    if any(len(spec.shape) != tensor.dim() or 0 in spec.shape for spec, tensor in zip(recorded, given, strict=True)):
+    if len(result_tensors) != len(recorded):
+        raise Contradiction(f"it gives {len(result_tensors)} tensors where it gave {len(recorded)}")
+    if any(
+        len(spec.shape) != tensor.dim() or 0 in spec.shape
+        for spec, tensor in zip(recorded, result_tensors, strict=True)
+    ):
         # as those that some devices leave empty and others do not
         recorded = [_like(spec, tensor) for spec, tensor in zip(recorded, _run(function, signature)[1], strict=True)]
-    met = [_met(spec, tensor, memory) for spec, tensor in zip(recorded, given, strict=True)]
-    met = [_outer(signature, growths, spec, growth, batch) for spec, growth in zip(recorded, met, strict=True)]
+    result_growths = [
+        _measure_growth(spec, tensor, memory) for spec, tensor in zip(recorded, result_tensors, strict=True)
+    ]
+    result_growths = [
+        _outer(signature, growths, spec, growth, batch) for spec, growth in zip(recorded, result_growths, strict=True)
+    ]
     item = _item_taken(signature, growths, batch)
-    return tuple(replace(growth, item=item) if growth == PLAIN else growth for growth in met)
+    return tuple(replace(growth, item=item) if growth == PLAIN else growth for growth in result_growths)
 
 
 def _run(function: Any, signature: Signature) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
@@ -84,17 +91,17 @@ def _run(function: Any, signature: Signature) -> tuple[list[torch.Tensor], list[
         raise Contradiction(str(error)) from error
     except Exception as error:
         raise Contradiction(one_line(error)) from error
-    taken, given = (
+    argument_tensors, result_tensors = (
         [leaf for leaf in leaves(tree) if isinstance(leaf, torch.Tensor)] for tree in ([args, kwargs], results)
     )
-    return taken, given
+    return argument_tensors, result_tensors
 
 
 def _like(spec: TensorSpec, tensor: torch.Tensor) -> TensorSpec:
     return replace(spec, shape=tuple(tensor.shape), stride=tuple(tensor.stride()), offset=int(tensor.storage_offset()))
 
 
-def _met(spec: TensorSpec, tensor: torch.Tensor, memory: set[int]) -> Growth:
+def _measure_growth(spec: TensorSpec, tensor: torch.Tensor, memory: set[int]) -> Growth:
     try:
         if tensor.untyped_storage()._cdata in memory:
             return met_growth(spec, tensor.shape, tensor.stride(), int(tensor.storage_offset()), FACTOR)
@@ -124,27 +131,27 @@ def _indexes_all(signature: Signature, growths: Sequence[Growth]) -> bool:
         dimension = 0
     else:
         return False
-    taken, index = list(tensors(signature.args))[:2]
+    source, index = list(tensors(signature.args))[:2]
     return (
-        dimension in growths[0].sizes and not growths[1].any and index.shape == taken.shape[dimension : dimension + 1]
+        dimension in growths[0].sizes and not growths[1].any and index.shape == source.shape[dimension : dimension + 1]
     )
 
 
 def _outer(signature: Signature, growths: Sequence[Growth], spec: TensorSpec, growth: Growth, batch: int) -> Growth:
     """The growth of a result with how often the batch stands in each dimension."""
-    taken = list(zip(tensors([signature.args, signature.kwargs]), growths, strict=True))
+    arguments = list(zip(tensors([signature.args, signature.kwargs]), growths, strict=True))
     if signature.op in RESHAPED and len(growth.sizes) == len(growths[0].sizes) == 1:
-        (before, known), at = taken[0], growth.sizes[0]
+        (before, argument_growth), at = arguments[0], growth.sizes[0]
         # of the elements of the batch, how far they are from each other in row-major order
-        apart = prod(before.shape[known.sizes[0] :]) // (known.outer[0] * batch)
-        inner, rest = divmod(apart, prod(spec.shape[at + 1 :]))
+        batch_stride = prod(before.shape[argument_growth.sizes[0] :]) // (argument_growth.outer[0] * batch)
+        inner, rest = divmod(batch_stride, prod(spec.shape[at + 1 :]))
         if rest or not inner or spec.shape[at] % (inner * batch):
             raise Contradiction("the batch is in another dimension")
         return replace(growth, outer=(spec.shape[at] // (inner * batch),))
     same = {
         item.shape[at]: outer
-        for item, known in reversed(taken)
-        for at, outer in zip(known.sizes, known.outer, strict=True)
+        for item, argument_growth in reversed(arguments)
+        for at, outer in zip(argument_growth.sizes, argument_growth.outer, strict=True)
     }
     return replace(growth, outer=tuple(same.get(spec.shape[at], 1) for at in growth.sizes))
 

@@ -52,7 +52,7 @@ class Judge:
         self.batch = batch
         self.chosen: dict[int, Choice] = {}
         self._choices: dict[int, list[Choice]] = {}
-        self._known: dict[Any, Verdict] = {}
+        self._verdict_cache: dict[Any, Verdict] = {}
 
     def judge(self, signature: Signature, growths: tuple[Growth, ...]) -> Verdict:
         """What becomes of a call whose arguments grow like that."""
@@ -60,48 +60,48 @@ class Judge:
         if signature.op in LISTED and [growth.item for growth in growths] == list(range(self.batch)):
             chosen = Choice(listed=True)
         key = (signature.number, growths, chosen)
-        if key not in self._known:
-            self._known[key] = self._judged(signature, growths, chosen)
-        return self._known[key]
+        if key not in self._verdict_cache:
+            self._verdict_cache[key] = self._find_verdict(signature, growths, chosen)
+        return self._verdict_cache[key]
 
     def own(self, signature: Signature) -> list[Choice]:
         """What a call that takes nothing of the batch may be given that is."""
-        known = self._choices.get(signature.number)
-        if known is None:
-            known = []
+        own_choices = self._choices.get(signature.number)
+        if own_choices is None:
+            own_choices = []
             for choice in choices(signature, self.batch):
                 try:
                     grows = any(map(len, self.sizes(signature, choice)))
                 except Contradiction:
                     continue
-                known += [choice] if grows else []
-            self._choices[signature.number] = known
-        return known
+                own_choices += [choice] if grows else []
+            self._choices[signature.number] = own_choices
+        return own_choices
 
     def sizes(self, signature: Signature, choice: Choice) -> list[tuple[int, ...]]:
         """Which sizes of each result grow by a choice alone."""
         plain = (PLAIN,) * len(tensors_of(signature))
         return [growth.sizes for growth in outcome(signature, plain, choice, self.batch)]
 
-    def _judged(self, signature: Signature, growths: tuple[Growth, ...], chosen: Choice | None) -> Verdict:
-        given = len(list(tensors(signature.outputs)))
+    def _find_verdict(self, signature: Signature, growths: tuple[Growth, ...], chosen: Choice | None) -> Verdict:
+        result_count = len(list(tensors(signature.outputs)))
         lost = next((growth.lost for growth in growths if growth.lost is not None), None)
         if lost is not None:
-            return Verdict(growths, NOTHING, (Growth(lost=lost),) * max(given, 1))
+            return Verdict(growths, NOTHING, (Growth(lost=lost),) * max(result_count, 1))
         if chosen is None and not any(growth.any for growth in growths):
             items = {growth.item for growth in growths if growth.item is not None}
-            return Verdict(growths, NOTHING, (Growth(item=items.pop() if len(items) == 1 else None),) * given)
-        found = choices(signature, self.batch)
-        likely = [*in_order(signature, growths, found, self.batch)] if chosen is None else [chosen, *found]
+            return Verdict(growths, NOTHING, (Growth(item=items.pop() if len(items) == 1 else None),) * result_count)
+        candidates = choices(signature, self.batch)
+        likely = [*in_order(signature, growths, candidates, self.batch)] if chosen is None else [chosen, *candidates]
         try:
             return self._tested(signature, growths, likely)
         except Contradiction as contradiction:
             lost = f"how {signature.op} grows with the batch is not known: {contradiction}"
-            asks = self._missing(signature, growths, found)
-            return Verdict(growths, NOTHING, (Growth(lost=lost),) * max(given, 1), asks)
+            asks = self._missing(signature, growths, candidates)
+            return Verdict(growths, NOTHING, (Growth(lost=lost),) * max(result_count, 1), asks)
 
-    def _tested(self, signature: Signature, growths: tuple[Growth, ...], found: Sequence[Choice]) -> Verdict:
-        first, *others = found
+    def _tested(self, signature: Signature, growths: tuple[Growth, ...], candidates: Sequence[Choice]) -> Verdict:
+        first, *others = candidates
         try:
             return Verdict(growths, first, outcome(signature, growths, first, self.batch))
         except Contradiction:
@@ -111,7 +111,7 @@ class Judge:
             raise
 
     def _missing(
-        self, signature: Signature, growths: tuple[Growth, ...], found: Sequence[Choice]
+        self, signature: Signature, growths: tuple[Growth, ...], candidates: Sequence[Choice]
     ) -> tuple[tuple[int, Growth], ...]:
         """Which arguments that do not grow ought to, that the call be one of a larger batch."""
         specs = tensors_of(signature)
@@ -125,7 +125,7 @@ class Judge:
             for asks in combinations(open_to[:MOST_TRIED], count):
                 if len({place for place, _ in asks}) == count:
                     try:
-                        self._tested(signature, with_asked(growths, asks), [NOTHING, *found])
+                        self._tested(signature, with_asked(growths, asks), [NOTHING, *candidates])
                     except Contradiction:
                         continue
                     return asks

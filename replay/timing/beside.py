@@ -27,7 +27,7 @@ LOADED = "loaded"
 
 
 @dataclass(frozen=True, slots=True)
-class Beside:
+class ConcurrentRun:
     """What a subject took while others ran beside it.
 
     Attributes
@@ -49,7 +49,7 @@ class Beside:
 
 def side_by_side(
     groups: Sequence[Group], count: int, effort: Effort, device: str, announce: Announce = lambda number, row: None
-) -> Iterator[Beside]:
+) -> Iterator[ConcurrentRun]:
     """Measure the subjects of each group in batches of `count`, in their order.
 
     Parameters
@@ -96,7 +96,7 @@ class _Load:
     def __init__(self, count: int) -> None:
         self.begun_ns: int | None = None
         self.over_ns: int | None = None
-        self._left = count
+        self._pending = count
         self._lock = Lock()
 
     def begin(self) -> int:
@@ -109,8 +109,8 @@ class _Load:
     def first_is_done(self) -> None:
         """Told by each of them, also by one that fails."""
         with self._lock:
-            self._left -= 1
-            if self._left == 0:
+            self._pending -= 1
+            if self._pending == 0:
                 self.over_ns = perf_counter_ns()
 
 
@@ -127,18 +127,20 @@ class _Batch:
         self._turn = 0
         self._pace = Pace()
 
-    def measured(self) -> list[Beside]:
+    def measured(self) -> list[ConcurrentRun]:
         """Repeat until enough is known of all that do not fail."""
         while self._again():
             self._repeat()
         return [self._result(times) for times in self._all]
 
-    def _left(self) -> list[_Times]:
+    def _list_running(self) -> list[_Times]:
         return [times for times in self._all if times.subject.failure is None]
 
     def _again(self) -> bool:
         most = MOST if self._effort.iterations is None else self._effort.iterations
-        return any(times.loaded.done(self._effort) is None and len(times.loaded) < most for times in self._left())
+        return any(
+            times.loaded.done(self._effort) is None and len(times.loaded) < most for times in self._list_running()
+        )
 
     def _repeat(self) -> None:
         """Run all alone, all at once, and each under the load of the others.
@@ -146,29 +148,29 @@ class _Batch:
         The first time is for warming up, and tells how many runs a block needs.
         """
         began = perf_counter_ns()
-        alone = [self._guarded(times.subject, self._alone) for times in self._left()]
-        left = self._left()
-        if len(left) < len(alone) or not left:
+        alone = [self._guarded(times.subject, self._alone) for times in self._list_running()]
+        running = self._list_running()
+        if len(running) < len(alone) or not running:
             return
         # which thread begins first decides who waits for whom, so each is it in turn
-        first = self._turn % len(left)
+        first = self._turn % len(running)
         self._turn += 1
-        left = left[first:] + left[:first]
-        for times in left:
+        running = running[first:] + running[:first]
+        for times in running:
             self._announce(times.subject.number, times.subject.row)
-        spans = self._crew.at_once([self._once(times.subject) for times in left])
-        load = _Load(len(left))
-        under = self._crew.at_once([self._loaded(times.subject, load) for times in left])
-        spent = (perf_counter_ns() - began) // len(left)
+        spans = self._crew.at_once([self._once(times.subject) for times in running])
+        load = _Load(len(running))
+        under = self._crew.at_once([self._loaded(times.subject, load) for times in running])
+        spent = (perf_counter_ns() - began) // len(running)
         alone_ns = [time for time in alone[first:] + alone[:first] if time is not None]
         if not self._block:
-            self._block = min(block_size(max(alone_ns)), *(times.subject.most_in_block() for times in left))
+            self._block = min(block_size(max(alone_ns)), *(times.subject.most_in_block() for times in running))
             return
         # one that failed ends the repeat for all, whom it left alone for a part of it
-        if len(self._left()) < len(left):
+        if len(self._list_running()) < len(running):
             return
-        dropped = self._pace.is_slowed() and left[0].loaded.dropped < MOST_DROPPED
-        for times, time_ns, loaded_ns in zip(left, alone_ns, under, strict=True):
+        dropped = self._pace.is_slowed() and running[0].loaded.dropped < MOST_DROPPED
+        for times, time_ns, loaded_ns in zip(running, alone_ns, under, strict=True):
             times.loaded.spent_ns += spent
             times.loaded.dropped += dropped
             if not dropped and loaded_ns is not None:
@@ -215,7 +217,7 @@ class _Batch:
             start = load.begin()
             while load.over_ns is None:
                 runs = subject.ready(self._block or 1)
-                if spans and (subject.mutates or subject.anew):
+                if spans and (subject.mutates or subject.enters_each_run):
                     # making the arguments ready is not its work
                     finish()
                     start = perf_counter_ns()
@@ -228,10 +230,10 @@ class _Batch:
             return _mean_until(load.over_ns, spans) / (self._block or 1)
 
         def guarded(finish: Callable[[], None]) -> float | None:
-            taken = self._guarded(subject, lambda _: run(finish))
-            if taken is None:
+            time_ns = self._guarded(subject, lambda _: run(finish))
+            if time_ns is None:
                 load.first_is_done()
-            return taken
+            return time_ns
 
         return guarded
 
@@ -243,10 +245,10 @@ class _Batch:
             subject.failure = subject.failure or error
             return None
 
-    def _result(self, times: _Times) -> Beside:
+    def _result(self, times: _Times) -> ConcurrentRun:
         ratio = ratio_quantiles(times.loaded_ns, times.alone_ns)
         overlap = float(np.median(self._overlaps)) if self._overlaps else None
-        return Beside(times.subject, times.loaded, ratio, overlap, len(self._all))
+        return ConcurrentRun(times.subject, times.loaded, ratio, overlap, len(self._all))
 
 
 def _mean_until(end_ns: int, spans: Sequence[tuple[int, int]]) -> float:

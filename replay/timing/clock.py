@@ -31,9 +31,9 @@ class Pace:
     def is_slowed(self) -> bool:
         """Whether it is slower now by a quarter or more. The better of two probes counts: one may be interrupted."""
         first = _probe_ns()
-        taken = first if first <= self._best * SLOWED else min(first, _probe_ns())
-        self._best = min(self._best, taken)
-        return taken > self._best * SLOWED
+        probe_ns = first if first <= self._best * SLOWED else min(first, _probe_ns())
+        self._best = min(self._best, probe_ns)
+        return probe_ns > self._best * SLOWED
 
 
 def _probe_ns() -> int:

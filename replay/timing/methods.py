@@ -62,7 +62,7 @@ class Stopwatch:
             start = perf_counter_ns()
             result = function(*args, **kwargs)
             self.synchronize()
-            taken = perf_counter_ns() - start
+            elapsed_ns = perf_counter_ns() - start
             span.end()
             # freeing the result is not the call's work
             del result
@@ -71,9 +71,9 @@ class Stopwatch:
             for args, kwargs in runs:
                 function(*args, **kwargs)
             self.synchronize()
-            taken = perf_counter_ns() - start
+            elapsed_ns = perf_counter_ns() - start
             span.end()
-        return max(taken - self.empty_ns, 0.0) / len(runs)
+        return max(elapsed_ns - self.empty_ns, 0.0) / len(runs)
 
 
 def block_size(time_ns: float) -> int:

@@ -83,12 +83,12 @@ def check_ranges(profiler: str) -> None:
 @contextmanager
 def entered(message: str, category: str, case: int) -> Iterator[None]:
     """A range around a block; see `Range`."""
-    made = Range(message, category, case)
-    made.begin()
+    span = Range(message, category, case)
+    span.begin()
     try:
         yield
     finally:
-        made.end()
+        span.end()
 
 
 @contextmanager

@@ -69,10 +69,10 @@ class Samples:
         return sum(map(len, self.times.values()))
 
     @property
-    def wanted(self) -> Hashable:
+    def next_stratum(self) -> Hashable:
         """The stratum that the next run is for."""
-        wanted = (stratum for stratum, share in self.shares.items() if share)
-        return min(wanted, key=lambda stratum: (len(self.times[stratum]) + 0.5) / self.shares[stratum])
+        strata = (stratum for stratum, share in self.shares.items() if share)
+        return min(strata, key=lambda stratum: (len(self.times[stratum]) + 0.5) / self.shares[stratum])
 
     def add(self, stratum: Hashable, time_ns: float) -> None:
         """Keep a run's time."""
@@ -83,10 +83,10 @@ class Samples:
 
     def quantile_us(self, share: float) -> float:
         """The time that this share of the program's calls would stay under, in microseconds."""
-        kept = list(self.times) if self._alike else self._kept()
-        if self._alike or len(kept) == 1:
-            return float(np.quantile([time for stratum in kept for time in self.times[stratum]], share)) / 1e3
-        times, weights = self._weighted(kept)
+        strata = list(self.times) if self._alike else self._select_strata()
+        if self._alike or len(strata) == 1:
+            return float(np.quantile([time for stratum in strata for time in self.times[stratum]], share)) / 1e3
+        times, weights = self._weighted(strata)
         order = np.argsort(times)
         # between strata there is nothing to interpolate
         place = int(np.searchsorted(np.cumsum(weights[order]), share - 1e-9))
@@ -95,11 +95,11 @@ class Samples:
     @property
     def spread(self) -> float:
         """Interquartile range within strata, as a share of the median; infinite where none has two runs."""
-        kept = [stratum for stratum in self._kept() if len(self.times[stratum]) > 1]
-        if not kept:
+        strata = [stratum for stratum in self._select_strata() if len(self.times[stratum]) > 1]
+        if not strata:
             return float("inf")
-        quartiles = np.array([np.quantile(self.times[stratum], (0.25, 0.5, 0.75)) for stratum in kept])
-        weights = np.array([self.shares[stratum] or 1e-9 for stratum in kept])
+        quartiles = np.array([np.quantile(self.times[stratum], (0.25, 0.5, 0.75)) for stratum in strata])
+        weights = np.array([self.shares[stratum] or 1e-9 for stratum in strata])
         middle = float(weights @ quartiles[:, 1])
         return float(weights @ (quartiles[:, 2] - quartiles[:, 0])) / middle if middle else 0.0
 
@@ -117,15 +117,15 @@ class Samples:
                 return "settled"
         return "budget" if self.spent_ns >= effort.budget_s * 1e9 else None
 
-    def _kept(self) -> list[Hashable]:
+    def _select_strata(self) -> list[Hashable]:
         """The strata that runs met; those that no call was in count only where there are no others."""
-        met = [stratum for stratum, times in self.times.items() if times]
-        return [stratum for stratum in met if self.shares[stratum]] or met
+        timed_strata = [stratum for stratum, times in self.times.items() if times]
+        return [stratum for stratum in timed_strata if self.shares[stratum]] or timed_strata
 
-    def _weighted(self, kept: Sequence[Hashable]) -> tuple[Times, Times]:
-        times = np.concatenate([np.asarray(self.times[stratum], dtype=np.float64) for stratum in kept])
-        counts = [len(self.times[stratum]) for stratum in kept]
-        shares = [self.shares[stratum] or 1.0 for stratum in kept]
+    def _weighted(self, strata: Sequence[Hashable]) -> tuple[Times, Times]:
+        times = np.concatenate([np.asarray(self.times[stratum], dtype=np.float64) for stratum in strata])
+        counts = [len(self.times[stratum]) for stratum in strata]
+        shares = [self.shares[stratum] or 1.0 for stratum in strata]
         weights = np.repeat([share / count for share, count in zip(shares, counts, strict=True)], counts)
         return times, weights / weights.sum()
 
@@ -154,7 +154,9 @@ def like_with_like(
         runs, base = ([(stratum[0], time) for stratum, time in of] for of in (runs, base))  # type: ignore[index]
     pairs = [
         pair
-        for wanted in dict.fromkeys(stratum for stratum, _ in runs)
-        for pair in zip(*([time for stratum, time in of if stratum == wanted] for of in (runs, base)), strict=False)
+        for run_stratum in dict.fromkeys(stratum for stratum, _ in runs)
+        for pair in zip(
+            *([time for stratum, time in of if stratum == run_stratum] for of in (runs, base)), strict=False
+        )
     ]
     return [time for time, _ in pairs], [time for _, time in pairs]

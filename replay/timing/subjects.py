@@ -51,7 +51,7 @@ class Subject:
     fresh : share of the program's calls whose results got fresh memory; None where it does not matter
     result_bytes : of one run's results
     enter : makes of the arguments what `function` is given, outside of its time
-    anew : whether that is done before each run; else once, unless runs change the arguments
+    enters_each_run : whether that is done before each run; else once, unless runs change the arguments
     row : its place among the rows of its case
     places : of some of its calls in the program
     profiled : the profiler that its ranges are for
@@ -68,7 +68,7 @@ class Subject:
     fresh: float | None
     result_bytes: int
     enter: Callable[[Arguments], Arguments] | None = None
-    anew: bool = False
+    enters_each_run: bool = False
     row: int = 0
     places: Sequence[Place] = (NOWHERE,)
     profiled: str = ""
@@ -89,7 +89,7 @@ class Subject:
         if not self.mutates:
             for variant in self.variants:
                 ready = variant.sets[0].make()
-                variant.ready = [ready if self.enter is None or self.anew else self.enter(ready)]
+                variant.ready = [ready if self.enter is None or self.enters_each_run else self.enter(ready)]
 
     def run(self) -> None:
         """Run once without timing it."""
@@ -112,8 +112,8 @@ class Subject:
         """
         began = perf_counter_ns()
         self._ready.begin()
-        wanted: Stratum = self.samples.wanted  # type: ignore[assignment]
-        index, fresh = wanted
+        next_stratum: Stratum = self.samples.next_stratum  # type: ignore[assignment]
+        index, fresh = next_stratum
         runs = self._arguments(self.variants[index], self._size)
         if self.fresh is not None and pages.CONTROLLED:
             if fresh:
@@ -128,8 +128,8 @@ class Subject:
         before = pages.faults() if self.fresh is not None else 0
         time_ns = stopwatch.time(self.function, runs, self._range)
         if self.fresh is not None:
-            given, results = (pages.faults() - before) * pages.PAGE, self.result_bytes * len(runs)
-            self._faulted = bool(mostly_fresh(given, max(results, LARGE)))
+            fresh_bytes, results = (pages.faults() - before) * pages.PAGE, self.result_bytes * len(runs)
+            self._faulted = bool(mostly_fresh(fresh_bytes, max(results, LARGE)))
         if stopwatch.method == CONTINUOUS and self._size == 1:
             self._size = min(block_size(time_ns), self.most_in_block())
         self.samples.spent_ns += perf_counter_ns() - began
@@ -148,7 +148,7 @@ class Subject:
 
     def most_in_block(self) -> int:
         """How many runs can be made ready at once."""
-        if not self.mutates and not self.anew:
+        if not self.mutates and not self.enters_each_run:
             return 1 << 30
         size = max(max(variant.sets[0].nbytes for variant in self.variants), 1)
         return max(1, min(COPIES, COPIED_BYTES // size))
@@ -161,7 +161,7 @@ class Subject:
     def _arguments(self, variant: Variant, count: int) -> list[Arguments]:
         if not self.mutates:
             ready = variant.ready * count
-            if self.enter is None or not self.anew:
+            if self.enter is None or not self.enters_each_run:
                 return ready
         else:
             while len(variant.sets) < count:

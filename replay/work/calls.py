@@ -75,7 +75,7 @@ class Call:
         return max((tensor.numel() for tensor in self.outs), default=0)
 
     @property
-    def taken(self) -> int:
+    def argument_elements(self) -> int:
         """Elements of the largest argument."""
         return max((tensor.numel() for tensor in self.ins), default=0)
 
@@ -85,15 +85,17 @@ class Call:
         return None if self.function is None else schema_of(self.function)
 
 
-def call_of(function: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any], given: Any) -> Call:
+def call_of(
+    function: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
+) -> Call:
     """The call that was made so.
 
     Parameters
     ----------
     name : of a function that is no operator
-    given : its result
+    result : its result
     """
-    ins, outs = tensors_among([args, kwargs]), tensors_among(given)
+    ins, outs = tensors_among([args, kwargs]), tensors_among(result)
     if not isinstance(function, torch._ops.OpOverload):
         return Call(name, None, {**{str(place): value for place, value in enumerate(args)}, **kwargs}, ins, outs)
     schema = schema_of(function)

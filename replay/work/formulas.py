@@ -94,9 +94,9 @@ def _by_torch(formula: Callable[..., Any], call: Call) -> int | None:
     names = list(call.schema.defaults)
     args = [call.values[name] for name in names[: call.schema.positional]]
     kwargs = {name: call.values[name] for name in names[call.schema.positional :]}
-    given = call.outs[0] if len(call.outs) == 1 else call.outs
+    out_value = call.outs[0] if len(call.outs) == 1 else call.outs
     try:
-        return int(formula(*args, **kwargs, out_val=given))
+        return int(formula(*args, **kwargs, out_val=out_value))
     except Exception:
         # it is torch's, and may raise what it likes on arguments that it does not know
         return None
@@ -108,15 +108,15 @@ def _by_ours(call: Call) -> float | None:
         return FORMULAS[call.name](call)
     name = call.name.removeprefix("aten.").removeprefix("_foreach_")
     if name in REDUCTIONS:
-        return REDUCTIONS[name] * call.taken
+        return REDUCTIONS[name] * call.argument_elements
     if name in ELEMENTWISE:
-        return ELEMENTWISE[name] * max(call.elements, call.taken if name.endswith("_loss") else 0)
+        return ELEMENTWISE[name] * max(call.elements, call.argument_elements if name.endswith("_loss") else 0)
     if name in ("add", "sub", "rsub"):
         return (1 if call.values.get("alpha", 1) == 1 else 2) * call.elements
     if call.name.startswith("aten._foreach_") or "pointwise" in tags:
         return call.elements
     if "reduction" in tags:
-        return call.taken
+        return call.argument_elements
     return None
 
 
@@ -130,7 +130,7 @@ def _only_views(call: Call) -> bool:
 
 def _normalized(call: Call, training: bool, scaled: bool) -> float:
     # without training, scale and mean of a batch norm are one factor and one offset
-    return call.taken * (NORMALIZATION + (MOMENTS if training else 0) + (2 if scaled and training else 0))
+    return call.argument_elements * (NORMALIZATION + (MOMENTS if training else 0) + (2 if scaled and training else 0))
 
 
 def _batch_norm(call: Call) -> float:
@@ -172,12 +172,12 @@ def _sorted(call: Call) -> float:
 def _topk(call: Call) -> float:
     """Each element is compared with the threshold, and those that are kept are sorted."""
     elements, row = _row_length(call)
-    kept = call.outs[0].numel()
-    return elements + (kept * ceil(log2(max(int(call.values["k"]), 1))) if row else 0)
+    result_elements = call.outs[0].numel()
+    return elements + (result_elements * ceil(log2(max(int(call.values["k"]), 1))) if row else 0)
 
 
 def _dot(call: Call) -> float:
-    return 2 * call.taken
+    return 2 * call.argument_elements
 
 
 def _attention(backward: bool) -> Formula:
@@ -204,8 +204,8 @@ def _per_parameter(operations: int) -> Formula:
 
 def _nms(call: Call) -> float:
     """Greedy suppression compares each kept box with those kept before it, and each other with one of them at least."""
-    boxes, kept = call.ins[0].shape[0], call.outs[0].numel()
-    return IOU * (kept * (kept - 1) / 2 + boxes - kept) + boxes * ceil(log2(max(boxes, 1)))
+    boxes, result_boxes = call.ins[0].shape[0], call.outs[0].numel()
+    return IOU * (result_boxes * (result_boxes - 1) / 2 + boxes - result_boxes) + boxes * ceil(log2(max(boxes, 1)))
 
 
 def _roi_align(call: Call) -> float:
@@ -229,11 +229,11 @@ FORMULAS: dict[str, Formula] = {
     "aten.native_layer_norm": lambda call: _normalized(call, True, _scaled(call)),
     "aten.native_group_norm": lambda call: _normalized(call, True, _scaled(call)),
     # sum of squares, product with the root, scale
-    "aten._fused_rms_norm": lambda call: 4 * call.taken,
-    "aten.native_batch_norm_backward": lambda call: BACK_NORMALIZED * call.taken,
-    "aten.native_group_norm_backward": lambda call: (BACK_NORMALIZED + 1) * call.taken,
+    "aten._fused_rms_norm": lambda call: 4 * call.argument_elements,
+    "aten.native_batch_norm_backward": lambda call: BACK_NORMALIZED * call.argument_elements,
+    "aten.native_group_norm_backward": lambda call: (BACK_NORMALIZED + 1) * call.argument_elements,
     # the gradient times the scale, and sums over the rows for those of scale and offset
-    "aten.native_layer_norm_backward": lambda call: (BACK_NORMALIZED + 4) * call.taken,
+    "aten.native_layer_norm_backward": lambda call: (BACK_NORMALIZED + 4) * call.argument_elements,
     **dict.fromkeys(
         (f"aten.{kind}" for kind in ("max_pool2d_with_indices", "max_pool3d_with_indices", "avg_pool2d", "avg_pool3d")),
         _pooled,
@@ -259,7 +259,7 @@ FORMULAS: dict[str, Formula] = {
     "aten.nll_loss_forward": lambda call: 2 * call.values["target"].numel(),
     "aten.nll_loss2d_forward": lambda call: 2 * call.values["target"].numel(),
     "aten.index_put": lambda call: call.values["values"].numel() if call.values["accumulate"] else 0,
-    "aten.dist": lambda call: 3 * call.taken,
+    "aten.dist": lambda call: 3 * call.argument_elements,
     # Kingma and Ba 2015, algorithm 1: 3 and 4 for the moments, 3 for the root, 3 for the step
     "aten._fused_adam": _per_parameter(13),
     "aten._fused_adamw": _per_parameter(15),

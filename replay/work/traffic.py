@@ -43,8 +43,8 @@ def bytes_moved(call: Call) -> int | None:
     written = frozenset() if call.schema is None else call.schema.written
     if call.outs and not fresh and not written:
         return 0
-    made = 0 if call.name in UNWRITTEN else sum(map(distinct_bytes, fresh))
-    return made + sum(_moved_of(call, name, tensor, name in written) for name, tensor in _arguments(call))
+    fresh_bytes = 0 if call.name in UNWRITTEN else sum(map(distinct_bytes, fresh))
+    return fresh_bytes + sum(_moved_of(call, name, tensor, name in written) for name, tensor in _arguments(call))
 
 
 def distinct_bytes(tensor: torch.Tensor) -> int:
@@ -58,15 +58,15 @@ def distinct_bytes(tensor: torch.Tensor) -> int:
 
 def _arguments(call: Call) -> list[tuple[str, torch.Tensor]]:
     """Tensors among the arguments by the names of these, each tensor once."""
-    seen: set[tuple[object, ...]] = set()
-    found = []
+    keys: set[tuple[object, ...]] = set()
+    arguments = []
     for name, value in call.values.items():
         for tensor in tensors_among(value):
             key = (_memory(tensor), tensor.storage_offset(), tuple(tensor.shape), tensor.stride())
-            if key not in seen:
-                seen.add(key)
-                found.append((name, tensor))
-    return found
+            if key not in keys:
+                keys.add(key)
+                arguments.append((name, tensor))
+    return arguments
 
 
 def _moved_of(call: Call, name: str, tensor: torch.Tensor, written: bool) -> int:
@@ -80,8 +80,8 @@ def _moved_of(call: Call, name: str, tensor: torch.Tensor, written: bool) -> int
             return touched * (2 if call.name in ADDS or call.values.get("accumulate") else 1)
         return 2 * whole
     if GATHERS.get(call.name) == name:
-        given = sum(out.numel() for out in call.outs) or _elements_of_results(call)
-        return min(whole, given * tensor.element_size())
+        result_elements = sum(out.numel() for out in call.outs) or _elements_of_results(call)
+        return min(whole, result_elements * tensor.element_size())
     if _reads_nothing(call.name, name):
         return 0
     return whole

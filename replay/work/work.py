@@ -34,14 +34,16 @@ class Work:
     operators: int
 
 
-def work_of(function: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any], given: Any) -> Work:
+def work_of(
+    function: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
+) -> Work:
     """The work of a call that gave this.
 
     Parameters
     ----------
     name : of a function that is no operator of torch
     """
-    return _work(call_of(function, name, args, kwargs, given))
+    return _work(call_of(function, name, args, kwargs, result))
 
 
 def counted(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], whole: bool = True) -> Work:
@@ -55,10 +57,10 @@ def counted(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
     """
     tally = _Tally()
     with tally:
-        given = function(*args, **kwargs)
-    size = bytes_moved(call_of(function, "", args, kwargs, given)) if whole else tally.bytes
+        result = function(*args, **kwargs)
+    size = bytes_moved(call_of(function, "", args, kwargs, result)) if whole else tally.bytes
     dtype = max(tally.by_dtype, key=lambda name: tally.by_dtype[name], default=None)
-    return Work(tally.flops if tally.known else None, size, dtype, tally.operators)
+    return Work(tally.flops if tally.has_flops else None, size, dtype, tally.operators)
 
 
 class _Tally(TorchDispatchMode):
@@ -67,20 +69,20 @@ class _Tally(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.flops = self.bytes = self.operators = 0
-        self.known = False
+        self.has_flops = False
         self.by_dtype: Counter[str] = Counter()
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operator and count it."""
-        given = function(*args, **(kwargs or {}))
-        work = work_of(function, str(function), tuple(args), kwargs or {}, given)
+        result = function(*args, **(kwargs or {}))
+        work = work_of(function, str(function), tuple(args), kwargs or {}, result)
         self.operators += 1
-        self.known |= work.flops is not None
+        self.has_flops |= work.flops is not None
         self.flops += work.flops or 0
         self.bytes += work.bytes or 0
         if work.dtype is not None:
             self.by_dtype[work.dtype] += work.flops or 0
-        return given
+        return result
 
 
 def _work(call: Call) -> Work:

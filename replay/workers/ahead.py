@@ -47,15 +47,18 @@ def make_ahead(
     jobs : processes that do so side by side
     advance : is called after each row
     """
-    found: dict[int, dict[int, Result]] = {}
-    left = deque(rows)
+    rows_by_case: dict[int, dict[int, Result]] = {}
+    remaining_rows = deque(rows)
     with ExitStack() as stack:
         stack.callback(remove_partial, loaded.settings.store)
-        idle = [stack.enter_context(Connection(job, loaded, timeout_s, may_fork)) for _ in range(min(jobs, len(left)))]
+        idle = [
+            stack.enter_context(Connection(job, loaded, timeout_s, may_fork))
+            for _ in range(min(jobs, len(remaining_rows)))
+        ]
         busy: dict[Connection, Row] = {}
-        while left or busy:
-            while left and idle:
-                process, (case, way) = idle.pop(), left.popleft()
+        while remaining_rows or busy:
+            while remaining_rows and idle:
+                process, (case, way) = idle.pop(), remaining_rows.popleft()
                 process.ask({"make": [case.number, way.number]})
                 busy[process] = case, way
             ready, _, _ = select.select(list(busy), [], [], POLL_S)
@@ -64,12 +67,12 @@ def make_ahead(
                 heard = process.hear(0)
                 if isinstance(heard, Ended):
                     result = empty_row(case, way, loaded.settings, heard.status, heard.reason)
-                    found.setdefault(case.number, {})[way.number] = result
+                    rows_by_case.setdefault(case.number, {})[way.number] = result
                 for message in [] if isinstance(heard, Ended) else heard:
                     if "row" in message:
-                        found.setdefault(case.number, {})[way.number] = Result(**message["row"])
+                        rows_by_case.setdefault(case.number, {})[way.number] = Result(**message["row"])
                 if isinstance(heard, Ended) or any("done" in message for message in heard):
                     del busy[process]
                     idle.append(process)
                     advance()
-    return found
+    return rows_by_case

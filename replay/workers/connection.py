@@ -79,7 +79,7 @@ class Connection:
     def ask(self, message: Mapping[str, Any]) -> None:
         """Tell the process what to do."""
         if self._process is None:
-            self._watch.left()
+            self._watch.mark_idle()
             self._buffer, self._killed = b"", False
             self._process = start(self._job, self._loaded, self._watch, self._errors, self._may_fork)
         with suppress(BrokenPipeError):

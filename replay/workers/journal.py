@@ -43,10 +43,10 @@ class Journal:
     def __init__(self, output: Path, job: Job, resume: bool, force: bool) -> None:
         self.path = journal_path(output)
         self.rows: dict[int, list[Result]] = {}
-        self._kept = False
-        told = identity(job)
+        self._keeps_file = False
+        job_identity = identity(job)
         if self.path.exists() and resume:
-            whole = self._read(told)
+            whole = self._read(job_identity)
             # what follows the last whole line is half a record
             with self.path.open("r+b") as file:
                 file.truncate(whole)
@@ -54,7 +54,7 @@ class Journal:
             hint = "go on with --resume, or begin anew with --force"
             raise UserError(f"{self.path} holds the rows of an interrupted replay", hint)
         else:
-            self.path.write_text(json.dumps(told) + "\n", encoding="utf-8")
+            self.path.write_text(json.dumps(job_identity) + "\n", encoding="utf-8")
         self._file = self.path.open("a", encoding="utf-8")
 
     def __enter__(self) -> Journal:
@@ -64,13 +64,13 @@ class Journal:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._file.close()
-        if (kind is None and not self._kept) or not self.rows:
+        if (kind is None and not self._keeps_file) or not self.rows:
             with suppress(OSError):
                 self.path.unlink()
 
     def keep(self) -> None:
         """Leave the rows where they are, to go on with them."""
-        self._kept = True
+        self._keeps_file = True
 
     def add(self, rows: Sequence[Result]) -> None:
         """Keep the rows of a case."""
@@ -78,7 +78,7 @@ class Journal:
         self._file.write(json.dumps([asdict(row) for row in rows]) + "\n")
         self._file.flush()
 
-    def _read(self, told: dict[str, Any]) -> int:
+    def _read(self, job_identity: dict[str, Any]) -> int:
         """Take the rows that are there; gives the length of what is whole."""
         whole = 0
         with self.path.open("rb") as file:
@@ -92,7 +92,7 @@ class Journal:
                         self.rows[rows[0].case] = rows
                 except (ValueError, TypeError, IndexError) as error:
                     raise UserError(f"{self.path} is damaged in line {place + 1}", "begin anew with --force") from error
-                if not place and record != told:
+                if not place and record != job_identity:
                     hint = "give the same, or begin anew with --force"
                     raise UserError(f"{self.path} is of another trace or with other options", hint)
                 whole += len(line)

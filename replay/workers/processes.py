@@ -45,7 +45,7 @@ class Process(Protocol):
         """End it."""
 
 
-def apart(run: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+def run_in_fork(run: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """What a function gives in a fork of this process, which must not have used torch yet.
 
     Raises
@@ -60,10 +60,10 @@ def apart(run: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         code, words = process.wait(), last_words(errors)
     if code or not answer:
         raise UserError(f"{how_it_ended(code)}{': ' if words else ''}{words}", "")
-    told: dict[str, Any] = json.loads(answer)
-    if "problem" in told:
-        raise UserError(*told["problem"])
-    return told
+    message: dict[str, Any] = json.loads(answer)
+    if "problem" in message:
+        raise UserError(*message["problem"])
+    return message
 
 
 def _tell(run: Callable[[], dict[str, Any]], output: int) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict
 
 from opgrip.replay.cases.cases import Case
-from opgrip.replay.measuring.measure import Known, windows
+from opgrip.replay.measuring.measure import CachedRows, windows
 from opgrip.replay.measuring.preparation import empty_row, empty_rows
 from opgrip.replay.measuring.results import Result
 from opgrip.replay.workers.connection import Connection, Ended
@@ -24,7 +24,7 @@ def supervise(
     timeout_s: float | None = None,
     done: Collection[int] = (),
     may_fork: bool = False,
-    known: Known | None = None,
+    cached_rows: CachedRows | None = None,
 ) -> Iterator[list[Result]]:
     """The rows of each case, in the program's order, each as soon as its part of the cases is done.
 
@@ -33,7 +33,7 @@ def supervise(
     timeout_s : of one run, or of making a case ready
     done : numbers of cases that are left out
     may_fork : whether this process has run nothing of torch yet, and forks of it can
-    known : rows of which it is known what came of making them ready
+    cached_rows : rows of which it is known what came of making them ready
     """
     without: list[int] = []
     cases = sorted((case for case in loaded.cases if case.number not in done), key=loaded.surroundings.first)
@@ -41,32 +41,34 @@ def supervise(
         return
     with Connection(job, loaded, timeout_s, may_fork) as process:
         for window in windows(cases, loaded.settings):
-            rows = _window(process, window, without, loaded, known or {})
+            rows = _window(process, window, without, loaded, cached_rows or {})
             for case in window:
                 yield rows[case.number]
 
 
 def _window(
-    process: Connection, cases: Sequence[Case], without: list[int], loaded: Loaded, known: Known
+    process: Connection, cases: Sequence[Case], without: list[int], loaded: Loaded, cached_rows: CachedRows
 ) -> dict[int, list[Result]]:
     rows: dict[int, list[Result]] = {}
-    told = {case.number: dict(known.get(case.number, {})) for case in cases}
+    cached_by_case = {case.number: dict(cached_rows.get(case.number, {})) for case in cases}
     blameless = 0
-    while left := [case for case in cases if case.number not in rows]:
-        found, ended = _run(process, left, without, told)
-        for row in found:
+    while remaining_cases := [case for case in cases if case.number not in rows]:
+        new_rows, ended = _run(process, remaining_cases, without, cached_by_case)
+        for row in new_rows:
             rows.setdefault(row.case, []).append(row)
         if ended is None:
             continue
-        at_fault = next((case for case in left if case.number == ended.case), None)
+        at_fault = next((case for case in remaining_cases if case.number == ended.case), None)
         if at_fault is not None and ended.row != NOTHING:
             way = loaded.settings.ways(at_fault)[ended.row]
-            told[ended.case][ended.row] = empty_row(at_fault, way, loaded.settings, ended.status, ended.reason)
+            cached_by_case[ended.case][ended.row] = empty_row(
+                at_fault, way, loaded.settings, ended.status, ended.reason
+            )
         elif ended.case in loaded.surroundings.cases and ended.case not in without:
             # it ended where it ran before another
             without.append(ended.case)
         elif at_fault is not None:
-            told[ended.case] = empty_rows(at_fault, loaded.settings, ended.status, ended.reason)
+            cached_by_case[ended.case] = empty_rows(at_fault, loaded.settings, ended.status, ended.reason)
         else:
             blameless += 1
             if blameless > RETRIES:
@@ -75,12 +77,12 @@ def _window(
 
 
 def _run(
-    process: Connection, cases: Sequence[Case], without: Sequence[int], known: Known
+    process: Connection, cases: Sequence[Case], without: Sequence[int], cached_rows: CachedRows
 ) -> tuple[list[Result], Ended | None]:
     """The rows of these cases, or how the process ended that ran them."""
     numbers = [case.number for case in cases]
-    told = [[number, row, asdict(result)] for number in numbers for row, result in known[number].items()]
-    process.ask({"cases": numbers, "without": list(without), "known": told})
+    records = [[number, row, asdict(result)] for number in numbers for row, result in cached_rows[number].items()]
+    process.ask({"cases": numbers, "without": list(without), "known": records})
     rows: list[Result] = []
     while True:
         heard = process.hear()

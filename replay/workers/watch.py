@@ -46,7 +46,7 @@ class Watch:
         """Something of a case begins."""
         _FORM.pack_into(self._memory, 0, case, row, monotonic_ns())
 
-    def left(self) -> None:
+    def mark_idle(self) -> None:
         """No case runs."""
         self.entered(NOTHING, NOTHING)
 

@@ -33,7 +33,7 @@ def serve(loaded: Loaded, watch: Watch, source: int, output: int, cpus: Sequence
     source, output : descriptors of the lines that are read and written
     cpus : that it is bound to; none for those of this process
     """
-    watch.left()
+    watch.mark_idle()
     # the last words of a process that dies shall tell why
     warnings.simplefilter("ignore")
     if cpus:
@@ -42,27 +42,27 @@ def serve(loaded: Loaded, watch: Watch, source: int, output: int, cpus: Sequence
     _limit_memory(settings.memory_limit, settings.device)
     by_number = {case.number: case for case in loaded.cases}
     for line in os.fdopen(source, "rb"):
-        asked = json.loads(line)
-        if "make" in asked:
-            number, row = asked["make"]
-            made = prepare(by_number[number], settings, watch.entered, only=row)
-            rows: Iterable[Result] = [result for _, result, _ in made]
+        request = json.loads(line)
+        if "make" in request:
+            number, row = request["make"]
+            prepared = prepare(by_number[number], settings, watch.entered, only=row)
+            rows: Iterable[Result] = [result for _, result, _ in prepared]
         else:
-            cases = [by_number[number] for number in asked["cases"]]
-            known = _by_case(asked["known"])
-            rows = measure_cases(cases, settings, loaded.surroundings, watch.entered, asked["without"], known)
+            cases = [by_number[number] for number in request["cases"]]
+            cached_rows = _by_case(request["known"])
+            rows = measure_cases(cases, settings, loaded.surroundings, watch.entered, request["without"], cached_rows)
         for result in rows:
-            watch.left()
+            watch.mark_idle()
             _say(output, {"row": asdict(result)})
-        watch.left()
+        watch.mark_idle()
         _say(output, {"done": True})
 
 
-def _by_case(told: Sequence[tuple[int, int, dict[str, Any]]]) -> dict[int, dict[int, Result]]:
-    known: dict[int, dict[int, Result]] = {}
-    for number, row, result in told:
-        known.setdefault(number, {})[row] = Result(**result)
-    return known
+def _by_case(records: Sequence[tuple[int, int, dict[str, Any]]]) -> dict[int, dict[int, Result]]:
+    rows_by_case: dict[int, dict[int, Result]] = {}
+    for number, row, result in records:
+        rows_by_case.setdefault(number, {})[row] = Result(**result)
+    return rows_by_case
 
 
 def main() -> int:
@@ -70,9 +70,9 @@ def main() -> int:
     # what extensions print must not stand among our messages
     output = os.dup(1)
     os.dup2(2, 1)
-    told = json.loads(_first_line(0))
-    job = Job(**told["job"])
-    serve(job.load(), Watch(told["watch"]), 0, output, job.cpus)
+    request = json.loads(_first_line(0))
+    job = Job(**request["job"])
+    serve(job.load(), Watch(request["watch"]), 0, output, job.cpus)
     return 0
 
 

@@ -12,7 +12,7 @@ from busy import compared_times
 
 from opgrip.replay.arguments.inputs import Inputs, device_map
 from opgrip.replay.timing import beside
-from opgrip.replay.timing.beside import Beside, side_by_side
+from opgrip.replay.timing.beside import ConcurrentRun, side_by_side
 from opgrip.replay.timing.rounds import Group
 from opgrip.replay.timing.samples import Effort
 from opgrip.replay.timing.subjects import Subject, Variant
@@ -42,7 +42,7 @@ def subject_of(function: Callable[..., Any], number: int = 0, mutates: bool = Fa
     return Subject(number, "tested", "eager", function, [Variant([inputs])], mutates, None, 0)
 
 
-def measured(*subjects: Subject, count: int = 2, grad: bool = False, **settings: Any) -> list[Beside]:
+def measured(*subjects: Subject, count: int = 2, grad: bool = False, **settings: Any) -> list[ConcurrentRun]:
     group = Group({**ONE_THREAD, **settings}, grad, list(subjects))
     return list(side_by_side([group], count, FEW, "cpu"))
 

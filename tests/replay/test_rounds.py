@@ -109,7 +109,7 @@ def test_making_arguments_and_freeing_results_is_not_timed(clock: Clock) -> None
         clock.pass_by(7)
         return Slow()
 
-    subject = subject_of(run, enter=prepare, anew=True)
+    subject = subject_of(run, enter=prepare, enters_each_run=True)
     measure(subject)
     assert [time for _, time in subject.runs] == [7] * 4
     assert len(freed) >= 4

@@ -37,7 +37,7 @@ def test_a_stratum_counts_by_its_share_and_not_by_its_runs(quick: int, slow: int
 def test_runs_go_to_the_strata_as_the_programs_calls_do() -> None:
     samples = Samples({"a": 3.0, "b": 1.0})
     for _ in range(40):
-        samples.add(samples.wanted, 1.0)
+        samples.add(samples.next_stratum, 1.0)
     assert {stratum: len(times) for stratum, times in samples.times.items()} == {"a": 30, "b": 10}
 
 
@@ -47,7 +47,7 @@ def test_a_stratum_that_no_call_was_in_counts_only_where_there_is_no_other() -> 
     assert samples.quantile_us(0.5) == 5.0
     samples.add("wanted", 1000.0)
     assert samples.quantile_us(0.5) == 1.0
-    assert samples.wanted == "wanted"
+    assert samples.next_stratum == "wanted"
 
 
 def test_equal_times_are_precise_after_the_fewest_runs() -> None:

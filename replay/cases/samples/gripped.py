@@ -48,9 +48,9 @@ def gripped_samples(target: Path, patterns: Sequence[str] = (), tags: Sequence[s
     ----------
     patterns, tags : see `sample_cases`
     """
-    wanted = {tag.lower() for tag in tags}
+    requested_tags = {tag.lower() for tag in tags}
     for sample in map(open_sample, folders_in(target)):
-        if matches(sample.name, patterns) and wanted <= {tag.lower() for tag in sample.tags}:
+        if matches(sample.name, patterns) and requested_tags <= {tag.lower() for tag in sample.tags}:
             yield from _cases(load(sample.folder / CALLS, partial=False), {sample.name: sample}, Selection())
 
 

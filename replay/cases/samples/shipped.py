@@ -47,8 +47,8 @@ def find_samples(target: str = SHIPPED, patterns: Sequence[str] = (), tags: Sequ
     ------
     UserError : where a name or tag is not known
     """
-    wanted = _tags(tags)
-    return [sample for sample in named(target) if matches(sample.name, patterns) and wanted <= sample.tags]
+    requested_tags = _tags(tags)
+    return [sample for sample in named(target) if matches(sample.name, patterns) and requested_tags <= sample.tags]
 
 
 def named(target: str) -> list[Sample]:
@@ -78,10 +78,10 @@ def _tags(words: Sequence[str]) -> set[Tag]:
 def shipped_case(sample: Sample, configuration: str, number: int = 0) -> Case:
     """A case of one of a sample's configurations."""
     arguments = sample.arguments(configuration)
-    made = {place: Made(sample.name, configuration, place) for place in range(len(tensors_in(arguments)))}
+    drawables = {place: Made(sample.name, configuration, place) for place in range(len(tensors_in(arguments)))}
     # a function that writes nowhere is not run to see that it does not
     mutates = Tag.IN_PLACE in sample.tags and writes(sample.function, (arguments, {}))
-    return described_case(sample.function, (arguments, {}), made, mutates, sample.name, number)
+    return described_case(sample.function, (arguments, {}), drawables, mutates, sample.name, number)
 
 
 @lru_cache(maxsize=1)

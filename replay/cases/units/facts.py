@@ -51,15 +51,15 @@ class Facts:
 def facts_of(signature: Signature) -> Facts:
     """What follows from a signature."""
     idle = signature.op.startswith("profiler._record_function_")
-    taken = list(leaves([signature.args, signature.kwargs]))
+    argument_leaves = list(leaves([signature.args, signature.kwargs]))
     return Facts(
         signature,
         interface_of(signature),
         tuple(written(signature)),
-        tuple(filter(is_setting, taken)),
+        tuple(filter(is_setting, argument_leaves)),
         _sizes_vary(signature),
         idle,
-        None if idle else _refusal(signature, taken),
+        None if idle else _refusal(signature, argument_leaves),
     )
 
 
@@ -68,10 +68,10 @@ def is_setting(leaf: object) -> bool:
     return isinstance(leaf, torch.device | GeneratorSpec) or (isinstance(leaf, torch.dtype) and leaf in CAST)
 
 
-def _refusal(signature: Signature, taken: list[object]) -> str | None:
+def _refusal(signature: Signature, argument_leaves: list[object]) -> str | None:
     if signature.raised is not None:
         return f"{signature.op} raised when it was captured: {signature.raised}"
-    for leaf in taken:
+    for leaf in argument_leaves:
         if isinstance(leaf, Opaque):
             return f"a trace cannot hold an argument of {signature.op}, of type {leaf.type_name}"
         if isinstance(leaf, GroupSpec | ReductionSpec):

@@ -29,21 +29,21 @@ class UnitOperator(Operator):
     Unsupported : by `function`, where the calls cannot be run as one
     """
 
-    __slots__ = ("_extensions", "_links", "_made")
+    __slots__ = ("_extensions", "_graph_module", "_links")
     _links: Links
     _extensions: tuple[str, ...]
-    _made: fx.GraphModule | None
+    _graph_module: fx.GraphModule | None
 
     def __init__(self, links: Links, extensions: Collection[str]) -> None:
-        self._set(mutates=links.mutates, _links=links, _extensions=tuple(extensions), _made=None)
+        self._set(mutates=links.mutates, _links=links, _extensions=tuple(extensions), _graph_module=None)
 
     @property
     def function(self) -> fx.GraphModule:
         """The graph."""
-        if self._made is None:
-            self._set(_made=make_graph_module(self._links, self._extensions))
-        assert self._made is not None
-        return self._made
+        if self._graph_module is None:
+            self._set(_graph_module=make_graph_module(self._links, self._extensions))
+        assert self._graph_module is not None
+        return self._graph_module
 
     def _set(self, **attributes: object) -> None:
         # the class that this one extends lets nobody set any
@@ -78,15 +78,15 @@ class _Builder:
         self._results: list[fx.Node | None] = []
         self._calls = links.calls
         self._parts: dict[Source, fx.Node] = {}
-        given_by: dict[int, list[Given]] = {}
-        for given in links.outputs:
-            given_by.setdefault(given.call, []).append(given)
+        outputs_of_call: dict[int, list[Given]] = {}
+        for output in links.outputs:
+            outputs_of_call.setdefault(output.call, []).append(output)
         for index, (facts, sources) in enumerate(zip(links.calls, links.sources, strict=True)):
             self._results.append(None if facts.idle else self._call(facts.signature, iter(sources)))
-            for given in given_by.get(index, ()):
+            for output in outputs_of_call.get(index, ()):
                 # at once, or results that nobody takes would live as long as the last that is taken
-                self._tensor(given)
-        self.graph.output(tuple(self._tensor(given) for given in links.outputs))
+                self._tensor(output)
+        self.graph.output(tuple(self._tensor(output) for output in links.outputs))
 
     def _call(self, signature: Signature, sources: Iterator[Source]) -> fx.Node:
         function = find_operator(signature, self._extensions).function
@@ -115,10 +115,10 @@ class _Builder:
         where = (self._tensor(source.base), spec.shape, spec.stride, spec.offset)
         return self.graph.call_function(torch.ops.aten.as_strided.default, where)
 
-    def _part(self, given: Given) -> fx.Node:
-        node = self._results[given.call]
+    def _part(self, result: Given) -> fx.Node:
+        node = self._results[result.call]
         assert node is not None, "what marks a range gives no tensor"
-        for key in _paths(self._calls[given.call].signature.outputs)[given.place]:
+        for key in _paths(self._calls[result.call].signature.outputs)[result.place]:
             node = self.graph.call_function(operator.getitem, (node, key))
         return node
 

@@ -68,30 +68,31 @@ class Links:
     @property
     def results(self) -> tuple[TensorSpec, ...]:
         """What the outputs were at the first calls."""
-        return tuple(self.calls[given.call].gives[given.place] for given in self.outputs)
+        return tuple(self.calls[output.call].gives[output.place] for output in self.outputs)
 
 
-def link(calls: Sequence[UnitCall], facts: Mapping[int, Facts], wanted: Sequence[tuple[int, int]]) -> Links:
+def link(calls: Sequence[UnitCall], facts: Mapping[int, Facts], escaping_results: Sequence[tuple[int, int]]) -> Links:
     """The links between calls.
 
     Parameters
     ----------
     facts : of the calls' signatures, by number
-    wanted : results that are taken outside, as call and place; those of the last call that gives any where none is
+    escaping_results : those that are taken outside, as call and place; where none is, those of the last call that gives
+        any
     """
     own = tuple(facts[call.signature] for call in calls)
     linker = _Linker()
     sources = tuple(linker.add(call, item) for call, item in zip(calls, own, strict=True))
     settings = dict.fromkeys(leaf for item in own for leaf in item.settings)
     reason = _refusal(own) or linker.reason
-    outputs = tuple(Given(*place) for place in sorted(wanted)) or _last(own)
+    outputs = tuple(Given(*place) for place in sorted(escaping_results)) or _last(own)
     return Links(own, linker.outside, tuple(settings), sources, outputs, linker.mutates, reason)
 
 
 def _last(calls: Sequence[Facts]) -> tuple[Given, ...]:
     for index in reversed(range(len(calls))):
-        if given := calls[index].gives:
-            return tuple(Given(index, place) for place in range(len(given)))
+        if gives := calls[index].gives:
+            return tuple(Given(index, place) for place in range(len(gives)))
     return ()
 
 
@@ -109,9 +110,9 @@ class _Linker:
         self.reason: str | None = None
         self._outside: list[tuple[int, TensorSpec]] = []
         self._calls = 0
-        self._known: dict[tuple[int, tuple[object, ...]], Source] = {}
+        self._source_of_tensor: dict[tuple[int, tuple[object, ...]], Source] = {}
         self._detached: dict[tuple[int, tuple[object, ...]], Source] = {}
-        self._made: dict[int, tuple[Given, TensorSpec, str] | None] = {}
+        self._base_of_memory: dict[int, tuple[Given, TensorSpec, str] | None] = {}
         self._varying: dict[int, list[tuple[Given, TensorSpec]]] = {}
         self._came: set[int] = set()
 
@@ -125,50 +126,52 @@ class _Linker:
         """The sources of the next call's tensors."""
         sources = tuple(map(self._source, call.takes, facts.takes))
         for memory, writes in zip(call.takes, facts.writes, strict=True):
-            self.mutates |= writes and memory not in self._made
+            self.mutates |= writes and memory not in self._base_of_memory
         for place, memory in enumerate(call.gives):
             if place < len(facts.gives):
                 self._give(memory, facts.gives[place], Given(self._calls, place), facts)
             elif memory not in self._came:
                 # its outputs are not recorded
-                self._made.setdefault(memory, None)
+                self._base_of_memory.setdefault(memory, None)
         self._calls += 1
         return sources
 
-    def _give(self, memory: int, spec: TensorSpec, given: Given, facts: Facts) -> None:
+    def _give(self, memory: int, spec: TensorSpec, result: Given, facts: Facts) -> None:
         if memory == NO_STORAGE:
             return
         if memory not in self._came:
-            self._made[memory] = (given, spec, facts.signature.op)
+            self._base_of_memory[memory] = (result, spec, facts.signature.op)
         if facts.varies:
-            self._varying.setdefault(memory, []).append((given, spec))
+            self._varying.setdefault(memory, []).append((result, spec))
         key = (memory, geometry(spec))
         if facts.signature.op == DETACH:
             # autograd keeps results so too: what is taken later with a gradient is not this
-            self._detached[key] = given
+            self._detached[key] = result
         else:
-            self._known[key] = given
+            self._source_of_tensor[key] = result
 
     def _source(self, memory: int, spec: TensorSpec) -> Source:
         if memory == NO_STORAGE:
             return self._from_outside(memory, spec)
         key = (memory, geometry(spec))
-        found = None if spec.requires_grad else self._detached.get(key)
-        found = found or self._known.get(key)
-        if found is None and memory in self._made:
+        source = None if spec.requires_grad else self._detached.get(key)
+        source = source or self._source_of_tensor.get(key)
+        if source is None and memory in self._base_of_memory:
             try:
-                found = self._known[key] = self._varied(memory, spec) or _view(self._made[memory], spec)
+                source = self._source_of_tensor[key] = self._varied(memory, spec) or _view(
+                    self._base_of_memory[memory], spec
+                )
             except Unsupported as error:
                 self.reason = self.reason or str(error)
-        if found is None:
-            found = self._known[key] = self._from_outside(memory, spec)
-        return found
+        if source is None:
+            source = self._source_of_tensor[key] = self._from_outside(memory, spec)
+        return source
 
     def _varied(self, memory: int, spec: TensorSpec) -> Source | None:
         """The result that a tensor is with another size: a signature has the results of its first call alone."""
-        for given, known in self._varying.get(memory, ()):
-            if _alike(known, spec) and len(known.shape) == len(spec.shape):
-                return given
+        for result, result_spec in self._varying.get(memory, ()):
+            if _alike(result_spec, spec) and len(result_spec.shape) == len(spec.shape):
+                return result
         return None
 
     def _from_outside(self, memory: int, spec: TensorSpec) -> Source:
@@ -181,10 +184,10 @@ def _view(base: tuple[Given, TensorSpec, str] | None, spec: TensorSpec) -> Sourc
     """A tensor in memory that a call made, which no call gave as it is."""
     if base is None:
         raise Unsupported("the trace does not tell what a call gave that a later one takes")
-    given, known, op = base
-    if not (_alike(known, spec) and can_flow(known) and can_flow(spec)):
+    result, result_spec, op = base
+    if not (_alike(result_spec, spec) and can_flow(result_spec) and can_flow(spec)):
         raise Unsupported(f"a result of {op} is taken as {plain_name(spec.dtype)}, which no call gave")
-    return ViewOf(given, spec)
+    return ViewOf(result, spec)
 
 
 def _alike(one: TensorSpec, other: TensorSpec) -> bool:

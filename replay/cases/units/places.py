@@ -22,12 +22,12 @@ def make_places(trace: Trace, unit: str, selection: Selection) -> dict[int, Plac
     """
     origin = origins(trace)
     find = _module if unit == MODULE else _function
-    found: dict[int, Place] = {}
+    place_of_scope: dict[int, Place] = {}
     for scope in trace.scopes:
         place = find(origin[scope.number], scope.phase, selection)
         if place is not None:
-            found[scope.number] = place
-    return found
+            place_of_scope[scope.number] = place
+    return place_of_scope
 
 
 def names_of(places: Mapping[int, Place]) -> dict[int, str]:

@@ -40,14 +40,14 @@ class Run:
 
     Attributes
     ----------
-    wanted : results that calls outside take later, each as the place of its call and its place among that call's
+    escaping_results : those that calls outside take later, each as the place of its call and its place among that one's
     contexts : numbers of the settings that the calls ran under
     """
 
     place: Place
     calls: tuple[UnitCall, ...]
     duration_ns: int
-    wanted: frozenset[tuple[int, int]]
+    escaping_results: frozenset[tuple[int, int]]
     contexts: tuple[int | None, ...]
 
 
@@ -67,10 +67,10 @@ class _Row:
 def make_runs(trace: Trace, places: Mapping[int, Place], facts: Mapping[int, Facts]) -> list[Run]:
     """The runs of all units, in the order in which each thread made them."""
     threads: dict[tuple[int, int], list[_Row]] = {}
-    found = list(_rows(trace, places, facts))
-    for thread, row in found:
+    thread_rows = list(_rows(trace, places, facts))
+    for thread, row in thread_rows:
         threads.setdefault(thread, []).append(row)
-    uses = _last_uses((row for _, row in found), facts)
+    uses = _last_uses((row for _, row in thread_rows), facts)
     return [_run(rows, place, uses) for thread in threads.values() for place, rows in runs_of(thread)]
 
 
@@ -91,11 +91,11 @@ def _rows(
         own.index.tolist(), threads, *(own[name].tolist() for name in columns), strict=True
     ):
         signature, scope, duration, count, first = values
-        known = facts.get(signature)
-        if known is None:
+        signature_facts = facts.get(signature)
+        if signature_facts is None:
             # the trace is damaged
             continue
-        takes, gives = known.interface.memory_of(tuple(memory[first : first + count]))
+        takes, gives = signature_facts.interface.memory_of(tuple(memory[first : first + count]))
         yield thread, _Row(number, places.get(scope), signature, duration, context_of.get(scope), takes, gives)
 
 
@@ -106,19 +106,21 @@ def _last_uses(rows: Iterable[_Row], facts: Mapping[int, Facts]) -> dict[_Result
     """
     shapes: dict[tuple[object, ...], int] = {}
     number = lambda spec: shapes.setdefault(geometry(spec), len(shapes))  # noqa: E731
-    taken = {item: [number(spec) for spec in found.takes] for item, found in facts.items()}
-    given = {item: [number(spec) for spec in found.gives] for item, found in facts.items()}
+    argument_shapes = {
+        item: [number(spec) for spec in signature_facts.takes] for item, signature_facts in facts.items()
+    }
+    result_shapes = {item: [number(spec) for spec in signature_facts.gives] for item, signature_facts in facts.items()}
     giver: dict[tuple[int, int], _Result] = {}
     last_in: dict[int, _Result | None] = {}
-    detaching = {item for item, found in facts.items() if found.signature.op == DETACH}
+    detaching = {item for item, signature_facts in facts.items() if signature_facts.signature.op == DETACH}
     uses: dict[_Result, int] = {}
     for row in rows:
-        for memory, shape in zip(row.takes, taken[row.signature], strict=False):
+        for memory, shape in zip(row.takes, argument_shapes[row.signature], strict=False):
             # memory that was there before the first call has no last result
             result = giver.get((memory, shape)) or last_in.setdefault(memory, None)
             if result is not None:
                 uses[result] = row.number
-        for place, (memory, shape) in enumerate(zip(row.gives, given[row.signature], strict=False)):
+        for place, (memory, shape) in enumerate(zip(row.gives, result_shapes[row.signature], strict=False)):
             if memory == NO_STORAGE or row.signature in detaching:
                 # what is detached is taken as what it was before
                 continue
@@ -137,6 +139,6 @@ def _run(rows: list[_Row], place: Place, uses: Mapping[_Result, int]) -> Run:
     calls = tuple([UnitCall(row.signature, counted(row.takes), counted(row.gives)) for row in rows])
     results = ((index, result) for index, row in enumerate(rows) for result in range(len(row.gives)))
     end = rows[-1].number
-    wanted = frozenset(item for item in results if uses.get((rows[item[0]].number, item[1]), -1) > end)
+    escaping_results = frozenset(item for item in results if uses.get((rows[item[0]].number, item[1]), -1) > end)
     duration = sum(row.duration_ns for row in rows)
-    return Run(place, calls, duration, wanted, tuple(row.context for row in rows))
+    return Run(place, calls, duration, escaping_results, tuple(row.context for row in rows))

@@ -81,7 +81,7 @@ def _case(
     extensions: Collection[str],
 ) -> Case:
     place = runs[0].place
-    links = link(runs[0].calls, facts, sorted(set().union(*(run.wanted for run in runs))))
+    links = link(runs[0].calls, facts, sorted(set().union(*(run.escaping_results for run in runs))))
     signature = Signature(number, UNIT, place.name, (*links.outside, *links.settings), {}, links.results)
     times = [run.duration_ns for run in runs]
     context = _most_frequent(chain.from_iterable(run.contexts for run in runs))
@@ -105,9 +105,9 @@ def _nothing_selected(trace: Trace, unit: str, selection: Selection) -> UserErro
     calls = trace.own_calls
     everything = names_of(make_places(trace, unit, Selection()))
     names = calls["scope"].map(everything).rename(unit)
-    made = set(calls["scope"])
-    if not made & make_places(trace, unit, replace(selection, modules=())).keys():
+    calling_scopes = set(calls["scope"])
+    if not calling_scopes & make_places(trace, unit, replace(selection, modules=())).keys():
         return no_match(names, selection.ops, "--op")
-    if not made & make_places(trace, unit, replace(selection, ops=())).keys():
+    if not calling_scopes & make_places(trace, unit, replace(selection, ops=())).keys():
         return no_match(calls["module"], selection.modules, "--module")
     return UserError(*NO_CALL_MATCHES_BOTH)

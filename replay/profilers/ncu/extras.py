@@ -13,15 +13,15 @@ import sys
 from typing import Any
 
 
-def main(folder: str, report: str, *wanted: str) -> int:
+def main(folder: str, report: str, *metric_names: str) -> int:
     """Print the kernels of a report, one JSON object a line."""
     sys.path.insert(0, folder)
     context = importlib.import_module("ncu_report").load_report(report)
     for place in range(context.num_ranges()):
-        found = context.range_by_idx(place)
-        for index in range(found.num_actions()):
-            action = found.action_by_idx(index)
-            values = {name: _value(action.metric_by_name(name)) for name in wanted}
+        profiled_range = context.range_by_idx(place)
+        for index in range(profiled_range.num_actions()):
+            action = profiled_range.action_by_idx(index)
+            values = {name: _value(action.metric_by_name(name)) for name in metric_names}
             metrics = {name: value for name, value in values.items() if value is not None}
             print(json.dumps({"name": action.name(), "ranges": _ranges(action), "metrics": metrics}))
     return 0

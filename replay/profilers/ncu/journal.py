@@ -51,16 +51,16 @@ class Batches:
     UserError : where the batches there are of another run
     """
 
-    def __init__(self, path: Path | None, told: Mapping[str, Any], resume: bool) -> None:
+    def __init__(self, path: Path | None, run_options: Mapping[str, Any], resume: bool) -> None:
         self.done: dict[int, Batch] = {}
         self._path = path
         if path is None:
             return
-        told = json.loads(json.dumps(told))
+        run_options = json.loads(json.dumps(run_options))
         if path.exists() and resume:
-            self._read(path, told)
+            self._read(path, run_options)
         else:
-            path.write_text(json.dumps(told) + "\n", encoding="utf-8")
+            path.write_text(json.dumps(run_options) + "\n", encoding="utf-8")
 
     def add(self, number: int, batch: Batch) -> None:
         """Keep a batch."""
@@ -77,7 +77,7 @@ class Batches:
             with suppress(OSError):
                 self._path.unlink()
 
-    def _read(self, path: Path, told: Mapping[str, Any]) -> None:
+    def _read(self, path: Path, run_options: Mapping[str, Any]) -> None:
         whole = 0
         for place, line in enumerate(path.read_bytes().splitlines(keepends=True)):
             if not line.endswith(b"\n"):
@@ -89,7 +89,7 @@ class Batches:
                     self.done[record["batch"]] = Batch(fields, record["outside"])
             except (ValueError, TypeError, KeyError) as error:
                 raise UserError(f"{path} is damaged in line {place + 1}", "begin anew with --force") from error
-            if not place and record != told:
+            if not place and record != run_options:
                 raise UserError(f"{path} is of a run with other options", "give the same, or begin anew with --force")
             whole += len(line)
         # what follows the last whole line is half a record

@@ -46,16 +46,16 @@ NAMED = re.compile(r"[a-z0-9]+__\w+(\.\w+)*")
 """A metric of ncu: its unit, two underscores, and what is counted and how it is summed up."""
 
 
-def metrics_of(asked: str) -> tuple[str, ...]:
+def metrics_of(text: str) -> tuple[str, ...]:
     """The metrics that sets and names with commas between them stand for, the time of a kernel always among them.
 
     Raises
     ------
     UserError : where one is neither
     """
-    found = [DURATION]
-    for word in filter(None, (word.strip() for word in asked.split(","))):
+    metric_names = [DURATION]
+    for word in filter(None, (word.strip() for word in text.split(","))):
         if word not in SETS and not NAMED.fullmatch(word):
             raise UserError(f"{word!r} is no metric", f"name a set, {', '.join(SETS)}, or some of ncu --query-metrics")
-        found += SETS.get(word, (word,))
-    return tuple(dict.fromkeys(found))
+        metric_names += SETS.get(word, (word,))
+    return tuple(dict.fromkeys(metric_names))

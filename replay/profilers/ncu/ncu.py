@@ -85,7 +85,7 @@ def profiled(
     results: Sequence[Result],
     ncu: Ncu,
     timeout_s: float,
-    kept: Path | None,
+    journal_path: Path | None,
     resume: bool,
     say: Callable[[str], None],
 ) -> tuple[list[Result], bool]:
@@ -93,7 +93,7 @@ def profiled(
 
     Parameters
     ----------
-    kept : where batches that are done are kept, to go on with them
+    journal_path : where batches that are done are kept, to go on with them
     resume : go on with those that are there
     say : is told what does not concern a single row
 
@@ -103,8 +103,8 @@ def profiled(
     """
     cases = list(dict.fromkeys(row.case for row in results if row.status == OK))
     parts = [cases[start : start + ncu.batch_size] for start in range(0, len(cases), ncu.batch_size)]
-    told = json_of(ncu)
-    done = Batches(kept, {"job": identity(job), "ncu": told, "batches": parts}, resume)
+    ncu_options = json_of(ncu)
+    done = Batches(journal_path, {"job": identity(job), "ncu": ncu_options, "batches": parts}, resume)
     job = replace(
         job,
         warmup=ncu.warmup,
@@ -124,7 +124,7 @@ def profiled(
             say(f"batch {number} of {len(parts)}, {len(part)} cases from case {part[0]}, is lost: {death}")
     _summarize(done, ncu, say)
     if lost:
-        again = "" if kept is None else "; try them again with --resume"
+        again = "" if journal_path is None else "; try them again with --resume"
         say(f"{lost} of {len(parts)} batches are lost{again}")
     else:
         done.discard()
@@ -134,10 +134,10 @@ def profiled(
 
 def json_of(ncu: Ncu) -> dict[str, object]:
     """What two runs must have in common of how ncu is run."""
-    told = asdict(ncu)
+    options = asdict(ncu)
     for place in ("binary", "report", "command"):
-        del told[place]
-    return told
+        del options[place]
+    return options
 
 
 def report_path(ncu: Ncu, number: int) -> Path:
@@ -159,20 +159,20 @@ def _batch(
         shutil.move(report, report_path(ncu, number))
     if not kernels:
         raise _Died(f"its report {report_path(ncu, number)} is empty")
-    found, outside = joined(rows, kernels)
+    kernels_by_row, outside = joined(rows, kernels)
     fields = {}
-    for key, seen in found.items():
+    for key, row_kernels in kernels_by_row.items():
         row = own.get(key)
         runs = ncu.iterations if row is None else max(1, row.samples + row.dropped)
-        fields[key] = fields_of(seen, runs, ncu.metrics)
+        fields[key] = fields_of(row_kernels, runs, ncu.metrics)
     return Batch(fields, outside)
 
 
 def _run(ncu: Ncu, job: Job, report: Path, command: Sequence[str]) -> None:
     caches = f"--cache-control={'all' if job.cache == COLD else 'none'}"
-    wanted = f"--metrics={','.join(ncu.metrics)}"
-    told = [ncu.binary, *ALWAYS, caches, wanted, *ncu.arguments, f"--export={report}", *command]
-    started = told if ncu.command is None else in_template(ncu.command, told)
+    metrics_option = f"--metrics={','.join(ncu.metrics)}"
+    ncu_command = [ncu.binary, *ALWAYS, caches, metrics_option, *ncu.arguments, f"--export={report}", *command]
+    started = ncu_command if ncu.command is None else in_template(ncu.command, ncu_command)
     try:
         done = run_program(started)
     except OSError as error:

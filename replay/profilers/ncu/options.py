@@ -70,16 +70,16 @@ def ncu_of(args: argparse.Namespace, device: str) -> Ncu | None:
         if args.batch_command is not None or args.batch_device is not None:
             raise UserError("--batch-command and --batch-device are for runs under ncu", "give --ncu too")
         return None
-    seen = args.batch_device or device
-    if torch.device(seen).type != "cuda":
+    profiled_device = args.batch_device or device
+    if torch.device(profiled_device).type != "cuda":
         lacks = "" if torch.cuda.is_available() else " and this machine has none"
         raise UserError(
-            f"ncu sees GPUs only{lacks}, but the cases run on {seen}",
+            f"ncu sees GPUs only{lacks}, but the cases run on {profiled_device}",
             "give --device cuda, or --batch-device cuda with a --batch-command that reaches a GPU",
         )
     _check_template(args.batch_command)
     if args.batch_command is None:
-        check_device(seen)
+        check_device(profiled_device)
     if any(count > 1 for count in args.streams):
         raise UserError("ncu runs kernels one by one, and no cases at once", "leave --streams away, or --ncu")
     check_ranges("ncu")

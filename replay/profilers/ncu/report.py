@@ -41,7 +41,7 @@ class Kernel:
     metrics: Mapping[str, float]
 
 
-def read_report(binary: str, report: Path, wanted: Sequence[str]) -> list[Kernel]:
+def read_report(binary: str, report: Path, requested_metrics: Sequence[str]) -> list[Kernel]:
     """The kernels of a report, with these metrics where they were measured.
 
     Parameters
@@ -54,24 +54,24 @@ def read_report(binary: str, report: Path, wanted: Sequence[str]) -> list[Kernel
     """
     folder = module_folder(binary)
     if folder is not None:
-        told = [sys.executable, str(SCRIPT), str(folder), str(report), *wanted]
-        done = _run(told)
+        script_command = [sys.executable, str(SCRIPT), str(folder), str(report), *requested_metrics]
+        done = _run(script_command)
         if done.returncode == 0:
             return [Kernel(**json.loads(line)) for line in done.stdout.splitlines()]
     done = _run([binary, f"--import={report}", *TO_CSV])
     if done.returncode:
         raise UserError(f"ncu cannot read its report: {last_words(done)}", "update it")
-    return list(kernels_of_csv(done.stdout, wanted))
+    return list(kernels_of_csv(done.stdout, requested_metrics))
 
 
 def module_folder(binary: str) -> Path | None:
     """The folder of `ncu_report.py` that belongs to this ncu; None where there is none."""
     beside = Path(binary).resolve().parent
-    found = (path for pattern in MODULES for path in sorted(beside.glob(f"{pattern}/ncu_report.py"))[::-1])
-    return next((path.parent.resolve() for path in found), None)
+    module_paths = (path for pattern in MODULES for path in sorted(beside.glob(f"{pattern}/ncu_report.py"))[::-1])
+    return next((path.parent.resolve() for path in module_paths), None)
 
 
-def kernels_of_csv(text: str, wanted: Sequence[str]) -> Iterator[Kernel]:
+def kernels_of_csv(text: str, requested_metrics: Sequence[str]) -> Iterator[Kernel]:
     """The kernels in what ncu prints of a report's raw page; none where it holds none.
 
     Raises
@@ -94,11 +94,11 @@ def kernels_of_csv(text: str, wanted: Sequence[str]) -> Iterator[Kernel]:
         row = dict(zip(heading, cells, strict=False))
         if row.get(FIRST, "").isdigit():
             ranges = "\n".join(cell for name, cell in row.items() if RANGES in name)
-            yield Kernel(row.get(KERNEL, ""), ranges, dict(_metrics(row, wanted)))
+            yield Kernel(row.get(KERNEL, ""), ranges, dict(_metrics(row, requested_metrics)))
 
 
-def _metrics(row: Mapping[str, str], wanted: Sequence[str]) -> Iterator[tuple[str, float]]:
-    for name in wanted:
+def _metrics(row: Mapping[str, str], requested_metrics: Sequence[str]) -> Iterator[tuple[str, float]]:
+    for name in requested_metrics:
         with suppress(ValueError):
             yield name, float(row.get(name, "").replace(",", ""))
 

@@ -23,30 +23,30 @@ def joined(rows: Sequence[Result], kernels: Sequence[Kernel]) -> tuple[dict[Key,
     # the longest first: one name can begin another
     names = "|".join(re.escape(name) for name in sorted(keys, key=len, reverse=True))
     named = re.compile(rf"(?<!\w)(?:{names})(?![\w.])")
-    found: dict[Key, list[Kernel]] = {}
+    kernels_by_row: dict[Key, list[Kernel]] = {}
     outside = 0
     for kernel in kernels:
         match = named.search(kernel.ranges)
         if match is None:
             outside += 1
         else:
-            found.setdefault(keys[match.group()], []).append(kernel)
-    return found, outside
+            kernels_by_row.setdefault(keys[match.group()], []).append(kernel)
+    return kernels_by_row, outside
 
 
-def fields_of(kernels: Sequence[Kernel], runs: int, wanted: Sequence[str]) -> Fields:
+def fields_of(kernels: Sequence[Kernel], runs: int, requested_metrics: Sequence[str]) -> Fields:
     """What a row gets of its kernels, for one run.
 
     Parameters
     ----------
     runs : that they are of
-    wanted : metrics that were asked for
+    requested_metrics : metrics that were asked for
     """
     names = Counter(kernel.name for kernel in kernels)
     sums = {field: [_sum(kernels, name) for name in metrics] for field, metrics in SUMS.items()}
     shares = {field: _mean(kernels, name) for field, name in SHARES.items()}
     own = {DURATION, *SHARES.values(), *(name for metrics in SUMS.values() for name in metrics)}
-    others = {name: _other(kernels, runs, name) for name in wanted if name not in own}
+    others = {name: _other(kernels, runs, name) for name in requested_metrics if name not in own}
     duration = _sum(kernels, DURATION)
     return {
         "ncu_kernels": "; ".join(f"{name} x{count / runs:g}" for name, count in names.most_common()),

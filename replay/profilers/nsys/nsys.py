@@ -66,29 +66,29 @@ def profiled(
     UserError : where nsys fails
     """
     job = replace(job, warmup=nsys.warmup, iterations=nsys.iterations, profiled=NSYS)
-    seen: dict[Key, Seen] = {}
+    records_by_row: dict[Key, Seen] = {}
     own: dict[Key, Result] = {}
-    outside = kept = 0
+    outside = report_count = 0
     unseen = [row for row in results if row.status == OK]
     for _ in range(PASSES):
         left_out = {row.case for row in results} - {row.case for row in unseen}
         with tempfile.TemporaryDirectory(prefix="opgrip-nsys-") as name:
             folder = Path(name)
             _run(nsys, folder, target.command(folder, job, left_out, timeout_s), job)
-            found, lost = joined(_read(nsys, folder))
-            own |= {key: row for row in target.rows_of(folder) if (key := key_of(row)) not in seen}
-            kept += _keep(folder, nsys.report, kept, say)
-        seen, outside = {**found, **seen}, outside + lost
-        unseen = [row for row in unseen if key_of(row) not in seen]
-        if not unseen or not seen:
+            new_records, lost = joined(_read(nsys, folder))
+            own |= {key: row for row in target.rows_of(folder) if (key := key_of(row)) not in records_by_row}
+            report_count += _keep_reports(folder, nsys.report, report_count, say)
+        records_by_row, outside = {**new_records, **records_by_row}, outside + lost
+        unseen = [row for row in unseen if key_of(row) not in records_by_row]
+        if not unseen or not records_by_row:
             break
-    if not seen:
+    if not records_by_row:
         raise UserError("nsys recorded none of the ranges", "nvtx 0.2.12 and later need a newer nsys: use nvtx 0.2.11")
     if outside:
         say(f"{outside} kernels and copies in the report belong to no timed run")
     for row in unseen:
         say(f"nsys saw nothing of case {row.case}, {row.op} as {row.mode}: {why_unseen(own.get(key_of(row)))}")
-    return [with_seen(row, own.get(key_of(row)), seen) for row in results]
+    return [with_seen(row, own.get(key_of(row)), records_by_row) for row in results]
 
 
 def _read(nsys: Nsys, folder: Path) -> Report:
@@ -98,26 +98,26 @@ def _read(nsys: Nsys, folder: Path) -> Report:
 
 def _run(nsys: Nsys, folder: Path, command: Sequence[str], job: Job) -> None:
     on_gpu = job.device is not None and job.device.startswith("cuda")
-    told = [nsys.binary, "profile", *(ON_GPU if on_gpu else ON_CPU), *ALWAYS, *nsys.arguments]
-    done = run_program([*told, "--output", str(folder / "report"), *command])
+    nsys_command = [nsys.binary, "profile", *(ON_GPU if on_gpu else ON_CPU), *ALWAYS, *nsys.arguments]
+    done = run_program([*nsys_command, "--output", str(folder / "report"), *command])
     if not list(folder.glob("report*.nsys-rep")):
         raise UserError(f"nsys wrote no report: {last_words(done)}", "see nsys status -e")
 
 
 def _exported(nsys: Nsys, report: Path) -> Report:
     database = report.with_suffix(".sqlite")
-    told = ["export", "--type=sqlite", "--force-overwrite=true", f"--output={database}", str(report)]
-    done = run_program([nsys.binary, *told])
+    export_arguments = ["export", "--type=sqlite", "--force-overwrite=true", f"--output={database}", str(report)]
+    done = run_program([nsys.binary, *export_arguments])
     if not database.exists():
         raise UserError(f"nsys cannot export its report: {last_words(done)}", "update it")
     return read_report(database)
 
 
-def _keep(folder: Path, wanted: Path, kept: int, say: Callable[[str], None]) -> int:
+def _keep_reports(folder: Path, output: Path, earlier_count: int, say: Callable[[str], None]) -> int:
     """Give the reports the user's name, the second and later ones a number too; say how many there are."""
     reports = sorted(folder.glob("report*.nsys-rep"))
-    for place, report in enumerate(reports, kept):
-        path = wanted if not place else wanted.with_suffix(f".{place + 1}{wanted.suffix}")
+    for place, report in enumerate(reports, earlier_count):
+        path = output if not place else output.with_suffix(f".{place + 1}{output.suffix}")
         with suppress(FileNotFoundError):
             path.unlink()
         shutil.move(report, path)

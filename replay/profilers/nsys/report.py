@@ -92,38 +92,40 @@ def _spans(database: sqlite3.Connection, tables: set[str]) -> Iterator[Span]:
     domains: set[Any] = set()
     ranges = []
     for row in database.execute(f"SELECT * FROM {EVENTS} ORDER BY start"):
-        told = _Row(row)
-        text = told["text"] or strings.get(told["textId"], "")
-        process = _process(told["globalTid"])
-        if told["eventType"] == NAMED_DOMAIN and text == DOMAIN:
-            domains.add((process, told["domainId"]))
-        elif told["eventType"] == CATEGORY:
-            categories[process, told["domainId"], told["category"]] = text
-        elif told["eventType"] == RANGE and told["end"] is not None:
-            ranges.append((process, text, told))
-    for process, text, told in ranges:
-        if (process, told["domainId"]) in domains:
-            case = told["int64Value"] if told["int64Value"] is not None else told["uint64Value"]
-            category = categories.get((process, told["domainId"], told["category"]), "")
-            yield Span(-1 if case is None else case, text, category, told["start"], told["end"], process)
+        event = _Row(row)
+        text = event["text"] or strings.get(event["textId"], "")
+        process = _process(event["globalTid"])
+        if event["eventType"] == NAMED_DOMAIN and text == DOMAIN:
+            domains.add((process, event["domainId"]))
+        elif event["eventType"] == CATEGORY:
+            categories[process, event["domainId"], event["category"]] = text
+        elif event["eventType"] == RANGE and event["end"] is not None:
+            ranges.append((process, text, event))
+    for process, text, event in ranges:
+        if (process, event["domainId"]) in domains:
+            case = event["int64Value"] if event["int64Value"] is not None else event["uint64Value"]
+            category = categories.get((process, event["domainId"], event["category"]), "")
+            yield Span(-1 if case is None else case, text, category, event["start"], event["end"], process)
 
 
 def _work(database: sqlite3.Connection, tables: set[str]) -> Iterator[Work]:
     if CALLS not in tables:
         return
-    asked = {
+    start_of_launch = {
         (_process(row["globalTid"]), row["correlationId"]): row["start"]
         for row in database.execute(f"SELECT globalTid, correlationId, start FROM {CALLS}")
     }
     strings = _strings(database, tables)
     for table in {KERNELS, COPIES} & tables:
         for row in database.execute(f"SELECT * FROM {table} ORDER BY start"):
-            told = _Row(row)
-            process = _process(told["globalPid"])
-            name = strings.get(told["shortName"] if told["shortName"] is not None else told["demangledName"], "")
-            launched = asked.get((process, told["correlationId"]), -1)
-            copied = int(told["bytes"] or 0) if table == COPIES else 0
-            yield Work(name, told["start"], told["end"], launched, process, copied)
+            activity = _Row(row)
+            process = _process(activity["globalPid"])
+            name = strings.get(
+                activity["shortName"] if activity["shortName"] is not None else activity["demangledName"], ""
+            )
+            launched = start_of_launch.get((process, activity["correlationId"]), -1)
+            copied = int(activity["bytes"] or 0) if table == COPIES else 0
+            yield Work(name, activity["start"], activity["end"], launched, process, copied)
 
 
 def _strings(database: sqlite3.Connection, tables: set[str]) -> dict[Any, str]:

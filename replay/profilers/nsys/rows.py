@@ -30,11 +30,11 @@ class Seen:
 
 def joined(report: Report) -> tuple[dict[Key, Seen], int]:
     """What was seen of each row; and how many kernels and copies fall in no range."""
-    seen: dict[Key, Seen] = defaultdict(Seen)
+    records_by_row: dict[Key, Seen] = defaultdict(Seen)
     by_process: dict[int, list[Span]] = defaultdict(list)
     dropped: set[Span] = set()
     for span in report.spans:
-        spans = seen[span.case, span.category].spans
+        spans = records_by_row[span.case, span.category].spans
         if span.message == DROPPED and spans:
             dropped.add(spans.pop())
         elif span.message not in (PREPARE, READY, DROPPED):
@@ -48,32 +48,32 @@ def joined(report: Report) -> tuple[dict[Key, Seen], int]:
         if run is None or run.end_ns < work.launched_ns:
             outside += 1
         elif run not in dropped:
-            seen[run.case, run.category].work[run].append(work)
-    return {key: found for key, found in seen.items() if found.spans}, outside
+            records_by_row[run.case, run.category].work[run].append(work)
+    return {key: record for key, record in records_by_row.items() if record.spans}, outside
 
 
-def with_seen(row: Result, own: Result | None, seen: Mapping[Key, Seen]) -> Result:
+def with_seen(row: Result, own: Result | None, records_by_row: Mapping[Key, Seen]) -> Result:
     """A row with what the profiler saw of it.
 
     Parameters
     ----------
     own : the row of the run that was profiled
     """
-    found = seen.get(key_of(row))
-    if found is None:
+    record = records_by_row.get(key_of(row))
+    if record is None:
         return row
     row = replace(
         row,
-        nsys_us=median(span.end_ns - span.start_ns for span in found.spans) / 1e3,
+        nsys_us=median(span.end_ns - span.start_ns for span in record.spans) / 1e3,
         nsys_own_us=None if own is None else own.median_us,
-        nsys_runs=len(found.spans),
+        nsys_runs=len(record.spans),
     )
-    return row if not found.work else _with_work(row, found)
+    return row if not record.work else _with_work(row, record)
 
 
-def _with_work(row: Result, seen: Seen) -> Result:
-    runs = len(seen.spans)
-    everything = [work for items in seen.work.values() for work in items]
+def _with_work(row: Result, record: Seen) -> Result:
+    runs = len(record.spans)
+    everything = [work for items in record.work.values() for work in items]
     kernels = [work for work in everything if not work.copied_bytes]
     copies = [work for work in everything if work.copied_bytes]
     names = Counter(work.name for work in kernels)
@@ -82,7 +82,7 @@ def _with_work(row: Result, seen: Seen) -> Result:
         nsys_kernels="; ".join(f"{name} x{count / runs:g}" for name, count in names.most_common()),
         nsys_launches=len(kernels) / runs,
         nsys_gpu_us=sum(work.end_ns - work.start_ns for work in kernels) / runs / 1e3,
-        nsys_gap_us=median(map(_idle_ns, seen.work.values())) / 1e3,
+        nsys_gap_us=median(map(_idle_ns, record.work.values())) / 1e3,
         nsys_copies=len(copies) / runs,
         nsys_copied_bytes=round(sum(work.copied_bytes for work in copies) / runs),
     )
