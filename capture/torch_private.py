@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import cache, partial
@@ -91,6 +92,47 @@ def hide_from_compiler(function: FunctionType) -> bool:
     except (AttributeError, TypeError):
         return False
     return True
+
+
+_MODES_MODULE = "torch.utils._python_dispatch"
+_MODE_FLAGS = tuple(
+    name
+    for name in (
+        "_is_in_torch_dispatch_mode",
+        "_is_in_non_infra_torch_dispatch_mode",
+        "_is_in_any_mode_without_ignore_compile_internals",
+    )
+    if _places.take(f"{_MODES_MODULE}.{name}", None, "nothing: this torch keeps no such flag") is not None
+)
+
+
+class ModeFlags:
+    """Sets the flags back that all threads share, and that say whether a dispatch mode is on.
+
+    Each mode sets them back to what they were when it was entered. Where the one that was entered first is left first,
+    as by threads that end later, the other would say for ever that a mode is on, and torch.compile compile nothing.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._entered = 0
+        self._before: dict[str, bool] = {}
+
+    def enter(self) -> None:
+        """Take note that a mode is about to be entered."""
+        with self._lock:
+            if not self._entered:
+                module = sys.modules[_MODES_MODULE]
+                self._before = {name: getattr(module, name) for name in _MODE_FLAGS}
+            self._entered += 1
+
+    def leave(self) -> None:
+        """Take note that a mode was left: after the last one, the flags are as they were before the first."""
+        with self._lock:
+            self._entered -= 1
+            if not self._entered:
+                for name, value in self._before.items():
+                    setattr(sys.modules[_MODES_MODULE], name, value)
 
 
 _runs_compiled_code = _places.take(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 # as many threads as there are processors for each process that runs tests: more of them spin, waiting for each other;
@@ -18,6 +18,7 @@ import torch
 from busy import MOST_BY_OTHERS, TimesDisagree, Usage, share_of_others
 from forks import PROVING
 from programs import run_command, train_tiny_net
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 from turns import turn
 
 from opgrip.capture.grips.source import proof
@@ -62,6 +63,13 @@ def _drawn_alike() -> None:
     torch.manual_seed(SEED)
     np.random.seed(SEED)
     random.seed(SEED)
+
+
+@pytest.fixture(autouse=True)
+def _no_mode_left_on() -> Iterator[None]:
+    """Fail a test after which torch believes that a dispatch mode is on, and compiles nothing any more."""
+    yield
+    assert not is_in_torch_dispatch_mode()
 
 
 @pytest.fixture(autouse=True)

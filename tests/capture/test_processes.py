@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from programs import run_command, run_python, wait_for
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 from versions import tells_reductions
 
 from opgrip.capture import Capture
@@ -106,6 +107,7 @@ def test_dataloader_workers_are_recorded_and_merged(tmp_path: Path) -> None:
     done = run_program(
         """
 import torch
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 from torch.utils.data import DataLoader, Dataset
 from opgrip.capture import Capture
 
@@ -142,6 +144,7 @@ def test_ranks_write_one_file_each_with_their_collectives(tmp_path: Path) -> Non
     script.write_text(
         """
 import torch
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 import torch.distributed as dist
 dist.init_process_group("gloo")
 x = torch.full((4,), float(dist.get_rank()))
@@ -238,3 +241,21 @@ def test_captures_that_overlap_leave_nothing_behind(tmp_path: Path, order: str) 
     assert torch._dynamo.eval_frame._stance.stance == stance
     for number in (1, 2):
         assert "math:hypot" in load(tmp_path / f"{number}.jsonl", partial=False).calls["op"].tolist()
+
+
+def test_after_a_thread_that_outlived_the_capture_torch_knows_of_no_mode(tmp_path: Path) -> None:
+    begun, go = threading.Event(), threading.Event()
+
+    def work() -> None:
+        begun.set()
+        go.wait()
+
+    with Capture(tmp_path / "t.jsonl"):
+        thread = threading.Thread(target=work)
+        thread.start()
+        begun.wait()
+        assert is_in_torch_dispatch_mode()
+    go.set()
+    thread.join()
+    # else torch.compile would leave all that follows to eager
+    assert not is_in_torch_dispatch_mode()

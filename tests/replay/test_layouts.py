@@ -32,7 +32,8 @@ def captured(path: Path, program: Callable[[], Any], op: str) -> Case:
     trace = load(path / "t.jsonl")
     assert trace.end is not None
     assert not trace.end.dropped
-    case, *others = (case for case in make_cases(trace) if case.op == op)
+    cases = [case for case in make_cases(trace) if case.op == op]
+    case, *others = sorted(cases, key=lambda case: case.number)
     # torch 2.6 detaches a sparse tensor twice
     assert not others or (op == "aten.detach.default" and has_detached_views())
     return case
