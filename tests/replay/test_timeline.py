@@ -44,7 +44,8 @@ def test_a_timeline_has_a_range_for_each_run_with_its_operator_inside(tiny_trace
                 if event.get("cat") == "cpu_op" and run["ts"] <= event["ts"] <= run["ts"] + run["dur"]
             ]
             # TorchScript runs some operators as others: addmm as mm and add
-            assert inside if row.mode == "jit" else any(row.op.split(".")[1] in operator for operator in inside)
+            is_seen = bool(inside) if row.mode == "jit" else any(row.op.split(".")[1] in name for name in inside)
+            assert is_seen, (row, run, inside, done.stderr)
 
 
 def test_a_timeline_that_is_there_is_replaced_only_by_force(tiny_trace: Path, tmp_path: Path) -> None:
