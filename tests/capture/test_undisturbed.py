@@ -275,7 +275,7 @@ def test_fake_tensors_work_in_a_capture(tmp_path: Path) -> None:
 # `_keep` holds its own guard: what it calls is in its place
 HOOKS = [
     (RecordingMode, "_find"),
-    (RecordingMode, "_taken"),
+    (RecordingMode, "_match_storages"),
     (RecordingMode, "enter"),
     (Recorder, "signature"),
     (Recorder, "point"),
