@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from threading import enumerate as enumerate_threads
 from threading import get_ident
 from time import perf_counter_ns
-from types import FrameType, FunctionType, TracebackType
+from types import FrameType, FunctionType
 from typing import Any, cast
 
 import torch
@@ -27,7 +27,6 @@ from opgrip.capture.signatures import tensors_in
 from opgrip.capture.thread_mode import ThreadMode
 from opgrip.capture.torch_private import (
     NO_SEQUENCE,
-    ModeFlags,
     current_autograd_node,
     hide_from_compiler,
     is_made_of_tensors,
@@ -48,7 +47,6 @@ UNPAIRED = -(1 << 62)
 """Sequence number of a call that made no node, and of one in a backward pass whose node no forward call made."""
 
 Storages = tuple[int, ...]
-_mode_flags = ModeFlags()
 
 
 class RecordingMode(ThreadMode):
@@ -95,17 +93,6 @@ class RecordingMode(ThreadMode):
         self._numbers = self._storages.numbers
         self._new_number = self._storages.new_number
         self._young = self._storages.young
-
-    def __enter__(self) -> RecordingMode:
-        _mode_flags.enter()
-        super().__enter__()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        super().__exit__(kind, error, traceback)
-        _mode_flags.leave()
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:

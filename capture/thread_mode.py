@@ -7,15 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 from typing import Any
 
-from torch.utils._python_dispatch import TorchDispatchMode
-
 from opgrip.capture.device_time import DeviceTimer
 from opgrip.capture.page_faults import FaultCounter
 from opgrip.capture.places import Place
 from opgrip.capture.predictions import Node
+from opgrip.capture.torch_private import OrderlyMode
 
 
-class ThreadMode(TorchDispatchMode):
+class ThreadMode(OrderlyMode):
     """Records the calls of one thread.
 
     Attributes

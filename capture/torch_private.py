@@ -6,12 +6,13 @@ Seen in torch 2.6, 2.13 and 2.15; a place that another version lacks is replaced
 from __future__ import annotations
 
 import math
+import os
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import cache, partial
-from types import FunctionType
+from types import FunctionType, TracebackType
 from typing import Any
 
 import torch
@@ -106,32 +107,45 @@ _MODE_FLAGS = tuple(
 )
 
 
-class ModeFlags:
-    """Sets the flags back that all threads share, and that say whether a dispatch mode is on.
+_flags_lock = threading.RLock()
 
-    Each mode sets them back to what they were when it was entered. Where the one that was entered first is left first,
-    as by threads that end later, the other would say for ever that a mode is on, and torch.compile compile nothing.
+
+def _renew_flags_lock() -> None:
+    # a thread that is not there any more may have held it
+    global _flags_lock
+    _flags_lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_renew_flags_lock)
+
+
+class OrderlyMode(TorchDispatchMode):
+    """A dispatch mode that may be left in any order, and by threads at once.
+
+    Flags that all threads share say whether a mode is on, and each mode sets them back to what they were when it was
+    entered. Where the one that was entered first is left first, the other would set them for ever, and torch.compile
+    compile nothing any more. So here they are as they were before the first mode once the last one is left.
     """
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._entered = 0
-        self._before: dict[str, bool] = {}
+    _entered = 0
+    _flags_before: Mapping[str, bool] = {}
 
-    def enter(self) -> None:
-        """Take note that a mode is about to be entered."""
-        with self._lock:
-            if not self._entered:
+    def __enter__(self) -> Any:
+        with _flags_lock:
+            if not OrderlyMode._entered:
                 module = sys.modules[_MODES_MODULE]
-                self._before = {name: getattr(module, name) for name in _MODE_FLAGS}
-            self._entered += 1
+                OrderlyMode._flags_before = {name: getattr(module, name) for name in _MODE_FLAGS}
+            OrderlyMode._entered += 1
+            return super().__enter__()
 
-    def leave(self) -> None:
-        """Take note that a mode was left: after the last one, the flags are as they were before the first."""
-        with self._lock:
-            self._entered -= 1
-            if not self._entered:
-                for name, value in self._before.items():
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        with _flags_lock:
+            super().__exit__(kind, error, traceback)
+            OrderlyMode._entered -= 1
+            if not OrderlyMode._entered:
+                for name, value in OrderlyMode._flags_before.items():
                     setattr(sys.modules[_MODES_MODULE], name, value)
 
 

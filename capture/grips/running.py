@@ -9,9 +9,8 @@ from types import FunctionType
 from typing import Any, cast
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from opgrip.capture.torch_private import hide_from_compiler, leave_compiled, see_higher_order
+from opgrip.capture.torch_private import OrderlyMode, hide_from_compiler, leave_compiled, see_higher_order
 
 INPUT_AWARE = "InputAware"
 DATA_DEPENDENT_SHAPE = "DataDependentShape"
@@ -57,7 +56,7 @@ class _Spent(threading.local):
 spent = _Spent()
 
 
-class Running(TorchDispatchMode):
+class Running(OrderlyMode):
     """Counts the operators of a block, below autograd and autocast.
 
     Attributes
