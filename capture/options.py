@@ -79,12 +79,14 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--extension",
         action="append",
+        default=[],
         metavar="MODULE",
         help=f"an extension module to record too, besides {', '.join(KNOWN_EXTENSIONS)}; can be repeated",
     )
     parser.add_argument(
         "--grip",
         action="append",
+        default=[],
         metavar="PATTERN",
         help="functions whose calls are recorded too, such as 'mmdet.models.*:delta2bbox', each also written as a "
         "sample; can be repeated",

@@ -63,3 +63,12 @@ def test_what_does_not_go_together_is_one_line_in_words_of_python(tmp_path: Path
     assert path.read_text() == "mine"
     with pytest.raises(UserError, match="no parameters to train: choose run="):
         capture(torch.nn.Softmax(dim=0), tmp_path / "other.jsonl", torch.ones(3), run="train")
+
+
+def test_functions_and_extensions_are_named_in_a_list_or_one_alone(tmp_path: Path) -> None:
+    names = ["programs:TinyNet.forward", "torch.nn.modules.linear:Linear.forward"]
+    for grip in (names, names[0]):
+        options = {"grip": grip, "grip_to": tmp_path / "samples", "extension": ["math"], "force": True}
+        trace = capture(TinyNet(), tmp_path / "t.jsonl", INPUTS, **options)
+        gripped = {item.op for item in trace.signatures if item.kind == "function"}
+        assert len(gripped) == (2 if grip is names else 1)
