@@ -23,6 +23,7 @@ from opgrip.capture.steps import (
     make_capture,
     run_step,
     values_problem,
+    warm_up,
 )
 from opgrip.traces.ceilings.bandwidth import bandwidth_of
 from opgrip.traces.command import USAGE_ERROR, run_command
@@ -98,9 +99,7 @@ def _run_model(args: argparse.Namespace, reporter: Reporter) -> int:
 
 def _audit(program: Program, capture: Capture, args: argparse.Namespace, reporter: Reporter) -> list[Difference]:
     with reporter.doing("auditing"):
-        for _ in range(args.warmup):
-            run_step(program, program.inputs())
-        inputs = [program.inputs() for _ in range(args.steps)]
+        inputs = warm_up(program, args)
 
         def steps() -> None:
             while inputs:

@@ -10,7 +10,7 @@ from opgrip.capture.compiled import CHOICES, OPERATORS
 from opgrip.capture.extensions import KNOWN_EXTENSIONS
 from opgrip.capture.models import model_sources
 from opgrip.capture.program import RUNS, ModelOptions
-from opgrip.traces.command import OneLineParser, add_debug, add_version, not_negative, positive, seed
+from opgrip.traces.command import OneLineParser, add_debug, add_version, not_negative, positive, refuse_options, seed
 from opgrip.traces.errors import UserError
 from opgrip.traces.tensor_file import load_safetensors
 
@@ -167,10 +167,8 @@ def check_grips(args: argparse.Namespace) -> None:
 
 def check_not_for_models(args: argparse.Namespace) -> None:
     """Raise `UserError` for options of models beside a script."""
-    defaults = make_parser().parse_args([])
-    for name in (*MODEL_OPTIONS, "audit"):
-        if getattr(args, name) != getattr(defaults, name):
-            raise UserError(f"--{name.replace('_', '-')} is for models", "a script after -- has its own options")
+    hint = "a script after -- has its own options"
+    refuse_options(args, make_parser().parse_args([]), (*MODEL_OPTIONS, "audit"), "models", hint)
 
 
 def image_size(text: str) -> tuple[int, int]:

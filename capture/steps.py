@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -76,11 +77,7 @@ def capture_steps(program: Program, args: argparse.Namespace, reporter: Reporter
     capture = make_capture(args, args.output or f"{program.name}.jsonl", {"model": model, **settings}, program.model)
     total = args.warmup + args.steps
     with reporter.doing(f"running {args.warmup} warm-up and {args.steps} captured steps", total) as advance:
-        for _ in range(args.warmup):
-            run_step(program, program.inputs())
-            advance()
-        # made outside of the capture, where they are few
-        inputs = [program.inputs() for _ in range(args.steps)]
+        inputs = warm_up(program, args, advance)
         with capture:
             while inputs:
                 try:
@@ -90,6 +87,14 @@ def capture_steps(program: Program, args: argparse.Namespace, reporter: Reporter
                     raise
                 advance()
     return capture
+
+
+def warm_up(program: Program, args: argparse.Namespace, advance: Callable[[], None] = lambda: None) -> list[Any]:
+    """Run the steps before those that are watched; gives the inputs of these, made where nobody watches."""
+    for _ in range(args.warmup):
+        run_step(program, program.inputs())
+        advance()
+    return [program.inputs() for _ in range(args.steps)]
 
 
 def run_step(program: Program, inputs: object) -> None:

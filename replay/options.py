@@ -29,7 +29,7 @@ from opgrip.replay.timing.caches import CACHES, PROGRAM, WARM
 from opgrip.replay.timing.methods import CONTINUOUS, DISCRETE, METHODS, ON_DEVICE
 from opgrip.replay.timing.samples import Effort
 from opgrip.replay.workers.job import SAMPLE, Job
-from opgrip.traces.command import OneLineParser, add_debug, add_version, not_negative, positive, seed
+from opgrip.traces.command import OneLineParser, add_debug, add_version, not_negative, positive, refuse_options, seed
 from opgrip.traces.errors import UserError
 from opgrip.traces.machine import cache_folder
 
@@ -168,20 +168,18 @@ def modes_of(requested_modes: Sequence[str], reference: str, tuning: Tuning) -> 
 
 def _check_sequence(args: argparse.Namespace) -> None:
     """Refuse what is for single cases."""
-    plain = make_parser().parse_args(["trace"])
-    for name in OF_CASES:
-        if getattr(args, name) != getattr(plain, name):
-            raise UserError(f"--{name.replace('_', '-')} is for single cases", "leave it away with --sequence")
+    refuse_options(args, _without_options(), OF_CASES, "single cases", "leave it away with --sequence")
 
 
 def _check_samples(args: argparse.Namespace) -> None:
     """Refuse what a sample, which stands in no program, has nothing for."""
-    plain = make_parser().parse_args(["trace"])
-    for name in OF_TRACES:
-        if getattr(args, name) != getattr(plain, name):
-            raise UserError(f"--{name.replace('_', '-')} is for traces", "leave it away with samples")
+    refuse_options(args, _without_options(), OF_TRACES, "traces", "leave it away with samples")
     if args.cache == PROGRAM:
         raise UserError("samples stand in no program that --cache program could follow", "use warm or cold")
+
+
+def _without_options() -> argparse.Namespace:
+    return make_parser().parse_args(["trace"])
 
 
 def check_method(method: str, device: str) -> None:
