@@ -28,11 +28,11 @@ from rich.console import Console
 from rich.table import Table
 
 from opgrip.replay import load_results
-from opgrip.replay.profilers.installed import find_program
-from opgrip.replay.profilers.ncu.ncu import PLACES as NCU_PLACES
-from opgrip.replay.profilers.ncu.report import TO_CSV
-from opgrip.replay.profilers.nsys.nsys import PLACES as NSYS_PLACES
-from opgrip.replay.profilers.nsys.report import CALLS, COPIES, EVENTS, KERNELS, STRINGS
+from opgrip.replay.analyses.ncu.ncu import PLACES as NCU_PLACES
+from opgrip.replay.analyses.ncu.report import TO_CSV
+from opgrip.replay.analyses.nsys.nsys import PLACES as NSYS_PLACES
+from opgrip.replay.analyses.nsys.report import CALLS, COPIES, EVENTS, KERNELS, STRINGS
+from opgrip.replay.analyses.profiling.programs import find_program
 from opgrip.replay.timing.ranges import check_ranges
 from opgrip.traces.errors import UserError
 

@@ -31,9 +31,7 @@ from workloads import REPLAYED, Workload
 
 from opgrip.capture import Capture
 from opgrip.replay.arguments.values import KINDS
-from opgrip.replay.measuring.results import to_frame
-from opgrip.replay.workers.job import Job
-from opgrip.replay.workers.supervisor import supervise
+from opgrip.replay.replay import replay
 from opgrip.traces import Trace, load
 from opgrip.traces.record_forms import to_json
 
@@ -105,9 +103,8 @@ def _without_values(form: object) -> object:
 
 
 def replay_trace(path: Path, kinds: Sequence[str], **options: Any) -> pd.DataFrame:
-    """The results of a trace's calls with each kind of values; the options are of `Job`."""
-    jobs = [Job(str(path), values=(kind,), **options) for kind in kinds]
-    return to_frame(row for job in jobs for rows in supervise(job, job.load()) for row in rows)
+    """The results of a trace's calls with each kind of values; the options are of `opreplay`."""
+    return pd.concat([replay(path, values=kind, **options).frame for kind in kinds], ignore_index=True)
 
 
 def _add_rows(

@@ -24,14 +24,17 @@ from torch.utils.benchmark import Measurement, Timer
 from workloads import WORKLOADS
 
 from opgrip.capture import Capture
-from opgrip.replay.arguments.inputs import Inputs, device_map
+from opgrip.replay.arguments.inputs import Inputs
 from opgrip.replay.cases.cases import Case, make_cases
+from opgrip.replay.cases.sources import NO_TRACE
 from opgrip.replay.measuring.measure import measure_cases
 from opgrip.replay.measuring.results import OK, Result
 from opgrip.replay.measuring.settings import Settings
 from opgrip.replay.operators.lookup import find_operator
+from opgrip.replay.options import job_with
 from opgrip.replay.timing.caches import WARM
 from opgrip.replay.timing.methods import CONTINUOUS
+from opgrip.replay.workers.job import Job
 from opgrip.traces import load
 
 PART = 10
@@ -83,7 +86,7 @@ def joined(parts: Sequence[Comparison]) -> Comparison:
 
 def usual_settings() -> Settings:
     """Those that time a case as a Timer does: many runs as one, with warm caches."""
-    return Settings(device_map("cpu", None), "cpu", method=CONTINUOUS, cache=WARM)
+    return Job("", plan=job_with("trace.jsonl", exec_mode=CONTINUOUS, cache=WARM).plan).settings(NO_TRACE)
 
 
 def compare(cases: Sequence[Case], settings: Settings) -> Comparison:
@@ -118,7 +121,7 @@ def _runs_again(case: Case) -> bool:
 
 def time_case(case: Case, settings: Settings) -> Measurement:
     """A Timer's measurement of a case."""
-    inputs = Inputs(case.signature.args, case.signature.kwargs, case.values, settings.place, settings.seed)
+    inputs = Inputs(case.signature.args, case.signature.kwargs, case.values, settings.place, settings.inputs.seed)
     args, kwargs = inputs.make()
     function = find_operator(case.signature).function
     with torch.no_grad():

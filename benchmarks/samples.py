@@ -11,7 +11,6 @@ import argparse
 import json
 import os
 from collections.abc import Collection, Iterator
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +19,13 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from opgrip.replay.cases.samples import SHIPPED
+from opgrip.replay.measuring.results import whole_cells
+from opgrip.replay.options import job_with
 from opgrip.replay.timing.caches import WARM
 from opgrip.replay.workers.ahead import make_ahead, rows_ahead
-from opgrip.replay.workers.job import SAMPLE, Job
 from opgrip.replay.workers.supervisor import supervise
 from opgrip.samples import Sample, Tag, samples
-from opgrip.traces.machine import cache_folder, processor
+from opgrip.traces.machine import processor
 
 ROOT = Path(__file__).resolve().parent.parent
 COMPILED = "compile"
@@ -63,13 +63,12 @@ def measured(
     modes: tuple[str, ...], without: Collection[int], jobs: int, compile_only: bool
 ) -> Iterator[dict[str, Any]]:
     """The rows of the cases that are not left out."""
-    store = str(cache_folder())
-    job = Job(trace=SHIPPED, unit=SAMPLE, modes=modes, threads=(1,), cache=WARM, budget_s=1.0, store=store)
+    job = job_with(SHIPPED, mode=modes, threads=1, cache=WARM, budget=1.0)
     loaded = job.load()
     ready_results = make_ahead(job, loaded, rows_ahead(loaded, without), jobs, TIMEOUT_S, may_fork=False)
     if not compile_only:
         for rows in supervise(job, loaded, TIMEOUT_S, without, False, ready_results):
-            yield from map(asdict, rows)
+            yield from map(whole_cells, rows)
 
 
 def page(rows: pd.DataFrame) -> Iterator[str]:

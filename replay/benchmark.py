@@ -12,21 +12,24 @@ from torch import Tensor
 
 from opgrip.replay.cases.cases import Case
 from opgrip.replay.cases.functions import function_case
+from opgrip.replay.cases.sources import NO_TRACE
+from opgrip.replay.checks import Tolerance
 from opgrip.replay.measuring.measure import measure_cases
 from opgrip.replay.measuring.results import Result
-from opgrip.replay.options import job_of, make_parser
+from opgrip.replay.modes import ModeOptions, Tuning
+from opgrip.replay.options import make_parser, plan_of
 from opgrip.replay.outcome import Results
 from opgrip.replay.timing.caches import WARM
-from opgrip.replay.workers.job import NO_TRACE
+from opgrip.replay.timing.options import TimingOptions
+from opgrip.replay.timing.samples import Effort
+from opgrip.replay.workers.job import Job
 from opgrip.traces.devices import check_device
 from opgrip.traces.errors import UserError, in_words_of_python
 from opgrip.traces.keywords import arguments_of
+from opgrip.traces.options import words_in
 from opgrip.traces.progress import QuietReporter
 
-OPTIONS = (
-    *("device", "dtype", "threads", "seed", "backward", "mode", "reference", "rtol", "atol", "tune", "tuner"),
-    *("exec_mode", "cache", "precision", "budget", "iterations", "warmup"),
-)
+OPTIONS = ("device", "dtype", "seed", "threads", *words_in(ModeOptions, Tuning, Tolerance, TimingOptions, Effort))
 """Options of a replay that say how a case is run and timed."""
 
 Inputs = Mapping[str, Any] | Sequence[Any]
@@ -65,7 +68,7 @@ def benchmark(
         args.cache = args.cache or WARM
         device = check_device(args.device or "cpu")
         args.device = str(device)
-        settings = job_of(args).settings(NO_TRACE)
+        settings = Job("", plan=plan_of(args)).settings(NO_TRACE)
     numbers = count()
     cases = [_case(item, case_inputs, next(numbers), args) for case_inputs in inputs for item in functions]
     with QuietReporter("opgrip").doing(f"timing {len(cases)} cases on {device}", len(cases)) as advance:

@@ -9,16 +9,15 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from opgrip.replay.measuring.results import OK, summarize
-from opgrip.replay.options import make_parser
-from opgrip.replay.replay import header_of, is_whole, load_job, replay_cases
+from opgrip.replay.options import Output, make_parser
+from opgrip.replay.replay import Replay, is_whole
 from opgrip.replay.reports.modes import print_modes
 from opgrip.replay.reports.sweep import print_sweep
 from opgrip.replay.reports.table import print_table
-from opgrip.replay.roofline.table import print_roofline
 from opgrip.replay.sequences.report import print_sequence
 from opgrip.replay.sequences.sequence import SequenceSettings, replay_apart
-from opgrip.replay.workers.job import Job, Loaded
 from opgrip.traces.command import INTERRUPTED, run_command
+from opgrip.traces.options import from_arguments
 from opgrip.traces.output import whole_file
 from opgrip.traces.progress import Reporter
 
@@ -31,47 +30,50 @@ def main(argv: Sequence[str] | None = None) -> int:
 def run(args: argparse.Namespace) -> int:
     """Load the trace, replay its cases, print the tables."""
     reporter = Reporter("opreplay")
-    if is_whole(args):
-        reporter.say(f"{args.output} is whole: there is nothing to go on with")
+    output = from_arguments(Output, args)
+    if is_whole(output):
+        reporter.say(f"{output.output} is whole: there is nothing to go on with")
         return 0
-    job, loaded = load_job(args, reporter)
+    replay = Replay(args, reporter)
     if args.sequence:
-        return _replay_sequence(job, loaded, args, reporter)
-    replayed = replay_cases(args, job, loaded, reporter)
+        return _replay_sequence(replay, output, reporter)
+    replayed = replay.rows()
     rows = list(replayed.results)
     print_table(rows, sys.stdout)
     if replayed.problem is not None:
         raise replayed.problem
-    print_modes(rows, job.reference, sys.stdout)
+    print_modes(rows, replay.job.plan.modes.reference, sys.stdout)
     if args.sweep:
         print_sweep(rows, sys.stdout)
-    if replayed.has_limits:
-        print_roofline(rows, sys.stdout)
+    for analysis in replayed.analyses:
+        analysis.print(rows, sys.stdout)
     for row in rows:
         if row.detail is not None:
             reporter.say(f"{row.op} {row.mode}:\n{row.detail.rstrip()}")
     if replayed.interrupted:
-        hint = f"go on with: opreplay {args.trace} ... --resume" if args.output else "with --output it could go on"
-        reporter.say(f"interrupted after {len({row.case for row in rows})} of {len(loaded.cases)} cases; {hint}")
+        hint = f"go on with: opreplay {args.trace} ... --resume" if output.output else "with --output it could go on"
+        ran, all_cases = len({row.case for row in rows}), len(replay.loaded.cases)
+        reporter.say(f"interrupted after {ran} of {all_cases} cases; {hint}")
         return INTERRUPTED
     reporter.say(summarize(rows))
-    return 1 if args.strict and any(row.status != OK for row in rows) else 0
+    return 1 if output.strict and any(row.status != OK for row in rows) else 0
 
 
-def _replay_sequence(job: Job, loaded: Loaded, args: argparse.Namespace, reporter: Reporter) -> int:
+def _replay_sequence(replay: Replay, output: Output, reporter: Reporter) -> int:
+    loaded, plan = replay.loaded, replay.job.plan
     settings = SequenceSettings(
         place=loaded.settings.place,
         device=loaded.settings.device,
-        seed=job.seed,
-        extensions=loaded.settings.extensions,
-        repeats=job.iterations,
-        precision=job.precision,
-        room_bytes=job.memory_limit,
+        seed=plan.inputs.seed,
+        extensions=plan.inputs.extensions,
+        repeats=plan.effort.iterations,
+        precision=plan.effort.precision,
+        room_bytes=plan.memory_limit,
     )
     with reporter.doing(f"replaying {len(loaded.trace.calls):,} calls in their order on {settings.device}"):
         result = replay_apart(loaded.trace, settings)
     print_sequence(result, sys.stdout)
-    if args.output is not None:
-        with whole_file(args.output, args.force) as file:
-            file.write(json.dumps({**header_of(args, loaded), **asdict(result)}, indent=1).encode() + b"\n")
-    return 1 if args.strict and result.unsupported else 0
+    if output.output is not None:
+        with whole_file(output.output, output.force) as file:
+            file.write(json.dumps({**replay.header, **asdict(result)}, indent=1).encode() + b"\n")
+    return 1 if output.strict and result.unsupported else 0

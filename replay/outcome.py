@@ -11,9 +11,8 @@ from typing import Any
 import pandas as pd
 
 from opgrip.replay.measuring.results import Result, summarize, to_frame
-from opgrip.replay.reports import reports
-from opgrip.replay.reports.report import Report
-from opgrip.traces.errors import UserError, in_words_of_python
+from opgrip.replay.reports import report_for
+from opgrip.traces.errors import in_words_of_python
 from opgrip.traces.output import whole_file
 
 SHOWN = ("case", "op", "shapes", "count", "share", "mode", "status", "captured_us", "median_us", "ratio", "error")
@@ -35,7 +34,7 @@ class Results:
 
     @property
     def frame(self) -> pd.DataFrame:
-        """One row a result, one column a field of `Result`."""
+        """One row a result, in all columns."""
         return to_frame(self.rows)
 
     def save(self, path: str | Path, force: bool = False) -> None:
@@ -66,19 +65,6 @@ class Results:
 def write_results(rows: Sequence[Result], header: Mapping[str, Any], path: Path, force: bool) -> None:
     """Write rows as the file's suffix says; raises as `Results.save` does."""
     text = io.StringIO()
-    report_for(path)(rows, header, text)
+    report_for(path).write(rows, header, text)
     with whole_file(path, force) as file:
         file.write(text.getvalue().encode())
-
-
-def report_for(path: Path) -> Report:
-    """What writes results to a file of that name.
-
-    Raises
-    ------
-    UserError : where its suffix says no form
-    """
-    report = reports.get(path.suffix)
-    if report is None:
-        raise UserError(f"{path} has no known form", f"end its name in {', '.join(reports.names())}")
-    return report

@@ -1,10 +1,9 @@
-"""Replays a trace or samples: selects cases, runs them in a process of their own, and adds what profilers see."""
+"""Replays a trace or samples: selects cases, runs them in a process of their own, and adds what analyses find."""
 
 from __future__ import annotations
 
 import argparse
-import os
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,24 +11,22 @@ from typing import Any
 
 import torch
 
+from opgrip.replay.analyses import Analysis, Session, analyses
 from opgrip.replay.measuring.measure import CachedRows
 from opgrip.replay.measuring.results import Result, read_results
-from opgrip.replay.options import check_method, job_of, make_parser
-from opgrip.replay.outcome import Results, report_for, write_results
-from opgrip.replay.profilers.options import profilers_of
-from opgrip.replay.profilers.passes import under_profilers
-from opgrip.replay.roofline.limits import threads_of, usual_threads, with_limits
-from opgrip.replay.roofline.measuring import measure
-from opgrip.replay.roofline.options import check_roofline
+from opgrip.replay.options import Output, job_of, make_parser
+from opgrip.replay.outcome import Results, write_results
+from opgrip.replay.reports import report_for
 from opgrip.replay.workers.ahead import make_ahead, rows_ahead
 from opgrip.replay.workers.job import Job, Loaded
 from opgrip.replay.workers.journal import Journal, journal_path
+from opgrip.replay.workers.options import Limits
 from opgrip.replay.workers.supervisor import supervise
-from opgrip.traces.ceilings.ceilings import Ceilings, keep, read_cached_ceilings, to_json
 from opgrip.traces.devices import check_device
 from opgrip.traces.errors import UserError, in_words_of_python
 from opgrip.traces.keywords import arguments_of
 from opgrip.traces.machine import available_memory
+from opgrip.traces.options import from_arguments
 from opgrip.traces.output import check_writable
 from opgrip.traces.progress import QuietReporter, Reporter
 
@@ -56,13 +53,14 @@ def replay(trace: str | Path, **options: Any) -> Results:
     UserError : for values that an option does not take, options that do not go together, and files that cannot be
         read or written
     """
-    reporter = QuietReporter("opgrip")
     with in_words_of_python():
         args = arguments_of(make_parser(), [str(trace)], options, excluded=("strict", "sequence"))
-        if is_whole(args):
-            return Results(read_results(args.output), {"trace": str(trace)})
-        job, loaded = load_job(args, reporter)
-        replayed = replay_cases(args, job, loaded, reporter, may_fork=False)
+        output = from_arguments(Output, args)
+        if is_whole(output):
+            assert output.output is not None, "is_whole asks for it"
+            return Results(read_results(output.output), {"trace": str(trace)})
+        run = Replay(args, QuietReporter("opgrip"), may_fork=False)
+        replayed = run.rows()
         if replayed.problem is not None:
             raise replayed.problem
     if replayed.interrupted:
@@ -78,170 +76,175 @@ class Replayed:
     ----------
     results : of the cases that ran
     interrupted : whether the user ended it before the last case
-    problem : why a profiler failed after the cases had run, or the output could not be written; None else
-    has_limits : whether the rows are held against what the machine gives
+    problem : why an analysis failed after the cases had run, or the output could not be written; None else
+    analyses : those that added to the rows
     """
 
     results: Results
     interrupted: bool = False
     problem: UserError | None = None
-    has_limits: bool = False
+    analyses: Sequence[Analysis] = ()
 
 
-def is_whole(args: argparse.Namespace) -> bool:
+def is_whole(output: Output) -> bool:
     """Whether there is nothing to go on with.
 
     Raises
     ------
     UserError : where nothing says what to go on with
     """
-    if not args.resume:
+    if not output.resume:
         return False
-    if args.output is None:
+    if output.output is None:
         raise UserError("--resume needs to know what it goes on with", "name the file with --output")
-    return args.output.exists() and not journal_path(args.output).exists() and not args.append
+    return output.output.exists() and not journal_path(output.output).exists() and not output.append
 
 
-def load_job(args: argparse.Namespace, reporter: Reporter) -> tuple[Job, Loaded]:
-    """What is to be replayed.
+class Replay:
+    """A replay that a command line asks for, its trace loaded.
+
+    Parameters
+    ----------
+    may_fork : whether this process has run nothing of torch yet, and forks of it can
 
     Raises
     ------
     UserError : for options that do not go together, and files that cannot be read or written
     """
-    if args.output is not None:
-        check_output(args)
-    job = job_of(args)
-    loaded = job.load()
-    for note in loaded.notes:
-        reporter.say(note)
-    check_method(job.method, str(check_device(loaded.settings.device)))
-    return replace(job, memory_limit=job.memory_limit or available_memory(loaded.settings.device)), loaded
 
+    def __init__(self, args: argparse.Namespace, reporter: Reporter, may_fork: bool = True) -> None:
+        self._args, self._reporter, self._may_fork = args, reporter, may_fork
+        self.output, self._limits = from_arguments(Output, args), from_arguments(Limits, args)
+        self._check_output(args.sequence)
+        job = job_of(args)
+        self.loaded: Loaded = job.load()
+        for note in self.loaded.notes:
+            reporter.say(note)
+        device = self.loaded.settings.device
+        job.plan.timing.check_device(str(check_device(device)))
+        memory_limit = job.plan.memory_limit or available_memory(device)
+        self.job: Job = replace(job, plan=replace(job.plan, memory_limit=memory_limit))
 
-def check_output(args: argparse.Namespace) -> None:
-    """Raise `UserError` where the results cannot be written as they are asked for."""
-    if args.sequence:
-        if args.output.suffix != ".json":
-            raise UserError(f"a sequence is not written to {args.output}", "end its name in .json")
-    else:
-        report_for(args.output)
-    if args.append and args.output.suffix == ".md":
-        raise UserError(f"rows cannot be added to {args.output}", "write .json or .csv")
-    check_writable(args.output, may_replace(args))
+    @property
+    def header(self) -> dict[str, Any]:
+        """Where results come from, as files say it."""
+        device = self.loaded.settings.device
+        name = torch.cuda.get_device_name(device) if device.startswith("cuda") else device
+        seed = self.job.plan.inputs.seed
+        return {"trace": self.job.trace, "torch": torch.__version__, "device": name, "seed": seed}
 
-
-def may_replace(args: argparse.Namespace) -> bool:
-    """Whether the output may exist."""
-    return bool(args.force or args.append or args.resume)
-
-
-def replay_cases(
-    args: argparse.Namespace, job: Job, loaded: Loaded, reporter: Reporter, may_fork: bool = True
-) -> Replayed:
-    """Run the cases, then run them under profilers, and write the output.
-
-    Parameters
-    ----------
-    may_fork : whether this process has run nothing of torch yet, and forks of it can
-    """
-    profilers = profilers_of(args, loaded.settings.device)
-    check_roofline(args, loaded.settings.device)
-    earlier = read_results(args.output) if args.append and args.output.exists() else []
-    header = header_of(args, loaded)
-    rows, interrupted = _run(job, loaded, args, reporter, may_fork)
-    if interrupted:
-        return Replayed(Results(rows, header), interrupted=True)
-    try:
-        rows, profilers_saw_all = under_profilers(
-            job, loaded, rows, profilers, args.timeout, args.output, args.resume, reporter
-        )
-    except UserError as error:
-        return Replayed(Results(rows, header), problem=error)
-    if args.roofline:
-        ceilings = _ceilings(loaded, reporter)
-        rows = with_limits(rows, ceilings, threads_of(loaded))
-        header |= {"ceilings": to_json(ceilings), "threads": usual_threads(rows, threads_of(loaded))}
-    results = Results(rows, header)
-    problem = None
-    if args.output is not None:
+    def rows(self) -> Replayed:
+        """Run the cases, let the analyses add to them, and write the output."""
+        output, header = self.output, self.header
+        wanted = self._analyses()
+        self.job.plan.energy.check(self.loaded.settings.device)
+        earlier = []
+        if output.append and output.output is not None and output.output.exists():
+            earlier = read_results(output.output)
+        rows, interrupted = self._run_cases(keeps_rows=any(not item.adds_at_once for item in wanted))
+        if interrupted:
+            return Replayed(Results(rows, header), interrupted=True)
         try:
-            write_results([*earlier, *rows], header, args.output, may_replace(args))
+            for analysis in wanted:
+                rows = analysis.add_to(rows)
+                header |= analysis.header
         except UserError as error:
-            problem = error
+            return Replayed(Results(rows, header), problem=error)
+        results, problem = Results(rows, header), None
+        if output.output is not None:
+            try:
+                write_results([*earlier, *rows], header, output.output, output.may_replace)
+            except UserError as error:
+                problem = error
+            else:
+                if all(analysis.saw_all for analysis in wanted):
+                    journal_path(output.output).unlink(missing_ok=True)
+        return Replayed(results, problem=problem, analyses=wanted)
+
+    def _check_output(self, is_sequence: bool) -> None:
+        """Raise `UserError` where the results cannot be written as they are asked for."""
+        output = self.output.output
+        if output is None:
+            return
+        if is_sequence:
+            if output.suffix != ".json":
+                raise UserError(f"a sequence is not written to {output}", "end its name in .json")
         else:
-            if profilers_saw_all:
-                journal_path(args.output).unlink(missing_ok=True)
-    return Replayed(results, problem=problem, has_limits=args.roofline)
+            report = report_for(output)
+            if report.needs and not getattr(self._args, report.needs):
+                hint = f"add --{report.needs}, or end its name in .json"
+                raise UserError(f"{output} is a drawing of the {report.needs}", hint)
+            if self.output.append and not report.can_grow:
+                raise UserError(f"rows cannot be added to {output}", "write .json or .csv")
+        check_writable(output, self.output.may_replace)
 
+    def _analyses(self) -> list[Analysis]:
+        """Those that the options ask for, made before any case runs."""
+        session = Session(
+            self.job,
+            self.loaded,
+            self._limits.timeout,
+            self.output.output,
+            self.output.may_replace,
+            self.output.resume,
+            self._reporter,
+        )
+        wanted: list[Analysis] = []
+        for analysis in analyses.values():
+            options: Any = from_arguments(analysis.options, self._args)
+            if analysis.is_wanted(options):
+                wanted.append(analysis(options, session))
+        return wanted
 
-def _run(
-    job: Job, loaded: Loaded, args: argparse.Namespace, reporter: Reporter, may_fork: bool
-) -> tuple[list[Result], bool]:
-    """The rows of all cases in order, and whether the user ended it before the last."""
-    rows: dict[int, list[Result]] = {}
-    with ExitStack() as stack:
-        journal = None
-        if args.output is not None:
-            journal = stack.enter_context(Journal(args.output, job, args.resume, args.force or args.append))
-            rows = journal.rows
-        remaining = len(loaded.cases) - len(rows)
-        compiled = _compile(job, loaded, args, reporter, rows, may_fork)
-        try:
-            with reporter.doing(f"replaying {remaining} cases on {loaded.settings.device}", remaining) as advance:
-                for case_rows in supervise(job, loaded, args.timeout, set(rows), may_fork, compiled):
-                    if journal is not None:
-                        journal.add(case_rows)
-                    rows[case_rows[0].case] = case_rows
-                    advance()
-            if journal is not None and args.ncu:
-                # until ncu has seen all of them, or its batches could not be gone on with
-                journal.keep()
-        except KeyboardInterrupt:
-            if journal is not None:
-                journal.keep()
-            return _in_order(rows, loaded), True
-    return _in_order(rows, loaded), False
+    def _run_cases(self, keeps_rows: bool) -> tuple[list[Result], bool]:
+        """The rows of all cases in order, and whether the user ended it before the last.
 
+        Parameters
+        ----------
+        keeps_rows : whether they stay in the journal, to go on with, until analyses have seen all of them
+        """
+        loaded, output = self.loaded, self.output
+        rows: dict[int, list[Result]] = {}
+        with ExitStack() as stack:
+            journal = None
+            if output.output is not None:
+                begins_anew = output.force or output.append
+                journal = stack.enter_context(Journal(output.output, self.job, output.resume, begins_anew))
+                rows = journal.rows
+            remaining = len(loaded.cases) - len(rows)
+            compiled = self._compile(rows)
+            doing = f"replaying {remaining} cases on {loaded.settings.device}"
+            try:
+                with self._reporter.doing(doing, remaining) as advance:
+                    for case_rows in supervise(
+                        self.job, loaded, self._limits.timeout, set(rows), self._may_fork, compiled
+                    ):
+                        if journal is not None:
+                            journal.add(case_rows)
+                        rows[case_rows[0].case] = case_rows
+                        advance()
+                if journal is not None and keeps_rows:
+                    journal.keep()
+            except KeyboardInterrupt:
+                if journal is not None:
+                    journal.keep()
+                return self._in_order(rows), True
+        return self._in_order(rows), False
 
-def _ceilings(loaded: Loaded, reporter: Reporter) -> Ceilings:
-    """What the machine gives at most; measured the first time, when no process is forked any more."""
-    device = loaded.settings.device
-    ceilings = read_cached_ceilings(device)
-    if ceilings is None:
-        with reporter.doing("measuring what this machine gives at most"):
-            ceilings = measure(device)
-        reporter.say(f"opgrip machine shows it, from {keep(ceilings, device)}")
-    return ceilings
+    def _compile(self, done: Collection[int]) -> CachedRows:
+        """What came of compiling the rows that take a compiler."""
+        ahead = rows_ahead(self.loaded, done)
+        if not ahead:
+            return {}
+        limits, cases = self._limits, len(self.loaded.cases) - len(done)
+        with self._reporter.doing(f"compiling {len(ahead)} rows of {cases} cases", len(ahead)) as advance:
+            try:
+                return make_ahead(
+                    self.job, self.loaded, ahead, limits.compilers, limits.timeout, self._may_fork, advance
+                )
+            except KeyboardInterrupt:
+                self._reporter.say("what is compiled is kept for the next time")
+                raise
 
-
-def _compile(
-    job: Job,
-    loaded: Loaded,
-    args: argparse.Namespace,
-    reporter: Reporter,
-    done: Collection[int],
-    may_fork: bool,
-) -> CachedRows:
-    """What came of compiling the rows that take a compiler."""
-    ahead = rows_ahead(loaded, done)
-    if not ahead:
-        return {}
-    jobs = args.jobs or len(os.sched_getaffinity(0))
-    with reporter.doing(f"compiling {len(ahead)} rows of {len(loaded.cases) - len(done)} cases", len(ahead)) as advance:
-        try:
-            return make_ahead(job, loaded, ahead, jobs, args.timeout, may_fork, advance)
-        except KeyboardInterrupt:
-            reporter.say("what is compiled is kept for the next time")
-            raise
-
-
-def _in_order(rows: dict[int, list[Result]], loaded: Loaded) -> list[Result]:
-    return [row for case in loaded.cases for row in rows.get(case.number, [])]
-
-
-def header_of(args: argparse.Namespace, loaded: Loaded) -> dict[str, Any]:
-    """Where results come from, as files say it."""
-    device = loaded.settings.device
-    name = torch.cuda.get_device_name(device) if device.startswith("cuda") else device
-    return {"trace": str(args.trace), "torch": torch.__version__, "device": name, "seed": args.seed}
+    def _in_order(self, rows: dict[int, list[Result]]) -> list[Result]:
+        return [row for case in self.loaded.cases for row in rows.get(case.number, [])]

@@ -8,22 +8,18 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
-from dataclasses import asdict
 from pathlib import Path
 
-import pandas as pd
 import torch
 from breaking_functions import BREAKING
+from settings import settings_of
 
-from opgrip.replay.arguments.inputs import device_map
 from opgrip.replay.cases.functions import function_case
-from opgrip.replay.measuring.settings import Settings
+from opgrip.replay.cases.sources import Opened
 from opgrip.replay.timing.caches import WARM
-from opgrip.replay.timing.samples import Effort
 from opgrip.replay.workers.ahead import make_ahead, rows_ahead
 from opgrip.replay.workers.job import Job, Loaded
 from opgrip.replay.workers.supervisor import supervise
-from opgrip.traces.trace import Trace
 
 
 def main(modes: list[str], names: list[str]) -> None:
@@ -31,21 +27,13 @@ def main(modes: list[str], names: list[str]) -> None:
     chosen = {name: BREAKING[name] for name in names or BREAKING}
     cases = [function_case(function, args, number=number) for number, (function, args) in enumerate(chosen.values())]
     with tempfile.TemporaryDirectory() as store:
-        settings = Settings(
-            device_map("cpu", None),
-            "cpu",
-            effort=Effort(iterations=3),
-            modes=("eager", *modes),
-            cache=WARM,
-            store=Path(store),
-            detail=True,
-        )
-        loaded = Loaded(Trace({}, [], [], {}, pd.DataFrame()), cases, settings, [])
-        job = Job(trace="")
+        settings = settings_of(iterations=3, mode=["eager", *modes], cache=WARM, store=Path(store), detail=True)
+        loaded = Loaded(Opened(cases), cases, settings, [])
+        job = Job("")
         known = make_ahead(job, loaded, rows_ahead(loaded), 2, 300, may_fork=True)
         for rows in supervise(job, loaded, 300, (), True, known):
             for row in rows:
-                print(json.dumps(asdict(row)))
+                print(json.dumps(row.to_plain()))
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import torch
 
 from opgrip.traces.errors import UserError
 from opgrip.traces.names import plain_name
+from opgrip.traces.options import Several
 
 OF_COMMANDS = ("help", "version", "debug")
 """Options that say what a command prints."""
@@ -62,6 +63,8 @@ def _value(option: argparse.Action, value: Any) -> Any:
         return value
     several = isinstance(value, Sequence) and not isinstance(value, str)
     parts = list(map(_text, value)) if several else [_text(value)]
+    if isinstance(option, Several):
+        return tuple(_parse(option, part) for part in parts)
     if isinstance(option.default, list):
         return [_parse(option, part) for part in parts]
     return _parse(option, ",".join(parts))

@@ -10,6 +10,7 @@ from typing import Any
 import pandas as pd
 
 from opgrip.replay.arguments.stored import Stored, drawn_values
+from opgrip.replay.cases.selection import Selection
 from opgrip.replay.operators.lookup import Operator
 from opgrip.replay.operators.memory import LARGE, bytes_of, mostly_fresh
 from opgrip.traces import Trace
@@ -68,21 +69,6 @@ class Case:
         return self.signature.op
 
 
-@dataclass(frozen=True, slots=True)
-class Selection:
-    """Which calls to replay.
-
-    Attributes
-    ----------
-    ops, modules : patterns of operators' names and module paths, as shells match file names; none selects all
-    top : how many cases, those with the largest share of time; None for all
-    """
-
-    ops: Sequence[str] = ()
-    modules: Sequence[str] = ()
-    top: int | None = None
-
-
 def make_cases(trace: Trace, selection: Selection = Selection()) -> list[Case]:
     """One case a signature, by falling share of time.
 
@@ -96,8 +82,8 @@ def make_cases(trace: Trace, selection: Selection = Selection()) -> list[Case]:
     calls = trace.own_calls
     if calls.empty:
         raise UserError(*NO_CALLS)
-    calls = _matching(calls, "op", selection.ops, "--op")
-    calls = _matching(calls, "module", selection.modules, "--module")
+    calls = _matching(calls, "op", selection.op, "--op")
+    calls = _matching(calls, "module", selection.module, "--module")
     if calls.empty:
         raise UserError(*NO_CALL_MATCHES_BOTH)
     times = calls.groupby("signature")["duration_ns"].agg(["size", "median", "sum"])

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
 
 from opgrip.replay.arguments.values import RECORDED
+from opgrip.traces.option_types import counts, cpus
+from opgrip.traces.options import option
 
-EAGER = "eager"
 FORWARD, BACKWARD = "forward", "backward"
 
 
@@ -24,6 +27,41 @@ class Point:
     threads: int | None = None
     batch: int = 1
     streams: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Points:
+    """With what cases are run, a row for each combination."""
+
+    threads: tuple[int, ...] = option(
+        (), "of an operator (default: as captured)", parse=counts, metavar="N,...", only=("single cases",)
+    )
+    batch_scale: tuple[int, ...] = option(
+        (1,),
+        "times the recorded batch (default: 1)",
+        parse=counts,
+        metavar="N,...",
+        only=("single cases", "traces"),
+    )
+    streams: tuple[int, ...] = option(
+        (1,),
+        "cases that run at once, on threads or on a GPU's streams (default: 1)",
+        parse=counts,
+        metavar="N,...",
+        only=("single cases",),
+    )
+    pin: tuple[int, ...] = option(
+        (), "run on these processors only, as in 0,2-3", parse=cpus, metavar="CPUS", only=("single cases",)
+    )
+
+    def __iter__(self) -> Iterator[Point]:
+        for threads, batch, streams in product(self.threads or (None,), self.batch_scale, self.streams):
+            yield Point(threads, batch, streams)
+
+    @property
+    def is_sweep(self) -> bool:
+        """Whether there are several points."""
+        return any(len(points) > 1 for points in (self.threads, self.batch_scale, self.streams))
 
 
 @dataclass(frozen=True, slots=True)

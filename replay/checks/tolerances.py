@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 import torch
 
+from opgrip.traces.option_types import tolerance
+from opgrip.traces.options import option
+
 EXACT = (0.0, 0.0)
 TOLERANCES: dict[torch.dtype, tuple[float, float]] = {
     torch.float64: (1e-7, 1e-7),
@@ -26,15 +29,25 @@ TOLERANCES: dict[torch.dtype, tuple[float, float]] = {
 
 @dataclass(frozen=True, slots=True)
 class Tolerance:
-    """What counts as equal: |met - reference| <= atol + rtol * |reference|.
+    """What counts as equal: |actual - reference| <= atol + rtol * |reference|.
 
-    Attributes
-    ----------
-    rtol, atol : None for that of the dtype; of no account for whole numbers and bools, which are equal or not
+    It is of no account for whole numbers and bools, which are equal or not.
     """
 
-    rtol: float | None = None
-    atol: float | None = None
+    rtol: float | None = option(
+        None,
+        "relative tolerance of results (default: by dtype)",
+        parse=tolerance,
+        metavar="X",
+        only=("single cases",),
+    )
+    atol: float | None = option(
+        None,
+        "absolute tolerance of results (default: by dtype)",
+        parse=tolerance,
+        metavar="X",
+        only=("single cases",),
+    )
 
     def of(self, dtype: torch.dtype) -> tuple[float, float]:
         """The relative and the absolute tolerance of a dtype's numbers.

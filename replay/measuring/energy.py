@@ -10,7 +10,9 @@ from typing import Any
 
 import torch
 
+from opgrip.replay.measuring.columns import Columns, column, columns
 from opgrip.traces.errors import UserError
+from opgrip.traces.options import option
 
 SECONDS = 1.0
 """Of runs: the counter moves every few hundredths of a second, so that a block gives it within some percent."""
@@ -24,6 +26,32 @@ REASONS = (
     "DisplayClockSetting",
 )
 """Names of NVML's bits, in `nvmlClocksEventReason...` and in older versions `nvmlClocksThrottleReason...`."""
+
+
+@dataclass(frozen=True, slots=True)
+class EnergyOptions:
+    """Whether the counters of a GPU are read."""
+
+    energy: bool = option(
+        False,
+        "run each case for a second more on a GPU: its energy, clock, throttling",
+        only=("single cases",),
+    )
+
+    def check(self, device: str) -> None:
+        """Raise `UserError` where they are asked for and cannot be read."""
+        if self.energy:
+            open_meter(device).close()
+
+
+@columns.register("energy")
+@dataclass(frozen=True, slots=True)
+class EnergyColumns(Columns):
+    """What a run takes of a GPU."""
+
+    energy_mj: float | None = column("of the GPU for one run, with what it takes when idle", "mJ")
+    clock_mhz: float | None = column("mean clock of its multiprocessors meanwhile", "MHz")
+    throttled: str | None = column("why that was not higher; empty where nothing held it down")
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,12 +9,13 @@ from dataclasses import replace
 from opgrip.replay.arguments.values import RECORDED
 from opgrip.replay.cases.cases import Case
 from opgrip.replay.cases.surroundings import Surroundings
-from opgrip.replay.cases.ways import EAGER, Point
+from opgrip.replay.cases.ways import Points
 from opgrip.replay.measuring.energy import Energy
 from opgrip.replay.measuring.metering import metered, with_energy
 from opgrip.replay.measuring.preparation import Prepared, failed, prepare
 from opgrip.replay.measuring.results import Result
 from opgrip.replay.measuring.settings import Settings
+from opgrip.replay.modes import ModeOptions
 from opgrip.replay.operators.memory import bytes_of
 from opgrip.replay.timing import pages
 from opgrip.replay.timing.beside import ConcurrentRun, side_by_side
@@ -88,21 +89,21 @@ def _measure(
 ) -> list[Result]:
     rows = [(case, prepare(case, settings, announce, cached_rows.get(case.number))) for case in cases]
     measurer = Measurer(
-        Stopwatch(settings.method, synchronizer(settings.device), empty_call_ns()),
+        Stopwatch(settings.timing.exec_mode, synchronizer(settings.device), empty_call_ns()),
         settings.effort,
-        flusher(settings.device) if settings.cache == COLD else None,
+        flusher(settings.device) if settings.timing.caches == COLD else None,
         announce,
-        settings.seed,
+        settings.inputs.seed,
     )
-    around = _around(rows, settings, surroundings, announce, without) if settings.cache == PROGRAM else {}
+    around = _around(rows, settings, surroundings, announce, without) if settings.timing.caches == PROGRAM else {}
     groups = _groups(rows, settings, surroundings, around)
     with watched(settings.profiled, settings.device, settings.timelines):
-        if settings.cache == PROGRAM:
+        if settings.timing.caches == PROGRAM:
             measurer.in_rounds(groups)
         else:
             measurer.one_by_one(groups)
     concurrent_runs = _side_by_side(rows, settings, announce)
-    energies = metered(groups, settings, announce) if settings.energy and not settings.profiled else {}
+    energies = metered(groups, settings, announce) if settings.energy.energy and not settings.profiled else {}
     return [row for _, prepared in rows for row in _fill_rows(prepared, settings, concurrent_runs, energies)]
 
 
@@ -139,7 +140,12 @@ def _around(
         if subject is not None and subject.number not in without
     }
     plain = replace(
-        settings, values=(RECORDED,), modes=(EAGER,), reference=EAGER, points=(Point(),), backward=False, memory=False
+        settings,
+        inputs=replace(settings.inputs, values=(RECORDED,)),
+        timing=replace(settings.timing, backward=False),
+        modes=ModeOptions(),
+        points=Points(),
+        memory=False,
     )
     for case in surroundings.around([case for case, _ in rows]):
         if case.number not in without and case.captured_us < QUICK_US:
@@ -195,8 +201,8 @@ def _fill_rows(
             run = concurrent_runs[id(subject)]
             yield replace(_with_times(result, run.loaded, settings, NO_RATIO), overlap=run.overlap)
         else:
-            values = settings.values[0] if way.mode == settings.reference else way.values
-            base = subject_of_way.get((way.point, way.direction, values, settings.reference))
+            values = settings.inputs.values[0] if way.mode == settings.modes.reference else way.values
+            base = subject_of_way.get((way.point, way.direction, values, settings.modes.reference))
             if base is None or base is subject:
                 yield _with_times(result, subject.samples, settings, NO_RATIO)
             else:
@@ -217,8 +223,8 @@ def _with_times(result: Result, samples: Samples, settings: Settings, ratio: Rat
         stopped=samples.done(settings.effort) or "most",
         dropped=samples.dropped,
         noisy=None if spread is None else spread > NOISY,
-        method=settings.method,
-        cache=settings.cache,
+        method=settings.timing.exec_mode,
+        cache=settings.timing.caches,
         ratio_p10=ratio[0],
         ratio=ratio[1],
         ratio_p90=ratio[2],

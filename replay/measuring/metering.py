@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import torch
 
-from opgrip.replay.measuring.energy import Energy, open_meter
+from opgrip.replay.measuring.energy import Energy, EnergyColumns, open_meter
 from opgrip.replay.measuring.results import Result
 from opgrip.replay.measuring.settings import Settings
 from opgrip.replay.operators.contexts import restored
@@ -40,9 +39,4 @@ def with_energy(row: Result, energy: Energy | None) -> Result:
     """A row with what its runs took."""
     if energy is None:
         return row
-    return replace(
-        row,
-        energy_mj=energy.millijoules,
-        clock_mhz=energy.clock_mhz,
-        throttled=", ".join(energy.throttled) or None,
-    )
+    return row.adding(EnergyColumns(energy.millijoules, energy.clock_mhz, ", ".join(energy.throttled) or None))

@@ -14,7 +14,7 @@ import torch
 from opgrip.replay.arguments.inputs import Inputs
 from opgrip.replay.arguments.values import with_values
 from opgrip.replay.cases.cases import Case
-from opgrip.replay.cases.ways import BACKWARD, EAGER, Way
+from opgrip.replay.cases.ways import BACKWARD, Way
 from opgrip.replay.checks import Reference, Verdict
 from opgrip.replay.measuring.results import (
     FAILED,
@@ -27,7 +27,7 @@ from opgrip.replay.measuring.results import (
     same_outputs,
 )
 from opgrip.replay.measuring.settings import Settings
-from opgrip.replay.modes import Program, Results, find_mode
+from opgrip.replay.modes import EAGER, Program, Results, find_mode
 from opgrip.replay.operators.calling import Arguments, Function
 from opgrip.replay.operators.contexts import restored
 from opgrip.replay.operators.lookup import Operator, Unsupported, find_operator
@@ -148,7 +148,7 @@ class _Preparation:
                 restored(settings.context_of(case, way)),
                 torch.set_grad_enabled(settings.wants_grad(case)),
             ):
-                operator = case.operator or find_operator(case.signature, settings.extensions)
+                operator = case.operator or find_operator(case.signature, settings.inputs.extensions)
                 make = self._backward if way.direction == BACKWARD else self._forward
                 result, subject = make(case, operator, way, result)
                 if subject is not None:
@@ -176,7 +176,7 @@ class _Preparation:
             else:
                 _, actual = run_program(program, item.make(), operator.mutates)
             faithful.append(same_outputs(signature.outputs, actual.outputs, settings.dtype is None))
-            if way.mode != settings.reference:
+            if way.mode != settings.modes.reference:
                 reference = self._reference(case, way, place, operator, item)
                 result = _with_verdict(result, reference.check(actual, settings.tolerance))
         if result.status != OK:
@@ -251,7 +251,7 @@ class _Preparation:
         if settings.count_work:
             (gradient_arguments, _) = graph_of(Program(operator.function))(inputs.make())
             result = _working(result, counted(gradients, gradient_arguments, {}, whole=False))
-        if way.mode != settings.reference:
+        if way.mode != settings.modes.reference:
             reference = self._reference(case, way, 0, operator, inputs)
             result = _with_verdict(result, reference.check(actual, settings.tolerance))
         if result.status != OK:
@@ -266,7 +266,7 @@ class _Preparation:
         self, case: Case, way: Way, program: Program, inputs: Sequence[Inputs], operator: Operator, result: Result
     ) -> Subject:
         settings = self._settings
-        in_torch = find_mode(way.mode)[0].in_torch and settings.device == "cpu" and settings.cache == PROGRAM
+        in_torch = find_mode(way.mode)[0].in_torch and settings.device == "cpu" and settings.timing.caches == PROGRAM
         return Subject(
             case.number,
             case.op,
@@ -302,12 +302,14 @@ class _Preparation:
         settings, backward = self._settings, way.direction == BACKWARD
         program = Program(operator.function)
         # a runtime without gradients is right where eager's are
-        if settings.reference != EAGER and (not backward or find_mode(settings.reference)[0].differentiable):
-            reference = replace(way, mode=settings.reference)
+        if settings.modes.reference != EAGER and (
+            not backward or find_mode(settings.modes.reference)[0].differentiable
+        ):
+            reference = replace(way, mode=settings.modes.reference)
             program = make_program(operator, [arguments], reference, settings, None, grad=backward)
         if backward:
             return with_backward(program)
-        return operator.function if settings.reference == EAGER else as_call(program, operator.mutates)
+        return operator.function if settings.modes.reference == EAGER else as_call(program, operator.mutates)
 
     def _inputs(self, case: Case, signature: Signature, kind: str) -> Inputs:
         settings = self._settings
@@ -316,7 +318,7 @@ class _Preparation:
         limit = settings.memory_limit
         if limit is not None and needed > limit:
             raise MemoryError(f"its tensors are {needed / 1e9:,.1f} GB, the limit is {limit / 1e9:,.1f} GB")
-        return Inputs(drawn.args, drawn.kwargs, models, settings.place, settings.seed, settings.dtype)
+        return Inputs(drawn.args, drawn.kwargs, models, settings.place, settings.inputs.seed, settings.dtype)
 
 
 def _with_program_note(result: Result, program: Program, first_ms: float) -> Result:

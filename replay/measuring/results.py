@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import torch
 
 from opgrip.replay.arguments.values import RECORDED
 from opgrip.replay.cases.ways import FORWARD
+from opgrip.replay.measuring.columns import Column, Columns, added_columns, column, columns_in
 from opgrip.traces.arguments import Opaque, TensorSpec, leaves, tensors
 from opgrip.traces.errors import UserError
 from opgrip.traces.names import plain_name, tensor_outline
@@ -28,124 +29,92 @@ class Result:
 
     Attributes
     ----------
-    case : the signature's number in the trace
-    shapes : of the arguments, in short
-    count : calls in the program; `share` is that of their time in all selected calls' time, 0 to 1
-    values : how tensors' values were drawn: `recorded`, `random`, `zeros`
-    direction : `forward`, or `backward` for the gradients of a call
-    mode : how it was run; `note` says in a word how that was made ready
-    status : `ok`, `wrong`, `unsupported`, `failed`, `timeout`, `skipped`
-    threads, batch_scale, streams : what it was run with: of an operator, None for as many as in the program; times
-        the recorded batch; cases at once
-    captured_us : median duration in the program; `captured_total_us` is the sum over its calls
-    median_us, p10_us, p90_us : of the timed runs, of which there are `samples`
-    spread : interquartile range of the runs, as a share of their median
-    stopped : why there were no more runs: `precision`, `settled`, `budget`, `most`, `iterations`
-    dropped : runs that were not kept, the processor being slowed down meanwhile
-    noisy : whether the spread is so large that the median is doubtful
-    method, cache : how the runs were timed, and what the caches held: `discrete`, `program`
-    first_ms : what the first call took: tracing, compiling and loading
-    ratio, ratio_p10, ratio_p90 : quantiles of the time over that of the reference mode, and in its own rows over that
-        of the first way to draw values, run by run; None in the row that others are compared with
-    overlap : of cases that run at once, their time one after another over their time at once
-    max_abs, max_rel : largest differences of the results from those of the reference mode
-    faithful : whether the outputs have the recorded shapes and dtypes; None where they are not known
-    flops : floating-point operations of one call, where there is a formula
-    bytes_in, bytes_out : of all tensors that a call takes and gives
-    allocated_bytes, peak_bytes : memory that one call allocates, and the most that it holds of it at once
-    nsys_us, nsys_own_us : median time of the runs that Nsight Systems saw, by its clock and by ours; of `nsys_runs`
-    nsys_kernels : names of the kernels of a run and how many of each; `nsys_launches` is how many in all
-    nsys_gpu_us, nsys_gap_us : time of a run's kernels on the GPU, and in which the GPU waited between them
-    nsys_copies, nsys_copied_bytes : of a run, between host and device or within it
-    ncu_kernels : as Nsight Compute saw them, and `ncu_launches` how many a run; `ncu_us` is their time in a run
-    ncu_dram_bytes, ncu_l2_bytes : of a run, between the GPU and its memory, and through its L2 cache
-    ncu_dram_share, ncu_l2_share, ncu_sm_share, ncu_tensor_share : of what the GPU could do at most in that time, 0 to 1
-    ncu_occupancy : warps that were active, of those that there is room for, 0 to 1
-    ncu_metrics : further ones that were asked for, as `name=value; ...`
-    bytes_moved : that one call has to read and write at least; `math_dtype` is what it computes in
-    operators : that one call runs, as torch dispatches them; None where they were not counted
-    limit_us : the least time that this machine could take for one call; `of_limit` is that over the median
-    bound : what makes the limit: `bandwidth`, `arithmetic`, `launch`, `interpreter`
-    energy_mj : of a GPU for one run; `clock_mhz` its mean clock meanwhile, and `throttled` why that was not higher
-    error : the reason of a status that is not ok, in one line; `detail` is all of it, where that is asked for
+    added : what parts have added, by the names of their columns; see `Columns`
     """
 
-    case: int
-    op: str
-    shapes: str
-    count: int
-    share: float
-    mode: str
-    device: str
-    status: str
-    captured_us: float
-    captured_total_us: float
-    values: str = RECORDED
-    direction: str = FORWARD
-    threads: int | None = None
-    batch_scale: int = 1
-    streams: int = 1
-    note: str = ""
-    first_ms: float | None = None
-    median_us: float | None = None
-    p10_us: float | None = None
-    p90_us: float | None = None
-    samples: int = 0
-    spread: float | None = None
-    stopped: str | None = None
-    dropped: int = 0
-    noisy: bool | None = None
-    method: str | None = None
-    cache: str | None = None
-    ratio: float | None = None
-    ratio_p10: float | None = None
-    ratio_p90: float | None = None
-    overlap: float | None = None
-    max_abs: float | None = None
-    max_rel: float | None = None
-    faithful: bool | None = None
-    flops: int | None = None
-    bytes_in: int | None = None
-    bytes_out: int | None = None
-    allocated_bytes: int | None = None
-    peak_bytes: int | None = None
-    error: str | None = None
-    detail: str | None = None
-    nsys_us: float | None = None
-    nsys_own_us: float | None = None
-    nsys_runs: int | None = None
-    nsys_kernels: str | None = None
-    nsys_launches: float | None = None
-    nsys_gpu_us: float | None = None
-    nsys_gap_us: float | None = None
-    nsys_copies: float | None = None
-    nsys_copied_bytes: int | None = None
-    ncu_kernels: str | None = None
-    ncu_launches: float | None = None
-    ncu_us: float | None = None
-    ncu_dram_bytes: int | None = None
-    ncu_l2_bytes: int | None = None
-    ncu_dram_share: float | None = None
-    ncu_l2_share: float | None = None
-    ncu_sm_share: float | None = None
-    ncu_tensor_share: float | None = None
-    ncu_occupancy: float | None = None
-    ncu_metrics: str | None = None
-    bytes_moved: int | None = None
-    math_dtype: str | None = None
-    operators: int | None = None
-    limit_us: float | None = None
-    of_limit: float | None = None
-    bound: str | None = None
-    energy_mj: float | None = None
-    clock_mhz: float | None = None
-    throttled: str | None = None
+    case: int = column("the signature's number in the trace", default=MISSING)
+    op: str = column("the operator, the unit or the sample", default=MISSING)
+    shapes: str = column("of the arguments, in short", default=MISSING)
+    count: int = column("calls in the program", default=MISSING)
+    share: float = column("of those calls' time in all selected calls' time", "1", default=MISSING)
+    mode: str = column("how it was run", default=MISSING)
+    device: str = column("where it ran", default=MISSING)
+    status: str = column("`ok`, `wrong`, `unsupported`, `failed`, `timeout`, `skipped`", default=MISSING)
+    captured_us: float = column("median duration in the program", "us", default=MISSING)
+    captured_total_us: float = column("the sum over its calls there", "us", default=MISSING)
+    values: str = column("how tensors' values were drawn: `recorded`, `random`, `zeros`", default=RECORDED)
+    direction: str = column("`forward`, or `backward` for the gradients of a call", default=FORWARD)
+    threads: int | None = column("of an operator; empty for as many as in the program")
+    batch_scale: int = column("times the recorded batch", default=1)
+    streams: int = column("cases that ran at once", default=1)
+    note: str = column("in a word, how the mode made it ready", default="")
+    first_ms: float | None = column("the first call: tracing, compiling and loading included", "ms")
+    median_us: float | None = column("of the timed runs", "us")
+    p10_us: float | None = column("the tenth percentile of them", "us")
+    p90_us: float | None = column("the ninetieth", "us")
+    samples: int = column("timed runs", default=0)
+    spread: float | None = column("interquartile range of the runs, as a share of their median")
+    stopped: str | None = column("why there were no more runs: `precision`, `settled`, `budget`, `most`, `iterations`")
+    dropped: int = column("runs that were not kept, the processor being slowed down meanwhile", default=0)
+    noisy: bool | None = column("whether the spread is so large that the median is doubtful: above 0.25")
+    method: str | None = column("how the runs were timed: `discrete`, `continuous`, `events`, `graph`")
+    cache: str | None = column("what the caches held: `program`, `warm`, `cold`")
+    ratio: float | None = column(
+        "of the time over that of the reference mode, run by run; in that one's own rows over that of the first way to "
+        "draw values; empty in the row that others are compared with"
+    )
+    ratio_p10: float | None = column("the tenth percentile of that")
+    ratio_p90: float | None = column("the ninetieth")
+    overlap: float | None = column("of cases that ran at once, their time one after another over their time at once")
+    max_abs: float | None = column("largest difference of its results from those of the reference mode")
+    max_rel: float | None = column("the same, relative")
+    faithful: bool | None = column("whether the outputs have the recorded shapes and dtypes; empty where not known")
+    flops: int | None = column("floating-point operations of one call, where there is a formula")
+    bytes_in: int | None = column("of all tensors that a call takes", "bytes")
+    bytes_out: int | None = column("of all tensors that it gives", "bytes")
+    allocated_bytes: int | None = column("memory that one call allocates", "bytes")
+    peak_bytes: int | None = column("the most that it holds of it at once", "bytes")
+    bytes_moved: int | None = column("that one call has to read and write at least", "bytes")
+    math_dtype: str | None = column("what it computes in")
+    operators: int | None = column("that one call runs, as torch dispatches them; empty where they were not counted")
+    error: str | None = column("the reason of a status that is not ok, in one line")
+    detail: str | None = column("all of the error, with `--debug`")
+    added: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def from_plain(cls, cells: Mapping[str, Any]) -> Result:
+        """The row of cells by the names of columns, those of parts included."""
+        core = {name: cell for name, cell in cells.items() if name in CORE}
+        added = {name: cell for name, cell in cells.items() if name not in CORE}
+        return cls(**core, added=added)
+
+    def to_plain(self) -> dict[str, Any]:
+        """Its cells by the names of columns, those of parts after its own, as far as they were added."""
+        return {**{name: getattr(self, name) for name in CORE}, **self.added}
+
+    def adding(self, part: Columns) -> Result:
+        """The row with what a part has added."""
+        return replace(self, added={**self.added, **asdict(part)})
+
+
+CORE = tuple(about.name for about in columns_in(Result))
+"""Names of the columns that every row has."""
+
+
+def all_columns() -> list[Column]:
+    """Those of every row, then those of each part."""
+    return [*columns_in(Result), *added_columns()]
+
+
+def whole_cells(row: Result) -> dict[str, Any]:
+    """A row's cells in all columns, None where it has nothing."""
+    return {**dict.fromkeys(about.name for about in added_columns()), **row.to_plain()}
 
 
 def to_frame(results: Iterable[Result]) -> pd.DataFrame:
-    """One row a result, one column a field."""
-    names = [field.name for field in fields(Result)]
-    return pd.DataFrame([asdict(result) for result in results], columns=names)
+    """One row a result, in all columns."""
+    names = [about.name for about in all_columns()]
+    return pd.DataFrame([result.to_plain() for result in results], columns=names)
 
 
 def load_results(path: str | Path) -> pd.DataFrame:
@@ -178,13 +147,16 @@ def read_results(path: Path) -> list[Result]:
     """
     table = load_results(path).astype(object)
     rows = table.where(table.notna(), None).to_dict("records")
-    whole = {field.name for field in fields(Result) if field.type in ("int", "int | None")}
+    columns_by_name = {about.name: about for about in all_columns()}
+    unknown = [name for name in table.columns if name not in columns_by_name]
+    if unknown or not {"case", "op", "mode", "status"} <= set(table.columns):
+        raise UserError(f"{path} has other columns than this opreplay writes", "choose another file")
 
     def value(name: str, cell: Any) -> Any:
-        return int(cell) if name in whole and cell is not None else cell
+        return int(cell) if columns_by_name[name].whole and cell is not None else cell
 
     try:
-        return [Result(**{str(name): value(str(name), cell) for name, cell in row.items()}) for row in rows]
+        return [Result.from_plain({str(name): value(str(name), cell) for name, cell in row.items()}) for row in rows]
     except (TypeError, ValueError) as error:
         raise UserError(f"{path} has other columns than this opreplay writes", "choose another file") from error
 

@@ -2,95 +2,96 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, is_dataclass
 from itertools import product
-from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import torch
 
 from opgrip.replay.arguments.inputs import DeviceMap
-from opgrip.replay.arguments.values import RECORDED
+from opgrip.replay.arguments.options import InputOptions
 from opgrip.replay.cases.cases import Case
-from opgrip.replay.cases.ways import BACKWARD, EAGER, FORWARD, Point, Way
+from opgrip.replay.cases.ways import BACKWARD, FORWARD, Point, Points, Way
 from opgrip.replay.checks import Tolerance
-from opgrip.replay.modes import Tuning
-from opgrip.replay.operators.lookup import TRUSTED_EXTENSIONS, Unsupported
+from opgrip.replay.measuring.energy import EnergyOptions
+from opgrip.replay.modes import ModeOptions, Tuning
+from opgrip.replay.operators.lookup import Unsupported
 from opgrip.replay.sweeps.batch import Batches, scaled
-from opgrip.replay.timing.caches import PROGRAM
-from opgrip.replay.timing.methods import DISCRETE, ON_DEVICE
+from opgrip.replay.timing.options import TimingOptions
 from opgrip.replay.timing.samples import Effort
+from opgrip.traces.arguments import DTYPES
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
-    """How cases are replayed.
+class Plan:
+    """How cases are run, as options say it, in plain values; a worker process is told it so.
+
+    Attributes
+    ----------
+    detail : keep the whole of an error, not its first line alone
+    store : folder for what compilers made; None to keep nothing
+    memory_limit : bytes of a case's tensors above which it is not tried
+    profiled : the profiler that watches what is timed, and needs processes that end by themselves; empty for none
+    timelines : folder for what torch's profiler sees, where that is the one
+    count_work : run what is no single operator once more, to count what its operators do
+    """
+
+    inputs: InputOptions = field(default_factory=InputOptions)
+    points: Points = field(default_factory=Points)
+    modes: ModeOptions = field(default_factory=ModeOptions)
+    tuning: Tuning = field(default_factory=Tuning)
+    tolerance: Tolerance = field(default_factory=Tolerance)
+    timing: TimingOptions = field(default_factory=TimingOptions)
+    effort: Effort = field(default_factory=Effort)
+    energy: EnergyOptions = field(default_factory=EnergyOptions)
+    detail: bool = False
+    store: str | None = None
+    memory_limit: int | None = None
+    profiled: str = ""
+    timelines: str | None = None
+    count_work: bool = False
+
+
+GROUPS: dict[str, Any] = {name: kind for name, kind in get_type_hints(Plan).items() if is_dataclass(kind)}
+"""The classes of options that a plan holds, by the names of its fields."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings(Plan):
+    """A plan, with what it means for one trace.
 
     Attributes
     ----------
     place : where tensors go that were recorded on a device
     device : what the results name, and what is waited for
-    seed : of the values that are drawn
-    extensions : extension modules whose functions may be called
-    values : ways to draw values, each a row of its own, as are `modes` and `points`
-    modes : by name; results and times of all are compared with those of `reference`, which is one of them
     batches : which sizes of the calls are the batch; None where it is not scaled
-    tolerance : of results that are compared with the reference's
-    tuning : how long a compiler may search
-    store : folder for what compilers made; None to keep nothing
-    detail : keep the whole of an error, not its first line alone
-    method : how a run is timed
-    cache : what the caches hold when a run begins
-    dtype : of floating-point tensors; None for the recorded one
-    backward : time the gradients of calls of a forward pass too
     memory : measure what a call allocates
-    memory_limit : bytes of a case's tensors above which it is not tried
-    profiled : the profiler that watches what is timed; empty for none
-    timelines : folder for what torch's profiler sees, where that is the one
-    count_work : run what is no single operator once more, to count what its operators do
-    energy : read what a GPU takes
     """
 
     place: DeviceMap
     device: str
-    effort: Effort = Effort()  # noqa: RUF009 - frozen
-    seed: int = 0
-    extensions: Collection[str] = TRUSTED_EXTENSIONS
-    values: Sequence[str] = (RECORDED,)
-    modes: Sequence[str] = (EAGER,)
-    reference: str = EAGER
-    points: Sequence[Point] = (Point(),)
     batches: Batches | None = None
-    tolerance: Tolerance = Tolerance()  # noqa: RUF009 - frozen
-    tuning: Tuning = Tuning()  # noqa: RUF009 - frozen
-    store: Path | None = None
-    detail: bool = False
-    method: str = DISCRETE
-    cache: str = PROGRAM
-    dtype: torch.dtype | None = None
-    backward: bool = False
     memory: bool = False
-    memory_limit: int | None = None
-    profiled: str = ""
-    timelines: Path | None = None
-    count_work: bool = False
-    energy: bool = False
 
     @property
     def by_clock_of_device(self) -> bool:
         """Whether runs are timed by the device's own clock, on torch's streams."""
-        return self.method in ON_DEVICE
+        return self.timing.by_clock_of_device
+
+    @property
+    def dtype(self) -> torch.dtype | None:
+        """Of floating-point tensors; None for the recorded one."""
+        return None if self.inputs.dtype is None else DTYPES[self.inputs.dtype]
 
     def wants_grad(self, case: Case) -> bool:
         """Whether a case's calls make a graph, as they do in a program that runs backward."""
-        return self.backward and case.phase == "forward"
+        return self.timing.backward and case.phase == "forward"
 
     def ways(self, case: Case) -> list[Way]:
         """The ways in which a case is run: of the same values and point one after the other, the reference first."""
         directions = (FORWARD, BACKWARD) if self.wants_grad(case) else (FORWARD,)
-        modes = sorted(self.modes, key=lambda mode: mode != self.reference)
-        numbered_ways = enumerate(product(self.points, self.values, directions, modes))
+        numbered_ways = enumerate(product(self.points, self.inputs.values, directions, self.modes.all_names))
         return [
             Way(number, values, direction, mode, point) for number, (point, values, direction, mode) in numbered_ways
         ]

@@ -9,22 +9,27 @@ from pathlib import Path
 from typing import Any
 
 from opgrip.replay.operators.calling import Arguments, Function
+from opgrip.traces.command import positive
 from opgrip.traces.errors import UserError
+from opgrip.traces.options import option
 from opgrip.traces.registry import Registry
+
+EAGER = "eager"
 
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """How long a compiler may search for better code.
+    """How long a compiler may search for better code: not at all where it has no trials."""
 
-    Attributes
-    ----------
-    trials : programs that it may try; 0 for no search
-    tuner : name of the way to search, by the compiler's own list; None for its default
-    """
-
-    trials: int = 0
-    tuner: str | None = None
+    trials: int = option(
+        0,
+        "let a compiler that can search try so many programs",
+        word="tune",
+        parse=positive,
+        metavar="TRIALS",
+        only=("single cases",),
+    )
+    tuner: str | None = option(None, "its way to search", metavar="NAME", only=("single cases",))
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,8 +18,8 @@ from typing import Any, Protocol
 import torch
 
 from opgrip.replay.cases.cases import Case
-from opgrip.replay.cases.ways import EAGER, Way
-from opgrip.replay.modes import Program, Results, Task, Tuning, find_mode
+from opgrip.replay.cases.ways import Way
+from opgrip.replay.modes import EAGER, Program, Results, Task, Tuning, find_mode
 from opgrip.replay.operators.calling import Arguments, Function, tensors_in
 from opgrip.replay.operators.lookup import Operator, Unsupported
 from opgrip.traces.arguments import leaves, numbers_of, with_numbers
@@ -36,7 +36,7 @@ class ProgramSettings(Protocol):
         """Where they run."""
 
     @property
-    def store(self) -> Path | None:
+    def store(self) -> str | None:
         """Folder for what compilers made; None to keep nothing."""
 
     @property
@@ -134,12 +134,12 @@ def as_call(program: Program, mutates: bool) -> Function:
 
 
 @contextmanager
-def _stored(root: Path | None, key: str | None) -> Iterator[Path | None]:
+def _stored(store: str | None, key: str | None) -> Iterator[Path | None]:
     """The folder of that key. What is in it when the block has ended well is there in a later run, or all that was."""
-    if root is None or key is None:
+    if store is None or key is None:
         yield None
         return
-    folder = root / key[:2] / key
+    folder = Path(store) / key[:2] / key
     if folder.is_dir():
         yield folder
         return
@@ -154,9 +154,9 @@ def _stored(root: Path | None, key: str | None) -> Iterator[Path | None]:
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def remove_partial(root: Path | None) -> None:
+def remove_partial(store: str | None) -> None:
     """Remove the folders of processes that have ended before what they made was whole."""
-    for partial in () if root is None else root.glob(f"*/{PARTIAL}*"):
+    for partial in () if store is None else Path(store).glob(f"*/{PARTIAL}*"):
         pid = int(partial.name.removeprefix(PARTIAL).split("-")[0])
         try:
             os.kill(pid, 0)

@@ -1,5 +1,5 @@
 """Forms that results are written in. A form is a file here, or an entry point `opgrip.reports` of another package."""
 
-from opgrip.replay.reports.report import Report, reports
+from opgrip.replay.reports.report import Report, report, report_for, reports
 
-__all__ = ["Report", "reports"]
+__all__ = ["Report", "report", "report_for", "reports"]

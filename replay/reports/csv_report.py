@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import IO, Any
 
 from opgrip.replay.measuring.results import Result, to_frame
-from opgrip.replay.reports.report import reports
+from opgrip.replay.reports.report import report
 
 
-@reports.register(".csv")
+@report(".csv", can_grow=True)
 def write_csv(results: Sequence[Result], header: Mapping[str, Any], file: IO[str]) -> None:
     """One line a row under a line of names; the header is left out."""
     to_frame(results).to_csv(file, index=False)

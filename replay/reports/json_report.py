@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from typing import IO, Any
 
-from opgrip.replay.measuring.results import Result
-from opgrip.replay.reports.report import reports
+from opgrip.replay.measuring.results import Result, whole_cells
+from opgrip.replay.reports.report import report
 
 
-@reports.register(".json")
+@report(".json", can_grow=True)
 def write_json(results: Sequence[Result], header: Mapping[str, Any], file: IO[str]) -> None:
     """An object of the header's fields and `results`, a list of one object a row."""
-    rows = [asdict(result) for result in results]
+    rows = [whole_cells(result) for result in results]
     json.dump({**header, "results": rows}, file, indent=1, allow_nan=False, ensure_ascii=False)
     file.write("\n")

@@ -2,19 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import IO, Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
 
 from opgrip.replay.measuring.results import Result
+from opgrip.traces.errors import UserError
 from opgrip.traces.registry import Registry
 
+Write = Callable[[Sequence[Result], Mapping[str, Any], IO[str]], None]
+"""Writes rows to a text file, the header saying where they come from."""
 
-class Report(Protocol):
-    """Writes results to a text file."""
 
-    def __call__(self, results: Sequence[Result], header: Mapping[str, Any], file: IO[str]) -> None:
-        """Write all results, the header saying where they come from."""
+@dataclass(frozen=True, slots=True)
+class Report:
+    """A form that results are written in.
+
+    Attributes
+    ----------
+    needs : the analysis without which there is nothing to write; empty for none
+    can_grow : whether rows can be read from such a file, to add others
+    """
+
+    write: Write
+    needs: str = ""
+    can_grow: bool = False
 
 
 reports: Registry[Report] = Registry("opgrip.replay.reports", "opgrip.reports")
 """Reports by the suffix of the files that they write."""
+
+
+def report(suffix: str, **about: Any) -> Callable[[Write], Write]:
+    """A decorator that enters a function as the `write` of a report, whose other attributes are `about`."""
+
+    def enter(write: Write) -> Write:
+        reports.register(suffix)(Report(write, **about))
+        return write
+
+    return enter
+
+
+def report_for(path: Path) -> Report:
+    """What writes results to a file of that name.
+
+    Raises
+    ------
+    UserError : where its suffix says no form
+    """
+    named_report = reports.get(path.suffix)
+    if named_report is None:
+        raise UserError(f"{path} has no known form", f"end its name in {', '.join(reports.names())}")
+    return named_report

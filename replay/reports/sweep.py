@@ -12,9 +12,17 @@ from rich.table import Table
 from rich.text import Text
 
 from opgrip.replay.measuring.results import OK, Result
+from opgrip.traces.options import option
 
 WORTH = 1.05
 """A step is worth while where it makes an operator so many times quicker."""
+
+
+@dataclass(frozen=True, slots=True)
+class SweepOptions:
+    """Whether the points of a sweep are held against each other."""
+
+    sweep: bool = option(False, "print how times scale with --threads and the like", only=("single cases",))
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import IO, Any
 
 from rich import box
@@ -11,9 +12,11 @@ from rich.table import Table
 from rich.text import Text
 
 from opgrip.replay.arguments.values import RECORDED
-from opgrip.replay.cases.ways import EAGER, FORWARD
+from opgrip.replay.cases.ways import FORWARD
+from opgrip.replay.measuring.columns import Column, added_columns
 from opgrip.replay.measuring.results import OK, Result
-from opgrip.replay.reports.report import reports
+from opgrip.replay.modes import EAGER
+from opgrip.replay.reports.report import report
 
 SHAPES = "shapes"
 LEFT = ("operator", "mode", SHAPES, "status")
@@ -42,7 +45,7 @@ def print_table(results: Sequence[Result], file: IO[str]) -> None:
         console.print(Text(f"{reason}: {operators}"), soft_wrap=True)
 
 
-@reports.register(".md")
+@report(".md")
 def write_markdown(results: Sequence[Result], header: Mapping[str, Any], file: IO[str]) -> None:
     """The same table in Markdown, under a line that says where it comes from."""
     origin = ", ".join(f"{name} {value}" for name, value in header.items() if isinstance(value, str | int))
@@ -57,6 +60,7 @@ def write_markdown(results: Sequence[Result], header: Mapping[str, Any], file: I
 
 def _columns(results: Sequence[Result]) -> dict[str, list[str]]:
     """The cells of the columns that these results need, by the columns' names."""
+    added = [about for about in added_columns() if about.heading and any(row.added.get(about.name) for row in results)]
     columns: dict[str, Callable[[Result], str]] = {
         "share": lambda result: f"{result.share:.1%}",
         "operator": _operator,
@@ -72,15 +76,7 @@ def _columns(results: Sequence[Result]) -> dict[str, list[str]]:
         "p90": lambda result: _microseconds(result.p90_us),
         "speed-up": lambda result: "-" if not result.ratio else f"{1 / result.ratio:.2f}",
         "first ms": lambda result: "-" if result.first_ms is None else f"{result.first_ms:,.1f}",
-        "nsys us": lambda result: _microseconds(result.nsys_us),
-        "launches": lambda result: "-" if result.nsys_launches is None else f"{result.nsys_launches:g}",
-        "gpu us": lambda result: _microseconds(result.nsys_gpu_us),
-        "gaps us": lambda result: _microseconds(result.nsys_gap_us),
-        "ncu us": lambda result: _microseconds(result.ncu_us),
-        "dram": lambda result: _share(result.ncu_dram_share),
-        "sm": lambda result: _share(result.ncu_sm_share),
-        "tensor": lambda result: _share(result.ncu_tensor_share),
-        "occupied": lambda result: _share(result.ncu_occupancy),
+        **{about.heading: partial(_added, about) for about in added},
         "status": _status,
     }
     is_needed = {
@@ -92,10 +88,6 @@ def _columns(results: Sequence[Result]) -> dict[str, list[str]]:
     # samples were not captured in a program, and of gripped calls the time there is not known
     is_needed["share"] = is_needed["captured us"] = any(result.captured_total_us for result in results)
     is_needed["count"] = is_needed["share"] or any(result.count != 1 for result in results)
-    is_needed["nsys us"] = any(result.nsys_us is not None for result in results)
-    is_needed["launches"] = is_needed["gpu us"] = is_needed["gaps us"] = any(result.nsys_launches for result in results)
-    is_needed["ncu us"] = any(result.ncu_us is not None for result in results)
-    is_needed["dram"] = is_needed["sm"] = is_needed["tensor"] = is_needed["occupied"] = is_needed["ncu us"]
     is_needed["speed-up"] = is_needed["first ms"] = is_needed["mode"]
     return {name: [cell(result) for result in results] for name, cell in columns.items() if is_needed.get(name, True)}
 
@@ -119,8 +111,16 @@ def _microseconds(time: float | None) -> str:
     return f"{time:,.0f}" if time >= 100 else f"{time:.1f}"
 
 
-def _share(share: float | None) -> str:
-    return "-" if share is None else f"{share:.0%}"
+def _added(about: Column, result: Result) -> str:
+    """The cell of a column that a part has added."""
+    cell = result.added.get(about.name)
+    if about.unit == "us":
+        return _microseconds(cell)
+    if cell is None:
+        return "-"
+    if about.unit == "1":
+        return f"{cell:.0%}"
+    return cell if isinstance(cell, str) else f"{cell:g}"
 
 
 def _reasons(results: Sequence[Result]) -> dict[str, str]:

@@ -15,18 +15,32 @@ from opgrip.replay.cases.flow import FlowingCall, make_flow
 from opgrip.replay.operators.lookup import TRUSTED_EXTENSIONS
 from opgrip.replay.sequences.memory import Memory, room_on
 from opgrip.replay.sequences.rehearsal import Part, Rehearsal, switching
-from opgrip.replay.sequences.results import NotReplayed, OperatorTime, Pass, SequenceResult, from_plain, make_result
+from opgrip.replay.sequences.results import Pass, SequenceResult, from_plain, make_result
 from opgrip.replay.timing.methods import synchronizer
 from opgrip.replay.timing.rounds import no_garbage_collection
 from opgrip.replay.workers.processes import run_in_fork
 from opgrip.traces import Trace
 from opgrip.traces.errors import UserError, one_line
+from opgrip.traces.options import option
 
-__all__ = ["NotReplayed", "OperatorTime", "SequenceResult", "SequenceSettings", "replay_sequence"]
+__all__ = [
+    *("NotReplayed", "OperatorTime", "SequenceOptions", "SequenceResult", "SequenceSettings", "replay_sequence"),
+]
 
 FEWEST, MOST = 3, 100
 """Timed passes over a trace where their number is not given."""
 MOST_FAILURES = 20
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceOptions:
+    """Whether a trace is run as one."""
+
+    sequence: bool = option(
+        False,
+        "run all calls in their order on what flows between them, for the time and memory of the whole step",
+        only=("traces",),
+    )
 
 
 @dataclass(frozen=True, slots=True)

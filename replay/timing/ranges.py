@@ -11,7 +11,6 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import count
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -92,7 +91,7 @@ def entered(message: str, category: str, case: int) -> Iterator[None]:
 
 
 @contextmanager
-def watched(profiled: str, device: str, timelines: Path | None) -> Iterator[None]:
+def watched(profiled: str, device: str, timelines: str | None) -> Iterator[None]:
     """Has a profiler record a block.
 
     Parameters
@@ -105,7 +104,7 @@ def watched(profiled: str, device: str, timelines: Path | None) -> Iterator[None
         assert timelines is not None, "they were asked for"
         with torch.profiler.profile() as profiler:
             yield
-        profiler.export_chrome_trace(str(timelines / f"{os.getpid()}-{next(_timelines)}.json"))
+        profiler.export_chrome_trace(f"{timelines}/{os.getpid()}-{next(_timelines)}.json")
         return
     if not (profiled and on_gpu):
         yield

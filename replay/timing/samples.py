@@ -8,6 +8,10 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from opgrip.traces.command import not_negative, positive
+from opgrip.traces.option_types import seconds, share
+from opgrip.traces.options import option
+
 FEWEST = 10
 """Runs of a case, unless its budget does not last for so many."""
 LEAST = 3
@@ -24,20 +28,30 @@ Times: TypeAlias = "np.ndarray[Any, np.dtype[np.float64]]"
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """How often a case is run.
+    """How often a case is run."""
 
-    Attributes
-    ----------
-    warmup : runs before the first that is timed
-    iterations : timed runs; None for as many as precision and budget ask for
-    precision : relative spread that is small enough
-    budget_s : time for a case, in seconds, with all that is done between its runs
-    """
-
-    warmup: int = 2
-    iterations: int | None = None
-    precision: float = 0.05
-    budget_s: float = 0.25
+    precision: float = option(
+        0.05,
+        "run until the interquartile range is this share of the median (default: %(default)s)",
+        parse=share,
+        metavar="SHARE",
+    )
+    budget_s: float = option(
+        0.25,
+        "or for so long a case, with all that is done between its runs (default: %(default)s)",
+        word="budget",
+        parse=seconds,
+        metavar="SECONDS",
+        only=("single cases",),
+    )
+    iterations: int | None = option(None, "or so often", parse=positive, metavar="N")
+    warmup: int = option(
+        2,
+        "runs before those that are timed (default: %(default)s)",
+        parse=not_negative,
+        metavar="N",
+        only=("single cases",),
+    )
 
 
 class Samples:

@@ -26,7 +26,7 @@ Row = tuple[Case, Way]
 def rows_ahead(loaded: Loaded, done: Collection[int] = ()) -> list[Row]:
     """The rows that take a compiler, of the cases that are not done."""
     settings = loaded.settings
-    slow = {name for name in settings.modes if find_mode(name)[0].ahead}
+    slow = {name for name in settings.modes.all_names if find_mode(name)[0].ahead}
     cases = [case for case in loaded.cases if case.number not in done and case.signature.raised is None]
     return [(case, way) for case in cases for way in settings.ways(case) if way.mode in slow]
 
@@ -70,7 +70,7 @@ def make_ahead(
                     rows_by_case.setdefault(case.number, {})[way.number] = result
                 for message in [] if isinstance(heard, Ended) else heard:
                     if "row" in message:
-                        rows_by_case.setdefault(case.number, {})[way.number] = Result(**message["row"])
+                        rows_by_case.setdefault(case.number, {})[way.number] = Result.from_plain(message["row"])
                 if isinstance(heard, Ended) or any("done" in message for message in heard):
                     del busy[process]
                     idle.append(process)

@@ -62,7 +62,7 @@ class Connection:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if self._process is not None:
-            if self._job.profiled and error is None:
+            if self._job.plan.profiled and error is None:
                 # a profiler has what it saw of a process when that ends by itself
                 self._process.let_end()
             else:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from opgrip.replay.cases.samples import fingerprint, names_samples
+from opgrip.replay.cases.sources import source_of
 from opgrip.replay.measuring.results import Result
 from opgrip.replay.workers.job import Job
 from opgrip.traces.errors import UserError
@@ -75,7 +74,7 @@ class Journal:
     def add(self, rows: Sequence[Result]) -> None:
         """Keep the rows of a case."""
         self.rows[rows[0].case] = list(rows)
-        self._file.write(json.dumps([asdict(row) for row in rows]) + "\n")
+        self._file.write(json.dumps([row.to_plain() for row in rows]) + "\n")
         self._file.flush()
 
     def _read(self, job_identity: dict[str, Any]) -> int:
@@ -88,7 +87,7 @@ class Journal:
                 try:
                     record = json.loads(line)
                     if place:
-                        rows = [Result(**row) for row in record]
+                        rows = [Result.from_plain(row) for row in record]
                         self.rows[rows[0].case] = rows
                 except (ValueError, TypeError, IndexError) as error:
                     raise UserError(f"{self.path} is damaged in line {place + 1}", "begin anew with --force") from error
@@ -101,12 +100,7 @@ class Journal:
 
 def identity(job: Job) -> dict[str, Any]:
     """What two replays must have in common for their rows to stand in one table."""
-    if names_samples(job.trace):
-        digest = fingerprint(job.trace)
-    else:
-        digest = hashlib.blake2b(Path(job.trace).read_bytes(), digest_size=16).hexdigest()
+    plan = replace(job.plan, memory_limit=None, store=None)
     # as it comes back from the file
-    options: dict[str, Any] = json.loads(json.dumps(asdict(job)))
-    for place in ("trace", "memory_limit", "store"):
-        del options[place]
-    return {"trace": digest, "options": options}
+    options: dict[str, Any] = json.loads(json.dumps({"selection": asdict(job.selection), **asdict(plan)}))
+    return {"trace": source_of(job.trace).fingerprint(job.trace), "options": options}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import asdict
 
 from opgrip.replay.cases.cases import Case
 from opgrip.replay.measuring.measure import CachedRows, windows
@@ -81,13 +80,13 @@ def _run(
 ) -> tuple[list[Result], Ended | None]:
     """The rows of these cases, or how the process ended that ran them."""
     numbers = [case.number for case in cases]
-    records = [[number, row, asdict(result)] for number in numbers for row, result in cached_rows[number].items()]
+    records = [[number, row, result.to_plain()] for number in numbers for row, result in cached_rows[number].items()]
     process.ask({"cases": numbers, "without": list(without), "known": records})
     rows: list[Result] = []
     while True:
         heard = process.hear()
         if isinstance(heard, Ended):
             return rows, heard
-        rows += [Result(**message["row"]) for message in heard if "row" in message]
+        rows += [Result.from_plain(message["row"]) for message in heard if "row" in message]
         if any("done" in message for message in heard):
             return rows, None

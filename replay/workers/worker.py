@@ -12,7 +12,7 @@ import sys
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -53,7 +53,7 @@ def serve(loaded: Loaded, watch: Watch, source: int, output: int, cpus: Sequence
             rows = measure_cases(cases, settings, loaded.surroundings, watch.entered, request["without"], cached_rows)
         for result in rows:
             watch.mark_idle()
-            _say(output, {"row": asdict(result)})
+            _say(output, {"row": result.to_plain()})
         watch.mark_idle()
         _say(output, {"done": True})
 
@@ -61,7 +61,7 @@ def serve(loaded: Loaded, watch: Watch, source: int, output: int, cpus: Sequence
 def _by_case(records: Sequence[tuple[int, int, dict[str, Any]]]) -> dict[int, dict[int, Result]]:
     rows_by_case: dict[int, dict[int, Result]] = {}
     for number, row, result in records:
-        rows_by_case.setdefault(number, {})[row] = Result(**result)
+        rows_by_case.setdefault(number, {})[row] = Result.from_plain(result)
     return rows_by_case
 
 
@@ -71,8 +71,8 @@ def main() -> int:
     output = os.dup(1)
     os.dup2(2, 1)
     request = json.loads(_first_line(0))
-    job = Job(**request["job"])
-    serve(job.load(), Watch(request["watch"]), 0, output, job.cpus)
+    job = Job.from_plain(request["job"])
+    serve(job.load(), Watch(request["watch"]), 0, output, job.plan.points.pin)
     return 0
 
 

@@ -14,7 +14,7 @@ from bad_cases import ABORT, EXIT, EXTENSIONS, HANG, HUGE, SEGFAULT, bad_trace
 from programs import hear_ctrl_c, program_path, run_command, wait_for
 
 from opgrip.replay import load_results
-from opgrip.replay.workers.job import Job
+from opgrip.replay.options import job_with
 from opgrip.replay.workers.supervisor import supervise
 
 TRUSTED = [word for name in EXTENSIONS for word in ("--extension", name)]
@@ -68,7 +68,7 @@ def test_a_case_above_the_memory_limit_is_not_tried(tmp_path: Path) -> None:
 
 
 def test_cases_run_from_a_process_that_has_used_torch(tmp_path: Path) -> None:
-    job = Job(str(bad_trace(tmp_path / "t.jsonl", goods=1)), ops=["aten.mul*"], iterations=2)
+    job = job_with(bad_trace(tmp_path / "t.jsonl", goods=1), op="aten.mul*", iterations=2)
     results = [row for found in supervise(job, job.load()) for row in found]
     assert [row.status for row in results] == ["ok"] * 5
 

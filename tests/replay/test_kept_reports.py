@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from programs import ROOT
 
+from opgrip.replay.analyses.ncu.metrics import BASIC, DURATION
+from opgrip.replay.analyses.ncu.report import kernels_of_csv
+from opgrip.replay.analyses.ncu.rows import joined as joined_ncu
+from opgrip.replay.analyses.nsys.report import read_report
+from opgrip.replay.analyses.nsys.rows import joined as joined_nsys
 from opgrip.replay.measuring.results import read_results
-from opgrip.replay.profilers.ncu.metrics import BASIC, DURATION
-from opgrip.replay.profilers.ncu.report import kernels_of_csv
-from opgrip.replay.profilers.ncu.rows import joined as joined_ncu
-from opgrip.replay.profilers.nsys.report import read_report
-from opgrip.replay.profilers.nsys.rows import joined as joined_nsys
 
 KEPT = ROOT / "tests/data/gpu"
 

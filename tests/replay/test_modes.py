@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from subprocess import CompletedProcess
 
@@ -11,6 +10,7 @@ import planted_modes
 import pytest
 import torch
 from optional import optional
+from outside import with_package
 from programs import run_command
 
 from opgrip.capture import Capture
@@ -37,14 +37,10 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def planted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The environment of a command where a package with modes is installed."""
-    site = tmp_path_factory.mktemp("site")
-    information = site / "planted_modes-1.0.dist-info"
-    information.mkdir()
-    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: planted-modes\nVersion: 1.0\n")
-    (information / "entry_points.txt").write_text("[opgrip.modes]\nplanted = planted_modes\n")
-    paths = [str(site), str(Path(planted_modes.__file__).parent), os.environ.get("PYTHONPATH", "")]
     store = tmp_path_factory.mktemp("store")
-    return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "OPGRIP_CACHE": str(store)}
+    return with_package(tmp_path_factory.mktemp("site"), {"opgrip.modes": "planted_modes"}) | {
+        "OPGRIP_CACHE": str(store)
+    }
 
 
 def replayed(

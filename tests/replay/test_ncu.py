@@ -14,6 +14,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -22,15 +23,15 @@ from optional import needs
 from programs import run_command
 
 from opgrip.replay import load_results
+from opgrip.replay.analyses.ncu.metrics import BASIC, DURATION, metrics_of
+from opgrip.replay.analyses.ncu.ncu import in_template
+from opgrip.replay.analyses.ncu.report import Kernel, kernels_of_csv, read_report
+from opgrip.replay.analyses.ncu.rows import joined
+from opgrip.replay.analyses.nsys.report import read_report as read_nsys
+from opgrip.replay.analyses.profiling import target
 from opgrip.replay.measuring.results import Result
-from opgrip.replay.profilers import target
-from opgrip.replay.profilers.ncu.metrics import BASIC, DURATION, metrics_of
-from opgrip.replay.profilers.ncu.ncu import in_template
-from opgrip.replay.profilers.ncu.report import Kernel, kernels_of_csv, read_report
-from opgrip.replay.profilers.ncu.rows import joined
-from opgrip.replay.profilers.nsys.report import read_report as read_nsys
+from opgrip.replay.options import job_with
 from opgrip.replay.timing.ranges import DROPPED, NCU, PREPARE, READY
-from opgrip.replay.workers.job import Job
 from opgrip.traces.errors import UserError
 
 PUSHED = "thread Domain:Push/Pop_Range:PL_Type:PL_Value:CLR_Type:Color:Msg_Type:Msg"
@@ -182,7 +183,9 @@ def test_ncu_is_asked_for_the_rows_ranges_alone_and_leaves_the_clocks(
     assert wanted <= set(call["argv"])  # type: ignore[arg-type]
     job = call["job"]
     assert isinstance(job, dict)
-    assert (job["device"], job["profiled"], job["iterations"], job["warmup"]) == ("cuda", "ncu", 1, 1)
+    plan = job["plan"]
+    assert (plan["inputs"]["device"], plan["profiled"]) == ("cuda", "ncu")
+    assert (plan["effort"]["iterations"], plan["effort"]["warmup"]) == (1, 1)
 
 
 def test_a_batch_that_dies_loses_itself_alone_and_resume_runs_it_again(
@@ -384,7 +387,8 @@ def test_a_command_stands_in_a_template_as_words_or_as_text() -> None:
 @needs("nsys")
 def test_ranges_for_ncu_are_named_as_rows_are_looked_for(tiny_trace: Path, tmp_path: Path) -> None:
     """What runs under ncu is real here; nsys, which needs no GPU, sees its ranges in the place of ncu."""
-    job = Job(str(tiny_trace), top=3, modes=("eager", "jit"), iterations=2, warmup=0, profiled=NCU)
+    job = job_with(tiny_trace, top=3, mode=["eager", "jit"], iterations=2, warmup=0)
+    job = replace(job, plan=replace(job.plan, profiled=NCU))
     command = target.command(tmp_path, job, set(), 120)
     options = ("--trace=nvtx", "--sample=none", "--cpuctxsw=none", f"--output={tmp_path / 'report'}")
     subprocess.run(["nsys", "profile", *options, *command], check=True, capture_output=True, timeout=300)

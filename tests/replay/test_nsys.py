@@ -15,16 +15,16 @@ from busy import compared_times
 from optional import needs
 from programs import run_command
 
+from opgrip.replay.analyses.nsys import nsys
+from opgrip.replay.analyses.nsys.nsys import PLACES
+from opgrip.replay.analyses.nsys.report import Report, read_report
+from opgrip.replay.analyses.nsys.rows import NsysColumns, Seen, joined, with_seen
+from opgrip.replay.analyses.profiling.programs import arguments_in, find_program
+from opgrip.replay.analyses.profiling.rows import Key
 from opgrip.replay.measuring.results import OK, Result, load_results
-from opgrip.replay.profilers.installed import arguments_in, find_program
-from opgrip.replay.profilers.nsys import nsys
-from opgrip.replay.profilers.nsys.nsys import PLACES
-from opgrip.replay.profilers.nsys.report import Report, read_report
-from opgrip.replay.profilers.nsys.rows import Seen, joined, with_seen
-from opgrip.replay.profilers.rows import Key
+from opgrip.replay.options import job_with
 from opgrip.replay.timing.ranges import DOMAIN, DROPPED, READY
 from opgrip.replay.timing.rounds import MOST_DROPPED
-from opgrip.replay.workers.job import Job
 from opgrip.traces.errors import UserError
 
 CASES = 50
@@ -87,12 +87,12 @@ def test_rows_that_the_first_report_lacks_are_run_again(
         return seen, outside
 
     monkeypatch.setattr(nsys, "joined", lacking)
-    job = Job(str(tiny_trace), top=3)
+    job = job_with(tiny_trace, top=3)
     cases = job.load().cases
     rows = [Result(case.number, case.signature.op, "", 1, 1.0, "eager", "cpu", OK, 0.0, 0.0) for case in cases]
     how = nsys.Nsys(find_program("nsys", "", ()), tmp_path / "rows.nsys-rep", iterations=3)
     said: list[str] = []
-    assert [row.nsys_runs for row in nsys.profiled(job, rows, how, 120, said.append)] == [3, 3, 3]
+    assert [NsysColumns.of(row).nsys_runs for row in nsys.profiled(job, rows, how, 120, said.append)] == [3, 3, 3]
     assert [len(found) for found in reports] == [3, 1]
     assert reports[1] < reports[0]
     assert said == [f"open it in Nsight Systems: {tmp_path}/rows{number}.nsys-rep" for number in ("", ".2")]
@@ -184,7 +184,7 @@ def report(tmp_path: Path) -> Path:
 def test_kernels_and_copies_belong_to_the_call_that_launched_them_on_whatever_thread(report: Path) -> None:
     seen, outside = joined(read_report(report))
     assert outside == 1
-    met = with_seen(row(7), row(7), seen)
+    met = NsysColumns.of(with_seen(row(7), row(7), seen))
     assert (met.nsys_us, met.nsys_runs) == (0.1, 2)
     assert met.nsys_kernels == "gemm x1; reduce x0.5"
     assert met.nsys_launches == 1.5
@@ -192,7 +192,7 @@ def test_kernels_and_copies_belong_to_the_call_that_launched_them_on_whatever_th
     # 250 to 260 in the first run, 450 to 520 in the second
     assert met.nsys_gap_us == pytest.approx((10 + 70) / 2 / 1e3)
     assert (met.nsys_copies, met.nsys_copied_bytes) == (0.5, 2048)
-    assert with_seen(row(8), None, seen).nsys_launches is None
+    assert NsysColumns.of(with_seen(row(8), None, seen)).nsys_launches is None
 
 
 def test_phases_and_ranges_of_others_are_no_runs(report: Path) -> None:
@@ -209,7 +209,7 @@ def test_a_run_that_was_dropped_is_in_nothing(tmp_path: Path) -> None:
         database.commit()
     seen, outside = joined(read_report(path))
     assert outside == 1
-    met = with_seen(row(7), row(7), seen)
+    met = NsysColumns.of(with_seen(row(7), row(7), seen))
     assert (met.nsys_us, met.nsys_runs, met.nsys_kernels) == (0.1, 1, "gemm x1")
     assert (met.nsys_copies, met.nsys_copied_bytes) == (1, 4096)
 
@@ -217,7 +217,7 @@ def test_a_run_that_was_dropped_is_in_nothing(tmp_path: Path) -> None:
 def test_a_report_without_a_gpu_has_times_alone(tmp_path: Path) -> None:
     seen, outside = joined(read_report(made_up_report(tmp_path / "report.sqlite", kernels=False)))
     assert outside == 0
-    assert with_seen(row(8), None, seen).nsys_us == 0.05
+    assert NsysColumns.of(with_seen(row(8), None, seen)).nsys_us == 0.05
 
 
 def test_a_row_that_was_not_seen_stays_as_it_is(report: Path) -> None:

@@ -9,12 +9,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from settings import settings_of
 
-from opgrip.replay.arguments.inputs import device_map
 from opgrip.replay.cases.cases import Case
 from opgrip.replay.cases.functions import function_case
 from opgrip.replay.cases.ways import FORWARD, Point, Way
-from opgrip.replay.measuring.settings import Settings
 from opgrip.replay.operators.contexts import restored
 from opgrip.replay.programs.programs import PARTIAL, key_of, remove_partial
 from opgrip.traces.arguments import TensorSpec
@@ -29,8 +28,8 @@ def case(context: dict[str, object] | None = None, **about: object) -> Case:
     return Case(replace(signature, **about), {}, 1, 1.0, 1.0, 1.0, context=context or {})  # type: ignore[arg-type]
 
 
-def key(tmp_path: Path, of: Case, way: Way = WAY, **settings: object) -> str | None:
-    wanted = Settings(device_map("cpu", None), "cpu", modes=("eager", "aot"), store=tmp_path, **settings)  # type: ignore[arg-type]
+def key(tmp_path: Path, of: Case, way: Way = WAY, **options: object) -> str | None:
+    wanted = settings_of(mode=["eager", "aot"], store=tmp_path, **options)
     with restored(wanted.context_of(of, way)):
         return key_of(of, way, wanted)
 

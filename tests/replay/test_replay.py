@@ -8,26 +8,25 @@ from typing import Any
 import pytest
 import torch
 from example_trace import write
+from settings import settings_of
 from unusual_tensors import UNUSUAL
 
 from opgrip.capture import Capture
-from opgrip.replay.arguments.inputs import device_map
 from opgrip.replay.cases.cases import Selection, make_cases
 from opgrip.replay.measuring import preparation
 from opgrip.replay.measuring.measure import measure_cases
 from opgrip.replay.measuring.results import Result
 from opgrip.replay.measuring.settings import Settings
 from opgrip.replay.operators.lookup import READS_OR_WRITES_FILES, Unsupported, find_operator
-from opgrip.replay.timing.samples import Effort
 from opgrip.traces import load
 from opgrip.traces.records import EXTENSION, OPERATOR, Signature
 
-SETTINGS = Settings(device_map("cpu", None), "cpu", Effort(warmup=1, iterations=3))
+SETTINGS = settings_of(warmup=1, iterations=3)
 
 
 def replayed(folder: Path, program: Any, settings: Settings = SETTINGS) -> dict[str, Result]:
     """Results of what a program runs, by operator."""
-    with Capture(folder / "t.jsonl", extensions=settings.extensions):
+    with Capture(folder / "t.jsonl", extensions=settings.inputs.extensions):
         program()
     return {result.op: result for result in measure_cases(make_cases(load(folder / "t.jsonl")), settings)}
 
@@ -110,7 +109,7 @@ def test_no_registered_operator_that_takes_a_file_name_is_replayed() -> None:
 def test_extension_functions_replay_where_they_are_trusted(tmp_path: Path) -> None:
     import math
 
-    trusted = Settings(SETTINGS.place, "cpu", SETTINGS.effort, extensions=["math"])
+    trusted = settings_of(warmup=1, iterations=3, extension="math")
     assert replayed(tmp_path, lambda: math.hypot(3.0, 4.0), trusted)["math:hypot"].status == "ok"
 
 

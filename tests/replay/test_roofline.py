@@ -17,10 +17,10 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from opgrip.replay import load_results
+from opgrip.replay.analyses.roofline.drawing import draw
+from opgrip.replay.analyses.roofline.limits import BOUNDS, LimitColumns, limit_of, with_limits
+from opgrip.replay.analyses.roofline.table import nearness
 from opgrip.replay.measuring.results import Result
-from opgrip.replay.roofline.drawing import draw
-from opgrip.replay.roofline.limits import BOUNDS, limit_of, with_limits
-from opgrip.replay.roofline.table import nearness
 from opgrip.replay.work.work import Work, counted, work_of
 from opgrip.traces.ceilings.ceilings import (
     Ceilings,
@@ -185,8 +185,8 @@ def test_the_longest_of_three_times_is_the_limit(
 def test_a_row_that_was_not_timed_or_whose_bytes_are_not_known_has_no_limit() -> None:
     rows = [row_of(), row_of(status="failed", median_us=None), row_of(bytes_moved=None), row_of(median_us=0.0)]
     limited = with_limits(rows, CEILINGS, lambda row: 1)
-    assert [row.limit_us for row in limited] == [1.0, None, None, None]
-    assert limited[0].of_limit == pytest.approx(0.1)
+    assert [LimitColumns.of(row).limit_us for row in limited] == [1.0, None, None, None]
+    assert LimitColumns.of(limited[0]).of_limit == pytest.approx(0.1)
 
 
 def test_the_gain_is_the_time_above_the_limit() -> None:

@@ -14,6 +14,7 @@ import pytest
 import torch
 from busy import compared_times
 from programs import ROOT, run_python
+from settings import settings_of
 
 from opgrip.capture import Capture
 from opgrip.replay.arguments.inputs import Inputs, device_map
@@ -21,7 +22,6 @@ from opgrip.replay.cases.cases import Case, make_cases
 from opgrip.replay.cases.surroundings import BEFORE, make_surroundings
 from opgrip.replay.measuring.measure import measure_cases
 from opgrip.replay.measuring.results import Result
-from opgrip.replay.measuring.settings import Settings
 from opgrip.replay.timing import methods, pages, rounds
 from opgrip.replay.timing.caches import COLD, WARM, flusher
 from opgrip.replay.timing.methods import CONTINUOUS, DISCRETE, Stopwatch
@@ -43,7 +43,7 @@ def cases_of(folder: Path, program: Callable[[], object]) -> list[Case]:
 
 
 def results(folder: Path, program: Callable[[], object], **settings: Any) -> dict[str, Result]:
-    wanted = Settings(PLACE, "cpu", **({"effort": FEW} | settings))
+    wanted = settings_of(**({"warmup": 0, "iterations": 4} | settings))
     return {f"{row.op} {row.values} {row.direction}": row for row in measure_cases(cases_of(folder, program), wanted)}
 
 
@@ -191,7 +191,7 @@ def test_a_case_runs_after_the_calls_that_it_came_after_in_the_program(tmp_path:
     (wanted,) = [case for case in cases if op[case.number] == "abs"]
     surroundings = make_surroundings(trace)
     announced: list[str] = []
-    settings = Settings(PLACE, "cpu", FEW)
+    settings = settings_of(warmup=0, iterations=4)
     list(measure_cases([wanted], settings, surroundings, lambda number, row: announced.append(op[number])))
     rounds_of = announced[-(BEFORE + 1) * 4 :]
     assert rounds_of == ["cos", "tan", "exp", "neg", "abs"] * 4
@@ -313,7 +313,7 @@ def test_method_and_cache_stand_in_the_row(tmp_path: Path, cache: str) -> None:
 @pytest.mark.alone
 def test_ways_to_draw_values_are_run_in_the_same_rounds_and_compared(tmp_path: Path) -> None:
     mask = torch.arange(200_000) % 100 == 0
-    rows = results(tmp_path, mask.nonzero, values=("recorded", "random", "zeros"), effort=Effort(iterations=15))
+    rows = results(tmp_path, mask.nonzero, values=("recorded", "random", "zeros"), warmup=2, iterations=15)
     recorded, random, zeros = (rows[f"aten.nonzero.default {kind} forward"] for kind in ("recorded", "random", "zeros"))
     assert [row.faithful for row in (recorded, random, zeros)] == [True, False, False]
     assert recorded.ratio is None
@@ -330,7 +330,7 @@ def test_forward_and_backward_are_timed_apart(tmp_path: Path) -> None:
     def program() -> None:
         (torch.randn(256, 128) @ weight).sum()
 
-    rows = results(tmp_path, program, backward=True, effort=Effort(iterations=10))
+    rows = results(tmp_path, program, backward=True, warmup=2, iterations=10)
     forward, backward = (rows[f"aten.mm.default recorded {way}"] for way in ("forward", "backward"))
     assert (forward.status, backward.status) == ("ok", "ok")
     assert backward.median_us is not None

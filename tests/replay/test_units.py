@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,25 +11,25 @@ import pytest
 import torch
 from example_trace import SPEC, write
 from programs import SHIPPED_TRACES, run_command, train_tiny_net
+from settings import settings_of
 from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 from opgrip.capture import Capture
-from opgrip.replay.arguments.inputs import Inputs, device_map
+from opgrip.replay.arguments.inputs import Inputs
 from opgrip.replay.cases.cases import Case, Selection
 from opgrip.replay.cases.units import FUNCTION, MODULE, UNIT, make_units
 from opgrip.replay.measuring.measure import measure_cases
 from opgrip.replay.measuring.results import Result, load_results
 from opgrip.replay.measuring.settings import Settings
 from opgrip.replay.operators.lookup import Unsupported
-from opgrip.replay.timing.samples import Effort
-from opgrip.replay.workers.job import Job
+from opgrip.replay.options import job_with
 from opgrip.traces import Trace, load
 from opgrip.traces.arguments import tensors
 from opgrip.traces.errors import UserError
 from opgrip.traces.records import OPERATOR, Calls, Record, Scope, Signature, Thread
 
-SETTINGS = Settings(device_map("cpu", None), "cpu", Effort(warmup=1, iterations=2))
+SETTINGS = settings_of(warmup=1, iterations=2)
 
 
 class Residual(nn.Module):
@@ -104,7 +103,7 @@ def run(case: Case) -> tuple[Tensor, ...]:
 
 
 def whole(trace: Trace, *modules: str) -> Case:
-    (case,) = make_units(trace, Selection(modules=modules), MODULE)
+    (case,) = make_units(trace, Selection(module=modules), MODULE)
     return case
 
 
@@ -214,7 +213,7 @@ def test_a_view_that_no_call_gave_is_made_where_it_can_be(
         return view + view
 
     x = torch.arange(12.0).view(3, 4)
-    (case,) = make_units(captured(tmp_path, lambda: viewed(x)), Selection(ops=["*.viewed"]), FUNCTION)
+    (case,) = make_units(captured(tmp_path, lambda: viewed(x)), Selection(op=["*.viewed"]), FUNCTION)
     (result,) = measure_cases([case], SETTINGS)
     if told is None:
         assert torch.equal(run(case)[0], viewed(x))
@@ -249,7 +248,7 @@ def test_a_function_in_a_loop_is_one_case_with_a_count(tmp_path: Path) -> None:
         scaled(torch.rand(3, 4), factor)
 
     trace = captured(tmp_path, program)
-    cases = make_units(trace, Selection(ops=["*:scaled"]), FUNCTION)
+    cases = make_units(trace, Selection(op=["*:scaled"]), FUNCTION)
     assert {(case.op, case.count) for case in cases} == {("test_units:scaled", 4), ("test_units:scaled", 1)}
     (often,) = (case for case in cases if case.count == 4)
     assert torch.equal(run(often)[0], results[0])
@@ -262,7 +261,7 @@ def test_captured_times_are_sums_over_a_units_calls(tmp_path: Path) -> None:
             torch.ones(2).neg()
 
     trace = captured(tmp_path, program)
-    (case,) = make_units(trace, Selection(ops=["*:scaled"]), FUNCTION)
+    (case,) = make_units(trace, Selection(op=["*:scaled"]), FUNCTION)
     calls = trace.calls[trace.calls["function"] == "scaled"]
     times = calls["duration_ns"].to_numpy().reshape(3, -1).sum(axis=1)
     assert case.captured_total_us == pytest.approx(times.sum() / 1e3)
@@ -303,8 +302,8 @@ def test_gradients_go_through_a_unit(tmp_path: Path) -> None:
     # in training, its norms write into buffers from outside
     model = Named(Residual()).eval()
     trace = captured(tmp_path, lambda: model(torch.randn(2, 4, 5, 5)).sum().backward(), model=model)
-    (case,) = (case for case in make_units(trace, Selection(modules=["block"]), MODULE) if case.phase == "forward")
-    forward, backward = measure_cases([case], replace(SETTINGS, backward=True))
+    (case,) = (case for case in make_units(trace, Selection(module=["block"]), MODULE) if case.phase == "forward")
+    forward, backward = measure_cases([case], settings_of(warmup=1, iterations=2, backward=True))
     assert (forward.status, backward.direction, backward.status, backward.error) == ("ok", "backward", "ok", None)
 
 
@@ -316,7 +315,7 @@ def test_gradients_pass_what_was_detached_by(tmp_path: Path) -> None:
 
     x = torch.rand(5, requires_grad=True)
     (expected,) = torch.autograd.grad(partly(x).sum(), x)
-    (case,) = make_units(captured(tmp_path, lambda: partly(x)), Selection(ops=["*.partly"]), FUNCTION)
+    (case,) = make_units(captured(tmp_path, lambda: partly(x)), Selection(op=["*.partly"]), FUNCTION)
     assert case.operator is not None
     (given,) = arguments(case)
     (output,) = case.operator.function(given)
@@ -327,21 +326,21 @@ def test_gradients_pass_what_was_detached_by(tmp_path: Path) -> None:
 def test_a_module_takes_in_those_inside_it_where_a_pattern_names_it(tmp_path: Path) -> None:
     model = nn.Sequential(Named(Residual()), Named(Residual()), nn.ReLU())
     trace = captured(tmp_path, lambda: model(torch.randn(2, 4, 5, 5)), model=model)
-    assert {case.op for case in make_units(trace, Selection(modules=["?"]), MODULE)} == {"0", "1", "2"}
-    assert {case.op for case in make_units(trace, Selection(modules=["*.block"]), MODULE)} == {"0.block", "1.block"}
+    assert {case.op for case in make_units(trace, Selection(module=["?"]), MODULE)} == {"0", "1", "2"}
+    assert {case.op for case in make_units(trace, Selection(module=["*.block"]), MODULE)} == {"0.block", "1.block"}
     everything = {case.op for case in make_units(trace, Selection(), MODULE)}
     assert {"0", "0.block", "0.block.conv1", "0.block.relu"} <= everything
-    assert {case.op for case in make_units(trace, Selection(ops=["*.bn?"]), MODULE)} == {
+    assert {case.op for case in make_units(trace, Selection(op=["*.bn?"]), MODULE)} == {
         f"{index}.block.bn{place}" for index in (0, 1) for place in (1, 2)
     }
 
 
 def test_a_function_takes_in_those_that_it_calls_where_a_pattern_names_it_alone(tmp_path: Path) -> None:
     trace = captured(tmp_path, lambda: clipped(torch.linspace(-2, 2, 9)), stack_depth=4)
-    (case,) = make_units(trace, Selection(ops=["*:clipped"]), FUNCTION)
+    (case,) = make_units(trace, Selection(op=["*:clipped"]), FUNCTION)
     assert torch.equal(arguments(case)[0], torch.linspace(-2, 2, 9))
     assert torch.equal(run(case)[0], torch.linspace(-2, 2, 9).clamp(0, 1) + 1)
-    assert {case.op for case in make_units(trace, Selection(ops=["*:clipped", "*:inner"]), FUNCTION)} == {
+    assert {case.op for case in make_units(trace, Selection(op=["*:clipped", "*:inner"]), FUNCTION)} == {
         "test_units:clipped",
         "test_units:inner",
     }
@@ -353,9 +352,9 @@ def test_calls_of_a_function_from_two_lines_are_two_where_lines_are_known(tmp_pa
         inner(boxes)
         inner(boxes)
 
-    (together,) = make_units(captured(tmp_path, program), Selection(ops=["*:inner"]), FUNCTION)
+    (together,) = make_units(captured(tmp_path, program), Selection(op=["*:inner"]), FUNCTION)
     assert together.count == 1
-    (apart,) = make_units(captured(tmp_path, program, stack_depth=2), Selection(ops=["*:inner"]), FUNCTION)
+    (apart,) = make_units(captured(tmp_path, program, stack_depth=2), Selection(op=["*:inner"]), FUNCTION)
     assert apart.count == 2
 
 
@@ -374,7 +373,7 @@ def test_calls_of_other_threads_do_not_interrupt_a_unit(tmp_path: Path) -> None:
         for thread in threads:
             thread.join()
 
-    (case,) = make_units(captured(tmp_path, program), Selection(ops=["*.chained"]), FUNCTION)
+    (case,) = make_units(captured(tmp_path, program), Selection(op=["*.chained"]), FUNCTION)
     assert case.count == 2
     assert torch.equal(run(case)[0], torch.full((3,), 8.0))
 
@@ -384,7 +383,7 @@ def test_ranges_of_a_profiler_are_passed_over(tmp_path: Path) -> None:
         with torch.profiler.record_function("range"):
             return x.sin() * 2
 
-    (case,) = make_units(captured(tmp_path, lambda: marked(torch.ones(3))), Selection(ops=["*.marked"]), FUNCTION)
+    (case,) = make_units(captured(tmp_path, lambda: marked(torch.ones(3))), Selection(op=["*.marked"]), FUNCTION)
     assert torch.equal(run(case)[0], torch.ones(3).sin() * 2)
 
 
@@ -393,7 +392,7 @@ def test_generators_begin_as_in_the_program(tmp_path: Path) -> None:
         return torch.rand(3, generator=generator) + torch.rand(3, generator=generator)
 
     trace = captured(tmp_path, lambda: noisy(torch.Generator().manual_seed(7)))
-    (case,) = make_units(trace, Selection(ops=["*.noisy"]), FUNCTION)
+    (case,) = make_units(trace, Selection(op=["*.noisy"]), FUNCTION)
     assert torch.equal(run(case)[0], noisy(torch.Generator().manual_seed(7)))
 
 
@@ -421,7 +420,7 @@ def test_what_decides_sizes_inside_is_taken_as_it_comes(tmp_path: Path) -> None:
             scores[:count] = 1
             selected(scores)
 
-    cases = make_units(captured(tmp_path, program), Selection(ops=["*.selected"]), FUNCTION)
+    cases = make_units(captured(tmp_path, program), Selection(op=["*.selected"]), FUNCTION)
     assert len(cases) == 2
     for case in cases:
         # both of the same signature, whose values are those of its first call
@@ -433,12 +432,12 @@ def test_devices_and_dtypes_follow_where_a_unit_is_replayed(tmp_path: Path) -> N
         return x @ torch.full((4, 4), 0.5, dtype=torch.float32, device="cpu")
 
     trace = captured(tmp_path, lambda: filled(torch.ones(4, 4)))
-    (case,) = make_units(trace, Selection(ops=["*.filled"]), FUNCTION)
+    (case,) = make_units(trace, Selection(op=["*.filled"]), FUNCTION)
     assert case.operator is not None
     x, *settings = arguments(case)
     moved = [torch.device("meta") if isinstance(item, torch.device) else item for item in settings]
     assert case.operator.function(x.to("meta"), *moved)[0].device.type == "meta"
-    (result,) = measure_cases([case], replace(SETTINGS, dtype=torch.bfloat16))
+    (result,) = measure_cases([case], settings_of(warmup=1, iterations=2, dtype="bfloat16"))
     assert (result.status, result.error) == ("ok", None)
 
 
@@ -457,7 +456,7 @@ def test_a_unit_that_cannot_run_costs_its_row_alone(tmp_path: Path) -> None:
         for function in (opaque, raising, fine):
             function(torch.ones(3))
 
-    cases = make_units(captured(tmp_path, program), Selection(ops=["*.opaque", "*.raising", "*.fine"]), FUNCTION)
+    cases = make_units(captured(tmp_path, program), Selection(op=["*.opaque", "*.raising", "*.fine"]), FUNCTION)
     found = {name.rpartition(".")[2]: row for name, row in rows(cases).items()}
     assert found["fine"].status == "ok"
     assert found["opaque"].status == found["raising"].status == "unsupported"
@@ -472,11 +471,11 @@ def test_a_unit_that_cannot_run_costs_its_row_alone(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("unit", "selection", "told"),
     [
-        (MODULE, Selection(modules=["nowhere*"]), "no module matches --module nowhere"),
-        (MODULE, Selection(ops=["nothing"]), "no module matches --op nothing: the trace has '"),
-        (FUNCTION, Selection(ops=["aten.add*"]), "no function matches --op aten.add"),
-        (FUNCTION, Selection(ops=["*:*forward"], modules=["nowhere"]), "no module matches --module nowhere"),
-        (MODULE, Selection(ops=["head"], modules=["features*"]), "no call matches both --op and --module"),
+        (MODULE, Selection(module=["nowhere*"]), "no module matches --module nowhere"),
+        (MODULE, Selection(op=["nothing"]), "no module matches --op nothing: the trace has '"),
+        (FUNCTION, Selection(op=["aten.add*"]), "no function matches --op aten.add"),
+        (FUNCTION, Selection(op=["*:*forward"], module=["nowhere"]), "no module matches --module nowhere"),
+        (MODULE, Selection(op=["head"], module=["features*"]), "no call matches both --op and --module"),
     ],
 )
 def test_patterns_that_select_nothing_are_told(tiny_trace: Path, unit: str, selection: Selection, told: str) -> None:
@@ -486,7 +485,7 @@ def test_patterns_that_select_nothing_are_told(tiny_trace: Path, unit: str, sele
 
 
 def test_a_box_coder_of_the_shipped_trace_replays_as_one(tmp_path: Path) -> None:
-    job = Job(str(SHIPPED_TRACES[0]), unit=FUNCTION, ops=["*:delta2bbox"])
+    job = job_with(SHIPPED_TRACES[0], unit=FUNCTION, op="*:delta2bbox")
     loaded = job.load()
     assert len(loaded.cases) == 2
     assert not loaded.surroundings.places

@@ -11,7 +11,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from opgrip.replay.roofline.measuring import measure
+from opgrip.replay.analyses.roofline.measuring import measure
 from opgrip.tools.verbs.verb import Verb, verbs
 from opgrip.traces.ceilings.ceilings import Ceilings, keep, read_cached_ceilings, write
 from opgrip.traces.command import add_debug

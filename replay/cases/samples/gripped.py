@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pandas as pd
 
-from opgrip.replay.cases.cases import Case, Selection, contexts_of, matches, no_match
+from opgrip.replay.cases.cases import Case, contexts_of, matches, no_match
 from opgrip.replay.cases.functions import function_case
+from opgrip.replay.cases.selection import Selection
 from opgrip.traces import Trace, load
 from opgrip.traces.errors import UserError
 from opgrip.traces.live_calls import LiveArguments
@@ -89,10 +90,10 @@ def _cases(trace: Trace, opened: Mapping[str, OpenSample], selection: Selection)
     What a call took in the program is not told: recording the operators inside takes longer than they do.
     """
     calls = _function_calls(trace)
-    calls = calls[[matches(str(name), selection.modules) for name in calls["module"]]]
+    calls = calls[[matches(str(name), selection.module) for name in calls["module"]]]
     counts = calls["signature"].value_counts().to_dict()
     contexts = contexts_of(trace, calls)
-    chosen = {op: sample for op, sample in opened.items() if matches(sample.name, selection.ops)}
+    chosen = {op: sample for op, sample in opened.items() if matches(sample.name, selection.op)}
     live = {op: LiveArguments(trace, sample.classes) for op, sample in chosen.items()}
     cases = []
     for signature in trace.signatures:

@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 
-from opgrip.replay.cases.cases import Selection, matches
+from opgrip.replay.cases.cases import matches
+from opgrip.replay.cases.selection import MODULE, Selection
 from opgrip.traces import Trace
 from opgrip.traces.records import Scope
 from opgrip.traces.runs import OUTSIDE, Place, frames_of, origins
-
-CALL, FUNCTION, MODULE = "call", "function", "module"
-UNIT_KINDS = (CALL, FUNCTION, MODULE)
-"""What a case can be made of: one call, or all calls of a function or a module."""
 
 
 def make_places(trace: Trace, unit: str, selection: Selection) -> dict[int, Place]:
@@ -36,11 +33,11 @@ def names_of(places: Mapping[int, Place]) -> dict[int, str]:
 
 
 def _module(scope: Scope, phase: str, selection: Selection) -> Place | None:
-    path = _selected_path(scope.module, selection.modules) if selection.modules else scope.module
+    path = _selected_path(scope.module, selection.module) if selection.module else scope.module
     if path is None:
         return None
     name = path or (scope.module_type if not scope.module else "") or OUTSIDE
-    return Place(name, phase) if matches(name, selection.ops) else None
+    return Place(name, phase) if matches(name, selection.op) else None
 
 
 def _selected_path(path: str, patterns: Sequence[str]) -> str | None:
@@ -54,10 +51,10 @@ def _selected_path(path: str, patterns: Sequence[str]) -> str | None:
 
 
 def _function(scope: Scope, phase: str, selection: Selection) -> Place | None:
-    if not matches(scope.module, selection.modules):
+    if not matches(scope.module, selection.module):
         return None
     for depth, (file, function) in enumerate(frames_of(scope)):
         name = f"{PurePath(file).stem}:{function}" if function else OUTSIDE
-        if matches(name, selection.ops):
+        if matches(name, selection.op):
             return Place(name, phase, file, scope.callers[depth:])
     return None

@@ -10,7 +10,8 @@ from itertools import chain
 from typing import Any
 
 from opgrip.replay.arguments.stored import drawn_values
-from opgrip.replay.cases.cases import NO_CALL_MATCHES_BOTH, NO_CALLS, Case, Selection, no_match, values_of
+from opgrip.replay.cases.cases import NO_CALL_MATCHES_BOTH, NO_CALLS, Case, no_match, values_of
+from opgrip.replay.cases.selection import Selection
 from opgrip.replay.cases.units.facts import Facts, facts_of
 from opgrip.replay.cases.units.graphs import UnitOperator
 from opgrip.replay.cases.units.links import link
@@ -106,8 +107,8 @@ def _nothing_selected(trace: Trace, unit: str, selection: Selection) -> UserErro
     everything = names_of(make_places(trace, unit, Selection()))
     names = calls["scope"].map(everything).rename(unit)
     calling_scopes = set(calls["scope"])
-    if not calling_scopes & make_places(trace, unit, replace(selection, modules=())).keys():
-        return no_match(names, selection.ops, "--op")
-    if not calling_scopes & make_places(trace, unit, replace(selection, ops=())).keys():
-        return no_match(calls["module"], selection.modules, "--module")
+    if not calling_scopes & make_places(trace, unit, replace(selection, module=())).keys():
+        return no_match(names, selection.op, "--op")
+    if not calling_scopes & make_places(trace, unit, replace(selection, op=())).keys():
+        return no_match(calls["module"], selection.module, "--module")
     return UserError(*NO_CALL_MATCHES_BOTH)

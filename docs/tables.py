@@ -1,0 +1,74 @@
+"""Writes docs/opreplay.md: all options and columns of opreplay, as they are declared.
+
+python docs/tables.py            # --check says by its status whether it is as they are declared
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from opgrip.replay.analyses import analyses
+from opgrip.replay.measuring.columns import Column, columns, columns_in
+from opgrip.replay.measuring.results import Result
+from opgrip.replay.options import make_parser, option_groups
+from opgrip.traces.options import Option, flag_of, options_in
+
+PAGE = Path(__file__).with_name("opreplay.md")
+
+
+def page() -> str:
+    """The text of docs/opreplay.md."""
+    return "\n".join([*_options(), *_columns()])
+
+
+def _options() -> Iterator[str]:
+    yield "# Options and columns of opreplay\n"
+    yield "Written by `python docs/tables.py`. Options are keywords of `opgrip.replay.replay` too, with `_` for `-`.\n"
+    usual = make_parser().parse_args(["trace"])
+    by_title: dict[str, list[str]] = {}
+    for title, declared in option_groups():
+        for _, word, _, about in options_in(declared):
+            cells = [f"`{_flag(word, about)}`", _text(about).replace("%(default)s", str(getattr(usual, word)))]
+            by_title.setdefault(title, []).append(_row(*cells))
+    for title, rows in by_title.items():
+        yield f"## {title.capitalize()}\n"
+        yield from ("| option | is |", "| --- | --- |", *rows, "")
+
+
+def _columns() -> Iterator[str]:
+    yield "## Columns of results\n"
+    yield "Every row has these:\n"
+    yield from _table(columns_in(Result))
+    for name, declared in columns.items():
+        flag = f" (`{flag_of(name)}`)" if name in analyses.names() or name == "energy" else ""
+        yield f"Added by {name}{flag}:\n"
+        yield from _table(columns_in(declared))
+
+
+def _table(about: Iterator[Column]) -> list[str]:
+    units = {"1": "share"}
+    rows = [_row(f"`{item.name}`", units.get(item.unit, item.unit), item.meaning) for item in about]
+    return ["| column | unit | is |", "| --- | --- | --- |", *rows, ""]
+
+
+def _row(*cells: str) -> str:
+    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+
+
+def _flag(word: str, about: Option) -> str:
+    value = about.metavar or ("{" + ",".join(about.choices) + "}" if about.choices else "")
+    flags = ", ".join(filter(None, (about.short, flag_of(word))))
+    return f"{flags} {value}".strip()
+
+
+def _text(about: Option) -> str:
+    text = about.help if isinstance(about.help, str) else about.help()
+    return text.replace("%(default)g", "%(default)s")
+
+
+if __name__ == "__main__":
+    if "--check" in sys.argv:
+        sys.exit(0 if PAGE.read_text(encoding="utf-8") == page() else f"{PAGE} is out of date: python docs/tables.py")
+    PAGE.write_text(page(), encoding="utf-8")

@@ -1,0 +1,99 @@
+"""What an analysis is: it adds to the rows of a replay what it finds out of them, or by running their cases again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, ClassVar
+
+from opgrip.replay.measuring.results import Result
+from opgrip.replay.workers.job import Job, Loaded
+from opgrip.traces.output import check_writable
+from opgrip.traces.progress import Reporter
+from opgrip.traces.registry import Registry
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """The replay that an analysis adds to.
+
+    Attributes
+    ----------
+    timeout_s : of one run
+    output : the file that the results go to; None where they go to none
+    may_replace : whether what is written may exist already
+    resume : go on with what an interrupted run left beside the output
+    """
+
+    job: Job
+    loaded: Loaded
+    timeout_s: float
+    output: Path | None
+    may_replace: bool
+    resume: bool
+    reporter: Reporter
+
+    @property
+    def device(self) -> str:
+        """That the cases run on."""
+        return self.loaded.settings.device
+
+    @property
+    def base(self) -> Path:
+        """The output, or a file of the trace's name where there is none."""
+        return Path(Path(self.job.trace).name) if self.output is None else self.output
+
+    def beside(self, suffix: str) -> Path:
+        """`base` with another suffix.
+
+        Raises
+        ------
+        UserError : where it exists and must not
+        """
+        path = self.base.with_suffix(suffix)
+        check_writable(path, self.may_replace)
+        return path
+
+
+class Analysis:
+    """One analysis of a replay. It is made before any case runs, so that what it lacks is said first.
+
+    A class below this one stands in a file or folder here, or in a module that an entry point `opgrip.analyses` names,
+    and enters itself by `@analyses.register(NAME)`; its columns by `@columns.register(NAME)`.
+
+    Attributes
+    ----------
+    options : the class of its options
+    title : of the options in the help
+    counts_work : whether it needs to know what the operators of units and samples do
+    adds_at_once : whether it adds to all rows or to none; else the rows are kept to go on with, until it saw all
+    saw_all : whether it saw all that it should, so that there is nothing to go on with
+    header : what files say besides where the rows come from
+    """
+
+    options: ClassVar[type]
+    title: ClassVar[str] = "profilers"
+    counts_work: ClassVar[bool] = False
+    adds_at_once: ClassVar[bool] = True
+
+    def __init__(self, options: Any, session: Session) -> None:
+        self.session = session
+        self.saw_all = True
+        self.header: dict[str, Any] = {}
+
+    @classmethod
+    def is_wanted(cls, options: Any) -> bool:
+        """Whether the options ask for it; raises `UserError` where they do not go together."""
+        raise NotImplementedError
+
+    def add_to(self, rows: Sequence[Result]) -> list[Result]:
+        """The rows with what it adds to them; raises `UserError` where it fails."""
+        raise NotImplementedError
+
+    def print(self, rows: Sequence[Result], file: IO[str]) -> None:
+        """Print what it has for people besides its columns of the table."""
+
+
+analyses: Registry[type[Analysis]] = Registry("opgrip.replay.analyses", "opgrip.analyses")
+"""Analyses by name."""

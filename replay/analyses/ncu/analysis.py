@@ -1,0 +1,120 @@
+"""Nsight Compute as an analysis: its options, and what it needs."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from opgrip.replay.analyses.analysis import Analysis, Session, analyses
+from opgrip.replay.analyses.ncu.journal import batches_path
+from opgrip.replay.analyses.ncu.metrics import SETS, metrics_of
+from opgrip.replay.analyses.ncu.ncu import COMMAND, PLACES, Ncu, profiled, report_path
+from opgrip.replay.analyses.profiling.programs import arguments_in, find_program
+from opgrip.replay.measuring.results import Result
+from opgrip.replay.timing.ranges import check_ranges
+from opgrip.traces.command import not_negative, positive
+from opgrip.traces.devices import check_device
+from opgrip.traces.errors import UserError
+from opgrip.traces.options import option
+from opgrip.traces.output import check_writable
+
+
+@dataclass(frozen=True, slots=True)
+class NcuOptions:
+    """How ncu is run."""
+
+    ncu: bool = option(
+        False,
+        "run the cases once more under Nsight Compute: times, bytes, throughput and occupancy of each row's "
+        "kernels, and reports beside --output",
+        only=("single cases",),
+    )
+    ncu_metrics: str = option(
+        "basic", f"sets, {', '.join(SETS)}, or names of metrics (default: %(default)s)", metavar="SET,..."
+    )
+    ncu_bin: str | None = option(None, "the program ncu (default: where installers put it)", metavar="FILE")
+    ncu_args_file: Path | None = option(
+        None, "further arguments of ncu, as on a command line", parse=Path, metavar="FILE"
+    )
+    ncu_warmup: int = option(1, "runs before those that it sees (default: 1)", parse=not_negative, metavar="N")
+    ncu_iterations: int = option(1, "runs that it sees (default: 1)", parse=positive, metavar="N")
+    run_batch_size: int = option(
+        10,
+        "cases that a process of ncu sees; one that dies loses these alone (default: 10)",
+        parse=positive,
+        metavar="N",
+    )
+    batch_command: str | None = option(
+        None, f"starts each such process, as in 'srun --gres=gpu:1 {COMMAND}' (default: here)", metavar="TEMPLATE"
+    )
+    batch_device: str | None = option(None, "that the cases run on there (default: as --device)", metavar="DEVICE")
+
+
+@analyses.register("ncu")
+class NcuAnalysis(Analysis):
+    """What Nsight Compute sees of the rows' kernels."""
+
+    options = NcuOptions
+    adds_at_once = False
+
+    def __init__(self, options: NcuOptions, session: Session) -> None:
+        super().__init__(options, session)
+        device = options.batch_device or session.device
+        if torch.device(device).type != "cuda":
+            lacks = "" if torch.cuda.is_available() else " and this machine has none"
+            raise UserError(
+                f"ncu sees GPUs only{lacks}, but the cases run on {device}",
+                "give --device cuda, or --batch-device cuda with a --batch-command that reaches a GPU",
+            )
+        _check_template(options.batch_command)
+        if options.batch_command is None:
+            check_device(device)
+        if any(count > 1 for count in session.job.plan.points.streams):
+            raise UserError("ncu runs kernels one by one, and no cases at once", "leave --streams away, or --ncu")
+        check_ranges("ncu")
+        arguments = () if options.ncu_args_file is None else arguments_in(options.ncu_args_file)
+        self._ncu = Ncu(
+            find_program("ncu", "Nsight Compute", PLACES, options.ncu_bin),
+            session.base.with_suffix(""),
+            metrics_of(options.ncu_metrics),
+            tuple(arguments),
+            options.ncu_warmup,
+            options.ncu_iterations,
+            options.run_batch_size,
+            options.batch_command,
+            options.batch_device,
+        )
+        check_writable(report_path(self._ncu, 1), session.may_replace)
+
+    @classmethod
+    def is_wanted(cls, options: NcuOptions) -> bool:
+        """Where `--ncu` is given, which others of its options need."""
+        if not options.ncu and (options.batch_command is not None or options.batch_device is not None):
+            raise UserError("--batch-command and --batch-device are for runs under ncu", "give --ncu too")
+        return options.ncu
+
+    def add_to(self, rows: Sequence[Result]) -> list[Result]:
+        """The rows with the columns of `NcuColumns`."""
+        session, cases = self.session, len({row.case for row in rows})
+        journal_path = None if session.output is None else batches_path(session.output)
+        with session.reporter.doing(f"running {cases} cases under ncu"):
+            new_rows, self.saw_all = profiled(
+                *(session.job, rows, self._ncu, session.timeout_s, journal_path, session.resume),
+                session.reporter.say,
+            )
+        return new_rows
+
+
+def _check_template(template: str | None) -> None:
+    if template is None:
+        return
+    try:
+        shlex.split(template)
+    except ValueError as error:
+        raise UserError(f"--batch-command is no command line: {error}", "quote it as a shell wants it") from error
+    if COMMAND not in template:
+        raise UserError(f"--batch-command {template!r} starts nothing", f"put {COMMAND} where ncu is to stand")

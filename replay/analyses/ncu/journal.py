@@ -1,0 +1,97 @@
+"""Batches that are done, in a file beside the results, so that an interrupted run under ncu can go on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from opgrip.replay.analyses.ncu.rows import NcuColumns
+from opgrip.replay.analyses.profiling.rows import Key
+from opgrip.traces.errors import UserError
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What came of a batch.
+
+    Attributes
+    ----------
+    added : to its rows
+    outside : kernels in its report that belong to no row
+    """
+
+    added: Mapping[Key, NcuColumns]
+    outside: int
+
+
+def batches_path(output: Path) -> Path:
+    """Where the batches are kept whose rows are to become part of this file."""
+    return output.with_name(f"{output.name}.ncu-journal")
+
+
+class Batches:
+    """Batches of a run under ncu, each on disk when `add` returns.
+
+    Parameters
+    ----------
+    path : of the file; None to keep them in memory alone
+    run_options : what two runs must have in common for their batches to belong together
+    resume : go on with the batches of an earlier run
+
+    Attributes
+    ----------
+    done : by their number
+
+    Raises
+    ------
+    UserError : where the batches there are of another run
+    """
+
+    def __init__(self, path: Path | None, run_options: Mapping[str, Any], resume: bool) -> None:
+        self.done: dict[int, Batch] = {}
+        self._path = path
+        if path is None:
+            return
+        run_options = json.loads(json.dumps(run_options))
+        if path.exists() and resume:
+            self._read(path, run_options)
+        else:
+            path.write_text(json.dumps(run_options) + "\n", encoding="utf-8")
+
+    def add(self, number: int, batch: Batch) -> None:
+        """Keep a batch."""
+        self.done[number] = batch
+        if self._path is not None:
+            rows = [[*key, asdict(added)] for key, added in batch.added.items()]
+            record = {"batch": number, "rows": rows, "outside": batch.outside}
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(record) + "\n")
+
+    def discard(self) -> None:
+        """Remove the file, its batches being in the results."""
+        if self._path is not None:
+            with suppress(OSError):
+                self._path.unlink()
+
+    def _read(self, path: Path, run_options: Mapping[str, Any]) -> None:
+        whole = 0
+        for place, line in enumerate(path.read_bytes().splitlines(keepends=True)):
+            if not line.endswith(b"\n"):
+                break
+            try:
+                record = json.loads(line)
+                if place:
+                    added = {(case, label): NcuColumns(**cells) for case, label, cells in record["rows"]}
+                    self.done[record["batch"]] = Batch(added, record["outside"])
+            except (ValueError, TypeError, KeyError) as error:
+                raise UserError(f"{path} is damaged in line {place + 1}", "begin anew with --force") from error
+            if not place and record != run_options:
+                raise UserError(f"{path} is of a run with other options", "give the same, or begin anew with --force")
+            whole += len(line)
+        # what follows the last whole line is half a record
+        with path.open("r+b") as file:
+            file.truncate(whole)

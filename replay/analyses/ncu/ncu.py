@@ -1,0 +1,219 @@
+"""Runs ncu."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from opgrip.replay.analyses.ncu.journal import Batch, Batches
+from opgrip.replay.analyses.ncu.metrics import BASIC
+from opgrip.replay.analyses.ncu.report import read_report
+from opgrip.replay.analyses.ncu.rows import columns_of, joined
+from opgrip.replay.analyses.profiling import target
+from opgrip.replay.analyses.profiling.programs import run_program
+from opgrip.replay.analyses.profiling.rows import key_of
+from opgrip.replay.measuring.results import OK, Result
+from opgrip.replay.timing.caches import COLD
+from opgrip.replay.timing.methods import DISCRETE
+from opgrip.replay.timing.ranges import DOMAIN, NCU
+from opgrip.replay.workers.job import Job
+from opgrip.replay.workers.journal import identity
+from opgrip.traces.errors import UserError
+
+PLACES = (
+    "/usr/local/cuda*/bin/ncu",
+    "/opt/nvidia/nsight-compute/*/ncu",
+    "/usr/local/NVIDIA-Nsight-Compute*/ncu",
+)
+"""Where installers put it, beside the folders of PATH."""
+ALWAYS = (
+    "--target-processes=all",
+    "--profile-from-start=off",
+    "--nvtx",
+    # the rows' ranges, whose names begin so, are of the start/end kind: nothing follows the name
+    f"--nvtx-include=regex:{DOMAIN}@case .+",
+    "--clock-control=none",
+    "--force-overwrite",
+)
+COMMAND = "{command}"
+"""Stands for ncu and its arguments in the template of a batch's command."""
+SLOWER = 20
+"""Times as long as without ncu, which runs each kernel once for every few counters, may a run take."""
+FORBIDDEN = "ERR_NVGPUCTRPERM"
+NO_METRIC = re.compile(r"Failed to find metric[s]? (\S+)")
+NO_KERNELS = "No kernels were profiled"
+
+
+@dataclass(frozen=True, slots=True)
+class Ncu:
+    """How ncu is run.
+
+    Attributes
+    ----------
+    binary : its path
+    report : the name that reports begin with, before `.batchN.ncu-rep`
+    metrics : their names
+    arguments : that it is given besides ours
+    warmup, iterations : runs of each row, of which those after the warm-up are seen
+    batch_size : cases that a process of it sees
+    command : a command line that starts it somewhere else, with `{command}` in it; None to start it here
+    device : that the cases run on there; None for that of the replay
+    """
+
+    binary: str
+    report: Path
+    metrics: Sequence[str] = BASIC
+    arguments: Sequence[str] = ()
+    warmup: int = 1
+    iterations: int = 1
+    batch_size: int = 10
+    command: str | None = None
+    device: str | None = None
+
+
+class _Died(Exception):
+    """A batch that came to nothing."""
+
+
+def profiled(
+    job: Job,
+    results: Sequence[Result],
+    ncu: Ncu,
+    timeout_s: float,
+    journal_path: Path | None,
+    resume: bool,
+    say: Callable[[str], None],
+) -> tuple[list[Result], bool]:
+    """The rows with what ncu sees when their cases run once more; and whether all batches came to something.
+
+    Parameters
+    ----------
+    journal_path : where batches that are done are kept, to go on with them
+    resume : go on with those that are there
+    say : is told what does not concern a single row
+
+    Raises
+    ------
+    UserError : where ncu fails as it would for every batch
+    """
+    cases = list(dict.fromkeys(row.case for row in results if row.status == OK))
+    parts = [cases[start : start + ncu.batch_size] for start in range(0, len(cases), ncu.batch_size)]
+    ncu_options = json_of(ncu)
+    done = Batches(journal_path, {"job": identity(job), "ncu": ncu_options, "batches": parts}, resume)
+    plan = job.plan
+    plan = replace(
+        plan,
+        effort=replace(plan.effort, warmup=ncu.warmup, iterations=ncu.iterations),
+        inputs=replace(plan.inputs, device=ncu.device or plan.inputs.device),
+        timing=replace(plan.timing, exec_mode=DISCRETE, cache=plan.timing.caches),
+        profiled=NCU,
+    )
+    job = replace(job, plan=plan)
+    lost = 0
+    for number, part in enumerate(parts, 1):
+        if number in done.done:
+            continue
+        try:
+            done.add(number, _batch(job, [row for row in results if row.case in part], ncu, number, timeout_s, results))
+        except _Died as death:
+            lost += 1
+            say(f"batch {number} of {len(parts)}, {len(part)} cases from case {part[0]}, is lost: {death}")
+    _summarize(done, ncu, say)
+    if lost:
+        again = "" if journal_path is None else "; try them again with --resume"
+        say(f"{lost} of {len(parts)} batches are lost{again}")
+    else:
+        done.discard()
+    added = {key: item for batch in done.done.values() for key, item in batch.added.items()}
+    rows = [row.adding(added[key]) if (key := key_of(row)) in added else row for row in results]
+    return rows, not lost
+
+
+def json_of(ncu: Ncu) -> dict[str, object]:
+    """What two runs must have in common of how ncu is run."""
+    options = asdict(ncu)
+    for place in ("binary", "report", "command"):
+        del options[place]
+    return options
+
+
+def report_path(ncu: Ncu, number: int) -> Path:
+    """Where the report of a batch goes."""
+    return ncu.report.with_name(f"{ncu.report.name}.batch{number}.ncu-rep")
+
+
+def _batch(
+    job: Job, rows: Sequence[Result], ncu: Ncu, number: int, timeout_s: float, everything: Sequence[Result]
+) -> Batch:
+    others = {row.case for row in everything} - {row.case for row in rows}
+    # beside the results: another machine may run it, and sees no other's /tmp
+    with tempfile.TemporaryDirectory(prefix=".opgrip-ncu-", dir=ncu.report.parent) as name:
+        folder = Path(name).resolve()
+        report = folder / "report.ncu-rep"
+        _run(ncu, job, report, target.command(folder, job, others, timeout_s * SLOWER))
+        kernels = read_report(ncu.binary, report, ncu.metrics)
+        own = {key_of(row): row for row in target.rows_of(folder)}
+        shutil.move(report, report_path(ncu, number))
+    if not kernels:
+        raise _Died(f"its report {report_path(ncu, number)} is empty")
+    kernels_by_row, outside = joined(rows, kernels)
+    added = {}
+    for key, row_kernels in kernels_by_row.items():
+        row = own.get(key)
+        runs = ncu.iterations if row is None else max(1, row.samples + row.dropped)
+        added[key] = columns_of(row_kernels, runs, ncu.metrics)
+    return Batch(added, outside)
+
+
+def _run(ncu: Ncu, job: Job, report: Path, command: Sequence[str]) -> None:
+    caches = f"--cache-control={'all' if job.plan.timing.caches == COLD else 'none'}"
+    metrics_option = f"--metrics={','.join(ncu.metrics)}"
+    ncu_command = [ncu.binary, *ALWAYS, caches, metrics_option, *ncu.arguments, f"--export={report}", *command]
+    started = ncu_command if ncu.command is None else in_template(ncu.command, ncu_command)
+    try:
+        done = run_program(started)
+    except OSError as error:
+        raise UserError(f"{started[0]} cannot be run: {error.strerror}", "see --batch-command") from error
+    said = f"{done.stdout}\n{done.stderr}"
+    if FORBIDDEN in said:
+        raise UserError(
+            "this user may not read the GPU's counters",
+            "run as root or with CAP_SYS_ADMIN, or set NVreg_RestrictProfilingToAdminUsers=0 for the kernel module "
+            "nvidia and load it anew",
+        )
+    unknown = NO_METRIC.search(said)
+    if unknown is not None:
+        raise UserError(f"ncu knows no metric {unknown[1]} of this GPU", "name others with --ncu-metrics")
+    if not report.exists():
+        raise _Died(_reason(said, done.returncode))
+
+
+def in_template(template: str, command: Sequence[str]) -> list[str]:
+    """The words of a template with a command in the place of `{command}`: as its words, or in a word as one text."""
+    words: list[str] = []
+    for word in shlex.split(template):
+        words += command if word == COMMAND else [word.replace(COMMAND, shlex.join(command))]
+    return words
+
+
+def _reason(said: str, status: int) -> str:
+    """Why a batch has no report, in a line."""
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    if any(NO_KERNELS in line for line in lines):
+        return "its cases launched no kernel"
+    errors = [line.removeprefix("==ERROR==").strip() for line in lines if line.startswith("==ERROR==")]
+    ended = f"status {status}" if status >= 0 else f"signal {-status}"
+    return (errors or lines or [ended])[-1][:200]
+
+
+def _summarize(done: Batches, ncu: Ncu, say: Callable[[str], None]) -> None:
+    outside = sum(batch.outside for batch in done.done.values())
+    if outside:
+        say(f"{outside} kernels in the reports belong to no row")
+    if done.done:
+        say(f"open them in Nsight Compute: {report_path(ncu, min(done.done))} and so on to batch {max(done.done)}")

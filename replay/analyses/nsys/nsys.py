@@ -1,0 +1,177 @@
+"""Runs nsys."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from opgrip.replay.analyses.analysis import Analysis, Session, analyses
+from opgrip.replay.analyses.nsys.report import Report, read_report
+from opgrip.replay.analyses.nsys.rows import Seen, joined, with_seen
+from opgrip.replay.analyses.profiling import target
+from opgrip.replay.analyses.profiling.programs import arguments_in, find_program, last_words, run_program
+from opgrip.replay.analyses.profiling.rows import Key, key_of, why_unseen
+from opgrip.replay.measuring.results import OK, Result
+from opgrip.replay.timing.ranges import NSYS, check_ranges
+from opgrip.replay.workers.job import Job
+from opgrip.traces.command import not_negative, positive
+from opgrip.traces.errors import UserError
+from opgrip.traces.options import option
+
+PLACES = (
+    "/usr/local/cuda*/bin/nsys",
+    "/opt/nvidia/nsight-systems/*/bin/nsys",
+    "/opt/nvidia/nsight-systems-cli/*/bin/nsys",
+)
+"""Where installers put it, beside the folders of PATH."""
+REPORT = ".nsys-rep"
+ALWAYS = ("--sample=none", "--cpuctxsw=none", "--force-overwrite=true")
+ON_GPU = ("--trace=cuda,nvtx,cublas,cudnn", "--capture-range=cudaProfilerApi", "--capture-range-end=repeat")
+"""Only what the worker runs between cudaProfilerStart and cudaProfilerStop is recorded."""
+ON_CPU = ("--trace=nvtx",)
+PASSES = 2
+"""The second is for rows of which the first has nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class NsysOptions:
+    """How nsys is run."""
+
+    nsys: bool = option(
+        False,
+        "run the cases once more under Nsight Systems: kernels, launches, time on the GPU and gaps of each row, "
+        "and a report beside --output",
+        only=("single cases",),
+    )
+    nsys_bin: str | None = option(None, "the program nsys (default: where installers put it)", metavar="FILE")
+    nsys_args_file: Path | None = option(
+        None, "further arguments of nsys profile, as on a command line", parse=Path, metavar="FILE"
+    )
+    nsys_warmup: int = option(3, "runs before those that it sees (default: 3)", parse=not_negative, metavar="N")
+    nsys_iterations: int = option(10, "runs that it sees (default: 10)", parse=positive, metavar="N")
+
+
+@dataclass(frozen=True, slots=True)
+class Nsys:
+    """How nsys is run.
+
+    Attributes
+    ----------
+    binary : its path
+    report : where the report goes, to be opened in its window
+    arguments : that it is given besides ours
+    warmup, iterations : runs of each row, of which those after the warm-up are seen
+    """
+
+    binary: str
+    report: Path
+    arguments: Sequence[str] = ()
+    warmup: int = 3
+    iterations: int = 10
+
+
+@analyses.register("nsys")
+class NsysAnalysis(Analysis):
+    """What Nsight Systems sees of the rows' runs."""
+
+    options = NsysOptions
+
+    def __init__(self, options: NsysOptions, session: Session) -> None:
+        super().__init__(options, session)
+        if any(count > 1 for count in session.job.plan.points.streams):
+            raise UserError("nsys cannot tell cases that run side by side apart", "leave --streams away, or --nsys")
+        check_ranges("nsys")
+        arguments = () if options.nsys_args_file is None else arguments_in(options.nsys_args_file)
+        report = session.beside(REPORT)
+        binary = find_program("nsys", "Nsight Systems", PLACES, options.nsys_bin)
+        self._nsys = Nsys(binary, report, tuple(arguments), options.nsys_warmup, options.nsys_iterations)
+
+    @classmethod
+    def is_wanted(cls, options: NsysOptions) -> bool:
+        """Where `--nsys` is given."""
+        return options.nsys
+
+    def add_to(self, rows: Sequence[Result]) -> list[Result]:
+        """The rows with the columns of `NsysColumns`."""
+        session, cases = self.session, len({row.case for row in rows})
+        with session.reporter.doing(f"running {cases} cases under nsys"):
+            return profiled(session.job, rows, self._nsys, session.timeout_s, session.reporter.say)
+
+
+def profiled(
+    job: Job, results: Sequence[Result], nsys: Nsys, timeout_s: float, say: Callable[[str], None]
+) -> list[Result]:
+    """The rows with what nsys sees when their cases run once more.
+
+    Parameters
+    ----------
+    say : is told what does not concern a single row
+
+    Raises
+    ------
+    UserError : where nsys fails
+    """
+    effort = replace(job.plan.effort, warmup=nsys.warmup, iterations=nsys.iterations)
+    job = replace(job, plan=replace(job.plan, effort=effort, profiled=NSYS))
+    records_by_row: dict[Key, Seen] = {}
+    own: dict[Key, Result] = {}
+    outside = report_count = 0
+    unseen = [row for row in results if row.status == OK]
+    for _ in range(PASSES):
+        left_out = {row.case for row in results} - {row.case for row in unseen}
+        with tempfile.TemporaryDirectory(prefix="opgrip-nsys-") as name:
+            folder = Path(name)
+            _run(nsys, folder, target.command(folder, job, left_out, timeout_s), job)
+            new_records, lost = joined(_read(nsys, folder))
+            own |= {key: row for row in target.rows_of(folder) if (key := key_of(row)) not in records_by_row}
+            report_count += _keep_reports(folder, nsys.report, report_count, say)
+        records_by_row, outside = {**new_records, **records_by_row}, outside + lost
+        unseen = [row for row in unseen if key_of(row) not in records_by_row]
+        if not unseen or not records_by_row:
+            break
+    if not records_by_row:
+        raise UserError("nsys recorded none of the ranges", "nvtx 0.2.12 and later need a newer nsys: use nvtx 0.2.11")
+    if outside:
+        say(f"{outside} kernels and copies in the report belong to no timed run")
+    for row in unseen:
+        say(f"nsys saw nothing of case {row.case}, {row.op} as {row.mode}: {why_unseen(own.get(key_of(row)))}")
+    return [with_seen(row, own.get(key_of(row)), records_by_row) for row in results]
+
+
+def _read(nsys: Nsys, folder: Path) -> Report:
+    reports = [_exported(nsys, path) for path in sorted(folder.glob("report*.nsys-rep"))]
+    return Report([span for item in reports for span in item.spans], [work for item in reports for work in item.work])
+
+
+def _run(nsys: Nsys, folder: Path, command: Sequence[str], job: Job) -> None:
+    device = job.plan.inputs.device
+    on_gpu = device is not None and device.startswith("cuda")
+    nsys_command = [nsys.binary, "profile", *(ON_GPU if on_gpu else ON_CPU), *ALWAYS, *nsys.arguments]
+    done = run_program([*nsys_command, "--output", str(folder / "report"), *command])
+    if not list(folder.glob("report*.nsys-rep")):
+        raise UserError(f"nsys wrote no report: {last_words(done)}", "see nsys status -e")
+
+
+def _exported(nsys: Nsys, report: Path) -> Report:
+    database = report.with_suffix(".sqlite")
+    export_arguments = ["export", "--type=sqlite", "--force-overwrite=true", f"--output={database}", str(report)]
+    done = run_program([nsys.binary, *export_arguments])
+    if not database.exists():
+        raise UserError(f"nsys cannot export its report: {last_words(done)}", "update it")
+    return read_report(database)
+
+
+def _keep_reports(folder: Path, output: Path, earlier_count: int, say: Callable[[str], None]) -> int:
+    """Give the reports the user's name, the second and later ones a number too; say how many there are."""
+    reports = sorted(folder.glob("report*.nsys-rep"))
+    for place, report in enumerate(reports, earlier_count):
+        path = output if not place else output.with_suffix(f".{place + 1}{output.suffix}")
+        with suppress(FileNotFoundError):
+            path.unlink()
+        shutil.move(report, path)
+        say(f"open it in Nsight Systems: {path}")
+    return len(reports)

@@ -1,0 +1,60 @@
+"""The machine's limits as an analysis."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import IO
+
+from opgrip.replay.analyses.analysis import Analysis, analyses
+from opgrip.replay.analyses.roofline.limits import threads_of, usual_threads, with_limits
+from opgrip.replay.analyses.roofline.measuring import measure
+from opgrip.replay.analyses.roofline.table import print_roofline
+from opgrip.replay.measuring.results import Result
+from opgrip.traces.ceilings.ceilings import Ceilings, keep, read_cached_ceilings, to_json
+from opgrip.traces.options import option
+
+
+@dataclass(frozen=True, slots=True)
+class RooflineOptions:
+    """Whether rows are held against the machine's limits."""
+
+    roofline: bool = option(
+        False,
+        "how near each call comes to what the machine can give, and what binds it; -o roofline.svg draws it",
+        only=("single cases",),
+    )
+
+
+@analyses.register("roofline")
+class RooflineAnalysis(Analysis):
+    """How near the rows come to the machine's limits."""
+
+    options = RooflineOptions
+    title = "the machine's limits"
+    counts_work = True
+
+    @classmethod
+    def is_wanted(cls, options: RooflineOptions) -> bool:
+        """Where `--roofline` is given."""
+        return options.roofline
+
+    def add_to(self, rows: Sequence[Result]) -> list[Result]:
+        """The rows with the columns of `LimitColumns`."""
+        ceilings, threads = self._ceilings(), threads_of(self.session.loaded)
+        self.header = {"ceilings": to_json(ceilings), "threads": usual_threads(rows, threads)}
+        return with_limits(rows, ceilings, threads)
+
+    def print(self, rows: Sequence[Result], file: IO[str]) -> None:
+        """Print how near each operator comes to its limit."""
+        print_roofline(rows, file)
+
+    def _ceilings(self) -> Ceilings:
+        """What the machine gives at most; measured the first time, when no process is forked any more."""
+        device, reporter = self.session.device, self.session.reporter
+        ceilings = read_cached_ceilings(device)
+        if ceilings is None:
+            with reporter.doing("measuring what this machine gives at most"):
+                ceilings = measure(device)
+            reporter.say(f"opgrip machine shows it, from {keep(ceilings, device)}")
+        return ceilings

@@ -1,0 +1,120 @@
+"""The least time that a machine needs for a call, and what binds it."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
+
+from opgrip.replay.measuring.columns import Columns, column, columns
+from opgrip.replay.measuring.results import OK, Result
+from opgrip.replay.timing.caches import COLD
+from opgrip.replay.workers.job import Loaded
+from opgrip.traces.ceilings.ceilings import Ceilings
+
+BANDWIDTH, ARITHMETIC, LAUNCH, INTERPRETER = "bandwidth", "arithmetic", "launch", "interpreter"
+BOUNDS = (BANDWIDTH, ARITHMETIC, LAUNCH, INTERPRETER)
+
+
+@columns.register("roofline")
+@dataclass(frozen=True, slots=True)
+class LimitColumns(Columns):
+    """How near a row comes to what the machine gives."""
+
+    limit_us: float | None = column("the least time that this machine could take for one call", "us")
+    of_limit: float | None = column("that over the median")
+    bound: str | None = column("what makes the limit: `bandwidth`, `arithmetic`, `launch`, `interpreter`")
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """The least time of a call.
+
+    Attributes
+    ----------
+    us : the longest of the times that moving its bytes, its arithmetic and one launch take
+    bound : which of them that is; `interpreter` where launching all of its operators takes longer still
+    level : of memory that its bytes fit in
+    """
+
+    us: float
+    bound: str
+    level: str
+
+
+def limit_of(
+    flops: int | None,
+    size: int,
+    dtype: str | None,
+    operators: int,
+    ceilings: Ceilings,
+    threads: int = 1,
+    cold: bool = False,
+) -> Limit:
+    """The limit of a call.
+
+    Parameters
+    ----------
+    size : bytes that it moves
+    dtype : that it computes in
+    operators : that it runs; a compiler may make one of them
+    threads : that it runs on
+    cold : whether the caches are empty when it begins
+    """
+    level = ceilings.level(size, threads, cold)
+    rate = ceilings.rate(dtype, threads)
+    launch = ceilings.launch_us if size or flops else ceilings.dispatch_us
+    times = {
+        BANDWIDTH: size / ceilings.bandwidth(level, threads) / 1e3,
+        ARITHMETIC: 0.0 if rate is None else (flops or 0) / rate / 1e3,
+        LAUNCH: launch,
+    }
+    bound = max(times, key=lambda name: times[name])
+    if operators > 1 and operators * ceilings.launch_us > times[bound]:
+        return Limit(times[bound], INTERPRETER, level.name)
+    return Limit(times[bound], bound, level.name)
+
+
+def with_limits(rows: Iterable[Result], ceilings: Ceilings, threads_of: Callable[[Result], int]) -> list[Result]:
+    """The rows with their limits, those that were timed and of which it is known what they move.
+
+    Parameters
+    ----------
+    threads_of : a row, how many threads it ran on
+    """
+    return [_with_limit(row, ceilings, threads_of(row)) for row in rows]
+
+
+def threads_of(loaded: Loaded) -> Callable[[Result], int]:
+    """What tells of a row how many threads it ran on: those that were asked for, or those of the program."""
+    threads_of_case = {case.number: case.context.get("threads") for case in loaded.cases}
+    usual, most = torch.get_num_threads(), os.cpu_count() or 1
+
+    def threads(row: Result) -> int:
+        count = row.threads or threads_of_case.get(row.case)
+        return count if type(count) is int and 0 < count <= most else usual
+
+    return threads
+
+
+def usual_threads(rows: Iterable[Result], threads_of: Callable[[Result], int]) -> int:
+    """The number of threads that most rows ran on."""
+    return Counter(map(threads_of, rows)).most_common(1)[0][0]
+
+
+def _with_limit(row: Result, ceilings: Ceilings, threads: int) -> Result:
+    if row.status != OK or not row.median_us or row.bytes_moved is None:
+        return row
+    limit = limit_of(
+        row.flops,
+        row.bytes_moved,
+        row.math_dtype,
+        row.operators or 1,
+        ceilings,
+        threads if ceilings.device == "cpu" else 1,
+        row.cache == COLD,
+    )
+    return row.adding(LimitColumns(limit.us, limit.us / row.median_us, limit.bound))

@@ -1,0 +1,117 @@
+"""How near the operators come to the machine's limits, for people."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import IO
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from opgrip.replay.analyses.roofline.limits import LimitColumns
+from opgrip.replay.cases.ways import FORWARD
+from opgrip.replay.measuring.results import Result
+from opgrip.replay.modes import EAGER
+
+LEFT = ("operator", "bound")
+
+
+@dataclass(frozen=True, slots=True)
+class Nearness:
+    """All calls of an operator that have a limit.
+
+    Attributes
+    ----------
+    operator : with its mode and what else tells its rows from others
+    share : of the time of all that have a limit, 0 to 1
+    calls : in the program
+    us, limit_us : time of all calls, and the least that they could take
+    bound : what binds most of that time
+    gain : share of the time of all that would be saved if all calls ran at their limits
+    """
+
+    operator: str
+    share: float
+    calls: int
+    us: float
+    limit_us: float
+    bound: str
+    gain: float
+
+    @property
+    def of_limit(self) -> float:
+        """How near the calls come to their limits, 1 being there."""
+        return self.limit_us / self.us
+
+
+def nearness(rows: Sequence[Result]) -> list[Nearness]:
+    """One for each operator, by falling share of time; rows without a limit are left out."""
+    limited = [row for row in rows if LimitColumns.of(row).limit_us is not None and row.median_us]
+    total = sum(_us(row) for row in limited)
+    by_operator: dict[str, list[Result]] = {}
+    for row in limited:
+        by_operator.setdefault(_name(row), []).append(row)
+    entries = [_nearness(name, own, total) for name, own in by_operator.items()]
+    return sorted(entries, key=lambda item: -item.share)
+
+
+def print_roofline(rows: Sequence[Result], file: IO[str]) -> None:
+    """Print the table, and what the whole would gain."""
+    entries = nearness(rows)
+    if not entries:
+        print("no row has a limit: nothing was timed, or it is not known what the calls move", file=file)
+        return
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title="how near the machine's limit", title_justify="left")
+    for name in ("share", "operator", "calls", "time us", "limit us", "of limit", "bound", "gain"):
+        table.add_column(name, justify="left" if name in LEFT else "right", no_wrap=True)
+    for item in entries:
+        table.add_row(
+            f"{item.share:.1%}",
+            Text(item.operator),
+            f"{item.calls:,}",
+            f"{item.us:,.0f}",
+            f"{item.limit_us:,.0f}",
+            f"{item.of_limit:.2f}",
+            item.bound,
+            f"{item.gain:.1%}",
+        )
+    console = Console(file=file, highlight=False)
+    (console if console.is_terminal else Console(file=file, highlight=False, width=120)).print(table)
+    us, limit = sum(item.us for item in entries), sum(item.limit_us for item in entries)
+    bounds = Counter[str]()
+    for item in entries:
+        bounds[item.bound] += item.share  # type: ignore[assignment]
+    bounds_text = ", ".join(f"{share:.0%} {bound}" for bound, share in bounds.most_common())
+    print(f"{limit / us:.2f} of the limit in all; bound by {bounds_text}", file=file)
+
+
+def _nearness(name: str, rows: Sequence[Result], total: float) -> Nearness:
+    limits = [(row, LimitColumns.of(row)) for row in rows]
+    us, limit = sum(map(_us, rows)), sum(row.count * (own.limit_us or 0.0) for row, own in limits)
+    times: dict[str, float] = {}
+    for row, own in limits:
+        times[own.bound or ""] = times.get(own.bound or "", 0.0) + _us(row)
+    saved = sum(row.count * max((row.median_us or 0.0) - (own.limit_us or 0.0), 0.0) for row, own in limits)
+    calls = sum(row.count for row in rows)
+    return Nearness(name, us / total, calls, us, limit, max(times, key=lambda bound: times[bound]), saved / total)
+
+
+def _us(row: Result) -> float:
+    return row.count * (row.median_us or 0.0)
+
+
+def _name(row: Result) -> str:
+    """The operator, and of its rows what is not usual."""
+    return " ".join(
+        [
+            row.op,
+            *([row.direction] if row.direction != FORWARD else []),
+            *([row.mode] if row.mode != EAGER else []),
+            *([f"threads {row.threads}"] if row.threads else []),
+            *([f"batch x{row.batch_scale}"] if row.batch_scale != 1 else []),
+        ]
+    )

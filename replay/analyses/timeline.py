@@ -1,0 +1,99 @@
+"""What torch's own profiler sees of a replay, as one timeline for Perfetto or chrome://tracing."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from opgrip.replay.analyses.analysis import Analysis, Session, analyses
+from opgrip.replay.analyses.profiling.rows import key_of, why_unseen
+from opgrip.replay.measuring.results import OK, Result, not_run
+from opgrip.replay.timing.ranges import TORCH
+from opgrip.replay.workers.supervisor import supervise
+from opgrip.traces.errors import UserError
+from opgrip.traces.options import option
+from opgrip.traces.output import whole_file
+
+RUNS = 3
+"""Of each row, where their number is not given."""
+SUFFIX = ".timeline.json.gz"
+
+
+@dataclass(frozen=True, slots=True)
+class TimelineOptions:
+    """Whether torch's profiler is asked."""
+
+    profile: bool = option(
+        False,
+        f"run the cases once more under torch's profiler: a timeline for Perfetto beside --output, NAME{SUFFIX}",
+        only=("single cases",),
+    )
+
+
+@analyses.register("timeline")
+class TimelineAnalysis(Analysis):
+    """A timeline beside the rows, which get nothing."""
+
+    options = TimelineOptions
+
+    def __init__(self, options: TimelineOptions, session: Session) -> None:
+        super().__init__(options, session)
+        self._output = session.beside(SUFFIX)
+
+    @classmethod
+    def is_wanted(cls, options: TimelineOptions) -> bool:
+        """Where `--profile` is given."""
+        return options.profile
+
+    def add_to(self, rows: Sequence[Result]) -> list[Result]:
+        """The same rows, once their cases have run under torch's profiler.
+
+        Raises
+        ------
+        UserError : where it saw nothing
+        """
+        session, say = self.session, self.session.reporter.say
+        job, loaded = session.job, session.loaded
+        effort = replace(job.plan.effort, iterations=job.plan.effort.iterations or RUNS)
+        with (
+            tempfile.TemporaryDirectory(prefix="opgrip-timeline-") as folder,
+            session.reporter.doing(f"running {len({row.case for row in rows})} cases under torch's profiler"),
+        ):
+            changes: dict[str, Any] = {"effort": effort, "profiled": TORCH, "timelines": folder}
+            job = replace(job, plan=replace(job.plan, **changes))
+            watched = replace(loaded, settings=replace(loaded.settings, **changes))
+            rows_of_cases = supervise(job, watched, session.timeout_s, not_run(rows), may_fork=True)
+            again = {key_of(row): row for case_rows in rows_of_cases for row in case_rows}
+            parts = sorted(Path(folder).glob("*.json"), key=lambda path: path.stat().st_mtime_ns)
+            if not parts:
+                raise UserError("torch's profiler saw no run", "see the rows' errors")
+            with whole_file(self._output, force=True) as file, gzip.open(file, "wt", encoding="utf-8") as text:
+                json.dump(merged(json.loads(path.read_text(encoding="utf-8")) for path in parts), text)
+        for row in rows:
+            own = again.get(key_of(row))
+            if row.status == OK and (own is None or own.status != OK):
+                say(f"the timeline has no run of case {row.case}, {row.op} as {row.mode}: {why_unseen(own)}")
+        say(f"open it in https://ui.perfetto.dev: {self._output}")
+        return list(rows)
+
+
+def merged(timelines: Iterator[dict[str, Any]]) -> dict[str, Any]:
+    """Chrome traces of one machine as one: their times count from the same moment."""
+    whole: dict[str, Any] = {}
+    for timeline in timelines:
+        if not whole:
+            whole = timeline
+            # a temporary file's
+            whole.pop("traceName", None)
+            continue
+        later_us = (timeline.get("baseTimeNanoseconds", 0) - whole.get("baseTimeNanoseconds", 0)) / 1e3
+        for event in timeline["traceEvents"]:
+            if "ts" in event:
+                event["ts"] += later_us
+            whole["traceEvents"].append(event)
+    return whole

@@ -1,0 +1,51 @@
+"""What cases run on."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+
+from opgrip.replay.arguments.values import KINDS, RECORDED
+from opgrip.replay.operators.lookup import TRUSTED_EXTENSIONS
+from opgrip.traces.command import seed
+from opgrip.traces.option_types import floating_dtype
+from opgrip.traces.options import option
+
+
+def value_kinds(text: str) -> tuple[str, ...]:
+    """Some of `KINDS`, with commas between them."""
+    kinds = tuple(dict.fromkeys(text.split(",")))
+    unknown = [kind for kind in kinds if kind not in KINDS]
+    if unknown:
+        raise argparse.ArgumentTypeError(f"{unknown[0]!r} is none of {', '.join(KINDS)}")
+    return kinds
+
+
+@dataclass(frozen=True, slots=True)
+class InputOptions:
+    """Where arguments are, and what they hold."""
+
+    device: str | None = option(None, "where to replay, such as cuda:0 (default: where it was captured)")
+    dtype: str | None = option(
+        None, "of floating-point tensors, such as bfloat16", parse=floating_dtype, only=("single cases",)
+    )
+    values: tuple[str, ...] = option(
+        (RECORDED,),
+        "draw values as recorded, or random or zeros as tools do that know shapes alone; several are run in turn "
+        "and compared with the first (default: recorded)",
+        parse=value_kinds,
+        metavar="KIND,...",
+        only=("single cases", "traces"),
+    )
+    seed: int = option(0, "of the values that are drawn (default: %(default)s)", parse=seed)
+    extension: tuple[str, ...] = option(
+        (),
+        f"an extension module that the trace may call, besides {', '.join(TRUSTED_EXTENSIONS)}; can be repeated",
+        repeated=True,
+        metavar="MODULE",
+    )
+
+    @property
+    def extensions(self) -> tuple[str, ...]:
+        """Extension modules whose functions may be called."""
+        return (*TRUSTED_EXTENSIONS, *self.extension)

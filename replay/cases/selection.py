@@ -1,0 +1,77 @@
+"""Which cases are replayed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from opgrip.traces.command import not_negative, positive
+from opgrip.traces.options import option
+
+CALL, FUNCTION, MODULE = "call", "function", "module"
+UNIT_KINDS = (CALL, FUNCTION, MODULE)
+"""What a case can be made of: one call, or all calls of a function or a module."""
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Which calls of a trace, or which samples, are the cases; patterns are as shells match file names."""
+
+    unit: str = option(
+        CALL,
+        "what a case is: one call, or all calls of a Python function or a module as one, which --op and --module "
+        "name (default: %(default)s)",
+        choices=UNIT_KINDS,
+        only=("single cases", "traces"),
+    )
+    samples: tuple[str, ...] = option(
+        (),
+        "with --unit function: calls of gripped functions, by the code in sample folders that you trust; "
+        "can be repeated",
+        repeated=True,
+        metavar="FOLDER",
+        only=("single cases",),
+    )
+    tag: tuple[str, ...] = option(
+        (),
+        "only samples with this tag; can be repeated",
+        repeated=True,
+        metavar="TAG",
+        only=("single cases", "samples"),
+    )
+    op: tuple[str, ...] = option(
+        (),
+        "only operators or samples of such names; can be repeated",
+        repeated=True,
+        metavar="GLOB",
+        only=("single cases",),
+    )
+    module: tuple[str, ...] = option(
+        (),
+        "only calls of modules of such paths; can be repeated",
+        repeated=True,
+        metavar="GLOB",
+        only=("single cases", "traces"),
+    )
+    top: int | None = option(
+        None,
+        "only the N cases with the largest share of time",
+        parse=positive,
+        metavar="N",
+        only=("single cases",),
+    )
+    start: int = option(
+        0,
+        "from this case of the table, the first being 0",
+        parse=not_negative,
+        metavar="N",
+        only=("single cases",),
+    )
+    stop: int | None = option(
+        None, "up to the case before this one", parse=positive, metavar="N", only=("single cases",)
+    )
+    partial: bool = option(False, "replay what there is of a cut or damaged trace", only=("traces",))
+
+    @property
+    def selects_all(self) -> bool:
+        """Whether every call of a trace is a case."""
+        return self.unit == CALL and not self.op and not self.module and self.top is None

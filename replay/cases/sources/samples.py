@@ -1,0 +1,35 @@
+"""Samples: those that ship, and those that were gripped."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from opgrip.replay.cases.samples import fingerprint, names_samples, sample_cases
+from opgrip.replay.cases.selection import Selection
+from opgrip.replay.cases.sources.source import Opened, sources
+from opgrip.traces.errors import UserError
+
+
+class SampleSource:
+    """`samples`, `samples/NAME`, or a folder that `grip` wrote."""
+
+    lacks: Sequence[str] = ("traces",)
+    hint = "leave it away with samples"
+    in_program = False
+
+    def takes(self, target: str) -> bool:
+        """The name of what ships, or a folder."""
+        return names_samples(target)
+
+    def open(self, target: str, selection: Selection, extensions: Collection[str]) -> Opened:
+        """A case for each configuration; raises `UserError` where there is none."""
+        if selection.samples:
+            raise UserError("--samples is for gripped calls of a trace", "give a trace, and --unit function")
+        return Opened(sample_cases(target, selection.op, selection.tag)[: selection.top], ran=True)
+
+    def fingerprint(self, target: str) -> str:
+        """A hash of their code and calls."""
+        return fingerprint(target)
+
+
+sources.register("samples")(SampleSource())

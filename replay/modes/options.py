@@ -1,0 +1,44 @@
+"""Which modes cases run under."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from opgrip.replay.modes.mode import EAGER, Tuning, find_mode, modes
+from opgrip.traces.errors import UserError
+from opgrip.traces.option_types import names
+from opgrip.traces.options import option
+
+
+@dataclass(frozen=True, slots=True)
+class ModeOptions:
+    """The modes, and the one that the others are compared with."""
+
+    mode: tuple[str, ...] = option(
+        (EAGER,),
+        lambda: f"{', '.join(modes.names())}; compile:NAME for another backend of dynamo (default: {EAGER})",
+        parse=names,
+        metavar="NAME,...",
+        only=("single cases",),
+    )
+    reference: str = option(
+        EAGER,
+        "what results and times are compared with (default: %(default)s)",
+        metavar="MODE",
+        only=("single cases",),
+    )
+
+    @property
+    def all_names(self) -> tuple[str, ...]:
+        """All modes that are run, the reference first."""
+        return tuple(dict.fromkeys((self.reference, *self.mode)))
+
+    def check(self, tuning: Tuning) -> None:
+        """Raise `UserError` where a mode does not exist, or lacks a package, or none can search as it is asked to."""
+        tuners = [tuner for name in self.all_names for tuner in find_mode(name)[0].tuners]
+        if tuning.tuner is not None and not tuning.trials:
+            raise UserError("--tuner is for a search", "say how many programs to try: --tune 64")
+        if tuning.trials and not tuners:
+            raise UserError("none of these modes can search for better programs", "leave --tune away, or add tvm")
+        if tuning.tuner is not None and tuning.tuner not in tuners:
+            raise UserError(f"there is no tuner {tuning.tuner!r}", f"there are {', '.join(tuners)}")

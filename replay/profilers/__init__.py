@@ -1,1 +1,0 @@
-"""What profilers see of a replay, and what they say of it."""

@@ -1,1 +1,0 @@
-"""Nsight Compute: a replay's cases under `ncu`, a batch at a time, and what its reports say of each row."""

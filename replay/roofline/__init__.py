@@ -1,1 +1,0 @@
-"""How far a call is from what the machine can give: the work of calls, the machine's ceilings, and both together."""

@@ -1,0 +1,38 @@
+"""What the processes may take that cases run in."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from opgrip.traces.command import positive
+from opgrip.traces.option_types import byte_count, seconds
+from opgrip.traces.options import option
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Of a case's run, and of what is made ready before."""
+
+    timeout: float = option(
+        120.0,
+        "end a case of which one run takes longer (default: %(default)g)",
+        parse=seconds,
+        metavar="SECONDS",
+        only=("single cases",),
+    )
+    memory_limit: int | None = option(
+        None, "for cases, such as 8GB (default: what the machine has left)", parse=byte_count, metavar="BYTES"
+    )
+    jobs: int | None = option(
+        None,
+        "cases that compile at once (default: one a processor)",
+        parse=positive,
+        metavar="N",
+        only=("single cases",),
+    )
+
+    @property
+    def compilers(self) -> int:
+        """Cases that compile at once."""
+        return self.jobs or len(os.sched_getaffinity(0))

@@ -1,0 +1,11 @@
+"""What the docs say is what is declared."""
+
+from __future__ import annotations
+
+from programs import ROOT, run_python
+
+
+def test_options_and_columns_are_documented_as_they_are_declared() -> None:
+    # in an interpreter where no test has added parts
+    done = run_python(ROOT / "docs" / "tables.py", "--check", fresh=True)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,86 @@
+"""The kinds of value that options take, as argparse calls them."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+
+from opgrip.traces.arguments import DTYPES
+from opgrip.traces.command import positive
+from opgrip.traces.names import plain_name
+
+UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+
+
+def names(text: str) -> tuple[str, ...]:
+    """Names with commas between them."""
+    parts = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
+    if not all(parts):
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of names with commas between them")
+    return parts
+
+
+def counts(text: str) -> tuple[int, ...]:
+    """Whole numbers above 0, with commas between them."""
+    return tuple(dict.fromkeys(positive(part) for part in text.split(",")))
+
+
+def cpus(text: str) -> tuple[int, ...]:
+    """Numbers of processors, and ranges of them, with commas between them; those that this process may use."""
+    numbers: set[int] = set()
+    for part in text.split(","):
+        match = re.fullmatch(r"(\d+)(?:-(\d+))?", part.strip())
+        if match is None:
+            raise argparse.ArgumentTypeError(f"{text!r} is no list of processors such as 0,2-3")
+        numbers.update(range(int(match[1]), int(match[2] or match[1]) + 1))
+    if strange := numbers - os.sched_getaffinity(0):
+        raise argparse.ArgumentTypeError(f"there is no processor {min(strange)} for this process")
+    return tuple(sorted(numbers))
+
+
+def tolerance(text: str) -> float:
+    """A number from 0."""
+    number = _number(text)
+    if not 0 <= number < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is no tolerance")
+    return number
+
+
+def floating_dtype(text: str) -> str:
+    """The name of a floating-point dtype."""
+    dtype = DTYPES.get(text)
+    if dtype is None or not dtype.is_floating_point:
+        raise argparse.ArgumentTypeError(f"{text!r} is no floating-point dtype such as float32 or bfloat16")
+    return plain_name(dtype)
+
+
+def share(text: str) -> float:
+    """A number above 0 and up to 1."""
+    number = _number(text)
+    if not 0 < number <= 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a share between 0 and 1")
+    return number
+
+
+def seconds(text: str) -> float:
+    """A number above 0."""
+    number = _number(text)
+    if not 0 < number < 1e9:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds")
+    return number
+
+
+def byte_count(text: str) -> int:
+    """A number of bytes, which `k`, `M`, `G` or `T` may follow."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?", text.strip().lower())
+    if match is None or float(match[1]) == 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size such as 8GB")
+    return int(float(match[1]) * UNITS[match[2]])
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from error

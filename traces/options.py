@@ -1,0 +1,124 @@
+"""Options, each declared once: as a field of the class of what it steers.
+
+::
+
+    @dataclass(frozen=True, slots=True)
+    class Effort:
+        warmup: int = option(2, "runs before those that are timed", parse=not_negative, metavar="N")
+
+From such a class come the flags of a command line, the keywords of a Python call, the table in the docs, and the object
+that the work is given, which holds plain values alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, TypeVar
+
+from opgrip.traces.errors import UserError
+
+T = TypeVar("T")
+OPTION = "option"
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """What a command line says of one field.
+
+    Attributes
+    ----------
+    help : what it is for; `%(default)s` stands for its default. A function where it takes plug-ins to say
+    word : its long name with `_` for `-`, where the field is called otherwise
+    short : its one-letter flag
+    parse : makes its value of a text; None to keep the text
+    metavar : stands for its value in the help
+    choices : all values that it has
+    repeated : whether it can be given several times, which makes a tuple
+    only : what it is for, such as `traces`, where it says nothing of anything else
+    """
+
+    help: str | Callable[[], str]
+    word: str | None = None
+    short: str | None = None
+    parse: Callable[[str], Any] | None = None
+    metavar: str | None = None
+    choices: Sequence[str] | None = None
+    repeated: bool = False
+    only: tuple[str, ...] = ()
+
+
+def option(default: Any, help: str | Callable[[], str], **others: Any) -> Any:
+    """A field of a class of options; `others` as in `Option`. Where the default is False, the flag takes no value."""
+    return field(default=default, metadata={OPTION: Option(help, **others)})
+
+
+def options_in(declared: type) -> Iterator[tuple[str, str, Any, Option]]:
+    """Field, word, default and option of each that a class declares."""
+    for item in fields(declared):
+        found = item.metadata.get(OPTION)
+        if found is not None:
+            yield item.name, found.word or item.name, item.default, found
+
+
+def words_in(*declared: type) -> list[str]:
+    """The options of some classes, by their long names with `_` for `-`."""
+    return [word for group in declared for _, word, _, _ in options_in(group)]
+
+
+def add_options(group: argparse._ActionsContainer, declared: type) -> None:
+    """Add the options of a class to a parser or a group of it."""
+    for _, word, default, found in options_in(declared):
+        flags = [*([found.short] if found.short else []), flag_of(word)]
+        help_text = found.help if isinstance(found.help, str) else found.help()
+        if default is False:
+            group.add_argument(*flags, action="store_true", help=help_text)
+            continue
+        given = {"type": found.parse, "metavar": found.metavar, "choices": found.choices}
+        extra: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+        if found.repeated:
+            extra["action"] = Several
+        group.add_argument(*flags, default=default, help=help_text, **extra)
+
+
+def from_arguments(declared: type[T], args: argparse.Namespace) -> T:
+    """What a command line says of a class of options."""
+    return declared(**{name: getattr(args, word) for name, word, _, _ in options_in(declared)})
+
+
+def from_plain(declared: type[T], values: Mapping[str, Any]) -> T:
+    """An object of what `dataclasses.asdict` made of it; lists, which JSON has for tuples, become tuples again."""
+    return declared(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
+
+
+def flag_of(word: str) -> str:
+    """How an option is written on a command line."""
+    return f"--{word.replace('_', '-')}"
+
+
+def refuse_options(args: argparse.Namespace, declared: Sequence[type], purposes: Sequence[str], hint: str) -> None:
+    """Refuse what a command line sets that is for something else.
+
+    Parameters
+    ----------
+    purposes : words of `Option.only` that there is nothing for
+    hint : what to do
+
+    Raises
+    ------
+    UserError : for the first such option
+    """
+    for group in declared:
+        for _, word, default, found in options_in(group):
+            purpose = next((purpose for purpose in found.only if purpose in purposes), None)
+            if purpose is not None and getattr(args, word) != default:
+                raise UserError(f"{flag_of(word)} is for {purpose}", hint)
+
+
+class Several(argparse.Action):
+    """An option that can be given several times."""
+
+    def __call__(self, parser: argparse.ArgumentParser, args: argparse.Namespace, value: Any, flag: Any = None) -> None:
+        """Add a value to those that were given before."""
+        setattr(args, self.dest, (*getattr(args, self.dest), value))
