@@ -9,11 +9,12 @@ from typing import Any
 from torch import nn
 
 from opgrip.capture.models.factory import program_of
-from opgrip.capture.options import MODEL_OPTIONS, make_parser
-from opgrip.capture.program import Program
+from opgrip.capture.options import ModelName, Steps, make_parser
+from opgrip.capture.program import ModelOptions, Program
 from opgrip.capture.steps import build, capture_steps, check_capture, check_written, ignore_own_warnings, values_problem
 from opgrip.traces.errors import UserError, in_words_of_python
 from opgrip.traces.keywords import arguments_of
+from opgrip.traces.options import words_in
 from opgrip.traces.progress import QuietReporter
 from opgrip.traces.trace import Trace, load
 
@@ -71,7 +72,7 @@ def capture(model: str | nn.Module, output: str | Path, inputs: Any = None, **op
 
 
 def _program(model: nn.Module, inputs: Any, run: str, options: dict[str, Any]) -> Program:
-    strange = sorted({*options} & {*MODEL_OPTIONS, "seed"} - {*OF_MODULES})
+    strange = sorted({*options} & {*words_in(ModelName, ModelOptions, Steps)} - {*OF_MODULES})
     if strange:
         raise UserError(f"{strange[0]}= is for models that are built here", "a module is as it is")
     if inputs is None:

@@ -1,17 +1,19 @@
-"""The command line of `opcapture`."""
+"""The options of `opcapture`."""
 
 from __future__ import annotations
 
 import argparse
+from dataclasses import dataclass
 from pathlib import Path
 
 from opgrip.capture import full_values
 from opgrip.capture.compiled import CHOICES, OPERATORS
 from opgrip.capture.extensions import KNOWN_EXTENSIONS
 from opgrip.capture.models import model_sources
-from opgrip.capture.program import RUNS, ModelOptions
-from opgrip.traces.command import OneLineParser, add_debug, add_version, not_negative, positive, refuse_options, seed
+from opgrip.capture.program import ModelOptions
+from opgrip.traces.command import OneLineParser, add_debug, add_version, not_negative, positive, seed
 from opgrip.traces.errors import UserError
+from opgrip.traces.options import add_options, option, refuse_options
 from opgrip.traces.tensor_file import load_safetensors
 
 LONGTAIL_STEPS = 3
@@ -30,131 +32,128 @@ examples:
   opcapture -o train.jsonl.zst -- train.py --epochs 1     any script, or -- -m package, with its own exit status
   torchrun --nproc-per-node 2 --no-python opcapture -o step.jsonl -- train.py     one trace a rank
 """
+
 GRIP_TO = Path("samples")
-MODEL_OPTIONS = ("model", "run", "batch_size", "input_size", "device", "warmup", "steps", "checkpoint", "cfg_options")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelName:
+    """Which model is built."""
+
+    model: str = option(
+        DEFAULT_MODEL,
+        lambda: f"{'; '.join(source.form for source in model_sources.values())} (default: %(default)s)",
+        short="-m",
+        metavar="SOURCE",
+        only=("models",),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """Where the trace goes."""
+
+    output: str | None = option(
+        None,
+        "the trace; .gz and .zst compress it, - is stdout (default: MODEL.jsonl)",
+        short="-o",
+        metavar="FILE",
+    )
+    force: bool = option(False, "replace an existing trace", short="-f")
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """Which steps of a model are captured."""
+
+    seed: int = option(0, "of weights, inputs and all else random (default: %(default)s)", parse=seed)
+    warmup: int = option(
+        1, "steps before the capture (default: %(default)s)", parse=not_negative, metavar="N", only=("models",)
+    )
+    steps: int | None = option(
+        None,
+        f"steps that are captured (default: 1, or {LONGTAIL_STEPS} with --find-longtail)",
+        parse=positive,
+        metavar="N",
+        only=("models",),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """What is recorded: keywords of `Capture`, of the same names."""
+
+    extension: tuple[str, ...] = option(
+        (),
+        f"an extension module to record too, besides {', '.join(KNOWN_EXTENSIONS)}; can be repeated",
+        repeated=True,
+        metavar="MODULE",
+    )
+    grip: tuple[str, ...] = option(
+        (),
+        "functions whose calls are recorded too, such as 'mmdet.models.*:delta2bbox', each also written as a "
+        "sample; can be repeated",
+        repeated=True,
+        metavar="PATTERN",
+    )
+    grip_to: Path | None = option(
+        None, "where the samples go that --grip writes (default: samples)", parse=Path, metavar="FOLDER"
+    )
+    compiled: str = option(
+        OPERATORS,
+        "record compiled regions as the operators they were made of, or each as one call (default: %(default)s)",
+        choices=CHOICES,
+    )
+    values: str = option(
+        full_values.SKETCH,
+        "full also keeps the values of each signature's first call, which can be private, in a file beside "
+        "(default: %(default)s)",
+        choices=full_values.CHOICES,
+    )
+    stack_depth: int = option(1, "source lines kept (default: %(default)s)", parse=positive, metavar="N")
+    max_calls: int | None = option(None, "end the recording, not the program, after N", parse=positive, metavar="N")
+    max_bytes: int | None = option(
+        None,
+        "the same, after N bytes of trace before compression, whole values included",
+        parse=positive,
+        metavar="N",
+    )
+    write_ahead: bool = option(False, "write each call before it runs, to find the one that crashes or hangs; slow")
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """What is said of a capture when it is done."""
+
+    find_longtail: bool = option(
+        False, "rank the functions that break into many small operators, as `opgrip longtail` does"
+    )
+    audit: bool = option(
+        False, "build the model again, and compare with what torch counts of its steps", only=("models",)
+    )
+
+
+STAGES: tuple[tuple[str, tuple[type, ...]], ...] = (
+    ("the model", (ModelName, ModelOptions)),
+    ("its steps", (Steps,)),
+    ("the trace", (Output,)),
+    ("what is recorded", (Recording,)),
+    ("what is found", (Findings,)),
+)
+"""The classes of options, with their titles in the help."""
 
 
 def make_parser() -> argparse.ArgumentParser:
     """The command's options."""
     usage = "opcapture [options] [-- SCRIPT [ARGUMENT ...] | -- -m MODULE [ARGUMENT ...]]"
     parser = OneLineParser("opcapture", usage=usage, description=DESCRIPTION, epilog=EXAMPLES)
-    forms = "; ".join(source.form for source in model_sources.values())
-    parser.add_argument(
-        "-m", "--model", metavar="SOURCE", default=DEFAULT_MODEL, help=f"{forms} (default: %(default)s)"
-    )
-    parser.add_argument(
-        "-o", "--output", metavar="FILE", help="the trace; .gz and .zst compress it, - is stdout (default: MODEL.jsonl)"
-    )
-    parser.add_argument("-f", "--force", action="store_true", help="replace an existing trace")
-    parser.add_argument(
-        "--run",
-        choices=RUNS,
-        default="predict",
-        help="train is loss, backward and optimizer step (default: %(default)s)",
-    )
-    parser.add_argument("--batch-size", type=positive, metavar="N", help="default: the model's own")
-    parser.add_argument(
-        "--input-size",
-        type=image_size,
-        metavar="HxW",
-        help="of images, in pixels, such as 800x1333 (default: the model's own)",
-    )
-    parser.add_argument("--device", default="cpu", help="where the model runs, such as cuda:0 (default: %(default)s)")
-    parser.add_argument(
-        "--seed", type=seed, default=0, help="of weights, inputs and all else random (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--warmup", type=not_negative, default=1, metavar="N", help="steps before the capture (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--steps",
-        type=positive,
-        metavar="N",
-        help=f"steps that are captured (default: 1, or {LONGTAIL_STEPS} with --find-longtail)",
-    )
-    parser.add_argument("--checkpoint", type=Path, metavar="FILE", help="weights to load (default: random ones)")
-    parser.add_argument(
-        "--cfg-options", nargs="+", default=[], metavar="KEY=VALUE", help="settings that override an OpenMMLab config's"
-    )
-    parser.add_argument(
-        "--extension",
-        action="append",
-        default=[],
-        metavar="MODULE",
-        help=f"an extension module to record too, besides {', '.join(KNOWN_EXTENSIONS)}; can be repeated",
-    )
-    parser.add_argument(
-        "--grip",
-        action="append",
-        default=[],
-        metavar="PATTERN",
-        help="functions whose calls are recorded too, such as 'mmdet.models.*:delta2bbox', each also written as a "
-        "sample; can be repeated",
-    )
-    parser.add_argument(
-        "--grip-to", type=Path, metavar="FOLDER", help="where the samples go that --grip writes (default: samples)"
-    )
-    _add_recording_options(parser)
+    for title, groups in STAGES:
+        titled = parser.add_argument_group(title)
+        for declared in groups:
+            add_options(titled, declared)
     add_debug(parser)
     add_version(parser)
     return parser
-
-
-def _add_recording_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--compiled",
-        choices=CHOICES,
-        default=OPERATORS,
-        help="record compiled regions as the operators they were made of, or each as one call (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--values",
-        choices=full_values.CHOICES,
-        default=full_values.SKETCH,
-        help="full also keeps the values of each signature's first call, which can be private, in a file beside "
-        "(default: %(default)s)",
-    )
-    parser.add_argument(
-        "--stack-depth",
-        type=positive,
-        default=1,
-        metavar="N",
-        help="source lines kept (default: %(default)s)",
-    )
-    parser.add_argument("--max-calls", type=positive, metavar="N", help="end the recording, not the program, after N")
-    parser.add_argument(
-        "--max-bytes",
-        type=positive,
-        metavar="N",
-        help="the same, after N bytes of trace before compression, whole values included",
-    )
-    parser.add_argument(
-        "--write-ahead",
-        action="store_true",
-        help="write each call before it runs, to find the one that crashes or hangs; slow",
-    )
-    parser.add_argument(
-        "--find-longtail",
-        action="store_true",
-        help="rank the functions that break into many small operators, as `opgrip longtail` does",
-    )
-    parser.add_argument(
-        "--audit",
-        action="store_true",
-        help="build the model again, and compare with what torch counts of its steps",
-    )
-
-
-def model_options(args: argparse.Namespace) -> ModelOptions:
-    """What a command line asks of a model."""
-    return ModelOptions(
-        run=args.run,
-        batch_size=args.batch_size,
-        input_size=args.input_size,
-        device=args.device,
-        checkpoint=args.checkpoint,
-        cfg_options=tuple(args.cfg_options),
-    )
 
 
 def check_grips(args: argparse.Namespace) -> None:
@@ -167,14 +166,5 @@ def check_grips(args: argparse.Namespace) -> None:
 
 def check_not_for_models(args: argparse.Namespace) -> None:
     """Raise `UserError` for options of models beside a script."""
-    hint = "a script after -- has its own options"
-    refuse_options(args, make_parser().parse_args([]), (*MODEL_OPTIONS, "audit"), "models", hint)
-
-
-def image_size(text: str) -> tuple[int, int]:
-    """`HxW`, or one number for a square."""
-    numbers = text.lower().split("x")
-    if len(numbers) > 2:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a size such as 800x1333")
-    height, width = positive(numbers[0]), positive(numbers[-1])
-    return height, width
+    declared = [group for _, groups in STAGES for group in groups]
+    refuse_options(args, declared, ("models",), "a script after -- has its own options")

@@ -9,27 +9,38 @@ from typing import Any
 
 from torch import nn
 
+from opgrip.traces.command import positive
+from opgrip.traces.option_types import image_size
+from opgrip.traces.options import option
+
 RUNS = ("predict", "loss", "train")
 
 
 @dataclass(frozen=True, slots=True)
 class ModelOptions:
-    """What the user asked of a model.
+    """What the user asked of a model."""
 
-    Attributes
-    ----------
-    run : `predict`, `loss` (its forward alone) or `train` (loss, backward and optimizer step)
-    batch_size, input_size : number of images and their height and width in pixels; None for the source's own
-    checkpoint : file of weights, None for random ones
-    cfg_options : `key=value` settings of an OpenMMLab config
-    """
-
-    run: str = "predict"
-    batch_size: int | None = None
-    input_size: tuple[int, int] | None = None
-    device: str = "cpu"
-    checkpoint: Path | None = None
-    cfg_options: tuple[str, ...] = ()
+    run: str = option(
+        "predict",
+        "loss is its forward alone, train is loss, backward and optimizer step (default: %(default)s)",
+        choices=RUNS,
+        only=("models",),
+    )
+    batch_size: int | None = option(None, "default: the model's own", parse=positive, metavar="N", only=("models",))
+    input_size: tuple[int, int] | None = option(
+        None,
+        "of images, in pixels, such as 800x1333 (default: the model's own)",
+        parse=image_size,
+        metavar="HxW",
+        only=("models",),
+    )
+    device: str = option("cpu", "where the model runs, such as cuda:0 (default: %(default)s)", only=("models",))
+    checkpoint: Path | None = option(
+        None, "weights to load (default: random ones)", parse=Path, metavar="FILE", only=("models",)
+    )
+    cfg_options: tuple[str, ...] = option(
+        (), "settings that override an OpenMMLab config's", several=True, metavar="KEY=VALUE", only=("models",)
+    )
 
 
 @dataclass(frozen=True, slots=True)

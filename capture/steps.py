@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import warnings
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,10 @@ from opgrip.capture import full_values
 from opgrip.capture.capture import Capture
 from opgrip.capture.extensions import KNOWN_EXTENSIONS
 from opgrip.capture.models import load_program
-from opgrip.capture.options import GRIP_TO, check_grips, model_options
-from opgrip.capture.program import Program
+from opgrip.capture.options import GRIP_TO, Recording, check_grips
+from opgrip.capture.program import ModelOptions, Program
 from opgrip.traces.errors import UserError, one_line
+from opgrip.traces.options import from_arguments
 from opgrip.traces.output import check_writable
 from opgrip.traces.progress import Reporter
 
@@ -41,28 +43,17 @@ def build(args: argparse.Namespace, reporter: Reporter) -> Program:
     """The model that is asked for, with the weights of the seed."""
     torch.manual_seed(args.seed)
     with reporter.doing(f"building {args.model}"):
-        return load_program(args.model, model_options(args))
+        return load_program(args.model, from_arguments(ModelOptions, args))
 
 
 def make_capture(
     args: argparse.Namespace, output: str, details: dict[str, Any], model: nn.Module | None = None
 ) -> Capture:
     """The capture that is asked for, which has not begun."""
-    return Capture(
-        output,
-        model=model,
-        extensions=(*KNOWN_EXTENSIONS, *args.extension),
-        max_calls=args.max_calls,
-        max_bytes=args.max_bytes,
-        stack_depth=args.stack_depth,
-        compiled=args.compiled,
-        write_ahead=args.write_ahead,
-        values=args.values,
-        grip=args.grip,
-        grip_to=args.grip_to or GRIP_TO,
-        details=details,
-        force=args.force,
-    )
+    recording = asdict(from_arguments(Recording, args))
+    extensions = (*KNOWN_EXTENSIONS, *recording.pop("extension"))
+    recording["grip_to"] = recording["grip_to"] or GRIP_TO
+    return Capture(output, model=model, extensions=extensions, details=details, force=args.force, **recording)
 
 
 def capture_steps(program: Program, args: argparse.Namespace, reporter: Reporter) -> Capture:

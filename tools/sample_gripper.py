@@ -23,10 +23,13 @@ from typing import Any, TypeVar, overload
 
 from opgrip.capture.grips.gripping import Grips
 from opgrip.capture.grips.patterns import parse_pattern
+from opgrip.capture.grips.recorded import RecordedSample
 from opgrip.capture.grips.watch import CALLS, Keep
 from opgrip.samples.tags import Tag
 from opgrip.traces.errors import UserError
 from opgrip.traces.tensor_file import load_safetensors
+
+__all__ = ["Gripper", "Gripping", "RecordedSample", "grip"]
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 

@@ -6,7 +6,7 @@ import argparse
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from importlib import metadata
 from typing import NoReturn
 
@@ -45,21 +45,6 @@ class _ShowVersion(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         print(f"opgrip {metadata.version('opgrip')}, torch {torch.__version__}")
         parser.exit()
-
-
-def refuse_options(
-    args: argparse.Namespace, plain: argparse.Namespace, names: Iterable[str], purpose: str, hint: str
-) -> None:
-    """Raise `UserError` for the first of some options that a command line sets.
-
-    Parameters
-    ----------
-    plain : what the command has without options
-    purpose, hint : what these options are for, `single cases`, and what to do
-    """
-    for name in names:
-        if getattr(args, name) != getattr(plain, name):
-            raise UserError(f"--{name.replace('_', '-')} is for {purpose}", hint)
 
 
 def run_command(

@@ -65,8 +65,6 @@ def _value(option: argparse.Action, value: Any) -> Any:
     parts = list(map(_text, value)) if several else [_text(value)]
     if isinstance(option, Several):
         return tuple(_parse(option, part) for part in parts)
-    if isinstance(option.default, list):
-        return [_parse(option, part) for part in parts]
     return _parse(option, ",".join(parts))
 
 

@@ -39,6 +39,14 @@ def cpus(text: str) -> tuple[int, ...]:
     return tuple(sorted(numbers))
 
 
+def image_size(text: str) -> tuple[int, int]:
+    """`HxW`, or one number for a square."""
+    numbers = text.lower().split("x")
+    if len(numbers) > 2:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size such as 800x1333")
+    return positive(numbers[0]), positive(numbers[-1])
+
+
 def tolerance(text: str) -> float:
     """A number from 0."""
     number = _number(text)

@@ -36,6 +36,7 @@ class Option:
     metavar : stands for its value in the help
     choices : all values that it has
     repeated : whether it can be given several times, which makes a tuple
+    several : whether several values follow it, which makes a tuple
     only : what it is for, such as `traces`, where it says nothing of anything else
     """
 
@@ -46,6 +47,7 @@ class Option:
     metavar: str | None = None
     choices: Sequence[str] | None = None
     repeated: bool = False
+    several: bool = False
     only: tuple[str, ...] = ()
 
 
@@ -79,6 +81,8 @@ def add_options(group: argparse._ActionsContainer, declared: type) -> None:
         extra: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
         if found.repeated:
             extra["action"] = Several
+        if found.several:
+            extra |= {"action": SeveralAtOnce, "nargs": "+"}
         group.add_argument(*flags, default=default, help=help_text, **extra)
 
 
@@ -122,3 +126,11 @@ class Several(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, args: argparse.Namespace, value: Any, flag: Any = None) -> None:
         """Add a value to those that were given before."""
         setattr(args, self.dest, (*getattr(args, self.dest), value))
+
+
+class SeveralAtOnce(Several):
+    """An option that several values follow."""
+
+    def __call__(self, parser: argparse.ArgumentParser, args: argparse.Namespace, value: Any, flag: Any = None) -> None:
+        """Take the values in the place of those that were given before."""
+        setattr(args, self.dest, tuple(value))

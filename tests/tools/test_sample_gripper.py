@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import subprocess
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -324,3 +326,21 @@ def test_opcapture_grips_functions_of_a_model(tmp_path: Path) -> None:
     functions = trace.calls[trace.calls["kind"] == "function"]
     assert set(functions["op"]) == {"mmdet.models.task_modules.coders.delta_xywh_bbox_coder:delta2bbox"}
     assert run_samples(tmp_path / "samples") >= 1
+
+
+def test_what_generated_files_import_of_opgrip_is_public(tmp_path: Path) -> None:
+    done = run_program(
+        f"{HEADER}\n@grip(tags=['Reduce'])\ndef summed(x):\n    return x.sum()\n\n\nsummed(torch.ones(3))\n", tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    names = {
+        (node.module or "", alias.name)
+        for path in (tmp_path / "samples").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    of_opgrip = {(module, name) for module, name in names if module.startswith("opgrip")}
+    assert of_opgrip == {("opgrip.tools.sample_gripper", "RecordedSample")}
+    assert all(name in import_module(module).__all__ for module, name in of_opgrip)
+    assert run_samples(tmp_path / "samples") == 1

@@ -30,20 +30,14 @@ _TEST = '''"""Runs {name} on the arguments that were recorded, and compares what
 from pathlib import Path
 
 import pytest
-from opgrip.capture.grips.calls import as_it_ran, recorded_calls
-from opgrip.capture.grips.compare import difference
-from opgrip.traces.sample_folder import open_sample
+from opgrip.tools.sample_gripper import RecordedSample
 
-SAMPLE = open_sample(Path(__file__).parent)
+SAMPLE = RecordedSample(Path(__file__).parent)
 
 
-@pytest.mark.parametrize("call", recorded_calls(SAMPLE.folder, SAMPLE.classes))
+@pytest.mark.parametrize("call", SAMPLE.calls)
 def test_{name}_gives_what_was_recorded(call):
-    with as_it_ran(call):
-        results = SAMPLE.function(*call.args, **call.kwargs)
-    assert difference(call.results, results) is None
-    if call.after is not None:
-        assert difference(call.after, (call.args, call.kwargs)) is None
+    assert SAMPLE.difference(call) is None
 '''
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from opgrip.replay.analyses.analysis import Analysis, Session, analyses
 from opgrip.replay.analyses.nsys.report import Report, read_report
-from opgrip.replay.analyses.nsys.rows import Seen, joined, with_seen
+from opgrip.replay.analyses.nsys.rows import RunRecord, joined, with_seen
 from opgrip.replay.analyses.profiling import target
 from opgrip.replay.analyses.profiling.programs import arguments_in, find_program, last_words, run_program
 from opgrip.replay.analyses.profiling.rows import Key, key_of, why_unseen
@@ -117,7 +117,7 @@ def profiled(
     """
     effort = replace(job.plan.effort, warmup=nsys.warmup, iterations=nsys.iterations)
     job = replace(job, plan=replace(job.plan, effort=effort, profiled=NSYS))
-    records_by_row: dict[Key, Seen] = {}
+    records_by_row: dict[Key, RunRecord] = {}
     own: dict[Key, Result] = {}
     outside = report_count = 0
     unseen = [row for row in results if row.status == OK]

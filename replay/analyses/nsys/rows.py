@@ -36,7 +36,7 @@ class NsysColumns(Columns):
 
 
 @dataclass(slots=True)
-class Seen:
+class RunRecord:
     """What a profiler saw of the timed runs of a row.
 
     Attributes
@@ -49,9 +49,9 @@ class Seen:
     work: dict[Span, list[Work]] = field(default_factory=lambda: defaultdict(list))
 
 
-def joined(report: Report) -> tuple[dict[Key, Seen], int]:
+def joined(report: Report) -> tuple[dict[Key, RunRecord], int]:
     """What was seen of each row; and how many kernels and copies fall in no range."""
-    records_by_row: dict[Key, Seen] = defaultdict(Seen)
+    records_by_row: dict[Key, RunRecord] = defaultdict(RunRecord)
     by_process: dict[int, list[Span]] = defaultdict(list)
     dropped: set[Span] = set()
     for span in report.spans:
@@ -73,7 +73,7 @@ def joined(report: Report) -> tuple[dict[Key, Seen], int]:
     return {key: record for key, record in records_by_row.items() if record.spans}, outside
 
 
-def with_seen(row: Result, own: Result | None, records_by_row: Mapping[Key, Seen]) -> Result:
+def with_seen(row: Result, own: Result | None, records_by_row: Mapping[Key, RunRecord]) -> Result:
     """A row with what the profiler saw of it.
 
     Parameters
@@ -91,7 +91,7 @@ def with_seen(row: Result, own: Result | None, records_by_row: Mapping[Key, Seen
     return row.adding(timed if not record.work else _with_work(timed, record))
 
 
-def _with_work(row: NsysColumns, record: Seen) -> NsysColumns:
+def _with_work(row: NsysColumns, record: RunRecord) -> NsysColumns:
     runs = len(record.spans)
     everything = [work for items in record.work.values() for work in items]
     kernels = [work for work in everything if not work.copied_bytes]

@@ -23,7 +23,7 @@ SHIPPED = "samples"
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class ConfigurationTensor:
     """Draws the values of one of the tensors that a sample's configuration makes, which are not kept.
 
     Attributes
@@ -78,7 +78,9 @@ def _tags(words: Sequence[str]) -> set[Tag]:
 def shipped_case(sample: Sample, configuration: str, number: int = 0) -> Case:
     """A case of one of a sample's configurations."""
     arguments = sample.arguments(configuration)
-    drawables = {place: Made(sample.name, configuration, place) for place in range(len(tensors_in(arguments)))}
+    drawables = {
+        place: ConfigurationTensor(sample.name, configuration, place) for place in range(len(tensors_in(arguments)))
+    }
     # a function that writes nowhere is not run to see that it does not
     mutates = Tag.IN_PLACE in sample.tags and writes(sample.function, (arguments, {}))
     return described_case(sample.function, (arguments, {}), drawables, mutates, sample.name, number)

@@ -11,7 +11,7 @@ import torch
 from torch import fx
 
 from opgrip.replay.cases.units.facts import is_setting
-from opgrip.replay.cases.units.links import Given, Links, Outside, Source
+from opgrip.replay.cases.units.links import Links, Outside, ResultOf, Source
 from opgrip.replay.operators.lookup import Operator, Unsupported, find_operator
 from opgrip.traces.arguments import TensorSpec, map_leaves
 from opgrip.traces.records import Signature
@@ -78,7 +78,7 @@ class _Builder:
         self._results: list[fx.Node | None] = []
         self._calls = links.calls
         self._parts: dict[Source, fx.Node] = {}
-        outputs_of_call: dict[int, list[Given]] = {}
+        outputs_of_call: dict[int, list[ResultOf]] = {}
         for output in links.outputs:
             outputs_of_call.setdefault(output.call, []).append(output)
         for index, (facts, sources) in enumerate(zip(links.calls, links.sources, strict=True)):
@@ -107,7 +107,7 @@ class _Builder:
         if isinstance(source, Outside):
             return self._outside[source.place]
         if source not in self._parts:
-            self._parts[source] = self._part(source) if isinstance(source, Given) else self._view(source)
+            self._parts[source] = self._part(source) if isinstance(source, ResultOf) else self._view(source)
         return self._parts[source]
 
     def _view(self, source: Any) -> fx.Node:
@@ -115,7 +115,7 @@ class _Builder:
         where = (self._tensor(source.base), spec.shape, spec.stride, spec.offset)
         return self.graph.call_function(torch.ops.aten.as_strided.default, where)
 
-    def _part(self, result: Given) -> fx.Node:
+    def _part(self, result: ResultOf) -> fx.Node:
         node = self._results[result.call]
         assert node is not None, "what marks a range gives no tensor"
         for key in _paths(self._calls[result.call].signature.outputs)[result.place]:

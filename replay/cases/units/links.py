@@ -24,7 +24,7 @@ class Outside:
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class ResultOf:
     """A result: the call, and the place among its tensors."""
 
     call: int
@@ -35,11 +35,11 @@ class Given:
 class ViewOf:
     """Another tensor in the memory of one that flows."""
 
-    base: Given
+    base: ResultOf
     spec: TensorSpec
 
 
-Source: TypeAlias = Outside | Given | ViewOf
+Source: TypeAlias = Outside | ResultOf | ViewOf
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class Links:
     outside: tuple[TensorSpec, ...]
     settings: tuple[Any, ...]
     sources: tuple[tuple[Source, ...], ...]
-    outputs: tuple[Given, ...]
+    outputs: tuple[ResultOf, ...]
     mutates: bool
     reason: str | None = None
 
@@ -85,14 +85,14 @@ def link(calls: Sequence[UnitCall], facts: Mapping[int, Facts], escaping_results
     sources = tuple(linker.add(call, item) for call, item in zip(calls, own, strict=True))
     settings = dict.fromkeys(leaf for item in own for leaf in item.settings)
     reason = _refusal(own) or linker.reason
-    outputs = tuple(Given(*place) for place in sorted(escaping_results)) or _last(own)
+    outputs = tuple(ResultOf(*place) for place in sorted(escaping_results)) or _last(own)
     return Links(own, linker.outside, tuple(settings), sources, outputs, linker.mutates, reason)
 
 
-def _last(calls: Sequence[Facts]) -> tuple[Given, ...]:
+def _last(calls: Sequence[Facts]) -> tuple[ResultOf, ...]:
     for index in reversed(range(len(calls))):
         if gives := calls[index].gives:
-            return tuple(Given(index, place) for place in range(len(gives)))
+            return tuple(ResultOf(index, place) for place in range(len(gives)))
     return ()
 
 
@@ -112,8 +112,8 @@ class _Linker:
         self._calls = 0
         self._source_of_tensor: dict[tuple[int, tuple[object, ...]], Source] = {}
         self._detached: dict[tuple[int, tuple[object, ...]], Source] = {}
-        self._base_of_memory: dict[int, tuple[Given, TensorSpec, str] | None] = {}
-        self._varying: dict[int, list[tuple[Given, TensorSpec]]] = {}
+        self._base_of_memory: dict[int, tuple[ResultOf, TensorSpec, str] | None] = {}
+        self._varying: dict[int, list[tuple[ResultOf, TensorSpec]]] = {}
         self._came: set[int] = set()
 
     @property
@@ -129,14 +129,14 @@ class _Linker:
             self.mutates |= writes and memory not in self._base_of_memory
         for place, memory in enumerate(call.gives):
             if place < len(facts.gives):
-                self._give(memory, facts.gives[place], Given(self._calls, place), facts)
+                self._give(memory, facts.gives[place], ResultOf(self._calls, place), facts)
             elif memory not in self._came:
                 # its outputs are not recorded
                 self._base_of_memory.setdefault(memory, None)
         self._calls += 1
         return sources
 
-    def _give(self, memory: int, spec: TensorSpec, result: Given, facts: Facts) -> None:
+    def _give(self, memory: int, spec: TensorSpec, result: ResultOf, facts: Facts) -> None:
         if memory == NO_STORAGE:
             return
         if memory not in self._came:
@@ -180,7 +180,7 @@ class _Linker:
         return Outside(len(self._outside) - 1)
 
 
-def _view(base: tuple[Given, TensorSpec, str] | None, spec: TensorSpec) -> Source:
+def _view(base: tuple[ResultOf, TensorSpec, str] | None, spec: TensorSpec) -> Source:
     """A tensor in memory that a call made, which no call gave as it is."""
     if base is None:
         raise Unsupported("the trace does not tell what a call gave that a later one takes")
