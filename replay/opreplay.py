@@ -11,8 +11,6 @@ from dataclasses import asdict
 from opgrip.replay.measuring.results import OK, summarize
 from opgrip.replay.options import Output, make_parser
 from opgrip.replay.replay import Replay, is_whole
-from opgrip.replay.reports.modes import print_modes
-from opgrip.replay.reports.sweep import print_sweep
 from opgrip.replay.reports.table import print_table
 from opgrip.replay.sequences.report import print_sequence
 from opgrip.replay.sequences.sequence import SequenceSettings, replay_apart
@@ -37,14 +35,11 @@ def run(args: argparse.Namespace) -> int:
     replay = Replay(args, reporter)
     if args.sequence:
         return _replay_sequence(replay, output, reporter)
-    replayed = replay.rows()
+    replayed = replay.run()
     rows = list(replayed.results)
     print_table(rows, sys.stdout)
     if replayed.problem is not None:
         raise replayed.problem
-    print_modes(rows, replay.job.plan.modes.reference, sys.stdout)
-    if args.sweep:
-        print_sweep(rows, sys.stdout)
     for analysis in replayed.analyses:
         analysis.print(rows, sys.stdout)
     for row in rows:

@@ -17,7 +17,6 @@ from opgrip.replay.checks import Tolerance
 from opgrip.replay.measuring.energy import EnergyOptions
 from opgrip.replay.measuring.settings import GROUPS, Plan
 from opgrip.replay.modes import ModeOptions, Tuning
-from opgrip.replay.reports.sweep import SweepOptions
 from opgrip.replay.sequences.sequence import SequenceOptions
 from opgrip.replay.timing.caches import PROGRAM, WARM
 from opgrip.replay.timing.options import TimingOptions
@@ -77,7 +76,7 @@ STAGES: tuple[tuple[str, tuple[type, ...]], ...] = (
     ("results", (Output,)),
     ("which cases", (Selection,)),
     ("what they run on", (InputOptions, Points)),
-    ("how they are run", (ModeOptions, Tuning, Tolerance, SweepOptions, SequenceOptions)),
+    ("how they are run", (ModeOptions, Tuning, Tolerance, SequenceOptions)),
     ("how they are timed", (TimingOptions, Effort)),
     ("the machine's limits", (EnergyOptions,)),
     ("limits", (Limits,)),
@@ -136,8 +135,6 @@ def job_of(args: argparse.Namespace) -> Job:
         if plan.timing.cache == PROGRAM:
             raise UserError("samples stand in no program that --cache program could follow", "use warm or cold")
         plan = replace(plan, timing=replace(plan.timing, cache=plan.timing.cache or WARM))
-    if args.sweep and not plan.points.is_sweep:
-        raise UserError("--sweep has one point only", "give several: --threads 1,2,4, --batch-scale or --streams")
     return Job(target, from_arguments(Selection, args), plan)
 
 

@@ -59,8 +59,8 @@ def replay(trace: str | Path, **options: Any) -> Results:
         if is_whole(output):
             assert output.output is not None, "is_whole asks for it"
             return Results(read_results(output.output), {"trace": str(trace)})
-        run = Replay(args, QuietReporter("opgrip"), may_fork=False)
-        replayed = run.rows()
+        whole = Replay(args, QuietReporter("opgrip"), may_fork=False)
+        replayed = whole.run()
         if replayed.problem is not None:
             raise replayed.problem
     if replayed.interrupted:
@@ -77,7 +77,7 @@ class Replayed:
     results : of the cases that ran
     interrupted : whether the user ended it before the last case
     problem : why an analysis failed after the cases had run, or the output could not be written; None else
-    analyses : those that added to the rows
+    analyses : those that have something to print of these rows
     """
 
     results: Results
@@ -133,19 +133,21 @@ class Replay:
         seed = self.job.plan.inputs.seed
         return {"trace": self.job.trace, "torch": torch.__version__, "device": name, "seed": seed}
 
-    def rows(self) -> Replayed:
+    def run(self) -> Replayed:
         """Run the cases, let the analyses add to them, and write the output."""
         output, header = self.output, self.header
-        wanted = self._analyses()
+        requested = self._analyses()
         self.job.plan.energy.check(self.loaded.settings.device)
         earlier = []
         if output.append and output.output is not None and output.output.exists():
             earlier = read_results(output.output)
-        rows, interrupted = self._run_cases(keeps_rows=any(not item.adds_at_once for item in wanted))
+        rows, interrupted = self._run_cases(keeps_rows=any(not item.adds_at_once for item in requested))
         if interrupted:
-            return Replayed(Results(rows, header), interrupted=True)
+            return Replayed(
+                Results(rows, header), interrupted=True, analyses=[item for item in requested if not item.adds]
+            )
         try:
-            for analysis in wanted:
+            for analysis in requested:
                 rows = analysis.add_to(rows)
                 header |= analysis.header
         except UserError as error:
@@ -157,9 +159,9 @@ class Replay:
             except UserError as error:
                 problem = error
             else:
-                if all(analysis.saw_all for analysis in wanted):
+                if all(analysis.saw_all for analysis in requested):
                     journal_path(output.output).unlink(missing_ok=True)
-        return Replayed(results, problem=problem, analyses=wanted)
+        return Replayed(results, problem=problem, analyses=requested)
 
     def _check_output(self, is_sequence: bool) -> None:
         """Raise `UserError` where the results cannot be written as they are asked for."""
@@ -189,12 +191,12 @@ class Replay:
             self.output.resume,
             self._reporter,
         )
-        wanted: list[Analysis] = []
+        requested: list[Analysis] = []
         for analysis in analyses.values():
             options: Any = from_arguments(analysis.options, self._args)
             if analysis.is_wanted(options):
-                wanted.append(analysis(options, session))
-        return wanted
+                requested.append(analysis(options, session))
+        return requested
 
     def _run_cases(self, keeps_rows: bool) -> tuple[list[Result], bool]:
         """The rows of all cases in order, and whether the user ended it before the last.

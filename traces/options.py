@@ -59,9 +59,9 @@ def option(default: Any, help: str | Callable[[], str], **others: Any) -> Any:
 def options_in(declared: type) -> Iterator[tuple[str, str, Any, Option]]:
     """Field, word, default and option of each that a class declares."""
     for item in fields(declared):
-        found = item.metadata.get(OPTION)
-        if found is not None:
-            yield item.name, found.word or item.name, item.default, found
+        about = item.metadata.get(OPTION)
+        if about is not None:
+            yield item.name, about.word or item.name, item.default, about
 
 
 def words_in(*declared: type) -> list[str]:
@@ -71,17 +71,17 @@ def words_in(*declared: type) -> list[str]:
 
 def add_options(group: argparse._ActionsContainer, declared: type) -> None:
     """Add the options of a class to a parser or a group of it."""
-    for _, word, default, found in options_in(declared):
-        flags = [*([found.short] if found.short else []), flag_of(word)]
-        help_text = found.help if isinstance(found.help, str) else found.help()
+    for _, word, default, about in options_in(declared):
+        flags = [*([about.short] if about.short else []), flag_of(word)]
+        help_text = about.help if isinstance(about.help, str) else about.help()
         if default is False:
             group.add_argument(*flags, action="store_true", help=help_text)
             continue
-        given = {"type": found.parse, "metavar": found.metavar, "choices": found.choices}
-        extra: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-        if found.repeated:
+        settings = {"type": about.parse, "metavar": about.metavar, "choices": about.choices}
+        extra: dict[str, Any] = {name: value for name, value in settings.items() if value is not None}
+        if about.repeated:
             extra["action"] = Several
-        if found.several:
+        if about.several:
             extra |= {"action": SeveralAtOnce, "nargs": "+"}
         group.add_argument(*flags, default=default, help=help_text, **extra)
 
@@ -114,8 +114,8 @@ def refuse_options(args: argparse.Namespace, declared: Sequence[type], purposes:
     UserError : for the first such option
     """
     for group in declared:
-        for _, word, default, found in options_in(group):
-            purpose = next((purpose for purpose in found.only if purpose in purposes), None)
+        for _, word, default, about in options_in(group):
+            purpose = next((purpose for purpose in about.only if purpose in purposes), None)
             if purpose is not None and getattr(args, word) != default:
                 raise UserError(f"{flag_of(word)} is for {purpose}", hint)
 

@@ -40,7 +40,7 @@ class RecordedSample:
         """Run a call again, and say where it differs from what was recorded, in one line; None where it does not."""
         with as_it_ran(call):
             results = self._opened.function(*call.args, **call.kwargs)
-        found = difference(call.results, results)
-        if found is None and call.after is not None:
-            found = difference(call.after, (call.args, call.kwargs))
-        return found
+        line = difference(call.results, results)
+        if line is None and call.after is not None:
+            line = difference(call.after, (call.args, call.kwargs))
+        return line

@@ -67,6 +67,7 @@ class Analysis:
     options : the class of its options
     title : of the options in the help
     counts_work : whether it needs to know what the operators of units and samples do
+    adds : whether rows get anything of it; else it can print what it has of those of an interrupted replay too
     adds_at_once : whether it adds to all rows or to none; else the rows are kept to go on with, until it saw all
     saw_all : whether it saw all that it should, so that there is nothing to go on with
     header : what files say besides where the rows come from
@@ -75,6 +76,7 @@ class Analysis:
     options: ClassVar[type]
     title: ClassVar[str] = "profilers"
     counts_work: ClassVar[bool] = False
+    adds: ClassVar[bool] = True
     adds_at_once: ClassVar[bool] = True
 
     def __init__(self, options: Any, session: Session) -> None:
@@ -88,8 +90,8 @@ class Analysis:
         raise NotImplementedError
 
     def add_to(self, rows: Sequence[Result]) -> list[Result]:
-        """The rows with what it adds to them; raises `UserError` where it fails."""
-        raise NotImplementedError
+        """The rows with what it adds to them, as they are where that is nothing; raises `UserError` where it fails."""
+        return list(rows)
 
     def print(self, rows: Sequence[Result], file: IO[str]) -> None:
         """Print what it has for people besides its columns of the table."""

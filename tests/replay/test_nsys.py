@@ -18,7 +18,7 @@ from programs import run_command
 from opgrip.replay.analyses.nsys import nsys
 from opgrip.replay.analyses.nsys.nsys import PLACES
 from opgrip.replay.analyses.nsys.report import Report, read_report
-from opgrip.replay.analyses.nsys.rows import NsysColumns, Seen, joined, with_seen
+from opgrip.replay.analyses.nsys.rows import NsysColumns, RunRecord, joined, with_seen
 from opgrip.replay.analyses.profiling.programs import arguments_in, find_program
 from opgrip.replay.analyses.profiling.rows import Key
 from opgrip.replay.measuring.results import OK, Result, load_results
@@ -79,7 +79,7 @@ def test_rows_that_the_first_report_lacks_are_run_again(
         pytest.skip("this nvtx needs a newer nsys than Debian's")
     reports: list[set[int]] = []
 
-    def lacking(report: Report) -> tuple[dict[Key, Seen], int]:
+    def lacking(report: Report) -> tuple[dict[Key, RunRecord], int]:
         seen, outside = joined(report)
         reports.append({case for case, _ in seen})
         if len(reports) == 1:

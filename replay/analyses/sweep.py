@@ -11,7 +11,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from opgrip.replay.analyses.analysis import Analysis, Session, analyses
 from opgrip.replay.measuring.results import OK, Result
+from opgrip.traces.errors import UserError
 from opgrip.traces.options import option
 
 WORTH = 1.05
@@ -23,6 +25,29 @@ class SweepOptions:
     """Whether the points of a sweep are held against each other."""
 
     sweep: bool = option(False, "print how times scale with --threads and the like", only=("single cases",))
+
+
+@analyses.register("sweep")
+class SweepAnalysis(Analysis):
+    """A table for each dimension that has several points."""
+
+    options = SweepOptions
+    title = "how they are run"
+    adds = False
+
+    def __init__(self, options: SweepOptions, session: Session) -> None:
+        super().__init__(options, session)
+        if not session.job.plan.points.is_sweep:
+            raise UserError("--sweep has one point only", "give several: --threads 1,2,4, --batch-scale or --streams")
+
+    @classmethod
+    def is_wanted(cls, options: SweepOptions) -> bool:
+        """Where `--sweep` is given."""
+        return options.sweep
+
+    def print(self, rows: Sequence[Result], file: IO[str]) -> None:
+        """Print the tables."""
+        print_sweep(rows, file)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,9 +13,32 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from opgrip.replay.analyses.analysis import Analysis, analyses
 from opgrip.replay.measuring.results import FAILED, OK, TIMEOUT, UNSUPPORTED, WRONG, Result
 
 STATUSES = (OK, WRONG, UNSUPPORTED, FAILED, TIMEOUT)
+
+
+@dataclass(frozen=True, slots=True)
+class NoOptions:
+    """Nothing is asked: it is there wherever there are several modes."""
+
+
+@analyses.register("modes")
+class ModesAnalysis(Analysis):
+    """A line for each mode beside the reference."""
+
+    options = NoOptions
+    adds = False
+
+    @classmethod
+    def is_wanted(cls, options: NoOptions) -> bool:
+        """Always."""
+        return True
+
+    def print(self, rows: Sequence[Result], file: IO[str]) -> None:
+        """Print the lines."""
+        print_modes(rows, self.session.job.plan.modes.reference, file)
 
 
 @dataclass(frozen=True, slots=True)
