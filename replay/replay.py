@@ -141,7 +141,7 @@ class Replay:
         earlier = []
         if output.append and output.output is not None and output.output.exists():
             earlier = read_results(output.output)
-        rows, interrupted = self._run_cases(keeps_rows=any(not item.adds_at_once for item in requested))
+        rows, interrupted = self._run_cases()
         if interrupted:
             return Replayed(
                 Results(rows, header), interrupted=True, analyses=[item for item in requested if not item.adds]
@@ -198,13 +198,8 @@ class Replay:
                 requested.append(analysis(options, session))
         return requested
 
-    def _run_cases(self, keeps_rows: bool) -> tuple[list[Result], bool]:
-        """The rows of all cases in order, and whether the user ended it before the last.
-
-        Parameters
-        ----------
-        keeps_rows : whether they stay in the journal, to go on with, until analyses have seen all of them
-        """
+    def _run_cases(self) -> tuple[list[Result], bool]:
+        """The rows of all cases in order, and whether the user ended it before the last; the journal stays."""
         loaded, output = self.loaded, self.output
         rows: dict[int, list[Result]] = {}
         with ExitStack() as stack:
@@ -225,11 +220,7 @@ class Replay:
                             journal.add(case_rows)
                         rows[case_rows[0].case] = case_rows
                         advance()
-                if journal is not None and keeps_rows:
-                    journal.keep()
             except KeyboardInterrupt:
-                if journal is not None:
-                    journal.keep()
                 return self._in_order(rows), True
         return self._in_order(rows), False
 

@@ -6,6 +6,9 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+FAILS = 999_999
+"""The budget for which the analysis in planted_parts.py fails."""
+
 
 def with_package(site: Path, groups: Mapping[str, str]) -> dict[str, str]:
     """The environment of a command where a package is installed.

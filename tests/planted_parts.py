@@ -8,6 +8,7 @@ from hashlib import blake2b
 from typing import IO, Any
 
 import torch
+from outside import FAILS
 
 from opgrip.replay.analyses import Analysis, analyses
 from opgrip.replay.cases.functions import function_case
@@ -17,6 +18,7 @@ from opgrip.replay.measuring.columns import Columns, column, columns
 from opgrip.replay.measuring.results import Result
 from opgrip.replay.reports import report
 from opgrip.traces.command import positive
+from opgrip.traces.errors import UserError
 from opgrip.traces.options import option
 
 PREFIX = "powers:"
@@ -50,6 +52,8 @@ class BudgetAnalysis(Analysis):
         return options.most_us is not None
 
     def add_to(self, rows: Sequence[Result]) -> list[Result]:
+        if self._most_us == FAILS:
+            raise UserError("no budget is so large", "name another")
         return [row.adding(BudgetColumns(max(0.0, (row.median_us or 0.0) - self._most_us))) for row in rows]
 
     def print(self, rows: Sequence[Result], file: IO[str]) -> None:

@@ -68,7 +68,6 @@ class Analysis:
     title : of the options in the help
     counts_work : whether it needs to know what the operators of units and samples do
     adds : whether rows get anything of it; else it can print what it has of those of an interrupted replay too
-    adds_at_once : whether it adds to all rows or to none; else the rows are kept to go on with, until it saw all
     saw_all : whether it saw all that it should, so that there is nothing to go on with
     header : what files say besides where the rows come from
     """
@@ -77,7 +76,6 @@ class Analysis:
     title: ClassVar[str] = "profilers"
     counts_work: ClassVar[bool] = False
     adds: ClassVar[bool] = True
-    adds_at_once: ClassVar[bool] = True
 
     def __init__(self, options: Any, session: Session) -> None:
         self.session = session

@@ -24,6 +24,8 @@ def journal_path(output: Path) -> Path:
 class Journal:
     """Rows of a replay, case by case, each on disk when `add` returns.
 
+    The file stays until whoever writes the results removes it; one without rows is removed here.
+
     Parameters
     ----------
     output : the file that the results go to in the end
@@ -42,7 +44,6 @@ class Journal:
     def __init__(self, output: Path, job: Job, resume: bool, force: bool) -> None:
         self.path = journal_path(output)
         self.rows: dict[int, list[Result]] = {}
-        self._keeps_file = False
         job_identity = identity(job)
         if self.path.exists() and resume:
             whole = self._read(job_identity)
@@ -63,13 +64,9 @@ class Journal:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._file.close()
-        if (kind is None and not self._keeps_file) or not self.rows:
+        if not self.rows:
             with suppress(OSError):
                 self.path.unlink()
-
-    def keep(self) -> None:
-        """Leave the rows where they are, to go on with them."""
-        self._keeps_file = True
 
     def add(self, rows: Sequence[Result]) -> None:
         """Keep the rows of a case."""

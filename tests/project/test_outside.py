@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from outside import with_package
+from outside import FAILS, with_package
 from programs import run_command, run_python
 
 FAST = ("--iterations", "2", "--warmup", "0")
@@ -63,3 +63,16 @@ def test_their_options_are_keywords_of_the_call(tmp_path: Path, environment: dic
     script.write_text(CALL)
     done = run_python(script, env=environment, fresh=True)
     assert (done.returncode, done.stdout) == (0, "['pow0', 'pow1'] True\n"), done.stderr
+
+
+def test_an_analysis_that_fails_loses_no_row(tmp_path: Path, environment: dict[str, str]) -> None:
+    output = tmp_path / "out.json"
+    options = (*FAST, "-o", output)
+    done = run_command("opreplay", "powers:3", *options, "--most-us", str(FAILS), env=environment)
+    assert (done.returncode, output.exists()) == (2, False)
+    assert "opreplay: error: no budget is so large: name another" in done.stderr
+    again = run_command("opreplay", "powers:3", *options, "--resume", env=environment)
+    assert again.returncode == 0, again.stderr
+    assert "replaying 0 cases" in again.stderr
+    assert len(json.loads(output.read_text())["results"]) == 3
+    assert [path.name for path in tmp_path.iterdir()] == ["out.json"]

@@ -59,7 +59,6 @@ class NcuAnalysis(Analysis):
     """What Nsight Compute sees of the rows' kernels."""
 
     options = NcuOptions
-    adds_at_once = False
 
     def __init__(self, options: NcuOptions, session: Session) -> None:
         super().__init__(options, session)
