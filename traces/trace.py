@@ -184,13 +184,24 @@ def load(path: str | Path, partial: bool = True) -> Trace:
 
 
 def _unfinished_calls(entered: dict[int, list[Entered]], blocks: list[Calls]) -> list[Entered]:
-    """Of each thread, the calls that were entered and did not end: those that began last."""
+    """Of each thread, the calls that were entered and did not end: those that began last.
+
+    A call's row can begin later than it was entered: what a capture looks at before the operator runs is not its time.
+    """
     unfinished_calls: list[Entered] = []
     for thread, records in entered.items():
-        ended = [block for block in blocks if block.thread == thread]
-        starts = {start for block in ended for start in block.start_ns}
-        last = max(starts, default=-1)
-        by_start = {record.start_ns: record for record in records if record.start_ns not in starts}
+        own = [block for block in blocks if block.thread == thread]
+        starts, signatures = _column(own, "start_ns"), _column(own, "signature")
+        order = np.argsort(starts, kind="stable")
+        starts, signatures = starts[order], signatures[order]
+
+        # of the calls that began since, the first: those inside one begin after it
+        places = np.searchsorted(starts, [record.start_ns for record in records]).tolist()
+        firsts = [signatures[place] if place < len(starts) else -1 for place in places]
+        last = int(starts[-1]) if len(starts) else -1
+        by_start = {
+            record.start_ns: record for record, first in zip(records, firsts, strict=True) if first != record.signature
+        }
         # a call that is around others began before them
         newest = max(by_start, default=-1)
         unfinished_calls += [record for start, record in sorted(by_start.items()) if start > last or start == newest]
