@@ -19,8 +19,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from opgrip.replay.cases.samples import SHIPPED
-from opgrip.replay.measuring.results import whole_cells
 from opgrip.replay.options import job_with
+from opgrip.replay.reports.cells import whole_cells
 from opgrip.replay.timing.caches import WARM
 from opgrip.replay.workers.ahead import make_ahead, rows_ahead
 from opgrip.replay.workers.supervisor import supervise
@@ -68,7 +68,7 @@ def measured(
     ready_results = make_ahead(job, loaded, rows_ahead(loaded, without), jobs, TIMEOUT_S, may_fork=False)
     if not compile_only:
         for rows in supervise(job, loaded, TIMEOUT_S, without, False, ready_results):
-            yield from map(whole_cells, rows)
+            yield from whole_cells(rows)
 
 
 def page(rows: pd.DataFrame) -> Iterator[str]:

@@ -13,7 +13,7 @@ from opgrip.capture.models import model_sources
 from opgrip.capture.program import ModelOptions
 from opgrip.traces.command import OneLineParser, add_debug, add_version, not_negative, positive, seed
 from opgrip.traces.errors import UserError
-from opgrip.traces.options import add_options, option, refuse_options
+from opgrip.traces.options import add_all_options, option, refuse_options, titled
 from opgrip.traces.tensor_file import load_safetensors
 
 LONGTAIL_STEPS = 3
@@ -36,6 +36,7 @@ examples:
 GRIP_TO = Path("samples")
 
 
+@titled("the model")
 @dataclass(frozen=True, slots=True)
 class ModelName:
     """Which model is built."""
@@ -49,6 +50,7 @@ class ModelName:
     )
 
 
+@titled("the trace")
 @dataclass(frozen=True, slots=True)
 class Output:
     """Where the trace goes."""
@@ -62,6 +64,7 @@ class Output:
     force: bool = option(False, "replace an existing trace", short="-f")
 
 
+@titled("its steps")
 @dataclass(frozen=True, slots=True)
 class Steps:
     """Which steps of a model are captured."""
@@ -79,6 +82,7 @@ class Steps:
     )
 
 
+@titled("what is recorded")
 @dataclass(frozen=True, slots=True)
 class Recording:
     """What is recorded: keywords of `Capture`, of the same names."""
@@ -121,6 +125,7 @@ class Recording:
     write_ahead: bool = option(False, "write each call before it runs, to find the one that crashes or hangs; slow")
 
 
+@titled("what is told of it")
 @dataclass(frozen=True, slots=True)
 class Findings:
     """What is said of a capture when it is done."""
@@ -133,24 +138,15 @@ class Findings:
     )
 
 
-STAGES: tuple[tuple[str, tuple[type, ...]], ...] = (
-    ("the model", (ModelName, ModelOptions)),
-    ("its steps", (Steps,)),
-    ("the trace", (Output,)),
-    ("what is recorded", (Recording,)),
-    ("what is found", (Findings,)),
-)
-"""The classes of options, with their titles in the help."""
+OPTIONS = (ModelName, ModelOptions, Steps, Output, Recording, Findings)
+"""The classes of options, in the order of the help."""
 
 
 def make_parser() -> argparse.ArgumentParser:
     """The command's options."""
     usage = "opcapture [options] [-- SCRIPT [ARGUMENT ...] | -- -m MODULE [ARGUMENT ...]]"
     parser = OneLineParser("opcapture", usage=usage, description=DESCRIPTION, epilog=EXAMPLES)
-    for title, groups in STAGES:
-        titled = parser.add_argument_group(title)
-        for declared in groups:
-            add_options(titled, declared)
+    add_all_options(parser, OPTIONS)
     add_debug(parser)
     add_version(parser)
     return parser
@@ -166,5 +162,4 @@ def check_grips(args: argparse.Namespace) -> None:
 
 def check_not_for_models(args: argparse.Namespace) -> None:
     """Raise `UserError` for options of models beside a script."""
-    declared = [group for _, groups in STAGES for group in groups]
-    refuse_options(args, declared, ("models",), "a script after -- has its own options")
+    refuse_options(args, OPTIONS, ("models",), "a script after -- has its own options")

@@ -11,11 +11,12 @@ from torch import nn
 
 from opgrip.traces.command import positive
 from opgrip.traces.option_types import image_size
-from opgrip.traces.options import option
+from opgrip.traces.options import option, titled
 
 RUNS = ("predict", "loss", "train")
 
 
+@titled("the model")
 @dataclass(frozen=True, slots=True)
 class ModelOptions:
     """What the user asked of a model."""

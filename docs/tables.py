@@ -9,11 +9,12 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from opgrip.replay.analyses import analyses
-from opgrip.replay.measuring.columns import Column, columns, columns_in
+from opgrip.replay.analyses import in_order
+from opgrip.replay.measuring.columns import Column, columns_in
+from opgrip.replay.measuring.energy import EnergyColumns, EnergyOptions
 from opgrip.replay.measuring.results import Result
-from opgrip.replay.options import make_parser, option_groups
-from opgrip.traces.options import Option, flag_of, options_in
+from opgrip.replay.options import make_parser, option_classes
+from opgrip.traces.options import Option, flag_of, options_in, title_of, words_in
 
 PAGE = Path(__file__).with_name("opreplay.md")
 
@@ -28,10 +29,10 @@ def _options() -> Iterator[str]:
     yield "Written by `python docs/tables.py`. Options are keywords of `opgrip.replay.replay` too, with `_` for `-`.\n"
     usual = make_parser().parse_args(["trace"])
     by_title: dict[str, list[str]] = {}
-    for title, declared in option_groups():
+    for declared in option_classes():
         for _, word, _, about in options_in(declared):
             cells = [f"`{_flag(word, about)}`", _text(about).replace("%(default)s", str(getattr(usual, word)))]
-            by_title.setdefault(title, []).append(_row(*cells))
+            by_title.setdefault(title_of(declared), []).append(_row(*cells))
     for title, rows in by_title.items():
         yield f"## {title.capitalize()}\n"
         yield from ("| option | is |", "| --- | --- |", *rows, "")
@@ -41,10 +42,11 @@ def _columns() -> Iterator[str]:
     yield "## Columns of results\n"
     yield "Every row has these:\n"
     yield from _table(columns_in(Result))
-    for name, declared in columns.items():
-        flag = f" (`{flag_of(name)}`)" if name in analyses.names() or name == "energy" else ""
-        yield f"Added by {name}{flag}:\n"
-        yield from _table(columns_in(declared))
+    parts = [(analysis.options, analysis.columns) for analysis in in_order()]
+    for options, declared in [*parts, (EnergyOptions, EnergyColumns)]:
+        if declared is not None:
+            yield f"Added with `{flag_of(words_in(options)[0])}`:\n"
+            yield from _table(columns_in(declared))
 
 
 def _table(about: Iterator[Column]) -> list[str]:

@@ -63,7 +63,7 @@ def _replay_sequence(replay: Replay, output: Output, reporter: Reporter) -> int:
         extensions=plan.inputs.extensions,
         repeats=plan.effort.iterations,
         precision=plan.effort.precision,
-        room_bytes=plan.memory_limit,
+        room_bytes=plan.limits.memory_limit,
     )
     with reporter.doing(f"replaying {len(loaded.trace.calls):,} calls in their order on {settings.device}"):
         result = replay_apart(loaded.trace, settings)

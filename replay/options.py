@@ -3,31 +3,22 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from opgrip.replay.analyses import analyses
-from opgrip.replay.arguments.options import InputOptions
+from opgrip.replay.analyses import analyses, in_order
 from opgrip.replay.cases.selection import Selection
 from opgrip.replay.cases.sources import source_of
-from opgrip.replay.cases.ways import Points
-from opgrip.replay.checks import Tolerance
-from opgrip.replay.measuring.energy import EnergyOptions
 from opgrip.replay.measuring.settings import GROUPS, Plan
-from opgrip.replay.modes import ModeOptions, Tuning
 from opgrip.replay.sequences.sequence import SequenceOptions
 from opgrip.replay.timing.caches import PROGRAM, WARM
-from opgrip.replay.timing.options import TimingOptions
-from opgrip.replay.timing.samples import Effort
 from opgrip.replay.workers.job import Job
-from opgrip.replay.workers.options import Limits
 from opgrip.traces.command import OneLineParser, add_debug, add_version
 from opgrip.traces.errors import UserError
 from opgrip.traces.keywords import arguments_of
 from opgrip.traces.machine import cache_folder
-from opgrip.traces.options import add_options, from_arguments, option, refuse_options
+from opgrip.traces.options import add_all_options, from_arguments, option, refuse_options, titled
 
 DESCRIPTION = "Run every distinct call of a trace again, without the model, and compare its time with the captured one."
 EXAMPLES = """\
@@ -50,6 +41,7 @@ examples:
 """
 
 
+@titled("results")
 @dataclass(frozen=True, slots=True)
 class Output:
     """Where the results go."""
@@ -72,25 +64,10 @@ class Output:
         return self.force or self.append or self.resume
 
 
-STAGES: tuple[tuple[str, tuple[type, ...]], ...] = (
-    ("results", (Output,)),
-    ("which cases", (Selection,)),
-    ("what they run on", (InputOptions, Points)),
-    ("how they are run", (ModeOptions, Tuning, Tolerance, SequenceOptions)),
-    ("how they are timed", (TimingOptions, Effort)),
-    ("the machine's limits", (EnergyOptions,)),
-    ("limits", (Limits,)),
-)
-"""The classes of options of each stage, with their title in the help."""
-
-
-def option_groups() -> Iterator[tuple[str, type]]:
-    """Title and class of all options."""
-    for title, groups in STAGES:
-        for declared in groups:
-            yield title, declared
-    for analysis in analyses.values():
-        yield analysis.title, analysis.options
+def option_classes() -> list[type]:
+    """The classes of all options, in the order of the help."""
+    of_cases: list[type] = [Output, Selection, *GROUPS.values(), SequenceOptions]
+    return [*of_cases, *(analysis.options for analysis in in_order())]
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -102,11 +79,7 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="TRACE",
         help="a file that opcapture wrote; samples, samples/NAME, or a folder that grip wrote",
     )
-    by_title: dict[str, argparse._ArgumentGroup] = {}
-    for title, declared in option_groups():
-        if title not in by_title:
-            by_title[title] = parser.add_argument_group(title)
-        add_options(by_title[title], declared)
+    add_all_options(parser, option_classes())
     add_debug(parser)
     add_version(parser)
     return parser
@@ -125,17 +98,15 @@ def job_of(args: argparse.Namespace) -> Job:
     UserError : for options that do not go together
     """
     target = str(args.trace)
-    plan = plan_of(args)
     source = source_of(target)
-    declared = [group for _, group in option_groups()]
     if args.sequence:
-        refuse_options(args, declared, ("single cases",), "leave it away with --sequence")
-    refuse_options(args, declared, source.lacks, source.hint)
+        refuse_options(args, option_classes(), ("single cases",), "leave it away with --sequence")
+    refuse_options(args, option_classes(), source.lacks, source.hint)
     if not source.in_program:
-        if plan.timing.cache == PROGRAM:
+        if args.cache == PROGRAM:
             raise UserError("samples stand in no program that --cache program could follow", "use warm or cold")
-        plan = replace(plan, timing=replace(plan.timing, cache=plan.timing.cache or WARM))
-    return Job(target, from_arguments(Selection, args), plan)
+        args.cache = args.cache or WARM
+    return Job(target, from_arguments(Selection, args), plan_of(args))
 
 
 def plan_of(args: argparse.Namespace) -> Plan:
@@ -145,15 +116,16 @@ def plan_of(args: argparse.Namespace) -> Plan:
     ------
     UserError : for options that do not go together
     """
+    groups = {name: from_arguments(declared, args) for name, declared in GROUPS.items()}
+    requested = [item for item in analyses.values() if item.is_requested(from_arguments(item.options, args))]
     plan = Plan(
-        **{name: from_arguments(declared, args) for name, declared in GROUPS.items()},
+        **groups,
         detail=args.debug,
         store=str(cache_folder()),
-        memory_limit=args.memory_limit,
-        count_work=any(
-            item.counts_work and item.is_wanted(from_arguments(item.options, args)) for item in analyses.values()
-        ),
+        count_work=any(item.counts_work for item in requested),
     )
     plan.timing.check()
     plan.modes.check(plan.tuning)
-    return plan
+    # what was not said is resolved, so that saying it makes no other job
+    timing = replace(plan.timing, cache=plan.timing.caches)
+    return replace(plan, timing=timing, modes=replace(plan.modes, mode=plan.modes.all_names))

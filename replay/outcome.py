@@ -10,8 +10,9 @@ from typing import Any
 
 import pandas as pd
 
-from opgrip.replay.measuring.results import Result, summarize, to_frame
+from opgrip.replay.measuring.results import Result, summarize
 from opgrip.replay.reports import report_for
+from opgrip.replay.reports.cells import to_frame
 from opgrip.traces.errors import in_words_of_python
 from opgrip.traces.output import whole_file
 

@@ -11,22 +11,22 @@ from typing import Any
 
 import torch
 
-from opgrip.replay.analyses import Analysis, Session, analyses
+from opgrip.replay.analyses import Analysis, Session, analyses, in_order
 from opgrip.replay.measuring.measure import CachedRows
-from opgrip.replay.measuring.results import Result, read_results
+from opgrip.replay.measuring.results import Result
 from opgrip.replay.options import Output, job_of, make_parser
 from opgrip.replay.outcome import Results, write_results
 from opgrip.replay.reports import report_for
+from opgrip.replay.reports.cells import read_results
 from opgrip.replay.workers.ahead import make_ahead, rows_ahead
 from opgrip.replay.workers.job import Job, Loaded
 from opgrip.replay.workers.journal import Journal, journal_path
-from opgrip.replay.workers.options import Limits
 from opgrip.replay.workers.supervisor import supervise
 from opgrip.traces.devices import check_device
 from opgrip.traces.errors import UserError, in_words_of_python
 from opgrip.traces.keywords import arguments_of
 from opgrip.traces.machine import available_memory
-from opgrip.traces.options import from_arguments
+from opgrip.traces.options import flag_of, from_arguments, words_in
 from opgrip.traces.output import check_writable
 from opgrip.traces.progress import QuietReporter, Reporter
 
@@ -69,7 +69,7 @@ def replay(trace: str | Path, **options: Any) -> Results:
 
 
 @dataclass(frozen=True, slots=True)
-class Replayed:
+class ReplayOutcome:
     """What became of a replay.
 
     Attributes
@@ -114,7 +114,7 @@ class Replay:
 
     def __init__(self, args: argparse.Namespace, reporter: Reporter, may_fork: bool = True) -> None:
         self._args, self._reporter, self._may_fork = args, reporter, may_fork
-        self.output, self._limits = from_arguments(Output, args), from_arguments(Limits, args)
+        self.output = from_arguments(Output, args)
         self._check_output(args.sequence)
         job = job_of(args)
         self.loaded: Loaded = job.load()
@@ -122,8 +122,9 @@ class Replay:
             reporter.say(note)
         device = self.loaded.settings.device
         job.plan.timing.check_device(str(check_device(device)))
-        memory_limit = job.plan.memory_limit or available_memory(device)
-        self.job: Job = replace(job, plan=replace(job.plan, memory_limit=memory_limit))
+        limits = job.plan.limits
+        limits = replace(limits, memory_limit=limits.memory_limit or available_memory(device))
+        self.job: Job = replace(job, plan=replace(job.plan, limits=limits))
 
     @property
     def header(self) -> dict[str, Any]:
@@ -133,7 +134,7 @@ class Replay:
         seed = self.job.plan.inputs.seed
         return {"trace": self.job.trace, "torch": torch.__version__, "device": name, "seed": seed}
 
-    def run(self) -> Replayed:
+    def run(self) -> ReplayOutcome:
         """Run the cases, let the analyses add to them, and write the output."""
         output, header = self.output, self.header
         requested = self._analyses()
@@ -143,15 +144,15 @@ class Replay:
             earlier = read_results(output.output)
         rows, interrupted = self._run_cases()
         if interrupted:
-            return Replayed(
-                Results(rows, header), interrupted=True, analyses=[item for item in requested if not item.adds]
+            return ReplayOutcome(
+                Results(rows, header), interrupted=True, analyses=[item for item in requested if item.prints_partial]
             )
         try:
             for analysis in requested:
                 rows = analysis.add_to(rows)
                 header |= analysis.header
         except UserError as error:
-            return Replayed(Results(rows, header), problem=error)
+            return ReplayOutcome(Results(rows, header), problem=error)
         results, problem = Results(rows, header), None
         if output.output is not None:
             try:
@@ -160,8 +161,10 @@ class Replay:
                 problem = error
             else:
                 if all(analysis.saw_all for analysis in requested):
+                    for analysis in requested:
+                        analysis.finish()
                     journal_path(output.output).unlink(missing_ok=True)
-        return Replayed(results, problem=problem, analyses=requested)
+        return ReplayOutcome(results, problem=problem, analyses=requested)
 
     def _check_output(self, is_sequence: bool) -> None:
         """Raise `UserError` where the results cannot be written as they are asked for."""
@@ -173,10 +176,11 @@ class Replay:
                 raise UserError(f"a sequence is not written to {output}", "end its name in .json")
         else:
             report = report_for(output)
-            if report.needs and not getattr(self._args, report.needs):
-                hint = f"add --{report.needs}, or end its name in .json"
-                raise UserError(f"{output} is a drawing of the {report.needs}", hint)
-            if self.output.append and not report.can_grow:
+            needed = analyses.get(report.needs)
+            if needed is not None and not needed.is_requested(from_arguments(needed.options, self._args)):
+                flag = flag_of(words_in(needed.options)[0])
+                raise UserError(f"{output} shows what {flag} finds", f"add {flag}, or end its name in .json")
+            if self.output.append and report.read is None:
                 raise UserError(f"rows cannot be added to {output}", "write .json or .csv")
         check_writable(output, self.output.may_replace)
 
@@ -185,16 +189,17 @@ class Replay:
         session = Session(
             self.job,
             self.loaded,
-            self._limits.timeout,
+            self.job.plan.limits.timeout,
             self.output.output,
             self.output.may_replace,
             self.output.resume,
             self._reporter,
+            self._may_fork,
         )
         requested: list[Analysis] = []
-        for analysis in analyses.values():
+        for analysis in in_order():
             options: Any = from_arguments(analysis.options, self._args)
-            if analysis.is_wanted(options):
+            if analysis.is_requested(options):
                 requested.append(analysis(options, session))
         return requested
 
@@ -214,7 +219,7 @@ class Replay:
             try:
                 with self._reporter.doing(doing, remaining) as advance:
                     for case_rows in supervise(
-                        self.job, loaded, self._limits.timeout, set(rows), self._may_fork, compiled
+                        self.job, loaded, self.job.plan.limits.timeout, set(rows), self._may_fork, compiled
                     ):
                         if journal is not None:
                             journal.add(case_rows)
@@ -229,7 +234,7 @@ class Replay:
         ahead = rows_ahead(self.loaded, done)
         if not ahead:
             return {}
-        limits, cases = self._limits, len(self.loaded.cases) - len(done)
+        limits, cases = self.job.plan.limits, len(self.loaded.cases) - len(done)
         with self._reporter.doing(f"compiling {len(ahead)} rows of {cases} cases", len(ahead)) as advance:
             try:
                 return make_ahead(

@@ -15,7 +15,7 @@ from breaking_functions import BREAKING
 from settings import settings_of
 
 from opgrip.replay.cases.functions import function_case
-from opgrip.replay.cases.sources import Opened
+from opgrip.replay.cases.sources import CaseSet
 from opgrip.replay.timing.caches import WARM
 from opgrip.replay.workers.ahead import make_ahead, rows_ahead
 from opgrip.replay.workers.job import Job, Loaded
@@ -28,7 +28,7 @@ def main(modes: list[str], names: list[str]) -> None:
     cases = [function_case(function, args, number=number) for number, (function, args) in enumerate(chosen.values())]
     with tempfile.TemporaryDirectory() as store:
         settings = settings_of(iterations=3, mode=["eager", *modes], cache=WARM, store=Path(store), detail=True)
-        loaded = Loaded(Opened(cases), cases, settings, [])
+        loaded = Loaded(CaseSet(cases), cases, settings, [])
         job = Job("")
         known = make_ahead(job, loaded, rows_ahead(loaded), 2, 300, may_fork=True)
         for rows in supervise(job, loaded, 300, (), True, known):

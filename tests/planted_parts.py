@@ -13,17 +13,18 @@ from outside import FAILS
 from opgrip.replay.analyses import Analysis, analyses
 from opgrip.replay.cases.functions import function_case
 from opgrip.replay.cases.selection import Selection
-from opgrip.replay.cases.sources import Opened, sources
-from opgrip.replay.measuring.columns import Columns, column, columns
+from opgrip.replay.cases.sources import CaseSet, sources
+from opgrip.replay.measuring.columns import Columns, column
 from opgrip.replay.measuring.results import Result
 from opgrip.replay.reports import report
 from opgrip.traces.command import positive
 from opgrip.traces.errors import UserError
-from opgrip.traces.options import option
+from opgrip.traces.options import option, titled
 
 PREFIX = "powers:"
 
 
+@titled("budgets")
 @dataclass(frozen=True, slots=True)
 class BudgetOptions:
     """How long a call may take."""
@@ -31,7 +32,6 @@ class BudgetOptions:
     most_us: int | None = option(None, "name the calls that take longer", parse=positive, metavar="US")
 
 
-@columns.register("budget")
 @dataclass(frozen=True, slots=True)
 class BudgetColumns(Columns):
     over_us: float | None = column("time above the budget", "us", "over us")
@@ -40,7 +40,7 @@ class BudgetColumns(Columns):
 @analyses.register("budget")
 class BudgetAnalysis(Analysis):
     options = BudgetOptions
-    title = "budgets"
+    columns = BudgetColumns
 
     def __init__(self, options: BudgetOptions, session: Any) -> None:
         super().__init__(options, session)
@@ -48,7 +48,7 @@ class BudgetAnalysis(Analysis):
         self.header = {"most_us": self._most_us}
 
     @classmethod
-    def is_wanted(cls, options: BudgetOptions) -> bool:
+    def is_requested(cls, options: BudgetOptions) -> bool:
         return options.most_us is not None
 
     def add_to(self, rows: Sequence[Result]) -> list[Result]:
@@ -66,16 +66,17 @@ class Powers:
 
     lacks: Sequence[str] = ("traces", "samples")
     hint = "leave it away with powers"
+    place = 10
     in_program = False
 
     def takes(self, target: str) -> bool:
         return target.startswith(PREFIX)
 
-    def open(self, target: str, selection: Selection, extensions: Collection[str]) -> Opened:
+    def open(self, target: str, selection: Selection, extensions: Collection[str]) -> CaseSet:
         exponents = range(int(target.removeprefix(PREFIX)))
         x = torch.arange(1.0, 9.0)
         cases = [function_case(torch.pow, [x, number], {}, f"pow{number}", number) for number in exponents]
-        return Opened(cases[: selection.top], ran=True)
+        return CaseSet(cases[: selection.top], has_run_code=True)
 
     def fingerprint(self, target: str) -> str:
         return blake2b(target.encode()).hexdigest()

@@ -11,7 +11,7 @@ import torch
 
 from opgrip.traces.errors import UserError
 from opgrip.traces.names import plain_name
-from opgrip.traces.options import Several
+from opgrip.traces.options import Repeated
 
 OF_COMMANDS = ("help", "version", "debug")
 """Options that say what a command prints."""
@@ -63,7 +63,7 @@ def _value(option: argparse.Action, value: Any) -> Any:
         return value
     several = isinstance(value, Sequence) and not isinstance(value, str)
     parts = list(map(_text, value)) if several else [_text(value)]
-    if isinstance(option, Several):
+    if isinstance(option, Repeated):
         return tuple(_parse(option, part) for part in parts)
     return _parse(option, ",".join(parts))
 

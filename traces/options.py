@@ -13,7 +13,7 @@ that the work is given, which holds plain values alone.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar
 
@@ -21,6 +21,7 @@ from opgrip.traces.errors import UserError
 
 T = TypeVar("T")
 OPTION = "option"
+_titles: dict[type, str] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +70,32 @@ def words_in(*declared: type) -> list[str]:
     return [word for group in declared for _, word, _, _ in options_in(group)]
 
 
+def titled(title: str) -> Callable[[type[T]], type[T]]:
+    """A decorator that says under which title the help shows the options of a class."""
+
+    def entitle(declared: type[T]) -> type[T]:
+        _titles[declared] = title
+        return declared
+
+    return entitle
+
+
+def title_of(declared: type) -> str:
+    """The title that the help shows a class's options under."""
+    return _titles.get(declared, "others")
+
+
+def add_all_options(parser: argparse.ArgumentParser, declared: Iterable[type]) -> None:
+    """Add the options of classes to a parser, those of the same title in one group."""
+    groups: dict[str, argparse._ArgumentGroup] = {}
+    for group in declared:
+        title = title_of(group)
+        if any(options_in(group)):
+            if title not in groups:
+                groups[title] = parser.add_argument_group(title)
+            add_options(groups[title], group)
+
+
 def add_options(group: argparse._ActionsContainer, declared: type) -> None:
     """Add the options of a class to a parser or a group of it."""
     for _, word, default, about in options_in(declared):
@@ -80,9 +107,9 @@ def add_options(group: argparse._ActionsContainer, declared: type) -> None:
         settings = {"type": about.parse, "metavar": about.metavar, "choices": about.choices}
         extra: dict[str, Any] = {name: value for name, value in settings.items() if value is not None}
         if about.repeated:
-            extra["action"] = Several
+            extra["action"] = Repeated
         if about.several:
-            extra |= {"action": SeveralAtOnce, "nargs": "+"}
+            extra |= {"action": Following, "nargs": "+"}
         group.add_argument(*flags, default=default, help=help_text, **extra)
 
 
@@ -120,7 +147,7 @@ def refuse_options(args: argparse.Namespace, declared: Sequence[type], purposes:
                 raise UserError(f"{flag_of(word)} is for {purpose}", hint)
 
 
-class Several(argparse.Action):
+class Repeated(argparse.Action):
     """An option that can be given several times."""
 
     def __call__(self, parser: argparse.ArgumentParser, args: argparse.Namespace, value: Any, flag: Any = None) -> None:
@@ -128,7 +155,7 @@ class Several(argparse.Action):
         setattr(args, self.dest, (*getattr(args, self.dest), value))
 
 
-class SeveralAtOnce(Several):
+class Following(Repeated):
     """An option that several values follow."""
 
     def __call__(self, parser: argparse.ArgumentParser, args: argparse.Namespace, value: Any, flag: Any = None) -> None:

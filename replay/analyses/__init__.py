@@ -1,5 +1,5 @@
 """What is added to rows. An analysis is a file or folder here, or an entry point `opgrip.analyses` of a package."""
 
-from opgrip.replay.analyses.analysis import Analysis, Session, analyses
+from opgrip.replay.analyses.analysis import Analysis, Session, analyses, in_order
 
-__all__ = ["Analysis", "Session", "analyses"]
+__all__ = ["Analysis", "Session", "analyses", "in_order"]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, ClassVar
 
+from opgrip.replay.measuring.columns import Columns
 from opgrip.replay.measuring.results import Result
 from opgrip.replay.workers.job import Job, Loaded
 from opgrip.traces.output import check_writable
@@ -24,6 +25,7 @@ class Session:
     output : the file that the results go to; None where they go to none
     may_replace : whether what is written may exist already
     resume : go on with what an interrupted run left beside the output
+    may_fork : whether this process has run nothing of torch yet, and forks of it can
     """
 
     job: Job
@@ -33,6 +35,7 @@ class Session:
     may_replace: bool
     resume: bool
     reporter: Reporter
+    may_fork: bool = False
 
     @property
     def device(self) -> str:
@@ -60,22 +63,24 @@ class Analysis:
     """One analysis of a replay. It is made before any case runs, so that what it lacks is said first.
 
     A class below this one stands in a file or folder here, or in a module that an entry point `opgrip.analyses` names,
-    and enters itself by `@analyses.register(NAME)`; its columns by `@columns.register(NAME)`.
+    and enters itself by `@analyses.register(NAME)`.
 
     Attributes
     ----------
     options : the class of its options
-    title : of the options in the help
+    columns : the class of its columns; None where it adds none
     counts_work : whether it needs to know what the operators of units and samples do
-    adds : whether rows get anything of it; else it can print what it has of those of an interrupted replay too
+    place : among the analyses, which run by it: those that fork this process first, those that run torch in it last
+    prints_partial : whether it can print what it has of the rows of an interrupted replay too
     saw_all : whether it saw all that it should, so that there is nothing to go on with
     header : what files say besides where the rows come from
     """
 
     options: ClassVar[type]
-    title: ClassVar[str] = "profilers"
+    columns: ClassVar[type[Columns] | None] = None
     counts_work: ClassVar[bool] = False
-    adds: ClassVar[bool] = True
+    place: ClassVar[int] = 100
+    prints_partial: ClassVar[bool] = False
 
     def __init__(self, options: Any, session: Session) -> None:
         self.session = session
@@ -83,7 +88,7 @@ class Analysis:
         self.header: dict[str, Any] = {}
 
     @classmethod
-    def is_wanted(cls, options: Any) -> bool:
+    def is_requested(cls, options: Any) -> bool:
         """Whether the options ask for it; raises `UserError` where they do not go together."""
         raise NotImplementedError
 
@@ -91,9 +96,17 @@ class Analysis:
         """The rows with what it adds to them, as they are where that is nothing; raises `UserError` where it fails."""
         return list(rows)
 
+    def finish(self) -> None:
+        """Remove what it kept to go on with: the results are written, and it saw all."""
+
     def print(self, rows: Sequence[Result], file: IO[str]) -> None:
         """Print what it has for people besides its columns of the table."""
 
 
 analyses: Registry[type[Analysis]] = Registry("opgrip.replay.analyses", "opgrip.analyses")
 """Analyses by name."""
+
+
+def in_order() -> list[type[Analysis]]:
+    """The analyses in the order in which they run."""
+    return sorted(analyses.values(), key=lambda analysis: analysis.place)

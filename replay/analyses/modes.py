@@ -15,10 +15,12 @@ from rich.text import Text
 
 from opgrip.replay.analyses.analysis import Analysis, analyses
 from opgrip.replay.measuring.results import FAILED, OK, TIMEOUT, UNSUPPORTED, WRONG, Result
+from opgrip.traces.options import titled
 
 STATUSES = (OK, WRONG, UNSUPPORTED, FAILED, TIMEOUT)
 
 
+@titled("how they are run")
 @dataclass(frozen=True, slots=True)
 class NoOptions:
     """Nothing is asked: it is there wherever there are several modes."""
@@ -29,10 +31,11 @@ class ModesAnalysis(Analysis):
     """A line for each mode beside the reference."""
 
     options = NoOptions
-    adds = False
+    place = 40
+    prints_partial = True
 
     @classmethod
-    def is_wanted(cls, options: NoOptions) -> bool:
+    def is_requested(cls, options: NoOptions) -> bool:
         """Always."""
         return True
 

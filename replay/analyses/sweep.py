@@ -14,12 +14,13 @@ from rich.text import Text
 from opgrip.replay.analyses.analysis import Analysis, Session, analyses
 from opgrip.replay.measuring.results import OK, Result
 from opgrip.traces.errors import UserError
-from opgrip.traces.options import option
+from opgrip.traces.options import option, titled
 
 WORTH = 1.05
 """A step is worth while where it makes an operator so many times quicker."""
 
 
+@titled("how they are run")
 @dataclass(frozen=True, slots=True)
 class SweepOptions:
     """Whether the points of a sweep are held against each other."""
@@ -32,8 +33,8 @@ class SweepAnalysis(Analysis):
     """A table for each dimension that has several points."""
 
     options = SweepOptions
-    title = "how they are run"
-    adds = False
+    place = 50
+    prints_partial = True
 
     def __init__(self, options: SweepOptions, session: Session) -> None:
         super().__init__(options, session)
@@ -41,7 +42,7 @@ class SweepAnalysis(Analysis):
             raise UserError("--sweep has one point only", "give several: --threads 1,2,4, --batch-scale or --streams")
 
     @classmethod
-    def is_wanted(cls, options: SweepOptions) -> bool:
+    def is_requested(cls, options: SweepOptions) -> bool:
         """Where `--sweep` is given."""
         return options.sweep
 

@@ -16,7 +16,7 @@ from opgrip.replay.measuring.results import OK, Result, not_run
 from opgrip.replay.timing.ranges import TORCH
 from opgrip.replay.workers.supervisor import supervise
 from opgrip.traces.errors import UserError
-from opgrip.traces.options import option
+from opgrip.traces.options import option, titled
 from opgrip.traces.output import whole_file
 
 RUNS = 3
@@ -24,6 +24,7 @@ RUNS = 3
 SUFFIX = ".timeline.json.gz"
 
 
+@titled("profilers")
 @dataclass(frozen=True, slots=True)
 class TimelineOptions:
     """Whether torch's profiler is asked."""
@@ -40,13 +41,14 @@ class TimelineAnalysis(Analysis):
     """A timeline beside the rows, which get nothing."""
 
     options = TimelineOptions
+    place = 10
 
     def __init__(self, options: TimelineOptions, session: Session) -> None:
         super().__init__(options, session)
         self._output = session.beside(SUFFIX)
 
     @classmethod
-    def is_wanted(cls, options: TimelineOptions) -> bool:
+    def is_requested(cls, options: TimelineOptions) -> bool:
         """Where `--profile` is given."""
         return options.profile
 
@@ -67,7 +69,7 @@ class TimelineAnalysis(Analysis):
             changes: dict[str, Any] = {"effort": effort, "profiled": TORCH, "timelines": folder}
             job = replace(job, plan=replace(job.plan, **changes))
             watched = replace(loaded, settings=replace(loaded.settings, **changes))
-            rows_of_cases = supervise(job, watched, session.timeout_s, not_run(rows), may_fork=True)
+            rows_of_cases = supervise(job, watched, session.timeout_s, not_run(rows), may_fork=session.may_fork)
             again = {key_of(row): row for case_rows in rows_of_cases for row in case_rows}
             parts = sorted(Path(folder).glob("*.json"), key=lambda path: path.stat().st_mtime_ns)
             if not parts:

@@ -9,7 +9,7 @@ from opgrip.replay.arguments.values import KINDS, RECORDED
 from opgrip.replay.operators.lookup import TRUSTED_EXTENSIONS
 from opgrip.traces.command import seed
 from opgrip.traces.option_types import floating_dtype
-from opgrip.traces.options import option
+from opgrip.traces.options import option, titled
 
 
 def value_kinds(text: str) -> tuple[str, ...]:
@@ -21,6 +21,7 @@ def value_kinds(text: str) -> tuple[str, ...]:
     return kinds
 
 
+@titled("what they run on")
 @dataclass(frozen=True, slots=True)
 class InputOptions:
     """Where arguments are, and what they hold."""

@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from opgrip.traces.command import not_negative, positive
-from opgrip.traces.options import option
+from opgrip.traces.options import option, titled
 
 CALL, FUNCTION, MODULE = "call", "function", "module"
 UNIT_KINDS = (CALL, FUNCTION, MODULE)
 """What a case can be made of: one call, or all calls of a function or a module."""
 
 
+@titled("which cases")
 @dataclass(frozen=True, slots=True)
 class Selection:
     """Which calls of a trace, or which samples, are the cases; patterns are as shells match file names."""

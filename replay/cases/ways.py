@@ -8,7 +8,7 @@ from itertools import product
 
 from opgrip.replay.arguments.values import RECORDED
 from opgrip.traces.option_types import counts, cpus
-from opgrip.traces.options import option
+from opgrip.traces.options import option, titled
 
 FORWARD, BACKWARD = "forward", "backward"
 
@@ -29,6 +29,7 @@ class Point:
     streams: int = 1
 
 
+@titled("what they run on")
 @dataclass(frozen=True, slots=True)
 class Points:
     """With what cases are run, a row for each combination."""

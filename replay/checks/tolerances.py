@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from opgrip.traces.option_types import tolerance
-from opgrip.traces.options import option
+from opgrip.traces.options import option, titled
 
 EXACT = (0.0, 0.0)
 TOLERANCES: dict[torch.dtype, tuple[float, float]] = {
@@ -27,6 +27,7 @@ TOLERANCES: dict[torch.dtype, tuple[float, float]] = {
 """Relative and absolute tolerance by dtype. Source: the table in the documentation of `torch.testing.assert_close`."""
 
 
+@titled("how they are run")
 @dataclass(frozen=True, slots=True)
 class Tolerance:
     """What counts as equal: |actual - reference| <= atol + rtol * |reference|.

@@ -2,21 +2,18 @@
 
 ::
 
-    @columns.register("energy")
     @dataclass(frozen=True, slots=True)
     class EnergyColumns(Columns):
         energy_mj: float | None = column("of a GPU for one run", unit="mJ")
 
-A row holds those of what ran, its status and its times; a part that adds to it has a class of columns of its own.
+A row holds those of what ran, its status and its times; an analysis that adds to it names its own class of columns.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
-from typing import Any, Protocol, TypeVar
-
-from opgrip.traces.registry import Registry
+from typing import Any, Protocol, TypeVar, get_type_hints
 
 T = TypeVar("T", bound="Columns")
 COLUMN = "column"
@@ -56,10 +53,6 @@ class Columns:
         return cls(**{item.name: row.added[item.name] for item in fields(cls) if item.name in row.added})
 
 
-columns: Registry[type[Columns]] = Registry("opgrip.replay.analyses", "opgrip.analyses")
-"""The classes of columns that parts add, by the parts' names."""
-
-
 def column(meaning: str, unit: str = "", heading: str = "", default: Any = None) -> Any:
     """A field that is a column; see `Column`."""
     return field(default=default, metadata={COLUMN: Column(meaning, unit, heading)})
@@ -67,13 +60,9 @@ def column(meaning: str, unit: str = "", heading: str = "", default: Any = None)
 
 def columns_in(declared: type) -> Iterator[Column]:
     """The columns that a class declares."""
+    types = get_type_hints(declared)
     for item in fields(declared):
         about = item.metadata.get(COLUMN)
         if about is not None:
-            whole = item.type in ("int", "int | None")
+            whole = types[item.name] in (int, int | None)
             yield Column(about.meaning, about.unit, about.heading, item.name, whole)
-
-
-def added_columns() -> list[Column]:
-    """The columns of all parts."""
-    return [about for declared in columns.values() for about in columns_in(declared)]

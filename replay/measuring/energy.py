@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from opgrip.replay.measuring.columns import Columns, column, columns
+from opgrip.replay.measuring.columns import Columns, column
 from opgrip.traces.errors import UserError
-from opgrip.traces.options import option
+from opgrip.traces.options import option, titled
 
 SECONDS = 1.0
 """Of runs: the counter moves every few hundredths of a second, so that a block gives it within some percent."""
@@ -28,6 +28,7 @@ REASONS = (
 """Names of NVML's bits, in `nvmlClocksEventReason...` and in older versions `nvmlClocksThrottleReason...`."""
 
 
+@titled("the machine's limits")
 @dataclass(frozen=True, slots=True)
 class EnergyOptions:
     """Whether the counters of a GPU are read."""
@@ -44,7 +45,6 @@ class EnergyOptions:
             open_meter(device).close()
 
 
-@columns.register("energy")
 @dataclass(frozen=True, slots=True)
 class EnergyColumns(Columns):
     """What a run takes of a GPU."""

@@ -315,7 +315,7 @@ class _Preparation:
         settings = self._settings
         drawn, models = with_values(signature, case.values, kind)
         needed = Inputs.bytes_needed(signature.args, signature.kwargs, settings.dtype) + bytes_of(signature.outputs)
-        limit = settings.memory_limit
+        limit = settings.limits.memory_limit
         if limit is not None and needed > limit:
             raise MemoryError(f"its tensors are {needed / 1e9:,.1f} GB, the limit is {limit / 1e9:,.1f} GB")
         return Inputs(drawn.args, drawn.kwargs, models, settings.place, settings.inputs.seed, settings.dtype)

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import torch
 
 from opgrip.replay.arguments.values import RECORDED
 from opgrip.replay.cases.ways import FORWARD
-from opgrip.replay.measuring.columns import Column, Columns, added_columns, column, columns_in
+from opgrip.replay.measuring.columns import Columns, column, columns_in
 from opgrip.traces.arguments import Opaque, TensorSpec, leaves, tensors
-from opgrip.traces.errors import UserError
 from opgrip.traces.names import plain_name, tensor_outline
 from opgrip.traces.records import Signature
 from opgrip.traces.tensor_specs import shape_of
@@ -79,7 +75,7 @@ class Result:
     operators: int | None = column("that one call runs, as torch dispatches them; empty where they were not counted")
     error: str | None = column("the reason of a status that is not ok, in one line")
     detail: str | None = column("all of the error, with `--debug`")
-    added: dict[str, Any] = field(default_factory=dict)
+    added: dict[str, Any] = field(default_factory=dict, hash=False)
 
     @classmethod
     def from_plain(cls, cells: Mapping[str, Any]) -> Result:
@@ -99,66 +95,6 @@ class Result:
 
 CORE = tuple(about.name for about in columns_in(Result))
 """Names of the columns that every row has."""
-
-
-def all_columns() -> list[Column]:
-    """Those of every row, then those of each part."""
-    return [*columns_in(Result), *added_columns()]
-
-
-def whole_cells(row: Result) -> dict[str, Any]:
-    """A row's cells in all columns, None where it has nothing."""
-    return {**dict.fromkeys(about.name for about in added_columns()), **row.to_plain()}
-
-
-def to_frame(results: Iterable[Result]) -> pd.DataFrame:
-    """One row a result, in all columns."""
-    names = [about.name for about in all_columns()]
-    return pd.DataFrame([result.to_plain() for result in results], columns=names)
-
-
-def load_results(path: str | Path) -> pd.DataFrame:
-    """The rows that `opreplay -o` wrote to a `.json` or `.csv` file.
-
-    Raises
-    ------
-    UserError : where the file is not there or is not of that kind
-    """
-    path = Path(path)
-    try:
-        if path.suffix == ".csv":
-            return pd.read_csv(path)
-        document = json.loads(path.read_text(encoding="utf-8"))
-        return pd.DataFrame(document["results"])
-    except OSError as error:
-        raise UserError(f"{path} cannot be read", (error.strerror or str(error)).lower()) from error
-    except (ValueError, KeyError, TypeError) as error:
-        raise UserError(
-            f"{path} does not hold results of opreplay", "write some with opreplay -o results.json"
-        ) from error
-
-
-def read_results(path: Path) -> list[Result]:
-    """The rows of a `.json` or `.csv` file that `opreplay -o` wrote.
-
-    Raises
-    ------
-    UserError : where the file is not there or is not of that kind
-    """
-    table = load_results(path).astype(object)
-    rows = table.where(table.notna(), None).to_dict("records")
-    columns_by_name = {about.name: about for about in all_columns()}
-    unknown = [name for name in table.columns if name not in columns_by_name]
-    if unknown or not {"case", "op", "mode", "status"} <= set(table.columns):
-        raise UserError(f"{path} has other columns than this opreplay writes", "choose another file")
-
-    def value(name: str, cell: Any) -> Any:
-        return int(cell) if columns_by_name[name].whole and cell is not None else cell
-
-    try:
-        return [Result.from_plain({str(name): value(str(name), cell) for name, cell in row.items()}) for row in rows]
-    except (TypeError, ValueError) as error:
-        raise UserError(f"{path} has other columns than this opreplay writes", "choose another file") from error
 
 
 def summarize(results: list[Result]) -> str:

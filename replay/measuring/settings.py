@@ -15,6 +15,7 @@ from opgrip.replay.cases.cases import Case
 from opgrip.replay.cases.ways import BACKWARD, FORWARD, Point, Points, Way
 from opgrip.replay.checks import Tolerance
 from opgrip.replay.measuring.energy import EnergyOptions
+from opgrip.replay.measuring.limits import Limits
 from opgrip.replay.modes import ModeOptions, Tuning
 from opgrip.replay.operators.lookup import Unsupported
 from opgrip.replay.sweeps.batch import Batches, scaled
@@ -31,7 +32,6 @@ class Plan:
     ----------
     detail : keep the whole of an error, not its first line alone
     store : folder for what compilers made; None to keep nothing
-    memory_limit : bytes of a case's tensors above which it is not tried
     profiled : the profiler that watches what is timed, and needs processes that end by themselves; empty for none
     timelines : folder for what torch's profiler sees, where that is the one
     count_work : run what is no single operator once more, to count what its operators do
@@ -45,9 +45,9 @@ class Plan:
     timing: TimingOptions = field(default_factory=TimingOptions)
     effort: Effort = field(default_factory=Effort)
     energy: EnergyOptions = field(default_factory=EnergyOptions)
+    limits: Limits = field(default_factory=Limits)
     detail: bool = False
     store: str | None = None
-    memory_limit: int | None = None
     profiled: str = ""
     timelines: str | None = None
     count_work: bool = False

@@ -11,12 +11,13 @@ from typing import Any
 from opgrip.replay.operators.calling import Arguments, Function
 from opgrip.traces.command import positive
 from opgrip.traces.errors import UserError
-from opgrip.traces.options import option
+from opgrip.traces.options import option, titled
 from opgrip.traces.registry import Registry
 
 EAGER = "eager"
 
 
+@titled("how they are run")
 @dataclass(frozen=True, slots=True)
 class Tuning:
     """How long a compiler may search for better code: not at all where it has no trials."""

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from opgrip.replay.modes.mode import EAGER, Tuning, find_mode, modes
 from opgrip.traces.errors import UserError
 from opgrip.traces.option_types import names
-from opgrip.traces.options import option
+from opgrip.traces.options import option, titled
 
 
+@titled("how they are run")
 @dataclass(frozen=True, slots=True)
 class ModeOptions:
     """The modes, and the one that the others are compared with."""

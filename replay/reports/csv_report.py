@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import IO, Any
 
-from opgrip.replay.measuring.results import Result, to_frame
+import pandas as pd
+
+from opgrip.replay.measuring.results import Result
+from opgrip.replay.reports.cells import to_frame
 from opgrip.replay.reports.report import report
 
 
-@report(".csv", can_grow=True)
+@report(".csv", read=pd.read_csv)
 def write_csv(results: Sequence[Result], header: Mapping[str, Any], file: IO[str]) -> None:
     """One line a row under a line of names; the header is left out."""
     to_frame(results).to_csv(file, index=False)

@@ -7,12 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+import pandas as pd
+
 from opgrip.replay.measuring.results import Result
 from opgrip.traces.errors import UserError
 from opgrip.traces.registry import Registry
 
 Write = Callable[[Sequence[Result], Mapping[str, Any], IO[str]], None]
 """Writes rows to a text file, the header saying where they come from."""
+Read = Callable[[Path], pd.DataFrame]
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,13 +24,14 @@ class Report:
 
     Attributes
     ----------
-    needs : the analysis without which there is nothing to write; empty for none
-    can_grow : whether rows can be read from such a file, to add others
+    needs : name of the analysis without which there is nothing to write; empty for none
+    read : gives the rows of such a file, to add others; None where they cannot be had back. It raises what reading a
+        damaged file raises: OSError, ValueError, KeyError, TypeError
     """
 
     write: Write
     needs: str = ""
-    can_grow: bool = False
+    read: Read | None = None
 
 
 reports: Registry[Report] = Registry("opgrip.replay.reports", "opgrip.reports")

@@ -9,9 +9,12 @@ from opgrip.replay.analyses.roofline.drawing import draw
 from opgrip.replay.measuring.results import Result
 from opgrip.replay.reports.report import report
 from opgrip.traces.ceilings.ceilings import from_json
+from opgrip.traces.errors import UserError
 
 
 @report(".svg", needs="roofline")
 def write_svg(results: Sequence[Result], header: Mapping[str, Any], file: IO[str]) -> None:
     """A dot a row that was timed, under the ceilings that the header has."""
+    if "ceilings" not in header:
+        raise UserError("the rows were not held against the machine's limits", "replay with --roofline")
     file.write(draw(results, from_json(header["ceilings"]), header.get("threads", 1), str(header.get("trace", ""))))

@@ -13,9 +13,10 @@ from rich.text import Text
 
 from opgrip.replay.arguments.values import RECORDED
 from opgrip.replay.cases.ways import FORWARD
-from opgrip.replay.measuring.columns import Column, added_columns
+from opgrip.replay.measuring.columns import Column
 from opgrip.replay.measuring.results import OK, Result
 from opgrip.replay.modes import EAGER
+from opgrip.replay.reports.cells import added_columns
 from opgrip.replay.reports.report import report
 
 SHAPES = "shapes"
@@ -60,7 +61,11 @@ def write_markdown(results: Sequence[Result], header: Mapping[str, Any], file: I
 
 def _columns(results: Sequence[Result]) -> dict[str, list[str]]:
     """The cells of the columns that these results need, by the columns' names."""
-    added = [about for about in added_columns() if about.heading and any(row.added.get(about.name) for row in results)]
+    added = [
+        about
+        for about in added_columns()
+        if about.heading and any(row.added.get(about.name) is not None for row in results)
+    ]
     columns: dict[str, Callable[[Result], str]] = {
         "share": lambda result: f"{result.share:.1%}",
         "operator": _operator,

@@ -21,7 +21,7 @@ from opgrip.replay.timing.rounds import no_garbage_collection
 from opgrip.replay.workers.processes import run_in_fork
 from opgrip.traces import Trace
 from opgrip.traces.errors import UserError, one_line
-from opgrip.traces.options import option
+from opgrip.traces.options import option, titled
 
 __all__ = [
     *("NotReplayed", "OperatorTime", "SequenceOptions", "SequenceResult", "SequenceSettings", "replay_sequence"),
@@ -32,6 +32,7 @@ FEWEST, MOST = 3, 100
 MOST_FAILURES = 20
 
 
+@titled("how they are run")
 @dataclass(frozen=True, slots=True)
 class SequenceOptions:
     """Whether a trace is run as one."""

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from opgrip.replay.timing.caches import CACHES, PROGRAM, WARM
 from opgrip.replay.timing.methods import CONTINUOUS, DISCRETE, METHODS, ON_DEVICE
 from opgrip.traces.errors import UserError
-from opgrip.traces.options import option
+from opgrip.traces.options import option, titled
 
 
+@titled("how they are timed")
 @dataclass(frozen=True, slots=True)
 class TimingOptions:
     """What is timed, and by which clock."""
@@ -24,7 +25,7 @@ class TimingOptions:
     cache: str | None = option(
         None,
         "what caches hold before a run: what other calls of the program left, the run before, or nothing "
-        "(default: program)",
+        "(default: program; warm for samples and with --exec-mode continuous)",
         choices=CACHES,
         only=("single cases",),
     )

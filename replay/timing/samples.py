@@ -10,7 +10,7 @@ import numpy as np
 
 from opgrip.traces.command import not_negative, positive
 from opgrip.traces.option_types import seconds, share
-from opgrip.traces.options import option
+from opgrip.traces.options import option, titled
 
 FEWEST = 10
 """Runs of a case, unless its budget does not last for so many."""
@@ -26,6 +26,7 @@ NOISY = 0.25
 Times: TypeAlias = "np.ndarray[Any, np.dtype[np.float64]]"
 
 
+@titled("how they are timed")
 @dataclass(frozen=True, slots=True)
 class Effort:
     """How often a case is run."""

@@ -12,7 +12,7 @@ from typing import Any
 from opgrip.replay.arguments.inputs import device_map
 from opgrip.replay.cases.cases import Case
 from opgrip.replay.cases.selection import Selection
-from opgrip.replay.cases.sources import Opened, source_of
+from opgrip.replay.cases.sources import CaseSet, source_of
 from opgrip.replay.cases.surroundings import Surroundings, make_surroundings
 from opgrip.replay.measuring.settings import GROUPS, Plan, Settings
 from opgrip.replay.sweeps.batch import Batches
@@ -56,16 +56,16 @@ class Job:
             # what old versions of packages say of each other is not the user's
             warnings.simplefilter("ignore", DeprecationWarning)
             warnings.simplefilter("ignore", FutureWarning)
-            opened = source_of(self.trace).open(self.trace, selection, self.plan.inputs.extensions)
-        trace = opened.trace
-        cases = opened.cases[selection.start : selection.stop]
+            source_cases = source_of(self.trace).open(self.trace, selection, self.plan.inputs.extensions)
+        trace = source_cases.trace
+        cases = source_cases.cases[selection.start : selection.stop]
         notes = [trace.missing] if trace.missing else []
         notes += dict.fromkeys(str(warning.message) for warning in caught)
         if not cases:
             raise UserError(
                 f"no case is left from --start {selection.start} to --stop {selection.stop}", "the first is case 0"
             )
-        return Loaded(opened, cases, self.settings(trace), notes)
+        return Loaded(source_cases, cases, self.settings(trace), notes)
 
     def settings(self, trace: Trace) -> Settings:
         """How cases of a trace are replayed."""
@@ -84,11 +84,11 @@ class Loaded:
 
     Attributes
     ----------
-    opened : what the cases are selected from
+    source_cases : what the cases are selected from
     notes : what a user should know of the trace: what it lacks, values that cannot be had
     """
 
-    opened: Opened
+    source_cases: CaseSet
     cases: list[Case]
     settings: Settings
     notes: list[str]
@@ -96,14 +96,14 @@ class Loaded:
     @property
     def trace(self) -> Trace:
         """What the cases are of."""
-        return self.opened.trace
+        return self.source_cases.trace
 
     @cached_property
     def surroundings(self) -> Surroundings:
         """What stands around the cases' calls, where they are run amid it."""
-        if self.settings.timing.caches != PROGRAM or not self.opened.are_calls:
+        if self.settings.timing.caches != PROGRAM or not self.source_cases.are_calls:
             return Surroundings({}, {})
-        return make_surroundings(self.trace, self.opened.all_cases)
+        return make_surroundings(self.trace, self.source_cases.all_cases)
 
 
 def recorded_device(trace: Trace) -> str:

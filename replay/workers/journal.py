@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any
 
 from opgrip.replay.cases.sources import source_of
+from opgrip.replay.measuring.limits import Limits
 from opgrip.replay.measuring.results import Result
 from opgrip.replay.workers.job import Job
 from opgrip.traces.errors import UserError
@@ -86,7 +87,7 @@ class Journal:
                     if place:
                         rows = [Result.from_plain(row) for row in record]
                         self.rows[rows[0].case] = rows
-                except (ValueError, TypeError, IndexError) as error:
+                except (ValueError, TypeError, IndexError, AttributeError) as error:
                     raise UserError(f"{self.path} is damaged in line {place + 1}", "begin anew with --force") from error
                 if not place and record != job_identity:
                     hint = "give the same, or begin anew with --force"
@@ -97,7 +98,7 @@ class Journal:
 
 def identity(job: Job) -> dict[str, Any]:
     """What two replays must have in common for their rows to stand in one table."""
-    plan = replace(job.plan, memory_limit=None, store=None)
+    plan = replace(job.plan, limits=Limits(), store=None)
     # as it comes back from the file
     options: dict[str, Any] = json.loads(json.dumps({"selection": asdict(job.selection), **asdict(plan)}))
     return {"trace": source_of(job.trace).fingerprint(job.trace), "options": options}

@@ -104,7 +104,7 @@ def start(job: Job, loaded: Loaded, watch: Watch, errors: IO[bytes], may_fork: b
     errors : takes what it writes to stderr
     may_fork : whether this process has not used torch yet: a fork waits for ever for threads that OpenMP has started
     """
-    if may_fork and not loaded.opened.ran and loaded.settings.device == "cpu":
+    if may_fork and not loaded.source_cases.has_run_code and loaded.settings.device == "cpu":
         return _Forked(lambda to, from_: serve(loaded, watch, to, from_, job.plan.points.pin), errors)
     return _Spawned(job, watch, errors)
 

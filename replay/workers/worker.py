@@ -39,7 +39,7 @@ def serve(loaded: Loaded, watch: Watch, source: int, output: int, cpus: Sequence
     if cpus:
         os.sched_setaffinity(0, cpus)
     settings = replace(loaded.settings, memory=True)
-    _limit_memory(settings.memory_limit, settings.device)
+    _limit_memory(settings.limits.memory_limit, settings.device)
     by_number = {case.number: case for case in loaded.cases}
     for line in os.fdopen(source, "rb"):
         request = json.loads(line)

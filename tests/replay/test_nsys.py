@@ -21,8 +21,9 @@ from opgrip.replay.analyses.nsys.report import Report, read_report
 from opgrip.replay.analyses.nsys.rows import NsysColumns, RunRecord, joined, with_seen
 from opgrip.replay.analyses.profiling.programs import arguments_in, find_program
 from opgrip.replay.analyses.profiling.rows import Key
-from opgrip.replay.measuring.results import OK, Result, load_results
+from opgrip.replay.measuring.results import OK, Result
 from opgrip.replay.options import job_with
+from opgrip.replay.reports.cells import load_results
 from opgrip.replay.timing.ranges import DOMAIN, DROPPED, READY
 from opgrip.replay.timing.rounds import MOST_DROPPED
 from opgrip.traces.errors import UserError
@@ -92,7 +93,7 @@ def test_rows_that_the_first_report_lacks_are_run_again(
     rows = [Result(case.number, case.signature.op, "", 1, 1.0, "eager", "cpu", OK, 0.0, 0.0) for case in cases]
     how = nsys.Nsys(find_program("nsys", "", ()), tmp_path / "rows.nsys-rep", iterations=3)
     said: list[str] = []
-    assert [NsysColumns.of(row).nsys_runs for row in nsys.profiled(job, rows, how, 120, said.append)] == [3, 3, 3]
+    assert [NsysColumns.of(row).nsys_runs for row in nsys.profile_rows(job, rows, how, 120, said.append)] == [3, 3, 3]
     assert [len(found) for found in reports] == [3, 1]
     assert reports[1] < reports[0]
     assert said == [f"open it in Nsight Systems: {tmp_path}/rows{number}.nsys-rep" for number in ("", ".2")]

@@ -288,7 +288,7 @@ def test_samples_have_limits_too(tmp_path: Path, measured: dict[str, str]) -> No
 @pytest.mark.parametrize(
     ("told", "reason"),
     [
-        (("-o", "x.svg"), "x.svg is a drawing of the roofline: add --roofline, or end its name in .json"),
+        (("-o", "x.svg"), "x.svg shows what --roofline finds: add --roofline, or end its name in .json"),
         (("--roofline", "-o", "x.svg", "--append"), "rows cannot be added to x.svg: write .json or .csv"),
         (("--energy",), "--energy reads the counters of an NVIDIA GPU, and cpu is none: leave it away"),
         (("--sequence", "--roofline"), "--roofline is for single cases: leave it away with --sequence"),

@@ -9,7 +9,7 @@ import pytest
 from optional import optional
 from programs import run_command
 
-from opgrip.replay.measuring.results import load_results
+from opgrip.replay.reports.cells import load_results
 from opgrip.samples import samples
 
 

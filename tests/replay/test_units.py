@@ -20,10 +20,11 @@ from opgrip.replay.arguments.inputs import Inputs
 from opgrip.replay.cases.cases import Case, Selection
 from opgrip.replay.cases.units import FUNCTION, MODULE, UNIT, make_units
 from opgrip.replay.measuring.measure import measure_cases
-from opgrip.replay.measuring.results import Result, load_results
+from opgrip.replay.measuring.results import Result
 from opgrip.replay.measuring.settings import Settings
 from opgrip.replay.operators.lookup import Unsupported
 from opgrip.replay.options import job_with
+from opgrip.replay.reports.cells import load_results
 from opgrip.traces import Trace, load
 from opgrip.traces.arguments import tensors
 from opgrip.traces.errors import UserError

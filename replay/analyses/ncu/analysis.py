@@ -12,17 +12,19 @@ import torch
 from opgrip.replay.analyses.analysis import Analysis, Session, analyses
 from opgrip.replay.analyses.ncu.journal import batches_path
 from opgrip.replay.analyses.ncu.metrics import SETS, metrics_of
-from opgrip.replay.analyses.ncu.ncu import COMMAND, PLACES, Ncu, profiled, report_path
+from opgrip.replay.analyses.ncu.ncu import COMMAND, PLACES, Ncu, profile_rows, report_path
+from opgrip.replay.analyses.ncu.rows import NcuColumns
 from opgrip.replay.analyses.profiling.programs import arguments_in, find_program
 from opgrip.replay.measuring.results import Result
 from opgrip.replay.timing.ranges import check_ranges
 from opgrip.traces.command import not_negative, positive
 from opgrip.traces.devices import check_device
 from opgrip.traces.errors import UserError
-from opgrip.traces.options import option
+from opgrip.traces.options import option, titled
 from opgrip.traces.output import check_writable
 
 
+@titled("profilers")
 @dataclass(frozen=True, slots=True)
 class NcuOptions:
     """How ncu is run."""
@@ -59,6 +61,8 @@ class NcuAnalysis(Analysis):
     """What Nsight Compute sees of the rows' kernels."""
 
     options = NcuOptions
+    columns = NcuColumns
+    place = 30
 
     def __init__(self, options: NcuOptions, session: Session) -> None:
         super().__init__(options, session)
@@ -90,7 +94,7 @@ class NcuAnalysis(Analysis):
         check_writable(report_path(self._ncu, 1), session.may_replace)
 
     @classmethod
-    def is_wanted(cls, options: NcuOptions) -> bool:
+    def is_requested(cls, options: NcuOptions) -> bool:
         """Where `--ncu` is given, which others of its options need."""
         if not options.ncu and (options.batch_command is not None or options.batch_device is not None):
             raise UserError("--batch-command and --batch-device are for runs under ncu", "give --ncu too")
@@ -101,11 +105,16 @@ class NcuAnalysis(Analysis):
         session, cases = self.session, len({row.case for row in rows})
         journal_path = None if session.output is None else batches_path(session.output)
         with session.reporter.doing(f"running {cases} cases under ncu"):
-            new_rows, self.saw_all = profiled(
+            new_rows, self.saw_all = profile_rows(
                 *(session.job, rows, self._ncu, session.timeout_s, journal_path, session.resume),
                 session.reporter.say,
             )
         return new_rows
+
+    def finish(self) -> None:
+        """Remove the journal of batches."""
+        if self.session.output is not None:
+            batches_path(self.session.output).unlink(missing_ok=True)
 
 
 def _check_template(template: str | None) -> None:

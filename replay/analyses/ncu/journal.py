@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -70,12 +69,6 @@ class Batches:
             record = {"batch": number, "rows": rows, "outside": batch.outside}
             with self._path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(record) + "\n")
-
-    def discard(self) -> None:
-        """Remove the file, its batches being in the results."""
-        if self._path is not None:
-            with suppress(OSError):
-                self._path.unlink()
 
     def _read(self, path: Path, run_options: Mapping[str, Any]) -> None:
         whole = 0

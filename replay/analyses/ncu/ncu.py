@@ -80,7 +80,7 @@ class _Died(Exception):
     """A batch that came to nothing."""
 
 
-def profiled(
+def profile_rows(
     job: Job,
     results: Sequence[Result],
     ncu: Ncu,
@@ -127,8 +127,6 @@ def profiled(
     if lost:
         again = "" if journal_path is None else "; try them again with --resume"
         say(f"{lost} of {len(parts)} batches are lost{again}")
-    else:
-        done.discard()
     added = {key: item for batch in done.done.values() for key, item in batch.added.items()}
     rows = [row.adding(added[key]) if (key := key_of(row)) in added else row for row in results]
     return rows, not lost

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from opgrip.replay.analyses.analysis import Analysis, Session, analyses
 from opgrip.replay.analyses.nsys.report import Report, read_report
-from opgrip.replay.analyses.nsys.rows import RunRecord, joined, with_seen
+from opgrip.replay.analyses.nsys.rows import NsysColumns, RunRecord, joined, with_seen
 from opgrip.replay.analyses.profiling import target
 from opgrip.replay.analyses.profiling.programs import arguments_in, find_program, last_words, run_program
 from opgrip.replay.analyses.profiling.rows import Key, key_of, why_unseen
@@ -20,7 +20,7 @@ from opgrip.replay.timing.ranges import NSYS, check_ranges
 from opgrip.replay.workers.job import Job
 from opgrip.traces.command import not_negative, positive
 from opgrip.traces.errors import UserError
-from opgrip.traces.options import option
+from opgrip.traces.options import option, titled
 
 PLACES = (
     "/usr/local/cuda*/bin/nsys",
@@ -37,6 +37,7 @@ PASSES = 2
 """The second is for rows of which the first has nothing."""
 
 
+@titled("profilers")
 @dataclass(frozen=True, slots=True)
 class NsysOptions:
     """How nsys is run."""
@@ -79,6 +80,8 @@ class NsysAnalysis(Analysis):
     """What Nsight Systems sees of the rows' runs."""
 
     options = NsysOptions
+    columns = NsysColumns
+    place = 20
 
     def __init__(self, options: NsysOptions, session: Session) -> None:
         super().__init__(options, session)
@@ -91,7 +94,7 @@ class NsysAnalysis(Analysis):
         self._nsys = Nsys(binary, report, tuple(arguments), options.nsys_warmup, options.nsys_iterations)
 
     @classmethod
-    def is_wanted(cls, options: NsysOptions) -> bool:
+    def is_requested(cls, options: NsysOptions) -> bool:
         """Where `--nsys` is given."""
         return options.nsys
 
@@ -99,10 +102,10 @@ class NsysAnalysis(Analysis):
         """The rows with the columns of `NsysColumns`."""
         session, cases = self.session, len({row.case for row in rows})
         with session.reporter.doing(f"running {cases} cases under nsys"):
-            return profiled(session.job, rows, self._nsys, session.timeout_s, session.reporter.say)
+            return profile_rows(session.job, rows, self._nsys, session.timeout_s, session.reporter.say)
 
 
-def profiled(
+def profile_rows(
     job: Job, results: Sequence[Result], nsys: Nsys, timeout_s: float, say: Callable[[str], None]
 ) -> list[Result]:
     """The rows with what nsys sees when their cases run once more.

@@ -10,12 +10,11 @@ from statistics import median
 
 from opgrip.replay.analyses.nsys.report import Report, Span, Work
 from opgrip.replay.analyses.profiling.rows import Key, key_of
-from opgrip.replay.measuring.columns import Columns, column, columns
+from opgrip.replay.measuring.columns import Columns, column
 from opgrip.replay.measuring.results import Result
 from opgrip.replay.timing.ranges import DROPPED, PREPARE, READY
 
 
-@columns.register("nsys")
 @dataclass(frozen=True, slots=True)
 class NsysColumns(Columns):
     """What Nsight Systems saw of a row."""

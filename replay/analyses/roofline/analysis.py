@@ -7,14 +7,15 @@ from dataclasses import dataclass
 from typing import IO
 
 from opgrip.replay.analyses.analysis import Analysis, analyses
-from opgrip.replay.analyses.roofline.limits import threads_of, usual_threads, with_limits
+from opgrip.replay.analyses.roofline.limits import LimitColumns, threads_of, usual_threads, with_limits
 from opgrip.replay.analyses.roofline.measuring import measure
 from opgrip.replay.analyses.roofline.table import print_roofline
 from opgrip.replay.measuring.results import Result
 from opgrip.traces.ceilings.ceilings import Ceilings, keep, read_cached_ceilings, to_json
-from opgrip.traces.options import option
+from opgrip.traces.options import option, titled
 
 
+@titled("the machine's limits")
 @dataclass(frozen=True, slots=True)
 class RooflineOptions:
     """Whether rows are held against the machine's limits."""
@@ -31,11 +32,12 @@ class RooflineAnalysis(Analysis):
     """How near the rows come to the machine's limits."""
 
     options = RooflineOptions
-    title = "the machine's limits"
+    columns = LimitColumns
+    place = 60
     counts_work = True
 
     @classmethod
-    def is_wanted(cls, options: RooflineOptions) -> bool:
+    def is_requested(cls, options: RooflineOptions) -> bool:
         """Where `--roofline` is given."""
         return options.roofline
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from opgrip.replay.measuring.columns import Columns, column, columns
+from opgrip.replay.measuring.columns import Columns, column
 from opgrip.replay.measuring.results import OK, Result
 from opgrip.replay.timing.caches import COLD
 from opgrip.replay.workers.job import Loaded
@@ -19,7 +19,6 @@ BANDWIDTH, ARITHMETIC, LAUNCH, INTERPRETER = "bandwidth", "arithmetic", "launch"
 BOUNDS = (BANDWIDTH, ARITHMETIC, LAUNCH, INTERPRETER)
 
 
-@columns.register("roofline")
 @dataclass(frozen=True, slots=True)
 class LimitColumns(Columns):
     """How near a row comes to what the machine gives."""

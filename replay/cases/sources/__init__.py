@@ -1,5 +1,5 @@
 """What cases come from. A source is a file here, or an entry point `opgrip.sources` of another package."""
 
-from opgrip.replay.cases.sources.source import NO_TRACE, Opened, Source, source_of, sources
+from opgrip.replay.cases.sources.source import NO_TRACE, CaseSet, Source, source_of, sources
 
-__all__ = ["NO_TRACE", "Opened", "Source", "source_of", "sources"]
+__all__ = ["NO_TRACE", "CaseSet", "Source", "source_of", "sources"]

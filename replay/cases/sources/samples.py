@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 
 from opgrip.replay.cases.samples import fingerprint, names_samples, sample_cases
 from opgrip.replay.cases.selection import Selection
-from opgrip.replay.cases.sources.source import Opened, sources
+from opgrip.replay.cases.sources.source import CaseSet, sources
 from opgrip.traces.errors import UserError
 
 
@@ -15,17 +15,18 @@ class SampleSource:
 
     lacks: Sequence[str] = ("traces",)
     hint = "leave it away with samples"
+    place = 100
     in_program = False
 
     def takes(self, target: str) -> bool:
         """The name of what ships, or a folder."""
         return names_samples(target)
 
-    def open(self, target: str, selection: Selection, extensions: Collection[str]) -> Opened:
+    def open(self, target: str, selection: Selection, extensions: Collection[str]) -> CaseSet:
         """A case for each configuration; raises `UserError` where there is none."""
         if selection.samples:
             raise UserError("--samples is for gripped calls of a trace", "give a trace, and --unit function")
-        return Opened(sample_cases(target, selection.op, selection.tag)[: selection.top], ran=True)
+        return CaseSet(sample_cases(target, selection.op, selection.tag)[: selection.top], has_run_code=True)
 
     def fingerprint(self, target: str) -> str:
         """A hash of their code and calls."""

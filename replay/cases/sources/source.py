@@ -17,7 +17,7 @@ NO_TRACE = Trace({}, [], [], {}, pd.DataFrame())
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
+class CaseSet:
     """What a source gives.
 
     Attributes
@@ -26,14 +26,14 @@ class Opened:
     trace : that they are of
     are_calls : whether they are single calls of the trace, which have neighbours there
     all_cases : all cases of the trace, where they had to be made
-    ran : whether functions were run to make them, after which a fork of this process could hang
+    has_run_code : whether functions were run to make them, after which a fork of this process could hang
     """
 
     cases: list[Case]
     trace: Trace = NO_TRACE
     are_calls: bool = False
     all_cases: list[Case] | None = None
-    ran: bool = False
+    has_run_code: bool = False
 
 
 class Source(Protocol):
@@ -42,17 +42,19 @@ class Source(Protocol):
     Attributes
     ----------
     lacks : what it has nothing for, of the words of `Option.only`; such options are refused, with `hint`
+    place : among the sources, which are asked by it: the first that takes what a user names has it, a trace is the last
     in_program : whether its cases stand in a program, whose other calls run between theirs
     """
 
     lacks: Sequence[str]
     hint: str
+    place: int
     in_program: bool
 
     def takes(self, target: str) -> bool:
         """Whether what a user names is of this kind."""
 
-    def open(self, target: str, selection: Selection, extensions: Collection[str]) -> Opened:
+    def open(self, target: str, selection: Selection, extensions: Collection[str]) -> CaseSet:
         """The cases of what a user names.
 
         Parameters
@@ -69,12 +71,9 @@ class Source(Protocol):
 
 
 sources: Registry[Source] = Registry("opgrip.replay.cases.sources", "opgrip.sources")
-"""Sources by name; a file that none takes is a trace."""
+"""Sources by name."""
 
 
 def source_of(target: str) -> Source:
     """What cases of something that a user names come from."""
-    takers = (source for name, source in sources.items() if name != "trace" and source.takes(target))
-    source = next(takers, None) or sources.get("trace")
-    assert source is not None, "it is a file beside this one"
-    return source
+    return next(source for source in sorted(sources.values(), key=lambda source: source.place) if source.takes(target))

@@ -9,7 +9,7 @@ from pathlib import Path
 from opgrip.replay.cases.cases import make_cases
 from opgrip.replay.cases.samples import gripped_calls
 from opgrip.replay.cases.selection import CALL, FUNCTION, Selection
-from opgrip.replay.cases.sources.source import Opened, sources
+from opgrip.replay.cases.sources.source import CaseSet, sources
 from opgrip.replay.cases.units import make_units
 from opgrip.traces import load
 from opgrip.traces.errors import UserError
@@ -20,23 +20,26 @@ class TraceSource:
 
     lacks: Sequence[str] = ("samples",)
     hint = "replay them by: opreplay samples --tag ..."
+    place = 1000
     in_program = True
 
     def takes(self, target: str) -> bool:
-        """Any file."""
-        return not Path(target).is_dir()
+        """Whatever no other source takes."""
+        return True
 
-    def open(self, target: str, selection: Selection, extensions: Collection[str]) -> Opened:
+    def open(self, target: str, selection: Selection, extensions: Collection[str]) -> CaseSet:
         """The cases of a trace; raises `UserError` where there are none."""
         if selection.samples and selection.unit != FUNCTION:
             raise UserError("--samples is for gripped calls of a trace", "give a trace, and --unit function")
         trace = load(target, partial=selection.partial)
         if selection.samples:
-            return Opened(gripped_calls(trace, selection, list(map(Path, selection.samples))), trace, ran=True)
+            return CaseSet(
+                gripped_calls(trace, selection, list(map(Path, selection.samples))), trace, has_run_code=True
+            )
         if selection.unit != CALL:
-            return Opened(make_units(trace, selection, selection.unit, extensions), trace)
+            return CaseSet(make_units(trace, selection, selection.unit, extensions), trace)
         cases = make_cases(trace, selection)
-        return Opened(cases, trace, are_calls=True, all_cases=cases if selection.selects_all else None)
+        return CaseSet(cases, trace, are_calls=True, all_cases=cases if selection.selects_all else None)
 
     def fingerprint(self, target: str) -> str:
         """A hash of the file."""

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 from opgrip.traces.command import positive
 from opgrip.traces.option_types import byte_count, seconds
-from opgrip.traces.options import option
+from opgrip.traces.options import option, titled
 
 
+@titled("limits")
 @dataclass(frozen=True, slots=True)
 class Limits:
     """Of a case's run, and of what is made ready before."""

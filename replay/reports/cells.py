@@ -1,0 +1,87 @@
+"""Rows as cells of all columns: those of every row, and those that parts may have added."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from opgrip.replay.analyses import in_order
+from opgrip.replay.measuring.columns import Column, columns_in
+from opgrip.replay.measuring.energy import EnergyColumns
+from opgrip.replay.measuring.results import Result
+from opgrip.replay.reports.report import report_for
+from opgrip.traces.errors import UserError
+
+
+def added_columns() -> list[Column]:
+    """The columns of all analyses, and of what is measured on request."""
+    declared = [*(analysis.columns for analysis in in_order()), EnergyColumns]
+    return [about for group in declared if group is not None for about in columns_in(group)]
+
+
+def all_columns() -> list[Column]:
+    """Those of every row, then those that parts add.
+
+    Raises
+    ------
+    UserError : where two have the same name
+    """
+    columns = [*columns_in(Result), *added_columns()]
+    name, count = Counter(about.name for about in columns).most_common(1)[0]
+    if count > 1:
+        raise UserError(f"two parts of opreplay add a column {name!r}", "uninstall the package that brings one")
+    return columns
+
+
+def whole_cells(rows: Iterable[Result]) -> list[dict[str, Any]]:
+    """The rows' cells in all columns, None where a row has nothing."""
+    names = [about.name for about in all_columns()]
+    return [{name: cells.get(name) for name in names} for cells in (row.to_plain() for row in rows)]
+
+
+def to_frame(rows: Iterable[Result]) -> pd.DataFrame:
+    """One row a result, in all columns."""
+    return pd.DataFrame(whole_cells(rows), columns=[about.name for about in all_columns()])
+
+
+def load_results(path: str | Path) -> pd.DataFrame:
+    """The rows that `opreplay -o` wrote to a file, such as `.json` or `.csv`.
+
+    Raises
+    ------
+    UserError : where the file is not there or is not of a kind that can be read
+    """
+    path = Path(path)
+    read = report_for(path).read
+    if read is None:
+        raise UserError(f"{path} cannot be read again", "write .json or .csv")
+    try:
+        return read(path)
+    except OSError as error:
+        raise UserError(f"{path} cannot be read", (error.strerror or str(error)).lower()) from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(
+            f"{path} does not hold results of opreplay", "write some with opreplay -o results.json"
+        ) from error
+
+
+def read_results(path: Path) -> list[Result]:
+    """The rows of a file that `opreplay -o` wrote; raises as `load_results` does."""
+    table = load_results(path).astype(object)
+    by_name = {about.name: about for about in all_columns()}
+    other = UserError(f"{path} has other columns than this opreplay writes", "choose another file")
+    if not set(table.columns) <= by_name.keys():
+        raise other
+
+    def value(name: str, cell: Any) -> Any:
+        return int(cell) if by_name[name].whole and cell is not None else cell
+
+    rows = table.where(table.notna(), None).to_dict("records")
+    try:
+        return [Result.from_plain({str(name): value(str(name), cell) for name, cell in row.items()}) for row in rows]
+    except (TypeError, ValueError) as error:
+        raise other from error

@@ -1,0 +1,60 @@
+"""Options and columns, each declared once, in what is made of them."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+
+from opgrip.replay import Results, load_results
+from opgrip.replay.analyses import in_order
+from opgrip.replay.analyses.nsys.rows import NsysColumns
+from opgrip.replay.measuring.results import Result
+from opgrip.replay.options import job_with
+from opgrip.replay.reports.cells import all_columns, read_results
+from opgrip.replay.reports.table import print_table
+from opgrip.replay.workers.journal import identity
+from opgrip.traces import UserError
+
+ROW = Result(3, "aten.mm.default", "float32[2,2]", 2, 1.0, "eager", "cpu", "ok", 1.0, 2.0, median_us=1.5, flops=16)
+
+
+@pytest.mark.parametrize("suffix", [".json", ".csv"])
+def test_files_and_frames_have_all_columns_in_their_order_and_give_the_rows_again(tmp_path: Path, suffix: str) -> None:
+    rows = [ROW.adding(NsysColumns(nsys_us=2.0, nsys_runs=4)), ROW]
+    results = Results(rows, {"trace": "t.jsonl"})
+    results.save(tmp_path / f"out{suffix}")
+    names = [about.name for about in all_columns()]
+    assert names[:3] == ["case", "op", "shapes"]
+    assert list(load_results(tmp_path / f"out{suffix}").columns) == list(results.frame.columns) == names
+    first, second = read_results(tmp_path / f"out{suffix}")
+    assert (NsysColumns.of(first), NsysColumns.of(second)) == (NsysColumns(nsys_us=2.0, nsys_runs=4), NsysColumns())
+    assert type(NsysColumns.of(first).nsys_runs) is int
+    assert (first.case, first.flops, second.threads) == (3, 16, None)
+
+
+def test_the_table_shows_an_added_column_whose_cells_are_all_zero() -> None:
+    text = io.StringIO()
+    print_table([ROW.adding(NsysColumns(nsys_us=2.0, nsys_gap_us=0.0))], text)
+    assert "gaps us" in text.getvalue()
+    assert "gpu us" not in text.getvalue()
+
+
+def test_a_file_without_limits_is_not_drawn(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="replay with roofline="):
+        Results([ROW], {"trace": "t.jsonl"}).save(tmp_path / "out.svg")
+    assert not list(tmp_path.iterdir())
+
+
+def test_saying_what_is_usual_makes_no_other_job(tiny_trace: Path) -> None:
+    plain = identity(job_with(tiny_trace))
+    assert identity(job_with(tiny_trace, cache="program", mode="eager", timeout=7, memory_limit="8GB")) == plain
+    assert identity(job_with(tiny_trace, mode="jit")) == identity(job_with(tiny_trace, mode=["eager", "jit"])) != plain
+    assert identity(job_with(tiny_trace, top=3)) != plain
+
+
+def test_analyses_that_fork_run_before_those_that_use_torch_here() -> None:
+    names = [analysis.__name__ for analysis in in_order()]
+    assert names[:3] == ["TimelineAnalysis", "NsysAnalysis", "NcuAnalysis"]
+    assert names[-1] == "RooflineAnalysis"
