@@ -6,6 +6,7 @@ import os
 import platform
 import resource
 import sys
+import warnings
 from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -36,7 +37,11 @@ def describe_environment() -> dict[str, Any]:
 
 def _devices() -> dict[str, str]:
     devices = {"cpu": _cpu_name()}
-    if torch.cuda.is_available():
+    with warnings.catch_warnings():
+        # that a driver is too old for this torch is not said of a program that asks for no GPU
+        warnings.simplefilter("ignore")
+        has_gpu = torch.cuda.is_available()
+    if has_gpu:
         for index in range(torch.cuda.device_count()):
             devices[f"cuda:{index}"] = torch.cuda.get_device_name(index)
     return devices

@@ -8,6 +8,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import CodeType, ModuleType
 
@@ -79,7 +80,11 @@ def _run_file(file: str, compiled: Callable[[bytes, str], CodeType] | None) -> N
 
 
 def _wait_for_threads() -> None:
-    """As `python` does at its end."""
+    """As `python` does at its end, which first tells pools of threads, whose threads else wait for work for ever."""
+    hooks: list[Callable[[], None]] = getattr(threading, "_threading_atexits", [])
+    while hooks:
+        with suppress(Exception):
+            hooks.pop()()
     for thread in threading.enumerate():
         if not thread.daemon and thread is not threading.current_thread():
             thread.join()

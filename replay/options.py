@@ -100,7 +100,7 @@ def job_of(args: argparse.Namespace) -> Job:
     target = str(args.trace)
     source = source_of(target)
     if args.sequence:
-        refuse_options(args, option_classes(), ("single cases",), "leave it away with --sequence")
+        refuse_options(args, option_classes(), ("single cases",), "leave it out with --sequence")
     refuse_options(args, option_classes(), source.lacks, source.hint)
     if not source.in_program:
         if args.cache == PROGRAM:

@@ -65,7 +65,7 @@ class Powers:
     """`powers:3` stands for three cases."""
 
     lacks: Sequence[str] = ("traces", "samples")
-    hint = "leave it away with powers"
+    hint = "leave it out with powers"
     place = 10
     in_program = False
 

@@ -88,10 +88,9 @@ def printable(text: object) -> str:
 
 def positive(text: str) -> int:
     """A whole number from 1."""
-    number = not_negative(text)
-    if number < 1:
+    if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1")
-    return number
+    return int(text)
 
 
 def seed(text: str) -> int:

@@ -10,6 +10,8 @@ from opgrip.traces.arguments import DTYPES
 from opgrip.traces.command import positive
 from opgrip.traces.names import plain_name
 
+LEAST_BYTES = 1 << 20
+"""Whoever gives fewer forgot the unit."""
 UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 
 
@@ -41,10 +43,10 @@ def cpus(text: str) -> tuple[int, ...]:
 
 def image_size(text: str) -> tuple[int, int]:
     """`HxW`, or one number for a square."""
-    numbers = text.lower().split("x")
-    if len(numbers) > 2:
+    match = re.fullmatch(r"([1-9]\d*)(?:x([1-9]\d*))?", text.lower())
+    if match is None:
         raise argparse.ArgumentTypeError(f"{text!r} is not a size such as 800x1333")
-    return positive(numbers[0]), positive(numbers[-1])
+    return int(match[1]), int(match[2] or match[1])
 
 
 def tolerance(text: str) -> float:
@@ -84,7 +86,10 @@ def byte_count(text: str) -> int:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?", text.strip().lower())
     if match is None or float(match[1]) == 0:
         raise argparse.ArgumentTypeError(f"{text!r} is not a size such as 8GB")
-    return int(float(match[1]) * UNITS[match[2]])
+    count = int(float(match[1]) * UNITS[match[2]])
+    if count < LEAST_BYTES:
+        raise argparse.ArgumentTypeError(f"{text!r} is {count} bytes, which hold no case: give a unit, as in 8GB")
+    return count
 
 
 def _number(text: str) -> float:

@@ -87,7 +87,7 @@ class TraceReader:
 
     def _record(self, line: bytes) -> Record | None:
         try:
-            form = json.loads(line)
+            form = json.loads(line, parse_constant=_refuse_constant)
         except (ValueError, RecursionError) as error:
             raise Damage("a line is cut or is not JSON") from error
         if not isinstance(form, dict) or not isinstance(form.get("type"), str):
@@ -139,3 +139,8 @@ def read_header(path: str | Path) -> Header:
         assert isinstance(record, Header)
         return record
     raise AssertionError("a reader that yields nothing raises")
+
+
+def _refuse_constant(name: str) -> None:
+    """Raise for NaN and the infinities, which Python's JSON reader takes and JSON has not."""
+    raise ValueError(f"{name} is not JSON")

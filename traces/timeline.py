@@ -6,7 +6,7 @@ https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,7 +33,7 @@ def timeline(trace: Trace) -> Iterator[Event]:
         name, thread = map(str, key)
         pid = processes.setdefault(name, PROCESS + len(processes))
         tid = int(calls.index[0]) + 1
-        yield _name_event("process_name", pid, tid, name or str(trace.header.get("model", {}).get("name", "capture")))
+        yield _name_event("process_name", pid, tid, name or _program(trace.header))
         yield _name_event("thread_name", pid, tid, thread)
         nesting = _Nesting(pid, tid)
         for row in calls.to_dict("records"):
@@ -100,3 +100,9 @@ def _slice(name: str, category: str, start_ns: int, duration_ns: int, pid: int, 
 
 def _name_event(kind: str, pid: int, tid: int, name: str) -> Event:
     return {"name": kind, "ph": "M", "pid": pid, "tid": tid, "args": {"name": name}}
+
+
+def _program(header: Mapping[str, Any]) -> str:
+    """The name of what was captured; headers come from strangers."""
+    model = header.get("model")
+    return str(model.get("name", "capture")) if isinstance(model, Mapping) else "capture"

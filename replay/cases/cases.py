@@ -133,8 +133,12 @@ def matches(name: str, patterns: Sequence[str]) -> bool:
 
 def no_match(names: pd.Series[Any], patterns: Sequence[str], flag: str) -> UserError:
     """That patterns select none of the names that calls have, with the most frequent of these."""
-    examples = ", ".join(repr(str(name)) for name in names.value_counts().head(4).index)
-    return UserError(f"no {names.name} matches {flag} {' '.join(patterns)}", f"the trace has {examples} and others")
+    problem = f"no {names.name} matches {flag} {' '.join(patterns)}"
+    counts = names[names != ""].value_counts()
+    if counts.empty:
+        return UserError(problem, f"the trace names no {names.name}")
+    examples = ", ".join(repr(str(name)) for name in counts.head(4).index)
+    return UserError(problem, f"the trace has {examples}{' and others' if len(counts) > 4 else ''}")
 
 
 def contexts_of(trace: Trace, calls: pd.DataFrame) -> dict[int, Mapping[str, Any]]:

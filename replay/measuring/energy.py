@@ -147,7 +147,7 @@ def open_meter(device: str) -> Meter:
     UserError : where there is no GPU, no NVML, or no permission
     """
     if torch.device(device).type != "cuda":
-        raise UserError(f"--energy reads the counters of an NVIDIA GPU, and {device} is none", "leave it away")
+        raise UserError(f"--energy reads the counters of an NVIDIA GPU, and {device} is none", "leave it out")
     try:
         nvml = importlib.import_module("pynvml")
     except ImportError as error:

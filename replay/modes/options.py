@@ -40,6 +40,6 @@ class ModeOptions:
         if tuning.tuner is not None and not tuning.trials:
             raise UserError("--tuner is for a search", "say how many programs to try: --tune 64")
         if tuning.trials and not tuners:
-            raise UserError("none of these modes can search for better programs", "leave --tune away, or add tvm")
+            raise UserError("none of these modes can search for better programs", "leave --tune out, or add tvm")
         if tuning.tuner is not None and tuning.tuner not in tuners:
             raise UserError(f"there is no tuner {tuning.tuner!r}", f"there are {', '.join(tuners)}")

@@ -18,6 +18,7 @@ from opgrip.replay.measuring.results import OK, Result
 from opgrip.replay.modes import EAGER
 from opgrip.replay.reports.cells import added_columns
 from opgrip.replay.reports.report import report
+from opgrip.traces.command import printable
 
 SHAPES = "shapes"
 LEFT = ("operator", "mode", SHAPES, "status")
@@ -43,7 +44,7 @@ def print_table(results: Sequence[Result], file: IO[str]) -> None:
         table.add_row(*map(Text, row), style=STYLES.get(result.status))
     console.print(table)
     for reason, operators in _reasons(results).items():
-        console.print(Text(f"{reason}: {operators}"), soft_wrap=True)
+        console.print(Text(printable(f"{reason}: {operators}")), soft_wrap=True)
 
 
 @report(".md")
@@ -56,7 +57,7 @@ def write_markdown(results: Sequence[Result], header: Mapping[str, Any], file: I
         cells = (cell.replace("|", "\\|") for cell in row)
         file.write(f"| {' | '.join(cells)} |\n")
     for reason, operators in _reasons(results).items():
-        file.write(f"\n{reason}: {operators}\n")
+        file.write(f"\n{printable(reason)}: {printable(operators)}\n")
 
 
 def _columns(results: Sequence[Result]) -> dict[str, list[str]]:
@@ -94,7 +95,11 @@ def _columns(results: Sequence[Result]) -> dict[str, list[str]]:
     is_needed["share"] = is_needed["captured us"] = any(result.captured_total_us for result in results)
     is_needed["count"] = is_needed["share"] or any(result.count != 1 for result in results)
     is_needed["speed-up"] = is_needed["first ms"] = is_needed["mode"]
-    return {name: [cell(result) for result in results] for name, cell in columns.items() if is_needed.get(name, True)}
+    return {
+        name: [printable(cell(result)) for result in results]
+        for name, cell in columns.items()
+        if is_needed.get(name, True)
+    }
 
 
 def _operator(result: Result) -> str:

@@ -62,8 +62,10 @@ class Job:
         notes = [trace.missing] if trace.missing else []
         notes += dict.fromkeys(str(warning.message) for warning in caught)
         if not cases:
+            end = "" if selection.stop is None else f" to --stop {selection.stop}"
+            count = len(source_cases.cases)
             raise UserError(
-                f"no case is left from --start {selection.start} to --stop {selection.stop}", "the first is case 0"
+                f"no case is left from --start {selection.start}{end}", f"there are {count}, the first being case 0"
             )
         return Loaded(source_cases, cases, self.settings(trace), notes)
 

@@ -39,13 +39,19 @@ class Journal:
 
     Raises
     ------
-    UserError : where there are rows and neither is asked for, or they are of another job
+    UserError : where there are rows and neither is asked for, or they are of another job, or none can be written
     """
 
     def __init__(self, output: Path, job: Job, resume: bool, force: bool) -> None:
         self.path = journal_path(output)
         self.rows: dict[int, list[Result]] = {}
         job_identity = identity(job)
+        try:
+            self._open(job_identity, resume, force)
+        except OSError as error:
+            raise UserError(f"{self.path} cannot be written", (error.strerror or str(error)).lower()) from error
+
+    def _open(self, job_identity: dict[str, Any], resume: bool, force: bool) -> None:
         if self.path.exists() and resume:
             whole = self._read(job_identity)
             # what follows the last whole line is half a record

@@ -165,6 +165,8 @@ def test_the_same_seed_gives_the_same_signatures(tmp_path: Path) -> None:
         (["--steps", "0"], "'0' is not a whole number from 1"),
         (["--warmup", "-1"], "--warmup"),
         (["--input-size", "1x2x3"], "'1x2x3' is not a size such as 800x1333"),
+        (["--input-size", "20x"], "'20x' is not a size such as 800x1333"),
+        (["--input-size", "0"], "'0' is not a size such as 800x1333"),
         (["--seed", "9" * 30], "is not a whole number of 64 bits"),
         (["--model", "nets.py:exits"], "nets.py:exits failed: SystemExit: bye"),
         (["--model", "builtins:dict"], "builtins:dict returned dict"),

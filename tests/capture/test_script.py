@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from programs import run_command
+from programs import run_command, run_python
 
 from opgrip.traces import load
 
@@ -117,3 +117,28 @@ def test_a_script_that_goes_to_another_folder_leaves_what_is_there(folder: Path)
     assert done.returncode == 0, done.stderr
     assert (other / "t.jsonl").read_text(encoding="utf-8") == "precious"
     load(folder / "t.jsonl", partial=False)
+
+
+POOL = """
+from concurrent.futures import ThreadPoolExecutor
+
+pool = ThreadPoolExecutor(2)
+"""
+POOLED = """
+import atexit
+import torch
+from pools import pool
+
+atexit.register(print, "last")
+print(float(pool.submit(lambda: torch.ones(3).sum()).result()))
+pool.submit(print, "still done")
+"""
+
+
+def test_a_pool_of_threads_that_a_module_holds_ends_with_the_script(tmp_path: Path) -> None:
+    (tmp_path / "pools.py").write_text(POOL)
+    (tmp_path / "pooled.py").write_text(POOLED)
+    alone = run_python("pooled.py", cwd=tmp_path, fresh=True)
+    watched = run_command("opcapture", "-o", "t.jsonl", "--", "pooled.py", cwd=tmp_path, fresh=True, timeout=120)
+    assert (watched.returncode, watched.stdout) == (alone.returncode, alone.stdout) == (0, "3.0\nstill done\nlast\n")
+    assert "aten.sum.default" in set(load(tmp_path / "t.jsonl", partial=False).calls["op"])

@@ -54,7 +54,7 @@ def test_their_options_stand_in_the_help_and_are_refused_where_they_are_for_noth
     refused = run_command("opreplay", "powers:2", "--tag", "x", env=environment)
     assert (refused.returncode, refused.stderr) == (
         2,
-        "opreplay: error: --tag is for samples: leave it away with powers\n",
+        "opreplay: error: --tag is for samples: leave it out with powers\n",
     )
 
 

@@ -127,6 +127,10 @@ def test_a_cut_trace_is_replayed_only_on_request(tmp_path: Path) -> None:
         (["t.jsonl", "--device", "cuda"], "no device 'cuda' here"),
         (["t.jsonl", "--iterations", "0"], "argument --iterations: '0' is not a whole number from 1"),
         (["t.jsonl", "--top", "many"], "argument --top"),
+        (["t.jsonl", "--top", "-1"], "argument --top: '-1' is not a whole number from 1"),
+        (["t.jsonl", "--memory-limit", "8"], "'8' is 8 bytes, which hold no case: give a unit, as in 8GB"),
+        (["t.jsonl", "--start", "9"], "no case is left from --start 9: there are "),
+        (["t.jsonl", "-o", "/proc/results.json"], "/proc/results.json"),
         (["t.jsonl", "-o", "results.xls"], "results.xls has no known form: end its name in .csv, .json, .md"),
         (["t.jsonl", "-o", "existing.json"], "existing.json exists"),
         (["t.jsonl", "-o", "no/such.json"], "the folder no does not exist"),
@@ -167,6 +171,9 @@ def tensor(shape: list[int], **rest: object) -> dict[str, object]:
         ({"args": [tensor([3, 3], stride=[1])]}, "damaged after record 1"),
         ({"op": "os.system.default", "args": ["true"]}, "unsupported: os.system.default is not registered"),
         ({"op": "aten.from_file.default", "args": ["/etc/passwd"]}, "unsupported: aten.from_file.default reads or"),
+        ({"op": "aten.relu\udc80.default"}, "aten.relu\\udc80.default' is not an operator's name"),
+        ({"kwargs": {"a": "\x1b[31mred"}}, "a=\\x1b[31mred"),
+        ({"args": [float("nan")]}, "damaged after record 1"),
         ({"id": 5}, "error: no call of the trace refers to a signature that it holds"),
         ({"id": 10**30}, "damaged after record 1"),
     ],
@@ -187,6 +194,7 @@ def test_a_strangers_trace_costs_a_row_or_a_line_and_never_a_traceback(
     done = run_command("opreplay", path, *FAST)
     assert told in done.stdout + done.stderr
     assert "Traceback" not in done.stderr
+    assert "\x1b" not in done.stdout + done.stderr
 
 
 @pytest.mark.parametrize(

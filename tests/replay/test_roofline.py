@@ -290,8 +290,8 @@ def test_samples_have_limits_too(tmp_path: Path, measured: dict[str, str]) -> No
     [
         (("-o", "x.svg"), "x.svg shows what --roofline finds: add --roofline, or end its name in .json"),
         (("--roofline", "-o", "x.svg", "--append"), "rows cannot be added to x.svg: write .json or .csv"),
-        (("--energy",), "--energy reads the counters of an NVIDIA GPU, and cpu is none: leave it away"),
-        (("--sequence", "--roofline"), "--roofline is for single cases: leave it away with --sequence"),
+        (("--energy",), "--energy reads the counters of an NVIDIA GPU, and cpu is none: leave it out"),
+        (("--sequence", "--roofline"), "--roofline is for single cases: leave it out with --sequence"),
     ],
 )
 def test_what_cannot_be_drawn_or_read_is_one_line(

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from example_trace import write
 from programs import run_command
 
 from opgrip.traces import load
@@ -62,3 +63,12 @@ def test_it_goes_to_a_packed_file_too(detector_trace: Path, tmp_path: Path, even
 def test_another_form_is_refused_in_a_line(detector_trace: Path, tmp_path: Path) -> None:
     done = run_command("opgrip", "trace", "timeline", detector_trace, "-o", tmp_path / "timeline.svg")
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+
+
+def test_a_header_that_names_its_model_in_another_form_is_passed_over(tmp_path: Path) -> None:
+    path = write(tmp_path / "t.jsonl")
+    header, *records = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    path.write_text(json.dumps(json.loads(header) | {"model": ["net"]}) + "\n" + "".join(records), encoding="utf-8")
+    done = run_command("opgrip", "trace", "timeline", path)
+    assert done.returncode == 0, done.stderr
+    assert '"name": "capture"' in done.stdout

@@ -82,7 +82,7 @@ def write_rows(longtail: LongTail, path: Path, force: bool) -> None:
         writer.writeheader()
         writer.writerows(rows)
     with whole_file(path, force) as file:
-        file.write(text.getvalue().encode())
+        file.write(text.getvalue().encode(errors="backslashreplace"))
 
 
 def check_form(path: Path) -> None:

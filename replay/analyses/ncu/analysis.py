@@ -77,7 +77,7 @@ class NcuAnalysis(Analysis):
         if options.batch_command is None:
             check_device(device)
         if any(count > 1 for count in session.job.plan.points.streams):
-            raise UserError("ncu runs kernels one by one, and no cases at once", "leave --streams away, or --ncu")
+            raise UserError("ncu runs kernels one by one, and no cases at once", "leave --streams out, or --ncu")
         check_ranges("ncu")
         arguments = () if options.ncu_args_file is None else arguments_in(options.ncu_args_file)
         self._ncu = Ncu(

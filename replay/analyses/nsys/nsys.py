@@ -86,7 +86,7 @@ class NsysAnalysis(Analysis):
     def __init__(self, options: NsysOptions, session: Session) -> None:
         super().__init__(options, session)
         if any(count > 1 for count in session.job.plan.points.streams):
-            raise UserError("nsys cannot tell cases that run side by side apart", "leave --streams away, or --nsys")
+            raise UserError("nsys cannot tell cases that run side by side apart", "leave --streams out, or --nsys")
         check_ranges("nsys")
         arguments = () if options.nsys_args_file is None else arguments_in(options.nsys_args_file)
         report = session.beside(REPORT)

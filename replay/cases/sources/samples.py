@@ -14,7 +14,7 @@ class SampleSource:
     """`samples`, `samples/NAME`, or a folder that `grip` wrote."""
 
     lacks: Sequence[str] = ("traces",)
-    hint = "leave it away with samples"
+    hint = "leave it out with samples"
     place = 100
     in_program = False
 
