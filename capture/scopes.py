@@ -96,9 +96,12 @@ class ScopeWatch:
         self._hooks.close()
 
     def _watching_call(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        enter = self._enter_module
+        enter, is_traced = self._enter_module, torch.compiler.is_dynamo_compiling
 
         def watched(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            # the compiler, which takes this for the module's call, knows the answer and sees the call alone
+            if is_traced():
+                return original(module, *args, **kwargs)
             mode = enter(module)
             try:
                 return original(module, *args, **kwargs)
@@ -106,7 +109,6 @@ class ScopeWatch:
                 if mode is not None:
                     self._leave_module(mode, module)
 
-        hide_from_compiler(cast(FunctionType, watched))
         return functools.wraps(original)(watched)
 
     def _enter_module(self, module: nn.Module) -> ThreadMode | None:
@@ -134,6 +136,8 @@ class ScopeWatch:
             self.recorder.drop("module scope", error)
 
     def _enter_optimizer(self, optimizer: Any, *ignored: Any) -> None:
+        if torch.compiler.is_dynamo_compiling():
+            return
         try:
             mode = self.recorder.mode_here()
             mode.settle()
@@ -144,6 +148,8 @@ class ScopeWatch:
             self.recorder.drop("optimizer scope", error)
 
     def _leave_optimizer(self, optimizer: Any, *ignored: Any) -> None:
+        if torch.compiler.is_dynamo_compiling():
+            return
         try:
             self.recorder.mode_here().leave(optimizer)
         except Exception as error:
@@ -159,3 +165,8 @@ class ScopeWatch:
             return result
 
         return watched
+
+
+# what a compiled step leaves to Python between its regions
+for hook in (ScopeWatch._enter_optimizer, ScopeWatch._leave_optimizer):
+    hide_from_compiler(cast(FunctionType, hook))

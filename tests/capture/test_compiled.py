@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from programs import ROOT, run_command, run_python
 
 from opgrip.capture import Capture
 from opgrip.replay.operators.lookup import Unsupported, find_operator
@@ -91,3 +92,24 @@ def test_opaque_regions_are_one_call_with_the_kernels_that_they_launch(tmp_path:
     assert not trace.end.dropped  # type: ignore[union-attr]
     with pytest.raises(Unsupported, match="compiled region"):
         find_operator(region)
+
+
+def test_what_is_compiled_stays_compiled_where_regions_are_recorded(tmp_path: Path) -> None:
+    program = ROOT / "tests" / "compiled_programs.py"
+    alone = run_python(program, cwd=tmp_path)
+    assert alone.returncode == 0, alone.stderr
+    assert alone.stdout.count('"unique_graphs"') == 7
+    watched = run_command("opcapture", "--compiled", "opaque", "-o", "t.jsonl", "--", program, cwd=tmp_path)
+    assert (watched.returncode, watched.stdout) == (0, alone.stdout), watched.stderr
+
+
+@pytest.mark.slow
+def test_a_compiled_module_is_recorded_region_by_region(tmp_path: Path) -> None:
+    net = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU())
+    with Capture(tmp_path / "t.jsonl", compiled="opaque"):
+        compiled = torch.compile(net)
+        for _ in range(3):
+            compiled(X).sum().backward()
+    calls = load(tmp_path / "t.jsonl", partial=False).calls
+    regions = calls[calls["kind"] == "compiled"]
+    assert regions["phase"].value_counts().to_dict() == {"forward": 3, "backward": 3}
