@@ -49,3 +49,8 @@ def is_removed(operator: str) -> bool:
     """Whether an operator, `aten.cholesky.default` for one, is among those removed, and is not in this torch."""
     namespace, packet = operator.split(".")[:2]
     return f"{namespace}.{packet}" in REMOVED_OPERATORS and not hasattr(getattr(torch.ops, namespace), packet)
+
+
+def leaves_compiled_code_under_modes() -> bool:
+    """Whether a compiled region is not compiled anew at each call under a mode, as torch 2.6 does."""
+    return hasattr(TorchDispatchMode, "ignore_compile_internals")
