@@ -21,7 +21,7 @@ FEWEST_RUNS = 3
 """That a bound is set by."""
 HEAD = """\
 # What no run of benchmarks/held.py may be worse than; docs/development.md says how a bound is set and lowered.
-# when_set: the figure's median over the runs that set its bound, which is the worst of them.
+# when_set: the figure's median over the runs that set its bound; a note says where that is not the worst of them.
 """
 
 
