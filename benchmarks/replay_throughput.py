@@ -26,7 +26,6 @@ from workloads import WORKLOADS
 from opgrip.capture import Capture
 from opgrip.replay.arguments.inputs import Inputs
 from opgrip.replay.cases.cases import Case, make_cases
-from opgrip.replay.cases.sources import NO_TRACE
 from opgrip.replay.measuring.measure import measure_cases
 from opgrip.replay.measuring.results import OK, Result
 from opgrip.replay.measuring.settings import Settings
@@ -34,7 +33,7 @@ from opgrip.replay.operators.lookup import find_operator
 from opgrip.replay.options import job_with
 from opgrip.replay.timing.caches import WARM
 from opgrip.replay.timing.methods import CONTINUOUS
-from opgrip.replay.workers.job import Job
+from opgrip.replay.workers.job import settings_for
 from opgrip.traces import load
 
 PART = 10
@@ -86,7 +85,7 @@ def joined(parts: Sequence[Comparison]) -> Comparison:
 
 def usual_settings() -> Settings:
     """Those that time a case as a Timer does: many runs as one, with warm caches."""
-    return Job("", plan=job_with("trace.jsonl", exec_mode=CONTINUOUS, cache=WARM).plan).settings(NO_TRACE)
+    return settings_for(job_with("trace.jsonl", exec_mode=CONTINUOUS, cache=WARM).plan)
 
 
 def compare(cases: Sequence[Case], settings: Settings) -> Comparison:

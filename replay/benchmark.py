@@ -12,7 +12,6 @@ from torch import Tensor
 
 from opgrip.replay.cases.cases import Case
 from opgrip.replay.cases.functions import function_case
-from opgrip.replay.cases.sources import NO_TRACE
 from opgrip.replay.checks import Tolerance
 from opgrip.replay.measuring.measure import measure_cases
 from opgrip.replay.measuring.results import Result
@@ -22,7 +21,7 @@ from opgrip.replay.outcome import Results
 from opgrip.replay.timing.caches import WARM
 from opgrip.replay.timing.options import TimingOptions
 from opgrip.replay.timing.samples import Effort
-from opgrip.replay.workers.job import Job
+from opgrip.replay.workers.job import settings_for
 from opgrip.traces.devices import check_device
 from opgrip.traces.errors import UserError, in_words_of_python
 from opgrip.traces.keywords import arguments_of
@@ -68,7 +67,7 @@ def benchmark(
         args.cache = args.cache or WARM
         device = check_device(args.device or "cpu")
         args.device = str(device)
-        settings = Job("", plan=plan_of(args)).settings(NO_TRACE)
+        settings = settings_for(plan_of(args))
     numbers = count()
     cases = [_case(item, case_inputs, next(numbers), args) for case_inputs in inputs for item in functions]
     with QuietReporter("opgrip").doing(f"timing {len(cases)} cases on {device}", len(cases)) as advance:

@@ -189,7 +189,6 @@ class Replay:
         session = Session(
             self.job,
             self.loaded,
-            self.job.plan.limits.timeout,
             self.output.output,
             self.output.may_replace,
             self.output.resume,

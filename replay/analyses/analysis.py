@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, ClassVar
@@ -21,7 +22,6 @@ class Session:
 
     Attributes
     ----------
-    timeout_s : of one run
     output : the file that the results go to; None where they go to none
     may_replace : whether what is written may exist already
     resume : go on with what an interrupted run left beside the output
@@ -30,12 +30,16 @@ class Session:
 
     job: Job
     loaded: Loaded
-    timeout_s: float
     output: Path | None
     may_replace: bool
     resume: bool
     reporter: Reporter
     may_fork: bool = False
+
+    @property
+    def timeout_s(self) -> float:
+        """Of one run."""
+        return self.job.plan.limits.timeout
 
     @property
     def device(self) -> str:
@@ -46,6 +50,10 @@ class Session:
     def base(self) -> Path:
         """The output, or a file of the trace's name where there is none."""
         return Path(Path(self.job.trace).name) if self.output is None else self.output
+
+    def running(self, rows: Sequence[Result], profiler: str) -> AbstractContextManager[object]:
+        """Tell that the rows' cases run once more, while the block runs."""
+        return self.reporter.doing(f"running {len({row.case for row in rows})} cases under {profiler}")
 
     def beside(self, suffix: str) -> Path:
         """`base` with another suffix.

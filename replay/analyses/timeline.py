@@ -64,7 +64,7 @@ class TimelineAnalysis(Analysis):
         effort = replace(job.plan.effort, iterations=job.plan.effort.iterations or RUNS)
         with (
             tempfile.TemporaryDirectory(prefix="opgrip-timeline-") as folder,
-            session.reporter.doing(f"running {len({row.case for row in rows})} cases under torch's profiler"),
+            session.running(rows, "torch's profiler"),
         ):
             changes: dict[str, Any] = {"effort": effort, "profiled": TORCH, "timelines": folder}
             job = replace(job, plan=replace(job.plan, **changes))

@@ -12,7 +12,7 @@ from typing import Any
 from opgrip.replay.arguments.inputs import device_map
 from opgrip.replay.cases.cases import Case
 from opgrip.replay.cases.selection import Selection
-from opgrip.replay.cases.sources import CaseSet, source_of
+from opgrip.replay.cases.sources import NO_TRACE, CaseSet, source_of
 from opgrip.replay.cases.surroundings import Surroundings, make_surroundings
 from opgrip.replay.measuring.settings import GROUPS, Plan, Settings
 from opgrip.replay.sweeps.batch import Batches
@@ -67,17 +67,7 @@ class Job:
             raise UserError(
                 f"no case is left from --start {selection.start}{end}", f"there are {count}, the first being case 0"
             )
-        return Loaded(source_cases, cases, self.settings(trace), notes)
-
-    def settings(self, trace: Trace) -> Settings:
-        """How cases of a trace are replayed."""
-        plan, recorded = self.plan, recorded_device(trace)
-        return Settings(
-            **{item.name: getattr(plan, item.name) for item in fields(plan)},
-            place=device_map(recorded, plan.inputs.device),
-            device=plan.inputs.device or recorded,
-            batches=Batches(trace) if any(scale != 1 for scale in plan.points.batch_scale) else None,
-        )
+        return Loaded(source_cases, cases, settings_for(self.plan, trace), notes)
 
 
 @dataclass(frozen=True)
@@ -106,6 +96,17 @@ class Loaded:
         if self.settings.timing.caches != PROGRAM or not self.source_cases.are_calls:
             return Surroundings({}, {})
         return make_surroundings(self.trace, self.source_cases.all_cases)
+
+
+def settings_for(plan: Plan, trace: Trace = NO_TRACE) -> Settings:
+    """What a plan means for a trace, or for cases of none."""
+    recorded = recorded_device(trace)
+    return Settings(
+        **{item.name: getattr(plan, item.name) for item in fields(plan)},
+        place=device_map(recorded, plan.inputs.device),
+        device=plan.inputs.device or recorded,
+        batches=Batches(trace) if any(scale != 1 for scale in plan.points.batch_scale) else None,
+    )
 
 
 def recorded_device(trace: Trace) -> str:

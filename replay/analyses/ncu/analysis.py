@@ -102,9 +102,9 @@ class NcuAnalysis(Analysis):
 
     def add_to(self, rows: Sequence[Result]) -> list[Result]:
         """The rows with the columns of `NcuColumns`."""
-        session, cases = self.session, len({row.case for row in rows})
+        session = self.session
         journal_path = None if session.output is None else batches_path(session.output)
-        with session.reporter.doing(f"running {cases} cases under ncu"):
+        with session.running(rows, "ncu"):
             new_rows, self.saw_all = profile_rows(
                 *(session.job, rows, self._ncu, session.timeout_s, journal_path, session.resume),
                 session.reporter.say,

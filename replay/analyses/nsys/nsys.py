@@ -100,8 +100,8 @@ class NsysAnalysis(Analysis):
 
     def add_to(self, rows: Sequence[Result]) -> list[Result]:
         """The rows with the columns of `NsysColumns`."""
-        session, cases = self.session, len({row.case for row in rows})
-        with session.reporter.doing(f"running {cases} cases under nsys"):
+        session = self.session
+        with session.running(rows, "nsys"):
             return profile_rows(session.job, rows, self._nsys, session.timeout_s, session.reporter.say)
 
 
