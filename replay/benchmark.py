@@ -71,12 +71,12 @@ def benchmark(
     numbers = count()
     cases = [_case(item, case_inputs, next(numbers), args) for case_inputs in inputs for item in functions]
     with QuietReporter("opgrip").doing(f"timing {len(cases)} cases on {device}", len(cases)) as advance:
-        rows: list[Result] = []
-        for row in measure_cases(cases, settings):
-            if not rows or rows[-1].case != row.case:
-                advance()
-            rows.append(row)
-    return Results(rows, {"torch": torch.__version__, "device": str(device), "seed": args.seed})
+        rows_of_case: dict[int, list[Result]] = {}
+        for rows in measure_cases(cases, settings):
+            rows_of_case[rows[0].case] = rows
+            advance()
+    in_order = [row for number in sorted(rows_of_case) for row in rows_of_case[number]]
+    return Results(in_order, {"torch": torch.__version__, "device": str(device), "seed": args.seed})
 
 
 def _case(function: Callable[..., Any], inputs: Inputs, number: int, args: Any) -> Case:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from opgrip.replay.cases.cases import Case
+from opgrip.replay.cases.surroundings import Surroundings
+from opgrip.replay.measuring.measure import measure_cases
+from opgrip.replay.measuring.results import Result
 from opgrip.replay.measuring.settings import Settings
 from opgrip.replay.options import job_with
 from opgrip.replay.workers.job import settings_for
@@ -15,3 +20,14 @@ def settings_of(*, store: Path | None = None, memory: bool = False, detail: bool
     """Settings by the words of options; what compilers make is kept nowhere."""
     plan = replace(job_with("trace.jsonl", **options).plan, store=None if store is None else str(store), detail=detail)
     return replace(settings_for(plan), memory=memory)
+
+
+def rows_of(
+    cases: Sequence[Case],
+    settings: Settings,
+    surroundings: Surroundings | None = None,
+    announce: Callable[[int, int], None] = lambda number, row: None,
+) -> list[Result]:
+    """All rows of cases, in the order of these."""
+    rows = {rows[0].case: rows for rows in measure_cases(cases, settings, surroundings, announce)}
+    return [row for case in cases for row in rows[case.number]]

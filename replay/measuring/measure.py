@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
@@ -24,11 +25,12 @@ from opgrip.replay.timing.clock import empty_call_ns
 from opgrip.replay.timing.methods import Stopwatch, synchronizer
 from opgrip.replay.timing.ranges import watched
 from opgrip.replay.timing.rounds import NO_ROW, Announce, Group, Measurer
-from opgrip.replay.timing.samples import NOISY, Samples, like_with_like, ratio_quantiles
+from opgrip.replay.timing.samples import LEAST, NOISY, Samples, like_with_like, ratio_quantiles
 from opgrip.replay.timing.subjects import Subject
 
-CASES, BYTES = 128, 1 << 30
-"""Cases that are measured side by side, and bytes of their arguments."""
+CASES, BYTES, LONG_US = 128, 1 << 30, 30e6
+"""Cases that are measured side by side, bytes of their arguments, and what their runs took in the program: a replay
+that is killed loses those that were running."""
 QUICK_US = 50_000
 """Calls that took longer are not run before others, which they would keep waiting."""
 
@@ -46,8 +48,8 @@ def measure_cases(
     announce: Announce = lambda number, row: None,
     without: Collection[int] = (),
     cached_rows: CachedRows | None = None,
-) -> Iterator[Result]:
-    """The rows of each case, in order.
+) -> Iterator[list[Result]]:
+    """The rows of each case, as soon as all of its runs are done.
 
     Parameters
     ----------
@@ -66,15 +68,19 @@ def measure_cases(
 def windows(cases: Sequence[Case], settings: Settings) -> Iterator[list[Case]]:
     """Cases in the parts in which they are measured side by side, each under all of its modes."""
     window: list[Case] = []
-    size = 0
+    size, time_us = 0, 0.0
+    runs = settings.effort.warmup + (settings.effort.iterations or LEAST)
     for case in cases:
-        sets = sum(way.point.batch for way in settings.ways(case))
+        ways = settings.ways(case)
+        sets = sum(way.point.batch for way in ways)
         needed = bytes_of([case.signature.args, case.signature.kwargs]) * (1 + len(case.variants)) * sets
-        if window and (len(window) == CASES or size + needed > BYTES):
+        takes_us = case.captured_us * runs * len(ways)
+        if window and (len(window) == CASES or size + needed > BYTES or time_us + takes_us > LONG_US):
             yield window
-            window, size = [], 0
+            window, size, time_us = [], 0, 0.0
         window.append(case)
         size += needed
+        time_us += takes_us
     if window:
         yield window
 
@@ -86,8 +92,33 @@ def _measure(
     announce: Announce,
     without: Collection[int],
     cached_rows: CachedRows,
-) -> list[Result]:
-    rows = [(case, prepare(case, settings, announce, cached_rows.get(case.number))) for case in cases]
+) -> Iterator[list[Result]]:
+    rows: dict[int, list[Prepared]] = {}
+    for case in cases:
+        rows[case.number] = prepare(case, settings, announce, cached_rows.get(case.number))
+        if all(subject is None for _, _, subject in rows[case.number]):
+            yield [row for _, row, _ in rows.pop(case.number)]
+    prepared_cases = [(case, rows[case.number]) for case in cases if case.number in rows]
+    around = (
+        _around(prepared_cases, settings, surroundings, announce, without) if settings.timing.caches == PROGRAM else {}
+    )
+    groups = _groups(prepared_cases, settings, surroundings, around)
+    concurrent_runs = _side_by_side(prepared_cases, settings, announce)
+    running = Counter(subject.number for group in groups for subject in group.subjects)
+    for case, prepared in prepared_cases:
+        if not running[case.number]:
+            yield list(_fill_rows(prepared, settings, concurrent_runs, {}))
+    for subjects in _timed(groups, settings, announce):
+        number = subjects[0].number
+        running[number] -= len(subjects)
+        if not running[number]:
+            metered_energies = settings.energy.energy and not settings.profiled
+            energies = metered(number, groups, settings, announce) if metered_energies else {}
+            yield list(_fill_rows(rows.pop(number), settings, concurrent_runs, energies))
+
+
+def _timed(groups: Sequence[Group], settings: Settings, announce: Announce) -> Iterator[list[Subject]]:
+    """Run the subjects of all groups; gives those of a case as soon as they are done."""
     measurer = Measurer(
         Stopwatch(settings.timing.exec_mode, synchronizer(settings.device), empty_call_ns()),
         settings.effort,
@@ -95,16 +126,8 @@ def _measure(
         announce,
         settings.inputs.seed,
     )
-    around = _around(rows, settings, surroundings, announce, without) if settings.timing.caches == PROGRAM else {}
-    groups = _groups(rows, settings, surroundings, around)
     with watched(settings.profiled, settings.device, settings.timelines):
-        if settings.timing.caches == PROGRAM:
-            measurer.in_rounds(groups)
-        else:
-            measurer.one_by_one(groups)
-    concurrent_runs = _side_by_side(rows, settings, announce)
-    energies = metered(groups, settings, announce) if settings.energy.energy and not settings.profiled else {}
-    return [row for _, prepared in rows for row in _fill_rows(prepared, settings, concurrent_runs, energies)]
+        yield from measurer.in_rounds(groups) if settings.timing.caches == PROGRAM else measurer.one_by_one(groups)
 
 
 def _side_by_side(

@@ -14,8 +14,13 @@ from opgrip.replay.timing.methods import synchronizer
 from opgrip.replay.timing.rounds import Announce, Group
 
 
-def metered(groups: Sequence[Group], settings: Settings, announce: Announce) -> dict[int, Energy]:
-    """What a run of each subject takes of the device, by the subjects' identity; those that fail are left out."""
+def metered(number: int, groups: Sequence[Group], settings: Settings, announce: Announce) -> dict[int, Energy]:
+    """What a run of each subject of a case takes of the device, by the subjects' identity, without those that fail.
+
+    Parameters
+    ----------
+    number : of the case
+    """
     wait = synchronizer(settings.device)
     energy_of_subject: dict[int, Energy] = {}
     meter = open_meter(settings.device)
@@ -23,9 +28,9 @@ def metered(groups: Sequence[Group], settings: Settings, announce: Announce) -> 
         for group in groups:
             with restored(group.settings), torch.set_grad_enabled(group.grad):
                 for subject in group.subjects:
-                    announce(subject.number, subject.row)
-                    if subject.failure is not None:
+                    if subject.number != number or subject.failure is not None:
                         continue
+                    announce(subject.number, subject.row)
                     try:
                         energy_of_subject[id(subject)] = meter.measure(subject.run, wait)
                     except Exception as error:

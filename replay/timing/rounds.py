@@ -74,23 +74,27 @@ class Measurer:
         self._pending: list[tuple[Subject, Stratum, float]] = []
         self._pending_ns = 0.0
 
-    def one_by_one(self, groups: Sequence[Group]) -> None:
-        """Run the subjects of each case in turn until each is done, then the next case's."""
+    def one_by_one(self, groups: Sequence[Group]) -> Iterator[list[Subject]]:
+        """Run the subjects of each case in turn until each is done, then the next case's.
+
+        Gives the subjects that a group has of a case, as soon as all of them are done.
+        """
         with no_garbage_collection():
             for group in groups:
-                with restored(group.settings), torch.set_grad_enabled(group.grad):
-                    for case in _by_case(group.subjects):
+                for case in _by_case(group.subjects):
+                    with restored(group.settings), torch.set_grad_enabled(group.grad):
                         while self._again(case):
                             for subject in case:
                                 if subject.failure is None:
                                     self._run(subject)
                             self._check(all_of_them=False)
                         self._check()
+                    yield case
 
-    def in_rounds(self, groups: Sequence[Group]) -> None:
+    def in_rounds(self, groups: Sequence[Group]) -> Iterator[list[Subject]]:
         """Run every subject once a round, each after those that its call came after in the program, until all are done.
 
-        Subjects of one case are compared round by round.
+        Subjects of one case are compared round by round. Gives those that a group has of a case, as `one_by_one`.
         """
         waiting = [(group, _by_case(group.subjects)) for group in groups]
         with no_garbage_collection():
@@ -99,6 +103,7 @@ class Measurer:
                     if cases:
                         self._round(group, cases)
                         self._check()
+                        yield from (case for case in cases if not self._again(case))
                         cases[:] = [case for case in cases if self._again(case)]
 
     def _round(self, group: Group, cases: Sequence[Sequence[Subject]]) -> None:

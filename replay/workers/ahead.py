@@ -69,8 +69,8 @@ def make_ahead(
                     result = empty_row(case, way, loaded.settings, heard.status, heard.reason)
                     rows_by_case.setdefault(case.number, {})[way.number] = result
                 for message in [] if isinstance(heard, Ended) else heard:
-                    if "row" in message:
-                        rows_by_case.setdefault(case.number, {})[way.number] = Result.from_plain(message["row"])
+                    for row in message.get("rows", ()):
+                        rows_by_case.setdefault(case.number, {})[way.number] = Result.from_plain(row)
                 if isinstance(heard, Ended) or any("done" in message for message in heard):
                     del busy[process]
                     idle.append(process)

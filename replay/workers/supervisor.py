@@ -25,7 +25,7 @@ def supervise(
     may_fork: bool = False,
     cached_rows: CachedRows | None = None,
 ) -> Iterator[list[Result]]:
-    """The rows of each case, in the program's order, each as soon as its part of the cases is done.
+    """The rows of each case, as soon as all of its runs are done.
 
     Parameters
     ----------
@@ -40,24 +40,26 @@ def supervise(
         return
     with Connection(job, loaded, timeout_s, may_fork) as process:
         for window in windows(cases, loaded.settings):
-            rows = _window(process, window, without, loaded, cached_rows or {})
-            for case in window:
-                yield rows[case.number]
+            yield from _window(process, window, without, loaded, cached_rows or {})
 
 
 def _window(
     process: Connection, cases: Sequence[Case], without: list[int], loaded: Loaded, cached_rows: CachedRows
-) -> dict[int, list[Result]]:
-    rows: dict[int, list[Result]] = {}
+) -> Iterator[list[Result]]:
+    remaining_cases = {case.number: case for case in cases}
     cached_by_case = {case.number: dict(cached_rows.get(case.number, {})) for case in cases}
     blameless = 0
-    while remaining_cases := [case for case in cases if case.number not in rows]:
-        new_rows, ended = _run(process, remaining_cases, without, cached_by_case)
-        for row in new_rows:
-            rows.setdefault(row.case, []).append(row)
+    while remaining_cases:
+        ended = None
+        for heard in _run(process, list(remaining_cases), without, cached_by_case):
+            if isinstance(heard, Ended):
+                ended = heard
+            else:
+                del remaining_cases[heard[0].case]
+                yield heard
         if ended is None:
             continue
-        at_fault = next((case for case in remaining_cases if case.number == ended.case), None)
+        at_fault = remaining_cases.get(ended.case)
         if at_fault is not None and ended.row != NOTHING:
             way = loaded.settings.ways(at_fault)[ended.row]
             cached_by_case[ended.case][ended.row] = empty_row(
@@ -72,21 +74,21 @@ def _window(
             blameless += 1
             if blameless > RETRIES:
                 raise UserError("the process that runs the cases cannot go on", ended.reason)
-    return rows
 
 
 def _run(
-    process: Connection, cases: Sequence[Case], without: Sequence[int], cached_rows: CachedRows
-) -> tuple[list[Result], Ended | None]:
-    """The rows of these cases, or how the process ended that ran them."""
-    numbers = [case.number for case in cases]
+    process: Connection, numbers: Sequence[int], without: Sequence[int], cached_rows: CachedRows
+) -> Iterator[list[Result] | Ended]:
+    """The rows of each of these cases as they come, and last how the process ended, if it did."""
     records = [[number, row, result.to_plain()] for number in numbers for row, result in cached_rows[number].items()]
     process.ask({"cases": numbers, "without": list(without), "known": records})
-    rows: list[Result] = []
     while True:
         heard = process.hear()
         if isinstance(heard, Ended):
-            return rows, heard
-        rows += [Result.from_plain(message["row"]) for message in heard if "row" in message]
+            yield heard
+            return
+        for message in heard:
+            if "rows" in message:
+                yield [Result.from_plain(row) for row in message["rows"]]
         if any("done" in message for message in heard):
-            return rows, None
+            return

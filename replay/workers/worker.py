@@ -46,14 +46,15 @@ def serve(loaded: Loaded, watch: Watch, source: int, output: int, cpus: Sequence
         if "make" in request:
             number, row = request["make"]
             prepared = prepare(by_number[number], settings, watch.entered, only=row)
-            rows: Iterable[Result] = [result for _, result, _ in prepared]
+            rows_of_cases: Iterable[list[Result]] = [[result for _, result, _ in prepared]]
         else:
             cases = [by_number[number] for number in request["cases"]]
-            cached_rows = _by_case(request["known"])
-            rows = measure_cases(cases, settings, loaded.surroundings, watch.entered, request["without"], cached_rows)
-        for result in rows:
+            rows_of_cases = measure_cases(
+                cases, settings, loaded.surroundings, watch.entered, request["without"], _by_case(request["known"])
+            )
+        for rows in rows_of_cases:
             watch.mark_idle()
-            _say(output, {"row": result.to_plain()})
+            _say(output, {"rows": [row.to_plain() for row in rows]})
         watch.mark_idle()
         _say(output, {"done": True})
 

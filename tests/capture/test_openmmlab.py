@@ -14,13 +14,12 @@ from counting import Counting
 from openmmlab_models import BACKBONE, DEFORMABLE_DETR, FASTER_RCNN, MASK_RCNN, NARROW, RETINANET
 from optional import needs
 from programs import flat_tensors, run_command
-from settings import settings_of
+from settings import rows_of, settings_of
 
 from opgrip.capture import Capture
 from opgrip.capture.models import load_program
 from opgrip.capture.program import ModelOptions
 from opgrip.replay.cases.cases import make_cases
-from opgrip.replay.measuring.measure import measure_cases
 from opgrip.replay.measuring.results import OK, UNSUPPORTED
 from opgrip.traces import Trace, load
 
@@ -128,7 +127,7 @@ def test_extension_functions_are_recorded_and_what_they_call_is_marked_theirs(ru
 
 def test_every_signature_replays_or_says_rightly_why_not(run: Run) -> None:
     settings = settings_of(warmup=0, iterations=1)
-    for result in measure_cases(make_cases(run.trace), settings):
+    for result in rows_of(make_cases(run.trace), settings):
         if result.status == UNSUPPORTED:
             assert result.error is not None
             assert any(result.error.endswith(name) for name in UNREPLAYABLE), result

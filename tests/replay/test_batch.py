@@ -9,13 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-from settings import settings_of
+from settings import rows_of, settings_of
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 
 from opgrip.capture import Capture
 from opgrip.replay.cases.cases import make_cases
-from opgrip.replay.measuring.measure import measure_cases
 from opgrip.replay.operators.lookup import Unsupported
 from opgrip.replay.sweeps.batch import Batches, scaled
 from opgrip.replay.sweeps.growth import grown_steps
@@ -233,7 +232,7 @@ def test_results_of_a_scaled_case_are_those_that_it_gives(tmp_path: Path) -> Non
     batches = Batches(trace)
     cases = [scaled(case, 3, batches) for case in make_cases(trace) if case.op.startswith("aten")]
     settings = settings_of(warmup=0, iterations=1, cache="warm")
-    for row in measure_cases(cases, settings):
+    for row in rows_of(cases, settings):
         assert (row.status, row.error, row.faithful) in (("ok", None, True), ("ok", None, None)), row.op
 
 

@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from settings import settings_of
+from settings import rows_of, settings_of
 
 from opgrip.capture import Capture
 from opgrip.replay.cases.cases import make_cases
-from opgrip.replay.measuring.measure import measure_cases
 from opgrip.replay.operators.contexts import restored
 from opgrip.replay.timing.subjects import Subject
 from opgrip.traces import load
@@ -66,6 +65,6 @@ def test_a_case_runs_under_its_own_settings(tmp_path: Path, monkeypatch: pytest.
         original(subject)
 
     monkeypatch.setattr(Subject, "run", watching)
-    results = list(measure_cases(cases, settings_of(warmup=1, iterations=1)))
+    results = list(rows_of(cases, settings_of(warmup=1, iterations=1)))
     assert [result.status for result in results] == ["ok", "ok"]
     assert seen == [(case.context["inference"], False) for case in cases]

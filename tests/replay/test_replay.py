@@ -8,13 +8,12 @@ from typing import Any
 import pytest
 import torch
 from example_trace import write
-from settings import settings_of
+from settings import rows_of, settings_of
 from unusual_tensors import UNUSUAL
 
 from opgrip.capture import Capture
 from opgrip.replay.cases.cases import Selection, make_cases
 from opgrip.replay.measuring import preparation
-from opgrip.replay.measuring.measure import measure_cases
 from opgrip.replay.measuring.results import Result
 from opgrip.replay.measuring.settings import Settings
 from opgrip.replay.operators.lookup import READS_OR_WRITES_FILES, Unsupported, find_operator
@@ -28,7 +27,7 @@ def replayed(folder: Path, program: Any, settings: Settings = SETTINGS) -> dict[
     """Results of what a program runs, by operator."""
     with Capture(folder / "t.jsonl", extensions=settings.inputs.extensions):
         program()
-    return {result.op: result for result in measure_cases(make_cases(load(folder / "t.jsonl")), settings)}
+    return {result.op: result for result in rows_of(make_cases(load(folder / "t.jsonl")), settings)}
 
 
 @pytest.mark.parametrize(

@@ -14,13 +14,12 @@ import pytest
 import torch
 from busy import compared_times
 from programs import ROOT, run_python
-from settings import settings_of
+from settings import rows_of, settings_of
 
 from opgrip.capture import Capture
 from opgrip.replay.arguments.inputs import Inputs, device_map
 from opgrip.replay.cases.cases import Case, make_cases
 from opgrip.replay.cases.surroundings import BEFORE, make_surroundings
-from opgrip.replay.measuring.measure import measure_cases
 from opgrip.replay.measuring.results import Result
 from opgrip.replay.timing import methods, pages, rounds
 from opgrip.replay.timing.caches import COLD, WARM, flusher
@@ -44,7 +43,7 @@ def cases_of(folder: Path, program: Callable[[], object]) -> list[Case]:
 
 def results(folder: Path, program: Callable[[], object], **settings: Any) -> dict[str, Result]:
     wanted = settings_of(**({"warmup": 0, "iterations": 4} | settings))
-    return {f"{row.op} {row.values} {row.direction}": row for row in measure_cases(cases_of(folder, program), wanted)}
+    return {f"{row.op} {row.values} {row.direction}": row for row in rows_of(cases_of(folder, program), wanted)}
 
 
 def subject_of(function: Callable[..., Any], mutates: bool = False, **rest: Any) -> Subject:
@@ -57,7 +56,8 @@ def subject_of(function: Callable[..., Any], mutates: bool = False, **rest: Any)
 
 def measure(subject: Subject, method: str = DISCRETE, effort: Effort = FEW, announce: Any = None) -> None:
     watch = Stopwatch(method, lambda: None, 0.0)
-    Measurer(watch, effort, None, announce or (lambda number, row: None)).one_by_one([Group({}, False, [subject])])
+    measurer = Measurer(watch, effort, None, announce or (lambda number, row: None))
+    list(measurer.one_by_one([Group({}, False, [subject])]))
 
 
 @pytest.mark.parametrize("method", [DISCRETE, CONTINUOUS])
@@ -192,7 +192,7 @@ def test_a_case_runs_after_the_calls_that_it_came_after_in_the_program(tmp_path:
     surroundings = make_surroundings(trace)
     announced: list[str] = []
     settings = settings_of(warmup=0, iterations=4)
-    list(measure_cases([wanted], settings, surroundings, lambda number, row: announced.append(op[number])))
+    rows_of([wanted], settings, surroundings, lambda number, row: announced.append(op[number]))
     rounds_of = announced[-(BEFORE + 1) * 4 :]
     assert rounds_of == ["cos", "tan", "exp", "neg", "abs"] * 4
 
@@ -292,7 +292,7 @@ def test_a_flush_is_larger_than_the_cache_and_not_timed(monkeypatch: pytest.Monk
     flush = flusher("cpu")
     subject = subject_of(lambda _: clock.pass_by(7))
     watch = Stopwatch(DISCRETE, lambda: None, 0.0)
-    Measurer(watch, FEW, flush, lambda number, row: None).one_by_one([Group({}, False, [subject])])
+    list(Measurer(watch, FEW, flush, lambda number, row: None).one_by_one([Group({}, False, [subject])]))
     assert len(flushed) == 4
     assert min(flushed) >= min(2 * last_cache_bytes("cpu"), 512 << 20)
     assert [time for _, time in subject.runs] == [7] * 4

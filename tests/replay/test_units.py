@@ -11,7 +11,7 @@ import pytest
 import torch
 from example_trace import SPEC, write
 from programs import SHIPPED_TRACES, run_command, train_tiny_net
-from settings import settings_of
+from settings import rows_of, settings_of
 from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -19,7 +19,6 @@ from opgrip.capture import Capture
 from opgrip.replay.arguments.inputs import Inputs
 from opgrip.replay.cases.cases import Case, Selection
 from opgrip.replay.cases.units import FUNCTION, MODULE, UNIT, make_units
-from opgrip.replay.measuring.measure import measure_cases
 from opgrip.replay.measuring.results import Result
 from opgrip.replay.measuring.settings import Settings
 from opgrip.replay.operators.lookup import Unsupported
@@ -109,7 +108,7 @@ def whole(trace: Trace, *modules: str) -> Case:
 
 
 def rows(cases: Sequence[Case], settings: Settings = SETTINGS) -> dict[str, Result]:
-    return {result.op: result for result in measure_cases(cases, settings)}
+    return {result.op: result for result in rows_of(cases, settings)}
 
 
 def block_of(folder: Path, block: nn.Module, *shape: int) -> tuple[Case, Tensor]:
@@ -215,7 +214,7 @@ def test_a_view_that_no_call_gave_is_made_where_it_can_be(
 
     x = torch.arange(12.0).view(3, 4)
     (case,) = make_units(captured(tmp_path, lambda: viewed(x)), Selection(op=["*.viewed"]), FUNCTION)
-    (result,) = measure_cases([case], SETTINGS)
+    (result,) = rows_of([case], SETTINGS)
     if told is None:
         assert torch.equal(run(case)[0], viewed(x))
         assert result.status == "ok"
@@ -294,7 +293,7 @@ def test_forward_backward_and_optimizer_are_units_of_their_own(tmp_path: Path) -
 def test_every_unit_of_a_training_step_runs(tiny_trace: Path) -> None:
     for unit in (MODULE, FUNCTION):
         for case in make_units(load(tiny_trace), Selection(), unit):
-            (result,) = measure_cases([case], SETTINGS)
+            (result,) = rows_of([case], SETTINGS)
             if "profiler" not in str(result.error):
                 assert (result.status, result.error, result.faithful) == ("ok", None, True), result.op
 
@@ -304,7 +303,7 @@ def test_gradients_go_through_a_unit(tmp_path: Path) -> None:
     model = Named(Residual()).eval()
     trace = captured(tmp_path, lambda: model(torch.randn(2, 4, 5, 5)).sum().backward(), model=model)
     (case,) = (case for case in make_units(trace, Selection(module=["block"]), MODULE) if case.phase == "forward")
-    forward, backward = measure_cases([case], settings_of(warmup=1, iterations=2, backward=True))
+    forward, backward = rows_of([case], settings_of(warmup=1, iterations=2, backward=True))
     assert (forward.status, backward.direction, backward.status, backward.error) == ("ok", "backward", "ok", None)
 
 
@@ -405,7 +404,7 @@ def test_names_of_arguments_in_a_strangers_trace_are_not_run(tmp_path: Path) -> 
         Thread(0, "MainThread"),
         Calls(0, [0], [0], [0], [1], [3], [0, 0, 1]),
     ]
-    (result,) = measure_cases(make_units(load(write(tmp_path / "t.jsonl", records)), Selection(), MODULE), SETTINGS)
+    (result,) = rows_of(make_units(load(write(tmp_path / "t.jsonl", records)), Selection(), MODULE), SETTINGS)
     assert result.status == "unsupported"
     assert "is not an argument's name" in str(result.error)
 
@@ -438,7 +437,7 @@ def test_devices_and_dtypes_follow_where_a_unit_is_replayed(tmp_path: Path) -> N
     x, *settings = arguments(case)
     moved = [torch.device("meta") if isinstance(item, torch.device) else item for item in settings]
     assert case.operator.function(x.to("meta"), *moved)[0].device.type == "meta"
-    (result,) = measure_cases([case], settings_of(warmup=1, iterations=2, dtype="bfloat16"))
+    (result,) = rows_of([case], settings_of(warmup=1, iterations=2, dtype="bfloat16"))
     assert (result.status, result.error) == ("ok", None)
 
 
@@ -490,7 +489,7 @@ def test_a_box_coder_of_the_shipped_trace_replays_as_one(tmp_path: Path) -> None
     loaded = job.load()
     assert len(loaded.cases) == 2
     assert not loaded.surroundings.places
-    for result in measure_cases(loaded.cases, SETTINGS):
+    for result in rows_of(loaded.cases, SETTINGS):
         assert (result.status, result.faithful, result.error) == ("ok", True, None)
 
 
