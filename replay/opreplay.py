@@ -64,6 +64,7 @@ def _replay_sequence(replay: Replay, output: Output, reporter: Reporter) -> int:
         repeats=plan.effort.iterations,
         precision=plan.effort.precision,
         room_bytes=plan.limits.memory_limit,
+        timeout_s=plan.limits.timeout,
     )
     with reporter.doing(f"replaying {len(loaded.trace.calls):,} calls in their order on {settings.device}"):
         result = replay_apart(loaded.trace, settings)

@@ -117,14 +117,15 @@ class Replay:
         self.output = from_arguments(Output, args)
         self._check_output(args.sequence)
         job = job_of(args)
-        self.loaded: Loaded = job.load()
-        for note in self.loaded.notes:
+        loaded = job.load()
+        for note in loaded.notes:
             reporter.say(note)
-        device = self.loaded.settings.device
+        device = loaded.settings.device
         job.plan.timing.check_device(str(check_device(device)))
         limits = job.plan.limits
         limits = replace(limits, memory_limit=limits.memory_limit or available_memory(device))
         self.job: Job = replace(job, plan=replace(job.plan, limits=limits))
+        self.loaded: Loaded = replace(loaded, settings=replace(loaded.settings, limits=limits))
 
     @property
     def header(self) -> dict[str, Any]:

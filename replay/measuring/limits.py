@@ -17,10 +17,9 @@ class Limits:
 
     timeout: float = option(
         120.0,
-        "end a case of which one run takes longer (default: %(default)g)",
+        "end a case of which one run takes longer, of a sequence a call (default: %(default)g)",
         parse=seconds,
         metavar="SECONDS",
-        only=("single cases",),
     )
     memory_limit: int | None = option(
         None, "for cases, such as 8GB (default: what the machine has left)", parse=byte_count, metavar="BYTES"

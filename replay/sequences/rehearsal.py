@@ -16,6 +16,7 @@ from opgrip.replay.operators.contexts import restored
 from opgrip.replay.operators.lookup import Operator, Unsupported, find_operator
 from opgrip.replay.sequences.memory import Memory
 from opgrip.replay.sequences.prepared import Drawn, Prepared, never_flowing
+from opgrip.replay.timing.rounds import NO_ROW, Announce
 from opgrip.traces.arguments import leaves
 from opgrip.traces.errors import one_line
 from opgrip.traces.interfaces import Interface
@@ -49,6 +50,11 @@ class Part:
 class Rehearsal:
     """The calls of a trace, each with the way in which it can run.
 
+    Parameters
+    ----------
+    excluded : by the numbers of signatures, why their calls are not run
+    announce : is told the signature of each call before it runs
+
     Attributes
     ----------
     parts : of each call
@@ -63,9 +69,13 @@ class Rehearsal:
         device: str,
         seed: int,
         extensions: Collection[str],
+        excluded: Mapping[int, str],
+        announce: Announce,
     ) -> None:
         self.flow = flow
         self.memory = memory
+        self.announce = announce
+        self._excluded = excluded
         self.parts = [Part() for _ in flow.calls]
         self._values, self._place, self._seed, self._extensions = values, place, seed, extensions
         self._device = device
@@ -175,6 +185,7 @@ class Rehearsal:
 
     def _run(self, call: FlowingCall, prepared: Prepared) -> Any:
         args, kwargs = prepared.arguments(self.memory, call.takes)
+        self.announce(call.signature, NO_ROW)
         return prepared.function(*args, **kwargs)
 
     def _arrange(self, call: FlowingCall, part: Part) -> Prepared:
@@ -222,6 +233,8 @@ class Rehearsal:
         return operator
 
     def _find(self, signature: int) -> Operator:
+        if signature in self._excluded:
+            raise Unsupported(self._excluded[signature])
         record = self.flow.signatures.get(signature)
         if record is None:
             raise Unsupported("the trace does not hold its signature")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from time import perf_counter_ns
+from types import MappingProxyType
 
 import numpy as np
 import torch
@@ -17,8 +18,9 @@ from opgrip.replay.sequences.memory import Memory, room_on
 from opgrip.replay.sequences.rehearsal import Part, Rehearsal, switching
 from opgrip.replay.sequences.results import Pass, SequenceResult, from_plain, make_result
 from opgrip.replay.timing.methods import synchronizer
-from opgrip.replay.timing.rounds import no_garbage_collection
-from opgrip.replay.workers.processes import run_in_fork
+from opgrip.replay.timing.rounds import NO_ROW, Announce, no_garbage_collection
+from opgrip.replay.workers.processes import Ended, run_in_fork
+from opgrip.replay.workers.watch import NOTHING
 from opgrip.traces import Trace
 from opgrip.traces.errors import UserError, one_line
 from opgrip.traces.options import option, titled
@@ -57,6 +59,7 @@ class SequenceSettings:
     repeats : timed passes; None for as many as it takes to come to `precision` within `budget_s`, 3 at least
     precision : interquartile range of the passes' times, by their median
     room_bytes : memory that may be taken; None for most of what there is
+    timeout_s : of a call; None for as long as it takes
     """
 
     place: DeviceMap
@@ -67,10 +70,21 @@ class SequenceSettings:
     precision: float = 0.05
     budget_s: float = 10.0
     room_bytes: int | None = None
+    timeout_s: float | None = None
 
 
-def replay_sequence(trace: Trace, settings: SequenceSettings) -> SequenceResult:
+def replay_sequence(
+    trace: Trace,
+    settings: SequenceSettings,
+    excluded: Mapping[int, str] = MappingProxyType({}),
+    announce: Announce = lambda number, row: None,
+) -> SequenceResult:
     """Run all calls of a trace in the order in which they started, in one thread, and measure that.
+
+    Parameters
+    ----------
+    excluded : by the numbers of signatures, why their calls are not run
+    announce : is told the signature of each call before it runs
 
     Raises
     ------
@@ -83,17 +97,35 @@ def replay_sequence(trace: Trace, settings: SequenceSettings) -> SequenceResult:
     with _own_randomness(settings.device):
         memory = Memory(flow.needs, flow.outside, trace.values, settings.place, settings.seed, room)
         rehearsal = Rehearsal(
-            *(flow, memory, trace.values, settings.place, settings.device, settings.seed, settings.extensions)
+            *(flow, memory, trace.values, settings.place, settings.device, settings.seed, settings.extensions),
+            *(excluded, announce),
         )
         passes = _measure(rehearsal, settings)
     return make_result(trace, flow, rehearsal.parts, passes, settings.device)
 
 
 def replay_apart(trace: Trace, settings: SequenceSettings) -> SequenceResult:
-    """The same in a fork of this process, which must not have used torch yet; on a GPU, in this one."""
+    """The same in a fork of this process, which must not have used torch yet; on a GPU, in this one.
+
+    A call that crashes the fork, hangs or takes too much memory is not run in the next.
+
+    Raises
+    ------
+    UserError : where the trace holds no calls, or forks end where no call is to blame, or too many do
+    """
     if torch.device(settings.device).type != "cpu":
         return replay_sequence(trace, settings)
-    return from_plain(run_in_fork(lambda: asdict(replay_sequence(trace, settings))))
+    excluded: dict[int, str] = {}
+    while True:
+        answer = run_in_fork(
+            lambda announce: asdict(replay_sequence(trace, settings, excluded, announce)),
+            *(settings.device, settings.room_bytes, settings.timeout_s),
+        )
+        if not isinstance(answer, Ended):
+            return from_plain(answer)
+        if answer.case == NOTHING or answer.case in excluded or len(excluded) == MOST_FAILURES:
+            raise UserError("the process that runs the calls cannot go on", answer.reason)
+        excluded[answer.case] = answer.reason
 
 
 def _measure(rehearsal: Rehearsal, settings: SequenceSettings) -> list[Pass]:
@@ -153,6 +185,7 @@ def _timed(rehearsal: Rehearsal, call: FlowingCall, part: Part) -> int:
         rehearsal.redraw(call, part)
     function = part.prepared.function
     args, kwargs = part.prepared.arguments(rehearsal.memory, call.takes)
+    rehearsal.announce(call.signature, NO_ROW)
     start = perf_counter_ns()
     result = function(*args, **kwargs)
     spent = perf_counter_ns() - start

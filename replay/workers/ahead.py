@@ -17,8 +17,9 @@ from opgrip.replay.measuring.preparation import empty_row
 from opgrip.replay.measuring.results import Result
 from opgrip.replay.modes import find_mode
 from opgrip.replay.programs.programs import remove_partial
-from opgrip.replay.workers.connection import POLL_S, Connection, Ended
+from opgrip.replay.workers.connection import Connection
 from opgrip.replay.workers.job import Job, Loaded
+from opgrip.replay.workers.processes import POLL_S, Ended
 
 Row = tuple[Case, Way]
 

@@ -8,33 +8,14 @@ import select
 import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from time import monotonic_ns
 from types import TracebackType
 from typing import Any
 
 from opgrip.replay.measuring.results import FAILED, TIMEOUT
 from opgrip.replay.workers.job import Job, Loaded
-from opgrip.replay.workers.processes import Process, how_it_ended, last_words, start
+from opgrip.replay.workers.processes import POLL_S, Ended, Process, how_it_ended, last_words, start
 from opgrip.replay.workers.watch import NOTHING, Watch
-
-POLL_S = 0.1
-
-
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """How a process ended in the middle of its work.
-
-    Attributes
-    ----------
-    case, row : what was at work
-    status, reason : of a row that is to blame for it
-    """
-
-    case: int
-    row: int
-    status: str
-    reason: str
 
 
 class Connection:

@@ -5,21 +5,26 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from time import monotonic_ns
 from typing import IO, Any, Protocol
 
+from opgrip.replay.measuring.results import FAILED, TIMEOUT
+from opgrip.replay.timing.rounds import Announce
 from opgrip.replay.workers.job import Job, Loaded
-from opgrip.replay.workers.watch import Watch
-from opgrip.replay.workers.worker import serve
+from opgrip.replay.workers.watch import NOTHING, Watch
+from opgrip.replay.workers.worker import limit_memory, serve
 from opgrip.traces.errors import UserError
 
 PR_SET_PDEATHSIG = 1
+POLL_S = 0.1
 NOISE = ("USDT:",)
 """Beginnings of lines that torch's profiler prints on its own."""
 
@@ -45,21 +50,62 @@ class Process(Protocol):
         """End it."""
 
 
-def run_in_fork(run: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """What a function gives in a fork of this process, which must not have used torch yet.
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a process ended in the middle of its work.
+
+    Attributes
+    ----------
+    case, row : what was at work
+    status, reason : of a row that is to blame for it
+    """
+
+    case: int
+    row: int
+    status: str
+    reason: str
+
+
+def run_in_fork(
+    run: Callable[[Announce], dict[str, Any]], device: str, memory_limit: int | None, timeout_s: float | None
+) -> dict[str, Any] | Ended:
+    """What a function gives in a fork of this process, which must not have used torch yet; or how the fork ended.
+
+    Parameters
+    ----------
+    run : is given what it tells the number of each call before that runs
+    memory_limit : bytes that the fork may take beside what it begins with
+    timeout_s : of a call; None for as long as it takes
 
     Raises
     ------
-    UserError : where the fork ends before that, or the function raises one
+    UserError : that the function raises
     """
-    with tempfile.TemporaryFile() as errors:
-        process = _Forked(lambda _, output: _tell(run, output), errors)
-        answer = b""
-        while chunk := os.read(process.from_, 1 << 16):
-            answer += chunk
-        code, words = process.wait(), last_words(errors)
+    with tempfile.TemporaryFile() as errors, tempfile.TemporaryFile() as file:
+        watch = Watch(file.fileno())
+        watch.mark_idle()
+
+        def tell(_: int, output: int) -> None:
+            limit_memory(memory_limit, device)
+            _tell(lambda: run(watch.entered), output)
+
+        process = _Forked(tell, errors)
+        answer, is_late = b"", False
+        while not is_late:
+            if select.select([process.from_], [], [], POLL_S)[0]:
+                chunk = os.read(process.from_, 1 << 16)
+                if not chunk:
+                    break
+                answer += chunk
+            at = watch.read()
+            is_late = timeout_s is not None and at.case != NOTHING and monotonic_ns() - at.since_ns > timeout_s * 1e9
+        if is_late:
+            process.kill()
+        at, code, words = watch.read(), process.wait(), last_words(errors)
+    if is_late:
+        return Ended(at.case, at.row, TIMEOUT, f"it took longer than {timeout_s:g} s")
     if code or not answer:
-        raise UserError(f"{how_it_ended(code)}{': ' if words else ''}{words}", "")
+        return Ended(at.case, at.row, FAILED, f"{how_it_ended(code)}{': ' if words else ''}{words}")
     message: dict[str, Any] = json.loads(answer)
     if "problem" in message:
         raise UserError(*message["problem"])

@@ -8,8 +8,9 @@ from opgrip.replay.cases.cases import Case
 from opgrip.replay.measuring.measure import CachedRows, windows
 from opgrip.replay.measuring.preparation import empty_row, empty_rows
 from opgrip.replay.measuring.results import Result
-from opgrip.replay.workers.connection import Connection, Ended
+from opgrip.replay.workers.connection import Connection
 from opgrip.replay.workers.job import Job, Loaded
+from opgrip.replay.workers.processes import Ended
 from opgrip.replay.workers.watch import NOTHING
 from opgrip.traces.errors import UserError
 

@@ -39,7 +39,7 @@ def serve(loaded: Loaded, watch: Watch, source: int, output: int, cpus: Sequence
     if cpus:
         os.sched_setaffinity(0, cpus)
     settings = replace(loaded.settings, memory=True)
-    _limit_memory(settings.limits.memory_limit, settings.device)
+    limit_memory(settings.limits.memory_limit, settings.device)
     by_number = {case.number: case for case in loaded.cases}
     for line in os.fdopen(source, "rb"):
         request = json.loads(line)
@@ -77,7 +77,8 @@ def main() -> int:
     return 0
 
 
-def _limit_memory(limit: int | None, device: str) -> None:
+def limit_memory(limit: int | None, device: str) -> None:
+    """Let this process take so many bytes beside what it has; None for all that there are."""
     if limit is None:
         return
     if torch.device(device).type == "cuda":

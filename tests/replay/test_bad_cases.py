@@ -14,8 +14,10 @@ from bad_cases import ABORT, EXIT, EXTENSIONS, HANG, HUGE, SEGFAULT, bad_trace
 from programs import hear_ctrl_c, program_path, run_command, wait_for
 
 from opgrip.replay import load_results
-from opgrip.replay.options import job_with
+from opgrip.replay.options import job_with, make_parser
+from opgrip.replay.replay import Replay
 from opgrip.replay.workers.supervisor import supervise
+from opgrip.traces.progress import Reporter
 
 TRUSTED = [word for name in EXTENSIONS for word in ("--extension", name)]
 FAST = ["--iterations", "3", "--warmup", "0"]
@@ -65,6 +67,14 @@ def test_a_case_above_the_memory_limit_is_not_tried(tmp_path: Path) -> None:
     results = load_results(output)
     assert results[results["op"] == HUGE].iloc[0]["status"] == "failed"
     assert set(results[results["op"] != HUGE]["status"]) == {"ok"}
+
+
+def test_a_fork_is_held_to_what_the_machine_has_left_where_no_limit_is_said(tmp_path: Path) -> None:
+    args = make_parser().parse_args([str(bad_trace(tmp_path / "t.jsonl", goods=1))])
+    replay = Replay(args, Reporter("opreplay"))
+    limit = replay.job.plan.limits.memory_limit
+    assert limit is not None
+    assert replay.loaded.settings.limits.memory_limit == limit
 
 
 def test_cases_run_from_a_process_that_has_used_torch(tmp_path: Path) -> None:

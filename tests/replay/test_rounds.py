@@ -6,7 +6,9 @@ import os
 import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,9 @@ from opgrip.capture import Capture
 from opgrip.replay.arguments.inputs import Inputs, device_map
 from opgrip.replay.cases.cases import Case, make_cases
 from opgrip.replay.cases.surroundings import BEFORE, make_surroundings
+from opgrip.replay.measuring.measure import measure_cases, windows
 from opgrip.replay.measuring.results import Result
+from opgrip.replay.operators.lookup import Operator
 from opgrip.replay.timing import methods, pages, rounds
 from opgrip.replay.timing.caches import COLD, WARM, flusher
 from opgrip.replay.timing.methods import CONTINUOUS, DISCRETE, Stopwatch
@@ -31,6 +35,7 @@ from opgrip.traces import load
 from opgrip.traces.arguments import TensorSpec
 from opgrip.traces.machine import last_cache_bytes
 
+SLEEPS = (lambda *args: time.sleep(0.1), lambda *args: None)
 PLACE = device_map("cpu", None)
 FEW = Effort(warmup=0, iterations=4)
 
@@ -344,3 +349,25 @@ def test_memory_is_what_a_call_allocates_and_holds(tmp_path: Path) -> None:
     row = results(tmp_path, lambda: a @ b, memory=True)["aten.mm.default recorded forward"]
     assert row.allocated_bytes == row.peak_bytes == 100 * 200 * 4
     assert (row.bytes_in, row.bytes_out) == ((100 * 50 + 50 * 200) * 4, 100 * 200 * 4)
+
+
+@pytest.mark.parametrize("cache", ["program", "warm"])
+def test_a_case_has_its_rows_before_others_are_done(tmp_path: Path, cache: str) -> None:
+    x = torch.ones(5)
+    cases = cases_of(tmp_path, lambda: (x.sin(), x.cos()))
+    slow, quick = (replace(case, operator=Operator(sleep, False)) for case, sleep in zip(cases, SLEEPS, strict=True))
+    announced: list[int] = []
+    # three runs of the one spend its budget, the other has ten
+    settings = settings_of(warmup=0, budget=0.25, precision=1e-9, cache=cache)
+    rows = measure_cases([slow, quick], settings, None, lambda number, row: announced.append(number))
+    assert next(rows)[0].case == slow.number
+    early = announced.count(quick.number)
+    assert next(rows)[0].case == quick.number
+    assert announced.count(quick.number) >= early + 5
+
+
+def test_cases_whose_runs_take_long_are_in_windows_of_their_own(tmp_path: Path) -> None:
+    x = torch.ones(5)
+    cases = [replace(case, captured_us=4e6) for case in cases_of(tmp_path, lambda: [x + n for n in range(6)])]
+    assert [len(window) for window in windows(cases, settings_of(warmup=0))] == [2, 2, 2]
+    assert [len(window) for window in windows(cases, settings_of(warmup=0, iterations=1))] == [6]

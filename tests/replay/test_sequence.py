@@ -53,7 +53,9 @@ def rehearsed(trace: Trace) -> Rehearsal:
     """A sequence after its rehearsal, with the memory as the last pass left it."""
     flow = make_flow(trace)
     memory = Memory(flow.needs, flow.outside, trace.values, SETTINGS.place, 0, ROOM)
-    rehearsal = Rehearsal(flow, memory, trace.values, SETTINGS.place, "cpu", 0, SETTINGS.extensions)
+    rehearsal = Rehearsal(
+        *(flow, memory, trace.values, SETTINGS.place, "cpu", 0, SETTINGS.extensions), {}, lambda number, row: None
+    )
     rehearsal.settle(rehearsal.begin)
     return rehearsal
 

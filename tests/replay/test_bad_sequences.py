@@ -1,0 +1,44 @@
+"""Sequences of calls that crash, hang, exit or want too much memory, for real: each costs its calls, and no others."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from bad_cases import ABORT, EXIT, EXTENSIONS, HANG, HUGE, SEGFAULT, bad_trace
+from example_trace import write
+from programs import run_command
+
+from opgrip.traces.arguments import TensorSpec
+from opgrip.traces.records import OPERATOR, Calls, End, Scope, Signature
+
+FAST = ["--sequence", "--iterations", "1"]
+
+
+def reasons_of(trace: Path, output: Path, *options: str) -> dict[str, str]:
+    """Why operators did not run on what flows, by their name."""
+    done = run_command("opreplay", trace, *FAST, *options, "-o", output)
+    assert done.returncode == 0, done.stderr
+    result: dict[str, Any] = json.loads(output.read_text())
+    return {row["op"]: f"{row['status']}: {row['reason']}" for row in result["not_replayed"]}
+
+
+def test_a_call_that_goes_bad_is_not_run_again_and_says_how(tmp_path: Path) -> None:
+    trusted = [word for name in EXTENSIONS for word in ("--extension", name)]
+    reasons = reasons_of(bad_trace(tmp_path / "t.jsonl"), tmp_path / "r.json", *trusted, "--timeout", "2")
+    assert set(reasons) == {SEGFAULT, ABORT, EXIT, HANG, HUGE}
+    assert "it ended its process: segmentation fault" in reasons[SEGFAULT]
+    assert "it ended its process: aborted" in reasons[ABORT]
+    assert "it ended its process with status 3" in reasons[EXIT]
+    assert "it took longer than 2 s" in reasons[HANG]
+    assert "unsupported: " in reasons[HUGE]
+
+
+def test_a_call_that_makes_more_than_it_says_is_held_to_the_memory_limit(tmp_path: Path) -> None:
+    said = TensorSpec((2, 3), (3, 1), torch.float32, "cpu")
+    signature = Signature(0, OPERATOR, "aten.ones.default", ([30_000, 30_000],), {}, outputs=said)
+    records = [Scope(0, "", "", "forward"), signature, Calls(0, [0], [0], [10], [5]), End(1, 1, 10)]
+    reasons = reasons_of(write(tmp_path / "t.jsonl", records), tmp_path / "r.json", "--memory-limit", "1GB")
+    assert "can't allocate memory" in reasons["aten.ones.default"]
