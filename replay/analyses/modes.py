@@ -95,7 +95,13 @@ def print_modes(results: Sequence[Result], reference: str, file: IO[str]) -> Non
             f"{summary.first_s:,.1f}",
         )
     console = Console(file=file, highlight=False)
-    (console if console.is_terminal else Console(file=file, highlight=False, width=120)).print(table)
+    console = console if console.is_terminal else Console(file=file, highlight=False, width=120)
+    console.print(table)
+    slowed = sum(row.is_slowed for row in results)
+    if slowed:
+        console.print(
+            f"{slowed} of {len(results)} rows were timed while others had the processors: their ratios are doubtful"
+        )
 
 
 def _summary(mode: str, rows: Sequence[Result]) -> Summary:

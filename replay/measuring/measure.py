@@ -245,6 +245,7 @@ def _with_times(result: Result, samples: Samples, settings: Settings, ratio: Rat
         spread=spread,
         stopped=samples.done(settings.effort) or "most",
         dropped=samples.dropped,
+        slowed=samples.slowed / len(samples) if len(samples) else None,
         noisy=None if spread is None else spread > NOISY,
         method=settings.timing.exec_mode,
         cache=settings.timing.caches,

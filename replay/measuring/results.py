@@ -18,6 +18,9 @@ from opgrip.traces.tensor_specs import shape_of
 
 OK, WRONG, UNSUPPORTED, FAILED, TIMEOUT, SKIPPED = "ok", "wrong", "unsupported", "failed", "timeout", "skipped"
 
+SLOWED = 0.5
+"""Share of runs at a slower pace above which a median is doubtful."""
+
 
 @dataclass(frozen=True, slots=True)
 class Result:
@@ -51,7 +54,8 @@ class Result:
     samples: int = column("timed runs", default=0)
     spread: float | None = column("interquartile range of the runs, as a share of their median")
     stopped: str | None = column("why there were no more runs: `precision`, `settled`, `budget`, `most`, `iterations`")
-    dropped: int = column("runs that were not kept, the processor being slowed down meanwhile", default=0)
+    dropped: int = column("runs that were not kept, the processor being slowed down or taken meanwhile", default=0)
+    slowed: float | None = column("share of the timed runs that were kept although it was, there being no others")
     noisy: bool | None = column("whether the spread is so large that the median is doubtful: above 0.25")
     method: str | None = column("how the runs were timed: `discrete`, `continuous`, `events`, `graph`")
     cache: str | None = column("what the caches held: `program`, `warm`, `cold`")
@@ -87,6 +91,11 @@ class Result:
     def to_plain(self) -> dict[str, Any]:
         """Its cells by the names of columns, those of parts after its own, as far as they were added."""
         return {**{name: getattr(self, name) for name in CORE}, **self.added}
+
+    @property
+    def is_slowed(self) -> bool:
+        """Whether most of its times are of a processor that was slowed down or taken."""
+        return self.slowed is not None and self.slowed > SLOWED
 
     def adding(self, part: Columns) -> Result:
         """The row with what a part has added."""

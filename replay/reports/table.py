@@ -111,7 +111,8 @@ def _operator(result: Result) -> str:
 def _status(result: Result) -> str:
     if result.status != OK:
         return result.status
-    doubts = [word for word, is_so in (("unfaithful", result.faithful is False), ("noisy", result.noisy)) if is_so]
+    doubtful = {"unfaithful": result.faithful is False, "noisy": result.noisy, "slowed": result.is_slowed}
+    doubts = [word for word, is_so in doubtful.items() if is_so]
     return ", ".join([OK, *doubts])
 
 

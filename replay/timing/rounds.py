@@ -6,7 +6,7 @@ import gc
 import random
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,14 +15,16 @@ import torch
 from opgrip.replay.cases.surroundings import BEFORE, Place
 from opgrip.replay.operators.contexts import restored
 from opgrip.replay.timing.clock import Pace
+from opgrip.replay.timing.contention import Contention
 from opgrip.replay.timing.methods import Stopwatch
 from opgrip.replay.timing.samples import FEWEST, Effort
 from opgrip.replay.timing.subjects import NOWHERE, Stratum, Subject
 
 MOST = 100
 """Runs of a subject at most."""
-MOST_DROPPED = 3 * FEWEST
-"""Runs of a subject that are dropped at most: a machine that is always slowed down is measured as it is."""
+MOST_DROPPED = 3
+"""Times as many runs of a subject as it needs are dropped at most: a machine that is always slowed down is measured as
+it is, and its rows say so."""
 CHECK_NS, CHECK_RUNS = 2_000_000, 10
 """Time of runs, and their number, after which the processor's pace is checked."""
 
@@ -70,6 +72,8 @@ class Measurer:
         self._flush = flush
         self._announce = announce
         self._pace = Pace()
+        self._contention: Contention | None = None
+        self._most_dropped = MOST_DROPPED * min(FEWEST, effort.iterations or FEWEST)
         self._random = random.Random(seed)
         self._pending: list[tuple[Subject, Stratum, float]] = []
         self._pending_ns = 0.0
@@ -79,7 +83,7 @@ class Measurer:
 
         Gives the subjects that a group has of a case, as soon as all of them are done.
         """
-        with no_garbage_collection():
+        with self._attentive():
             for group in groups:
                 for case in _by_case(group.subjects):
                     with restored(group.settings), torch.set_grad_enabled(group.grad):
@@ -97,7 +101,7 @@ class Measurer:
         Subjects of one case are compared round by round. Gives those that a group has of a case, as `one_by_one`.
         """
         waiting = [(group, _by_case(group.subjects)) for group in groups]
-        with no_garbage_collection():
+        with self._attentive():
             while any(cases for _, cases in waiting):
                 for group, cases in waiting:
                     if cases:
@@ -105,6 +109,11 @@ class Measurer:
                         self._check()
                         yield from (case for case in cases if not self._again(case))
                         cases[:] = [case for case in cases if self._again(case)]
+
+    @contextmanager
+    def _attentive(self) -> Iterator[None]:
+        with no_garbage_collection(), closing(Contention()) as self._contention:
+            yield
 
     def _round(self, group: Group, cases: Sequence[Sequence[Subject]]) -> None:
         places = [self._random.choice(case[0].places) for case in cases]
@@ -141,7 +150,7 @@ class Measurer:
         self._pending_ns += time_ns
 
     def _check(self, all_of_them: bool = True) -> None:
-        """Keep the runs since the last check, or drop them where the processor was slowed down meanwhile.
+        """Keep the runs since the last check, or drop them where the processor was slowed down or taken meanwhile.
 
         Parameters
         ----------
@@ -150,12 +159,14 @@ class Measurer:
         enough = self._pending_ns >= CHECK_NS or len(self._pending) >= CHECK_RUNS
         if not self._pending or not (all_of_them or enough or self.effort.iterations is not None):
             return
-        slowed = self._pace.is_slowed()
+        assert self._contention is not None, "it is opened before anything runs"
+        # both are asked, since each tells of what passed since it was asked last
+        slowed = any([self._pace.is_slowed(), self._contention.is_contended()])
         for subject, stratum, time_ns in self._pending:
-            if slowed and subject.samples.dropped < MOST_DROPPED:
+            if slowed and subject.samples.dropped < self._most_dropped:
                 subject.drop()
             else:
-                subject.keep(stratum, time_ns)
+                subject.keep(stratum, time_ns, slowed)
         self._pending.clear()
         self._pending_ns = 0.0
 

@@ -68,6 +68,7 @@ class Samples:
     Attributes
     ----------
     dropped : runs that were not kept, the machine being slowed down meanwhile
+    slowed : runs that were kept although it was
     spent_ns : what the runs took, with what was done between them
     """
 
@@ -77,6 +78,7 @@ class Samples:
         self.shares = {stratum: share / total for stratum, share in shares.items()}
         self.times: dict[Hashable, list[float]] = {stratum: [] for stratum in shares}
         self.dropped = 0
+        self.slowed = 0
         self.spent_ns = 0
         self._spreads: list[float] = []
 

@@ -135,9 +135,15 @@ class Subject:
         self.samples.spent_ns += perf_counter_ns() - began
         return (index, self._faulted), time_ns
 
-    def keep(self, stratum: Stratum, time_ns: float) -> None:
-        """Keep the time of a run."""
+    def keep(self, stratum: Stratum, time_ns: float, slowed: bool = False) -> None:
+        """Keep the time of a run.
+
+        Parameters
+        ----------
+        slowed : whether the processor was slowed down or taken meanwhile
+        """
         self.samples.add(stratum, time_ns)
+        self.samples.slowed += slowed
         self.runs.append((stratum, time_ns))
 
     def drop(self) -> None:

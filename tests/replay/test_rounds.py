@@ -166,20 +166,50 @@ class Pace:
         return Pace.slowed(self.checks)
 
 
-def test_runs_of_a_slowed_processor_are_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+class Contention:
+    """A machine on which others take the processors, or do not."""
+
+    contended = False
+
+    def is_contended(self) -> bool:
+        return self.contended
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The machine is quiet, whatever runs on it."""
     monkeypatch.setattr(rounds, "Pace", Pace)
+    monkeypatch.setattr(rounds, "Contention", Contention)
+
+
+@pytest.mark.usefixtures("quiet")
+def test_runs_of_a_slowed_processor_are_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Pace, "slowed", staticmethod(lambda check: check <= 3))
     subject = subject_of(torch.sin)
     measure(subject)
     assert (len(subject.samples), subject.samples.dropped) == (4, 3)
 
 
-def test_a_processor_that_is_always_slow_is_measured_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rounds, "Pace", Pace)
-    monkeypatch.setattr(Pace, "slowed", staticmethod(lambda check: True))
-    subject = subject_of(torch.sin)
-    measure(subject)
-    assert (len(subject.samples), subject.samples.dropped) == (4, rounds.MOST_DROPPED)
+@pytest.mark.usefixtures("quiet")
+@pytest.mark.parametrize("what", ["pace", "contention"])
+def test_a_processor_that_is_always_slow_is_measured_as_it_is_and_that_is_said(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, what: str
+) -> None:
+    if what == "pace":
+        monkeypatch.setattr(Pace, "slowed", staticmethod(lambda check: True))
+    else:
+        monkeypatch.setattr(Contention, "contended", True)
+    row = results(tmp_path, lambda: torch.ones(300).sin())["aten.sin.default recorded forward"]
+    assert (row.samples, row.dropped, row.slowed, row.is_slowed) == (4, rounds.MOST_DROPPED * 4, 1.0, True)
+
+
+@pytest.mark.usefixtures("quiet")
+def test_a_quiet_machine_slows_nothing(tmp_path: Path) -> None:
+    row = results(tmp_path, lambda: torch.ones(300).sin())["aten.sin.default recorded forward"]
+    assert (row.samples, row.dropped, row.slowed, row.is_slowed) == (4, 0, 0.0, False)
 
 
 def test_a_case_runs_after_the_calls_that_it_came_after_in_the_program(tmp_path: Path) -> None:
@@ -288,10 +318,9 @@ def test_results_get_small_pages_where_an_array_of_numpy_lay_before() -> None:
     assert int(done.stdout) >= 8 << 20
 
 
+@pytest.mark.usefixtures("quiet")
 def test_a_flush_is_larger_than_the_cache_and_not_timed(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
     assert last_cache_bytes("cpu") >= 1 << 18
-    # else runs are made again where the machine is busy
-    monkeypatch.setattr(rounds, "Pace", Pace)
     flushed: list[int] = []
     monkeypatch.setattr(torch.Tensor, "fill_", lambda self, value: flushed.append(self.numel()) or clock.pass_by(1000))
     flush = flusher("cpu")
