@@ -85,7 +85,8 @@ class Blocks:
         page_faults = [(place, faults) for place, (faults, *_) in counted.items() if faults >= FEWEST]
         flows = [number for flow in block.flows for number in flow]
         columns = (list(signature), scopes, start.tolist(), duration.tolist(), list(tensors))
-        device_ns = mode.device.times_ns(starts)
+        with self.recorder.graphs.question() as may_ask:
+            device_ns = mode.device.times_ns(starts, may_ask)
         yield Calls(self._threads[mode.number], *columns, flows, self._newest, device_ns, page_faults)
         self._last[mode.number] = int(table[-1, 1]), int(table[-1, 2])
         self._newest = max(self._newest, *flows) if flows else self._newest

@@ -137,6 +137,7 @@ class Capture:
             self.grips,
             ExtensionWatch(self._recorder, tuple(extensions)),
             ThreadWatch(self._recorder),
+            self._recorder.graphs,
             CompiledWatch(self._recorder, compiled),
         )
         self._forks = ForkWatch(self._begin_in_child, self.close)

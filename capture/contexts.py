@@ -7,7 +7,9 @@ from typing import Any
 
 import torch
 
+from opgrip.capture.devices import accelerators, is_started
 from opgrip.traces.names import plain_name
+from opgrip.traces.precisions import describe_precisions
 
 MODES: dict[str, Callable[[], Any]] = {
     "grad": torch.is_grad_enabled,
@@ -19,6 +21,7 @@ SETTINGS: dict[str, Callable[[], Any]] = {
     "deterministic": torch.are_deterministic_algorithms_enabled,
     "deterministic_warn_only": torch.is_deterministic_algorithms_warn_only_enabled,
     "matmul_precision": torch.get_float32_matmul_precision,
+    "fp32_precision": describe_precisions,
     "threads": torch.get_num_threads,
     "default_dtype": torch.get_default_dtype,
 }
@@ -40,21 +43,31 @@ def read_context() -> tuple[Any, ...]:
 
 
 def read_settings() -> tuple[Any, ...]:
-    """The values of all settings, in the order of the tables."""
-    values = [read() for read in SETTINGS.values()]
-    if torch.cuda.is_initialized():
-        values += [read() for read in CUDA_SETTINGS.values()]
+    """The values of all settings, in the order of the tables; None for those that cannot be read."""
+    values = [_read(read) for read in SETTINGS.values()]
+    if is_started("cuda"):
+        values += [_read(read) for read in CUDA_SETTINGS.values()]
     return tuple(values)
 
 
 def describe_context(values: tuple[Any, ...]) -> dict[str, Any]:
-    """What `read_context` gave, by name."""
+    """What `read_context` gave, by name, without what could not be read."""
     described = zip((*MODES, *SETTINGS, *CUDA_SETTINGS), values, strict=False)
-    return {name: plain_name(value) if isinstance(value, torch.dtype) else value for name, value in described}
+    return {
+        name: plain_name(value) if isinstance(value, torch.dtype) else value
+        for name, value in described
+        if value is not None
+    }
 
 
 def describe_autocast() -> str:
     """The device types that autocast is on for in this thread, each with its dtype, such as `cpu:bfloat16`."""
-    devices = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
-    on = [device for device in devices if torch.is_autocast_enabled(device)]
+    on = [device for device in ("cpu", *accelerators()) if torch.is_autocast_enabled(device)]
     return ",".join(f"{device}:{str(torch.get_autocast_dtype(device)).removeprefix('torch.')}" for device in on)
+
+
+def _read(read: Callable[[], Any]) -> Any:
+    try:
+        return read()
+    except (RuntimeError, AttributeError):
+        return None

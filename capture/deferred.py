@@ -12,12 +12,14 @@ from typing import Any
 
 import torch
 
+from opgrip.capture.devices import accelerators, current_stream, is_capturing
+from opgrip.capture.graph_captures import GraphCaptures
 from opgrip.traces.values.model import sample
 
 MOST_ELEMENTS = 1 << 22
 """Of a tensor that is copied whole; of a larger one, some are."""
-MOST_WAITING = 1 << 28
-"""Elements that wait in all; of what comes beyond, no values are kept."""
+MOST_BYTES = 256 << 20
+"""That copies take of a device in all; of what comes beyond, no values are kept."""
 
 
 @dataclass(slots=True)
@@ -40,12 +42,12 @@ class Waiting:
 
 def is_deferred(tensor: torch.Tensor) -> bool:
     """Whether to look at a tensor's values would wait for its device."""
-    return tensor.is_cuda
+    return tensor.device.type in accelerators()
 
 
-def _mark() -> Any:
-    event = torch.cuda.Event()
-    event.record()
+def _mark(device: torch.device) -> Any:
+    event = torch.Event(device=device)
+    event.record(current_stream(device))
     return event
 
 
@@ -54,18 +56,18 @@ class Deferred:
 
     def __init__(self) -> None:
         self._waiting: deque[Waiting] = deque()
-        self._elements = 0
+        self._bytes = 0
 
     def add(self, number: int, op: str, argument: str, tensor: torch.Tensor) -> bool:
         """Copy a tensor's values; whether that can be."""
-        if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+        if is_capturing(tensor.device.type):
             # a copy would become a part of the graph
             return False
         part = sample(tensor.detach(), MOST_ELEMENTS)
-        if self._elements + part.numel() > MOST_WAITING:
+        if self._bytes + part.nbytes > MOST_BYTES:
             return False
-        self._elements += part.numel()
-        self._waiting.append(Waiting(number, op, argument, part.clone(), _mark()))
+        self._bytes += part.nbytes
+        self._waiting.append(Waiting(number, op, argument, part.clone(), _mark(tensor.device)))
         return True
 
     def tell(self, number: int, outputs: Any) -> None:
@@ -75,14 +77,21 @@ class Deferred:
                 item.outputs = outputs
                 return
 
-    def ready(self, wait: bool) -> Iterator[tuple[int, torch.Tensor, Waiting]]:
+    def ready(self, graphs: GraphCaptures, wait: bool) -> Iterator[tuple[int, torch.Tensor, Waiting]]:
         """Numbers and values of those that have come, each once.
 
         Parameters
         ----------
+        graphs : the program's captures, between which devices may be asked
         wait : for all of them
         """
-        while self._waiting and (wait or self._waiting[0].event.query()):
-            item = self._waiting.popleft()
-            self._elements -= item.copy.numel()
-            yield item.number, item.copy.cpu(), item
+        while self._waiting:
+            with graphs.question() as may_ask:
+                if not may_ask or not (wait or self._waiting[0].event.query()):
+                    return
+                item = self._waiting.popleft()
+                self._bytes -= item.copy.nbytes
+                # it is read in another stream than the one that it was made in, which does not wait for that
+                item.event.synchronize()
+                values = item.copy.cpu()
+            yield item.number, values, item

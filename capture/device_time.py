@@ -10,80 +10,94 @@ from typing import Any, Protocol
 
 import torch
 
+from opgrip.capture.devices import current_stream, is_capturing
+
 NOT_TIMED = -1
 """Device time of a call that ran on the host alone."""
 
 
 class Event(Protocol):
-    """A mark in a stream of work, such as `torch.cuda.Event`."""
+    """A mark in a stream of work, such as `torch.Event`."""
 
-    def record(self) -> None: ...  # noqa: D102
+    def record(self, stream: Any) -> None: ...  # noqa: D102
 
     def synchronize(self) -> None: ...  # noqa: D102
 
     def elapsed_time(self, later: Any, /) -> float: ...  # noqa: D102
 
 
-def runs_on_device(tensors: Sequence[torch.Tensor]) -> bool:
-    """Whether a call on these tensors gives work to a CUDA device that can be timed now."""
-    # asking first whether CUDA was started: a capture does not start it
-    if not torch.cuda.is_initialized() or not any(tensor.is_cuda for tensor in tensors):
-        return False
-    # a CUDA graph has no times of its own while it is made
-    return not torch.cuda.is_current_stream_capturing()
-
-
-def _cuda_event() -> Event:
-    return torch.cuda.Event(enable_timing=True)
+def make_event(device: torch.device) -> Event:
+    """An event that tells times."""
+    event: Event = torch.Event(device=device, enable_timing=True)
+    return event
 
 
 class DeviceTimer:
-    """The events of one thread's calls. They are used again once they were read.
+    """The events of one thread's calls. They are used again once they were read, each on its first device.
 
-    Parameters
-    ----------
-    make_event : makes an event
+    Whatever goes wrong with an event costs its call's time, and never reaches the program.
     """
 
-    def __init__(self, make_event: Callable[[], Event] = _cuda_event) -> None:
-        self._make_event = make_event
-        self._free: list[Event] = []
-        self._open: dict[int, tuple[Event, Event]] = {}
+    def __init__(self) -> None:
+        self._free: dict[torch.device, list[Event]] = {}
+        self._open: dict[int, tuple[torch.device, Event, Event]] = {}
 
-    def timed(self, operator: Callable[..., Any], started: Callable[[], int]) -> Callable[..., Any]:
+    def timed(
+        self, operator: Callable[..., Any], device: torch.device, started: Callable[[], int]
+    ) -> Callable[..., Any]:
         """An operator between two events.
 
         Parameters
         ----------
+        device : which it gives work to
         started : the host's start of the call that runs, in ns, by which its time is asked for
         """
 
         def run(*args: Any, **kwargs: Any) -> Any:
-            before, after = self._event(), self._event()
             start = started()
-            before.record()
+            before = self._mark(device)
             result = operator(*args, **kwargs)
-            after.record()
-            self._open[start] = (before, after)
+            if before is not None:
+                after = self._mark(device)
+                if after is not None:
+                    self._open[start] = (device, before, after)
             return result
 
         return run
 
-    def times_ns(self, starts: Sequence[int]) -> list[int]:
-        """The device times of the calls that started then, to be asked for once; empty where none has any."""
+    def times_ns(self, starts: Sequence[int], may_ask: bool = True) -> list[int]:
+        """The device times of the calls that started then, to be asked for once; empty where none has any.
+
+        Parameters
+        ----------
+        may_ask : whether the device may be asked; else these calls have none
+        """
         if not self._open:
             return []
-        return [self._read(start) for start in starts]
+        return [self._read(start, may_ask) for start in starts]
 
-    def _event(self) -> Event:
-        return self._free.pop() if self._free else self._make_event()
+    def _mark(self, device: torch.device) -> Event | None:
+        """An event in the stream that the thread gives the device work in; None where there can be none."""
+        try:
+            # a graph has no times of its own while it is made, and its events cannot be read
+            if is_capturing(device.type):
+                return None
+            free = self._free.get(device)
+            event = free.pop() if free else make_event(device)
+            event.record(current_stream(device))
+        except Exception:
+            return None
+        return event
 
-    def _read(self, start: int) -> int:
+    def _read(self, start: int, may_ask: bool) -> int:
         events = self._open.pop(start, None)
-        if events is None:
+        if events is None or not may_ask:
             return NOT_TIMED
-        before, after = events
-        after.synchronize()
-        time = round(before.elapsed_time(after) * 1e6)
-        self._free += events
+        device, before, after = events
+        try:
+            after.synchronize()
+            time = round(before.elapsed_time(after) * 1e6)
+        except Exception:
+            return NOT_TIMED
+        self._free.setdefault(device, []).extend((before, after))
         return time

@@ -17,7 +17,8 @@ import torch
 from torch import is_grad_enabled, is_inference_mode_enabled
 
 from opgrip.capture.contexts import describe_autocast, read_settings
-from opgrip.capture.device_time import DeviceTimer, runs_on_device
+from opgrip.capture.device_time import DeviceTimer
+from opgrip.capture.devices import accelerator_of
 from opgrip.capture.observations import looking
 from opgrip.capture.page_faults import FaultCounter, may_need_pages
 from opgrip.capture.places import BACKWARD, FORWARD, Place, is_running
@@ -355,8 +356,9 @@ class RecordingMode(ThreadMode):
             entry = Entry(number, func, sharing(argument_storages))
         if kind == OPERATOR and not entry.timed:
             tensors = tensors_in((*args, *kwargs.values()))
-            if runs_on_device(tensors):
-                entry.timed, entry.op = True, self.device.timed(entry.op, lambda: self.started)
+            device = accelerator_of(tensors, (*args, *kwargs.values()))
+            if device is not None:
+                entry.timed, entry.op = True, self.device.timed(entry.op, device, lambda: self.started)
             elif may_need_pages(func, tensors, self.recorder.output_bytes(number)):
                 entry.timed, entry.op = True, self.faults.counted(entry.op, lambda: self.started)
         return entry

@@ -6,7 +6,6 @@ import os
 import platform
 import resource
 import sys
-import warnings
 from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 
 import torch
 
+from opgrip.capture.devices import describe_devices
 from opgrip.capture.processes import rank
 
 
@@ -29,22 +29,10 @@ def describe_environment() -> dict[str, Any]:
         "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "command": [Path(sys.argv[0]).name, *sys.argv[1:]] if sys.argv else [],
         "pid": os.getpid(),
-        "devices": _devices(),
+        "devices": {"cpu": _cpu_name()} | describe_devices(),
         "threads": torch.get_num_threads(),
         "page_size": resource.getpagesize(),
     }
-
-
-def _devices() -> dict[str, str]:
-    devices = {"cpu": _cpu_name()}
-    with warnings.catch_warnings():
-        # that a driver is too old for this torch is not said of a program that asks for no GPU
-        warnings.simplefilter("ignore")
-        has_gpu = torch.cuda.is_available()
-    if has_gpu:
-        for index in range(torch.cuda.device_count()):
-            devices[f"cuda:{index}"] = torch.cuda.get_device_name(index)
-    return devices
 
 
 def _cpu_name() -> str:

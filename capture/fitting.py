@@ -11,6 +11,7 @@ import torch
 
 from opgrip.capture.deferred import Deferred, is_deferred
 from opgrip.capture.full_values import FullValues
+from opgrip.capture.graph_captures import GraphCaptures
 from opgrip.capture.layouts import FitValues
 from opgrip.capture.signatures import describe_call
 from opgrip.traces.arguments import TensorSpec, map_leaves, numbers_of, tensors, with_numbers
@@ -89,9 +90,9 @@ class Fitter:
         kwargs = {keyword: refine_tree(named(keyword), tree) for keyword, tree in signature.kwargs.items()}
         return replace(signature, args=args, kwargs=kwargs)
 
-    def fit_deferred(self, wait: bool = False) -> None:
+    def fit_deferred(self, graphs: GraphCaptures, wait: bool = False) -> None:
         """Fit what was put off, as far as its values have come; or all of it."""
-        for number, values, item in self._deferred.ready(wait):
+        for number, values, item in self._deferred.ready(graphs, wait):
             model = self._model(item.op, item.argument, values)
             if model is not None:
                 model = model if item.outputs is None else refine_model(item.op, item.argument, model, item.outputs)

@@ -10,6 +10,7 @@ from time import perf_counter_ns, sleep
 from types import TracebackType
 
 from opgrip.capture.blocks import Blocks
+from opgrip.capture.devices import describe_devices
 from opgrip.capture.recorder import Recorder
 from opgrip.traces.records import End, Record, listed
 from opgrip.traces.writer import TraceWriter, encode_line
@@ -92,7 +93,7 @@ class Flusher:
                             break
                         if pause_s:
                             sleep(pause_s)
-                self.recorder.fitter.fit_deferred()
+                self.recorder.fitter.fit_deferred(self.recorder.graphs)
                 if self.writer is not None or self.recorder.pending:
                     self._write(())
                     self.open().flush()
@@ -136,6 +137,7 @@ class Flusher:
             passed_by=listed(recorder.passed_by),
             without_values=listed(recorder.fitter.without_values),
             stopped=self.reached,
+            devices=describe_devices(),
         )
         try:
             self.writer.write(end)
@@ -149,7 +151,7 @@ class Flusher:
 
     def _fit_what_is_left(self) -> None:
         try:
-            self.recorder.fitter.fit_deferred(wait=True)
+            self.recorder.fitter.fit_deferred(self.recorder.graphs, wait=True)
         except Exception as error:
             self.recorder.drop("values on a device", error)
 

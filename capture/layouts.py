@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from opgrip.capture.devices import accelerators, is_started
 from opgrip.capture.torch_private import unobserved
 from opgrip.traces.tensor_specs import (
     COMPRESSED_LAYOUTS,
@@ -86,9 +87,7 @@ def is_pinned(tensor: torch.Tensor) -> bool:
 
 
 def _an_accelerator_runs() -> bool:
-    kinds = ("cuda", "xpu", torch._C._get_privateuse1_backend_name())
-    runs = (getattr(getattr(torch, kind, None), "is_initialized", None) for kind in kinds)
-    return any(run() for run in runs if run is not None)
+    return any(map(is_started, accelerators()))
 
 
 def _quantizer(tensor: torch.Tensor) -> PerTensor | PerChannel:

@@ -16,6 +16,7 @@ from torch import nn
 
 from opgrip.capture.contexts import describe_context, read_context
 from opgrip.capture.fitting import Fitter, varies_by_values
+from opgrip.capture.graph_captures import GraphCaptures
 from opgrip.capture.observations import Observations
 from opgrip.capture.page_faults import LARGE
 from opgrip.capture.places import CallSites, Place, Places, Site, innermost_module
@@ -70,6 +71,7 @@ class Recorder:
         self.started_ns = perf_counter_ns()
         self.pid = os.getpid()
         self.storages = Storages()
+        self.graphs = GraphCaptures()
         self.pending: list[bytes] = []
         self.pairs: list[tuple[int, int, int]] = []
         self.dropped: Counter[tuple[str, str]] = Counter()

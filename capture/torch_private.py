@@ -42,6 +42,11 @@ sequence_number: Callable[[], int] = _places.take(
 )
 """How many nodes of autograd this thread has made."""
 
+out_of_tree_device: Callable[[], str] = _places.take(
+    "torch._C._get_privateuse1_backend_name", lambda: "privateuseone", "accelerators of other packages have no times"
+)
+"""The type of the devices that a package outside of torch brings."""
+
 NO_SEQUENCE = (1 << 64) - 1
 """What nodes that no operator made, those that accumulate gradients, have for a number."""
 

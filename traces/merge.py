@@ -222,6 +222,7 @@ class _Join:
             passed_by=_sum(end.passed_by, record.passed_by),
             without_values=_sum(end.without_values, record.without_values),
             stopped=end.stopped or record.stopped,
+            devices=end.devices | record.devices,
         )
 
 

@@ -282,6 +282,8 @@ def _end_to_json(record: End) -> dict[str, Json]:
     form["passed_by"] = _dropped_to_json(record.passed_by)
     if record.stopped is not None:
         form["stopped"] = record.stopped
+    if record.devices:
+        form["devices"] = dict(record.devices)
     return form | {"without_values": _dropped_to_json(record.without_values)}
 
 
@@ -298,6 +300,7 @@ def _end_from_json(form: Mapping[str, Json]) -> End:
         passed_by=_dropped_from_json(form.get("passed_by", [])),
         without_values=_dropped_from_json(form.get("without_values", [])),
         stopped=_optional(_text, form.get("stopped")),
+        devices={_text(device): _text(name) for device, name in form.get("devices", {}).items()},
     )
 
 

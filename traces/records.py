@@ -230,6 +230,7 @@ class End:
     passed_by : calls that are in the trace as those that they were made of
     stopped : the limit that ended the recording while the program went on; None where none did
     without_values : tensors that are, without a value model
+    devices : names of the accelerators that the program had started by then
     """
 
     calls: int
@@ -239,6 +240,7 @@ class End:
     passed_by: list[Dropped] = field(default_factory=list)
     without_values: list[Dropped] = field(default_factory=list)
     stopped: str | None = None
+    devices: dict[str, str] = field(default_factory=dict)
 
 
 Record: TypeAlias = Header | Signature | Observed | Effects | Scope | Context | Values | Thread | Calls | Entered | End

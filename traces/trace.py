@@ -173,6 +173,7 @@ def load(path: str | Path, partial: bool = True) -> Trace:
                 blocks.append(record)
             case End():
                 end = record
+                header = _with_devices(header, record.devices)
     if reader.missing and not partial:
         raise UserError(reader.missing, "load what there is with --partial")
     calls = _table(blocks, signatures, scopes, threads)
@@ -181,6 +182,12 @@ def load(path: str | Path, partial: bool = True) -> Trace:
         *(header, signatures, scopes, values, calls, _column(blocks, "storages"), contexts, unfinished),
         *(end, reader.missing, dict(reader.unknown), tensors, files_beside(reader.path, header), observed, effects),
     )
+
+
+def _with_devices(header: dict[str, Any], later: dict[str, str]) -> dict[str, Any]:
+    """A header, with the devices that the program started after it was written."""
+    devices = header.get("devices")
+    return {**header, "devices": {**(devices if isinstance(devices, dict) else {}), **later}} if later else header
 
 
 def _unfinished_calls(entered: dict[int, list[Entered]], blocks: list[Calls]) -> list[Entered]:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from typing import Any
 
 import torch
 
 from opgrip.traces.arguments import DTYPES
+from opgrip.traces.precisions import parse_precisions, read_precision, set_precision
 
 _PRECISIONS = ("highest", "high", "medium")
 
@@ -52,6 +54,12 @@ def _precision(stack: ExitStack, value: Any) -> None:
         _set(torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, stack, value)
 
 
+def _fp32_precisions(stack: ExitStack, value: Any) -> None:
+    for place, precision in parse_precisions(str(value)).items():
+        with suppress(AttributeError, RuntimeError):
+            _set(partial(read_precision, place), partial(set_precision, place), stack, precision)
+
+
 def _threads(stack: ExitStack, value: Any) -> None:
     if type(value) is int and 0 < value <= (os.cpu_count() or 1):
         _set(torch.get_num_threads, torch.set_num_threads, stack, value)
@@ -74,6 +82,7 @@ def _cudnn(attribute: str) -> Callable[[ExitStack, Any], None]:
 
 _SETTERS: dict[str, Callable[[ExitStack, Any], None]] = {
     "matmul_precision": _precision,
+    "fp32_precision": _fp32_precisions,
     "threads": _threads,
     "default_dtype": _default_dtype,
     "cudnn": _cudnn("enabled"),

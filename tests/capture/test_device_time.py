@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from opgrip.capture import Capture, dispatch
-from opgrip.capture.device_time import DeviceTimer
+from opgrip.capture import Capture, device_time, dispatch
 from opgrip.traces import load
 
 
@@ -26,7 +25,7 @@ class Mark:
         Clock.events += 1
         self.time = 0
 
-    def record(self) -> None:
+    def record(self, stream: Any) -> None:
         Clock.now += 1
         self.time = Clock.now
 
@@ -40,8 +39,14 @@ class Mark:
 @pytest.fixture
 def _device(monkeypatch: pytest.MonkeyPatch) -> None:
     Clock.now = Clock.events = Clock.waited = 0
-    monkeypatch.setattr(dispatch, "DeviceTimer", lambda: DeviceTimer(Mark))
-    monkeypatch.setattr(dispatch, "runs_on_device", lambda tensors: any(tensor.numel() > 10 for tensor in tensors))
+
+    def device_of(tensors: Any, values: Any) -> torch.device | None:
+        return torch.device("cuda:0") if any(tensor.numel() > 10 for tensor in tensors) else None
+
+    monkeypatch.setattr(device_time, "make_event", lambda device: Mark())
+    monkeypatch.setattr(device_time, "current_stream", lambda device: None)
+    monkeypatch.setattr(device_time, "is_capturing", lambda kind: False)
+    monkeypatch.setattr(dispatch, "accelerator_of", device_of)
 
 
 @pytest.mark.usefixtures("_device")

@@ -90,11 +90,15 @@ class Mark:
         self.asked += 1
         return self.asked > 2
 
+    def synchronize(self) -> None:
+        pass
+
 
 def test_values_on_a_device_are_fitted_when_they_have_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # no GPU is at hand here: where tensors are, and its events, are stand-ins
     monkeypatch.setattr("opgrip.capture.fitting.is_deferred", lambda tensor: True)
-    monkeypatch.setattr(deferred, "_mark", Mark)
+    monkeypatch.setattr(deferred, "_mark", lambda device: Mark())
+    monkeypatch.setattr(deferred, "is_capturing", lambda kind: False)
     mask = torch.arange(5000) % 7 == 0
     with Capture(tmp_path / "t.jsonl") as watched:
         mask.nonzero()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from opgrip.replay.cases.cases import make_cases
 from opgrip.replay.operators.contexts import restored
 from opgrip.replay.timing.subjects import Subject
 from opgrip.traces import load
+from opgrip.traces.precisions import describe_precisions, read_precision, set_precision
 
 
 def settings_now() -> dict[str, Any]:
@@ -68,3 +70,35 @@ def test_a_case_runs_under_its_own_settings(tmp_path: Path, monkeypatch: pytest.
     results = list(rows_of(cases, settings_of(warmup=1, iterations=1)))
     assert [result.status for result in results] == ["ok", "ok"]
     assert seen == [(case.context["inference"], False) for case in cases]
+
+
+PRECISION = pytest.mark.skipif(read_precision("cuda.matmul") is None, reason="torch has one precision for all places")
+
+
+@pytest.fixture
+def tf32() -> Iterator[None]:
+    """Products on a GPU in TF32, as programs say it since torch 2.9; then torch's older setting cannot be read."""
+    before = read_precision("cuda.matmul")
+    set_precision("cuda.matmul", "tf32")
+    yield
+    set_precision("cuda.matmul", before)
+
+
+@PRECISION
+@pytest.mark.usefixtures("tf32")
+def test_a_program_that_sets_precisions_place_by_place_is_captured(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError):
+        torch.get_float32_matmul_precision()
+    with Capture(tmp_path / "t.jsonl") as watched:
+        torch.ones(3).sin()
+    trace = load(tmp_path / "t.jsonl")
+    assert (watched.calls, watched.dropped) == (2, 0)
+    assert {context["fp32_precision"] for context in trace.contexts.values()} == {"cuda.matmul:tf32"}
+
+
+@PRECISION
+def test_precisions_of_places_hold_in_the_block_and_are_as_before_after_it() -> None:
+    before = describe_precisions()
+    with restored({"fp32_precision": "cuda.matmul:tf32,mkldnn.conv:bf16,os.system:tf32,cudnn.rnn:rm -rf"}):
+        assert describe_precisions() == "cuda.matmul:tf32,mkldnn.conv:bf16"
+    assert describe_precisions() == before

@@ -1,0 +1,69 @@
+"""Accelerators as a capture sees them: it starts none, and asks only those that the program has started."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import Any
+
+import torch
+
+from opgrip.capture.torch_private import out_of_tree_device
+
+KINDS = ("cuda", "xpu")
+"""Device types of torch's own with streams and events; a backend from outside of torch has another."""
+
+
+def accelerators() -> tuple[str, ...]:
+    """The device types whose operators run beside the host, whether there is such a device or not."""
+    outside = out_of_tree_device()
+    return (*KINDS, outside) if hasattr(torch, outside) else KINDS
+
+
+def is_started(kind: str) -> bool:
+    """Whether this process has started a kind of accelerator; a fork of one that has may not use it, and has not."""
+    is_initialized = getattr(getattr(torch, kind, None), "is_initialized", None)
+    return is_initialized is not None and bool(is_initialized())
+
+
+def accelerator_of(tensors: Iterable[torch.Tensor], values: Iterable[Any] = ()) -> torch.device | None:
+    """The accelerator that a call gives work to; None where it gives none.
+
+    Parameters
+    ----------
+    values : arguments that are no tensors, of which one may name a device
+    """
+    devices = [tensor.device for tensor in tensors]
+    devices += [value for value in values if isinstance(value, torch.device)]
+    device = next((device for device in devices if device.type in accelerators()), None)
+    if device is None or not is_started(device.type):
+        return None
+    index: int | None = device.index
+    return device if index is not None else torch.device(device.type, current_index(device.type))
+
+
+def current_index(kind: str) -> int:
+    """The index of a kind's device that this thread uses."""
+    return int(getattr(torch, kind).current_device())
+
+
+def current_stream(device: torch.device) -> Any:
+    """The stream that this thread gives a device work in."""
+    return getattr(torch, device.type).current_stream(device)
+
+
+def is_capturing(kind: str) -> bool:
+    """Whether this thread's stream keeps work for a graph instead of running it."""
+    asks = getattr(getattr(torch, kind), "is_current_stream_capturing", None)
+    return asks is not None and bool(asks())
+
+
+def describe_devices() -> dict[str, str]:
+    """The names of the accelerators of those kinds that the program has started."""
+    names: dict[str, str] = {}
+    with suppress(Exception):
+        for kind in filter(is_started, accelerators()):
+            module = getattr(torch, kind)
+            name_of = getattr(module, "get_device_name", lambda index, kind=kind: kind)
+            names.update({f"{kind}:{index}": str(name_of(index)) for index in range(module.device_count())})
+    return names

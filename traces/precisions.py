@@ -1,0 +1,48 @@
+"""Where torch lets a program say how exactly float32 is computed, since torch 2.9.
+
+Once one of these was set, torch's older settings for all places raise when they are read.
+"""
+
+from __future__ import annotations
+
+from operator import attrgetter
+from typing import Any
+
+import torch
+
+PLACES = ("cuda.matmul", "cudnn.conv", "cudnn.rnn", "mkldnn.matmul", "mkldnn.conv", "mkldnn.rnn")
+"""Below `torch.backends`."""
+VALUES = ("none", "ieee", "tf32", "bf16")
+USUAL = {"cudnn.conv": ("tf32",), "cudnn.rnn": ("tf32",)}
+"""What places have from the start, where that is not `none`, which comes to `ieee`."""
+
+
+def read_precision(place: str) -> str | None:
+    """How exactly a place computes; None where this torch does not say."""
+    try:
+        value: str = attrgetter(f"{place}.fp32_precision")(torch.backends)
+    except (AttributeError, RuntimeError):
+        return None
+    return value
+
+
+def set_precision(place: str, value: Any) -> None:
+    """Have a place compute so; raises what torch does where it cannot."""
+    attrgetter(place)(torch.backends).fp32_precision = value
+
+
+def describe_precisions() -> str:
+    """Those that are not as they usually are: `cuda.matmul:tf32,mkldnn.conv:bf16`."""
+    values = {place: read_precision(place) for place in PLACES}
+    usual = ("none", "ieee")
+    return ",".join(
+        f"{place}:{value}"
+        for place, value in values.items()
+        if value is not None and value not in USUAL.get(place, usual)
+    )
+
+
+def parse_precisions(text: str) -> dict[str, str]:
+    """The values by place of what `describe_precisions` gave, without those that torch does not know."""
+    pairs = (part.partition(":") for part in text.split(","))
+    return {place: value for place, _, value in pairs if place in PLACES and value in VALUES}
