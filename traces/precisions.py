@@ -34,12 +34,10 @@ def set_precision(place: str, value: Any) -> None:
 def describe_precisions() -> str:
     """Those that are not as they usually are: `cuda.matmul:tf32,mkldnn.conv:bf16`."""
     values = {place: read_precision(place) for place in PLACES}
-    usual = ("none", "ieee")
-    return ",".join(
-        f"{place}:{value}"
-        for place, value in values.items()
-        if value is not None and value not in USUAL.get(place, usual)
-    )
+    unusual = {
+        place: value for place, value in values.items() if value not in (None, *USUAL.get(place, ("none", "ieee")))
+    }
+    return ",".join(f"{place}:{value}" for place, value in unusual.items())
 
 
 def parse_precisions(text: str) -> dict[str, str]:
