@@ -5,20 +5,21 @@ from __future__ import annotations
 import argparse
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from opgrip.replay.analyses import analyses, in_order
 from opgrip.replay.cases.selection import Selection
-from opgrip.replay.cases.sources import source_of
 from opgrip.replay.measuring.settings import GROUPS, Plan
-from opgrip.replay.sequences.sequence import SequenceOptions
+from opgrip.replay.sequences.options import SequenceOptions
 from opgrip.replay.timing.caches import PROGRAM, WARM
-from opgrip.replay.workers.job import Job
 from opgrip.traces.command import OneLineParser, add_debug, add_version
 from opgrip.traces.errors import UserError
 from opgrip.traces.keywords import arguments_of
 from opgrip.traces.machine import cache_folder
 from opgrip.traces.options import add_all_options, from_arguments, option, refuse_options, titled
+
+if TYPE_CHECKING:
+    from opgrip.replay.workers.job import Job
 
 DESCRIPTION = "Run every distinct call of a trace again, without the model, and compare its time with the captured one."
 EXAMPLES = """\
@@ -97,6 +98,9 @@ def job_of(args: argparse.Namespace) -> Job:
     ------
     UserError : for options that do not go together
     """
+    from opgrip.replay.cases.sources import source_of
+    from opgrip.replay.workers.job import Job
+
     target = str(args.trace)
     source = source_of(target)
     if args.sequence:

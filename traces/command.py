@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 import traceback
 from collections.abc import Callable, Sequence
 from importlib import metadata
 from typing import NoReturn
-
-import torch
 
 from opgrip.traces.errors import UserError
 
@@ -43,7 +42,7 @@ def add_version(parser: argparse.ArgumentParser) -> None:
 
 class _ShowVersion(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        print(f"opgrip {metadata.version('opgrip')}, torch {torch.__version__}")
+        print(f"opgrip {metadata.version('opgrip')}, torch {metadata.version('torch')}")
         parser.exit()
 
 
@@ -95,12 +94,10 @@ def positive(text: str) -> int:
 
 def seed(text: str) -> int:
     """A seed as torch takes it."""
-    try:
-        number = int(text)
-        torch.Generator().manual_seed(number)
-    except (ValueError, RuntimeError) as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of 64 bits") from error
-    return number
+    match = re.fullmatch(r"\s*[-+]?\d+\s*", text)
+    if match is None or not -(1 << 63) <= int(text) < 1 << 64:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of 64 bits")
+    return int(text)
 
 
 def not_negative(text: str) -> int:

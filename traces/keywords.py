@@ -7,10 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any
 
-import torch
-
 from opgrip.traces.errors import UserError
-from opgrip.traces.names import plain_name
 from opgrip.traces.options import Repeated
 
 OF_COMMANDS = ("help", "version", "debug")
@@ -69,6 +66,10 @@ def _value(option: argparse.Action, value: Any) -> Any:
 
 
 def _text(value: Any) -> str:
+    import torch
+
+    from opgrip.traces.names import plain_name
+
     return plain_name(value) if isinstance(value, torch.dtype) else str(value)
 
 

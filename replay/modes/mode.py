@@ -6,13 +6,15 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from opgrip.replay.operators.calling import Arguments, Function
 from opgrip.traces.command import positive
 from opgrip.traces.errors import UserError
 from opgrip.traces.options import option, titled
 from opgrip.traces.registry import Registry
+
+if TYPE_CHECKING:
+    from opgrip.replay.operators.calling import Arguments, Function
 
 EAGER = "eager"
 
