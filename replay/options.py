@@ -42,6 +42,9 @@ examples:
 """
 
 
+ONE_TRACE = "one trace is replayed at a time; opgrip trace merge joins those of one program"
+
+
 @titled("results")
 @dataclass(frozen=True, slots=True)
 class Output:
@@ -73,7 +76,7 @@ def option_classes() -> list[type]:
 
 def make_parser() -> argparse.ArgumentParser:
     """The command's options."""
-    parser = OneLineParser("opreplay", description=DESCRIPTION, epilog=EXAMPLES)
+    parser = OneLineParser("opreplay", description=DESCRIPTION, epilog=EXAMPLES, surplus=ONE_TRACE)
     parser.add_argument(
         "trace",
         type=Path,
