@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from opgrip.traces.causes import cause_of
 from opgrip.traces.errors import UserError
 
 if TYPE_CHECKING:
@@ -21,10 +22,13 @@ def check_device(name: str) -> torch.device:
 
     try:
         device = torch.device(name)
+    except RuntimeError as error:
+        raise UserError(f"{name!r} is no device that torch knows", "name one such as cpu, cuda or cuda:1") from error
+    try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError, ImportError, AttributeError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        kind = device.type.upper() if device.index is None else name
         raise UserError(
-            f"no device {name!r} here ({reason[:120]})", "choose another with --device, such as cpu"
+            f"no {kind} device here: {cause_of(error)}", "choose another with --device, such as cpu"
         ) from error
     return device
