@@ -65,6 +65,7 @@ _CAUSES: tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], str]], ...] = tu
             r"Could not run '([\w:.]+)' with arguments from the '(\w+)' backend",
             lambda match: f"{match[1]} has no kernel for {match[2]}",
         ),
+        (r"No module named 'torch\.(\w+)'", lambda match: f"this torch is built without {match[1].upper()}"),
         # what follows tells how to debug CUDA
         (r"(CUDA error: .*?) CUDA kernel errors might be", lambda match: match[1]),
     )

@@ -27,8 +27,6 @@ def check_device(name: str) -> torch.device:
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError, ImportError, AttributeError) as error:
-        kind = device.type.upper() if device.index is None else name
-        raise UserError(
-            f"no {kind} device here: {cause_of(error)}", "choose another with --device, such as cpu"
-        ) from error
+        problem = f"no {device.type.upper() if device.index is None else name} device here: {cause_of(error)}"
+        raise UserError(problem, "choose another with --device, such as cpu") from error
     return device
