@@ -118,7 +118,7 @@ class Replay:
         self._check_output(args.sequence)
         job = job_of(args)
         self.loaded: Loaded = job.load()
-        for note in self.loaded.notes:
+        for note in (*self.loaded.notes, *job.plan.points.notes):
             reporter.say(note)
         device = self.loaded.settings.device
         job.plan.timing.check_device(str(check_device(device)))

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 EXAMPLES = """\
 examples:
-  opgrip longtail traces/faster_rcnn.jsonl
-  opgrip longtail traces/*.jsonl.gz --top 50 -o longtail.csv       over a whole set of models
-  opgrip longtail step.jsonl --bandwidth 3350                      had it run on memory of that many GB/s
+  opgrip longtail trace:faster_rcnn
+  opgrip longtail traces/*.jsonl.gz --top 50 -o longtail.csv    over a whole set of models
+  opgrip longtail step.jsonl --bandwidth 3350                   had it run on memory of that many GB/s
 """
 
 

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 EXAMPLES = """\
 examples:
-  opgrip trace graph traces/faster_rcnn.jsonl                    critical path and live memory
-  opgrip trace graph traces/faster_rcnn.jsonl -o graph.json      every call with those that it depends on
-  opgrip trace graph traces/faster_rcnn.jsonl -o graph.dot && dot -Tsvg -O graph.dot
+  opgrip trace graph trace:faster_rcnn                  critical path and live memory
+  opgrip trace graph trace:faster_rcnn -o graph.json    every call with those that it depends on
+  opgrip trace graph trace:faster_rcnn -o graph.dot && dot -Tsvg -O graph.dot
 """
 
 

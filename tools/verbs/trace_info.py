@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 EXAMPLES = """\
 examples:
-  opgrip trace info traces/faster_rcnn.jsonl
-  opgrip trace info traces/faster_rcnn.jsonl --top 30 | less
-  opgrip trace info traces/faster_rcnn.jsonl --by function --by line
+  opgrip trace info trace:faster_rcnn
+  opgrip trace info trace:faster_rcnn --top 30 | less
+  opgrip trace info trace:faster_rcnn --by function --by line
 """
 PIPE_WIDTH = 120
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 EXAMPLES = """\
 examples:
-  opgrip trace timeline traces/faster_rcnn.jsonl -o timeline.json.gz     open it in ui.perfetto.dev
+  opgrip trace timeline trace:faster_rcnn -o timeline.json.gz    open it in ui.perfetto.dev
   opgrip trace timeline step.jsonl | jq '.traceEvents[] | select(.cat == "module") | .name'
 """
 
