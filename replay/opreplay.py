@@ -82,8 +82,8 @@ def _replay_sequence(replay: Replay, output: Output, reporter: Reporter) -> int:
         precision=plan.effort.precision,
         room_bytes=plan.limits.memory_limit,
     )
-    with reporter.doing(f"replaying {len(loaded.trace.calls):,} calls in their order on {settings.device}"):
-        result = replay_apart(loaded.trace, settings)
+    with reporter.following(f"replaying {len(loaded.trace.calls):,} calls in their order on {settings.device}") as tell:
+        result = replay_apart(loaded.trace, settings, tell)
     print_sequence(result, sys.stdout)
     if output.output is not None:
         with whole_file(output.output, output.force) as file:

@@ -117,7 +117,8 @@ class Replay:
         self.output = from_arguments(Output, args)
         self._check_output(args.sequence)
         job = job_of(args)
-        self.loaded: Loaded = job.load()
+        with reporter.reading(job.trace):
+            self.loaded: Loaded = job.load()
         for note in (*self.loaded.notes, *job.plan.points.notes):
             reporter.say(note)
         device = self.loaded.settings.device

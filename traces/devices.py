@@ -27,6 +27,7 @@ def check_device(name: str) -> torch.device:
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError, ImportError, AttributeError) as error:
-        problem = f"no {device.type.upper() if device.index is None else name} device here: {cause_of(error)}"
+        kind = name if ":" in name else device.type.upper()
+        problem = f"no {kind} device here: {cause_of(error)}"
         raise UserError(problem, "choose another with --device, such as cpu") from error
     return device

@@ -16,6 +16,7 @@ from rich.text import Text
 
 from opgrip.tools.verbs.verb import Verb, verbs
 from opgrip.traces.command import add_debug, positive, printable
+from opgrip.traces.progress import Reporter
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -52,7 +53,8 @@ def run(args: argparse.Namespace) -> int:
     """Print where the trace comes from, and its time by operator and module."""
     from opgrip.traces import load
 
-    trace = load(args.trace, partial=args.partial)
+    with Reporter(args.prog).reading(args.trace):
+        trace = load(args.trace, partial=args.partial)
     console = Console(file=sys.stdout, highlight=False)
     if not console.is_terminal:
         console = Console(file=sys.stdout, width=PIPE_WIDTH, highlight=False)
