@@ -37,6 +37,7 @@ def run(args: argparse.Namespace, words: Sequence[str] = ()) -> int:
     """
     with loading("opreplay"):
         from opgrip.replay.replay import Replay, is_whole
+        from opgrip.replay.reports.listing import list_cases
         from opgrip.replay.reports.table import print_table
 
     reporter = Reporter("opreplay")
@@ -45,6 +46,9 @@ def run(args: argparse.Namespace, words: Sequence[str] = ()) -> int:
         reporter.say(f"{output.output} is whole: there is nothing to go on with")
         return 0
     replay = Replay(args, reporter)
+    if output.list:
+        list_cases(replay.loaded.cases, sys.stdout)
+        return 0
     if args.sequence:
         return _replay_sequence(replay, output, reporter)
     replayed = replay.run()

@@ -60,6 +60,7 @@ class Output:
     force: bool = option(False, "replace an existing file", short="-f")
     append: bool = option(False, "add the rows to an existing file's (.json, .csv)", only=("single cases",))
     resume: bool = option(False, "go on where an interrupted replay to --output stopped", only=("single cases",))
+    list: bool = option(False, "list the cases that would run, and run none", only=("single cases",))
     strict: bool = option(False, "exit with status 1 where a case is not ok")
 
     @property

@@ -54,7 +54,7 @@ def replay(trace: str | Path, **options: Any) -> Results:
         read or written
     """
     with in_words_of_python():
-        args = arguments_of(make_parser(), [str(trace)], options, excluded=("strict", "sequence"))
+        args = arguments_of(make_parser(), [str(trace)], options, excluded=("strict", "sequence", "list"))
         output = from_arguments(Output, args)
         if is_whole(output):
             assert output.output is not None, "is_whole asks for it"
