@@ -17,12 +17,13 @@ from typing import Any, ParamSpec, TypeVar
 from torch import nn
 
 from opgrip.capture import full_values
-from opgrip.capture.compiled import OPAQUE, OPERATORS, CompiledWatch, OpaqueMode
+from opgrip.capture.choices import FULL, KNOWN_EXTENSIONS, OPAQUE, OPERATORS, SKETCH, VALUES
+from opgrip.capture.compiled import CompiledWatch, OpaqueMode
 from opgrip.capture.dispatch import RecordingMode
 from opgrip.capture.environment import describe_environment
-from opgrip.capture.extensions import KNOWN_EXTENSIONS, ExtensionWatch
+from opgrip.capture.extensions import ExtensionWatch
 from opgrip.capture.flusher import Flusher, Limits
-from opgrip.capture.full_values import CHOICES, FULL, SKETCH, FullValues
+from opgrip.capture.full_values import FullValues
 from opgrip.capture.grips.gripping import Grips
 from opgrip.capture.grips.patterns import parse_pattern
 from opgrip.capture.processes import ForkWatch, rank, with_mark
@@ -121,8 +122,8 @@ class Capture:
         self.calls = self.signatures = self.dropped = self.bytes_written = 0
         self.failure: Exception | None = None
         self.full_values: FullValues | None = None
-        if values not in CHOICES:
-            raise UserError(f"{values!r} is no way to keep values", f"choose {' or '.join(CHOICES)}")
+        if values not in VALUES:
+            raise UserError(f"{values!r} is no way to keep values", f"choose {' or '.join(VALUES)}")
         self._full = values == FULL
         self._details = dict(details or {})
         self._force = force
@@ -219,6 +220,10 @@ class Capture:
                     self._step += 1
 
         return captured
+
+    def __repr__(self) -> str:
+        state = "not running" if self._flusher is None else "running"
+        return f"<Capture to {self.path}, {state}: {self.calls:,} calls of {self.signatures:,} signatures>"
 
     def _open(self) -> None:
         if self._flusher is not None:

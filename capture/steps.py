@@ -14,7 +14,7 @@ from torch import nn
 
 from opgrip.capture import full_values
 from opgrip.capture.capture import Capture
-from opgrip.capture.extensions import KNOWN_EXTENSIONS
+from opgrip.capture.choices import FULL, KNOWN_EXTENSIONS
 from opgrip.capture.models import load_program
 from opgrip.capture.options import GRIP_TO, Recording, check_grips
 from opgrip.capture.program import ModelOptions, Program
@@ -35,7 +35,7 @@ def check_capture(args: argparse.Namespace) -> None:
     check_grips(args)
     if args.output not in (None, "-"):
         check_writable(Path(args.output), args.force)
-    if args.values == full_values.FULL:
+    if args.values == FULL:
         full_values.check(args.output, args.force)
 
 

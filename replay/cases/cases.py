@@ -17,6 +17,7 @@ from opgrip.traces import Trace
 from opgrip.traces.arguments import numbers_of, tensors, with_numbers
 from opgrip.traces.errors import UserError
 from opgrip.traces.records import Observed, Signature
+from opgrip.traces.suggestions import nearest
 from opgrip.traces.tensor_specs import value_numbers
 from opgrip.traces.values import Drawable
 
@@ -24,6 +25,7 @@ MOST_VARIANTS = 8
 """Calls of a signature, beside the first, whose values are drawn too."""
 
 NO_CALLS = "the trace holds no calls", "capture a program that runs some"
+ALL_EXCLUDED = ("--exclude-op leaves no case", "exclude fewer")
 NO_CALL_MATCHES_BOTH = "no call matches both --op and --module", "see opgrip trace info"
 """What is wrong with a selection, and what to do."""
 
@@ -86,6 +88,9 @@ def make_cases(trace: Trace, selection: Selection = Selection()) -> list[Case]:
     calls = _matching(calls, "module", selection.module, "--module")
     if calls.empty:
         raise UserError(*NO_CALL_MATCHES_BOTH)
+    calls = calls[~calls["op"].isin([name for name in calls["op"].cat.categories if selection.excludes(name)])]
+    if calls.empty:
+        raise UserError(*ALL_EXCLUDED)
     times = calls.groupby("signature")["duration_ns"].agg(["size", "median", "sum"])
     of_signature = {int(row[0]): (int(row[1]), float(row[2]), int(row[3])) for row in times.itertuples()}
     total = max(sum(time for _, _, time in of_signature.values()), 1)
@@ -132,13 +137,14 @@ def matches(name: str, patterns: Sequence[str]) -> bool:
 
 
 def no_match(names: pd.Series[Any], patterns: Sequence[str], flag: str) -> UserError:
-    """That patterns select none of the names that calls have, with the most frequent of these."""
+    """That patterns select none of the names that calls have, with those of them that come nearest."""
     problem = f"no {names.name} matches {flag} {' '.join(patterns)}"
-    counts = names[names != ""].value_counts()
-    if counts.empty:
+    distinct = sorted({str(name) for name in names.dropna().unique()} - {""})
+    if not distinct:
         return UserError(problem, f"the trace names no {names.name}")
-    examples = ", ".join(repr(str(name)) for name in counts.head(4).index)
-    return UserError(problem, f"the trace has {examples}{' and others' if len(counts) > 4 else ''}")
+    near = nearest(patterns[0], distinct)
+    others = " and others" if len(distinct) > len(near) else ""
+    return UserError(problem, f"the trace has {', '.join(map(repr, near))}{others}")
 
 
 def contexts_of(trace: Trace, calls: pd.DataFrame) -> dict[int, Mapping[str, Any]]:

@@ -6,18 +6,13 @@ import argparse
 import sys
 from pathlib import Path
 
-from opgrip.capture.grips.gripping import Grips
-from opgrip.capture.grips.patterns import parse_pattern
-from opgrip.capture.grips.watch import CALLS, Keep
-from opgrip.capture.script import run_script, script_name
-from opgrip.tools.sample_gripper import SAMPLES
+from opgrip.capture.choices import CALLS, SAMPLES
 from opgrip.tools.verbs.verb import Verb, verbs
 from opgrip.traces.command import USAGE_ERROR, add_debug, positive, printable
-from opgrip.traces.tensor_file import load_safetensors
 
 EXAMPLES = """\
 examples:
-  opgrip grip train.py --function bbox2delta                           a function of the script, to samples/bbox2delta
+  opgrip grip train.py --function bbox2delta    a function of the script, to samples/bbox2delta
   opgrip grip train.py --function 'mmdet.models.*:*Coder.decode' -- --epochs 1
   opgrip grip detect.py --function mmdet.structures.bbox:bbox_overlaps --by-reference
 """
@@ -51,6 +46,12 @@ def prepare(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the script, and write the samples."""
+    from opgrip.capture.grips.gripping import Grips
+    from opgrip.capture.grips.patterns import parse_pattern
+    from opgrip.capture.grips.watch import Keep
+    from opgrip.capture.script import run_script, script_name
+    from opgrip.traces.tensor_file import load_safetensors
+
     load_safetensors()
     program = [args.script, *args.program]
     script_name(program)

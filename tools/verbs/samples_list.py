@@ -10,7 +10,6 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from opgrip.replay.cases.samples import SHIPPED, find_samples
 from opgrip.tools.verbs.verb import Verb, verbs
 from opgrip.traces.command import add_debug
 from opgrip.traces.errors import UserError
@@ -18,7 +17,7 @@ from opgrip.traces.errors import UserError
 EXAMPLES = """\
 examples:
   opgrip samples list
-  opgrip samples list --tag ForLoop --tag InputAware      those that have both
+  opgrip samples list --tag ForLoop --tag InputAware    those that have both
   opgrip samples list --source mmdetection '*_loss'
 """
 
@@ -33,6 +32,8 @@ def prepare(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print a line a sample; in a pipe, columns with tabs between them."""
+    from opgrip.replay.cases.samples import SHIPPED, find_samples
+
     samples = find_samples(SHIPPED, args.names, args.tag)
     if not samples:
         raise UserError("no sample has these names and tags", "opgrip samples list shows all")

@@ -3,29 +3,35 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import pandas as pd
 from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from opgrip.tools.verbs.verb import Verb, verbs
-from opgrip.traces import Trace, load
-from opgrip.traces.arguments import TensorSpec, leaves
 from opgrip.traces.command import add_debug, positive, printable
-from opgrip.traces.names import tensor_outline
-from opgrip.traces.records import FUNCTION, Dropped, Entered
+from opgrip.traces.errors import UserError
+from opgrip.traces.output import check_writable, whole_file
+from opgrip.traces.progress import Reporter
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from opgrip.traces import Trace
+    from opgrip.traces.records import Dropped, Entered
 
 EXAMPLES = """\
 examples:
-  opgrip trace info traces/faster_rcnn.jsonl
-  opgrip trace info traces/faster_rcnn.jsonl --top 30 | less
-  opgrip trace info traces/faster_rcnn.jsonl --by function --by line
+  opgrip trace info trace:faster_rcnn
+  opgrip trace info trace:faster_rcnn --top 30 | less
+  opgrip trace info trace:faster_rcnn --by function --by line
 """
 PIPE_WIDTH = 120
 
@@ -42,23 +48,52 @@ def prepare(parser: argparse.ArgumentParser) -> None:
         action="append",
         help="one table of time by this; can be repeated (default: op and module)",
     )
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write all rows of the tables: .json, .csv")
+    parser.add_argument("-f", "--force", action="store_true", help="replace an existing file")
     parser.add_argument("--partial", action="store_true", help="show what there is of a cut or damaged trace")
     add_debug(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Print where the trace comes from, and its time by operator and module."""
-    trace = load(args.trace, partial=args.partial)
+    from opgrip.traces import load
+
+    tables = args.by or ["op", "module"]
+    if args.output is not None:
+        _check_output(args.output, args.force, tables)
+    with Reporter(args.prog).reading(args.trace):
+        trace = load(args.trace, partial=args.partial)
     console = Console(file=sys.stdout, highlight=False)
     if not console.is_terminal:
         console = Console(file=sys.stdout, width=PIPE_WIDTH, highlight=False)
     for name, value in _facts(trace):
         console.print(Text(f"{name:<12}{printable(value)}"), soft_wrap=True)
-    for by in args.by or ("op", "module"):
-        table = trace.summary(*GROUPS[by].columns)
+    summaries = {by: trace.summary(*GROUPS[by].columns) for by in tables}
+    for by, table in summaries.items():
         title = f"{GROUPS[by].title} by share of time ({len(table)} in all)"
         _print_table(console, title, list(_rows(table.head(args.top), by)))
+    if args.output is not None:
+        _write(summaries, args.output, args.force)
     return 0
+
+
+def _check_output(path: Path, force: bool, tables: Sequence[str]) -> None:
+    if path.suffix not in (".json", ".csv"):
+        raise UserError(f"{path} is neither .json nor .csv", "name one of these")
+    if path.suffix == ".csv" and len(tables) > 1:
+        raise UserError(f"{path} holds one table, and here are {' and '.join(tables)}", "name one with --by")
+    check_writable(path, force)
+
+
+def _write(summaries: Mapping[str, pd.DataFrame], path: Path, force: bool) -> None:
+    """All rows of the tables: one object of tables in JSON, one table as CSV."""
+    with whole_file(path, force) as file:
+        if path.suffix == ".csv":
+            (table,) = summaries.values()
+            file.write(table.to_csv(index=False).encode())
+        else:
+            parts = (f"{json.dumps(by)}: {table.to_json(orient='records')}" for by, table in summaries.items())
+            file.write(f"{{{', '.join(parts)}}}\n".encode())
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +114,8 @@ GROUPS = {
 
 
 def _facts(trace: Trace) -> Iterable[tuple[str, str]]:
+    from opgrip.traces.records import FUNCTION
+
     header, calls = trace.header, trace.calls
     model = header.get("model")
     if isinstance(model, dict):
@@ -130,6 +167,8 @@ def _losses(trace: Trace) -> Iterable[tuple[str, str]]:
 
 def _describe_entered(trace: Trace, entered: Entered) -> str:
     """A call that was entered and not left, with what it was called on."""
+    from opgrip.traces.arguments import leaves
+
     signature = entered.opened or next((item for item in trace.signatures if item.number == entered.signature), None)
     scope = next((item for item in trace.scopes if item.number == entered.scope), None)
     where = f" at {scope.file}:{scope.line} in {scope.function}" if scope is not None and scope.function else ""
@@ -139,6 +178,9 @@ def _describe_entered(trace: Trace, entered: Entered) -> str:
 
 
 def _outline(leaf: object) -> str:
+    from opgrip.traces.arguments import TensorSpec
+    from opgrip.traces.names import tensor_outline
+
     return tensor_outline(leaf.dtype, leaf.shape) if isinstance(leaf, TensorSpec) else str(leaf)
 
 

@@ -8,12 +8,11 @@ from pathlib import Path
 
 from opgrip.tools.verbs.verb import Verb, verbs
 from opgrip.traces.command import add_debug
-from opgrip.traces.merge import merge
 
 EXAMPLES = """\
 examples:
   opgrip trace merge step.rank0.jsonl step.rank1.jsonl -o step.jsonl
-  opgrip trace merge train.jsonl train.pid*.jsonl -o all.jsonl.zst      a program and its DataLoader workers
+  opgrip trace merge train.jsonl train.pid*.jsonl -o all.jsonl.zst    a program and its DataLoader workers
 """
 
 
@@ -28,8 +27,14 @@ def prepare(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Merge."""
-    merge(args.traces, args.output, args.force, args.partial)
-    print(f"{len(args.traces)} traces, in {args.output}", file=sys.stderr)
+    from opgrip.traces.merge import merge
+
+    end = merge(args.traces, args.output, args.force, args.partial)
+    origin = f"{len(args.traces)} traces" if len(args.traces) > 1 else "one trace"
+    print(
+        f"{args.prog}: {end.calls:,} calls of {end.signatures:,} signatures from {origin}, to {args.output}",
+        file=sys.stderr,
+    )
     return 0
 
 

@@ -9,10 +9,11 @@ from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path, PurePath
 
-from opgrip.replay.cases.cases import Case
+from opgrip.replay.cases.cases import Case, matches
 from opgrip.replay.cases.samples.gripped import folders_in, gripped_samples, hash_of
 from opgrip.replay.cases.samples.shipped import SHIPPED, find_samples, named, shipped_case
 from opgrip.traces.errors import UserError
+from opgrip.traces.suggestions import nearest
 
 
 def names_samples(target: str) -> bool:
@@ -38,8 +39,22 @@ def sample_cases(target: str, patterns: Sequence[str] = (), tags: Sequence[str] 
     cases = [shipped_case(sample, name) for sample in shipped for name in sample.configurations]
     cases += gripped_samples(Path(target), patterns, tags)
     if not cases:
-        raise UserError(f"{target} holds no sample of these names and tags", "opgrip samples list shows what ships")
+        raise _nothing_selected(target, patterns)
     return [replace(case, signature=replace(case.signature, number=number)) for number, case in enumerate(cases)]
+
+
+def _nothing_selected(target: str, patterns: Sequence[str]) -> UserError:
+    """Why a target has no case."""
+    folder = Path(target)
+    names = [sample.name for sample in named(target)] if _ships(target) else [path.name for path in folders_in(folder)]
+    if not names:
+        trace = next((path for path in sorted(folder.iterdir()) if ".jsonl" in path.suffixes), None)
+        example = "" if trace is None else f", such as {trace}"
+        return UserError(f"{target} is a folder without samples", f"name a trace{example}, or a folder that grip wrote")
+    if not any(matches(name, patterns) for name in names):
+        near = ", ".join(nearest(patterns[0], names))
+        return UserError(f"no sample matches --op {' '.join(patterns)}", f"the nearest in {target} are {near}")
+    return UserError(f"{target} holds no sample of these names and tags", "opgrip samples list shows what ships")
 
 
 def fingerprint(target: str) -> str:
