@@ -16,6 +16,7 @@ from opgrip.replay.checks import Tolerance
 from opgrip.replay.measuring.measure import measure_cases
 from opgrip.replay.measuring.results import Result
 from opgrip.replay.modes import ModeOptions, Tuning
+from opgrip.replay.operators.devices import DeviceLostError, use_device
 from opgrip.replay.options import make_parser, plan_of
 from opgrip.replay.outcome import Results
 from opgrip.replay.timing.caches import WARM
@@ -66,14 +67,18 @@ def benchmark(
         args.cache = args.cache or WARM
         device = check_device(args.device or "cpu")
         args.device = str(device)
+        use_device(args.device)
         settings = settings_for(plan_of(args))
     numbers = count()
     cases = [_case(item, case_inputs, next(numbers), args) for case_inputs in inputs for item in functions]
     with QuietReporter("opgrip").doing(f"timing {len(cases)} cases on {device}", len(cases)) as advance:
         rows_of_case: dict[int, list[Result]] = {}
-        for rows in measure_cases(cases, settings):
-            rows_of_case[rows[0].case] = rows
-            advance()
+        try:
+            for rows in measure_cases(cases, settings):
+                rows_of_case[rows[0].case] = rows
+                advance()
+        except DeviceLostError as error:
+            raise UserError(f"{device} serves this process no more: {error}", "start Python anew without it") from error
     in_order = [row for number in sorted(rows_of_case) for row in rows_of_case[number]]
     return Results(in_order, {"torch": torch.__version__, "device": str(device), "seed": args.seed})
 

@@ -17,15 +17,16 @@ from opgrip.replay.measuring.preparation import Prepared, failed, prepare
 from opgrip.replay.measuring.results import Result
 from opgrip.replay.measuring.settings import Settings
 from opgrip.replay.modes import ModeOptions
+from opgrip.replay.operators.devices import synchronizer
 from opgrip.replay.operators.memory import bytes_of
 from opgrip.replay.timing import pages
 from opgrip.replay.timing.beside import ConcurrentRun, side_by_side
 from opgrip.replay.timing.caches import COLD, PROGRAM, flusher
 from opgrip.replay.timing.clock import empty_call_ns
-from opgrip.replay.timing.methods import Stopwatch, synchronizer
 from opgrip.replay.timing.ranges import watched
 from opgrip.replay.timing.rounds import NO_ROW, Announce, Group, Measurer
 from opgrip.replay.timing.samples import LEAST, NOISY, Samples, like_with_like, ratio_quantiles
+from opgrip.replay.timing.stopwatch import Stopwatch
 from opgrip.replay.timing.subjects import Subject
 
 CASES, BYTES, LONG_US = 128, 1 << 30, 30e6
@@ -119,8 +120,9 @@ def _measure(
 
 def _timed(groups: Sequence[Group], settings: Settings, announce: Announce) -> Iterator[list[Subject]]:
     """Run the subjects of all groups; gives those of a case as soon as they are done."""
+    wait = synchronizer(settings.device)
     measurer = Measurer(
-        Stopwatch(settings.timing.exec_mode, synchronizer(settings.device), empty_call_ns()),
+        Stopwatch(settings.timing.exec_mode, wait, empty_call_ns(wait), settings.device),
         settings.effort,
         flusher(settings.device) if settings.timing.caches == COLD else None,
         announce,

@@ -30,12 +30,12 @@ from opgrip.replay.measuring.settings import Settings
 from opgrip.replay.modes import EAGER, Program, Results, find_mode
 from opgrip.replay.operators.calling import Arguments, Function
 from opgrip.replay.operators.contexts import restored
+from opgrip.replay.operators.devices import check_use, synchronizer
 from opgrip.replay.operators.lookup import Operator, Unsupported, find_operator
 from opgrip.replay.operators.memory import bytes_of, with_memory
 from opgrip.replay.programs.backward import check_gradients, gradient_graph, gradients, graph_of, with_backward
 from opgrip.replay.programs.programs import as_call, key_of, make_program, run_program
 from opgrip.replay.timing.caches import PROGRAM
-from opgrip.replay.timing.methods import synchronizer
 from opgrip.replay.timing.ranges import PREPARE, entered
 from opgrip.replay.timing.rounds import Announce
 from opgrip.replay.timing.subjects import Subject, Variant
@@ -154,6 +154,7 @@ class _Preparation:
                         subject.run()
                 return result, subject
         except Exception as error:
+            check_use(settings.device, error)
             return failed(result, error, settings), None
 
     def _forward(self, case: Case, operator: Operator, way: Way, result: Result) -> tuple[Result, Subject | None]:

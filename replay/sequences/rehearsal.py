@@ -14,6 +14,7 @@ from opgrip.replay.arguments.inputs import DeviceMap
 from opgrip.replay.cases.flow import Flow, FlowingCall, can_flow
 from opgrip.replay.cases.traits import overwrites, sizes_vary, takes_any_numbers
 from opgrip.replay.operators.contexts import restored
+from opgrip.replay.operators.devices import check_use
 from opgrip.replay.operators.lookup import Operator, Unsupported, find_operator
 from opgrip.replay.sequences.memory import Memory
 from opgrip.replay.sequences.prepared import Drawn, Prepared, never_flowing
@@ -158,6 +159,7 @@ class Rehearsal:
             elif part.prepared is not None:
                 self._run(call, part.prepared)
         except Exception as error:
+            check_use(self._device, error)
             self.give_up(call, part, _reason(error))
         try:
             self.hand_on(call, part, result)

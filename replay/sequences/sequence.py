@@ -13,11 +13,18 @@ import torch
 
 from opgrip.replay.arguments.inputs import DeviceMap
 from opgrip.replay.cases.flow import FlowingCall, make_flow
+from opgrip.replay.operators.devices import (
+    DeviceLostError,
+    check_use,
+    is_accelerator,
+    module_of,
+    synchronizer,
+    use_device,
+)
 from opgrip.replay.operators.lookup import TRUSTED_EXTENSIONS
 from opgrip.replay.sequences.memory import Memory, room_on
 from opgrip.replay.sequences.rehearsal import Part, Rehearsal, switching
 from opgrip.replay.sequences.results import Pass, SequenceResult, from_plain, make_result
-from opgrip.replay.timing.methods import synchronizer
 from opgrip.replay.timing.rounds import NO_ROW, Announce, no_garbage_collection
 from opgrip.replay.workers.processes import Ended, ForkLimits, run_in_fork
 from opgrip.replay.workers.watch import NOTHING
@@ -103,8 +110,12 @@ def replay_apart(trace: Trace, settings: SequenceSettings, tell: Tell = tell_nob
     ------
     UserError : where the trace holds no calls, or forks end where no call is to blame, or too many do
     """
-    if torch.device(settings.device).type != "cpu":
-        return replay_sequence(trace, settings, tell)
+    if is_accelerator(settings.device):
+        use_device(settings.device)
+        try:
+            return replay_sequence(trace, settings, tell)
+        except DeviceLostError as error:
+            raise UserError(f"{settings.device} serves this process no more: {error}", "leave that call out") from error
     limits = ForkLimits(settings.device, settings.room_bytes, settings.timeout_s)
     excluded: dict[int, str] = {}
     while True:
@@ -144,7 +155,7 @@ def _measure(rehearsal: Rehearsal, settings: SequenceSettings, tell: Tell) -> li
 def _pass(rehearsal: Rehearsal, device: str) -> Pass | None:
     """Run all calls once; None where one failed that had not before."""
     synchronize = synchronizer(device)
-    allocator = torch.cuda if torch.device(device).type == "cuda" else None
+    allocator = module_of(device) if is_accelerator(device) else None
     at_start = 0
     if allocator is not None:
         allocator.reset_peak_memory_stats(device)
@@ -158,6 +169,7 @@ def _pass(rehearsal: Rehearsal, device: str) -> Pass | None:
             try:
                 times.append(_timed(rehearsal, call, part))
             except Exception as error:
+                check_use(device, error)
                 rehearsal.give_up(call, part, one_line(error, 120))
                 return None
             rehearsal.memory.drop(call.over)

@@ -20,7 +20,7 @@ from opgrip.replay.measuring.results import FAILED, TIMEOUT
 from opgrip.replay.timing.rounds import Announce
 from opgrip.replay.workers.job import Job, Loaded
 from opgrip.replay.workers.watch import NOTHING, Watch
-from opgrip.replay.workers.worker import limit_memory, serve
+from opgrip.replay.workers.worker import DEVICE_LOST, limit_memory, serve
 from opgrip.traces.errors import UserError
 from opgrip.traces.progress import Tell, tell_nobody
 
@@ -172,6 +172,8 @@ def last_words(errors: IO[bytes]) -> str:
 
 def how_it_ended(code: int) -> str:
     """An exit status, or minus the signal that ended a process, in words."""
+    if code == DEVICE_LOST:
+        return "it ended the use of the device"
     if code >= 0:
         return f"it ended its process with status {code}"
     name = signal.strsignal(-code) or f"signal {-code}"

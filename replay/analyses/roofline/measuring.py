@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from opgrip.replay.timing.methods import synchronizer
+from opgrip.replay.operators.devices import synchronizer
 from opgrip.traces.ceilings.ceilings import Ceilings
 from opgrip.traces.ceilings.copying import best_s, levels, no_less
 from opgrip.traces.machine import processor
