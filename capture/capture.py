@@ -25,7 +25,7 @@ from opgrip.capture.flusher import Flusher, Limits
 from opgrip.capture.full_values import CHOICES, FULL, SKETCH, FullValues
 from opgrip.capture.grips.gripping import Grips
 from opgrip.capture.grips.patterns import parse_pattern
-from opgrip.capture.processes import ForkWatch, rank, with_mark
+from opgrip.capture.processes import ChildFiles, ForkWatch, child_path, own_path
 from opgrip.capture.recorder import Recorder
 from opgrip.capture.schedule import Schedule
 from opgrip.capture.scopes import ScopeWatch
@@ -85,6 +85,8 @@ class Capture:
     bytes_written : size of the trace before compression
     failure : what kept the trace from being written, None where nothing did
     full_values : after the block, what became of the whole values; None where they were not asked for
+    child_files : after the block, the traces of processes that the program forked, as far as these have ended;
+        `old_child_files` are those of an earlier program, which `force` removes
     grips : the gripped functions; its `written` are the samples' folders, its `refused` tells of what was not gripped
 
     Raises
@@ -113,14 +115,16 @@ class Capture:
         details: Mapping[str, Any] | None = None,
         force: bool = False,
     ) -> None:
-        number = rank()
-        self.path = path if number is None or str(path) == "-" else with_mark(path, f"rank{number}")
+        self.path = own_path(path)
         # the program may go to another folder
         self._file = self.path if str(path) == "-" else Path(self.path).absolute()
         self.schedule = schedule
         self.calls = self.signatures = self.dropped = self.bytes_written = 0
         self.failure: Exception | None = None
         self.full_values: FullValues | None = None
+        self.child_files: tuple[Path, ...] = ()
+        self.old_child_files: tuple[Path, ...] = ()
+        self._child_files: ChildFiles | None = None
         if values not in CHOICES:
             raise UserError(f"{values!r} is no way to keep values", f"choose {' or '.join(CHOICES)}")
         self._full = values == FULL
@@ -147,9 +151,18 @@ class Capture:
         self._thread = 0
         self._depth = 0
 
-    def discard(self) -> None:
-        """Leave no file at the end of the block; an older one of that name stays."""
-        if self._flusher is not None:
+    def discard(self, if_empty: bool = False) -> None:
+        """Leave no file at the end of the block; an older one of that name stays.
+
+        Parameters
+        ----------
+        if_empty : only where the block calls nothing
+        """
+        if self._flusher is None:
+            return
+        if if_empty:
+            self._flusher.discards_empty = True
+        else:
             self._flusher.discarded = True
 
     def step(self) -> None:
@@ -168,13 +181,16 @@ class Capture:
         self._forks.active = False
         recorder = self._recorder
         recorder.set_idle(True)
+        was_discarded = flusher.discarded
         flusher.__exit__(None, None, None)
-        if not flusher.discarded:
+        if not was_discarded:
             self.grips.finish()
         self.calls, self.signatures = flusher.blocks.calls, recorder.signatures
         self.dropped = sum(recorder.dropped.values())
         self.bytes_written = 0 if flusher.writer is None else flusher.writer.bytes_written
         self.failure, self.full_values = flusher.failure, recorder.fitter.full
+        if self._child_files is not None:
+            self._end_child_files(self._child_files, flusher.discarded)
         if self.failure is not None:
             warnings.warn(f"the trace {self.path} could not be written: {self.failure}", RuntimeWarning, stacklevel=3)
         elif recorder.fitter.full is not None and recorder.fitter.full.failure is not None:
@@ -230,7 +246,14 @@ class Capture:
         flusher.open()
         flusher.__enter__()
         self._flusher = flusher
+        self._child_files = None if str(self.path) == "-" else ChildFiles(self._file)
         self._forks.active = True
+
+    def _end_child_files(self, files: ChildFiles, discarded: bool) -> None:
+        self.child_files = files.new()
+        if self._force and not discarded and self.failure is None:
+            files.remove_old()
+        self.old_child_files = files.old()
 
     def _begin_recorder(self, path: str | Path) -> None:
         self._recorder.begin()
@@ -286,7 +309,8 @@ class Capture:
             parent.writer.abandon()
         if self._recorder.fitter.full is not None:
             self._recorder.fitter.full.abandon()
-        path = Path(os.devnull) if str(self.path) == "-" else with_mark(self._file, f"pid{os.getpid()}")
+        path = Path(os.devnull) if str(self.path) == "-" else child_path(self._file)
+        self._child_files = None
         self._begin_recorder(path)
         details = self._details | {"parent_pid": os.getppid()}
         self._flusher = Flusher(self._recorder, functools.partial(self._begin_file, path, details), self._limits)

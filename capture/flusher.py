@@ -40,6 +40,7 @@ class Flusher:
     ----------
     failure : what stopped the writing, None where nothing did
     discarded : leave no file
+    discards_empty : leave none where nothing was called
     reached : the limit that ended the recording, None where none did
     """
 
@@ -49,6 +50,7 @@ class Flusher:
         self.writer: TraceWriter | None = None
         self.failure: Exception | None = None
         self.discarded = False
+        self.discards_empty = False
         self.reached: str | None = None
         self.blocks = Blocks(recorder)
         self._open_writer = open_writer
@@ -114,6 +116,9 @@ class Flusher:
 
     def finish(self) -> None:
         """Write all that is left and the closing record; or leave no file, where the capture was discarded."""
+        if self.discards_empty and not self.discarded:
+            self.flush()
+            self.discarded = not self.blocks.calls and not self.recorder.dropped and self.failure is None
         if self.discarded:
             if self.writer is not None:
                 self.writer.discard()

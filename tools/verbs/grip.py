@@ -9,7 +9,7 @@ from pathlib import Path
 from opgrip.capture.grips.gripping import Grips
 from opgrip.capture.grips.patterns import parse_pattern
 from opgrip.capture.grips.watch import CALLS, Keep
-from opgrip.capture.script import run_script, script_name
+from opgrip.capture.script import check_script, run_script
 from opgrip.tools.sample_gripper import SAMPLES
 from opgrip.tools.verbs.verb import Verb, verbs
 from opgrip.traces.command import USAGE_ERROR, add_debug, positive, printable
@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
     """Run the script, and write the samples."""
     load_safetensors()
     program = [args.script, *args.program]
-    script_name(program)
+    check_script(program)
     patterns = [parse_pattern(name if ":" in name else f"__main__:{name}") for name in args.function]
     grips = Grips(patterns, Keep(args.calls, by_reference=args.by_reference), args.to)
     with grips:
