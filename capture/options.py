@@ -33,8 +33,6 @@ examples:
   torchrun --nproc-per-node 2 --no-python opcapture -o step.jsonl -- train.py     one trace a rank
 """
 
-GRIP_TO = Path("samples")
-
 
 @titled("the model")
 @dataclass(frozen=True, slots=True)
@@ -101,7 +99,7 @@ class Recording:
         metavar="PATTERN",
     )
     grip_to: Path | None = option(
-        None, "where the samples go that --grip writes (default: samples)", parse=Path, metavar="FOLDER"
+        None, "where the samples go that --grip writes (default: grips)", parse=Path, metavar="FOLDER"
     )
     compiled: str = option(
         OPERATORS,

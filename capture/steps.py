@@ -16,13 +16,14 @@ from opgrip.capture import full_values
 from opgrip.capture.capture import Capture
 from opgrip.capture.extensions import KNOWN_EXTENSIONS
 from opgrip.capture.models import load_program
-from opgrip.capture.options import GRIP_TO, Recording, check_grips
+from opgrip.capture.options import Recording, check_grips
 from opgrip.capture.processes import own_path
 from opgrip.capture.program import ModelOptions, Program
 from opgrip.traces.errors import UserError, one_line
 from opgrip.traces.options import from_arguments
 from opgrip.traces.output import check_writable
 from opgrip.traces.progress import Reporter
+from opgrip.traces.sample_folder import GRIPS
 
 
 def ignore_own_warnings() -> None:
@@ -54,7 +55,7 @@ def make_capture(
     """The capture that is asked for, which has not begun."""
     recording = asdict(from_arguments(Recording, args))
     extensions = (*KNOWN_EXTENSIONS, *recording.pop("extension"))
-    recording["grip_to"] = recording["grip_to"] or GRIP_TO
+    recording["grip_to"] = recording["grip_to"] or Path(GRIPS)
     return Capture(output, model=model, extensions=extensions, details=details, force=args.force, **recording)
 
 

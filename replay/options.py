@@ -35,7 +35,7 @@ examples:
   opreplay traces/faster_rcnn.jsonl --top 20 --nsys -o top.json        kernels of each call, by Nsight Systems
   opreplay traces/faster_rcnn.jsonl --device cuda --ncu -o all.json    counters of its kernels, by Nsight Compute
   opreplay traces/faster_rcnn.jsonl --profile -o all.json              a timeline for Perfetto, by torch's profiler
-  opreplay samples/nms                                                 a sample that ships
+  opreplay sample:nms                                                  a sample that ships
   opreplay samples --tag ForLoop --mode eager,compile                  all with a property
   opreplay traces/faster_rcnn.jsonl --device cuda --exec-mode events --cache cold
 """
@@ -77,7 +77,7 @@ def make_parser() -> argparse.ArgumentParser:
         "trace",
         type=Path,
         metavar="TRACE",
-        help="a file that opcapture wrote; samples, samples/NAME, or a folder that grip wrote",
+        help="a file that opcapture wrote; samples, sample:NAME, or a folder that grip wrote",
     )
     add_all_options(parser, option_classes())
     add_debug(parser)

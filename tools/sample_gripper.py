@@ -27,14 +27,12 @@ from opgrip.capture.grips.recorded import RecordedSample
 from opgrip.capture.grips.watch import CALLS, Keep
 from opgrip.samples.tags import Tag
 from opgrip.traces.errors import UserError
+from opgrip.traces.sample_folder import GRIPS
 from opgrip.traces.tensor_file import load_safetensors
 
 __all__ = ["Gripper", "Gripping", "RecordedSample", "grip"]
 
 Function = TypeVar("Function", bound=Callable[..., Any])
-
-SAMPLES = "samples"
-"""The folder that samples are written into."""
 
 
 class Gripping:
@@ -86,7 +84,7 @@ class Gripper:
         calls: int = CALLS,
         tags: Iterable[str] = (),
         name: str | None = None,
-        to: str | Path = SAMPLES,
+        to: str | Path = GRIPS,
         by_reference: bool = False,
     ) -> Callable[[Function], Function]: ...
 
@@ -98,7 +96,7 @@ class Gripper:
         calls: int = CALLS,
         tags: Iterable[str] = (),
         name: str | None = None,
-        to: str | Path = SAMPLES,
+        to: str | Path = GRIPS,
         by_reference: bool = False,
     ) -> Any:
         """A decorator that keeps a function's calls, and writes them as a sample at the end of the program.
@@ -129,7 +127,7 @@ class Gripper:
         calls: int = CALLS,
         tags: Iterable[str] = (),
         name: str | None = None,
-        to: str | Path = SAMPLES,
+        to: str | Path = GRIPS,
         by_reference: bool = False,
     ) -> Gripping:
         """Grip functions by their names, wherever they are, in a block or until the program ends.

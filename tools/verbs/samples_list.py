@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from opgrip.replay.cases.samples import SHIPPED, find_samples
+from opgrip.replay.cases.samples import find_samples
 from opgrip.tools.verbs.verb import Verb, verbs
 from opgrip.traces.command import add_debug
 from opgrip.traces.errors import UserError
@@ -33,7 +33,7 @@ def prepare(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print a line a sample; in a pipe, columns with tabs between them."""
-    samples = find_samples(SHIPPED, args.names, args.tag)
+    samples = find_samples(patterns=args.names, tags=args.tag)
     if not samples:
         raise UserError("no sample has these names and tags", "opgrip samples list shows all")
     if args.source is not None:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import lru_cache
-from pathlib import PurePath
 from typing import Any
 
 import torch
@@ -19,7 +18,7 @@ from opgrip.samples import Sample, Tag, samples, tag_of
 from opgrip.traces.errors import UserError
 
 SHIPPED = "samples"
-"""Stands for all of them; `samples/nms` is one."""
+"""Stands for all of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,29 +39,30 @@ class ConfigurationTensor:
         return Held(_tensors(self.name, self.configuration)[self.place]).draw(shape, dtype, generator)
 
 
-def find_samples(target: str = SHIPPED, patterns: Sequence[str] = (), tags: Sequence[str] = ()) -> list[Sample]:
-    """The samples that ship under a name, and have one of some names and all of some tags.
+def find_samples(name: str = "", patterns: Sequence[str] = (), tags: Sequence[str] = ()) -> list[Sample]:
+    """The sample that ships under a name, or all, as far as they have one of some names and all of some tags.
 
     Raises
     ------
     UserError : where a name or tag is not known
     """
     requested_tags = _tags(tags)
-    return [sample for sample in named(target) if matches(sample.name, patterns) and requested_tags <= sample.tags]
+    return [
+        sample for sample in samples_named(name) if matches(sample.name, patterns) and requested_tags <= sample.tags
+    ]
 
 
-def named(target: str) -> list[Sample]:
-    """The samples that ship under a name, all for `samples`.
+def samples_named(name: str) -> list[Sample]:
+    """The sample that ships under a name; all of them for an empty one.
 
     Raises
     ------
     UserError : where there is none of the name
     """
-    name = "/".join(PurePath(target).parts[1:])
     if not name:
         return list(samples().values())
     if name not in samples():
-        close = get_close_matches(name, samples(), 3, 0.5)
+        close = get_close_matches(name, samples(), 3)
         hint = f"did you mean {' or '.join(close)}?" if close else "opgrip samples list shows all"
         raise UserError(f"there is no sample {name!r}", hint)
     return [samples()[name]]
