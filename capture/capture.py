@@ -17,12 +17,13 @@ from typing import Any, ParamSpec, TypeVar
 from torch import nn
 
 from opgrip.capture import full_values
-from opgrip.capture.compiled import OPAQUE, OPERATORS, CompiledWatch, OpaqueMode
+from opgrip.capture.choices import FULL, KNOWN_EXTENSIONS, OPAQUE, OPERATORS, SKETCH, VALUES
+from opgrip.capture.compiled import CompiledWatch, OpaqueMode
 from opgrip.capture.dispatch import RecordingMode
 from opgrip.capture.environment import describe_environment
-from opgrip.capture.extensions import KNOWN_EXTENSIONS, ExtensionWatch
+from opgrip.capture.extensions import ExtensionWatch
 from opgrip.capture.flusher import Flusher, Limits
-from opgrip.capture.full_values import CHOICES, FULL, SKETCH, FullValues
+from opgrip.capture.full_values import FullValues
 from opgrip.capture.grips.gripping import Grips
 from opgrip.capture.grips.patterns import parse_pattern
 from opgrip.capture.processes import ChildFiles, ForkWatch, child_path, own_path
@@ -125,8 +126,8 @@ class Capture:
         self.child_files: tuple[Path, ...] = ()
         self.old_child_files: tuple[Path, ...] = ()
         self._child_files: ChildFiles | None = None
-        if values not in CHOICES:
-            raise UserError(f"{values!r} is no way to keep values", f"choose {' or '.join(CHOICES)}")
+        if values not in VALUES:
+            raise UserError(f"{values!r} is no way to keep values", f"choose {' or '.join(VALUES)}")
         self._full = values == FULL
         self._details = dict(details or {})
         self._force = force

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-
-import torch
-from torch import nn
+from typing import TYPE_CHECKING
 
 from opgrip.traces.errors import UserError
+
+if TYPE_CHECKING:
+    from torch import nn
 
 
 def load_weights(model: nn.Module, path: Path) -> None:
@@ -18,6 +19,8 @@ def load_weights(model: nn.Module, path: Path) -> None:
     ------
     UserError : where the file is not there, holds more than weights, or fits another model
     """
+    import torch
+
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:

@@ -9,13 +9,11 @@ from collections.abc import Callable, Iterable
 from types import FunctionType, ModuleType, TracebackType
 from typing import Any
 
+from opgrip.capture.choices import KNOWN_EXTENSIONS
 from opgrip.capture.late_modules import LateModules
 from opgrip.capture.patches import Patches
 from opgrip.capture.recorder import Recorder
 from opgrip.traces.records import EXTENSION
-
-KNOWN_EXTENSIONS = ("mmcv._ext",)
-"""Extension modules that are watched wherever the program has loaded them."""
 
 _FUNCTION_POINTER: type = type(ctypes.pythonapi.Py_IsInitialized).__mro__[1]
 

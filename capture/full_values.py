@@ -19,8 +19,6 @@ from opgrip.traces.errors import UserError, one_line
 from opgrip.traces.output import abandon, check_writable, create, discard, partial_path
 from opgrip.traces.tensor_file import ALIGNMENT, load_safetensors, to_stored, values_path
 
-SKETCH, FULL = CHOICES = ("sketch", "full")
-
 MAX_TENSORS = 500_000
 """Readers of safetensors take a list of 100 MB at most, and an entry is about 110 bytes."""
 

@@ -1,4 +1,4 @@
-"""The command `opcapture`: runs a model, and writes what it ran to a trace."""
+"""What `opcapture` does: it runs a model, and writes what it ran to a trace."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from contextlib import redirect_stdout
 from opgrip.capture.audit import Difference, audit
 from opgrip.capture.capture import Capture
 from opgrip.capture.closing import closing_lines
-from opgrip.capture.options import LONGTAIL_STEPS, check_not_for_models, make_parser
+from opgrip.capture.options import LONGTAIL_STEPS, check_not_for_models
 from opgrip.capture.own_cost import own_cost
 from opgrip.capture.program import Program
 from opgrip.capture.script import check_script, run_script, script_name
@@ -28,25 +28,13 @@ from opgrip.capture.steps import (
     warm_up,
 )
 from opgrip.traces.ceilings.bandwidth import bandwidth_of
-from opgrip.traces.command import INTERRUPTED, USAGE_ERROR, run_command
+from opgrip.traces.command import INTERRUPTED, USAGE_ERROR
 from opgrip.traces.errors import UserError
 from opgrip.traces.longtail import find_longtail, lines_of
 from opgrip.traces.progress import Reporter
 from opgrip.traces.trace import load
 
 LONGTAIL_TOP = 30
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; see `opcapture --help`."""
-    own_arguments, has_program, program = _split(sys.argv[1:] if argv is None else list(argv))
-    return run_command(make_parser(), lambda args: run(args, program if has_program else None), own_arguments)
-
-
-def _split(argv: list[str]) -> tuple[list[str], bool, list[str]]:
-    """What stands before and after `--`, and whether there is one."""
-    place = argv.index("--") if "--" in argv else len(argv)
-    return argv[:place], place < len(argv), argv[place + 1 :]
 
 
 def run(args: argparse.Namespace, program: Sequence[str] | None) -> int:

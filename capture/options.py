@@ -6,15 +6,12 @@ import argparse
 from dataclasses import dataclass
 from pathlib import Path
 
-from opgrip.capture import full_values
-from opgrip.capture.compiled import CHOICES, OPERATORS
-from opgrip.capture.extensions import KNOWN_EXTENSIONS
+from opgrip.capture.choices import COMPILED, KNOWN_EXTENSIONS, OPERATORS, SKETCH, VALUES
 from opgrip.capture.models import model_sources
 from opgrip.capture.program import ModelOptions
 from opgrip.traces.command import OneLineParser, add_debug, add_version, not_negative, positive, seed
 from opgrip.traces.errors import UserError
 from opgrip.traces.options import add_all_options, option, refuse_options, titled
-from opgrip.traces.tensor_file import load_safetensors
 
 LONGTAIL_STEPS = 3
 """In the first step, the capture describes everything that is new to it, and times between calls hold that."""
@@ -104,13 +101,13 @@ class Recording:
     compiled: str = option(
         OPERATORS,
         "record compiled regions as the operators they were made of, or each as one call (default: %(default)s)",
-        choices=CHOICES,
+        choices=COMPILED,
     )
     values: str = option(
-        full_values.SKETCH,
+        SKETCH,
         "full also keeps the values of each signature's first call, which can be private, in a file beside "
         "(default: %(default)s)",
-        choices=full_values.CHOICES,
+        choices=VALUES,
     )
     stack_depth: int = option(1, "source lines kept (default: %(default)s)", parse=positive, metavar="N")
     max_calls: int | None = option(None, "end the recording, not the program, after N", parse=positive, metavar="N")
@@ -152,6 +149,8 @@ def make_parser() -> argparse.ArgumentParser:
 
 def check_grips(args: argparse.Namespace) -> None:
     """Raise `UserError` where functions cannot be gripped as it is asked for."""
+    from opgrip.traces.tensor_file import load_safetensors
+
     if args.grip_to is not None and not args.grip:
         raise UserError("--grip-to without --grip", "name the functions to grip with --grip")
     if args.grip:

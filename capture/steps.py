@@ -14,7 +14,7 @@ from torch import nn
 
 from opgrip.capture import full_values
 from opgrip.capture.capture import Capture
-from opgrip.capture.extensions import KNOWN_EXTENSIONS
+from opgrip.capture.choices import FULL, GRIPS, KNOWN_EXTENSIONS
 from opgrip.capture.models import load_program
 from opgrip.capture.options import Recording, check_grips
 from opgrip.capture.processes import own_path
@@ -23,7 +23,6 @@ from opgrip.traces.errors import UserError, one_line
 from opgrip.traces.options import from_arguments
 from opgrip.traces.output import check_writable
 from opgrip.traces.progress import Reporter
-from opgrip.traces.sample_folder import GRIPS
 
 
 def ignore_own_warnings() -> None:
@@ -38,7 +37,7 @@ def check_capture(args: argparse.Namespace) -> None:
     output = None if args.output is None else own_path(args.output)
     if output is not None and str(output) != "-":
         check_writable(Path(output), args.force)
-    if args.values == full_values.FULL:
+    if args.values == FULL:
         full_values.check(output, args.force)
 
 

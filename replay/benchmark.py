@@ -19,8 +19,7 @@ from opgrip.replay.modes import ModeOptions, Tuning
 from opgrip.replay.options import make_parser, plan_of
 from opgrip.replay.outcome import Results
 from opgrip.replay.timing.caches import WARM
-from opgrip.replay.timing.options import TimingOptions
-from opgrip.replay.timing.samples import Effort
+from opgrip.replay.timing.options import Effort, TimingOptions
 from opgrip.replay.workers.job import settings_for
 from opgrip.traces.devices import check_device
 from opgrip.traces.errors import UserError, in_words_of_python

@@ -7,17 +7,18 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 from opgrip.replay.measuring.results import OK, summarize
 from opgrip.replay.options import Output, make_parser
-from opgrip.replay.replay import Replay, is_whole
-from opgrip.replay.reports.table import print_table
-from opgrip.replay.sequences.report import print_sequence
-from opgrip.replay.sequences.sequence import SequenceSettings, replay_apart
 from opgrip.traces.command import INTERRUPTED, run_command
+from opgrip.traces.loading import loading
 from opgrip.traces.options import from_arguments
 from opgrip.traces.output import whole_file
 from opgrip.traces.progress import Reporter
+
+if TYPE_CHECKING:
+    from opgrip.replay.replay import Replay
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -27,6 +28,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run(args: argparse.Namespace) -> int:
     """Load the trace, replay its cases, print the tables."""
+    with loading("opreplay"):
+        from opgrip.replay.replay import Replay, is_whole
+        from opgrip.replay.reports.table import print_table
+
     reporter = Reporter("opreplay")
     output = from_arguments(Output, args)
     if is_whole(output):
@@ -55,6 +60,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _replay_sequence(replay: Replay, output: Output, reporter: Reporter) -> int:
+    from opgrip.replay.sequences.report import print_sequence
+    from opgrip.replay.sequences.sequence import SequenceSettings, replay_apart
+
     loaded, plan = replay.loaded, replay.job.plan
     settings = SequenceSettings(
         place=loaded.settings.place,

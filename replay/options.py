@@ -5,20 +5,21 @@ from __future__ import annotations
 import argparse
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from opgrip.replay.analyses import analyses, in_order
 from opgrip.replay.cases.selection import Selection
-from opgrip.replay.cases.sources import source_of
 from opgrip.replay.measuring.settings import GROUPS, Plan
-from opgrip.replay.sequences.sequence import SequenceOptions
+from opgrip.replay.sequences.options import SequenceOptions
 from opgrip.replay.timing.caches import PROGRAM, WARM
-from opgrip.replay.workers.job import Job
 from opgrip.traces.command import OneLineParser, add_debug, add_version
 from opgrip.traces.errors import UserError
 from opgrip.traces.keywords import arguments_of
 from opgrip.traces.machine import cache_folder
 from opgrip.traces.options import add_all_options, from_arguments, option, refuse_options, titled
+
+if TYPE_CHECKING:
+    from opgrip.replay.workers.job import Job
 
 DESCRIPTION = "Run every distinct call of a trace again, without the model, and compare its time with the captured one."
 EXAMPLES = """\
@@ -39,6 +40,9 @@ examples:
   opreplay samples --tag ForLoop --mode eager,compile                  all with a property
   opreplay traces/faster_rcnn.jsonl --device cuda --exec-mode events --cache cold
 """
+
+
+ONE_TRACE = "one trace is replayed at a time; opgrip trace merge joins those of one program"
 
 
 @titled("results")
@@ -72,7 +76,7 @@ def option_classes() -> list[type]:
 
 def make_parser() -> argparse.ArgumentParser:
     """The command's options."""
-    parser = OneLineParser("opreplay", description=DESCRIPTION, epilog=EXAMPLES)
+    parser = OneLineParser("opreplay", description=DESCRIPTION, epilog=EXAMPLES, surplus=ONE_TRACE)
     parser.add_argument(
         "trace",
         type=Path,
@@ -97,6 +101,9 @@ def job_of(args: argparse.Namespace) -> Job:
     ------
     UserError : for options that do not go together
     """
+    from opgrip.replay.cases.sources import source_of
+    from opgrip.replay.workers.job import Job
+
     target = str(args.trace)
     source = source_of(target)
     if args.sequence:

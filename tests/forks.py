@@ -26,7 +26,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
-IMPORTED = ("opgrip.capture.opcapture", "opgrip.replay.opreplay", "opgrip.tools.opgrip", "torch._dynamo.guards")
+IMPORTED = (
+    *("opgrip.capture.opcapture", "opgrip.capture.command"),
+    *("opgrip.replay.opreplay", "opgrip.replay.replay", "opgrip.replay.sequences.report"),
+    *("opgrip.tools.opgrip", "torch._dynamo.guards"),
+)
 """What the commands import, and a capture when it begins."""
 
 READ_AT_START = ("PYTHON", "OMP_", "MKL_", "TORCH", "KINETO", "LD_", "MALLOC", "GLIBC")

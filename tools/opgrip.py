@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from opgrip.tools.verbs import verbs
 from opgrip.traces.command import OneLineParser, add_version, run_command
+from opgrip.traces.loading import loading
 
 DESCRIPTION = (
     "Look into traces and work on them, and take functions out of programs. "
@@ -25,7 +26,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv, program = argv[:place], argv[place + 1 :]
     parser = make_parser()
     parser.set_defaults(program=program)
-    return run_command(parser, lambda args: int(args.run(args)), argv)
+    return run_command(parser, _run, argv)
+
+
+def _run(args: argparse.Namespace) -> int:
+    with loading(args.prog):
+        import torch  # noqa: F401 - what a verb does begins with it
+    return int(args.run(args))
 
 
 def make_parser() -> argparse.ArgumentParser:

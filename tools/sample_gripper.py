@@ -21,13 +21,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar, overload
 
+from opgrip.capture.choices import CALLS, GRIPS
 from opgrip.capture.grips.gripping import Grips
 from opgrip.capture.grips.patterns import parse_pattern
 from opgrip.capture.grips.recorded import RecordedSample
-from opgrip.capture.grips.watch import CALLS, Keep
+from opgrip.capture.grips.watch import Keep
 from opgrip.samples.tags import Tag
 from opgrip.traces.errors import UserError
-from opgrip.traces.sample_folder import GRIPS
 from opgrip.traces.tensor_file import load_safetensors
 
 __all__ = ["Gripper", "Gripping", "RecordedSample", "grip"]

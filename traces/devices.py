@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-import torch
+from typing import TYPE_CHECKING
 
 from opgrip.traces.errors import UserError
+
+if TYPE_CHECKING:
+    import torch
 
 
 def check_device(name: str) -> torch.device:
@@ -14,6 +17,8 @@ def check_device(name: str) -> torch.device:
     ------
     UserError : where torch does not know it or this machine lacks it
     """
+    import torch
+
     try:
         device = torch.device(name)
         torch.empty(0, device=device)

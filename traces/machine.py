@@ -6,8 +6,6 @@ import os
 import platform
 from pathlib import Path
 
-import torch
-
 CGROUP = Path("/sys/fs/cgroup")
 SHARE_OF_FREE = 0.9
 """Of the memory that is free, for cases."""
@@ -23,6 +21,8 @@ def cache_folder() -> Path:
 
 def processor(device: str) -> list[str]:
     """What compiled code depends on: the processor's name and instructions, or the GPU's name."""
+    import torch
+
     if torch.device(device).type == "cuda":
         return [torch.cuda.get_device_name(device)]
     names = (line.split(":", 1)[1].strip() for line in lines("/proc/cpuinfo") if line.startswith("model name"))
@@ -31,6 +31,8 @@ def processor(device: str) -> list[str]:
 
 def last_cache_bytes(device: str) -> int:
     """Size of the last cache that a core or a device shares; 32 MB where the system does not say."""
+    import torch
+
     if torch.device(device).type == "cuda":
         return int(torch.cuda.get_device_properties(device).L2_cache_size)
     # per instance, where sysconf gives the sum of all
@@ -50,6 +52,8 @@ def available_memory(device: str) -> int | None:
 
 def free_memory(device: str) -> int | None:
     """Bytes that are free on a device; None where the system does not say."""
+    import torch
+
     if torch.device(device).type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     return min((value for value in (_meminfo(), _cgroup()) if value is not None), default=None)

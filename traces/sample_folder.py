@@ -14,8 +14,6 @@ from typing import Any
 from opgrip.traces.errors import UserError, one_line
 
 SAMPLE, CALLS = "sample.json", "calls.jsonl"
-GRIPS = "grips"
-"""The folder that samples are written into where none is named: `samples` stands for those that ship."""
 
 
 @dataclass(frozen=True, slots=True)

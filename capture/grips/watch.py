@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from opgrip.capture.choices import CALLS
 from opgrip.capture.contexts import describe_autocast, describe_context, read_context
 from opgrip.capture.grips.copies import alike, bytes_of, copy_tensors, isolate_from_program
 from opgrip.capture.grips.gripped import Gripped, GrippedCall
@@ -32,8 +33,6 @@ from opgrip.traces.making import make_arguments
 from opgrip.traces.objects import SharedSpec
 from opgrip.traces.records import FUNCTION
 
-CALLS = 3
-"""Distinct signatures of a function whose calls are kept."""
 MOST_BYTES = 1 << 30
 """Of the tensors of one call, beyond which it is not kept."""
 

@@ -11,17 +11,17 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType, ModuleType
-from typing import Any
-
-import torch
-from torch import nn
-from torch.utils._pytree import tree_map
+from typing import TYPE_CHECKING, Any
 
 from opgrip.capture.checkpoints import load_weights
 from opgrip.capture.models.source import ModelSource, model_sources
 from opgrip.capture.program import ModelOptions, Program
 from opgrip.traces.devices import check_device
 from opgrip.traces.errors import UserError
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
 
 LEARNING_RATE = 1e-3
 _FORM = re.compile(r"(?P<where>.+?):(?P<name>[A-Za-z_][\w.]*)")
@@ -37,6 +37,9 @@ def load_factory(text: str, options: ModelOptions) -> Program:
     ------
     UserError : where there is no such factory, where it fails (with its own error), or returns something else
     """
+    import torch
+    from torch.utils._pytree import tree_map
+
     if options.cfg_options:
         raise UserError("--cfg-options is for OpenMMLab configs", f"{text} takes none")
     match = _FORM.fullmatch(text)
@@ -115,6 +118,8 @@ def _module_of_file(path: Path) -> ModuleType:
 
 
 def _build(text: str, factory: Callable[..., Any], options: ModelOptions) -> tuple[nn.Module, Any]:
+    from torch import nn
+
     option_values = {"batch_size": options.batch_size, "input_size": options.input_size, "run": options.run}
     try:
         parameters = dict(inspect.signature(factory).parameters)
@@ -136,6 +141,8 @@ def _build(text: str, factory: Callable[..., Any], options: ModelOptions) -> tup
 
 
 def _step(model: nn.Module, run: str) -> Callable[[Any], Any]:
+    import torch
+
     def call(inputs: Any) -> Any:
         args, kwargs = _arguments(inputs)
         return model(*args, **kwargs)
@@ -178,6 +185,8 @@ def total_loss(output: Any) -> torch.Tensor:
     ------
     UserError : where there is none
     """
+    import torch
+
     if isinstance(getattr(output, "loss", None), torch.Tensor):
         output = output.loss
     if isinstance(output, Mapping):

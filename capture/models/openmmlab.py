@@ -9,10 +9,7 @@ import importlib
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
-
-import torch
-from torch import nn
+from typing import TYPE_CHECKING, Any
 
 from opgrip.capture.checkpoints import load_weights
 from opgrip.capture.models.openmmlab_inputs import make_inputs
@@ -20,6 +17,9 @@ from opgrip.capture.models.source import ModelSource, model_sources
 from opgrip.capture.program import ModelOptions, Program
 from opgrip.traces.devices import check_device
 from opgrip.traces.errors import UserError
+
+if TYPE_CHECKING:
+    from torch import nn
 
 SUFFIXES = (".py", ".yaml", ".yml", ".json")
 INSTALL = "make openmmlab, or see docs/openmmlab.md"
@@ -155,6 +155,8 @@ def _names_a_checkpoint(value: Any) -> bool:
 
 def _step(model: Any, config: Any, run: str) -> Callable[[Any], Any]:
     """The step that mmengine's own loops make."""
+    import torch
+
     if run == "predict":
         model.eval()
         return torch.no_grad()(model.test_step)  # type: ignore[no-any-return]

@@ -6,14 +6,16 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, ClassVar
+from typing import IO, TYPE_CHECKING, Any, ClassVar
 
 from opgrip.replay.measuring.columns import Columns
 from opgrip.replay.measuring.results import Result
-from opgrip.replay.workers.job import Job, Loaded
 from opgrip.traces.output import check_writable
 from opgrip.traces.progress import Reporter
 from opgrip.traces.registry import Registry
+
+if TYPE_CHECKING:
+    from opgrip.replay.workers.job import Job, Loaded
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import IO
 
-import numpy as np
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -99,6 +98,8 @@ def print_modes(results: Sequence[Result], reference: str, file: IO[str]) -> Non
 
 
 def _summary(mode: str, rows: Sequence[Result]) -> Summary:
+    import numpy as np
+
     compared = [row for row in rows if row.status == OK and row.ratio]
     logs = np.array([-np.log(row.ratio or 1.0) for row in compared])
     counts = np.array([row.count for row in compared])

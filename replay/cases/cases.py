@@ -17,6 +17,7 @@ from opgrip.traces import Trace
 from opgrip.traces.arguments import numbers_of, tensors, with_numbers
 from opgrip.traces.errors import UserError
 from opgrip.traces.records import Observed, Signature
+from opgrip.traces.suggestions import nearest
 from opgrip.traces.tensor_specs import value_numbers
 from opgrip.traces.values import Drawable
 
@@ -132,13 +133,14 @@ def matches(name: str, patterns: Sequence[str]) -> bool:
 
 
 def no_match(names: pd.Series[Any], patterns: Sequence[str], flag: str) -> UserError:
-    """That patterns select none of the names that calls have, with the most frequent of these."""
+    """That patterns select none of the names that calls have, with those of them that come nearest."""
     problem = f"no {names.name} matches {flag} {' '.join(patterns)}"
-    counts = names[names != ""].value_counts()
-    if counts.empty:
+    distinct = sorted({str(name) for name in names.dropna().unique()} - {""})
+    if not distinct:
         return UserError(problem, f"the trace names no {names.name}")
-    examples = ", ".join(repr(str(name)) for name in counts.head(4).index)
-    return UserError(problem, f"the trace has {examples}{' and others' if len(counts) > 4 else ''}")
+    near = nearest(patterns[0], distinct)
+    others = " and others" if len(distinct) > len(near) else ""
+    return UserError(problem, f"the trace has {', '.join(map(repr, near))}{others}")
 
 
 def contexts_of(trace: Trace, calls: pd.DataFrame) -> dict[int, Mapping[str, Any]]:

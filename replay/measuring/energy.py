@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
-import torch
-
 from opgrip.replay.measuring.columns import Columns, column
 from opgrip.traces.errors import UserError
 from opgrip.traces.options import option, titled
@@ -146,6 +144,8 @@ def open_meter(device: str) -> Meter:
     ------
     UserError : where there is no GPU, no NVML, or no permission
     """
+    import torch
+
     if torch.device(device).type != "cuda":
         raise UserError(f"--energy reads the counters of an NVIDIA GPU, and {device} is none", "leave it out")
     try:

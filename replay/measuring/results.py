@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, field, replace
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from opgrip.replay.arguments.values import RECORDED
 from opgrip.replay.cases.ways import FORWARD
 from opgrip.replay.measuring.columns import Columns, column, columns_in
-from opgrip.traces.arguments import Opaque, TensorSpec, leaves, tensors
-from opgrip.traces.names import plain_name, tensor_outline
-from opgrip.traces.records import Signature
-from opgrip.traces.tensor_specs import shape_of
+
+if TYPE_CHECKING:
+    from opgrip.traces.records import Signature
 
 OK, WRONG, UNSUPPORTED, FAILED, TIMEOUT, SKIPPED = "ok", "wrong", "unsupported", "failed", "timeout", "skipped"
 
@@ -129,6 +126,11 @@ def same_outputs(recorded: Any, outputs: Sequence[Any], dtypes: bool = True) -> 
     ----------
     dtypes : else shapes alone
     """
+    import torch
+
+    from opgrip.traces.arguments import Opaque, leaves, tensors
+    from opgrip.traces.tensor_specs import shape_of
+
     if any(isinstance(leaf, Opaque) for leaf in leaves(recorded)):
         return None
     expected = [(spec.shape, spec.dtype if dtypes else None) for spec in tensors(recorded)]
@@ -137,6 +139,9 @@ def same_outputs(recorded: Any, outputs: Sequence[Any], dtypes: bool = True) -> 
 
 
 def _describe(value: object) -> str:
+    from opgrip.traces.arguments import TensorSpec
+    from opgrip.traces.names import tensor_outline
+
     if isinstance(value, TensorSpec):
         return tensor_outline(value.dtype, value.shape)
     if isinstance(value, list | tuple):
@@ -145,6 +150,8 @@ def _describe(value: object) -> str:
 
 
 def _short(value: object) -> str:
+    from opgrip.traces.names import plain_name
+
     text = plain_name(value)
     # of an object that tells where it is, or all that it consists of
     return type(value).__name__ if " at 0x" in text or "\n" in text or isinstance(value, Mapping) else text

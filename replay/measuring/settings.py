@@ -5,23 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, is_dataclass
 from itertools import product
-from typing import Any, get_type_hints
+from typing import TYPE_CHECKING, Any, get_type_hints
 
-import torch
-
-from opgrip.replay.arguments.inputs import DeviceMap
 from opgrip.replay.arguments.options import InputOptions
-from opgrip.replay.cases.cases import Case
 from opgrip.replay.cases.ways import BACKWARD, FORWARD, Point, Points, Way
-from opgrip.replay.checks import Tolerance
+from opgrip.replay.checks.tolerances import Tolerance
 from opgrip.replay.measuring.energy import EnergyOptions
 from opgrip.replay.measuring.limits import Limits
 from opgrip.replay.modes import ModeOptions, Tuning
-from opgrip.replay.operators.lookup import Unsupported
-from opgrip.replay.sweeps.batch import Batches, scaled
-from opgrip.replay.timing.options import TimingOptions
-from opgrip.replay.timing.samples import Effort
-from opgrip.traces.arguments import DTYPES
+from opgrip.replay.operators.admission import Unsupported
+from opgrip.replay.timing.options import Effort, TimingOptions
+
+if TYPE_CHECKING:
+    import torch
+
+    from opgrip.replay.arguments.inputs import DeviceMap
+    from opgrip.replay.cases.cases import Case
+    from opgrip.replay.sweeps.batch import Batches
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +82,8 @@ class Settings(Plan):
     @property
     def dtype(self) -> torch.dtype | None:
         """Of floating-point tensors; None for the recorded one."""
+        from opgrip.traces.arguments import DTYPES
+
         return None if self.inputs.dtype is None else DTYPES[self.inputs.dtype]
 
     def wants_grad(self, case: Case) -> bool:
@@ -103,6 +105,8 @@ class Settings(Plan):
         ------
         Unsupported : where it is not known which of its sizes are the batch's
         """
+        from opgrip.replay.sweeps.batch import scaled
+
         if point.batch == 1:
             return case
         if self.batches is None or case.operator is not None:

@@ -11,19 +11,15 @@ from typing import Any
 
 import torch
 
+from opgrip.replay.operators.admission import TRUSTED_EXTENSIONS, Unsupported
 from opgrip.traces.records import COMPILED, EXTENSION, FUNCTION, OPERATOR, Signature
 
-TRUSTED_EXTENSIONS = ("mmcv._ext",)
-"""Extension modules that a trace may name: each runs as code here, so a stranger's trace cannot add to them."""
+__all__ = ["READS_OR_WRITES_FILES", "TRUSTED_EXTENSIONS", "Operator", "Unsupported", "find_operator", "is_view"]
 
 READS_OR_WRITES_FILES = frozenset({"from_file", "save", "load", "_save", "_load"})
 
 _OPERATOR = re.compile(r"([A-Za-z]\w*)\.([A-Za-z_]\w*)\.([A-Za-z_]\w*)")
 _FUNCTION = re.compile(r"([A-Za-z_][\w.]*):([A-Za-z_]\w*)")
-
-
-class Unsupported(Exception):
-    """A case that cannot run here, by the reason."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,27 +21,14 @@ from opgrip.replay.timing.rounds import no_garbage_collection
 from opgrip.replay.workers.processes import run_in_fork
 from opgrip.traces import Trace
 from opgrip.traces.errors import UserError, one_line
-from opgrip.traces.options import option, titled
 
 __all__ = [
-    *("NotReplayed", "OperatorTime", "SequenceOptions", "SequenceResult", "SequenceSettings", "replay_sequence"),
+    *("NotReplayed", "OperatorTime", "SequenceResult", "SequenceSettings", "replay_sequence"),
 ]
 
 FEWEST, MOST = 3, 100
 """Timed passes over a trace where their number is not given."""
 MOST_FAILURES = 20
-
-
-@titled("how they are run")
-@dataclass(frozen=True, slots=True)
-class SequenceOptions:
-    """Whether a trace is run as one."""
-
-    sequence: bool = option(
-        False,
-        "run all calls in their order on what flows between them, for the time and memory of the whole step",
-        only=("traces",),
-    )
 
 
 @dataclass(frozen=True, slots=True)

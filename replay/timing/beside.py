@@ -16,8 +16,9 @@ from opgrip.replay.operators.contexts import restored
 from opgrip.replay.timing.clock import Pace
 from opgrip.replay.timing.crew import Crew, Work
 from opgrip.replay.timing.methods import block_size
+from opgrip.replay.timing.options import Effort
 from opgrip.replay.timing.rounds import MOST, MOST_DROPPED, Announce, Group, no_garbage_collection
-from opgrip.replay.timing.samples import Effort, Samples, ratio_quantiles
+from opgrip.replay.timing.samples import Samples, ratio_quantiles
 from opgrip.replay.timing.subjects import Subject
 
 T = TypeVar("T")

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import perf_counter_ns
+from typing import TYPE_CHECKING
 
-import torch
+if TYPE_CHECKING:
+    from opgrip.replay.operators.calling import Arguments, Function
 
-from opgrip.replay.operators.calling import Arguments, Function
-from opgrip.replay.timing.ranges import Range
+if TYPE_CHECKING:
+    from opgrip.replay.timing.ranges import Range
 
 DISCRETE, CONTINUOUS, EVENTS, GRAPH = "discrete", "continuous", "events", "graph"
 METHODS = (DISCRETE, CONTINUOUS, EVENTS, GRAPH)
@@ -23,6 +25,8 @@ MOST_IN_BLOCK = 10_000
 
 def synchronizer(device: str) -> Callable[[], None]:
     """What waits for all work on a device."""
+    import torch
+
     kind = torch.device(device).type
     if kind == "cpu":
         return lambda: None
@@ -82,6 +86,8 @@ def block_size(time_ns: float) -> int:
 
 
 def _by_events(function: Function, runs: Sequence[Arguments], span: Range) -> float:
+    import torch
+
     before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     span.begin()
     before.record()
@@ -95,6 +101,8 @@ def _by_events(function: Function, runs: Sequence[Arguments], span: Range) -> fl
 
 def _by_graph(function: Function, runs: Sequence[Arguments], span: Range) -> float:
     """The runs as one CUDA graph: what is left of a call when nothing is launched from Python."""
+    import torch
+
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         for args, kwargs in runs:

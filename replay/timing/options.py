@@ -6,7 +6,9 @@ from dataclasses import dataclass
 
 from opgrip.replay.timing.caches import CACHES, PROGRAM, WARM
 from opgrip.replay.timing.methods import CONTINUOUS, DISCRETE, METHODS, ON_DEVICE
+from opgrip.traces.command import not_negative, positive
 from opgrip.traces.errors import UserError
+from opgrip.traces.option_types import seconds, share
 from opgrip.traces.options import option, titled
 
 
@@ -53,3 +55,32 @@ class TimingOptions:
             raise UserError(
                 f"--exec-mode {self.exec_mode} reads the clock of a GPU, and {device} has none", "use discrete"
             )
+
+
+@titled("how they are timed")
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How often a case is run."""
+
+    precision: float = option(
+        0.05,
+        "run until the interquartile range is this share of the median (default: %(default)s)",
+        parse=share,
+        metavar="SHARE",
+    )
+    budget_s: float = option(
+        0.25,
+        "or for so long a case, with all that is done between its runs (default: %(default)s)",
+        word="budget",
+        parse=seconds,
+        metavar="SECONDS",
+        only=("single cases",),
+    )
+    iterations: int | None = option(None, "or so often", parse=positive, metavar="N")
+    warmup: int = option(
+        2,
+        "runs before those that are timed (default: %(default)s)",
+        parse=not_negative,
+        metavar="N",
+        only=("single cases",),
+    )

@@ -16,7 +16,8 @@ from opgrip.replay.cases.surroundings import BEFORE, Place
 from opgrip.replay.operators.contexts import restored
 from opgrip.replay.timing.clock import Pace
 from opgrip.replay.timing.methods import Stopwatch
-from opgrip.replay.timing.samples import FEWEST, Effort
+from opgrip.replay.timing.options import Effort
+from opgrip.replay.timing.samples import FEWEST
 from opgrip.replay.timing.subjects import NOWHERE, Stratum, Subject
 
 MOST = 100

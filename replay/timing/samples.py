@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from opgrip.traces.command import not_negative, positive
-from opgrip.traces.option_types import seconds, share
-from opgrip.traces.options import option, titled
+from opgrip.replay.timing.options import Effort
 
 FEWEST = 10
 """Runs of a case, unless its budget does not last for so many."""
@@ -24,35 +21,6 @@ NOISY = 0.25
 """Spread above which a median is doubtful."""
 
 Times: TypeAlias = "np.ndarray[Any, np.dtype[np.float64]]"
-
-
-@titled("how they are timed")
-@dataclass(frozen=True, slots=True)
-class Effort:
-    """How often a case is run."""
-
-    precision: float = option(
-        0.05,
-        "run until the interquartile range is this share of the median (default: %(default)s)",
-        parse=share,
-        metavar="SHARE",
-    )
-    budget_s: float = option(
-        0.25,
-        "or for so long a case, with all that is done between its runs (default: %(default)s)",
-        word="budget",
-        parse=seconds,
-        metavar="SECONDS",
-        only=("single cases",),
-    )
-    iterations: int | None = option(None, "or so often", parse=positive, metavar="N")
-    warmup: int = option(
-        2,
-        "runs before those that are timed (default: %(default)s)",
-        parse=not_negative,
-        metavar="N",
-        only=("single cases",),
-    )
 
 
 class Samples:

@@ -25,8 +25,8 @@ from opgrip.replay.measuring.results import Result
 from opgrip.replay.timing import methods, pages, rounds
 from opgrip.replay.timing.caches import COLD, WARM, flusher
 from opgrip.replay.timing.methods import CONTINUOUS, DISCRETE, Stopwatch
+from opgrip.replay.timing.options import Effort
 from opgrip.replay.timing.rounds import Group, Measurer
-from opgrip.replay.timing.samples import Effort
 from opgrip.replay.timing.subjects import Subject, Variant
 from opgrip.traces import load
 from opgrip.traces.arguments import TensorSpec

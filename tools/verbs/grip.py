@@ -6,14 +6,9 @@ import argparse
 import sys
 from pathlib import Path
 
-from opgrip.capture.grips.gripping import Grips
-from opgrip.capture.grips.patterns import parse_pattern
-from opgrip.capture.grips.watch import CALLS, Keep
-from opgrip.capture.script import check_script, run_script
+from opgrip.capture.choices import CALLS, GRIPS
 from opgrip.tools.verbs.verb import Verb, verbs
 from opgrip.traces.command import USAGE_ERROR, add_debug, positive, printable
-from opgrip.traces.sample_folder import GRIPS
-from opgrip.traces.tensor_file import load_safetensors
 
 EXAMPLES = """\
 examples:
@@ -51,6 +46,12 @@ def prepare(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the script, and write the samples."""
+    from opgrip.capture.grips.gripping import Grips
+    from opgrip.capture.grips.patterns import parse_pattern
+    from opgrip.capture.grips.watch import Keep
+    from opgrip.capture.script import check_script, run_script
+    from opgrip.traces.tensor_file import load_safetensors
+
     load_safetensors()
     program = [args.script, *args.program]
     check_script(program)

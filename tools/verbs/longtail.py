@@ -5,15 +5,15 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from opgrip.capture.own_cost import own_cost
 from opgrip.tools.verbs.verb import Verb, verbs
-from opgrip.traces import Trace, load
-from opgrip.traces.ceilings.bandwidth import bandwidth_of
 from opgrip.traces.command import add_debug, positive
 from opgrip.traces.errors import UserError
-from opgrip.traces.longtail import check_form, find_longtail, lines_of, write_rows
 from opgrip.traces.output import check_writable
+
+if TYPE_CHECKING:
+    from opgrip.traces import Trace
 
 EXAMPLES = """\
 examples:
@@ -41,6 +41,9 @@ def prepare(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the functions, those first that one kernel would save most of."""
+    from opgrip.capture.own_cost import own_cost
+    from opgrip.traces.longtail import check_form, find_longtail, lines_of, write_rows
+
     if args.output is not None:
         check_form(args.output)
         check_writable(args.output, args.force)
@@ -52,6 +55,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _load(paths: Iterable[Path], partial: bool) -> Iterator[Trace]:
+    from opgrip.traces import load
+
     for path in paths:
         trace = load(path, partial=partial)
         if not trace.calls["function"].notna().any():
@@ -60,6 +65,8 @@ def _load(paths: Iterable[Path], partial: bool) -> Iterator[Trace]:
 
 
 def _bandwidth(bandwidth: float | None) -> Callable[[Trace], float]:
+    from opgrip.traces.ceilings.bandwidth import bandwidth_of
+
     return bandwidth_of if bandwidth is None else lambda trace: bandwidth
 
 

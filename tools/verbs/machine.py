@@ -5,19 +5,20 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from opgrip.replay.analyses.roofline.measuring import measure
 from opgrip.tools.verbs.verb import Verb, verbs
-from opgrip.traces.ceilings.ceilings import Ceilings, keep, read_cached_ceilings, write
 from opgrip.traces.command import add_debug
 from opgrip.traces.devices import check_device
 from opgrip.traces.output import check_writable
 from opgrip.traces.progress import Reporter
+
+if TYPE_CHECKING:
+    from opgrip.traces.ceilings.ceilings import Ceilings
 
 EXAMPLES = """\
 examples:
@@ -38,6 +39,9 @@ def prepare(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure what is not known yet, and print it."""
+    from opgrip.replay.analyses.roofline.measuring import measure
+    from opgrip.traces.ceilings.ceilings import keep, read_cached_ceilings, write
+
     device = str(check_device(args.device))
     if args.output is not None:
         check_writable(args.output, args.force)

@@ -10,7 +10,6 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from opgrip.replay.cases.samples import find_samples
 from opgrip.tools.verbs.verb import Verb, verbs
 from opgrip.traces.command import add_debug
 from opgrip.traces.errors import UserError
@@ -33,6 +32,8 @@ def prepare(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print a line a sample; in a pipe, columns with tabs between them."""
+    from opgrip.replay.cases.samples import find_samples
+
     samples = find_samples(patterns=args.names, tags=args.tag)
     if not samples:
         raise UserError("no sample has these names and tags", "opgrip samples list shows all")

@@ -5,14 +5,13 @@ from __future__ import annotations
 import argparse
 import inspect
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from opgrip.replay.cases.samples import PREFIX, find_samples
-from opgrip.samples import Sample
 from opgrip.tools.verbs.verb import Verb, verbs
-from opgrip.traces.arguments import map_leaves
 from opgrip.traces.command import add_debug
-from opgrip.traces.names import tensor_outline
+
+if TYPE_CHECKING:
+    from opgrip.samples import Sample
 
 EXAMPLES = """\
 examples:
@@ -29,6 +28,8 @@ def prepare(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print it."""
+    from opgrip.replay.cases.samples import PREFIX, find_samples
+
     (sample,) = find_samples(args.name)
     print(f"name      {sample.name}, in {sample.family}")
     print(f"tags      {' '.join(sorted(tag.value for tag in sample.tags)) or 'none'}")
@@ -42,6 +43,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _outline(sample: Sample, configuration: str) -> str:
+    from opgrip.traces.arguments import map_leaves
+    from opgrip.traces.names import tensor_outline
+
     def short(leaf: Any) -> Any:
         return _Plain(tensor_outline(leaf.dtype, leaf.shape)) if hasattr(leaf, "shape") else leaf
 

@@ -8,13 +8,15 @@ import sys
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from opgrip.tools.verbs.verb import Verb, verbs
-from opgrip.traces import load
 from opgrip.traces.command import add_debug, printable
 from opgrip.traces.errors import UserError
-from opgrip.traces.graph import Graph, make_graph
 from opgrip.traces.output import whole_file
+
+if TYPE_CHECKING:
+    from opgrip.traces.graph import Graph
 
 EXAMPLES = """\
 examples:
@@ -35,6 +37,9 @@ def prepare(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the critical path's share and the peak of live memory; write the graph."""
+    from opgrip.traces import load
+    from opgrip.traces.graph import make_graph
+
     writers = {".json": as_json, ".dot": as_dot}
     if args.output is not None and args.output.suffix not in writers:
         raise UserError(f"{args.output} is neither .json nor .dot", "name one of these")

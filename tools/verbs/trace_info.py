@@ -7,19 +7,21 @@ import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import pandas as pd
 from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from opgrip.tools.verbs.verb import Verb, verbs
-from opgrip.traces import Trace, load
-from opgrip.traces.arguments import TensorSpec, leaves
 from opgrip.traces.command import add_debug, positive, printable
-from opgrip.traces.names import tensor_outline
-from opgrip.traces.records import FUNCTION, Dropped, Entered
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from opgrip.traces import Trace
+    from opgrip.traces.records import Dropped, Entered
 
 EXAMPLES = """\
 examples:
@@ -48,6 +50,8 @@ def prepare(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print where the trace comes from, and its time by operator and module."""
+    from opgrip.traces import load
+
     trace = load(args.trace, partial=args.partial)
     console = Console(file=sys.stdout, highlight=False)
     if not console.is_terminal:
@@ -79,6 +83,8 @@ GROUPS = {
 
 
 def _facts(trace: Trace) -> Iterable[tuple[str, str]]:
+    from opgrip.traces.records import FUNCTION
+
     header, calls = trace.header, trace.calls
     model = header.get("model")
     if isinstance(model, dict):
@@ -130,6 +136,8 @@ def _losses(trace: Trace) -> Iterable[tuple[str, str]]:
 
 def _describe_entered(trace: Trace, entered: Entered) -> str:
     """A call that was entered and not left, with what it was called on."""
+    from opgrip.traces.arguments import leaves
+
     signature = entered.opened or next((item for item in trace.signatures if item.number == entered.signature), None)
     scope = next((item for item in trace.scopes if item.number == entered.scope), None)
     where = f" at {scope.file}:{scope.line} in {scope.function}" if scope is not None and scope.function else ""
@@ -139,6 +147,9 @@ def _describe_entered(trace: Trace, entered: Entered) -> str:
 
 
 def _outline(leaf: object) -> str:
+    from opgrip.traces.arguments import TensorSpec
+    from opgrip.traces.names import tensor_outline
+
     return tensor_outline(leaf.dtype, leaf.shape) if isinstance(leaf, TensorSpec) else str(leaf)
 
 

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from opgrip.tools.verbs.verb import Verb, verbs
 from opgrip.traces.command import add_debug
-from opgrip.traces.merge import merge
 
 EXAMPLES = """\
 examples:
@@ -28,6 +27,8 @@ def prepare(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Merge."""
+    from opgrip.traces.merge import merge
+
     merge(args.traces, args.output, args.force, args.partial)
     print(f"{len(args.traces)} traces, in {args.output}", file=sys.stderr)
     return 0

@@ -8,13 +8,15 @@ import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from opgrip.tools.verbs.verb import Verb, verbs
-from opgrip.traces import Trace, load
 from opgrip.traces.command import add_debug
 from opgrip.traces.errors import UserError
 from opgrip.traces.output import whole_file
-from opgrip.traces.timeline import timeline
+
+if TYPE_CHECKING:
+    from opgrip.traces import Trace
 
 EXAMPLES = """\
 examples:
@@ -36,6 +38,8 @@ def prepare(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Write the events."""
+    from opgrip.traces import load
+
     if args.output is not None and not args.output.name.endswith((".json", ".json.gz")):
         raise UserError(f"{args.output} is neither .json nor .json.gz", "name one of these")
     trace = load(args.trace, partial=args.partial)
@@ -54,6 +58,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _lines(trace: Trace) -> Iterator[str]:
     """One JSON object, an event a line."""
+    from opgrip.traces.timeline import timeline
+
     comma = ""
     yield '{"displayTimeUnit": "ns", "traceEvents": [\n'
     for event in timeline(trace):

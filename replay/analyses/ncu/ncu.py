@@ -12,6 +12,7 @@ from pathlib import Path
 
 from opgrip.replay.analyses.ncu.journal import Batch, Batches
 from opgrip.replay.analyses.ncu.metrics import BASIC
+from opgrip.replay.analyses.ncu.programs import COMMAND
 from opgrip.replay.analyses.ncu.report import read_report
 from opgrip.replay.analyses.ncu.rows import columns_of, joined
 from opgrip.replay.analyses.profiling import target
@@ -25,12 +26,6 @@ from opgrip.replay.workers.job import Job
 from opgrip.replay.workers.journal import identity
 from opgrip.traces.errors import UserError
 
-PLACES = (
-    "/usr/local/cuda*/bin/ncu",
-    "/opt/nvidia/nsight-compute/*/ncu",
-    "/usr/local/NVIDIA-Nsight-Compute*/ncu",
-)
-"""Where installers put it, beside the folders of PATH."""
 ALWAYS = (
     "--target-processes=all",
     "--profile-from-start=off",
@@ -40,8 +35,6 @@ ALWAYS = (
     "--clock-control=none",
     "--force-overwrite",
 )
-COMMAND = "{command}"
-"""Stands for ncu and its arguments in the template of a batch's command."""
 SLOWER = 20
 """Times as long as without ncu, which runs each kernel once for every few counters, may a run take."""
 FORBIDDEN = "ERR_NVGPUCTRPERM"

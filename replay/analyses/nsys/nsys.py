@@ -8,19 +8,21 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from opgrip.replay.analyses.analysis import Analysis, Session, analyses
 from opgrip.replay.analyses.nsys.report import Report, read_report
 from opgrip.replay.analyses.nsys.rows import NsysColumns, RunRecord, joined, with_seen
-from opgrip.replay.analyses.profiling import target
 from opgrip.replay.analyses.profiling.programs import arguments_in, find_program, last_words, run_program
 from opgrip.replay.analyses.profiling.rows import Key, key_of, why_unseen
 from opgrip.replay.measuring.results import OK, Result
 from opgrip.replay.timing.ranges import NSYS, check_ranges
-from opgrip.replay.workers.job import Job
 from opgrip.traces.command import not_negative, positive
 from opgrip.traces.errors import UserError
 from opgrip.traces.options import option, titled
+
+if TYPE_CHECKING:
+    from opgrip.replay.workers.job import Job
 
 PLACES = (
     "/usr/local/cuda*/bin/nsys",
@@ -118,6 +120,8 @@ def profile_rows(
     ------
     UserError : where nsys fails
     """
+    from opgrip.replay.analyses.profiling import target
+
     effort = replace(job.plan.effort, warmup=nsys.warmup, iterations=nsys.iterations)
     job = replace(job, plan=replace(job.plan, effort=effort, profiled=NSYS))
     records_by_row: dict[Key, RunRecord] = {}

@@ -6,14 +6,15 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-
-import torch
+from typing import TYPE_CHECKING
 
 from opgrip.replay.measuring.columns import Columns, column
 from opgrip.replay.measuring.results import OK, Result
 from opgrip.replay.timing.caches import COLD
-from opgrip.replay.workers.job import Loaded
-from opgrip.traces.ceilings.ceilings import Ceilings
+
+if TYPE_CHECKING:
+    from opgrip.replay.workers.job import Loaded
+    from opgrip.traces.ceilings.ceilings import Ceilings
 
 BANDWIDTH, ARITHMETIC, LAUNCH, INTERPRETER = "bandwidth", "arithmetic", "launch", "interpreter"
 BOUNDS = (BANDWIDTH, ARITHMETIC, LAUNCH, INTERPRETER)
@@ -89,6 +90,8 @@ def with_limits(rows: Iterable[Result], ceilings: Ceilings, threads_of: Callable
 
 def threads_of(loaded: Loaded) -> Callable[[Result], int]:
     """What tells of a row how many threads it ran on: those that were asked for, or those of the program."""
+    import torch
+
     threads_of_case = {case.number: case.context.get("threads") for case in loaded.cases}
     usual, most = torch.get_num_threads(), os.cpu_count() or 1
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import lru_cache
 from typing import Any
 
@@ -16,6 +15,7 @@ from opgrip.replay.cases.functions import Held, described_case, writes
 from opgrip.replay.operators.calling import tensors_in
 from opgrip.samples import Sample, Tag, samples, tag_of
 from opgrip.traces.errors import UserError
+from opgrip.traces.suggestions import did_you_mean
 
 SHIPPED = "samples"
 """Stands for all of them."""
@@ -62,17 +62,20 @@ def samples_named(name: str) -> list[Sample]:
     if not name:
         return list(samples().values())
     if name not in samples():
-        close = get_close_matches(name, samples(), 3)
-        hint = f"did you mean {' or '.join(close)}?" if close else "opgrip samples list shows all"
-        raise UserError(f"there is no sample {name!r}", hint)
+        raise UserError(f"there is no sample {name!r}", did_you_mean(name, samples(), "opgrip samples list shows all"))
     return [samples()[name]]
 
 
 def _tags(words: Sequence[str]) -> set[Tag]:
+    return set(map(_tag, words))
+
+
+def _tag(word: str) -> Tag:
     try:
-        return set(map(tag_of, words))
+        return tag_of(word)
     except ValueError as error:
-        raise UserError(str(error), f"there are {', '.join(tag.value for tag in Tag)}") from error
+        names = [tag.value for tag in Tag]
+        raise UserError(str(error), did_you_mean(word, names, f"there are {', '.join(names)}")) from error
 
 
 def shipped_case(sample: Sample, configuration: str, number: int = 0) -> Case:

@@ -10,11 +10,12 @@ from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path, PurePath
 
-from opgrip.replay.cases.cases import Case
+from opgrip.replay.cases.cases import Case, matches
 from opgrip.replay.cases.samples.gripped import folders_in, gripped_samples, hash_of
 from opgrip.replay.cases.samples.shipped import SHIPPED, find_samples, samples_named, shipped_case
 from opgrip.samples import samples
 from opgrip.traces.errors import UserError
+from opgrip.traces.suggestions import nearest
 
 PREFIX = "sample:"
 """What a sample that ships is called by, whatever folders there are: `sample:nms`."""
@@ -48,8 +49,24 @@ def sample_cases(target: str, patterns: Sequence[str] = (), tags: Sequence[str] 
     cases = [shipped_case(sample, configuration) for sample in shipped for configuration in sample.configurations]
     cases += gripped_samples(folders, patterns, tags)
     if not cases:
-        raise UserError(f"{target} holds no sample of these names and tags", "opgrip samples list shows what ships")
+        raise _nothing_selected(target, patterns)
     return [replace(case, signature=replace(case.signature, number=number)) for number, case in enumerate(cases)]
+
+
+def _nothing_selected(target: str, patterns: Sequence[str]) -> UserError:
+    """Why a target has no case."""
+    folder = Path(target)
+    shipped = _shipped_name(target)
+    names = [folder.name for folder in _folders(target)]
+    names += [] if shipped is None else [sample.name for sample in samples_named(shipped)]
+    if not names:
+        trace = next((path for path in sorted(folder.iterdir()) if ".jsonl" in path.suffixes), None)
+        example = "" if trace is None else f", such as {trace}"
+        return UserError(f"{target} is a folder without samples", f"name a trace{example}, or a folder that grip wrote")
+    if not any(matches(name, patterns) for name in names):
+        near = ", ".join(nearest(patterns[0], names))
+        return UserError(f"no sample matches --op {' '.join(patterns)}", f"the nearest in {target} are {near}")
+    return UserError(f"{target} holds no sample of these names and tags", "opgrip samples list shows what ships")
 
 
 def fingerprint(target: str) -> str:
