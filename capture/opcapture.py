@@ -14,7 +14,7 @@ from opgrip.capture.closing import closing_lines
 from opgrip.capture.options import LONGTAIL_STEPS, check_not_for_models
 from opgrip.capture.own_cost import own_cost
 from opgrip.capture.program import Program
-from opgrip.capture.script import check_script, run_script, script_name
+from opgrip.capture.script import run_script, script_name
 from opgrip.capture.steps import (
     build,
     capture_of,
@@ -45,7 +45,6 @@ def run(args: argparse.Namespace, program: Sequence[str] | None) -> int:
 
 def _run_script(args: argparse.Namespace, arguments: Sequence[str], reporter: Reporter) -> int:
     check_not_for_models(args)
-    check_script(arguments)
     if args.output == "-":
         raise UserError("a script's own output goes to stdout", "name a file for the trace with --output")
     args.output = args.output or f"{script_name(arguments)}.jsonl"

@@ -29,6 +29,7 @@ examples:
   opcapture -o train.jsonl.zst -- train.py --epochs 1     any script, or -- -m package, with its own exit status
   torchrun --nproc-per-node 2 --no-python opcapture -o step.jsonl -- train.py     one trace a rank
 """
+SCRIPT = "put a script after --, as in opcapture -- train.py"
 
 
 @titled("the model")
@@ -140,7 +141,7 @@ OPTIONS = (ModelName, ModelOptions, Steps, Output, Recording, Findings)
 def make_parser() -> argparse.ArgumentParser:
     """The command's options."""
     usage = "opcapture [options] [-- SCRIPT [ARGUMENT ...] | -- -m MODULE [ARGUMENT ...]]"
-    parser = OneLineParser("opcapture", usage=usage, description=DESCRIPTION, epilog=EXAMPLES)
+    parser = OneLineParser("opcapture", usage=usage, description=DESCRIPTION, epilog=EXAMPLES, surplus=SCRIPT)
     add_all_options(parser, OPTIONS)
     add_debug(parser)
     add_version(parser)

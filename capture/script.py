@@ -9,11 +9,11 @@ import threading
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from difflib import get_close_matches
 from pathlib import Path
 from types import CodeType, ModuleType, TracebackType
 
 from opgrip.traces.errors import MissingFileError, UserError, one_line
+from opgrip.traces.suggestions import did_you_mean
 
 
 def check_script(arguments: Sequence[str]) -> None:
@@ -28,8 +28,8 @@ def check_script(arguments: Sequence[str]) -> None:
     if not arguments or arguments[0].startswith("-"):
         raise UserError("nothing to run follows --", "name a script, or -m and a module, then its own arguments")
     if not Path(arguments[0]).exists():
-        near = get_close_matches(arguments[0], [str(path) for path in Path(arguments[0]).parent.glob("*.py")], 1)
-        hint = f"did you mean {near[0]}?" if near else "name a script, or -m and a module"
+        others = [str(path) for path in Path(arguments[0]).parent.glob("*.py")]
+        hint = did_you_mean(arguments[0], others, "name a script, or -m and a module")
         raise MissingFileError(f"{arguments[0]} is not there", hint)
 
 

@@ -19,7 +19,8 @@ from opgrip.capture.models import load_program
 from opgrip.capture.options import Recording, check_grips
 from opgrip.capture.processes import own_path
 from opgrip.capture.program import ModelOptions, Program
-from opgrip.traces.errors import UserError, one_line
+from opgrip.traces.causes import cause_of
+from opgrip.traces.errors import UserError
 from opgrip.traces.options import from_arguments
 from opgrip.traces.output import check_writable
 from opgrip.traces.progress import Reporter
@@ -103,7 +104,7 @@ def run_step(program: Program, inputs: object) -> None:
     except UserError:
         raise
     except Exception as error:
-        raise UserError(f"{program.name} fails in its step", one_line(error, 300)) from error
+        raise UserError(f"{program.name} fails in its step", cause_of(error)) from error
 
 
 def check_written(capture: Capture) -> None:

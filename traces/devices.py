@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from opgrip.traces.causes import cause_of
 from opgrip.traces.errors import UserError
 
 if TYPE_CHECKING:
@@ -23,8 +24,6 @@ def check_device(name: str) -> torch.device:
         device = torch.device(name)
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError, ImportError, AttributeError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise UserError(
-            f"no device {name!r} here ({reason[:120]})", "choose another with --device, such as cpu"
-        ) from error
+        hint = "choose another with --device, such as cpu"
+        raise UserError(f"no device {name!r} here ({cause_of(error)})", hint) from error
     return device
