@@ -76,8 +76,8 @@ def capture(model: str | nn.Module, output: str | Path, inputs: Any = None, **op
         check_written(done)
         if problem := values_problem(done):
             raise UserError(problem)
-    for name, reason in done.grips.refused.items():
-        warnings.warn(f"{name} was not gripped: {reason}", stacklevel=2)
+    for note in done.notes():
+        warnings.warn(note, stacklevel=2)
     return load(done.path, partial=False)
 
 

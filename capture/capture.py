@@ -8,7 +8,7 @@ import os
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -32,7 +32,7 @@ from opgrip.capture.schedule import Schedule
 from opgrip.capture.scopes import ScopeWatch
 from opgrip.capture.threads import ThreadWatch
 from opgrip.capture.torch_private import load_private
-from opgrip.traces.errors import UserError
+from opgrip.traces.errors import UserError, in_words_of_python
 from opgrip.traces.records import Header
 from opgrip.traces.tensor_file import HEADER_FIELD
 from opgrip.traces.writer import TraceWriter
@@ -116,6 +116,10 @@ class Capture:
         details: Mapping[str, Any] | None = None,
         force: bool = False,
     ) -> None:
+        if model is not None and not isinstance(model, nn.Module):
+            raise TypeError(
+                f"model is a {type(model).__name__}, not a torch.nn.Module: opgrip.capture.capture builds one by name"
+            )
         self.path = own_path(path)
         # the program may go to another folder
         self._file = self.path if str(path) == "-" else Path(self.path).absolute()
@@ -137,10 +141,11 @@ class Capture:
         self._recorder.write_now = self._write_now
         samples = None if grip_to is None else Path(grip_to)
         self.grips = Grips([parse_pattern(text) for text in grip], to=samples, recorder=self._recorder)
+        self.extensions = ExtensionWatch(self._recorder, tuple(extensions))
         self._watches = (
             ScopeWatch(self._recorder, model),
             self.grips,
-            ExtensionWatch(self._recorder, tuple(extensions)),
+            self.extensions,
             ThreadWatch(self._recorder),
             CompiledWatch(self._recorder, compiled),
         )
@@ -148,7 +153,7 @@ class Capture:
         self._hooks = ExitStack()
         self._flusher: Flusher | None = None
         self._step = 0
-        self._recording = False
+        self._recording = self._has_recorded = False
         self._thread = 0
         self._depth = 0
 
@@ -197,8 +202,8 @@ class Capture:
         elif recorder.fitter.full is not None and recorder.fitter.full.failure is not None:
             text = f"the trace {self.path} could not be written with whole values: {recorder.fitter.full.failure}"
             warnings.warn(text, RuntimeWarning, stacklevel=3)
-        for name, reason in self.grips.refused.items():
-            warnings.warn(f"{name} was not gripped: {reason}", RuntimeWarning, stacklevel=3)
+        for text in self.notes():
+            warnings.warn(text, RuntimeWarning, stacklevel=3)
 
     def __enter__(self) -> Capture:
         self._open()
@@ -240,15 +245,30 @@ class Capture:
         if self._flusher is not None:
             raise UserError(f"the capture to {self.path} is already running", "make another Capture for an inner block")
         load_private()
-        if self._full:
-            full_values.check(self._file, self._force)
-        self._begin_recorder(self._file)
-        flusher = Flusher(self._recorder, functools.partial(self._begin_file, self._file, self._details), self._limits)
-        flusher.open()
+        with in_words_of_python():
+            if self._full:
+                full_values.check(self._file, self._force)
+            self._begin_recorder(self._file)
+            begin_file = functools.partial(self._begin_file, self._file, self._details)
+            flusher = Flusher(self._recorder, begin_file, self._limits)
+            flusher.open()
         flusher.__enter__()
         self._flusher = flusher
         self._child_files = None if str(self.path) == "-" else ChildFiles(self._file)
         self._forks.active = True
+
+    def notes(self) -> Iterator[str]:
+        """What was asked for and is not in the trace."""
+        for name, reason in self.grips.refused.items():
+            yield f"{name} was not gripped: {reason}"
+        for name, reason in self.extensions.refused().items():
+            yield f"the extension {name} was not recorded: {reason}"
+        if self.schedule == ALWAYS:
+            return
+        if not self._step:
+            yield "step() was never called: for the schedule, the whole program was one step"
+        elif not self._has_recorded:
+            yield f"no step was recorded: the program made {self._step}, and the schedule begins after them"
 
     def _end_child_files(self, files: ChildFiles, discarded: bool) -> None:
         self.child_files = files.new()
@@ -280,6 +300,7 @@ class Capture:
         self._recorder.set_idle(False)
         if self._recording:
             return
+        self._has_recorded = True
         self._recording, self._thread = True, threading.get_ident()
         with ExitStack() as hooks:
             for watch in self._watches:

@@ -33,8 +33,7 @@ def closing_lines(capture: Capture, interrupted: bool = False) -> Iterator[str]:
     yield from _child_lines(capture)
     for folder in capture.grips.written:
         yield f"a sample in {folder}: run it with pytest"
-    for name, reason in capture.grips.refused.items():
-        yield f"{name} was not gripped: {reason}"
+    yield from capture.notes()
     if capture.calls and where != "stdout":
         yield f"run them again with: opreplay {where}"
 

@@ -7,6 +7,7 @@ import platform
 import resource
 import sys
 import warnings
+from contextlib import suppress
 from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -37,13 +38,12 @@ def describe_environment() -> dict[str, Any]:
 
 def _devices() -> dict[str, str]:
     devices = {"cpu": _cpu_name()}
-    with warnings.catch_warnings():
-        # that a driver is too old for this torch is not said of a program that asks for no GPU
+    # that a driver is too old for this torch, or broken, is not said of a program that asks for no GPU
+    with warnings.catch_warnings(), suppress(Exception):
         warnings.simplefilter("ignore")
-        has_gpu = torch.cuda.is_available()
-    if has_gpu:
-        for index in range(torch.cuda.device_count()):
-            devices[f"cuda:{index}"] = torch.cuda.get_device_name(index)
+        if torch.cuda.is_available():
+            for index in range(torch.cuda.device_count()):
+                devices[f"cuda:{index}"] = torch.cuda.get_device_name(index)
     return devices
 
 

@@ -25,10 +25,13 @@ from opgrip.traces.options import from_arguments
 from opgrip.traces.output import check_writable
 from opgrip.traces.progress import Reporter
 
+SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst")
+"""How the names of traces end."""
+
 
 def ignore_own_warnings() -> None:
     """Pass over the warnings at the end of a capture, which the caller tells in its own way."""
-    for message in ("the trace .* could not be written", ".* was not gripped"):
+    for message in ("the trace .* could not be written", ".* was not gripped", "the extension .* was not recorded"):
         warnings.filterwarnings("ignore", message=message)
 
 
@@ -38,6 +41,8 @@ def check_capture(args: argparse.Namespace) -> None:
     output = None if args.output is None else own_path(args.output)
     if output is not None and str(output) != "-":
         check_writable(Path(output), args.force)
+        if not str(output).endswith(SUFFIXES):
+            raise UserError(f"{output} is no name of a trace", f"end it in {', '.join(SUFFIXES)}")
     if args.values == FULL:
         full_values.check(output, args.force)
 

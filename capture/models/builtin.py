@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pkgutil
-from dataclasses import replace
 from importlib import import_module
 
 from opgrip.capture.models.factory import load_factory
@@ -34,8 +33,7 @@ def load_builtin(text: str, options: ModelOptions) -> Program:
     if name not in names:
         hint = did_you_mean(name, names, "there is " + ", ".join(PREFIX + other for other in names), f"{PREFIX}{{}}")
         raise UserError(f"no built-in model {name!r}", hint)
-    program = load_factory(f"{PACKAGE}.{name}:{name}", options)
-    return replace(program, details={**program.details, "source": text})
+    return load_factory(f"{PACKAGE}.{name}:{name}", options, text)
 
 
 model_sources.register("builtin")(

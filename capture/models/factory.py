@@ -29,11 +29,15 @@ LEARNING_RATE = 1e-3
 _FORM = re.compile(r"(?P<where>.+?):(?P<name>[A-Za-z_][\w.]*)")
 
 
-def load_factory(text: str, options: ModelOptions) -> Program:
+def load_factory(text: str, options: ModelOptions, source: str = "") -> Program:
     """The program of a factory.
 
     The factory returns a module and its inputs: a tensor, a tuple of positional inputs, or a dictionary of named ones.
     Of the settings `batch_size`, `input_size` and `run` it is given those that it has parameters for.
+
+    Parameters
+    ----------
+    source : what a user calls it, where that is not `text`
 
     Raises
     ------
@@ -47,12 +51,12 @@ def load_factory(text: str, options: ModelOptions) -> Program:
     match = _FORM.fullmatch(text)
     assert match is not None, "a source is asked only for what it matches"
     device = check_device(options.device)
-    model, inputs = _build(text, _find(text, match["where"], match["name"]), options)
+    model, inputs = _build(source or text, _find(text, match["where"], match["name"]), options)
     if options.checkpoint is not None:
         load_weights(model, options.checkpoint)
     model.to(device)
     inputs = tree_map(lambda value: value.to(device) if isinstance(value, torch.Tensor) else value, inputs)
-    return program_of(model, inputs, options.run, match["name"].rpartition(".")[2], {"source": text})
+    return program_of(model, inputs, options.run, match["name"].rpartition(".")[2], {"source": source or text})
 
 
 def program_of(
