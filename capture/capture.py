@@ -22,10 +22,11 @@ from opgrip.capture.compiled import CompiledWatch, OpaqueMode
 from opgrip.capture.dispatch import RecordingMode
 from opgrip.capture.environment import describe_environment
 from opgrip.capture.extensions import ExtensionWatch
-from opgrip.capture.flusher import Flusher, Limits
+from opgrip.capture.flusher import Flusher
 from opgrip.capture.full_values import FullValues
 from opgrip.capture.grips.gripping import Grips
 from opgrip.capture.grips.patterns import parse_pattern
+from opgrip.capture.limits import Limits
 from opgrip.capture.processes import ChildFiles, ForkWatch, child_path, own_path
 from opgrip.capture.recorder import Recorder
 from opgrip.capture.schedule import Schedule
@@ -83,6 +84,7 @@ class Capture:
     ----------
     calls, signatures, dropped : after the block, how many calls were recorded, how many distinct ones there were,
         and how many could not be recorded
+    stopped : the limit that ended the recording while the program went on, None where none did
     bytes_written : size of the trace before compression
     failure : what kept the trace from being written, None where nothing did
     full_values : after the block, what became of the whole values; None where they were not asked for
@@ -125,6 +127,7 @@ class Capture:
         self._file = self.path if str(path) == "-" else Path(self.path).absolute()
         self.schedule = schedule
         self.calls = self.signatures = self.dropped = self.bytes_written = 0
+        self.stopped: str | None = None
         self.failure: Exception | None = None
         self.full_values: FullValues | None = None
         self.child_files: tuple[Path, ...] = ()
@@ -191,7 +194,8 @@ class Capture:
         flusher.__exit__(None, None, None)
         if not was_discarded:
             self.grips.finish()
-        self.calls, self.signatures = flusher.blocks.calls, recorder.signatures
+        self.calls, self.signatures = flusher.blocks.calls, flusher.signatures
+        self.stopped = flusher.reached
         self.dropped = sum(recorder.dropped.values())
         self.bytes_written = 0 if flusher.writer is None else flusher.writer.bytes_written
         self.failure, self.full_values = flusher.failure, recorder.fitter.full

@@ -22,13 +22,16 @@ def closing_lines(capture: Capture, interrupted: bool = False) -> Iterator[str]:
     if capture.calls or capture.dropped:
         ending = " (interrupted)" if interrupted else ""
         size = f"{capture.bytes_written / 1000:,.0f} kB"
-        yield f"{capture.calls:,} calls of {capture.signatures:,} signatures, {size}, to {where}{ending}"
+        counts = f"{_count(capture.calls, 'call')} of {_count(capture.signatures, 'signature')}"
+        yield f"{counts}, {size}, to {where}{ending}"
     elif interrupted:
         yield "interrupted before an operator was called: there is no trace"
     else:
         yield "no operator was called: there is no trace, and nothing to replay"
+    if capture.stopped:
+        yield f"the recording ended at the limit of {capture.stopped}: what the program called after them is missing"
     if capture.dropped:
-        yield f"{capture.dropped:,} calls could not be recorded; `opgrip trace info {where}` says why"
+        yield f"{_count(capture.dropped, 'call')} could not be recorded; `opgrip trace info {where}` says why"
     yield from _values_lines(capture)
     yield from _child_lines(capture)
     for folder in capture.grips.written:
@@ -55,6 +58,10 @@ def _child_lines(capture: Capture) -> Iterator[str]:
     yield f"calls of {processes}, to {_names(children)}"
     if capture.calls:
         yield f"`opgrip trace merge` makes one trace of these and {Path(capture.path).name}"
+
+
+def _count(number: int, word: str) -> str:
+    return f"{number:,} {word}{'' if number == 1 else 's'}"
 
 
 def _names(files: Sequence[Path]) -> str:
