@@ -24,7 +24,7 @@ examples:
   opcapture --model my_package.models:small_unet --batch-size 8 --device cuda
   opcapture --model retinanet_r50_fpn_1x_coco.py --cfg-options model.test_cfg.score_thr=0 -o - | jq .op
   opcapture --model bert.py:make --run train --audit      name what torch ran and the trace does not have
-  opcapture --model retinanet_r50_fpn_1x_coco.py --grip 'mmdet.*:delta2bbox'    functions too, and samples of them
+  opcapture --model faster-rcnn_r50_fpn_1x_coco.py --grip 'mmdet.*:delta2bbox'  functions too, and samples of them
   opcapture --model bert.py:make --find-longtail          name the functions that break into many small operators
   opcapture -o train.jsonl.zst -- train.py --epochs 1     any script, or -- -m package, with its own exit status
   torchrun --nproc-per-node 2 --no-python opcapture -o step.jsonl -- train.py     one trace a rank
