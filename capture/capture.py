@@ -245,6 +245,10 @@ class Capture:
 
         return captured
 
+    def __repr__(self) -> str:
+        state = "not running" if self._flusher is None else "running"
+        return f"<Capture to {self.path}, {state}: {self.calls:,} calls of {self.signatures:,} signatures>"
+
     def _open(self) -> None:
         if self._flusher is not None:
             raise UserError(f"the capture to {self.path} is already running", "make another Capture for an inner block")

@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from textwrap import shorten
 from typing import TYPE_CHECKING
 
-from opgrip.traces.errors import MissingFileError, UserError
+from opgrip.traces.errors import MissingFileError, UserError, shortened
 from opgrip.traces.suggestions import did_you_mean
 
 if TYPE_CHECKING:
@@ -40,7 +39,7 @@ def load_weights(model: nn.Module, path: Path) -> None:
     try:
         model.load_state_dict(state)
     except (RuntimeError, TypeError, AttributeError) as error:
-        reason = shorten(str(error), 300, placeholder=" ...")
+        reason = shortened(" ".join(str(error).split()), 300)
         raise UserError(
             f"{path} does not fit {type(model).__name__}", f"choose its own checkpoint: {reason}"
         ) from error

@@ -24,7 +24,7 @@ MAX_TENSORS = 500_000
 
 
 def check(trace: str | Path | None, force: bool) -> None:
-    """Raise `UserError` where the whole values of a trace cannot be written, or safetensors is not installed.
+    """Raise `UserError` where a trace and its whole values cannot be written, or safetensors is not installed.
 
     Parameters
     ----------
@@ -32,7 +32,9 @@ def check(trace: str | Path | None, force: bool) -> None:
     """
     load_safetensors()
     if trace is not None:
-        check_writable(path_beside(trace), force)
+        beside = path_beside(trace)
+        check_writable(Path(trace), force)
+        check_writable(beside, force)
 
 
 def path_beside(trace: str | Path) -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -23,13 +24,20 @@ if TYPE_CHECKING:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; see `opreplay --help`."""
-    return run_command(make_parser(), run, argv)
+    words = sys.argv[1:] if argv is None else list(argv)
+    return run_command(make_parser(), lambda args: run(args, words), words)
 
 
-def run(args: argparse.Namespace) -> int:
-    """Load the trace, replay its cases, print the tables."""
+def run(args: argparse.Namespace, words: Sequence[str] = ()) -> int:
+    """Load the trace, replay its cases, print the tables.
+
+    Parameters
+    ----------
+    words : the command line, to be told again with what goes on where it was interrupted
+    """
     with loading("opreplay"):
         from opgrip.replay.replay import Replay, is_whole
+        from opgrip.replay.reports.listing import list_cases
         from opgrip.replay.reports.table import print_table
 
     reporter = Reporter("opreplay")
@@ -38,11 +46,15 @@ def run(args: argparse.Namespace) -> int:
         reporter.say(f"{output.output} is whole: there is nothing to go on with")
         return 0
     replay = Replay(args, reporter)
+    if output.list:
+        list_cases(replay.loaded.cases, sys.stdout)
+        return 0
     if args.sequence:
         return _replay_sequence(replay, output, reporter)
     replayed = replay.run()
     rows = list(replayed.results)
-    print_table(rows, sys.stdout)
+    if rows or not replayed.interrupted:
+        print_table(rows, sys.stdout)
     if replayed.problem is not None:
         raise replayed.problem
     for analysis in replayed.analyses:
@@ -51,7 +63,8 @@ def run(args: argparse.Namespace) -> int:
         if row.detail is not None:
             reporter.say(f"{row.op} {row.mode}:\n{row.detail.rstrip()}")
     if replayed.interrupted:
-        hint = f"go on with: opreplay {args.trace} ... --resume" if output.output else "with --output it could go on"
+        again = shlex.join(["opreplay", *words, *(() if output.resume else ("--resume",))])
+        hint = f"go on with: {again}" if output.output else "with --output it could go on"
         ran, all_cases = len({row.case for row in rows}), len(replay.loaded.cases)
         reporter.say(f"interrupted after {ran} of {all_cases} cases; {hint}")
         return INTERRUPTED
@@ -73,8 +86,8 @@ def _replay_sequence(replay: Replay, output: Output, reporter: Reporter) -> int:
         precision=plan.effort.precision,
         room_bytes=plan.limits.memory_limit,
     )
-    with reporter.doing(f"replaying {len(loaded.trace.calls):,} calls in their order on {settings.device}"):
-        result = replay_apart(loaded.trace, settings)
+    with reporter.following(f"replaying {len(loaded.trace.calls):,} calls in their order on {settings.device}") as tell:
+        result = replay_apart(loaded.trace, settings, tell)
     print_sequence(result, sys.stdout)
     if output.output is not None:
         with whole_file(output.output, output.force) as file:

@@ -24,21 +24,21 @@ if TYPE_CHECKING:
 DESCRIPTION = "Run every distinct call of a trace again, without the model, and compare its time with the captured one."
 EXAMPLES = """\
 examples:
-  opreplay traces/faster_rcnn.jsonl
-  opreplay traces/faster_rcnn.jsonl --op 'aten.index*' --op 'aten.sort*' --precision 0.01
-  opreplay traces/faster_rcnn.jsonl --module 'backbone.*' --top 20 -o backbone.csv
-  opreplay traces/faster_rcnn.jsonl --unit module --module 'backbone.layer1.*'    each block as one case
-  opreplay traces/faster_rcnn.jsonl --values recorded,random,zeros     what values do to the time
-  opreplay traces/faster_rcnn.jsonl -o results.json --resume           go on after Ctrl-C, or a crash of the machine
-  opreplay traces/faster_rcnn.jsonl --mode jit,compile,onnxruntime     under compilers, checked against eager
-  opreplay traces/faster_rcnn.jsonl --threads 1,2,4 --sweep            which operators gain by threads
-  opreplay traces/faster_rcnn.jsonl --sequence                         the whole step, with its dataflow
-  opreplay traces/faster_rcnn.jsonl --top 20 --nsys -o top.json        kernels of each call, by Nsight Systems
-  opreplay traces/faster_rcnn.jsonl --device cuda --ncu -o all.json    counters of its kernels, by Nsight Compute
-  opreplay traces/faster_rcnn.jsonl --profile -o all.json              a timeline for Perfetto, by torch's profiler
-  opreplay sample:nms                                                  a sample that ships
-  opreplay samples --tag ForLoop --mode eager,compile                  all with a property
-  opreplay traces/faster_rcnn.jsonl --device cuda --exec-mode events --cache cold
+  opreplay trace:faster_rcnn
+  opreplay trace:faster_rcnn --op 'aten.index*' --op 'aten.sort*' --precision 0.01
+  opreplay trace:faster_rcnn --module 'backbone.*' --top 20 -o backbone.csv
+  opreplay trace:faster_rcnn --unit module --module 'backbone.layer1.*'    each block as one case
+  opreplay trace:faster_rcnn --values recorded,random,zeros                what values do to the time
+  opreplay trace:faster_rcnn -o results.json --resume                      go on after Ctrl-C, or a crash of the machine
+  opreplay trace:faster_rcnn --mode jit,compile,onnxruntime                under compilers, checked against eager
+  opreplay trace:faster_rcnn --threads 1,2,4 --sweep                       which operators gain by threads
+  opreplay trace:faster_rcnn --sequence                                    the whole step, with its dataflow
+  opreplay trace:faster_rcnn --top 20 --nsys -o top.json                   kernels of each call, by Nsight Systems
+  opreplay trace:faster_rcnn --device cuda --ncu -o all.json               counters of its kernels, by Nsight Compute
+  opreplay trace:faster_rcnn --profile -o all.json                         a timeline for Perfetto, by torch's profiler
+  opreplay sample:nms                                                      a sample that ships
+  opreplay samples --tag ForLoop --mode eager,compile                      all with a property
+  opreplay trace:faster_rcnn --device cuda --exec-mode events --cache cold
 """
 
 
@@ -60,6 +60,7 @@ class Output:
     force: bool = option(False, "replace an existing file", short="-f")
     append: bool = option(False, "add the rows to an existing file's (.json, .csv)", only=("single cases",))
     resume: bool = option(False, "go on where an interrupted replay to --output stopped", only=("single cases",))
+    list: bool = option(False, "list the cases that would run, and run none", only=("single cases",))
     strict: bool = option(False, "exit with status 1 where a case is not ok")
 
     @property

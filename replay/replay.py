@@ -54,7 +54,7 @@ def replay(trace: str | Path, **options: Any) -> Results:
         read or written
     """
     with in_words_of_python():
-        args = arguments_of(make_parser(), [str(trace)], options, excluded=("strict", "sequence"))
+        args = arguments_of(make_parser(), [str(trace)], options, excluded=("strict", "sequence", "list"))
         output = from_arguments(Output, args)
         if is_whole(output):
             assert output.output is not None, "is_whole asks for it"
@@ -117,8 +117,9 @@ class Replay:
         self.output = from_arguments(Output, args)
         self._check_output(args.sequence)
         job = job_of(args)
-        self.loaded: Loaded = job.load()
-        for note in self.loaded.notes:
+        with reporter.reading(job.trace):
+            self.loaded: Loaded = job.load()
+        for note in (*self.loaded.notes, *job.plan.points.notes):
             reporter.say(note)
         device = self.loaded.settings.device
         job.plan.timing.check_device(str(check_device(device)))

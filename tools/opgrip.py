@@ -35,16 +35,24 @@ def _run(args: argparse.Namespace) -> int:
     return int(args.run(args))
 
 
+def _list_verbs() -> str:
+    """A line for each verb: what it does."""
+    width = max(len(name) for name, _ in verbs.items())
+    lines = [f"  opgrip {name:<{width}}  {verb.summary}" for name, verb in verbs.items()]
+    return "\n".join(["what they do:", *lines])
+
+
 def make_parser() -> argparse.ArgumentParser:
     """A parser with a branch for each verb: `trace info` is the verb `info` of the group `trace`, `grip` is in none."""
-    parser = OneLineParser("opgrip", description=DESCRIPTION)
+    parser = OneLineParser("opgrip", description=DESCRIPTION, epilog=_list_verbs())
     add_version(parser)
     groups = parser.add_subparsers(metavar="GROUP or VERB", required=True, dest="group")
     members: dict[str, argparse._SubParsersAction[OneLineParser]] = {}
     for name, verb in verbs.items():
         group, _, last = name.partition(" ")
         if last and group not in members:
-            holder = groups.add_parser(group, help=f"opgrip {group} --help lists what it does")
+            names = [other.partition(" ")[2] for other, _ in verbs.items() if other.startswith(f"{group} ")]
+            holder = groups.add_parser(group, help=", ".join(names))
             members[group] = holder.add_subparsers(metavar="VERB", required=True, dest="verb")
         place = members[group] if last else groups
         branch = place.add_parser(last or group, help=verb.summary, description=verb.summary, epilog=verb.examples)

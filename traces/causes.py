@@ -1,51 +1,72 @@
-"""Why something of torch failed, in few words where the cause is a common one."""
+"""Why something failed, in words of ours where the cause is a common one."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
-_ALLOCATED = re.compile(r"tried to allocate (\d[\d.]*) ?(bytes|[KMGT]iB)", re.IGNORECASE)
-_DRIVER = re.compile(r"driver on your system is too old \(found version (\d+)")
-_DEVICES = re.compile(r"Expected one of ([\w, ]+) device type at start of device string")
-_COMMON = {
-    "Torch not compiled with CUDA enabled": "this torch was built without CUDA",
-    "Found no NVIDIA driver": "this machine has no NVIDIA driver",
-    "No CUDA GPUs are available": "this machine has no GPU that CUDA finds",
-    "invalid device ordinal": "this machine has no GPU of that number",
-    "Invalid device string": "devices are named as in cpu or cuda:0",
-}
-"""What a message contains, and what it comes to."""
+from opgrip.traces.errors import one_line, shortened
+
+MOST = 1000
+"""Characters of a message that is not a common one."""
 
 
 def cause_of(error: BaseException) -> str:
-    """What made torch, or what it calls, fail: too little memory, a device that is not there; else the whole error.
-
-    It is one line, and belongs at the end of a message: an error that is not known here can be long.
-    """
-    text = " ".join(str(error).split())
-    name = type(error).__name__
-    if isinstance(error, MemoryError) or "OutOfMemoryError" in name or "out of memory" in text or _is_refused(text):
-        return _memory(text)
-    if match := _DRIVER.search(text):
-        version = int(match[1])
-        return f"the NVIDIA driver, of CUDA {version // 1000}.{version % 1000 // 10}, is too old for this torch"
-    if match := _DEVICES.search(text):
-        return f"torch knows {match[1]}"
-    for part, cause in _COMMON.items():
-        if part in text:
-            return cause
-    return f"{name}: {text}" if text else name
+    """Why something failed, on one line: a common cause in short, any other by the error's class and whole message."""
+    try:
+        text = " ".join(str(error).split())
+    except Exception:
+        return one_line(error)
+    if isinstance(error, MemoryError):
+        return f"out of memory: {shortened(text, MOST)}" if text else "out of memory"
+    for pattern, say in _CAUSES:
+        match = pattern.search(text)
+        if match is not None:
+            return say(match)
+    return one_line(error, MOST)
 
 
-def _is_refused(text: str) -> bool:
-    """Whether a message is that of an allocator on the CPU that got no memory."""
-    return "DefaultCPUAllocator" in text or "not enough memory" in text
+def _of_allocator(match: re.Match[str]) -> str:
+    return f"out of memory: {_size(int(match[1]))} were asked for"
 
 
-def _memory(text: str) -> str:
-    place = "the GPU" if "CUDA" in text or "GPU" in text else "this machine"
-    match = _ALLOCATED.search(text)
-    if match is None:
-        return f"{place} has not enough memory"
-    size = f"{int(match[1]) / 1e9:,.1f} GB" if match[2].lower() == "bytes" else f"{match[1]} {match[2]}"
-    return f"{place} has not enough memory for {size} more"
+def _of_device(match: re.Match[str]) -> str:
+    return f"out of memory: {match[1]} were asked for, and {match[3]} of {match[2]} on the GPU are free"
+
+
+def _size(count: float) -> str:
+    for unit in ("bytes", "kB", "MB", "GB", "TB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:,.0f} PB"
+
+
+def _driver(match: re.Match[str]) -> str:
+    version = int(match[1])
+    return f"the NVIDIA driver is too old for this torch: it knows CUDA {version // 1000}.{version % 1000 // 10}"
+
+
+_CAUSES: tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], str]], ...] = tuple(
+    (re.compile(pattern), say)
+    for pattern, say in (
+        (r"can't allocate memory: you tried to allocate (\d+) bytes", _of_allocator),
+        (
+            r"out of memory.*?allocate ([\d.]+ \w+)\..*capacity of ([\d.]+ \w+) of which ([\d.]+ \w+) is free",
+            _of_device,
+        ),
+        (r"out of memory|can't allocate memory", lambda match: "out of memory"),
+        (r"driver on your system is too old \(found version (\d+)\)", _driver),
+        (r"Found no NVIDIA driver", lambda match: "no NVIDIA driver is installed"),
+        (r"No CUDA GPUs are available", lambda match: "no GPU is visible"),
+        (r"invalid device ordinal", lambda match: "there are fewer GPUs"),
+        (r"Torch not compiled with (\w+) enabled", lambda match: f"this torch is built without {match[1]}"),
+        (
+            r"Could not run '([\w:.]+)' with arguments from the '(\w+)' backend",
+            lambda match: f"{match[1]} has no kernel for {match[2]}",
+        ),
+        (r"No module named 'torch\.(\w+)'", lambda match: f"this torch is built without {match[1].upper()}"),
+        # what follows tells how to debug CUDA
+        (r"(CUDA error: .*?) CUDA kernel errors might be", lambda match: match[1]),
+    )
+)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import re
 import sys
@@ -16,6 +17,8 @@ from opgrip.traces.suggestions import did_you_mean
 
 USAGE_ERROR = 2
 INTERRUPTED = 130
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
+"""Numbers of errors where a device takes no more."""
 
 
 class OneLineParser(argparse.ArgumentParser):
@@ -32,7 +35,9 @@ class OneLineParser(argparse.ArgumentParser):
         kwargs.setdefault("allow_abbrev", False)
         super().__init__(*args, **kwargs)  # type: ignore[arg-type]
 
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[argparse.Namespace, list[str]]:
+    def parse_known_args(  # type: ignore[override]
+        self, args: Any = None, namespace: Any = None
+    ) -> tuple[argparse.Namespace, list[str]]:
         """Parse; an argument that is not known is an error of the command or verb that it was given to."""
         namespace, unknown = super().parse_known_args(args, namespace)
         if unknown:
@@ -100,10 +105,26 @@ def run_command(
         print(f"{prog}: interrupted", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:
-        # Python flushes stdout again at exit, which would complain once more.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _leave_stdout()
         return 0
+    except SystemExit as error:
+        # rich ends the process where nobody reads
+        if not isinstance(error.__context__, BrokenPipeError):
+            raise
+        _leave_stdout()
+        return 0
+    except OSError as error:
+        if error.errno not in NO_ROOM:
+            raise
+        _leave_stdout()
+        print(f"{prog}: error: the output cannot be written: {(error.strerror or '').lower()}", file=sys.stderr)
+        return USAGE_ERROR
     return status
+
+
+def _leave_stdout() -> None:
+    """Let what Python flushes at its exit go nowhere: it would complain once more."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def printable(text: object) -> str:

@@ -22,8 +22,12 @@ def check_device(name: str) -> torch.device:
 
     try:
         device = torch.device(name)
+    except RuntimeError as error:
+        raise UserError(f"{name!r} is no device that torch knows", "name one such as cpu, cuda or cuda:1") from error
+    try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError, ImportError, AttributeError) as error:
-        hint = "choose another with --device, such as cpu"
-        raise UserError(f"no device {name!r} here ({cause_of(error)})", hint) from error
+        kind = name if ":" in name else device.type.upper()
+        problem = f"no {kind} device here: {cause_of(error)}"
+        raise UserError(problem, "choose another with --device, such as cpu") from error
     return device

@@ -60,9 +60,17 @@ class FormatError(ValueError):
 
 
 def one_line(error: BaseException, most: int = 200) -> str:
-    """An error's class and message on one line, the message cut to so many characters."""
+    """An error's class and message on one line, the message cut after a word where it has more characters."""
     try:
-        text = " ".join(str(error).split())[:most]
+        text = shortened(" ".join(str(error).split()), most)
     except Exception:
         text = "its message cannot be had"
     return f"{type(error).__name__}: {text}"
+
+
+def shortened(text: str, most: int) -> str:
+    """A text of at most so many characters: whole words of it, and `...` where it goes on."""
+    if len(text) <= most:
+        return text
+    start = text[: most - 3]
+    return f"{start.rpartition(' ')[0] or start} ..."

@@ -45,7 +45,7 @@ def arguments_of(
     }
     for name, value in keywords.items():
         if name not in options:
-            hint = did_you_mean(name, options)
+            hint = did_you_mean(name, options, form="{!r}")
             raise TypeError(f"got an unexpected keyword argument {name!r}{f': {hint}' if hint else ''}")
         if value is not None:
             setattr(args, name, _value(options[name], value))

@@ -14,6 +14,7 @@ from opgrip.traces.arguments import FormatError
 from opgrip.traces.errors import UserError
 from opgrip.traces.record_forms import from_json, unknown_fields
 from opgrip.traces.records import FORMAT, MAJOR, Calls, End, Header, Record, Signature
+from opgrip.traces.shipped import trace_file
 from opgrip.traces.streams import Damage, read_chunks
 
 
@@ -28,7 +29,7 @@ class TraceReader:
     """
 
     def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
+        self.path = trace_file(path)
         self.missing: str | None = None
         self.unknown: Counter[str] = Counter()
         self.records = 0

@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import IO, Any, Protocol, cast
 
 from opgrip.traces.errors import MissingFileError, UserError
+from opgrip.traces.shipped import hint_for_missing
 
 CHUNK = 1 << 16
 
@@ -50,8 +51,10 @@ def read_chunks(path: Path) -> Iterator[bytes]:
         with path.open("rb") as raw:
             yield from _decompress(raw, path.name)
     except OSError as error:
-        kind = MissingFileError if isinstance(error, FileNotFoundError) else UserError
-        raise kind(f"{path} cannot be read", (error.strerror or str(error)).lower()) from error
+        reason = (error.strerror or str(error)).lower()
+        if isinstance(error, FileNotFoundError):
+            raise MissingFileError(f"{path} cannot be read", f"{reason}{hint_for_missing(path)}") from error
+        raise UserError(f"{path} cannot be read", reason) from error
 
 
 def _decompress(raw: IO[bytes], name: str) -> Iterator[bytes]:

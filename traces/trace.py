@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from html import escape
@@ -122,12 +123,12 @@ class Trace:
         return table.sort_values(["share", "calls"], ascending=False).reset_index()
 
 
-def load(path: str | Path, partial: bool = True) -> Trace:
+def load(path: str | Path, partial: bool | None = None) -> Trace:
     """A trace file's contents, up to wherever it is whole; `Trace.missing` says what it lacks.
 
     Parameters
     ----------
-    partial : accept a cut or damaged file
+    partial : whether to accept a cut or damaged file; None to accept it and warn
 
     Raises
     ------
@@ -173,7 +174,9 @@ def load(path: str | Path, partial: bool = True) -> Trace:
                 blocks.append(record)
             case End():
                 end = record
-    if reader.missing and not partial:
+    if reader.missing and partial is None:
+        warnings.warn(f"{reader.missing}: what there is of it is loaded", stacklevel=2)
+    elif reader.missing and not partial:
         raise UserError(reader.missing, "load what there is with --partial")
     calls = _table(blocks, signatures, scopes, threads)
     unfinished = _unfinished_calls(entered, blocks)

@@ -25,6 +25,7 @@ MOST_VARIANTS = 8
 """Calls of a signature, beside the first, whose values are drawn too."""
 
 NO_CALLS = "the trace holds no calls", "capture a program that runs some"
+ALL_EXCLUDED = ("--exclude-op leaves no case", "exclude fewer")
 NO_CALL_MATCHES_BOTH = "no call matches both --op and --module", "see opgrip trace info"
 """What is wrong with a selection, and what to do."""
 
@@ -87,6 +88,9 @@ def make_cases(trace: Trace, selection: Selection = Selection()) -> list[Case]:
     calls = _matching(calls, "module", selection.module, "--module")
     if calls.empty:
         raise UserError(*NO_CALL_MATCHES_BOTH)
+    calls = calls[~calls["op"].isin([name for name in calls["op"].cat.categories if selection.excludes(name)])]
+    if calls.empty:
+        raise UserError(*ALL_EXCLUDED)
     times = calls.groupby("signature")["duration_ns"].agg(["size", "median", "sum"])
     of_signature = {int(row[0]): (int(row[1]), float(row[2]), int(row[3])) for row in times.itertuples()}
     total = max(sum(time for _, _, time in of_signature.values()), 1)

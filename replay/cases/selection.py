@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 
 from opgrip.traces.command import not_negative, positive
 from opgrip.traces.options import option, titled
@@ -46,6 +47,13 @@ class Selection:
         metavar="GLOB",
         only=("single cases",),
     )
+    exclude_op: tuple[str, ...] = option(
+        (),
+        "all but operators or samples of such names; can be repeated",
+        repeated=True,
+        metavar="GLOB",
+        only=("single cases",),
+    )
     module: tuple[str, ...] = option(
         (),
         "only calls of modules of such paths; can be repeated",
@@ -75,4 +83,8 @@ class Selection:
     @property
     def selects_all(self) -> bool:
         """Whether every call of a trace is a case."""
-        return self.unit == CALL and not self.op and not self.module and self.top is None
+        return self.unit == CALL and not (self.op or self.exclude_op or self.module) and self.top is None
+
+    def excludes(self, name: str) -> bool:
+        """Whether an operator, a unit or a sample is one of those that are left out."""
+        return any(fnmatchcase(name, pattern) for pattern in self.exclude_op)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 
@@ -58,6 +59,16 @@ class Points:
     def __iter__(self) -> Iterator[Point]:
         for threads, batch, streams in product(self.threads or (None,), self.batch_scale, self.streams):
             yield Point(threads, batch, streams)
+
+    @property
+    def notes(self) -> Sequence[str]:
+        """What a user should know of them."""
+        processors = len(self.pin or os.sched_getaffinity(0))
+        most = max(self.threads, default=0)
+        if most <= processors:
+            return ()
+        there_are = f"{processors} processors" if processors > 1 else "one processor"
+        return (f"{most} threads share {there_are}: this process may use no more",)
 
     @property
     def is_sweep(self) -> bool:

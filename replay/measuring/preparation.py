@@ -41,7 +41,7 @@ from opgrip.replay.timing.rounds import Announce
 from opgrip.replay.timing.subjects import Subject, Variant
 from opgrip.replay.work.work import Work, counted, work_of
 from opgrip.traces.arguments import tensors
-from opgrip.traces.errors import one_line
+from opgrip.traces.causes import cause_of
 from opgrip.traces.records import Signature
 
 Prepared = tuple[Way, Result, Subject | None]
@@ -109,10 +109,8 @@ def describe_failure(error: BaseException) -> tuple[str, str]:
     if isinstance(error, ModuleNotFoundError):
         return UNSUPPORTED, f"it needs {error.name}, which is not installed"
     if isinstance(error, NotImplementedError):
-        return UNSUPPORTED, one_line(error, 300)
-    if isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error):
-        return FAILED, f"out of memory: {one_line(error, 200)}"
-    return FAILED, one_line(error, 300)
+        return UNSUPPORTED, cause_of(error)
+    return FAILED, cause_of(error)
 
 
 def failed(result: Result, error: BaseException, settings: Settings) -> Result:

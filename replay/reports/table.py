@@ -22,6 +22,8 @@ from opgrip.traces.command import printable
 
 SHAPES = "shapes"
 LEFT = ("operator", "mode", SHAPES, "status")
+MOST_NAMED = 6
+"""Operators that one reason is said of by name."""
 BETWEEN = 3
 """Characters that a column takes beside its own width."""
 STYLES = {"wrong": "bold red", "failed": "red", "timeout": "red", "unsupported": "yellow", "skipped": "dim"}
@@ -44,7 +46,7 @@ def print_table(results: Sequence[Result], file: IO[str]) -> None:
         table.add_row(*map(Text, row), style=STYLES.get(result.status))
     console.print(table)
     for reason, operators in _reasons(results).items():
-        console.print(Text(printable(f"{reason}: {operators}")), soft_wrap=True)
+        console.print(Text(printable(f"{operators}: {reason}")), soft_wrap=True)
 
 
 @report(".md")
@@ -57,7 +59,7 @@ def write_markdown(results: Sequence[Result], header: Mapping[str, Any], file: I
         cells = (cell.replace("|", "\\|") for cell in row)
         file.write(f"| {' | '.join(cells)} |\n")
     for reason, operators in _reasons(results).items():
-        file.write(f"\n{printable(reason)}: {printable(operators)}\n")
+        file.write(f"\n{printable(operators)}: {printable(reason)}\n")
 
 
 def _columns(results: Sequence[Result]) -> dict[str, list[str]]:
@@ -140,7 +142,11 @@ def _reasons(results: Sequence[Result]) -> dict[str, str]:
             where = "" if result.mode == EAGER else f"{result.mode} "
             counts = operators.setdefault(f"{where}{result.status}: {result.error}", {})
             counts[result.op] = counts.get(result.op, 0) + 1
-    return {
-        reason: ", ".join(f"{op} ({count} cases)" if count > 1 else op for op, count in counts.items())
-        for reason, counts in operators.items()
-    }
+    return {reason: _counted(counts) for reason, counts in operators.items()}
+
+
+def _counted(counts: Mapping[str, int]) -> str:
+    """The operators that share a reason, the first few by name."""
+    names = [f"{op} ({count} cases)" if count > 1 else op for op, count in counts.items()]
+    others = len(names) - MOST_NAMED
+    return f"{', '.join(names[:MOST_NAMED])} and {others} others" if others > 1 else ", ".join(names)

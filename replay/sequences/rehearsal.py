@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from time import monotonic
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from opgrip.replay.sequences.prepared import Drawn, Prepared, never_flowing
 from opgrip.traces.arguments import leaves
 from opgrip.traces.errors import one_line
 from opgrip.traces.interfaces import Interface
+from opgrip.traces.progress import REDRAW_S, Tell, tell_nobody
 from opgrip.traces.records import NO_STORAGE
 from opgrip.traces.values import ValueModel
 
@@ -73,18 +75,23 @@ class Rehearsal:
         self._operators: dict[int, Operator | str] = {}
         self._prepared: dict[tuple[int, frozenset[int]], Prepared] = {}
 
-    def settle(self, begin: Callable[[], None]) -> None:
+    def settle(self, begin: Callable[[], None], tell: Tell = tell_nobody) -> None:
         """Run all calls until each runs as it did the time before.
 
         Parameters
         ----------
         begin : puts everything back to how it is before the first call
+        tell : is told how far it is
         """
-        for _ in range(MOST_PASSES):
+        count, told = len(self.parts), monotonic()
+        for number in range(1, MOST_PASSES + 1):
             begin()
             with switching() as use:
                 changed = False
-                for call, part in zip(self.flow.calls, self.parts, strict=True):
+                for place, (call, part) in enumerate(zip(self.flow.calls, self.parts, strict=True)):
+                    if monotonic() - told > REDRAW_S:
+                        tell(f"rehearsal {number}", place, count)
+                        told = monotonic()
                     use(call.settings)
                     changed |= self._try(call, part)
             if not changed:

@@ -21,6 +21,7 @@ from opgrip.replay.timing.rounds import no_garbage_collection
 from opgrip.replay.workers.processes import run_in_fork
 from opgrip.traces import Trace
 from opgrip.traces.errors import UserError, one_line
+from opgrip.traces.progress import Tell, tell_nobody
 
 __all__ = [
     *("NotReplayed", "OperatorTime", "SequenceResult", "SequenceSettings", "replay_sequence"),
@@ -56,8 +57,12 @@ class SequenceSettings:
     room_bytes: int | None = None
 
 
-def replay_sequence(trace: Trace, settings: SequenceSettings) -> SequenceResult:
+def replay_sequence(trace: Trace, settings: SequenceSettings, tell: Tell = tell_nobody) -> SequenceResult:
     """Run all calls of a trace in the order in which they started, in one thread, and measure that.
+
+    Parameters
+    ----------
+    tell : is told how far it is, between what is timed
 
     Raises
     ------
@@ -72,34 +77,35 @@ def replay_sequence(trace: Trace, settings: SequenceSettings) -> SequenceResult:
         rehearsal = Rehearsal(
             *(flow, memory, trace.values, settings.place, settings.device, settings.seed, settings.extensions)
         )
-        passes = _measure(rehearsal, settings)
+        passes = _measure(rehearsal, settings, tell)
     return make_result(trace, flow, rehearsal.parts, passes, settings.device)
 
 
-def replay_apart(trace: Trace, settings: SequenceSettings) -> SequenceResult:
+def replay_apart(trace: Trace, settings: SequenceSettings, tell: Tell = tell_nobody) -> SequenceResult:
     """The same in a fork of this process, which must not have used torch yet; on a GPU, in this one."""
     if torch.device(settings.device).type != "cpu":
-        return replay_sequence(trace, settings)
-    return from_plain(run_in_fork(lambda: asdict(replay_sequence(trace, settings))))
+        return replay_sequence(trace, settings, tell)
+    return from_plain(run_in_fork(lambda tell: asdict(replay_sequence(trace, settings, tell)), tell))
 
 
-def _measure(rehearsal: Rehearsal, settings: SequenceSettings) -> list[Pass]:
+def _measure(rehearsal: Rehearsal, settings: SequenceSettings, tell: Tell) -> list[Pass]:
     def begin() -> None:
         rehearsal.begin()
         _set_seed(settings.device, settings.seed)
 
-    rehearsal.settle(begin)
+    rehearsal.settle(begin, tell)
     passes: list[Pass] = []
     failures = 0
     with no_garbage_collection():
         started = perf_counter_ns()
         while _wants_more(passes, perf_counter_ns() - started, settings) and failures < MOST_FAILURES:
+            tell("timed runs", len(passes), settings.repeats or max(FEWEST, len(passes) + 1))
             begin()
             timed = _pass(rehearsal, settings.device)
             if timed is None:
                 # values that are not the same at each pass: it is found out anew what can run
                 failures += 1
-                rehearsal.settle(begin)
+                rehearsal.settle(begin, tell)
             else:
                 passes.append(timed)
     return passes

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import asdict
 from typing import IO, Any, Protocol
@@ -18,6 +18,7 @@ from opgrip.replay.workers.job import Job, Loaded
 from opgrip.replay.workers.watch import Watch
 from opgrip.replay.workers.worker import serve
 from opgrip.traces.errors import UserError
+from opgrip.traces.progress import Tell, tell_nobody
 
 PR_SET_PDEATHSIG = 1
 NOISE = ("USDT:",)
@@ -45,8 +46,13 @@ class Process(Protocol):
         """End it."""
 
 
-def run_in_fork(run: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+def run_in_fork(run: Callable[[Tell], dict[str, Any]], tell: Tell = tell_nobody) -> dict[str, Any]:
     """What a function gives in a fork of this process, which must not have used torch yet.
+
+    Parameters
+    ----------
+    run : is given what is to be told how far it is
+    tell : is told so here
 
     Raises
     ------
@@ -54,26 +60,43 @@ def run_in_fork(run: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """
     with tempfile.TemporaryFile() as errors:
         process = _Forked(lambda _, output: _tell(run, output), errors)
-        answer = b""
-        while chunk := os.read(process.from_, 1 << 16):
-            answer += chunk
+        message: dict[str, Any] = {}
+        for line in _lines(process.from_):
+            message = json.loads(line)
+            if "progress" in message:
+                tell(*message["progress"])
         code, words = process.wait(), last_words(errors)
-    if code or not answer:
+    if code or not message:
         raise UserError(f"{how_it_ended(code)}{': ' if words else ''}{words}", "")
-    message: dict[str, Any] = json.loads(answer)
     if "problem" in message:
         raise UserError(*message["problem"])
     return message
 
 
-def _tell(run: Callable[[], dict[str, Any]], output: int) -> None:
-    try:
-        answer = run()
-    except UserError as error:
-        answer = {"problem": [error.problem, error.hint]}
+def _tell(run: Callable[[Tell], dict[str, Any]], output: int) -> None:
     with os.fdopen(output, "wb") as file:
-        file.write(json.dumps(answer).encode())
+
+        def say(message: dict[str, Any]) -> None:
+            file.write(json.dumps(message).encode() + b"\n")
+            file.flush()
+
+        try:
+            answer = run(lambda *progress: say({"progress": progress}))
+        except UserError as error:
+            answer = {"problem": [error.problem, error.hint]}
+        say(answer)
     os._exit(0)
+
+
+def _lines(file: int) -> Iterator[bytes]:
+    """What comes through a pipe, up to its end."""
+    pieces: list[bytes] = []
+    while chunk := os.read(file, 1 << 16):
+        *whole, rest = chunk.split(b"\n")
+        for line in whole:
+            yield b"".join([*pieces, line])
+            pieces.clear()
+        pieces.append(rest)
 
 
 def last_words(errors: IO[bytes]) -> str:

@@ -53,7 +53,7 @@ def folder(tmp_path: Path) -> Path:
         ("-m nets.py:small -o t.txt", "t.txt is no name of a trace: end it in .jsonl, .jsonl.gz, .jsonl.zst"),
         ("-o t.gz -- train.py", "t.gz is no name of a trace: end it in .jsonl, .jsonl.gz, .jsonl.zst"),
         ("--input-size 20x", "argument --input-size: '20x' is not a size such as 800x1333"),
-        ("--batch-size 999999999", "builtin:faster_rcnn failed: this machine has not enough memory for "),
+        ("--batch-size 999999999", "builtin:faster_rcnn failed: out of memory: "),
     ],
 )
 def test_a_mistake_is_answered_with_what_may_have_been_meant(folder: Path, words: str, told: str) -> None:

@@ -49,7 +49,7 @@ def test_calls_of_a_trace_have_no_jax_implementation(detector_trace: Path, tmp_p
         ("sample:nosuch", "there is no sample 'nosuch': opgrip samples list shows all"),
         ("sample:bbox2dlta", "there is no sample 'bbox2dlta': did you mean bbox2delta"),
         ("samples --tag Fast", "there is no tag 'Fast': there are ForLoop, "),
-        ("samples --op no_such", "samples holds no sample of these names and tags: "),
+        ("samples --op no_such", "no sample matches --op no_such: the nearest in samples are "),
         ("samples --module x", "--module is for traces: "),
         ("samples --cache program", "samples stand in no program that --cache program could follow: "),
         ("some.jsonl --tag Reduce", "--tag is for samples: "),

@@ -12,7 +12,7 @@ from opgrip.traces.command import USAGE_ERROR, add_debug, positive, printable
 
 EXAMPLES = """\
 examples:
-  opgrip grip train.py --function bbox2delta                           a function of the script, to grips/bbox2delta
+  opgrip grip train.py --function bbox2delta    a function of the script, to grips/bbox2delta
   opgrip grip train.py --function 'mmdet.models.*:*Coder.decode' -- --epochs 1
   opgrip grip detect.py --function mmdet.structures.bbox:bbox_overlaps --by-reference
 """

@@ -11,15 +11,16 @@ from opgrip.tools.verbs.verb import Verb, verbs
 from opgrip.traces.command import add_debug, positive
 from opgrip.traces.errors import UserError
 from opgrip.traces.output import check_writable
+from opgrip.traces.progress import Reporter
 
 if TYPE_CHECKING:
     from opgrip.traces import Trace
 
 EXAMPLES = """\
 examples:
-  opgrip longtail traces/faster_rcnn.jsonl
-  opgrip longtail traces/*.jsonl.gz --top 50 -o longtail.csv       over a whole set of models
-  opgrip longtail step.jsonl --bandwidth 3350                      had it run on memory of that many GB/s
+  opgrip longtail trace:faster_rcnn
+  opgrip longtail traces/*.jsonl.gz --top 50 -o longtail.csv    over a whole set of models
+  opgrip longtail step.jsonl --bandwidth 3350                   had it run on memory of that many GB/s
 """
 
 
@@ -47,18 +48,21 @@ def run(args: argparse.Namespace) -> int:
     if args.output is not None:
         check_form(args.output)
         check_writable(args.output, args.force)
-    longtail = find_longtail(_load(args.traces, args.partial), _bandwidth(args.bandwidth), own_cost())
+    longtail = find_longtail(
+        _load(args.traces, args.partial, Reporter(args.prog)), _bandwidth(args.bandwidth), own_cost()
+    )
     print("\n".join(lines_of(longtail, args.top)))
     if args.output is not None:
         write_rows(longtail, args.output, args.force)
     return 0
 
 
-def _load(paths: Iterable[Path], partial: bool) -> Iterator[Trace]:
+def _load(paths: Iterable[Path], partial: bool, reporter: Reporter) -> Iterator[Trace]:
     from opgrip.traces import load
 
     for path in paths:
-        trace = load(path, partial=partial)
+        with reporter.reading(path):
+            trace = load(path, partial=partial)
         if not trace.calls["function"].notna().any():
             raise UserError(f"{path} does not tell which functions made its calls", "capture it again")
         yield trace

@@ -48,8 +48,8 @@ def run(args: argparse.Namespace) -> int:
     reporter = Reporter("opgrip machine")
     ceilings = None if args.again else read_cached_ceilings(device)
     if ceilings is None:
-        with reporter.doing(f"measuring what {device} gives at most"):
-            ceilings = measure(device)
+        with reporter.following(f"measuring what {device} gives at most") as tell:
+            ceilings = measure(device, tell)
         reporter.say(f"kept in {keep(ceilings, device)}")
     _print(ceilings, sys.stdout)
     if args.output is not None:

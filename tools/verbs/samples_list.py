@@ -17,7 +17,7 @@ from opgrip.traces.errors import UserError
 EXAMPLES = """\
 examples:
   opgrip samples list
-  opgrip samples list --tag ForLoop --tag InputAware      those that have both
+  opgrip samples list --tag ForLoop --tag InputAware    those that have both
   opgrip samples list --source mmdetection '*_loss'
 """
 

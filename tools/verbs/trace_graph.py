@@ -14,15 +14,16 @@ from opgrip.tools.verbs.verb import Verb, verbs
 from opgrip.traces.command import add_debug, printable
 from opgrip.traces.errors import UserError
 from opgrip.traces.output import whole_file
+from opgrip.traces.progress import Reporter
 
 if TYPE_CHECKING:
     from opgrip.traces.graph import Graph
 
 EXAMPLES = """\
 examples:
-  opgrip trace graph traces/faster_rcnn.jsonl                    critical path and live memory
-  opgrip trace graph traces/faster_rcnn.jsonl -o graph.json      every call with those that it depends on
-  opgrip trace graph traces/faster_rcnn.jsonl -o graph.dot && dot -Tsvg -O graph.dot
+  opgrip trace graph trace:faster_rcnn                  critical path and live memory
+  opgrip trace graph trace:faster_rcnn -o graph.json    every call with those that it depends on
+  opgrip trace graph trace:faster_rcnn -o graph.dot && dot -Tsvg -O graph.dot
 """
 
 
@@ -43,7 +44,8 @@ def run(args: argparse.Namespace) -> int:
     writers = {".json": as_json, ".dot": as_dot}
     if args.output is not None and args.output.suffix not in writers:
         raise UserError(f"{args.output} is neither .json nor .dot", "name one of these")
-    trace = load(args.trace, partial=args.partial)
+    with Reporter(args.prog).reading(args.trace):
+        trace = load(args.trace, partial=args.partial)
     if trace.calls.empty or not len(trace.storages):
         raise UserError(f"{args.trace} holds no dataflow", "capture it again with this version")
     graph = make_graph(trace)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +17,9 @@ from rich.text import Text
 
 from opgrip.tools.verbs.verb import Verb, verbs
 from opgrip.traces.command import add_debug, positive, printable
+from opgrip.traces.errors import UserError
+from opgrip.traces.output import check_writable, whole_file
+from opgrip.traces.progress import Reporter
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -25,9 +29,9 @@ if TYPE_CHECKING:
 
 EXAMPLES = """\
 examples:
-  opgrip trace info traces/faster_rcnn.jsonl
-  opgrip trace info traces/faster_rcnn.jsonl --top 30 | less
-  opgrip trace info traces/faster_rcnn.jsonl --by function --by line
+  opgrip trace info trace:faster_rcnn
+  opgrip trace info trace:faster_rcnn --top 30 | less
+  opgrip trace info trace:faster_rcnn --by function --by line
 """
 PIPE_WIDTH = 120
 
@@ -44,6 +48,8 @@ def prepare(parser: argparse.ArgumentParser) -> None:
         action="append",
         help="one table of time by this; can be repeated (default: op and module)",
     )
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write all rows of the tables: .json, .csv")
+    parser.add_argument("-f", "--force", action="store_true", help="replace an existing file")
     parser.add_argument("--partial", action="store_true", help="show what there is of a cut or damaged trace")
     add_debug(parser)
 
@@ -52,17 +58,42 @@ def run(args: argparse.Namespace) -> int:
     """Print where the trace comes from, and its time by operator and module."""
     from opgrip.traces import load
 
-    trace = load(args.trace, partial=args.partial)
+    tables = args.by or ["op", "module"]
+    if args.output is not None:
+        _check_output(args.output, args.force, tables)
+    with Reporter(args.prog).reading(args.trace):
+        trace = load(args.trace, partial=args.partial)
     console = Console(file=sys.stdout, highlight=False)
     if not console.is_terminal:
         console = Console(file=sys.stdout, width=PIPE_WIDTH, highlight=False)
     for name, value in _facts(trace):
         console.print(Text(f"{name:<12}{printable(value)}"), soft_wrap=True)
-    for by in args.by or ("op", "module"):
-        table = trace.summary(*GROUPS[by].columns)
+    summaries = {by: trace.summary(*GROUPS[by].columns) for by in tables}
+    for by, table in summaries.items():
         title = f"{GROUPS[by].title} by share of time ({len(table)} in all)"
         _print_table(console, title, list(_rows(table.head(args.top), by)))
+    if args.output is not None:
+        _write(summaries, args.output, args.force)
     return 0
+
+
+def _check_output(path: Path, force: bool, tables: Sequence[str]) -> None:
+    if path.suffix not in (".json", ".csv"):
+        raise UserError(f"{path} is neither .json nor .csv", "name one of these")
+    if path.suffix == ".csv" and len(tables) > 1:
+        raise UserError(f"{path} holds one table, and here are {' and '.join(tables)}", "name one with --by")
+    check_writable(path, force)
+
+
+def _write(summaries: Mapping[str, pd.DataFrame], path: Path, force: bool) -> None:
+    """All rows of the tables: one object of tables in JSON, one table as CSV."""
+    with whole_file(path, force) as file:
+        if path.suffix == ".csv":
+            (table,) = summaries.values()
+            file.write(table.to_csv(index=False).encode())
+        else:
+            parts = (f"{json.dumps(by)}: {table.to_json(orient='records')}" for by, table in summaries.items())
+            file.write(f"{{{', '.join(parts)}}}\n".encode())
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from opgrip.traces.command import add_debug
 EXAMPLES = """\
 examples:
   opgrip trace merge step.rank0.jsonl step.rank1.jsonl -o step.jsonl
-  opgrip trace merge train.jsonl train.pid*.jsonl -o all.jsonl.zst      a program and its DataLoader workers
+  opgrip trace merge train.jsonl train.pid*.jsonl -o all.jsonl.zst    a program and its DataLoader workers
 """
 
 
@@ -29,8 +29,12 @@ def run(args: argparse.Namespace) -> int:
     """Merge."""
     from opgrip.traces.merge import merge
 
-    merge(args.traces, args.output, args.force, args.partial)
-    print(f"{len(args.traces)} traces, in {args.output}", file=sys.stderr)
+    end = merge(args.traces, args.output, args.force, args.partial)
+    origin = f"{len(args.traces)} traces" if len(args.traces) > 1 else "one trace"
+    print(
+        f"{args.prog}: {end.calls:,} calls of {end.signatures:,} signatures from {origin}, to {args.output}",
+        file=sys.stderr,
+    )
     return 0
 
 

@@ -14,13 +14,14 @@ from opgrip.tools.verbs.verb import Verb, verbs
 from opgrip.traces.command import add_debug
 from opgrip.traces.errors import UserError
 from opgrip.traces.output import whole_file
+from opgrip.traces.progress import Reporter
 
 if TYPE_CHECKING:
     from opgrip.traces import Trace
 
 EXAMPLES = """\
 examples:
-  opgrip trace timeline traces/faster_rcnn.jsonl -o timeline.json.gz     open it in ui.perfetto.dev
+  opgrip trace timeline trace:faster_rcnn -o timeline.json.gz    open it in ui.perfetto.dev
   opgrip trace timeline step.jsonl | jq '.traceEvents[] | select(.cat == "module") | .name'
 """
 
@@ -42,7 +43,8 @@ def run(args: argparse.Namespace) -> int:
 
     if args.output is not None and not args.output.name.endswith((".json", ".json.gz")):
         raise UserError(f"{args.output} is neither .json nor .json.gz", "name one of these")
-    trace = load(args.trace, partial=args.partial)
+    with Reporter(args.prog).reading(args.trace):
+        trace = load(args.trace, partial=args.partial)
     if args.output is None:
         sys.stdout.writelines(_lines(trace))
         return 0

@@ -64,7 +64,7 @@ class RooflineAnalysis(Analysis):
         device, reporter = self.session.device, self.session.reporter
         ceilings = read_cached_ceilings(device)
         if ceilings is None:
-            with reporter.doing("measuring what this machine gives at most"):
-                ceilings = measure(device)
+            with reporter.following("measuring what this machine gives at most") as tell:
+                ceilings = measure(device, tell)
             reporter.say(f"opgrip machine shows it, from {keep(ceilings, device)}")
         return ceilings

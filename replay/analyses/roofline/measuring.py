@@ -15,6 +15,7 @@ from opgrip.traces.ceilings.ceilings import Ceilings
 from opgrip.traces.ceilings.copying import best_s, levels, no_less
 from opgrip.traces.machine import processor
 from opgrip.traces.names import plain_name
+from opgrip.traces.progress import Tell, tell_nobody
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int8)
 SIZES = (256, 512, 1024, 2048, 4096, 8192)
@@ -24,20 +25,23 @@ LONGEST_S = 0.12
 LAUNCHES = 2000
 
 
-def measure(device: str) -> Ceilings:
-    """The ceilings of this machine, or of one of its GPUs.
+def measure(device: str, tell: Tell = tell_nobody) -> Ceilings:
+    """The ceilings of this machine, or of one of its GPUs; `tell` is told how far it is.
 
     On the CPU one thread is measured, and one a processor. Takes about 20 seconds.
     """
     kind = torch.device(device).type
     threads = sorted({1, len(os.sched_getaffinity(0))}) if kind == "cpu" else [1]
     rates: dict[str, dict[int, float]] = {}
-    for count in threads:
+    parts = len(threads) * len(DTYPES) + 1
+    for place, count in enumerate(threads):
         with _threads(count):
-            for dtype in DTYPES:
+            for number, dtype in enumerate(DTYPES, place * len(DTYPES)):
+                tell(f"products of {plain_name(dtype)}", number, parts)
                 rate = _matrix_rate(dtype, device)
                 if rate is not None:
                     rates.setdefault(plain_name(dtype), {})[count] = rate
+    tell("copies", parts - 1, parts)
     one = torch.zeros(1, device=device)
     return Ceilings(
         machine=tuple(processor(device)),

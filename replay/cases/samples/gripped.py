@@ -93,7 +93,11 @@ def _cases(trace: Trace, opened: Mapping[str, OpenSample], selection: Selection)
     calls = calls[[matches(str(name), selection.module) for name in calls["module"]]]
     counts = calls["signature"].value_counts().to_dict()
     contexts = contexts_of(trace, calls)
-    chosen = {op: sample for op, sample in opened.items() if matches(sample.name, selection.op)}
+    chosen = {
+        op: sample
+        for op, sample in opened.items()
+        if matches(sample.name, selection.op) and not selection.excludes(sample.name)
+    }
     live = {op: LiveArguments(trace, sample.classes) for op, sample in chosen.items()}
     cases = []
     for signature in trace.signatures:

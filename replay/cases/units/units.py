@@ -10,7 +10,7 @@ from itertools import chain
 from typing import Any
 
 from opgrip.replay.arguments.stored import drawn_values
-from opgrip.replay.cases.cases import NO_CALL_MATCHES_BOTH, NO_CALLS, Case, no_match, values_of
+from opgrip.replay.cases.cases import ALL_EXCLUDED, NO_CALL_MATCHES_BOTH, NO_CALLS, Case, no_match, values_of
 from opgrip.replay.cases.selection import Selection
 from opgrip.replay.cases.units.facts import Facts, facts_of
 from opgrip.replay.cases.units.graphs import UnitOperator
@@ -59,6 +59,9 @@ def make_units(
     runs = make_runs(trace, make_places(trace, unit, selection), facts)
     if not runs:
         raise _nothing_selected(trace, unit, selection)
+    runs = [run for run in runs if not selection.excludes(run.place.name)]
+    if not runs:
+        raise UserError(*ALL_EXCLUDED)
     alike: dict[tuple[str, str, tuple[UnitCall, ...]], list[Run]] = {}
     for run in runs:
         alike.setdefault((run.place.name, run.place.phase, run.calls), []).append(run)
