@@ -50,7 +50,7 @@ def check_capture(args: argparse.Namespace) -> None:
 def build(args: argparse.Namespace, reporter: Reporter) -> Program:
     """The model that is asked for, with the weights of the seed."""
     torch.manual_seed(args.seed)
-    with reporter.doing(f"building {args.model}"):
+    with reporter.doing(f"building {args.model}", measures=False):
         return load_program(args.model, from_arguments(ModelOptions, args))
 
 
