@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from pasted import Pasted, commands_in, compare, in_small, prepare_folder, why_not
+from pasted import CRASHES, Pasted, commands_in, compare, in_small, prepare_folder, why_not
 from programs import ROOT
 
 from opgrip.capture.options import make_parser as capture_parser
@@ -22,7 +22,6 @@ DOCUMENTS = [
     if commands_in((ROOT / name).read_text(encoding="utf-8"))
 ]
 PARSERS = {"opcapture": capture_parser, "opreplay": replay_parser, "opgrip": opgrip_parser}
-QUICK = ("opcapture -o script.jsonl", "opgrip longtail", "opreplay samples/", "opreplay sample:")
 
 
 def run_pasted(pasted: Pasted, folder: Path) -> str:
@@ -33,20 +32,21 @@ def run_pasted(pasted: Pasted, folder: Path) -> str:
     done = subprocess.run(
         ["bash", "-c", command], cwd=folder, env=env, capture_output=True, text=True, timeout=550, check=False
     )
-    if done.returncode:
+    if done.returncode and CRASHES not in pasted.command:
         return f"line {pasted.line}: {pasted.command}: status {done.returncode}\n{done.stdout[-2000:]}"
     difference = compare(pasted.shown, done.stdout.splitlines()) if pasted.shown else ""
     return f"line {pasted.line}: {pasted.command}\n{difference}" if difference else ""
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("name", DOCUMENTS)
 def test_the_commands_of_a_document_run_in_their_order(name: str, tmp_path: Path) -> None:
     text = (ROOT / name).read_text(encoding="utf-8")
-    prepare_folder(tmp_path, text)
+    prepare_folder(tmp_path, name, text)
     problems, passed_over = [], []
     for pasted in commands_in(text):
-        reason = why_not(pasted)
+        reason = why_not(name, pasted)
         if reason is not None:
             passed_over.append(f"line {pasted.line}: {reason}")
         elif problem := run_pasted(pasted, tmp_path):
@@ -67,7 +67,7 @@ def test_the_commands_of_a_document_have_the_options_that_there_are(name: str) -
 
 def test_what_the_readme_shows_first_runs(tmp_path: Path) -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    prepare_folder(tmp_path, text)
+    prepare_folder(tmp_path, "README.md", text)
     commands = [pasted for pasted in commands_in(text) if pasted.command.startswith("opcapture -o")]
     assert commands
     assert [run_pasted(pasted, tmp_path) for pasted in commands] == [""] * len(commands)
@@ -89,9 +89,8 @@ Words, and `opreplay no command`.
     opreplay small.jsonl --top 2      # the first two
 """
     first, second = commands_in(text)
-    assert first == Pasted(
-        7, "opcapture --model nets.py:small; echo $?", ["opcapture: 6 calls, 4 kB", "...", "7", ""][:3]
-    )
+    assert (first.line, first.command) == (7, "opcapture --model nets.py:small; echo $?")
+    assert list(filter(None, first.shown)) == ["opcapture: 6 calls, 4 kB", "...", "7"]
     assert second.command.startswith("opreplay small.jsonl --top 2")
     assert compare(first.shown, ["opcapture: 6 calls, 9 kB", "between", "7"]) == ""
     assert "printed: opcapture: 5 calls" in compare(first.shown, ["opcapture: 5 calls, 4 kB", "7"])
