@@ -219,6 +219,6 @@ def compare(shown: list[str], printed: list[str]) -> str:
         else:
             return f"shown:   {line}\nprinted: {rest[0] if rest else 'nothing more'}"
         any_lines = False
-    return (
-        "" if "..." in expected or place == len(actual) or not expected else f"printed, and not shown: {actual[place]}"
-    )
+    if "..." in expected or place == len(actual):
+        return ""
+    return f"printed, and not shown: {actual[place]}"
