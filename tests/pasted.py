@@ -158,7 +158,7 @@ def why_not(name: str, pasted: Pasted) -> str | None:
     """Why a command of a document cannot run here; None where it can."""
     words = shlex.split(pasted.command, comments=True)
     options = dict(zip(words, [*words[1:], ""], strict=True))
-    needs_mmdet = any(word.startswith("mmdet.") for word in words) or words[:2] == ["pytest", "samples/delta2bbox"]
+    needs_mmdet = any(word.startswith("mmdet.") for word in words) or words[:2] == ["pytest", "grips/delta2bbox"]
     if needs_mmdet and find_spec("mmdet") is None:
         return "mmdet is not installed: make openmmlab"
     if any(value.startswith("cuda") for value in options.values()) and not torch.cuda.is_available():
