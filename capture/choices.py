@@ -10,5 +10,5 @@ KNOWN_EXTENSIONS = ("mmcv._ext",)
 """Extension modules that are watched wherever the program has loaded them."""
 CALLS = 3
 """Distinct signatures of a gripped function whose calls are kept."""
-SAMPLES = "samples"
-"""The folder that samples are written into."""
+GRIPS = "grips"
+"""The folder that samples are written into where none is named: `samples` stands for those that ship."""

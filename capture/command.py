@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from opgrip.capture.options import make_parser
+from opgrip.capture.script import check_script
 from opgrip.traces.command import run_command
 from opgrip.traces.loading import loading
 
@@ -24,6 +25,8 @@ def _split(argv: list[str]) -> tuple[list[str], bool, list[str]]:
 
 
 def _run(args: argparse.Namespace, program: Sequence[str] | None) -> int:
+    if program is not None:
+        check_script(program)
     with loading("opcapture"):
         from opgrip.capture.opcapture import run
     return run(args, program)

@@ -24,13 +24,12 @@ examples:
   opcapture --model my_package.models:small_unet --batch-size 8 --device cuda
   opcapture --model retinanet_r50_fpn_1x_coco.py --cfg-options model.test_cfg.score_thr=0 -o - | jq .op
   opcapture --model bert.py:make --run train --audit      name what torch ran and the trace does not have
-  opcapture --model retinanet_r50_fpn_1x_coco.py --grip 'mmdet.*:delta2bbox'    functions too, and samples of them
+  opcapture --model faster-rcnn_r50_fpn_1x_coco.py --grip 'mmdet.*:delta2bbox'  functions too, and samples of them
   opcapture --model bert.py:make --find-longtail          name the functions that break into many small operators
   opcapture -o train.jsonl.zst -- train.py --epochs 1     any script, or -- -m package, with its own exit status
   torchrun --nproc-per-node 2 --no-python opcapture -o step.jsonl -- train.py     one trace a rank
 """
-
-GRIP_TO = Path("samples")
+SCRIPT = "put a script after --, as in opcapture -- train.py"
 
 
 @titled("the model")
@@ -98,7 +97,7 @@ class Recording:
         metavar="PATTERN",
     )
     grip_to: Path | None = option(
-        None, "where the samples go that --grip writes (default: samples)", parse=Path, metavar="FOLDER"
+        None, "where the samples go that --grip writes (default: grips)", parse=Path, metavar="FOLDER"
     )
     compiled: str = option(
         OPERATORS,
@@ -142,7 +141,7 @@ OPTIONS = (ModelName, ModelOptions, Steps, Output, Recording, Findings)
 def make_parser() -> argparse.ArgumentParser:
     """The command's options."""
     usage = "opcapture [options] [-- SCRIPT [ARGUMENT ...] | -- -m MODULE [ARGUMENT ...]]"
-    parser = OneLineParser("opcapture", usage=usage, description=DESCRIPTION, epilog=EXAMPLES)
+    parser = OneLineParser("opcapture", usage=usage, description=DESCRIPTION, epilog=EXAMPLES, surplus=SCRIPT)
     add_all_options(parser, OPTIONS)
     add_debug(parser)
     add_version(parser)

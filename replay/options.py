@@ -36,7 +36,7 @@ examples:
   opreplay trace:faster_rcnn --top 20 --nsys -o top.json                   kernels of each call, by Nsight Systems
   opreplay trace:faster_rcnn --device cuda --ncu -o all.json               counters of its kernels, by Nsight Compute
   opreplay trace:faster_rcnn --profile -o all.json                         a timeline for Perfetto, by torch's profiler
-  opreplay samples/nms                                                     a sample that ships
+  opreplay sample:nms                                                      a sample that ships
   opreplay samples --tag ForLoop --mode eager,compile                      all with a property
   opreplay trace:faster_rcnn --device cuda --exec-mode events --cache cold
 """
@@ -82,7 +82,7 @@ def make_parser() -> argparse.ArgumentParser:
         "trace",
         type=Path,
         metavar="TRACE",
-        help="a file that opcapture wrote; samples, samples/NAME, or a folder that grip wrote",
+        help="a file that opcapture wrote; samples, sample:NAME, or a folder that grip wrote",
     )
     add_all_options(parser, option_classes())
     add_debug(parser)

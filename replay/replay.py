@@ -44,7 +44,7 @@ def replay(trace: str | Path, **options: Any) -> Results:
 
     Parameters
     ----------
-    trace : a file that `Capture` or `opcapture` wrote; `samples`, `samples/NAME`, or a folder that `grip` wrote
+    trace : a file that `Capture` or `opcapture` wrote; `samples`, `sample:NAME`, or a folder that `grip` wrote
     options : those of `opreplay --help` by their long names, with `_` for `-`. Where an option takes several, a list
 
     Raises

@@ -21,7 +21,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar, overload
 
-from opgrip.capture.choices import CALLS, SAMPLES
+from opgrip.capture.choices import CALLS, GRIPS
 from opgrip.capture.grips.gripping import Grips
 from opgrip.capture.grips.patterns import parse_pattern
 from opgrip.capture.grips.recorded import RecordedSample
@@ -84,7 +84,7 @@ class Gripper:
         calls: int = CALLS,
         tags: Iterable[str] = (),
         name: str | None = None,
-        to: str | Path = SAMPLES,
+        to: str | Path = GRIPS,
         by_reference: bool = False,
     ) -> Callable[[Function], Function]: ...
 
@@ -96,7 +96,7 @@ class Gripper:
         calls: int = CALLS,
         tags: Iterable[str] = (),
         name: str | None = None,
-        to: str | Path = SAMPLES,
+        to: str | Path = GRIPS,
         by_reference: bool = False,
     ) -> Any:
         """A decorator that keeps a function's calls, and writes them as a sample at the end of the program.
@@ -127,7 +127,7 @@ class Gripper:
         calls: int = CALLS,
         tags: Iterable[str] = (),
         name: str | None = None,
-        to: str | Path = SAMPLES,
+        to: str | Path = GRIPS,
         by_reference: bool = False,
     ) -> Gripping:
         """Grip functions by their names, wherever they are, in a block or until the program ends.

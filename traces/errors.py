@@ -6,6 +6,9 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+SWITCHES = ("append", "force", "partial", "resume")
+"""Flags that take no value, as far as messages advise them."""
+
 
 class UserError(Exception):
     """What is wrong, and what to do about it: commands print it as one line and exit with status 2.
@@ -45,7 +48,11 @@ def in_words_of_python() -> Iterator[None]:
 
 
 def _with_keywords(text: str) -> str:
-    return re.sub(r"--([a-z][a-z-]*)", lambda flag: f"{flag[1].replace('-', '_')}=", text)
+    return re.sub(r"--([a-z][a-z-]*)", lambda flag: _keyword(flag[1].replace("-", "_")), text)
+
+
+def _keyword(word: str) -> str:
+    return f"{word}=True" if word in SWITCHES else f"{word}="
 
 
 class FormatError(ValueError):

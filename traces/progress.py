@@ -45,11 +45,15 @@ class Reporter:
         self.say(text)
 
     @contextmanager
-    def doing(self, text: str, total: int | None = None) -> Iterator[Callable[[], None]]:
+    def doing(self, text: str, total: int | None = None, measures: bool = True) -> Iterator[Callable[[], None]]:
         """A task that runs while the block does; on a terminal it is shown with how far it is, and then goes.
 
         Yields what is to be called when one of `total` steps is done. The display is drawn then and not by a thread
         of its own, which would take time from what is measured.
+
+        Parameters
+        ----------
+        measures : whether the task measures something; else a thread shows how long it has taken
         """
         if not (self.console.is_terminal or self.console.is_jupyter):
             self.begin(text)
@@ -58,7 +62,9 @@ class Reporter:
         columns = [TextColumn("{task.description}", markup=False)]
         steps = [BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()] if total is not None else []
         left = [TextColumn("left"), TimeRemainingColumn()] if steps else []
-        with Progress(*columns, *steps, *left, console=self.console, transient=True, auto_refresh=False) as progress:
+        elapsed = [] if measures or steps else [TimeElapsedColumn()]
+        shown = (*columns, *steps, *left, *elapsed)
+        with Progress(*shown, console=self.console, transient=True, auto_refresh=not measures) as progress:
             task = progress.add_task(text, total=total)
             progress.refresh()
             drawn = monotonic()

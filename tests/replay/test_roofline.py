@@ -280,7 +280,7 @@ def test_rows_have_their_limits_and_what_binds_them(
 
 def test_samples_have_limits_too(tmp_path: Path, measured: dict[str, str]) -> None:
     output = tmp_path / "rows.json"
-    shown = run_command("opreplay", "samples/bbox2delta", *FAST, "--roofline", "-o", output, env=measured)
+    shown = run_command("opreplay", "sample:bbox2delta", *FAST, "--roofline", "-o", output, env=measured)
     assert shown.returncode == 0, shown.stderr
     assert (load_results(output)["operators"] > 1).all()
 

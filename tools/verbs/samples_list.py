@@ -32,9 +32,9 @@ def prepare(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print a line a sample; in a pipe, columns with tabs between them."""
-    from opgrip.replay.cases.samples import SHIPPED, find_samples
+    from opgrip.replay.cases.samples import find_samples
 
-    samples = find_samples(SHIPPED, args.names, args.tag)
+    samples = find_samples(patterns=args.names, tags=args.tag)
     if not samples:
         raise UserError("no sample has these names and tags", "opgrip samples list shows all")
     if args.source is not None:

@@ -28,16 +28,16 @@ def prepare(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print it."""
-    from opgrip.replay.cases.samples import SHIPPED, find_samples
+    from opgrip.replay.cases.samples import PREFIX, find_samples
 
-    (sample,) = find_samples(f"{SHIPPED}/{args.name}")
+    (sample,) = find_samples(args.name)
     print(f"name      {sample.name}, in {sample.family}")
     print(f"tags      {' '.join(sorted(tag.value for tag in sample.tags)) or 'none'}")
     print(f"source    {sample.project}, {sample.url}")
     print(f"jax       {'yes' if sample.has_jax() else 'no'}")
     for configuration in sample.configurations:
         print(f"inputs    {configuration}: {_outline(sample, configuration)}")
-    print(f"run it    opreplay samples/{sample.name} --mode eager,compile\n")
+    print(f"run it    opreplay {PREFIX}{sample.name} --mode eager,compile\n")
     print(inspect.getsource(sys.modules[sample.function.__module__]), end="")
     return 0
 

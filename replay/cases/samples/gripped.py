@@ -42,15 +42,15 @@ def open_folders(targets: Sequence[Path]) -> list[OpenSample]:
     return opened
 
 
-def gripped_samples(target: Path, patterns: Sequence[str] = (), tags: Sequence[str] = ()) -> Iterator[Case]:
-    """A case for each call in the sample folders that a path names; they are to be numbered.
+def gripped_samples(folders: Sequence[Path], patterns: Sequence[str] = (), tags: Sequence[str] = ()) -> Iterator[Case]:
+    """A case for each call in sample folders; they are to be numbered.
 
     Parameters
     ----------
     patterns, tags : see `sample_cases`
     """
     requested_tags = {tag.lower() for tag in tags}
-    for sample in map(open_sample, folders_in(target)):
+    for sample in map(open_sample, folders):
         if matches(sample.name, patterns) and requested_tags <= {tag.lower() for tag in sample.tags}:
             yield from _cases(load(sample.folder / CALLS, partial=False), {sample.name: sample}, Selection())
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import PurePath
 from typing import Any
 
 import torch
@@ -19,7 +18,7 @@ from opgrip.traces.errors import UserError
 from opgrip.traces.suggestions import did_you_mean
 
 SHIPPED = "samples"
-"""Stands for all of them; `samples/nms` is one."""
+"""Stands for all of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,25 +39,26 @@ class ConfigurationTensor:
         return Held(_tensors(self.name, self.configuration)[self.place]).draw(shape, dtype, generator)
 
 
-def find_samples(target: str = SHIPPED, patterns: Sequence[str] = (), tags: Sequence[str] = ()) -> list[Sample]:
-    """The samples that ship under a name, and have one of some names and all of some tags.
+def find_samples(name: str = "", patterns: Sequence[str] = (), tags: Sequence[str] = ()) -> list[Sample]:
+    """The sample that ships under a name, or all, as far as they have one of some names and all of some tags.
 
     Raises
     ------
     UserError : where a name or tag is not known
     """
     requested_tags = _tags(tags)
-    return [sample for sample in named(target) if matches(sample.name, patterns) and requested_tags <= sample.tags]
+    return [
+        sample for sample in samples_named(name) if matches(sample.name, patterns) and requested_tags <= sample.tags
+    ]
 
 
-def named(target: str) -> list[Sample]:
-    """The samples that ship under a name, all for `samples`.
+def samples_named(name: str) -> list[Sample]:
+    """The sample that ships under a name; all of them for an empty one.
 
     Raises
     ------
     UserError : where there is none of the name
     """
-    name = "/".join(PurePath(target).parts[1:])
     if not name:
         return list(samples().values())
     if name not in samples():

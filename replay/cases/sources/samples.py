@@ -12,7 +12,7 @@ from opgrip.traces.errors import UserError
 
 
 class SampleSource:
-    """`samples`, `samples/NAME`, or a folder that `grip` wrote."""
+    """`samples`, `sample:NAME`, or a folder that `grip` wrote."""
 
     lacks: Sequence[str] = ("traces",)
     hint = "leave it out with samples"
