@@ -7,6 +7,7 @@ import sys
 import warnings
 from collections.abc import Sequence
 from contextlib import redirect_stdout
+from typing import IO
 
 from opgrip.capture.audit import Difference, audit
 from opgrip.capture.capture import Capture
@@ -28,7 +29,7 @@ from opgrip.capture.steps import (
 from opgrip.traces.ceilings.bandwidth import bandwidth_of
 from opgrip.traces.command import USAGE_ERROR, run_command
 from opgrip.traces.errors import UserError
-from opgrip.traces.longtail import find_longtail, lines_of
+from opgrip.traces.longtail import find_longtail, print_longtail
 from opgrip.traces.progress import Reporter
 from opgrip.traces.trace import load
 
@@ -72,7 +73,7 @@ def _run_script(args: argparse.Namespace, arguments: Sequence[str], reporter: Re
         reporter.say(f"error: {problem}")
     elif args.find_longtail:
         # the script's own output went to stdout
-        print("\n".join(_longtail(capture)), file=sys.stderr)
+        _print_longtail(capture, sys.stderr)
     return status or (USAGE_ERROR if problem else 0)
 
 
@@ -93,7 +94,7 @@ def _run_model(args: argparse.Namespace, reporter: Reporter) -> int:
         if args.audit:
             _tell_audit(_audit(build(args, reporter), capture, args, reporter), reporter)
     if args.find_longtail:
-        print("\n".join(_longtail(capture)))
+        _print_longtail(capture, sys.stdout)
     return 0
 
 
@@ -135,5 +136,5 @@ def _tell(capture: Capture, reporter: Reporter) -> None:
         reporter.say(f"run them again with: opreplay {where}")
 
 
-def _longtail(capture: Capture) -> list[str]:
-    return lines_of(find_longtail([load(capture.path)], bandwidth_of, own_cost()), LONGTAIL_TOP)
+def _print_longtail(capture: Capture, file: IO[str]) -> None:
+    print_longtail(find_longtail([load(capture.path)], bandwidth_of, own_cost()), LONGTAIL_TOP, file)

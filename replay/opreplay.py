@@ -11,7 +11,7 @@ from dataclasses import asdict
 from opgrip.replay.measuring.results import OK, summarize
 from opgrip.replay.options import Output, make_parser
 from opgrip.replay.replay import Replay, is_whole
-from opgrip.replay.reports.table import print_table
+from opgrip.replay.reports.table import print_results
 from opgrip.replay.sequences.report import print_sequence
 from opgrip.replay.sequences.sequence import SequenceSettings, replay_apart
 from opgrip.traces.command import INTERRUPTED, run_command
@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
         return _replay_sequence(replay, output, reporter)
     replayed = replay.run()
     rows = list(replayed.results)
-    print_table(rows, sys.stdout)
+    print_results(rows, sys.stdout)
     if replayed.problem is not None:
         raise replayed.problem
     for analysis in replayed.analyses:

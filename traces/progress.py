@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import monotonic
 
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from opgrip.traces.terminal import console_for
 
 REDRAW_S = 0.1
 
@@ -23,7 +24,7 @@ class Reporter:
 
     def __init__(self, prog: str) -> None:
         self.prog = prog
-        self.console = Console(stderr=True, highlight=False)
+        self.console = console_for(stderr=True)
 
     def say(self, text: str) -> None:
         """One line that stays."""

@@ -67,6 +67,11 @@ class Session:
         return path
 
 
+@dataclass(frozen=True, slots=True)
+class NoOptions:
+    """Of an analysis that is there wherever it has something to say."""
+
+
 class Analysis:
     """One analysis of a replay. It is made before any case runs, so that what it lacks is said first.
 

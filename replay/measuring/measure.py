@@ -213,11 +213,15 @@ def _fill_rows(
 def _with_times(result: Result, samples: Samples, settings: Settings, ratio: Ratio) -> Result:
     # infinite where no kind of run was made twice
     spread = measured_spread if math.isfinite(measured_spread := samples.spread) else None
+    median_us = samples.quantile_us(0.5)
     return replace(
         result,
-        median_us=samples.quantile_us(0.5),
+        median_us=median_us,
         p10_us=samples.quantile_us(0.1),
         p90_us=samples.quantile_us(0.9),
+        mean_us=samples.mean_us,
+        gflop_per_s=_giga_per_s(result.flops, median_us),
+        gb_per_s=_giga_per_s(result.bytes_moved, median_us),
         samples=len(samples),
         spread=spread,
         stopped=samples.done(settings.effort) or "most",
@@ -229,3 +233,8 @@ def _with_times(result: Result, samples: Samples, settings: Settings, ratio: Rat
         ratio=ratio[1],
         ratio_p90=ratio[2],
     )
+
+
+def _giga_per_s(amount: int | None, time_us: float) -> float | None:
+    """Of what is done in a time; None where that is nothing, or not known."""
+    return amount / time_us / 1e3 if amount and time_us > 0 else None

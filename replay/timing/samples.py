@@ -108,6 +108,13 @@ class Samples:
         return float(times[order][min(place, len(times) - 1)]) / 1e3
 
     @property
+    def mean_us(self) -> float:
+        """The mean over the program's calls, in microseconds."""
+        strata = list(self.times) if self._alike else self._select_strata()
+        times, weights = self._weighted(strata)
+        return float(np.mean(times) if self._alike else weights @ times) / 1e3
+
+    @property
     def spread(self) -> float:
         """Interquartile range within strata, as a share of the median; infinite where none has two runs."""
         strata = [stratum for stratum in self._select_strata() if len(self.times[stratum]) > 1]

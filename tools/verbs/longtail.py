@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
@@ -12,8 +13,9 @@ from opgrip.traces import Trace, load
 from opgrip.traces.ceilings.bandwidth import bandwidth_of
 from opgrip.traces.command import add_debug, positive
 from opgrip.traces.errors import UserError
-from opgrip.traces.longtail import check_form, find_longtail, lines_of, write_rows
+from opgrip.traces.longtail import check_form, find_longtail, print_longtail, write_rows
 from opgrip.traces.output import check_writable
+from opgrip.traces.words import counted
 
 EXAMPLES = """\
 examples:
@@ -45,9 +47,11 @@ def run(args: argparse.Namespace) -> int:
         check_form(args.output)
         check_writable(args.output, args.force)
     longtail = find_longtail(_load(args.traces, args.partial), _bandwidth(args.bandwidth), own_cost())
-    print("\n".join(lines_of(longtail, args.top)))
+    print_longtail(longtail, args.top, sys.stdout)
     if args.output is not None:
         write_rows(longtail, args.output, args.force)
+        written = counted(len(longtail.functions), "function")
+        print(f"opgrip longtail: {written} to {args.output}", file=sys.stderr)
     return 0
 
 
