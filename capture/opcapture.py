@@ -32,6 +32,7 @@ from opgrip.traces.errors import UserError
 from opgrip.traces.longtail import find_longtail, print_longtail
 from opgrip.traces.progress import Reporter
 from opgrip.traces.trace import load
+from opgrip.traces.words import counted
 
 LONGTAIL_TOP = 30
 
@@ -116,18 +117,22 @@ def _tell_audit(differences: list[Difference], reporter: Reporter) -> None:
             f"audit: {item.op}: torch counts {item.torch_calls:,}, the trace {item.trace_calls:,}: "
             f"{item.explained or 'NOT EXPLAINED'}"
         )
-    reporter.say(f"audit: {len(differences)} operators differ, {len(unexplained)} without an explanation")
+    reporter.say(
+        f"audit: {counted(len(differences), 'operator differs', 'operators differ')}, {len(unexplained)} without an explanation"
+    )
 
 
 def _tell(capture: Capture, reporter: Reporter) -> None:
     size = f"{capture.bytes_written / 1000:,.0f} kB"
     where = "stdout" if str(capture.path) == "-" else str(capture.path)
-    reporter.say(f"{capture.calls:,} calls of {capture.signatures:,} signatures, {size}, to {where}")
+    reporter.say(f"{counted(capture.calls, 'call')} of {counted(capture.signatures, 'signature')}, {size}, to {where}")
     if capture.dropped:
-        reporter.say(f"{capture.dropped:,} calls could not be recorded; `opgrip trace info {where}` says why")
+        reporter.say(f"{counted(capture.dropped, 'call')} could not be recorded; `opgrip trace info {where}` says why")
     if (full := capture.full_values) is not None and full.failure is None:
         size = f"{full.bytes_written / 1000:,.0f} kB"
-        reporter.say(f"whole values of {full.tensors:,} tensors, {size}, to {full.path.name}: they can be private data")
+        reporter.say(
+            f"whole values of {counted(full.tensors, 'tensor')}, {size}, to {full.path.name}: they can be private data"
+        )
     for folder in capture.grips.written:
         reporter.say(f"a sample in {folder}: run it with pytest")
     for name, reason in capture.grips.refused.items():

@@ -22,6 +22,7 @@ from opgrip.traces.errors import UserError, one_line
 from opgrip.traces.options import from_arguments
 from opgrip.traces.output import check_writable
 from opgrip.traces.progress import Reporter
+from opgrip.traces.words import counted
 
 
 def ignore_own_warnings() -> None:
@@ -67,7 +68,7 @@ def capture_steps(program: Program, args: argparse.Namespace, reporter: Reporter
     settings = {"seed": args.seed, "warmup": args.warmup, "steps": args.steps, "device": args.device}
     capture = make_capture(args, args.output or f"{program.name}.jsonl", {"model": model, **settings}, program.model)
     total = args.warmup + args.steps
-    with reporter.doing(f"running {args.warmup} warm-up and {args.steps} captured steps", total) as advance:
+    with reporter.doing(f"running {args.warmup} warm-up and {counted(args.steps, 'captured step')}", total) as advance:
         inputs = warm_up(program, args, advance)
         with capture:
             while inputs:

@@ -18,6 +18,7 @@ from opgrip.traces.command import INTERRUPTED, run_command
 from opgrip.traces.options import from_arguments
 from opgrip.traces.output import whole_file
 from opgrip.traces.progress import Reporter
+from opgrip.traces.words import counted
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -48,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
     if replayed.interrupted:
         hint = f"go on with: opreplay {args.trace} ... --resume" if output.output else "with --output it could go on"
         ran, all_cases = len({row.case for row in rows}), len(replay.loaded.cases)
-        reporter.say(f"interrupted after {ran} of {all_cases} cases; {hint}")
+        reporter.say(f"interrupted after {ran} of {counted(all_cases, 'case')}; {hint}")
         return INTERRUPTED
     reporter.say(summarize(rows))
     return 1 if output.strict and any(row.status != OK for row in rows) else 0
@@ -65,7 +66,7 @@ def _replay_sequence(replay: Replay, output: Output, reporter: Reporter) -> int:
         precision=plan.effort.precision,
         room_bytes=plan.limits.memory_limit,
     )
-    with reporter.doing(f"replaying {len(loaded.trace.calls):,} calls in their order on {settings.device}"):
+    with reporter.doing(f"replaying {counted(len(loaded.trace.calls), 'call')} in their order on {settings.device}"):
         result = replay_apart(loaded.trace, settings)
     print_sequence(result, sys.stdout)
     if output.output is not None:

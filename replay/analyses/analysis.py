@@ -14,6 +14,7 @@ from opgrip.replay.workers.job import Job, Loaded
 from opgrip.traces.output import check_writable
 from opgrip.traces.progress import Reporter
 from opgrip.traces.registry import Registry
+from opgrip.traces.words import counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,7 @@ class Session:
 
     def running(self, rows: Sequence[Result], profiler: str) -> AbstractContextManager[object]:
         """Tell that the rows' cases run once more, while the block runs."""
-        return self.reporter.doing(f"running {len({row.case for row in rows})} cases under {profiler}")
+        return self.reporter.doing(f"running {counted(len({row.case for row in rows}), 'case')} under {profiler}")
 
     def beside(self, suffix: str) -> Path:
         """`base` with another suffix.

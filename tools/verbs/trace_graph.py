@@ -15,6 +15,7 @@ from opgrip.traces.command import add_debug, printable
 from opgrip.traces.errors import UserError
 from opgrip.traces.graph import Graph, make_graph
 from opgrip.traces.output import whole_file
+from opgrip.traces.words import counted
 
 EXAMPLES = """\
 examples:
@@ -83,9 +84,9 @@ def as_dot(graph: Graph) -> Iterator[str]:
 
 def _facts(graph: Graph, total_ns: int) -> Iterator[str]:
     edges = sum(len(step.after) for step in graph.steps.values())
-    yield f"calls          {len(graph.steps):,}, {edges:,} dependencies, {len(graph.storages):,} storages"
+    yield f"calls          {len(graph.steps):,}, {counted(edges, 'dependency', 'dependencies')}, {counted(len(graph.storages), 'storage')}"
     yield (
-        f"critical path  {len(graph.critical_path):,} calls, {graph.critical_ns / 1e6:,.2f} ms of "
+        f"critical path  {counted(len(graph.critical_path), 'call')}, {graph.critical_ns / 1e6:,.2f} ms of "
         f"{total_ns / 1e6:,.2f} ms ({graph.critical_ns / max(total_ns, 1):.0%})"
     )
     at = "" if graph.peak_at is None else f" at call {graph.peak_at} ({printable(graph.steps[graph.peak_at].op)})"

@@ -14,6 +14,7 @@ from opgrip.tools.verbs.verb import Verb, verbs
 from opgrip.traces import Trace, load
 from opgrip.traces.arguments import TensorSpec, leaves
 from opgrip.traces.command import add_debug, positive, printable
+from opgrip.traces.labels import are_marks, is_mark
 from opgrip.traces.names import tensor_outline
 from opgrip.traces.records import FUNCTION, Dropped, Entered
 from opgrip.traces.tables import TableColumn, print_table
@@ -26,6 +27,10 @@ examples:
   opgrip trace info traces/faster_rcnn.jsonl --top 30 | less
   opgrip trace info traces/faster_rcnn.jsonl --by function --by line
 """
+
+
+LABELS = 8
+"""Of record_function, as many as are shown."""
 
 
 def prepare(parser: argparse.ArgumentParser) -> None:
@@ -94,16 +99,20 @@ def _facts(trace: Trace) -> Iterable[tuple[str, str]]:
         yield "devices", "; ".join(f"{name}: {device}" for name, device in devices.items())
     yield "time", str(header.get("time"))
     functions = calls[calls["kind"] == FUNCTION]
-    inside = len(calls) - len(functions) - len(trace.own_calls)
+    whole = len(calls) - len(functions) - int(are_marks(calls).sum())
+    inside = whole - len(trace.own_calls)
     inside_note = f", {inside:,} of them inside extension functions" if inside else ""
-    yield "calls", f"{len(calls) - len(functions):,}{inside_note}"
+    yield "calls", f"{whole:,}{inside_note}"
     if len(functions):
         names = functions["op"].nunique()
         below = int(calls["gripped"].sum())
         calls_of = f"{counted(len(functions), 'call')} of {counted(names, 'function')}"
         yield "gripped", f"{calls_of}, {counted(below, 'call')} below them"
-    operators = [item for item in trace.signatures if item.kind != FUNCTION]
+    operators = [item for item in trace.signatures if item.kind != FUNCTION and not is_mark(item.op)]
     yield "signatures", f"{len(operators):,} of {counted(len({item.op for item in operators}), 'operator')}"
+    if len(labels := trace.labels):
+        more = f" and {len(labels) - LABELS} more" if len(labels) > LABELS else ""
+        yield "labels", ", ".join(f"{label} ({count:,})" for label, count in labels.head(LABELS).items()) + more
     yield from _losses(trace)
 
 
@@ -153,6 +162,7 @@ def _columns(table: pd.DataFrame, by: str) -> list[TableColumn]:
     return [
         TableColumn("share", [f"{share:.1%}" for share in table["share"]]),
         TableColumn("time us", [f"{time:,.0f}" for time in table["time_us"]]),
+        TableColumn("total us", [f"{time:,.0f}" for time in table["total_us"]], rank=3),
         TableColumn("calls", [f"{count:,}" for count in table["calls"]], rank=1),
         TableColumn("signatures", [f"{count:,}" for count in table["signatures"]], rank=2),
         *(_place_column(name, table[name]) for name in GROUPS[by].columns),

@@ -24,6 +24,7 @@ from opgrip.replay.timing.ranges import DOMAIN, NCU
 from opgrip.replay.workers.job import Job
 from opgrip.replay.workers.journal import identity
 from opgrip.traces.errors import UserError
+from opgrip.traces.words import counted
 
 PLACES = (
     "/usr/local/cuda*/bin/ncu",
@@ -122,7 +123,7 @@ def profile_rows(
             done.add(number, _batch(job, [row for row in results if row.case in part], ncu, number, timeout_s, results))
         except _Died as death:
             lost += 1
-            say(f"batch {number} of {len(parts)}, {len(part)} cases from case {part[0]}, is lost: {death}")
+            say(f"batch {number} of {len(parts)}, {counted(len(part), 'case')} from case {part[0]}, is lost: {death}")
     _summarize(done, ncu, say)
     if lost:
         again = "" if journal_path is None else "; try them again with --resume"
