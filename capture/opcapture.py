@@ -117,9 +117,8 @@ def _tell_audit(differences: list[Difference], reporter: Reporter) -> None:
             f"audit: {item.op}: torch counts {item.torch_calls:,}, the trace {item.trace_calls:,}: "
             f"{item.explained or 'NOT EXPLAINED'}"
         )
-    reporter.say(
-        f"audit: {counted(len(differences), 'operator differs', 'operators differ')}, {len(unexplained)} without an explanation"
-    )
+    differ = counted(len(differences), "operator differs", "operators differ")
+    reporter.say(f"audit: {differ}, {len(unexplained)} without an explanation")
 
 
 def _tell(capture: Capture, reporter: Reporter) -> None:

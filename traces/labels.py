@@ -48,7 +48,7 @@ def labeled(
     threads = [calls["process"].cat.codes, calls["thread"].cat.codes]
     for _, own in calls.groupby(threads, sort=False):
         flags, own_spans = _within(own, label_by_signature, is_selected)
-        within[own.index] = flags
+        within |= pd.Series(flags, index=own.index).reindex(calls.index, fill_value=False)
         spans += own_spans
     of_autograd = calls["thread"].astype(str).str.startswith(AUTOGRAD)
     for start, end in spans:
@@ -65,7 +65,8 @@ def _within(
     spans: list[tuple[int, int]] = []
     began: Any = None
     start = 0
-    for signature, op, start in zip(calls["signature"].tolist(), calls["op"].tolist(), calls["start_ns"].tolist()):
+    columns = (calls[name].tolist() for name in ("signature", "op", "start_ns"))
+    for signature, op, start in zip(*columns, strict=True):
         label = label_by_signature.get(signature)
         if label is not None:
             open_labels.append(is_selected(label))

@@ -86,7 +86,7 @@ def print_table(
     print_line(title, file, "italic")
     if layout is None:
         assert width is not None, "a pipe has room for all"
-        rows = _blocks(columns, width)
+        rows: Iterator[list[str]] = _blocks(columns, width)
     else:
         for line in _lines([column.heading for column in layout.columns], layout):
             _print(console, line, "bold")
@@ -151,12 +151,13 @@ def _heading_width(heading: str, folds: bool) -> int:
     return max(map(cell_len, heading.split() if folds else [heading]), default=0)
 
 
-def _row_lines(place: int, layout: _Layout) -> Iterator[str]:
-    yield from _lines([column.cells[place] for column in layout.columns], layout)
+def _row_lines(place: int, layout: _Layout) -> list[str]:
+    lines = list(_lines([column.cells[place] for column in layout.columns], layout))
     indent = _indent(layout)
     for column in layout.below:
         width = max(layout.width, LIST_BELOW) - indent
-        yield from (" " * indent + line for line in fold(column.cells[place], width, column.joint))
+        lines += [" " * indent + line for line in fold(column.cells[place], width, column.joint)]
+    return lines
 
 
 def _indent(layout: _Layout) -> int:

@@ -85,7 +85,8 @@ class Trace:
         name = model.get("name") if isinstance(model, dict) else None
         of_model = f" of {name}" if isinstance(name, str) else ""
         lacks = f"; {self.missing}" if self.missing else ""
-        return f"<Trace{of_model}: {counted(len(self.calls), 'call')} of {counted(len(self.signatures), 'signature')}{lacks}>"
+        holds = f"{counted(len(self.calls), 'call')} of {counted(len(self.signatures), 'signature')}"
+        return f"<Trace{of_model}: {holds}{lacks}>"
 
     def _repr_html_(self) -> str:
         table = self.summary().head(HTML_ROWS).to_html(index=False, float_format="{:.4g}".format, border=0)

@@ -139,8 +139,7 @@ def _number(value: float | None) -> str:
 
 
 def _rate(value: float | None) -> str:
-    """What may be far below one too."""
-    return _number(value) if value is None or value >= 1 else f"{value:.2g}"
+    return _number(value) if value is None or value >= 1 else f"{value:.2f}"
 
 
 def _has(about: Column, result: Result) -> bool:

@@ -84,7 +84,8 @@ def as_dot(graph: Graph) -> Iterator[str]:
 
 def _facts(graph: Graph, total_ns: int) -> Iterator[str]:
     edges = sum(len(step.after) for step in graph.steps.values())
-    yield f"calls          {len(graph.steps):,}, {counted(edges, 'dependency', 'dependencies')}, {counted(len(graph.storages), 'storage')}"
+    flow = f"{counted(edges, 'dependency', 'dependencies')}, {counted(len(graph.storages), 'storage')}"
+    yield f"calls          {len(graph.steps):,}, {flow}"
     yield (
         f"critical path  {counted(len(graph.critical_path), 'call')}, {graph.critical_ns / 1e6:,.2f} ms of "
         f"{total_ns / 1e6:,.2f} ms ({graph.critical_ns / max(total_ns, 1):.0%})"
