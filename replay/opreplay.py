@@ -43,6 +43,8 @@ def run(args: argparse.Namespace) -> int:
         raise replayed.problem
     for analysis in replayed.analyses:
         analysis.print(rows, sys.stdout)
+    if output.output is not None and not replayed.interrupted:
+        reporter.say(f"{counted(len(rows), 'row')} to {output.output}")
     for row in rows:
         if row.detail is not None:
             reporter.say(f"{row.op} {row.mode}:\n{row.detail.rstrip()}")
@@ -72,4 +74,5 @@ def _replay_sequence(replay: Replay, output: Output, reporter: Reporter) -> int:
     if output.output is not None:
         with whole_file(output.output, output.force) as file:
             file.write(json.dumps({**replay.header, **asdict(result)}, indent=1).encode() + b"\n")
+        reporter.say(f"{counted(result.calls, 'call')} to {output.output}")
     return 1 if output.strict and result.unsupported else 0

@@ -1,4 +1,4 @@
-"""What each point of --values, --cache, --threads and the like comes to beside the first, over all cases."""
+"""What each of several --values and --threads comes to beside the first, over all cases."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ from opgrip.traces.tables import TableColumn, print_table
 DIMENSIONS: Mapping[str, Callable[[Result], object]] = {
     "values": lambda row: row.values,
     "threads": lambda row: row.threads,
-    "batch": lambda row: row.batch_scale,
-    "streams": lambda row: row.streams,
 }
 """What cases are run with, each by the name of its column."""
 

@@ -9,12 +9,13 @@ from dataclasses import replace
 from opgrip.replay.arguments.values import RECORDED
 from opgrip.replay.cases.cases import Case
 from opgrip.replay.cases.surroundings import Surroundings
-from opgrip.replay.cases.ways import Points
+from opgrip.replay.cases.ways import Point, Points, Way
 from opgrip.replay.measuring.energy import Energy
 from opgrip.replay.measuring.metering import metered, with_energy
 from opgrip.replay.measuring.preparation import Prepared, failed, prepare
 from opgrip.replay.measuring.results import Result
 from opgrip.replay.measuring.settings import Settings
+from opgrip.replay.measuring.single_times import single_times
 from opgrip.replay.modes import ModeOptions
 from opgrip.replay.operators.memory import bytes_of
 from opgrip.replay.timing import pages
@@ -201,8 +202,7 @@ def _fill_rows(
             run = concurrent_runs[id(subject)]
             yield replace(_with_times(result, run.loaded, settings, NO_RATIO), overlap=run.overlap)
         else:
-            values = settings.inputs.values[0] if way.mode == settings.modes.reference else way.values
-            base = subject_of_way.get((way.point, way.direction, values, settings.modes.reference))
+            base = subject_of_way.get(_base_of(way, settings))
             if base is None or base is subject:
                 yield _with_times(result, subject.samples, settings, NO_RATIO)
             else:
@@ -210,11 +210,22 @@ def _fill_rows(
                 yield _with_times(result, subject.samples, settings, ratio_quantiles(times, others) or NO_RATIO)
 
 
+def _base_of(way: Way, settings: Settings) -> tuple[Point, str, str, str]:
+    """What a way is compared with: the reference mode; that with the first values; those with the first threads."""
+    reference, values = settings.modes.reference, settings.inputs.values[0]
+    if way.mode != reference:
+        return way.point, way.direction, way.values, reference
+    if way.values != values:
+        return way.point, way.direction, values, reference
+    first = next(iter(settings.points))
+    return replace(way.point, threads=first.threads), way.direction, values, reference
+
+
 def _with_times(result: Result, samples: Samples, settings: Settings, ratio: Ratio) -> Result:
     # infinite where no kind of run was made twice
     spread = measured_spread if math.isfinite(measured_spread := samples.spread) else None
     median_us = samples.quantile_us(0.5)
-    return replace(
+    times = replace(
         result,
         median_us=median_us,
         p10_us=samples.quantile_us(0.1),
@@ -233,6 +244,7 @@ def _with_times(result: Result, samples: Samples, settings: Settings, ratio: Rat
         ratio=ratio[1],
         ratio_p90=ratio[2],
     )
+    return times.adding(single_times(samples)) if settings.single_times.keep_samples else times
 
 
 def _giga_per_s(amount: int | None, time_us: float) -> float | None:

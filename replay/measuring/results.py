@@ -63,7 +63,7 @@ class Result:
     cache: str | None = column("what the caches held: `program`, `warm`, `cold`")
     ratio: float | None = column(
         "of the time over that of the reference mode, run by run; in that one's own rows over that of the first way to "
-        "draw values; empty in the row that others are compared with"
+        "draw values, in those of that over that of the first number of threads; empty in the row compared with"
     )
     ratio_p10: float | None = column("the tenth percentile of that")
     ratio_p90: float | None = column("the ninetieth")

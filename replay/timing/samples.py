@@ -67,6 +67,7 @@ class Samples:
 
     Attributes
     ----------
+    in_order : times of all runs, in ns, in the order in which they were made
     dropped : runs that were not kept, the machine being slowed down meanwhile
     spent_ns : what the runs took, with what was done between them
     """
@@ -76,6 +77,7 @@ class Samples:
         total = sum(shares.values())
         self.shares = {stratum: share / total for stratum, share in shares.items()}
         self.times: dict[Hashable, list[float]] = {stratum: [] for stratum in shares}
+        self.in_order: list[float] = []
         self.dropped = 0
         self.spent_ns = 0
         self._spreads: list[float] = []
@@ -92,6 +94,7 @@ class Samples:
     def add(self, stratum: Hashable, time_ns: float) -> None:
         """Keep a run's time."""
         self.times.setdefault(stratum, []).append(time_ns)
+        self.in_order.append(time_ns)
         self.shares.setdefault(stratum, 0.0)
         if len(self) % LOOK == 0:
             self._spreads.append(self.spread)

@@ -47,6 +47,7 @@ def run(args: argparse.Namespace) -> int:
         with whole_file(args.output, args.force) as file:
             for line in writers[args.output.suffix](graph):
                 file.write(f"{line}\n".encode())
+        print(f"opgrip trace graph: {counted(len(graph.steps), 'call')} to {args.output}", file=sys.stderr)
     total = sum(step.duration_ns for step in graph.steps.values())
     for line in _facts(graph, total):
         print(line, file=sys.stdout)
