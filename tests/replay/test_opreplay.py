@@ -248,11 +248,10 @@ def test_on_a_terminal_the_table_fits_it_and_no_color_is_respected(detector_trac
         while chunk := _read(ours):
             shown += chunk
     os.close(ours)
-    # NO_COLOR leaves bold
-    lines = [line.rstrip() for line in re.sub(r"\x1b\[[0-9;]*m", "", shown.decode()).splitlines()]
+    lines = [line.rstrip() for line in shown.decode().splitlines()]
     assert [line for line in lines if len(line) > 130] == []
-    assert any("captured us" in line and line.endswith("status") for line in lines)
-    assert b"\x1b[3" not in shown
+    assert any("captured" in line and line.endswith("status") for line in lines)
+    assert b"\x1b[" not in shown
 
 
 def _read(terminal: int) -> bytes:
