@@ -65,7 +65,7 @@ def benchmark(
         raise UserError("there is nothing to time", "give a function, and inputs of a case or more")
     with in_words_of_python():
         args = arguments_of(make_parser(), ["benchmark"], options, only=OPTIONS)
-        args.cache = args.cache or WARM
+        args.cache = args.cache or (WARM,)
         device = check_device(args.device or "cpu")
         args.device = str(device)
         settings = settings_for(plan_of(args))

@@ -11,6 +11,7 @@ from typing import IO, Any, ClassVar
 from opgrip.replay.measuring.columns import Columns
 from opgrip.replay.measuring.results import Result
 from opgrip.replay.workers.job import Job, Loaded
+from opgrip.traces.errors import UserError
 from opgrip.traces.output import check_writable
 from opgrip.traces.progress import Reporter
 from opgrip.traces.registry import Registry
@@ -55,6 +56,11 @@ class Session:
     def running(self, rows: Sequence[Result], profiler: str) -> AbstractContextManager[object]:
         """Tell that the rows' cases run once more, while the block runs."""
         return self.reporter.doing(f"running {counted(len({row.case for row in rows}), 'case')} under {profiler}")
+
+    def check_one_cache(self, profiler: str) -> None:
+        """Raise `UserError` where rows differ in what caches hold, which a profiler's ranges do not tell."""
+        if len(self.job.plan.timing.caches) > 1:
+            raise UserError(f"{profiler} sees one state of the caches", "give one to --cache")
 
     def beside(self, suffix: str) -> Path:
         """`base` with another suffix.

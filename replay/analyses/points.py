@@ -1,4 +1,4 @@
-"""What each of several --values and --threads comes to beside the first, over all cases."""
+"""What each of several --values, --threads and --cache comes to beside the first, over all cases."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from typing import IO
 
 from opgrip.replay.analyses.analysis import Analysis, NoOptions, analyses
 from opgrip.replay.analyses.speed_ups import speed_up_columns, speed_up_of
-from opgrip.replay.measuring.results import Result
+from opgrip.replay.measuring.results import OK, Result
 from opgrip.traces.tables import TableColumn, print_table
 
 DIMENSIONS: Mapping[str, Callable[[Result], object]] = {
     "values": lambda row: row.values,
     "threads": lambda row: row.threads,
+    "cache": lambda row: row.cache,
 }
 """What cases are run with, each by the name of its column."""
 
@@ -42,7 +43,7 @@ def print_points(rows: Sequence[Result], reference: str, file: IO[str]) -> None:
     ----------
     reference : the mode whose rows are compared with those of its own first point
     """
-    own = [row for row in rows if row.mode == reference]
+    own = [row for row in rows if row.mode == reference and row.status == OK]
     for name, point_of in DIMENSIONS.items():
         points = list(dict.fromkeys(map(point_of, own)))
         others = [other for label, other in DIMENSIONS.items() if label != name]

@@ -117,16 +117,17 @@ def _name(row: Result) -> str:
 def _costs(rows: Sequence[Result], dimension: str, points: Sequence[int]) -> list[float] | None:
     """Time for the same work at each point, in us; None where no case is ok at all of them."""
     point_of = DIMENSIONS[dimension]
-    by_case: dict[tuple[int, str], dict[int, float]] = {}
+    by_case: dict[tuple[int, str, str | None], dict[int, float]] = {}
     for row in rows:
         point = point_of(row)
         if row.status == OK and row.median_us and point is not None:
+            key = (row.case, row.values, row.cache)
             work = {"batch": row.batch_scale, "streams": row.overlap or 1.0}.get(dimension, 1)
             time = row.median_us
             if dimension == "streams":
                 # what it takes of the time of all that run at once
-                time = by_case.get((row.case, row.values), {}).get(points[0], row.median_us)
-            by_case.setdefault((row.case, row.values), {})[point] = row.count * time / work
+                time = by_case.get(key, {}).get(points[0], row.median_us)
+            by_case.setdefault(key, {})[point] = row.count * time / work
     whole = [times for times in by_case.values() if len(times) == len(points)]
     return [sum(times[point] for times in whole) for point in points] if whole else None
 

@@ -24,7 +24,8 @@ MOST_VARIANTS = 8
 """Calls of a signature, beside the first, whose values are drawn too."""
 
 NO_CALLS = "the trace holds no calls", "capture a program that runs some"
-NO_CALL_MATCHES_BOTH = "no call matches all of --op, --module and --label", "see opgrip trace info"
+NO_CALL_MATCHES_BOTH = "no call matches both --op and --module", "see opgrip trace info"
+NO_CALL_WITHIN = "no call that --op and --module select is within --label", "see opgrip trace info"
 """What is wrong with a selection, and what to do."""
 
 
@@ -84,9 +85,11 @@ def make_cases(trace: Trace, selection: Selection = Selection()) -> list[Case]:
         raise UserError(*NO_CALLS)
     calls = _matching(calls, "op", selection.op, "--op")
     calls = _matching(calls, "module", selection.module, "--module")
-    calls = calls.loc[calls.index.intersection(labeled_calls(trace, selection))]
     if calls.empty:
         raise UserError(*NO_CALL_MATCHES_BOTH)
+    calls = calls.loc[calls.index.intersection(labeled_calls(trace, selection))]
+    if calls.empty:
+        raise UserError(*NO_CALL_WITHIN)
     times = calls.groupby("signature")["duration_ns"].agg(["size", "median", "sum"])
     of_signature = {int(row[0]): (int(row[1]), float(row[2]), int(row[3])) for row in times.itertuples()}
     total = max(sum(count * median for count, median, _ in of_signature.values()), 1.0)

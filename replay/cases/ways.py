@@ -75,6 +75,7 @@ class Way:
     values : how they are drawn
     direction : `forward`, or `backward` for the gradients of a call
     mode : its name, with what follows the colon
+    cache : what caches hold before a run, where the case's ways differ in it
     """
 
     number: int
@@ -82,6 +83,7 @@ class Way:
     direction: str
     mode: str
     point: Point = Point()
+    cache: str | None = None
 
     @property
     def label(self) -> str:
@@ -94,4 +96,6 @@ class Way:
             words.append(f"batch x{self.point.batch}")
         if self.point.streams != 1:
             words.append(f"{self.point.streams} streams")
+        if self.cache is not None:
+            words.append(f"{self.cache} cache")
         return " ".join(words)

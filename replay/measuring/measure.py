@@ -89,23 +89,39 @@ def _measure(
     cached_rows: CachedRows,
 ) -> list[Result]:
     rows = [(case, prepare(case, settings, announce, cached_rows.get(case.number))) for case in cases]
-    measurer = Measurer(
-        Stopwatch(settings.timing.exec_mode, synchronizer(settings.device), empty_call_ns()),
-        settings.effort,
-        flusher(settings.device) if settings.timing.caches == COLD else None,
-        announce,
-        settings.inputs.seed,
-    )
-    around = _around(rows, settings, surroundings, announce, without) if settings.timing.caches == PROGRAM else {}
-    groups = _groups(rows, settings, surroundings, around)
+    groups: list[Group] = []
     with watched(settings.profiled, settings.device, settings.timelines):
-        if settings.timing.caches == PROGRAM:
-            measurer.in_rounds(groups)
-        else:
-            measurer.one_by_one(groups)
+        for cache in settings.timing.caches:
+            groups += _measure_with(cache, rows, settings, surroundings, announce, without)
     concurrent_runs = _side_by_side(rows, settings, announce)
     energies = metered(groups, settings, announce) if settings.energy.energy and not settings.profiled else {}
     return [row for _, prepared in rows for row in _fill_rows(prepared, settings, concurrent_runs, energies)]
+
+
+def _measure_with(
+    cache: str,
+    all_rows: Sequence[tuple[Case, list[Prepared]]],
+    settings: Settings,
+    surroundings: Surroundings,
+    announce: Announce,
+    without: Collection[int],
+) -> list[Group]:
+    """Measure the rows for which the caches hold this; gives the groups of their subjects."""
+    rows = [(case, [item for item in prepared if settings.cache_of(item[0]) == cache]) for case, prepared in all_rows]
+    measurer = Measurer(
+        Stopwatch(settings.timing.exec_mode, synchronizer(settings.device), empty_call_ns()),
+        settings.effort,
+        flusher(settings.device) if cache == COLD else None,
+        announce,
+        settings.inputs.seed,
+    )
+    around = _around(rows, settings, surroundings, announce, without) if cache == PROGRAM else {}
+    groups = _groups(rows, settings, surroundings, around)
+    if cache == PROGRAM:
+        measurer.in_rounds(groups)
+    else:
+        measurer.one_by_one(groups)
+    return groups
 
 
 def _side_by_side(
@@ -143,7 +159,7 @@ def _around(
     plain = replace(
         settings,
         inputs=replace(settings.inputs, values=(RECORDED,)),
-        timing=replace(settings.timing, backward=False),
+        timing=replace(settings.timing, backward=False, cache=(PROGRAM,)),
         modes=ModeOptions(),
         points=Points(),
         memory=False,
@@ -188,7 +204,7 @@ def _fill_rows(
     energies : what runs took of a GPU; as `concurrent_runs` by the identity of subjects
     """
     subject_of_way = {
-        (way.point, way.direction, way.values, way.mode): subject
+        (way.cache, way.point, way.direction, way.values, way.mode): subject
         for way, _, subject in prepared
         if subject is not None and subject.failure is None
     }
@@ -200,28 +216,31 @@ def _fill_rows(
             yield failed(result, subject.failure, settings)
         elif id(subject) in concurrent_runs:
             run = concurrent_runs[id(subject)]
-            yield replace(_with_times(result, run.loaded, settings, NO_RATIO), overlap=run.overlap)
+            yield replace(_with_times(result, run.loaded, settings, way, NO_RATIO), overlap=run.overlap)
         else:
             base = subject_of_way.get(_base_of(way, settings))
             if base is None or base is subject:
-                yield _with_times(result, subject.samples, settings, NO_RATIO)
+                yield _with_times(result, subject.samples, settings, way, NO_RATIO)
             else:
                 times, others = like_with_like(subject.runs, base.runs)
-                yield _with_times(result, subject.samples, settings, ratio_quantiles(times, others) or NO_RATIO)
+                yield _with_times(result, subject.samples, settings, way, ratio_quantiles(times, others) or NO_RATIO)
 
 
-def _base_of(way: Way, settings: Settings) -> tuple[Point, str, str, str]:
-    """What a way is compared with: the reference mode; that with the first values; those with the first threads."""
+def _base_of(way: Way, settings: Settings) -> tuple[str | None, Point, str, str, str]:
+    """What a way is compared with: the reference mode; of that the first values; the first threads; the first cache."""
     reference, values = settings.modes.reference, settings.inputs.values[0]
+    threads = next(iter(settings.points)).threads
+    cache, point = way.cache, way.point
     if way.mode != reference:
-        return way.point, way.direction, way.values, reference
-    if way.values != values:
-        return way.point, way.direction, values, reference
-    first = next(iter(settings.points))
-    return replace(way.point, threads=first.threads), way.direction, values, reference
+        values = way.values
+    elif way.values == values and point.threads != threads:
+        point = replace(point, threads=threads)
+    elif way.values == values:
+        cache = None if way.cache is None else settings.timing.caches[0]
+    return cache, point, way.direction, values, reference
 
 
-def _with_times(result: Result, samples: Samples, settings: Settings, ratio: Ratio) -> Result:
+def _with_times(result: Result, samples: Samples, settings: Settings, way: Way, ratio: Ratio) -> Result:
     # infinite where no kind of run was made twice
     spread = measured_spread if math.isfinite(measured_spread := samples.spread) else None
     median_us = samples.quantile_us(0.5)
@@ -239,7 +258,7 @@ def _with_times(result: Result, samples: Samples, settings: Settings, ratio: Rat
         dropped=samples.dropped,
         noisy=None if spread is None else spread > NOISY,
         method=settings.timing.exec_mode,
-        cache=settings.timing.caches,
+        cache=settings.cache_of(way),
         ratio_p10=ratio[0],
         ratio=ratio[1],
         ratio_p90=ratio[2],

@@ -63,7 +63,7 @@ class Result:
     cache: str | None = column("what the caches held: `program`, `warm`, `cold`")
     ratio: float | None = column(
         "of the time over that of the reference mode, run by run; in that one's own rows over that of the first way to "
-        "draw values, in those of that over that of the first number of threads; empty in the row compared with"
+        "draw values, in those of that over that of the first threads, then of the first cache; empty in the first"
     )
     ratio_p10: float | None = column("the tenth percentile of that")
     ratio_p90: float | None = column("the ninetieth")
@@ -110,7 +110,7 @@ def summarize(results: list[Result]) -> str:
     counts: dict[str, int] = {}
     for result in results:
         counts[result.status] = counts.get(result.status, 0) + 1
-    parts = [f"{count} {status}" for status, count in sorted(counts.items(), key=lambda item: item[0] != OK)]
+    parts = [f"{count:,} {status}" for status, count in sorted(counts.items(), key=lambda item: item[0] != OK)]
     cases = len({result.case for result in results})
     rows = "" if cases == len(results) else f" in {counted(len(results), 'row')}"
     return f"{counted(cases, 'case')}{rows}: {', '.join(parts)}"

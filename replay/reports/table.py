@@ -79,6 +79,7 @@ def _headings(results: Sequence[Result]) -> list[Heading]:
         Heading("operator", _operator, is_number=False, least=20),
         Heading("mode", _mode, _any(lambda row: row.mode != EAGER), is_number=False, least=8),
         Heading("threads", lambda row: str(row.threads or "-"), _any(lambda row: row.threads)),
+        Heading("cache", lambda row: row.cache or "-", lambda rows: len(_caches(rows)) > 1, is_number=False),
         Heading("batch", lambda row: f"x{row.batch_scale}", _any(lambda row: row.batch_scale != 1)),
         Heading("streams", lambda row: str(row.streams), _any(lambda row: row.streams != 1)),
         Heading("shapes", lambda row: row.shapes, is_number=False, least=40, below=True),
@@ -105,6 +106,10 @@ def _headings(results: Sequence[Result]) -> list[Heading]:
     ]
     headings.append(Heading("status", _status, is_number=False, least=11))
     return [heading for heading in headings if heading.is_needed(results)]
+
+
+def _caches(results: Sequence[Result]) -> set[str]:
+    return {result.cache for result in results if result.cache is not None}
 
 
 def _any(is_so: Callable[[Result], object]) -> Callable[[Sequence[Result]], bool]:

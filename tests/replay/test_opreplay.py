@@ -34,7 +34,7 @@ def test_every_signature_of_the_built_in_detector_runs_again(detector_trace: Pat
     assert rows["share"].sum() == pytest.approx(1)
     assert (rows["median_us"] > 0).all()
     assert rows["count"].sum() == len(load(detector_trace).calls)
-    assert f"{len(rows)} cases: {len(rows)} ok" in done.stderr
+    assert f"{len(rows):,} cases: {len(rows):,} ok" in done.stderr
 
 
 def test_the_table_is_sorted_by_share_and_has_no_colour_in_a_pipe(detector_trace: Path) -> None:

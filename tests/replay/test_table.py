@@ -185,18 +185,20 @@ def test_written_files_are_confirmed_and_numbers_agree(tiny_trace: Path, tmp_pat
     assert done.stderr == f"opgrip trace graph: {len(calls)} calls to graph.json\n"
 
 
-def test_several_values_and_threads_are_compared(tiny_trace: Path, tmp_path: Path) -> None:
+def test_several_values_threads_and_caches_are_compared(tiny_trace: Path, tmp_path: Path) -> None:
     output = tmp_path / "results.json"
-    points = ("--values", "recorded,random", "--threads", "1,2")
+    points = ("--values", "recorded,random", "--threads", "1,2", "--cache", "warm,cold,program")
     done = run_command("opreplay", tiny_trace, "--iterations", "4", "--top", "3", *points, "-o", output)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    for title, point in (("beside values recorded", "random"), ("beside threads 1", "2")):
-        heading, _, row = lines[lines.index(title) + 1 :][:3]
-        assert heading.split() == [title.split()[1], "cases", "speed-up", "p10", "p90", "by", "calls", "gain", "lose"]
-        assert row.split()[:2] == [point, "3"]
+    expected = {"values recorded": ["random"], "threads 1": ["2"], "cache warm": ["cold", "program"]}
+    for title, names in expected.items():
+        heading, _, *below = lines[lines.index(f"beside {title}") + 1 :]
+        assert heading.split() == [title.split()[0], "cases", "speed-up", "p10", "p90", "by", "calls", "gain", "lose"]
+        assert [row.split()[:2] for row in below[: len(names)]] == [[name, "3"] for name in names]
     rows = load_results(output)
-    first = (rows["values"] == "recorded") & (rows["threads"] == 1)
+    assert len(rows) == 3 * 2 * 2 * 3
+    first = (rows["values"] == "recorded") & (rows["threads"] == 1) & (rows["cache"] == "warm")
     assert rows[first]["ratio"].isna().all()
     assert rows[~first]["ratio"].notna().all()
 

@@ -170,7 +170,7 @@ def _batch(
 
 
 def _run(ncu: Ncu, job: Job, report: Path, command: Sequence[str]) -> None:
-    caches = f"--cache-control={'all' if job.plan.timing.caches == COLD else 'none'}"
+    caches = f"--cache-control={'all' if job.plan.timing.caches == (COLD,) else 'none'}"
     metrics_option = f"--metrics={','.join(ncu.metrics)}"
     ncu_command = [ncu.binary, *ALWAYS, caches, metrics_option, *ncu.arguments, f"--export={report}", *command]
     started = ncu_command if ncu.command is None else in_template(ncu.command, ncu_command)

@@ -10,7 +10,15 @@ from itertools import chain
 from typing import Any
 
 from opgrip.replay.arguments.stored import drawn_values
-from opgrip.replay.cases.cases import NO_CALL_MATCHES_BOTH, NO_CALLS, Case, labeled_calls, no_match, values_of
+from opgrip.replay.cases.cases import (
+    NO_CALL_MATCHES_BOTH,
+    NO_CALL_WITHIN,
+    NO_CALLS,
+    Case,
+    labeled_calls,
+    no_match,
+    values_of,
+)
 from opgrip.replay.cases.selection import Selection
 from opgrip.replay.cases.units.facts import Facts, facts_of
 from opgrip.replay.cases.units.graphs import UnitOperator
@@ -115,4 +123,5 @@ def _nothing_selected(trace: Trace, unit: str, selection: Selection) -> UserErro
         return no_match(names, selection.op, "--op")
     if not calling_scopes & make_places(trace, unit, replace(selection, op=())).keys():
         return no_match(calls["module"], selection.module, "--module")
-    return UserError(*NO_CALL_MATCHES_BOTH)
+    selects_some = calling_scopes & make_places(trace, unit, selection).keys()
+    return UserError(*(NO_CALL_WITHIN if selects_some else NO_CALL_MATCHES_BOTH))
