@@ -53,9 +53,11 @@ class FormatError(ValueError):
 
 
 def one_line(error: BaseException, most: int = 200) -> str:
-    """An error's class and message on one line, the message cut to so many characters."""
+    """An error's class and message on one line, the message cut after a word, to so many characters and an ellipsis."""
     try:
-        text = " ".join(str(error).split())[:most]
+        text = " ".join(str(error).split())
+        if len(text) > most:
+            text = f"{text[:most].rpartition(' ')[0] or text[:most]} ..."
     except Exception:
         text = "its message cannot be had"
     return f"{type(error).__name__}: {text}"

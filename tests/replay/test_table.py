@@ -23,6 +23,7 @@ from opgrip.replay.measuring.results import Result
 from opgrip.replay.reports.table import print_results
 from opgrip.traces import load
 from opgrip.traces.arguments import TensorSpec
+from opgrip.traces.errors import one_line
 from opgrip.traces.records import OPERATOR, Calls, Record, Scope, Signature, Thread
 
 FAST = ("--iterations", "2", "--warmup", "0")
@@ -244,3 +245,10 @@ def test_a_reason_begins_with_whom_it_concerns() -> None:
     assert text.getvalue().splitlines()[-1] == (
         "aten.op0.default, aten.op1.default, aten.op2.default, 2 more: failed: why"
     )
+
+
+def test_a_long_message_is_cut_after_a_word() -> None:
+    words = "word " * 100
+    assert one_line(ValueError(words), 22) == "ValueError: word word word word ..."
+    assert one_line(ValueError("x" * 30), 22) == f"ValueError: {'x' * 22} ..."
+    assert one_line(ValueError("short")) == "ValueError: short"
