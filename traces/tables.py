@@ -22,6 +22,8 @@ LIST_BELOW = 60
 """Columns of a terminal from which on there is a table."""
 WIDE, TIGHT = 3, 2
 """Characters between columns."""
+EXTRA = 5
+"""Rank from which on columns leave before any text folds."""
 INDENT = "  "
 MOST_INDENT = 12
 """Characters before what stands below its row."""
@@ -34,7 +36,8 @@ class TableColumn:
     Attributes
     ----------
     is_number : stands at the right, and is never folded
-    rank : columns with the largest leave first where there is no room for all; those of 0 stay
+    rank : columns with the largest leave first where there is no room for all, from 5 on before text folds for them;
+        those of 0 stay
     least : characters that text folds to, before columns leave for it
     below : the text may go below its row, where less than that is left for it
     joint : ends each line of a text below that another one follows
@@ -115,12 +118,12 @@ def _lay_out(columns: Sequence[TableColumn], width: int | None) -> _Layout | Non
     beside = [column for column in columns if not column.below]
     while layout is None:
         comfortable = [replace(column, least=column.width) for column in beside]
-        layout = (
-            _fit(comfortable, width, WIDE, folds_headings=False)
-            or _fit(comfortable, width, TIGHT, folds_headings=True)
-            or _fit(beside, width, TIGHT, folds_headings=True)
+        layout = _fit(comfortable, width, WIDE, folds_headings=False) or _fit(
+            comfortable, width, TIGHT, folds_headings=True
         )
         highest = max(column.rank for column in beside)
+        if layout is None and highest < EXTRA:
+            layout = _fit(beside, width, TIGHT, folds_headings=True)
         if layout is not None or not highest:
             return None if layout is None else replace(layout, below=below)
         beside = [column for column in beside if column.rank != highest]
