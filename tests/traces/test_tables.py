@@ -91,3 +91,8 @@ def test_columns_leave_by_their_rank_and_text_goes_below_first(monkeypatch: pyte
 def test_numbers_and_nouns_agree() -> None:
     assert [counted(0, "case"), counted(1, "case"), counted(1200, "case")] == ["0 cases", "1 case", "1,200 cases"]
     assert [counted(1, "pass", "passes"), counted(2, "pass", "passes")] == ["1 pass", "2 passes"]
+
+
+def test_a_word_without_separators_is_broken_beside_its_numbers() -> None:
+    assert fold("abcdefgh1234xyz", 10) == ["abcdefgh", "1234xyz"]
+    assert fold("float32[2,64,64] [1,1] False", 12) == ["float32[2,", "64,64] [1,1]", "False"]
