@@ -17,7 +17,7 @@ NEWEST_TORCH ?= 2.15.0
 OLDEST := build/oldest
 NEWEST := build/newest
 VERSIONS := $(OLDEST) $(NEWEST)
-TESTING := pytest pytest-timeout pytest-xdist hypothesis jsonschema
+TESTING := pytest pytest-timeout pytest-xdist hypothesis jsonschema pyte
 
 .PHONY: help demo test test-all test-versions smoke-versions coverage openmmlab runtimes lint types bench held clean
 

@@ -13,6 +13,7 @@ from opgrip.capture.devices import describe_devices
 from opgrip.capture.limits import Held, Limits, parts_within
 from opgrip.capture.recorder import Recorder
 from opgrip.traces.records import End, Record, listed
+from opgrip.traces.words import counted
 from opgrip.traces.writer import TraceWriter, encode_line
 
 INTERVAL_S = 0.5
@@ -190,7 +191,7 @@ class Flusher:
         calls, size, full = self.limits.calls, self.limits.bytes, self.recorder.fitter.full
         whole = 0 if full is None else full.bytes_written
         if calls is not None and self.blocks.calls >= calls:
-            self.reached = f"{calls} calls"
+            self.reached = counted(calls, "call")
         elif size is not None and (self.open().bytes_written + whole >= size or (full is not None and full.over)):
             self.reached = f"{size} bytes"
         if self.reached is not None:

@@ -7,6 +7,7 @@ import sys
 import warnings
 from collections.abc import Sequence
 from contextlib import redirect_stdout
+from typing import IO
 
 from opgrip.capture.audit import Difference, audit
 from opgrip.capture.capture import Capture
@@ -30,9 +31,10 @@ from opgrip.capture.steps import (
 from opgrip.traces.ceilings.bandwidth import bandwidth_of
 from opgrip.traces.command import INTERRUPTED, USAGE_ERROR
 from opgrip.traces.errors import UserError
-from opgrip.traces.longtail import find_longtail, lines_of
+from opgrip.traces.longtail import find_longtail, print_longtail
 from opgrip.traces.progress import Reporter
 from opgrip.traces.trace import load
+from opgrip.traces.words import counted
 
 LONGTAIL_TOP = 30
 
@@ -62,7 +64,7 @@ def _run_script(args: argparse.Namespace, arguments: Sequence[str], reporter: Re
         reporter.say(f"error: {problem}")
     elif args.find_longtail and capture.calls:
         # the script's own output went to stdout
-        print("\n".join(_longtail(capture)), file=sys.stderr)
+        _print_longtail(capture, sys.stderr)
     return status or (USAGE_ERROR if problem else 0)
 
 
@@ -102,7 +104,7 @@ def _run_model(args: argparse.Namespace, reporter: Reporter) -> int:
         if args.audit:
             _tell_audit(_audit(build(args, reporter), capture, args, reporter), reporter)
     if args.find_longtail:
-        print("\n".join(_longtail(capture)))
+        _print_longtail(capture, sys.stdout)
     return 0
 
 
@@ -124,7 +126,8 @@ def _tell_audit(differences: list[Difference], reporter: Reporter) -> None:
             f"audit: {item.op}: torch counts {item.torch_calls:,}, the trace {item.trace_calls:,}: "
             f"{item.explained or 'NOT EXPLAINED'}"
         )
-    reporter.say(f"audit: {len(differences)} operators differ, {len(unexplained)} without an explanation")
+    differ = counted(len(differences), "operator differs", "operators differ")
+    reporter.say(f"audit: {differ}, {len(unexplained)} without an explanation")
 
 
 def _tell(capture: Capture, reporter: Reporter, interrupted: bool = False) -> None:
@@ -132,5 +135,5 @@ def _tell(capture: Capture, reporter: Reporter, interrupted: bool = False) -> No
         reporter.say(line)
 
 
-def _longtail(capture: Capture) -> list[str]:
-    return lines_of(find_longtail([load(capture.path)], bandwidth_of, own_cost()), LONGTAIL_TOP)
+def _print_longtail(capture: Capture, file: IO[str]) -> None:
+    print_longtail(find_longtail([load(capture.path)], bandwidth_of, own_cost()), LONGTAIL_TOP, file)

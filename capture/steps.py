@@ -24,6 +24,7 @@ from opgrip.traces.errors import UserError
 from opgrip.traces.options import from_arguments
 from opgrip.traces.output import check_writable
 from opgrip.traces.progress import Reporter
+from opgrip.traces.words import counted
 
 SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst")
 """How the names of traces end."""
@@ -79,7 +80,7 @@ def capture_steps(capture: Capture, program: Program, args: argparse.Namespace, 
     UserError : where a step fails, or calls no operator; there is no trace then
     """
     total = args.warmup + args.steps
-    with reporter.doing(f"running {args.warmup} warm-up and {args.steps} captured steps", total) as advance:
+    with reporter.doing(f"running {args.warmup} warm-up and {counted(args.steps, 'captured step')}", total) as advance:
         inputs = warm_up(program, args, advance)
         with capture:
             capture.discard(if_empty=True)

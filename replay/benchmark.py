@@ -27,6 +27,7 @@ from opgrip.traces.errors import UserError, in_words_of_python
 from opgrip.traces.keywords import arguments_of
 from opgrip.traces.options import words_in
 from opgrip.traces.progress import QuietReporter
+from opgrip.traces.words import counted
 
 OPTIONS = ("device", "dtype", "seed", "threads", *words_in(ModeOptions, Tuning, Tolerance, TimingOptions, Effort))
 """Options of a replay that say how a case is run and timed."""
@@ -64,14 +65,14 @@ def benchmark(
         raise UserError("there is nothing to time", "give a function, and inputs of a case or more")
     with in_words_of_python():
         args = arguments_of(make_parser(), ["benchmark"], options, only=OPTIONS)
-        args.cache = args.cache or WARM
+        args.cache = args.cache or (WARM,)
         device = check_device(args.device or "cpu")
         args.device = str(device)
         use_device(args.device)
         settings = settings_for(plan_of(args))
     numbers = count()
     cases = [_case(item, case_inputs, next(numbers), args) for case_inputs in inputs for item in functions]
-    with QuietReporter("opgrip").doing(f"timing {len(cases)} cases on {device}", len(cases)) as advance:
+    with QuietReporter("opgrip").doing(f"timing {counted(len(cases), 'case')} on {device}", len(cases)) as advance:
         rows_of_case: dict[int, list[Result]] = {}
         try:
             for rows in measure_cases(cases, settings):

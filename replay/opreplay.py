@@ -17,6 +17,7 @@ from opgrip.traces.loading import loading
 from opgrip.traces.options import from_arguments
 from opgrip.traces.output import whole_file
 from opgrip.traces.progress import Reporter
+from opgrip.traces.words import counted
 
 if TYPE_CHECKING:
     from opgrip.replay.replay import Replay
@@ -38,7 +39,7 @@ def run(args: argparse.Namespace, words: Sequence[str] = ()) -> int:
     with loading("opreplay"):
         from opgrip.replay.replay import Replay, is_whole
         from opgrip.replay.reports.listing import list_cases
-        from opgrip.replay.reports.table import print_table
+        from opgrip.replay.reports.table import print_results
 
     reporter = Reporter("opreplay")
     output = from_arguments(Output, args)
@@ -54,11 +55,13 @@ def run(args: argparse.Namespace, words: Sequence[str] = ()) -> int:
     replayed = replay.run()
     rows = list(replayed.results)
     if rows or not replayed.interrupted:
-        print_table(rows, sys.stdout)
+        print_results(rows, sys.stdout)
     if replayed.problem is not None:
         raise replayed.problem
     for analysis in replayed.analyses:
         analysis.print(rows, sys.stdout)
+    if output.output is not None and not replayed.interrupted:
+        reporter.say(f"{counted(len(rows), 'row')} to {output.output}")
     for row in rows:
         if row.detail is not None:
             reporter.say(f"{row.op} {row.mode}:\n{row.detail.rstrip()}")
@@ -66,7 +69,7 @@ def run(args: argparse.Namespace, words: Sequence[str] = ()) -> int:
         again = shlex.join(["opreplay", *words, *(() if output.resume else ("--resume",))])
         hint = f"go on with: {again}" if output.output else "with --output it could go on"
         ran, all_cases = len({row.case for row in rows}), len(replay.loaded.cases)
-        reporter.say(f"interrupted after {ran} of {all_cases} cases; {hint}")
+        reporter.say(f"interrupted after {ran} of {counted(all_cases, 'case')}; {hint}")
         return INTERRUPTED
     reporter.say(summarize(rows))
     return 1 if output.strict and any(row.status != OK for row in rows) else 0
@@ -87,10 +90,12 @@ def _replay_sequence(replay: Replay, output: Output, reporter: Reporter) -> int:
         room_bytes=plan.limits.memory_limit,
         timeout_s=plan.limits.timeout,
     )
-    with reporter.following(f"replaying {len(loaded.trace.calls):,} calls in their order on {settings.device}") as tell:
+    calls = counted(len(loaded.trace.calls), "call")
+    with reporter.following(f"replaying {calls} in their order on {settings.device}") as tell:
         result = replay_apart(loaded.trace, settings, tell)
     print_sequence(result, sys.stdout)
     if output.output is not None:
         with whole_file(output.output, output.force) as file:
             file.write(json.dumps({**replay.header, **asdict(result)}, indent=1).encode() + b"\n")
+        reporter.say(f"{counted(result.calls, 'call')} to {output.output}")
     return 1 if output.strict and result.unsupported else 0

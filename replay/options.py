@@ -111,9 +111,9 @@ def job_of(args: argparse.Namespace) -> Job:
         refuse_options(args, option_classes(), ("single cases",), "leave it out with --sequence")
     refuse_options(args, option_classes(), source.lacks, source.hint)
     if not source.in_program:
-        if args.cache == PROGRAM:
+        if PROGRAM in args.cache:
             raise UserError("samples stand in no program that --cache program could follow", "use warm or cold")
-        args.cache = args.cache or WARM
+        args.cache = args.cache or (WARM,)
     return Job(target, from_arguments(Selection, args), plan_of(args))
 
 

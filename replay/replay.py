@@ -29,6 +29,7 @@ from opgrip.traces.machine import available_memory
 from opgrip.traces.options import flag_of, from_arguments, words_in
 from opgrip.traces.output import check_writable
 from opgrip.traces.progress import QuietReporter, Reporter
+from opgrip.traces.words import counted
 
 
 def replay(trace: str | Path, **options: Any) -> Results:
@@ -219,7 +220,7 @@ class Replay:
                 rows = journal.rows
             remaining = len(loaded.cases) - len(rows)
             compiled = self._compile(rows)
-            doing = f"replaying {remaining} cases on {loaded.settings.device}"
+            doing = f"replaying {counted(remaining, 'case')} on {loaded.settings.device}"
             try:
                 with self._reporter.doing(doing, remaining) as advance:
                     for case_rows in supervise(
@@ -239,7 +240,9 @@ class Replay:
         if not ahead:
             return {}
         limits, cases = self.job.plan.limits, len(self.loaded.cases) - len(done)
-        with self._reporter.doing(f"compiling {len(ahead)} rows of {cases} cases", len(ahead)) as advance:
+        with self._reporter.doing(
+            f"compiling {counted(len(ahead), 'row')} of {counted(cases, 'case')}", len(ahead)
+        ) as advance:
             try:
                 return make_ahead(
                     self.job, self.loaded, ahead, limits.compilers, limits.timeout, self._may_fork, advance

@@ -9,8 +9,9 @@ from pathlib import Path
 from time import monotonic
 from typing import TypeAlias
 
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from opgrip.traces.terminal import console_for
 
 REDRAW_S = 0.1
 LARGE_BYTES = 20_000_000
@@ -34,7 +35,7 @@ class Reporter:
 
     def __init__(self, prog: str) -> None:
         self.prog = prog
-        self.console = Console(stderr=True, highlight=False)
+        self.console = console_for(stderr=True)
 
     def say(self, text: str) -> None:
         """One line that stays."""

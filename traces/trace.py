@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 
 from opgrip.traces.errors import UserError
+from opgrip.traces.labels import are_marks, label_of, labeled
 from opgrip.traces.reader import TraceReader
 from opgrip.traces.records import (
     FUNCTION,
@@ -30,6 +31,7 @@ from opgrip.traces.records import (
 )
 from opgrip.traces.tensor_file import files_beside
 from opgrip.traces.values import ValueModel
+from opgrip.traces.words import counted
 
 HTML_ROWS = 20
 """Operators that a notebook shows."""
@@ -84,7 +86,8 @@ class Trace:
         name = model.get("name") if isinstance(model, dict) else None
         of_model = f" of {name}" if isinstance(name, str) else ""
         lacks = f"; {self.missing}" if self.missing else ""
-        return f"<Trace{of_model}: {len(self.calls):,} calls of {len(self.signatures):,} signatures{lacks}>"
+        holds = f"{counted(len(self.calls), 'call')} of {counted(len(self.signatures), 'signature')}"
+        return f"<Trace{of_model}: {holds}{lacks}>"
 
     def _repr_html_(self) -> str:
         table = self.summary().head(HTML_ROWS).to_html(index=False, float_format="{:.4g}".format, border=0)
@@ -94,14 +97,31 @@ class Trace:
     def own_calls(self) -> pd.DataFrame:
         """The calls that stand for themselves: without those that extension functions and compiled regions made.
 
-        Nor gripped functions, which are there as the calls that they made.
+        Nor gripped functions, which are there as the calls that they made, and marks of `record_function`.
         """
         calls = self.calls
-        return calls[(calls["inside"].isna() | calls["gripped"]) & (calls["kind"] != FUNCTION)]
+        own = (calls["inside"].isna() | calls["gripped"]) & (calls["kind"] != FUNCTION)
+        return calls[own & ~are_marks(calls)]
+
+    @property
+    def labels(self) -> pd.Series[int]:
+        """How often each label of `record_function` was opened, most often first."""
+        labels = self.calls["signature"].map(self._label_by_signature())
+        return labels.dropna().value_counts()
+
+    def within_labels(self, is_selected: Callable[[str], bool]) -> pd.Series[bool]:
+        """Of each of `calls`, whether it ran within a `record_function` whose label is selected."""
+        return labeled(self.calls, self._label_by_signature(), is_selected)
+
+    def _label_by_signature(self) -> dict[int, str]:
+        labels = ((signature.number, label_of(signature)) for signature in self.signatures)
+        return {number: label for number, label in labels if label is not None}
 
     def summary(self, *columns: str) -> pd.DataFrame:
-        """One row an operator, by falling share of time: op, calls, signatures, time_us, share.
+        """One row an operator, by falling share of time: op, calls, signatures, time_us, total_us, share.
 
+        Each call counts to `time_us` and `share` with the median of its signature's calls, so that one that the system
+        interrupted weighs no more than the others; `total_us` is the sum of what they really took.
         Calls that an extension function made count to the function's time, and have no row of their own. A gripped
         function has none: its calls have.
 
@@ -110,14 +130,16 @@ class Trace:
         columns : of `calls`, to have a row for each of their values in place of operators
         """
         own = self.own_calls
+        own = own.assign(typical_ns=own.groupby("signature")["duration_ns"].transform("median"))
         groups = own.groupby(list(columns or ("op",)), observed=True)
-        time_ns = groups["duration_ns"].sum()
+        time_ns = groups["typical_ns"].sum()
         table = pd.DataFrame(
             {
                 "calls": groups.size(),
                 "signatures": groups["signature"].nunique(),
                 "time_us": time_ns / 1e3,
-                "share": time_ns / max(int(time_ns.sum()), 1),
+                "total_us": groups["duration_ns"].sum() / 1e3,
+                "share": time_ns / max(float(time_ns.sum()), 1.0),
             }
         )
         return table.sort_values(["share", "calls"], ascending=False).reset_index()

@@ -44,6 +44,7 @@ class TimelineAnalysis(Analysis):
 
     def __init__(self, options: TimelineOptions, session: Session) -> None:
         super().__init__(options, session)
+        session.check_one_cache("torch's profiler")
         self._output = session.beside(SUFFIX)
 
     @classmethod

@@ -61,6 +61,13 @@ class Selection:
         metavar="GLOB",
         only=("single cases", "traces"),
     )
+    label: tuple[str, ...] = option(
+        (),
+        "only calls within such labels of record_function; can be repeated",
+        repeated=True,
+        metavar="GLOB",
+        only=("single cases", "traces"),
+    )
     top: int | None = option(
         None,
         "only the N cases with the largest share of time",
@@ -83,7 +90,7 @@ class Selection:
     @property
     def selects_all(self) -> bool:
         """Whether every call of a trace is a case."""
-        return self.unit == CALL and not (self.op or self.exclude_op or self.module) and self.top is None
+        return self.unit == CALL and not (self.op or self.exclude_op or self.module or self.label) and self.top is None
 
     def excludes(self, name: str) -> bool:
         """Whether an operator, a unit or a sample is one of those that are left out."""

@@ -86,6 +86,7 @@ class Way:
     values : how they are drawn
     direction : `forward`, or `backward` for the gradients of a call
     mode : its name, with what follows the colon
+    cache : what caches hold before a run, where the case's ways differ in it
     """
 
     number: int
@@ -93,6 +94,7 @@ class Way:
     direction: str
     mode: str
     point: Point = Point()
+    cache: str | None = None
 
     @property
     def label(self) -> str:
@@ -105,4 +107,6 @@ class Way:
             words.append(f"batch x{self.point.batch}")
         if self.point.streams != 1:
             words.append(f"{self.point.streams} streams")
+        if self.cache is not None:
+            words.append(f"{self.cache} cache")
         return " ".join(words)

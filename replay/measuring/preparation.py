@@ -265,7 +265,7 @@ class _Preparation:
         self, case: Case, way: Way, program: Program, inputs: Sequence[Inputs], operator: Operator, result: Result
     ) -> Subject:
         settings = self._settings
-        in_torch = find_mode(way.mode)[0].in_torch and settings.device == "cpu" and settings.timing.caches == PROGRAM
+        in_torch = find_mode(way.mode)[0].in_torch and settings.device == "cpu" and settings.cache_of(way) == PROGRAM
         return Subject(
             case.number,
             case.op,
@@ -283,7 +283,7 @@ class _Preparation:
 
     def _reference(self, case: Case, way: Way, place: int, operator: Operator, inputs: Inputs) -> Reference:
         """What is right for these arguments, those in this place among the case's."""
-        key = (way.point, way.values, way.direction, place)
+        key = (way.cache, way.point, way.values, way.direction, place)
         if key not in self._references:
             own = inputs.copy() if operator.mutates else inputs
 

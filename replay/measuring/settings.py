@@ -12,6 +12,7 @@ from opgrip.replay.cases.ways import BACKWARD, FORWARD, Point, Points, Way
 from opgrip.replay.checks.tolerances import Tolerance
 from opgrip.replay.measuring.energy import EnergyOptions
 from opgrip.replay.measuring.limits import Limits
+from opgrip.replay.measuring.single_times import SingleTimesOptions
 from opgrip.replay.modes import ModeOptions, Tuning
 from opgrip.replay.operators.admission import Unsupported
 from opgrip.replay.timing.options import Effort, TimingOptions
@@ -44,6 +45,7 @@ class Plan:
     tolerance: Tolerance = field(default_factory=Tolerance)
     timing: TimingOptions = field(default_factory=TimingOptions)
     effort: Effort = field(default_factory=Effort)
+    single_times: SingleTimesOptions = field(default_factory=SingleTimesOptions)
     energy: EnergyOptions = field(default_factory=EnergyOptions)
     limits: Limits = field(default_factory=Limits)
     detail: bool = False
@@ -93,10 +95,16 @@ class Settings(Plan):
     def ways(self, case: Case) -> list[Way]:
         """The ways in which a case is run: of the same values and point one after the other, the reference first."""
         directions = (FORWARD, BACKWARD) if self.wants_grad(case) else (FORWARD,)
-        numbered_ways = enumerate(product(self.points, self.inputs.values, directions, self.modes.all_names))
+        caches = self.timing.caches if len(self.timing.caches) > 1 else (None,)
+        combinations = product(caches, self.points, self.inputs.values, directions, self.modes.all_names)
         return [
-            Way(number, values, direction, mode, point) for number, (point, values, direction, mode) in numbered_ways
+            Way(number, values, direction, mode, point, cache)
+            for number, (cache, point, values, direction, mode) in enumerate(combinations)
         ]
+
+    def cache_of(self, way: Way) -> str:
+        """What caches hold before a run."""
+        return way.cache or self.timing.caches[0]
 
     def scaled(self, case: Case, point: Point) -> Case:
         """A case with the batch of a point.

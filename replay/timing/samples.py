@@ -35,6 +35,7 @@ class Samples:
 
     Attributes
     ----------
+    in_order : times of all runs, in ns, in the order in which they were made
     dropped : runs that were not kept, the machine being slowed down meanwhile
     slowed : runs that were kept although it was
     spent_ns : what the runs took, with what was done between them
@@ -45,6 +46,7 @@ class Samples:
         total = sum(shares.values())
         self.shares = {stratum: share / total for stratum, share in shares.items()}
         self.times: dict[Hashable, list[float]] = {stratum: [] for stratum in shares}
+        self.in_order: list[float] = []
         self.dropped = 0
         self.slowed = 0
         self.spent_ns = 0
@@ -62,6 +64,7 @@ class Samples:
     def add(self, stratum: Hashable, time_ns: float) -> None:
         """Keep a run's time."""
         self.times.setdefault(stratum, []).append(time_ns)
+        self.in_order.append(time_ns)
         self.shares.setdefault(stratum, 0.0)
         if len(self) % LOOK == 0:
             self._spreads.append(self.spread)
@@ -76,6 +79,13 @@ class Samples:
         # between strata there is nothing to interpolate
         place = int(np.searchsorted(np.cumsum(weights[order]), share - 1e-9))
         return float(times[order][min(place, len(times) - 1)]) / 1e3
+
+    @property
+    def mean_us(self) -> float:
+        """The mean over the program's calls, in microseconds."""
+        strata = list(self.times) if self._alike else self._select_strata()
+        times, weights = self._weighted(strata)
+        return float(np.mean(times) if self._alike else weights @ times) / 1e3
 
     @property
     def spread(self) -> float:

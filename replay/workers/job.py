@@ -94,7 +94,7 @@ class Loaded:
     @cached_property
     def surroundings(self) -> Surroundings:
         """What stands around the cases' calls, where they are run amid it."""
-        if self.settings.timing.caches != PROGRAM or not self.source_cases.are_calls:
+        if PROGRAM not in self.settings.timing.caches or not self.source_cases.are_calls:
             return Surroundings({}, {})
         return make_surroundings(self.trace, self.source_cases.all_cases)
 

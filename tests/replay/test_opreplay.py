@@ -34,7 +34,7 @@ def test_every_signature_of_the_built_in_detector_runs_again(detector_trace: Pat
     assert rows["share"].sum() == pytest.approx(1)
     assert (rows["median_us"] > 0).all()
     assert rows["count"].sum() == len(load(detector_trace).calls)
-    assert f"{len(rows)} cases: {len(rows)} ok" in done.stderr
+    assert f"{len(rows):,} cases: {len(rows):,} ok" in done.stderr
 
 
 def test_the_table_is_sorted_by_share_and_has_no_colour_in_a_pipe(detector_trace: Path) -> None:
@@ -248,11 +248,10 @@ def test_on_a_terminal_the_table_fits_it_and_no_color_is_respected(detector_trac
         while chunk := _read(ours):
             shown += chunk
     os.close(ours)
-    # NO_COLOR leaves bold
-    lines = [line.rstrip() for line in re.sub(r"\x1b\[[0-9;]*m", "", shown.decode()).splitlines()]
+    lines = [line.rstrip() for line in shown.decode().splitlines()]
     assert [line for line in lines if len(line) > 130] == []
-    assert any("captured us" in line and line.endswith("status") for line in lines)
-    assert b"\x1b[3" not in shown
+    assert any("captured" in line and line.endswith("status") for line in lines)
+    assert b"\x1b[" not in shown
 
 
 def _read(terminal: int) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,6 +13,7 @@ from opgrip.traces.command import add_debug, positive
 from opgrip.traces.errors import UserError
 from opgrip.traces.output import check_writable
 from opgrip.traces.progress import Reporter
+from opgrip.traces.words import counted
 
 if TYPE_CHECKING:
     from opgrip.traces import Trace
@@ -43,7 +45,7 @@ def prepare(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the functions, those first that one kernel would save most of."""
     from opgrip.capture.own_cost import own_cost
-    from opgrip.traces.longtail import check_form, find_longtail, lines_of, write_rows
+    from opgrip.traces.longtail import check_form, find_longtail, print_longtail, write_rows
 
     if args.output is not None:
         check_form(args.output)
@@ -51,9 +53,11 @@ def run(args: argparse.Namespace) -> int:
     longtail = find_longtail(
         _load(args.traces, args.partial, Reporter(args.prog)), _bandwidth(args.bandwidth), own_cost()
     )
-    print("\n".join(lines_of(longtail, args.top)))
+    print_longtail(longtail, args.top, sys.stdout)
     if args.output is not None:
         write_rows(longtail, args.output, args.force)
+        written = counted(len(longtail.functions), "function")
+        print(f"opgrip longtail: {written} to {args.output}", file=sys.stderr)
     return 0
 
 

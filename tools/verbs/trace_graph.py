@@ -15,6 +15,7 @@ from opgrip.traces.command import add_debug, printable
 from opgrip.traces.errors import UserError
 from opgrip.traces.output import whole_file
 from opgrip.traces.progress import Reporter
+from opgrip.traces.words import counted
 
 if TYPE_CHECKING:
     from opgrip.traces.graph import Graph
@@ -53,6 +54,7 @@ def run(args: argparse.Namespace) -> int:
         with whole_file(args.output, args.force) as file:
             for line in writers[args.output.suffix](graph):
                 file.write(f"{line}\n".encode())
+        print(f"opgrip trace graph: {counted(len(graph.steps), 'call')} to {args.output}", file=sys.stderr)
     total = sum(step.duration_ns for step in graph.steps.values())
     for line in _facts(graph, total):
         print(line, file=sys.stdout)
@@ -90,9 +92,10 @@ def as_dot(graph: Graph) -> Iterator[str]:
 
 def _facts(graph: Graph, total_ns: int) -> Iterator[str]:
     edges = sum(len(step.after) for step in graph.steps.values())
-    yield f"calls          {len(graph.steps):,}, {edges:,} dependencies, {len(graph.storages):,} storages"
+    flow = f"{counted(edges, 'dependency', 'dependencies')}, {counted(len(graph.storages), 'storage')}"
+    yield f"calls          {len(graph.steps):,}, {flow}"
     yield (
-        f"critical path  {len(graph.critical_path):,} calls, {graph.critical_ns / 1e6:,.2f} ms of "
+        f"critical path  {counted(len(graph.critical_path), 'call')}, {graph.critical_ns / 1e6:,.2f} ms of "
         f"{total_ns / 1e6:,.2f} ms ({graph.critical_ns / max(total_ns, 1):.0%})"
     )
     at = "" if graph.peak_at is None else f" at call {graph.peak_at} ({printable(graph.steps[graph.peak_at].op)})"

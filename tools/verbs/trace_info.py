@@ -5,21 +5,19 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-from rich import box
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from opgrip.tools.verbs.verb import Verb, verbs
 from opgrip.traces.command import add_debug, positive, printable
 from opgrip.traces.errors import UserError
 from opgrip.traces.output import check_writable, whole_file
 from opgrip.traces.progress import Reporter
+from opgrip.traces.tables import TableColumn, print_table
+from opgrip.traces.terminal import print_line
+from opgrip.traces.words import counted
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -33,7 +31,10 @@ examples:
   opgrip trace info trace:faster_rcnn --top 30 | less
   opgrip trace info trace:faster_rcnn --by function --by line
 """
-PIPE_WIDTH = 120
+
+
+LABELS = 8
+"""Of record_function, as many as are shown."""
 
 
 def prepare(parser: argparse.ArgumentParser) -> None:
@@ -63,17 +64,17 @@ def run(args: argparse.Namespace) -> int:
         _check_output(args.output, args.force, tables)
     with Reporter(args.prog).reading(args.trace):
         trace = load(args.trace, partial=args.partial)
-    console = Console(file=sys.stdout, highlight=False)
-    if not console.is_terminal:
-        console = Console(file=sys.stdout, width=PIPE_WIDTH, highlight=False)
     for name, value in _facts(trace):
-        console.print(Text(f"{name:<12}{printable(value)}"), soft_wrap=True)
+        print_line(f"{name:<12}{printable(value)}", sys.stdout, indent=12)
+    print()
     summaries = {by: trace.summary(*GROUPS[by].columns) for by in tables}
     for by, table in summaries.items():
         title = f"{GROUPS[by].title} by share of time ({len(table)} in all)"
-        _print_table(console, title, list(_rows(table.head(args.top), by)))
+        print_table(_columns(table.head(args.top), by), sys.stdout, title)
     if args.output is not None:
         _write(summaries, args.output, args.force)
+        rows = sum(map(len, summaries.values()))
+        print(f"{args.prog}: {counted(rows, 'row')} to {args.output}", file=sys.stderr)
     return 0
 
 
@@ -111,16 +112,19 @@ GROUPS = {
     "line": Group("lines", ("file", "line", "function", "phase")),
 }
 """The tables by the name that the user gives them; calls of a backward pass count to what caused them."""
+LEAST = {"op": 20, "module": 20, "function": 16, "file": 16, "line": 0, "phase": 8}
+"""Characters that names fold to."""
 
 
 def _facts(trace: Trace) -> Iterable[tuple[str, str]]:
+    from opgrip.traces.labels import are_marks, is_mark
     from opgrip.traces.records import FUNCTION
 
     header, calls = trace.header, trace.calls
     model = header.get("model")
     if isinstance(model, dict):
         yield "model", ", ".join(str(model[name]) for name in ("name", "class", "source") if name in model)
-        yield "run", f"{model.get('run')}, {header.get('steps')} steps after {header.get('warmup')} to warm up"
+        yield "run", f"{model.get('run')}, {_steps(header.get('steps'))} after {header.get('warmup')} to warm up"
     command = header.get("command")
     yield "command", " ".join(map(str, command)) if isinstance(command, list) else str(command)
     versions = (f"{name} {header[name]}" for name in ("opgrip", "torch", "python") if name in header)
@@ -133,16 +137,25 @@ def _facts(trace: Trace) -> Iterable[tuple[str, str]]:
         yield "devices", "; ".join(f"{name}: {device}" for name, device in devices.items())
     yield "time", str(header.get("time"))
     functions = calls[calls["kind"] == FUNCTION]
-    inside = len(calls) - len(functions) - len(trace.own_calls)
+    whole = len(calls) - len(functions) - int(are_marks(calls).sum())
+    inside = whole - len(trace.own_calls)
     inside_note = f", {inside:,} of them inside extension functions" if inside else ""
-    yield "calls", f"{len(calls) - len(functions):,}{inside_note}"
+    yield "calls", f"{whole:,}{inside_note}"
     if len(functions):
         names = functions["op"].nunique()
         below = int(calls["gripped"].sum())
-        yield "gripped", f"{len(functions):,} calls of {names} functions, {below:,} calls below them"
-    operators = [item for item in trace.signatures if item.kind != FUNCTION]
-    yield "signatures", f"{len(operators):,} of {len({item.op for item in operators})} operators"
+        calls_of = f"{counted(len(functions), 'call')} of {counted(names, 'function')}"
+        yield "gripped", f"{calls_of}, {counted(below, 'call')} below them"
+    operators = [item for item in trace.signatures if item.kind != FUNCTION and not is_mark(item.op)]
+    yield "signatures", f"{len(operators):,} of {counted(len({item.op for item in operators}), 'operator')}"
+    if len(labels := trace.labels):
+        more = f" and {len(labels) - LABELS} more" if len(labels) > LABELS else ""
+        yield "labels", ", ".join(f"{label} ({count:,})" for label, count in labels.head(LABELS).items()) + more
     yield from _losses(trace)
+
+
+def _steps(number: object) -> str:
+    return counted(number, "step") if isinstance(number, int) else f"{number} steps"
 
 
 def _losses(trace: Trace) -> Iterable[tuple[str, str]]:
@@ -188,22 +201,22 @@ def _list_dropped(dropped: list[Dropped]) -> str:
     return "; ".join(f"{item.count:,} {item.op}: {item.reason}" for item in dropped) or "nothing"
 
 
-def _rows(table: pd.DataFrame, by: str) -> Iterator[tuple[str, ...]]:
-    names = GROUPS[by].columns
-    yield ("share", "time us", "calls", "signatures", *("operator" if name == "op" else name for name in names))
-    for row in table.to_dict("records"):
-        where = (printable(row[name]) or ("(root)" if name == "module" else "") for name in names)
-        yield (f"{row['share']:.1%}", f"{row['time_us']:,.0f}", f"{row['calls']:,}", str(row["signatures"]), *where)
+def _columns(table: pd.DataFrame, by: str) -> list[TableColumn]:
+    return [
+        TableColumn("share", [f"{share:.1%}" for share in table["share"]]),
+        TableColumn("time us", [f"{time:,.0f}" for time in table["time_us"]]),
+        TableColumn("total us", [f"{time:,.0f}" for time in table["total_us"]], rank=3),
+        TableColumn("calls", [f"{count:,}" for count in table["calls"]], rank=1),
+        TableColumn("signatures", [f"{count:,}" for count in table["signatures"]], rank=2),
+        *(_place_column(name, table[name]) for name in GROUPS[by].columns),
+    ]
 
 
-def _print_table(console: Console, title: str, rows: list[tuple[str, ...]]) -> None:
-    names, *body = rows
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=title, title_justify="left")
-    for place, name in enumerate(names):
-        table.add_column(name, justify="right" if place < 4 else "left", overflow="fold")
-    for row in body:
-        table.add_row(*map(Text, row))
-    console.print(table)
+def _place_column(name: str, cells: Iterable[object]) -> TableColumn:
+    """What calls are grouped by."""
+    empty = "(root)" if name == "module" else ""
+    heading = "operator" if name == "op" else name
+    return TableColumn(heading, [str(cell) or empty for cell in cells], is_number=name == "line", least=LEAST[name])
 
 
 verbs.register("trace info")(Verb("show what a trace holds", EXAMPLES, prepare, run))

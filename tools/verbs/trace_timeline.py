@@ -15,6 +15,7 @@ from opgrip.traces.command import add_debug
 from opgrip.traces.errors import UserError
 from opgrip.traces.output import whole_file
 from opgrip.traces.progress import Reporter
+from opgrip.traces.words import counted
 
 if TYPE_CHECKING:
     from opgrip.traces import Trace
@@ -54,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
                 packed.writelines(_lines(trace))
         else:
             file.writelines(line.encode() for line in _lines(trace))
-    print(f"{len(trace.calls):,} calls, in {args.output}: open it in ui.perfetto.dev", file=sys.stderr)
+    print(f"{counted(len(trace.calls), 'call')}, in {args.output}: open it in ui.perfetto.dev", file=sys.stderr)
     return 0
 
 

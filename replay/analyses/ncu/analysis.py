@@ -67,6 +67,7 @@ class NcuAnalysis(Analysis):
         from opgrip.traces.devices import check_device
 
         super().__init__(options, session)
+        session.check_one_cache("ncu")
         device = options.batch_device or session.device
         if torch.device(device).type != "cuda":
             lacks = "" if torch.cuda.is_available() else " and this machine has none"

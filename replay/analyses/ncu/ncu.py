@@ -25,6 +25,7 @@ from opgrip.replay.timing.ranges import DOMAIN, NCU
 from opgrip.replay.workers.job import Job
 from opgrip.replay.workers.journal import identity
 from opgrip.traces.errors import UserError
+from opgrip.traces.words import counted
 
 ALWAYS = (
     "--target-processes=all",
@@ -115,7 +116,7 @@ def profile_rows(
             done.add(number, _batch(job, [row for row in results if row.case in part], ncu, number, timeout_s, results))
         except _Died as death:
             lost += 1
-            say(f"batch {number} of {len(parts)}, {len(part)} cases from case {part[0]}, is lost: {death}")
+            say(f"batch {number} of {len(parts)}, {counted(len(part), 'case')} from case {part[0]}, is lost: {death}")
     _summarize(done, ncu, say)
     if lost:
         again = "" if journal_path is None else "; try them again with --resume"
@@ -162,7 +163,7 @@ def _batch(
 
 
 def _run(ncu: Ncu, job: Job, report: Path, command: Sequence[str]) -> None:
-    caches = f"--cache-control={'all' if job.plan.timing.caches == COLD else 'none'}"
+    caches = f"--cache-control={'all' if job.plan.timing.caches == (COLD,) else 'none'}"
     metrics_option = f"--metrics={','.join(ncu.metrics)}"
     ncu_command = [ncu.binary, *ALWAYS, caches, metrics_option, *ncu.arguments, f"--export={report}", *command]
     started = ncu_command if ncu.command is None else in_template(ncu.command, ncu_command)

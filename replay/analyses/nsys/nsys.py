@@ -91,6 +91,7 @@ class NsysAnalysis(Analysis):
             raise UserError("nsys cannot tell cases that run side by side apart", "leave --streams out, or --nsys")
         check_ranges("nsys")
         arguments = () if options.nsys_args_file is None else arguments_in(options.nsys_args_file)
+        session.check_one_cache("nsys")
         report = session.beside(REPORT)
         binary = find_program("nsys", "Nsight Systems", PLACES, options.nsys_bin)
         self._nsys = Nsys(binary, report, tuple(arguments), options.nsys_warmup, options.nsys_iterations)

@@ -75,14 +75,14 @@ class _Builder:
         self._extensions = extensions
         self._outside = [self.graph.placeholder(f"tensor_{place}") for place in range(len(links.outside))]
         self._settings = {leaf: self.graph.placeholder(f"setting_{place}") for place, leaf in enumerate(links.settings)}
-        self._results: list[fx.Node | None] = []
+        self._results: list[fx.Node] = []
         self._calls = links.calls
         self._parts: dict[Source, fx.Node] = {}
         outputs_of_call: dict[int, list[ResultOf]] = {}
         for output in links.outputs:
             outputs_of_call.setdefault(output.call, []).append(output)
         for index, (facts, sources) in enumerate(zip(links.calls, links.sources, strict=True)):
-            self._results.append(None if facts.idle else self._call(facts.signature, iter(sources)))
+            self._results.append(self._call(facts.signature, iter(sources)))
             for output in outputs_of_call.get(index, ()):
                 # at once, or results that nobody takes would live as long as the last that is taken
                 self._tensor(output)
