@@ -122,19 +122,20 @@ class Trace:
         return table.sort_values(["share", "calls"], ascending=False).reset_index()
 
 
-def load(path: str | Path, partial: bool = True) -> Trace:
+def load(path: str | Path, partial: bool = True, unbounded: bool = False) -> Trace:
     """A trace file's contents, up to wherever it is whole; `Trace.missing` says what it lacks.
 
     Parameters
     ----------
     partial : accept a cut or damaged file
+    unbounded : read a file that goes beyond the bounds of docs/trace-format.md, for one whose origin is trusted
 
     Raises
     ------
     UserError : where the file is not there, empty, of another kind or of a newer major version, or names a file of
-        values that is not beside it; or damaged, and `partial` is false
+        values that is not beside it; beyond a bound; or damaged, and `partial` is false
     """
-    reader = TraceReader(path)
+    reader = TraceReader(path, unbounded)
     header: dict[str, Any] = {}
     signatures: list[Signature] = []
     scopes: list[Scope] = []
