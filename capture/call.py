@@ -68,7 +68,7 @@ def capture(model: str | nn.Module, output: str | Path, inputs: Any = None, **op
             raise UserError(problem)
     for name, reason in done.grips.refused.items():
         warnings.warn(f"{name} was not gripped: {reason}", stacklevel=2)
-    return load(done.path, partial=False)
+    return load(done.path, partial=False, unbounded=True)
 
 
 def _program(model: nn.Module, inputs: Any, run: str, options: dict[str, Any]) -> Program:

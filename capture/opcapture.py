@@ -136,4 +136,4 @@ def _tell(capture: Capture, reporter: Reporter) -> None:
 
 
 def _longtail(capture: Capture) -> list[str]:
-    return lines_of(find_longtail([load(capture.path)], bandwidth_of, own_cost()), LONGTAIL_TOP)
+    return lines_of(find_longtail([load(capture.path, unbounded=True)], bandwidth_of, own_cost()), LONGTAIL_TOP)

@@ -13,6 +13,7 @@ from typing import NoReturn
 import torch
 
 from opgrip.traces.errors import UserError
+from opgrip.traces.limits import UNBOUNDED_HELP
 
 USAGE_ERROR = 2
 INTERRUPTED = 130
@@ -34,6 +35,12 @@ class OneLineParser(argparse.ArgumentParser):
 def add_debug(parser: argparse.ArgumentParser) -> None:
     """Give a command its `--debug`."""
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+
+
+def add_reading(parser: argparse.ArgumentParser, partial: str) -> None:
+    """Give a command that reads traces its `--partial`, which does what is said, and its `--unbounded`."""
+    parser.add_argument("--partial", action="store_true", help=partial)
+    parser.add_argument("--unbounded", action="store_true", help=UNBOUNDED_HELP)
 
 
 def add_version(parser: argparse.ArgumentParser) -> None:

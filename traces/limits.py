@@ -25,7 +25,7 @@ UNKNOWN_NAMES = 1_000
 NAME_LENGTH = 1 << 16
 """Characters of an operator's, a module's or a file's name, and of a message."""
 COLLISIONS = 50
-"""Members of a set, or keys of a dictionary, that have the hash of another one: looking for each costs one step more."""
+"""Members of a set, or keys of a dictionary, that have the hash of another: to look for each costs one step more."""
 
 
 @dataclass(frozen=True, slots=True)

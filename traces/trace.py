@@ -190,8 +190,11 @@ def _unfinished_calls(entered: dict[int, list[Entered]], blocks: list[Calls]) ->
     A call's row can begin later than it was entered: what a capture looks at before the operator runs is not its time.
     """
     unfinished_calls: list[Entered] = []
+    by_thread: dict[int, list[Calls]] = {}
+    for block in blocks:
+        by_thread.setdefault(block.thread, []).append(block)
     for thread, records in entered.items():
-        own = [block for block in blocks if block.thread == thread]
+        own = by_thread.get(thread, [])
         starts, signatures = _column(own, "start_ns"), _column(own, "signature")
         order = np.argsort(starts, kind="stable")
         starts, signatures = starts[order], signatures[order]

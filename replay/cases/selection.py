@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from opgrip.traces.command import not_negative, positive
+from opgrip.traces.limits import UNBOUNDED_HELP
 from opgrip.traces.options import option, titled
 
 CALL, FUNCTION, MODULE = "call", "function", "module"
@@ -70,6 +71,7 @@ class Selection:
     stop: int | None = option(
         None, "up to the case before this one", parse=positive, metavar="N", only=("single cases",)
     )
+    unbounded: bool = option(False, UNBOUNDED_HELP, only=("traces",))
     partial: bool = option(False, "replay what there is of a cut or damaged trace", only=("traces",))
 
     @property

@@ -1,4 +1,4 @@
-"""Indices that operators do not check, brought into bounds: a trace says which values they have, and may be a stranger's.
+"""Indices that operators do not check, brought into bounds: which values they have says a trace, a stranger's perhaps.
 
 Found by calling torch's operators with indices far outside, and seeing which of them read or wrote foreign memory.
 """
@@ -74,13 +74,14 @@ _BAG = {
 _CTC = {
     "targets": _CLASSES,
     "input_lengths": _up_to(_rows("log_probs")),
-    "target_lengths": _up_to(lambda call: call["targets"].shape[-1] // (1 if call["targets"].dim() > 1 else _batch(call))),
+    "target_lengths": _up_to(lambda call: _longest_target(call["targets"], call["target_lengths"])),
 }
 _SEGMENTS = {"lengths": _lengths, "offsets": _ascending_up_to(_segmented)}
 
 
-def _batch(call: Call) -> int:
-    return max(1, len(call["target_lengths"]))
+def _longest_target(targets: Tensor, lengths: Tensor) -> int:
+    """So long may all be: of a batch in rows as long as a row, of one in a line their share of it."""
+    return targets.shape[-1] // (1 if targets.dim() > 1 else max(1, len(lengths)))
 
 
 UNCHECKED: Mapping[str, Mapping[str, Bound]] = {

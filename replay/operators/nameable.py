@@ -47,6 +47,7 @@ UNCHECKED_VIEWS = re.compile(
 _FILE_ARGUMENTS = re.compile(r"(file_?name|file|path|folder|directory|url|uri)s?")
 _ADDRESS_ARGUMENTS = re.compile(r".*(data_ptr|pointer|address).*|ptr|\w+_ptr")
 
+
 def refusal(function: Any, extensions: Collection[str] = ()) -> str | None:
     """Why a trace may not name an operator; None where it may.
 

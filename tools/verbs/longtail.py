@@ -10,7 +10,7 @@ from opgrip.capture.own_cost import own_cost
 from opgrip.tools.verbs.verb import Verb, verbs
 from opgrip.traces import Trace, load
 from opgrip.traces.ceilings.bandwidth import bandwidth_of
-from opgrip.traces.command import add_debug, positive
+from opgrip.traces.command import add_debug, add_reading, positive
 from opgrip.traces.errors import UserError
 from opgrip.traces.longtail import check_form, find_longtail, lines_of, write_rows
 from opgrip.traces.output import check_writable
@@ -35,7 +35,7 @@ def prepare(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write all rows to a .json or .csv")
     parser.add_argument("-f", "--force", action="store_true", help="replace an existing file")
-    parser.add_argument("--partial", action="store_true", help="take what there is of cut or damaged traces")
+    add_reading(parser, "take what there is of cut or damaged traces")
     add_debug(parser)
 
 
@@ -44,16 +44,16 @@ def run(args: argparse.Namespace) -> int:
     if args.output is not None:
         check_form(args.output)
         check_writable(args.output, args.force)
-    longtail = find_longtail(_load(args.traces, args.partial), _bandwidth(args.bandwidth), own_cost())
+    longtail = find_longtail(_load(args.traces, args.partial, args.unbounded), _bandwidth(args.bandwidth), own_cost())
     print("\n".join(lines_of(longtail, args.top)))
     if args.output is not None:
         write_rows(longtail, args.output, args.force)
     return 0
 
 
-def _load(paths: Iterable[Path], partial: bool) -> Iterator[Trace]:
+def _load(paths: Iterable[Path], partial: bool, unbounded: bool) -> Iterator[Trace]:
     for path in paths:
-        trace = load(path, partial=partial)
+        trace = load(path, partial, unbounded)
         if not trace.calls["function"].notna().any():
             raise UserError(f"{path} does not tell which functions made its calls", "capture it again")
         yield trace

@@ -17,9 +17,9 @@ from rich.text import Text
 from opgrip.tools.verbs.verb import Verb, verbs
 from opgrip.traces import Trace, load
 from opgrip.traces.arguments import TensorSpec, leaves
-from opgrip.traces.command import add_debug, positive, printable
+from opgrip.traces.command import add_debug, add_reading, positive, printable
 from opgrip.traces.names import tensor_outline
-from opgrip.traces.records import FUNCTION, Dropped, Entered
+from opgrip.traces.records import FUNCTION, Dropped, Entered, Scope, Signature
 
 EXAMPLES = """\
 examples:
@@ -28,6 +28,8 @@ examples:
   opgrip trace info traces/faster_rcnn.jsonl --by function --by line
 """
 PIPE_WIDTH = 120
+MOST_UNFINISHED = 20
+"""Calls that were entered and not left which are shown: as many as calls stand inside of each other."""
 
 
 def prepare(parser: argparse.ArgumentParser) -> None:
@@ -42,13 +44,13 @@ def prepare(parser: argparse.ArgumentParser) -> None:
         action="append",
         help="one table of time by this; can be repeated (default: op and module)",
     )
-    parser.add_argument("--partial", action="store_true", help="show what there is of a cut or damaged trace")
+    add_reading(parser, "show what there is of a cut or damaged trace")
     add_debug(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Print where the trace comes from, and its time by operator and module."""
-    trace = load(args.trace, partial=args.partial)
+    trace = load(args.trace, args.partial, args.unbounded)
     console = Console(file=sys.stdout, highlight=False)
     if not console.is_terminal:
         console = Console(file=sys.stdout, width=PIPE_WIDTH, highlight=False)
@@ -119,8 +121,13 @@ def _losses(trace: Trace) -> Iterable[tuple[str, str]]:
             yield "stopped", f"at {trace.end.stopped}, and the program went on"
         if trace.end.without_values:
             yield "no values", _list_dropped(trace.end.without_values)
-    for entered in trace.unfinished:
-        yield "unfinished", _describe_entered(trace, entered)
+    signatures = {item.number: item for item in trace.signatures}
+    scopes = {item.number: item for item in trace.scopes}
+    for entered in trace.unfinished[:MOST_UNFINISHED]:
+        signature = entered.opened or signatures.get(entered.signature)
+        yield "unfinished", _describe_entered(entered, signature, scopes.get(entered.scope))
+    if len(trace.unfinished) > MOST_UNFINISHED:
+        yield "unfinished", f"{len(trace.unfinished) - MOST_UNFINISHED:,} others"
     raised = [item for item in trace.signatures if item.raised is not None]
     if raised:
         yield "raised", "; ".join(f"{item.op}: {item.raised}" for item in raised)
@@ -128,10 +135,8 @@ def _losses(trace: Trace) -> Iterable[tuple[str, str]]:
         yield "passed over", ", ".join(f"{count} {name}" for name, count in trace.unknown.items())
 
 
-def _describe_entered(trace: Trace, entered: Entered) -> str:
+def _describe_entered(entered: Entered, signature: Signature | None, scope: Scope | None) -> str:
     """A call that was entered and not left, with what it was called on."""
-    signature = entered.opened or next((item for item in trace.signatures if item.number == entered.signature), None)
-    scope = next((item for item in trace.scopes if item.number == entered.scope), None)
     where = f" at {scope.file}:{scope.line} in {scope.function}" if scope is not None and scope.function else ""
     if signature is None:
         return f"signature {entered.signature}{where}"

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from opgrip.tools.verbs.verb import Verb, verbs
-from opgrip.traces.command import add_debug
+from opgrip.traces.command import add_debug, add_reading
 from opgrip.traces.merge import merge
 
 EXAMPLES = """\
@@ -22,13 +22,13 @@ def prepare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("traces", type=Path, nargs="+", metavar="TRACE", help="files that opcapture wrote")
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help="the trace to write")
     parser.add_argument("-f", "--force", action="store_true", help="replace an existing file")
-    parser.add_argument("--partial", action="store_true", help="take what there is of cut and damaged traces")
+    add_reading(parser, "take what there is of cut and damaged traces")
     add_debug(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Merge."""
-    merge(args.traces, args.output, args.force, args.partial)
+    merge(args.traces, args.output, args.force, args.partial, args.unbounded)
     print(f"{len(args.traces)} traces, in {args.output}", file=sys.stderr)
     return 0
 
