@@ -15,6 +15,7 @@ from opgrip.replay.operators.torch_private import is_dispatched
 COMPUTING = frozenset(
     {
         *("aten", "prims", "quantized", "quantized_decomposed", "quantization", "onnx", "rngprims", "torchvision"),
+        "torch_nn",
         # marks a range of calls, and is passed over in units
         "profiler",
     }
