@@ -23,10 +23,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
+import torch
+
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from consumers import CONSUMERS, consume
+from consumers import CONSUMERS, chosen, consume
 from mutations import mutant
 from programs import ROOT
 from seeds import make_seeds
@@ -53,6 +55,8 @@ def main() -> int:
     parser.add_argument("files", nargs="*", type=Path, help="mutants to try instead of new ones")
     args = parser.parse_args()
     print(f"seed {args.seed}", flush=True)
+    # a fork has the first thread alone
+    torch.set_num_threads(1)
     findings: dict[str, Finding] = {}
     count = 0
     with tempfile.TemporaryDirectory() as folder:
@@ -72,6 +76,9 @@ def _files(args: argparse.Namespace, folder: Path) -> Iterator[Sequence[Path]]:
         yield from ([path] for path in args.files if ".jsonl" in path.suffixes)
         return
     seeds, random = make_seeds(folder), Random(args.seed)
+    # what is imported and measured once is there before the forks
+    for consumer in CONSUMERS:
+        consume(folder / "tiny.jsonl", consumer)
     until = time.monotonic() + args.seconds
     while time.monotonic() < until:
         paths = []
@@ -104,7 +111,7 @@ def _try_all(paths: Sequence[Path]) -> Iterator[tuple[Path, Finding]]:
                     yield remaining[report["place"]], Finding(report["kind"], report["detail"])
         status = os.waitpid(child, 0)[1]
         if os.WIFSIGNALED(status) and tried:
-            doing = "over 5 s" if os.WTERMSIG(status) == signal.SIGALRM else signal.strsignal(os.WTERMSIG(status))
+            doing = "over 5 s" if os.WTERMSIG(status) == signal.SIGPROF else signal.strsignal(os.WTERMSIG(status))
             yield remaining[tried - 1], Finding(f"{doing} in {report['consumer']}", "its process ended")
         elif tried < len(remaining):
             raise RuntimeError(f"a process ended with {status} after {tried} of {len(remaining)} files")
@@ -117,7 +124,7 @@ def _child(paths: Sequence[Path], sink: int) -> None:
     try:
         with os.fdopen(sink, "w") as reports:
             for place, path in enumerate(paths):
-                for consumer in CONSUMERS:
+                for consumer in chosen(path):
                     reports.write(json.dumps({"place": place, "consumer": consumer.__name__}) + "\n")
                     reports.flush()
                     for finding in _findings(path, consumer, warm):
@@ -128,8 +135,7 @@ def _child(paths: Sequence[Path], sink: int) -> None:
 
 
 def _findings(path: Path, consumer: object, warm: int) -> Iterator[dict[str, str]]:
-    # of its own time: others may have the processor
-    signal.signal(signal.SIGPROF, lambda *_: os.kill(os.getpid(), signal.SIGALRM))
+    # of its own time, since others may have the processor; its signal ends the process, in the midst of C code too
     signal.setitimer(signal.ITIMER_PROF, LIMIT_S)
     try:
         consume(path, consumer)  # type: ignore[arg-type]

@@ -5,9 +5,11 @@ from __future__ import annotations
 import io
 import sys
 import warnings
+import zlib
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from random import Random
 from typing import Any
 
 from settings import settings_of
@@ -30,6 +32,7 @@ from opgrip.traces.live_calls import LiveArguments
 LARGE = 3 << 20
 """Bytes of arguments that are not made."""
 MOST_CASES = 40
+FEW = 4
 
 
 class Unprintable(Exception):
@@ -138,6 +141,12 @@ CONSUMERS: Sequence[Callable[[Path], None]] = (
     _units,
     _live,
 )
+
+
+def chosen(path: Path) -> Sequence[Callable[[Path], None]]:
+    """The consumers of a file: the first, and some of the others by what is in it, so that more files are tried."""
+    others = Random(zlib.crc32(path.read_bytes())).sample(CONSUMERS[1:], FEW)
+    return [CONSUMERS[0], *others]
 
 
 def consume(path: Path, consumer: Callable[[Path], None]) -> None:

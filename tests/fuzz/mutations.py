@@ -22,6 +22,8 @@ VALUES: tuple[Any, ...] = (
 )  # fmt: skip
 RAW = (b"NaN", b"Infinity", b"1e999", b"-1e999", b"\\ud800", b"\xff\xfe", b"\x00", b"{", b"}", b"[", b"]", b'"', b"9" * 400)
 TIMES = (2, 3, 10, 1000)
+MOST_BYTES = 1 << 20
+"""Of a mutant before it is compressed: what a larger file takes is no more than its size says."""
 
 
 def mutant(seed_lines: list[Line], random: Random) -> tuple[bytes, str]:
@@ -29,7 +31,11 @@ def mutant(seed_lines: list[Line], random: Random) -> tuple[bytes, str]:
     lines = copy.deepcopy(seed_lines)
     for _ in range(random.choice((1, 1, 1, 2, 3, 8))):
         random.choice(_OF_LINES)(lines, random)
-    content = b"".join(_dump(line) + b"\n" for line in lines)
+    content = b""
+    for line in lines:
+        content += _dump(line) + b"\n"
+        if len(content) > MOST_BYTES:
+            break
     for _ in range(random.choice((0, 0, 0, 1, 2))):
         content = random.choice(_OF_BYTES)(content, random)
     suffix = random.choice(("", "", "", "", "", "", ".gz", ".zst"))
@@ -110,7 +116,7 @@ def _nest(lines: list[Line], random: Random) -> None:
 def _repeat_item(lines: list[Line], random: Random) -> None:
     holder, key = _place(lines, random)
     if isinstance(holder, list):
-        holder[key : key + 1] = [holder[key]] * random.choice(TIMES)
+        holder[key : key + 1] = [holder[key]] * min(random.choice(TIMES), MOST_BYTES // (1 + len(_dump(holder[key]))))
 
 
 def _collide(lines: list[Line], random: Random) -> None:

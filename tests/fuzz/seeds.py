@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -40,9 +41,11 @@ FUNCTION_ARGUMENTS: list[Any] = [
 
 def make_seeds(folder: Path) -> list[list[Line]]:
     """The lines of some traces."""
-    train_tiny_net(folder / "tiny.jsonl")
-    with Capture(folder / "program.jsonl"):
-        _program()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        train_tiny_net(folder / "tiny.jsonl")
+        with Capture(folder / "program.jsonl"):
+            _program()
     write(folder / "records.jsonl")
     shipped = _lines(ROOT / "traces" / "faster_rcnn.jsonl")
     kept = [line for line in shipped if line["type"] not in ("calls", "end")][:150]
@@ -58,8 +61,8 @@ def make_seeds(folder: Path) -> list[list[Line]]:
 def _program() -> None:
     """Values of many kinds, layouts that are unusual, and what is indexed."""
     x = torch.randn(40, 6)
-    for make in UNUSUAL.values():
-        make().clone()
+    for name in ("coo", "csr", "quint8", "nested"):
+        torch.relu(UNUSUAL[name]())
     table = nn.Embedding(20, 4, sparse=True)
     table(torch.randint(0, 20, (30,))).sum().backward()
     mask = x > 0
