@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gzip
 import json
+import re
 from collections.abc import Callable
 from random import Random
 from typing import Any
@@ -13,14 +14,36 @@ import zstandard
 
 Line = dict[str, Any]
 
-VALUES: tuple[Any, ...] = (
-    *(None, True, False, 0, 1, -1, 2, 63, 64, 2**31, 2**53, 2**63 - 1, 2**63, -(2**63), 10**30, 0.0, -0.5, 1e308, 5e-324),
-    *("", "a", "nan", "\ud800", "\x1b[31m", "\x1b]0;pwned\x07", "\u202eabc", "\x00", "../../x", "x" * 100_000, "é" * 300),
-    *([], {}, [[]], [None], {"a": 1}, {"float": "nan"}, {"tensor": {}}, {"tuple": [{"dict": [[[], 1]]}]}, {"same": 0}),
+NUMBERS = (
+    *(0, 1, -1, 2, 63, 64, 2**31, 2**53, 2**63 - 1, 2**63, -(2**63), 10**30),
+    *(0.0, -0.5, 1e308, 5e-324),
+)
+TEXTS = (
+    *(
+        "",
+        "a",
+        "nan",
+        "\ud800",
+        "\x1b[31m",
+        "\x1b]0;pwned\x07",
+        "\u202eabc",
+        "\x00",
+        "../../x",
+        "x" * 100_000,
+        "é" * 300,
+    ),
     *("aten.add.Tensor", "aten.as_strided.default", "prim.Print.default", "os.system", "function", "extension", "cpu"),
-    *(list(range(300)), [2**62] * 3, [1 << 50], "cuda:0", "float32", "complex128", "sparse_csr", "quint8"),
-)  # fmt: skip
-RAW = (b"NaN", b"Infinity", b"1e999", b"-1e999", b"\\ud800", b"\xff\xfe", b"\x00", b"{", b"}", b"[", b"]", b'"', b"9" * 400)
+    *("cuda:0", "float32", "complex128", "sparse_csr", "quint8"),
+)
+TREES: tuple[Any, ...] = (
+    *([], {}, [[]], [None], {"a": 1}, {"float": "nan"}, {"tensor": {}}, {"tuple": [{"dict": [[[], 1]]}]}, {"same": 0}),
+    *(list(range(300)), [2**62] * 3, [1 << 50]),
+)
+VALUES: tuple[Any, ...] = (None, True, False, *NUMBERS, *TEXTS, *TREES)
+RAW = (
+    *(b"NaN", b"Infinity", b"1e999", b"-1e999", b"\\ud800", b"\xff\xfe", b"\x00"),
+    *(b"{", b"}", b"[", b"]", b'"', b"9" * 400),
+)
 TIMES = (2, 3, 10, 1000)
 MOST_BYTES = 1 << 20
 """Of a mutant before it is compressed: what a larger file takes is no more than its size says."""
@@ -167,14 +190,11 @@ def _insert(content: bytes, random: Random) -> bytes:
 
 
 def _replace_number(content: bytes, random: Random) -> bytes:
-    places = [place for place, byte in enumerate(content[:100_000]) if 48 <= byte <= 57 and content[place - 1] in b":,["]
-    if not places:
+    numbers = list(re.finditer(rb"(?<=[:,\[])[0-9][0-9.e+-]*", content[:100_000]))
+    if not numbers:
         return content
-    place = random.choice(places)
-    end = place
-    while end < len(content) and content[end] in b"0123456789.e-+":
-        end += 1
-    return content[:place] + random.choice(RAW) + content[end:]
+    number = random.choice(numbers)
+    return content[: number.start()] + random.choice(RAW) + content[number.end() :]
 
 
 _OF_LINES = (

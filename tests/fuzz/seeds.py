@@ -19,7 +19,15 @@ Line = dict[str, Any]
 
 FUNCTION_ARGUMENTS: list[Any] = [
     {"object": {"class": "m:Coder", "fields": {"scale": 2.0}, "content": {"tuple": [1, 2]}}},
-    {"module": {"class": "torch.nn.modules.linear:Linear", "parameters": {}, "buffers": {}, "modules": {}, "fields": {}}},
+    {
+        "module": {
+            "class": "torch.nn.modules.linear:Linear",
+            "parameters": {},
+            "buffers": {},
+            "modules": {},
+            "fields": {},
+        }
+    },
     {"numpy_scalar": {"dtype": "float32", "value": 0.5}},
     {"named": "m:Color.RED"},
     {"shared": {"id": 0, "value": [{"same": 0}]}},
@@ -84,9 +92,12 @@ def _calls_of(lines: list[Line]) -> list[Line]:
     scope = next((line["id"] for line in lines if line["type"] == "scope"), 0)
     count = len(signatures)
     block = {
-        **{"type": "calls", "thread": 0, "start_ns": 0, "signature": signatures, "scope": [scope] * count},
-        **{"after_ns": [0, *[9] * (count - 1)], "duration_ns": [5] * count},
+        "type": "calls",
+        "thread": 0,
+        "start_ns": 0,
+        "signature": signatures,
+        "scope": [scope] * count,
+        "after_ns": [0, *[9] * (count - 1)],
+        "duration_ns": [5] * count,
     }
     return [block, {"type": "end", "calls": count, "signatures": count, "duration_ns": 9 * count, "dropped": []}]
-
-
