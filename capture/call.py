@@ -78,7 +78,7 @@ def capture(model: str | nn.Module, output: str | Path, inputs: Any = None, **op
             raise UserError(problem)
     for note in done.notes():
         warnings.warn(note, stacklevel=2)
-    return load(done.path, partial=False)
+    return load(done.path, partial=False, unbounded=True)
 
 
 def _capture(program: Program, args: argparse.Namespace, reporter: Reporter) -> Capture:

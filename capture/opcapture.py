@@ -136,4 +136,5 @@ def _tell(capture: Capture, reporter: Reporter, interrupted: bool = False) -> No
 
 
 def _print_longtail(capture: Capture, file: IO[str]) -> None:
-    print_longtail(find_longtail([load(capture.path)], bandwidth_of, own_cost()), LONGTAIL_TOP, file)
+    longtail = find_longtail([load(capture.path, unbounded=True)], bandwidth_of, own_cost())
+    print_longtail(longtail, LONGTAIL_TOP, file)

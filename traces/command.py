@@ -13,6 +13,7 @@ from importlib import metadata
 from typing import Any, NoReturn
 
 from opgrip.traces.errors import UserError
+from opgrip.traces.limits import UNBOUNDED_HELP
 from opgrip.traces.suggestions import did_you_mean
 
 USAGE_ERROR = 2
@@ -66,6 +67,12 @@ class OneLineParser(argparse.ArgumentParser):
 def add_debug(parser: argparse.ArgumentParser) -> None:
     """Give a command its `--debug`."""
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+
+
+def add_reading(parser: argparse.ArgumentParser, partial: str) -> None:
+    """Give a command that reads traces its `--partial`, which does what is said, and its `--unbounded`."""
+    parser.add_argument("--partial", action="store_true", help=partial)
+    parser.add_argument("--unbounded", action="store_true", help=UNBOUNDED_HELP)
 
 
 def add_version(parser: argparse.ArgumentParser) -> None:

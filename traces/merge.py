@@ -36,20 +36,23 @@ from opgrip.traces.tensor_specs import map_values
 from opgrip.traces.writer import TraceWriter
 
 
-def merge(paths: Sequence[Path], output: Path, force: bool = False, partial: bool = False) -> End:
+def merge(
+    paths: Sequence[Path], output: Path, force: bool = False, partial: bool = False, unbounded: bool = False
+) -> End:
     """Write one trace with the calls of all, on one clock, and give its end. What several have alike, it has once.
 
     Parameters
     ----------
     force : replace an existing file
     partial : take what there is of cut and damaged traces
+    unbounded : as `TraceReader` has it
 
     Raises
     ------
     UserError : for a file that is no trace, is named twice, or is cut and `partial` is false; nothing is written then
     """
     _check_once(paths)
-    headers = [read_header(path).fields for path in paths]
+    headers = [read_header(path, unbounded).fields for path in paths]
     starts = [header.get("started_unix_ns") for header in headers]
     known_starts = [start for start in starts if isinstance(start, int)]
     merged = headers[0] | {"processes": headers}
@@ -59,7 +62,8 @@ def merge(paths: Sequence[Path], output: Path, force: bool = False, partial: boo
     try:
         join = _Join(writer)
         for process, (path, start) in enumerate(zip(paths, starts, strict=True)):
-            join.add(path, process, start - min(known_starts) if isinstance(start, int) else 0, partial)
+            reader = TraceReader(path, unbounded)
+            join.add(reader, process, start - min(known_starts) if isinstance(start, int) else 0, partial)
         end = join.end()
         writer.write(end)
         writer.close()
@@ -106,9 +110,8 @@ class _Join:
         self._newest = -1
         self._end = End(0, 0, 0)
 
-    def add(self, path: Path, process: int, shift_ns: int, partial: bool) -> None:
+    def add(self, reader: TraceReader, process: int, shift_ns: int, partial: bool) -> None:
         """Write the records of one file."""
-        reader = TraceReader(path)
         numbers, first_storage = _Numbers(), self._newest + 1
         for record in reader:
             match record:

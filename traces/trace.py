@@ -145,19 +145,20 @@ class Trace:
         return table.sort_values(["share", "calls"], ascending=False).reset_index()
 
 
-def load(path: str | Path, partial: bool | None = None) -> Trace:
+def load(path: str | Path, partial: bool | None = None, unbounded: bool = False) -> Trace:
     """A trace file's contents, up to wherever it is whole; `Trace.missing` says what it lacks.
 
     Parameters
     ----------
     partial : whether to accept a cut or damaged file; None to accept it and warn
+    unbounded : read a file that goes beyond the bounds of docs/trace-format.md, for one whose origin is trusted
 
     Raises
     ------
     UserError : where the file is not there, empty, of another kind or of a newer major version, or names a file of
-        values that is not beside it; or damaged, and `partial` is false
+        values that is not beside it; beyond a bound; or damaged, and `partial` is false
     """
-    reader = TraceReader(path)
+    reader = TraceReader(path, unbounded)
     header: dict[str, Any] = {}
     signatures: list[Signature] = []
     scopes: list[Scope] = []
@@ -221,8 +222,11 @@ def _unfinished_calls(entered: dict[int, list[Entered]], blocks: list[Calls]) ->
     A call's row can begin later than it was entered: what a capture looks at before the operator runs is not its time.
     """
     unfinished_calls: list[Entered] = []
+    by_thread: dict[int, list[Calls]] = {}
+    for block in blocks:
+        by_thread.setdefault(block.thread, []).append(block)
     for thread, records in entered.items():
-        own = [block for block in blocks if block.thread == thread]
+        own = by_thread.get(thread, [])
         starts, signatures = _column(own, "start_ns"), _column(own, "signature")
         order = np.argsort(starts, kind="stable")
         starts, signatures = starts[order], signatures[order]

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from opgrip.traces.command import not_negative, positive
+from opgrip.traces.limits import UNBOUNDED_HELP
 from opgrip.traces.options import option, titled
 
 CALL, FUNCTION, MODULE = "call", "function", "module"
@@ -85,6 +86,7 @@ class Selection:
     stop: int | None = option(
         None, "up to the case before this one", parse=positive, metavar="N", only=("single cases",)
     )
+    unbounded: bool = option(False, UNBOUNDED_HELP, only=("traces",))
     partial: bool = option(False, "replay what there is of a cut or damaged trace", only=("traces",))
 
     @property

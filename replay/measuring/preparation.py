@@ -28,6 +28,7 @@ from opgrip.replay.measuring.results import (
 )
 from opgrip.replay.measuring.settings import Settings
 from opgrip.replay.modes import EAGER, Program, Results, find_mode
+from opgrip.replay.operators.bounds import bound_indices
 from opgrip.replay.operators.calling import Arguments, Function
 from opgrip.replay.operators.contexts import restored
 from opgrip.replay.operators.devices import check_use, synchronizer
@@ -160,7 +161,7 @@ class _Preparation:
     def _forward(self, case: Case, operator: Operator, way: Way, result: Result) -> tuple[Result, Subject | None]:
         settings = self._settings
         signatures = (case.signature, *case.variants)
-        inputs = [self._inputs(case, signature, way.values) for signature in signatures]
+        inputs = [self._inputs(case, operator, signature, way.values) for signature in signatures]
         if operator.mutates:
             for item in inputs:
                 item.keep()
@@ -226,7 +227,7 @@ class _Preparation:
 
     def _backward(self, case: Case, operator: Operator, way: Way, result: Result) -> tuple[Result, Subject | None]:
         settings = self._settings
-        inputs = self._inputs(case, case.signature, way.values)
+        inputs = self._inputs(case, operator, case.signature, way.values)
         arguments = inputs.make()
         check_gradients(operator, arguments)
         began = perf_counter_ns()
@@ -310,14 +311,17 @@ class _Preparation:
             return with_backward(program)
         return operator.function if settings.modes.reference == EAGER else as_call(program, operator.mutates)
 
-    def _inputs(self, case: Case, signature: Signature, kind: str) -> Inputs:
+    def _inputs(self, case: Case, operator: Operator, signature: Signature, kind: str) -> Inputs:
         settings = self._settings
         drawn, models = with_values(signature, case.values, kind)
         needed = Inputs.bytes_needed(signature.args, signature.kwargs, settings.dtype) + bytes_of(signature.outputs)
         limit = settings.limits.memory_limit
         if limit is not None and needed > limit:
             raise MemoryError(f"its tensors are {needed / 1e9:,.1f} GB, the limit is {limit / 1e9:,.1f} GB")
-        return Inputs(drawn.args, drawn.kwargs, models, settings.place, settings.inputs.seed, settings.dtype)
+        inputs = Inputs(drawn.args, drawn.kwargs, models, settings.place, settings.inputs.seed, settings.dtype)
+        if case.operator is None:
+            bound_indices(operator.function, *inputs.make())
+        return inputs
 
 
 def _with_program_note(result: Result, program: Program, first_ms: float) -> Result:

@@ -195,7 +195,7 @@ class Rehearsal:
     def _run(self, call: FlowingCall, prepared: Prepared) -> Any:
         args, kwargs = prepared.arguments(self.memory, call.takes)
         self.announce(call.signature, NO_ROW)
-        return prepared.function(*args, **kwargs)
+        return prepared.run(*args, **kwargs)
 
     def _arrange(self, call: FlowingCall, part: Part) -> Prepared:
         """The call with memory that flows, and in its part what has to be drawn."""

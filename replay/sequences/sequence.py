@@ -186,7 +186,7 @@ def _timed(rehearsal: Rehearsal, call: FlowingCall, part: Part) -> int:
         return 0
     if part.redrawn:
         rehearsal.redraw(call, part)
-    function = part.prepared.function
+    function = part.prepared.run
     args, kwargs = part.prepared.arguments(rehearsal.memory, call.takes)
     rehearsal.announce(call.signature, NO_ROW)
     start = perf_counter_ns()

@@ -16,7 +16,8 @@ from opgrip.replay.cases.cases import Selection, make_cases
 from opgrip.replay.measuring import preparation
 from opgrip.replay.measuring.results import Result
 from opgrip.replay.measuring.settings import Settings
-from opgrip.replay.operators.lookup import READS_OR_WRITES_FILES, Unsupported, find_operator
+from opgrip.replay.operators.lookup import Unsupported, find_operator
+from opgrip.replay.operators.nameable import READS_OR_WRITES_FILES
 from opgrip.traces import load
 from opgrip.traces.records import EXTENSION, OPERATOR, Signature
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from opgrip.tools.verbs.verb import Verb, verbs
-from opgrip.traces.command import add_debug, positive
+from opgrip.traces.command import add_debug, add_reading, positive
 from opgrip.traces.errors import UserError
 from opgrip.traces.output import check_writable
 from opgrip.traces.progress import Reporter
@@ -38,7 +38,7 @@ def prepare(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write all rows to a .json or .csv")
     parser.add_argument("-f", "--force", action="store_true", help="replace an existing file")
-    parser.add_argument("--partial", action="store_true", help="take what there is of cut or damaged traces")
+    add_reading(parser, "take what there is of cut or damaged traces")
     add_debug(parser)
 
 
@@ -50,9 +50,7 @@ def run(args: argparse.Namespace) -> int:
     if args.output is not None:
         check_form(args.output)
         check_writable(args.output, args.force)
-    longtail = find_longtail(
-        _load(args.traces, args.partial, Reporter(args.prog)), _bandwidth(args.bandwidth), own_cost()
-    )
+    longtail = find_longtail(_load(args.traces, args, Reporter(args.prog)), _bandwidth(args.bandwidth), own_cost())
     print_longtail(longtail, args.top, sys.stdout)
     if args.output is not None:
         write_rows(longtail, args.output, args.force)
@@ -61,12 +59,12 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _load(paths: Iterable[Path], partial: bool, reporter: Reporter) -> Iterator[Trace]:
+def _load(paths: Iterable[Path], args: argparse.Namespace, reporter: Reporter) -> Iterator[Trace]:
     from opgrip.traces import load
 
     for path in paths:
         with reporter.reading(path):
-            trace = load(path, partial=partial)
+            trace = load(path, args.partial, args.unbounded)
         if not trace.calls["function"].notna().any():
             raise UserError(f"{path} does not tell which functions made its calls", "capture it again")
         yield trace

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from opgrip.tools.verbs.verb import Verb, verbs
-from opgrip.traces.command import add_debug, printable
+from opgrip.traces.command import add_debug, add_reading, printable
 from opgrip.traces.errors import UserError
 from opgrip.traces.output import whole_file
 from opgrip.traces.progress import Reporter
@@ -33,7 +33,7 @@ def prepare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("trace", type=Path, metavar="TRACE", help="a file that opcapture wrote")
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write the graph as .json or .dot")
     parser.add_argument("-f", "--force", action="store_true", help="replace an existing file")
-    parser.add_argument("--partial", action="store_true", help="take what there is of a cut or damaged trace")
+    add_reading(parser, "take what there is of a cut or damaged trace")
     add_debug(parser)
 
 
@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     if args.output is not None and args.output.suffix not in writers:
         raise UserError(f"{args.output} is neither .json nor .dot", "name one of these")
     with Reporter(args.prog).reading(args.trace):
-        trace = load(args.trace, partial=args.partial)
+        trace = load(args.trace, args.partial, args.unbounded)
     if trace.calls.empty or not len(trace.storages):
         raise UserError(f"{args.trace} holds no dataflow", "capture it again with this version")
     graph = make_graph(trace)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from opgrip.tools.verbs.verb import Verb, verbs
-from opgrip.traces.command import add_debug, positive, printable
+from opgrip.traces.command import add_debug, add_reading, positive, printable
 from opgrip.traces.errors import UserError
 from opgrip.traces.output import check_writable, whole_file
 from opgrip.traces.progress import Reporter
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from opgrip.traces import Trace
-    from opgrip.traces.records import Dropped, Entered
+    from opgrip.traces.records import Dropped, Entered, Scope, Signature
 
 EXAMPLES = """\
 examples:
@@ -35,6 +35,8 @@ examples:
 
 LABELS = 8
 """Of record_function, as many as are shown."""
+MOST_UNFINISHED = 20
+"""Calls that were entered and not left which are shown: as many as calls stand inside of each other."""
 
 
 def prepare(parser: argparse.ArgumentParser) -> None:
@@ -51,7 +53,7 @@ def prepare(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write all rows of the tables: .json, .csv")
     parser.add_argument("-f", "--force", action="store_true", help="replace an existing file")
-    parser.add_argument("--partial", action="store_true", help="show what there is of a cut or damaged trace")
+    add_reading(parser, "show what there is of a cut or damaged trace")
     add_debug(parser)
 
 
@@ -63,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
     if args.output is not None:
         _check_output(args.output, args.force, tables)
     with Reporter(args.prog).reading(args.trace):
-        trace = load(args.trace, partial=args.partial)
+        trace = load(args.trace, args.partial, args.unbounded)
     for name, value in _facts(trace):
         print_line(f"{name:<12}{printable(value)}", sys.stdout, indent=12)
     print()
@@ -169,8 +171,13 @@ def _losses(trace: Trace) -> Iterable[tuple[str, str]]:
             yield "stopped", f"at {trace.end.stopped}, and the program went on"
         if trace.end.without_values:
             yield "no values", _list_dropped(trace.end.without_values)
-    for entered in trace.unfinished:
-        yield "unfinished", _describe_entered(trace, entered)
+    signatures = {item.number: item for item in trace.signatures}
+    scopes = {item.number: item for item in trace.scopes}
+    for entered in trace.unfinished[:MOST_UNFINISHED]:
+        signature = entered.opened or signatures.get(entered.signature)
+        yield "unfinished", _describe_entered(entered, signature, scopes.get(entered.scope))
+    if len(trace.unfinished) > MOST_UNFINISHED:
+        yield "unfinished", f"{len(trace.unfinished) - MOST_UNFINISHED:,} others"
     raised = [item for item in trace.signatures if item.raised is not None]
     if raised:
         yield "raised", "; ".join(f"{item.op}: {item.raised}" for item in raised)
@@ -178,12 +185,10 @@ def _losses(trace: Trace) -> Iterable[tuple[str, str]]:
         yield "passed over", ", ".join(f"{count} {name}" for name, count in trace.unknown.items())
 
 
-def _describe_entered(trace: Trace, entered: Entered) -> str:
+def _describe_entered(entered: Entered, signature: Signature | None, scope: Scope | None) -> str:
     """A call that was entered and not left, with what it was called on."""
     from opgrip.traces.arguments import leaves
 
-    signature = entered.opened or next((item for item in trace.signatures if item.number == entered.signature), None)
-    scope = next((item for item in trace.scopes if item.number == entered.scope), None)
     where = f" at {scope.file}:{scope.line} in {scope.function}" if scope is not None and scope.function else ""
     if signature is None:
         return f"signature {entered.signature}{where}"

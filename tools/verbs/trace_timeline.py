@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from opgrip.tools.verbs.verb import Verb, verbs
-from opgrip.traces.command import add_debug
+from opgrip.traces.command import add_debug, add_reading
 from opgrip.traces.errors import UserError
 from opgrip.traces.output import whole_file
 from opgrip.traces.progress import Reporter
@@ -34,7 +34,7 @@ def prepare(parser: argparse.ArgumentParser) -> None:
         "-o", "--output", type=Path, metavar="FILE", help="a .json or .json.gz (default: standard output)"
     )
     parser.add_argument("-f", "--force", action="store_true", help="replace an existing file")
-    parser.add_argument("--partial", action="store_true", help="take what there is of a cut or damaged trace")
+    add_reading(parser, "take what there is of a cut or damaged trace")
     add_debug(parser)
 
 
@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
     if args.output is not None and not args.output.name.endswith((".json", ".json.gz")):
         raise UserError(f"{args.output} is neither .json nor .json.gz", "name one of these")
     with Reporter(args.prog).reading(args.trace):
-        trace = load(args.trace, partial=args.partial)
+        trace = load(args.trace, args.partial, args.unbounded)
     if args.output is None:
         sys.stdout.writelines(_lines(trace))
         return 0

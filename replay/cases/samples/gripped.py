@@ -7,6 +7,7 @@ from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 
 from opgrip.replay.cases.cases import Case, contexts_of, matches, no_match
@@ -52,7 +53,9 @@ def gripped_samples(folders: Sequence[Path], patterns: Sequence[str] = (), tags:
     requested_tags = {tag.lower() for tag in tags}
     for sample in map(open_sample, folders):
         if matches(sample.name, patterns) and requested_tags <= {tag.lower() for tag in sample.tags}:
-            yield from _cases(load(sample.folder / CALLS, partial=False), {sample.name: sample}, Selection())
+            yield from _cases(
+                load(sample.folder / CALLS, partial=False, unbounded=True), {sample.name: sample}, Selection()
+            )
 
 
 def gripped_calls(trace: Trace, selection: Selection, folders: Sequence[Path]) -> list[Case]:
@@ -90,7 +93,7 @@ def _cases(trace: Trace, opened: Mapping[str, OpenSample], selection: Selection)
     What a call took in the program is not told: recording the operators inside takes longer than they do.
     """
     calls = _function_calls(trace)
-    calls = calls[[matches(str(name), selection.module) for name in calls["module"]]]
+    calls = calls[np.array([matches(str(name), selection.module) for name in calls["module"]], dtype=bool)]
     counts = calls["signature"].value_counts().to_dict()
     contexts = contexts_of(trace, calls)
     chosen = {

@@ -32,7 +32,7 @@ class TraceSource:
         """The cases of a trace; raises `UserError` where there are none."""
         if selection.samples and selection.unit != FUNCTION:
             raise UserError("--samples is for gripped calls of a trace", "give a trace, and --unit function")
-        trace = load(target, partial=selection.partial)
+        trace = load(target, selection.partial, selection.unbounded)
         if selection.samples:
             return CaseSet(
                 gripped_calls(trace, selection, list(map(Path, selection.samples))), trace, has_run_code=True

@@ -12,6 +12,7 @@ from torch import fx
 
 from opgrip.replay.cases.units.facts import is_setting
 from opgrip.replay.cases.units.links import Links, Outside, ResultOf, Source
+from opgrip.replay.operators.bounds import bounding
 from opgrip.replay.operators.lookup import Operator, Unsupported, find_operator
 from opgrip.traces.arguments import TensorSpec, map_leaves
 from opgrip.traces.records import Signature
@@ -101,7 +102,7 @@ class _Builder:
             return self._settings[leaf] if is_setting(leaf) else leaf
 
         args, kwargs = map_leaves(build, signature.args), map_leaves(build, signature.kwargs)
-        return self.graph.call_function(function, args, kwargs)
+        return self.graph.call_function(bounding(function), args, kwargs)
 
     def _tensor(self, source: Source) -> fx.Node:
         if isinstance(source, Outside):
