@@ -193,7 +193,7 @@ def in_small(pasted: Pasted) -> str:
     command = re.sub(r"^torchrun", f"{sys.executable} -m torch.distributed.run", command)
     name, _, rest = command.partition(" ")
     small = "" if pasted.shown else SMALL.get(name, "")
-    if name == "opcapture" and ("--model" not in rest or "nets.py" in rest or " -- " in rest):
+    if name == "opcapture" and not (STAND_IN in rest or CONFIG.search(rest)):
         small = ""
     if "--sequence" in rest:
         small = "--iterations 1"

@@ -161,7 +161,7 @@ def test_the_same_seed_gives_the_same_signatures(tmp_path: Path) -> None:
         (["--model", "nets.py:good", "-o", "existing.jsonl"], "existing.jsonl exists"),
         (["--model", "nets.py:good", "-o", "no/such/t.jsonl"], "the folder no/such does not exist"),
         (["--model", "nets.py:good", "-o", "."], "is a folder"),
-        (["--run", "fly"], "argument --run: invalid choice: 'fly'"),
+        (["--run", "fly"], "argument --run: 'fly' is no choice: choose from predict, loss, train"),
         (["--steps", "0"], "'0' is not a whole number from 1"),
         (["--warmup", "-1"], "--warmup"),
         (["--input-size", "1x2x3"], "'1x2x3' is not a size such as 800x1333"),
@@ -170,7 +170,7 @@ def test_the_same_seed_gives_the_same_signatures(tmp_path: Path) -> None:
         (["--seed", "9" * 30], "is not a whole number of 64 bits"),
         (["--model", "nets.py:exits"], "nets.py:exits failed: SystemExit: bye"),
         (["--model", "builtins:dict"], "builtins:dict returned dict"),
-        (["--flag-that-is-not"], "unrecognized arguments: --flag-that-is-not"),
+        (["--flag-that-is-not"], "there is no option --flag-that-is-not"),
     ],
 )
 def test_a_mistake_is_one_line_and_leaves_nothing_behind(folder: Path, args: list[str], told: str) -> None:
