@@ -38,8 +38,8 @@ void use(Index device);
 // The current device and streams of this thread.
 Index current_device();
 void set_current_device(Index device);
-c10::Stream current_stream(Index device);
-c10::Stream exchange_stream(c10::Stream stream);
+c10::Stream current_stream(Index device, bool makes_context = true);
+c10::Stream exchange_stream(c10::Stream stream, bool makes_context = true);
 c10::Stream new_stream(Index device);
 c10::Stream default_stream(Index device);
 

@@ -6,11 +6,20 @@
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <torch/version.h>
 
+#if TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 7
+#define SIM_OLD_GENERATORS
+#include <ATen/core/GeneratorForPrivateuseone.h>
+#endif
+
 #include "generators.h"
 
 namespace sim {
 
 namespace {
+
+// Whether asking for a stream may raise; in older torch it may not.
+constexpr bool kRaises =
+    !noexcept(std::declval<const c10::impl::DeviceGuardImplInterface&>().getStream(std::declval<c10::Device>()));
 
 // Methods that older torch lacks are not marked as overriding.
 struct Guard final : c10::impl::DeviceGuardImplInterface {
@@ -25,11 +34,15 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   void uncheckedSetDevice(c10::Device device) const noexcept override {
     if (device.index() >= 0 && device.index() < device_count()) set_current_device(device.index());
   }
-  c10::Stream getStream(c10::Device device) const override { return current_stream(device.index()); }
+  c10::Stream getStream(c10::Device device) const noexcept(!kRaises) override {
+    return current_stream(device.index(), kRaises);
+  }
   c10::Stream getDefaultStream(c10::Device device) const override { return default_stream(device.index()); }
   c10::Stream getStreamFromGlobalPool(c10::Device device, bool) const override { return new_stream(device.index()); }
   c10::Stream getNewStream(c10::Device device, int) const override { return new_stream(device.index()); }
-  c10::Stream exchangeStream(c10::Stream stream) const override { return exchange_stream(stream); }
+  c10::Stream exchangeStream(c10::Stream stream) const noexcept(!kRaises) override {
+    return exchange_stream(stream, kRaises);
+  }
   void destroyEvent(void* event, const Index) const noexcept override { delete static_cast<Event*>(event); }
   void record(void** event, const c10::Stream& stream, const Index, const c10::EventFlag) const override {
     record_event(event, stream);
@@ -86,7 +99,7 @@ const bool registered = [] {
   return true;
 }();
 
-#if TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 7
+#ifdef SIM_OLD_GENERATORS
 at::Generator make(Index device) { return at::make_generator<Generator>(device); }
 REGISTER_GENERATOR_PRIVATEUSE1(make)
 #endif

@@ -135,14 +135,14 @@ void set_current_device(Index device) {
   device_of_thread = device;
 }
 
-c10::Stream current_stream(Index device) {
+c10::Stream current_stream(Index device, bool makes_context) {
   if (device < 0) device = device_of_thread;
-  use(device);
+  if (makes_context) use(device);
   return c10::Stream(c10::Stream::UNSAFE, {kKind, device}, streams_of_thread[device]);
 }
 
-c10::Stream exchange_stream(c10::Stream stream) {
-  const auto before = current_stream(stream.device_index());
+c10::Stream exchange_stream(c10::Stream stream, bool makes_context) {
+  const auto before = current_stream(stream.device_index(), makes_context);
   streams_of_thread[stream.device_index()] = stream.id();
   return before;
 }
