@@ -47,6 +47,9 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("set_duration", [](const std::string& op, double us) { sim::set_duration(op, static_cast<sim::Time>(us * 1e3)); });
   m.def("set_default_duration", [](double us) { sim::set_default_duration(static_cast<sim::Time>(us * 1e3)); });
   m.def("fail", [](const std::string& op, const std::string& message) { sim::fail(op, message); });
+  m.def("sleep", wrap_pybind_function([](int device, int64_t number, int64_t ns) {
+    sim::launch(stream_of(device, number), "sleep", ns);
+  }));
   m.def("default_generator", [](int device) {
     return py::reinterpret_steal<py::object>(THPGenerator_Wrap(sim::default_generator(static_cast<sim::Index>(device))));
   });

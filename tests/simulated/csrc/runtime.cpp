@@ -34,16 +34,16 @@ thread_local Index device_of_thread = 0;
 thread_local std::map<Index, c10::StreamId> streams_of_thread;
 std::map<Index, int> streams_given;
 
-// Operators that fail: "aten::sin=device-side assert triggered;aten::mm=..."
-std::map<std::string, std::string> planted_failures() {
-  std::map<std::string, std::string> failures;
-  const char* planted = std::getenv("SIM_FAIL");
-  std::stringstream text(planted ? planted : "");
+// What a variable says of operators: "aten::sin=device-side assert triggered;aten::mm=..."
+std::map<std::string, std::string> by_operator(const char* variable) {
+  std::map<std::string, std::string> values;
+  const char* value = std::getenv(variable);
+  std::stringstream text(value ? value : "");
   for (std::string part; std::getline(text, part, ';');) {
     const auto end = part.find('=');
-    if (end != std::string::npos) failures[part.substr(0, end)] = part.substr(end + 1);
+    if (end != std::string::npos) values[part.substr(0, end)] = part.substr(end + 1);
   }
-  return failures;
+  return values;
 }
 
 [[noreturn]] void raise_error(const std::string& message) {
@@ -97,7 +97,9 @@ void use(Index device) {
     state().streams.resize(state().visible.size() * kStreams);
     for (auto& stream : state().streams) stream.clock.resize(state().streams.size());
     state().host.resize(state().streams.size());
-    state().failures.merge(planted_failures());
+    state().failures.merge(by_operator("SIM_FAIL"));
+    for (const auto& [op, us] : by_operator("SIM_DURATIONS"))
+      state().durations.try_emplace(op, static_cast<Time>(1e3 * std::atof(us.c_str())));
     pthread_atfork(nullptr, nullptr, [] { bad_fork = true; });
     context_exists = true;
   }
