@@ -15,10 +15,6 @@ from torch import nn
 LONG_US = 200_000.0
 
 
-def sim() -> object:
-    return torch.sim  # type: ignore[attr-defined]
-
-
 def start_long_write(device: str = "sim:0") -> torch.Tensor:
     """A tensor that the current stream will write for long."""
     torch.sim.set_duration("aten::sin", LONG_US)
@@ -267,9 +263,12 @@ def test_what_a_capture_forbids_raises_and_ends_it() -> None:
 
     for forbidden in (torch.sim.synchronize, x.nonzero, x.cpu, lambda: x.sum().item(), query):
         graph = torch.sim.Graph()
-        with pytest.raises(RuntimeError, match="previous error during capture"), torch.sim.graph(graph):
-            with pytest.raises(RuntimeError, match="not permitted"):
-                forbidden()
+        with (
+            pytest.raises(RuntimeError, match="previous error during capture"),
+            torch.sim.graph(graph),
+            pytest.raises(RuntimeError, match="not permitted"),
+        ):
+            forbidden()
     assert x.cos().tolist()
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import threading
-from collections.abc import Sequence
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -18,6 +17,7 @@ from torch import nn
 from opgrip.capture import Capture
 from opgrip.replay.opreplay import main as opreplay
 from opgrip.traces import load
+from opgrip.traces.arguments import tensors
 
 LONG_US = 300_000.0
 
@@ -36,7 +36,7 @@ def capture_layers(path: Path, device: str = "sim:0") -> Capture:
     return capture
 
 
-def replay_rows(trace: Path, *options: str, stop: Sequence[str] = ()) -> list[dict[str, Any]]:
+def replay_rows(trace: Path, *options: str) -> list[dict[str, Any]]:
     """The rows of a replay that is told to be quick."""
     out = trace.with_suffix(".rows.json")
     assert opreplay([str(trace), "--budget", "0.01", "-o", str(out), *options]) == 0
@@ -51,14 +51,8 @@ def test_a_capture_on_the_device_has_all_calls(tmp_path: Path) -> None:
     assert capture.dropped == 0
     assert {"forward", "backward"} <= set(trace.calls["phase"])
     assert list(trace.calls["op"]).count("aten.addmm.default") == 2
-    devices = {spec.device for signature in trace.signatures for spec in tensors_of(signature)}
+    devices = {spec.device for signature in trace.signatures for spec in tensors([signature.args, signature.kwargs])}
     assert devices == {"sim:0"}
-
-
-def tensors_of(signature: Any) -> list[Any]:
-    from opgrip.traces.arguments import tensors
-
-    return list(tensors([signature.args, signature.kwargs]))
 
 
 @on_simulator()

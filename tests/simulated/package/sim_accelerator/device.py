@@ -225,6 +225,15 @@ def set_rng_state(state: torch.Tensor, device: Device = None) -> None:
     _generator(device).set_state(state)
 
 
+def get_rng_state_all() -> list[torch.Tensor]:
+    return [get_rng_state(index) for index in range(device_count())]
+
+
+def set_rng_state_all(states: list[torch.Tensor]) -> None:
+    for index, state in enumerate(states):
+        set_rng_state(state, index)
+
+
 def manual_seed(seed: int) -> None:
     _extension.default_generator(current_device()).manual_seed(seed)
 
