@@ -182,8 +182,8 @@ def test_values_of_a_side_stream_are_right_and_nothing_waits_for_them(tmp_path: 
             table[index + 7]
         taken_s = perf_counter() - start
     assert taken_s < LONG_US / 1e6
-    (signature,) = [s for s in load(tmp_path / "t.jsonl").signatures if s.op == "aten.index.Tensor"]
-    assert "46" in str(signature)
+    values = [json.loads(line) for line in (tmp_path / "t.jsonl").read_text().splitlines()]
+    assert any(record.get("data") == list(range(7, 47)) for record in values)
 
 
 @on_simulator(SIM_MEMORY=str(96 << 20))
