@@ -21,7 +21,7 @@ set_duration = _extension.set_duration
 set_default_duration = _extension.set_default_duration
 """How long any other takes."""
 fail = _extension.fail
-"""Let the next call of an operator fail with a message, which the next wait raises, and each later use of the device."""
+"""Let the next call of an operator fail with a message, which the next wait raises, and all later use of it."""
 exchange_capture_mode = _extension.exchange_capture_mode
 """Set what captures forbid this thread: `global`, `thread_local` or `relaxed`; gives what it was."""
 
