@@ -1,0 +1,20 @@
+"""Makes the device known to torch, which calls this when it is imported."""
+
+from __future__ import annotations
+
+import torch
+
+from sim_accelerator.extension import load_extension, missing_tool
+
+
+def register() -> None:
+    """Make `sim` a device of this process and `torch.sim` its module; once."""
+    if hasattr(torch, "sim") or missing_tool():
+        return
+    torch.utils.rename_privateuse1_backend("sim")
+    load_extension()
+    # it reads the extension
+    from sim_accelerator import device
+
+    torch._register_device_module("sim", device)
+    torch.utils.generate_methods_for_privateuse1_backend(for_storage=True)

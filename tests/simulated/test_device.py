@@ -1,0 +1,312 @@
+"""The simulated accelerator: it works as a device of torch, and fails at what CUDA forbids."""
+
+from __future__ import annotations
+
+import copy
+import os
+import threading
+from time import perf_counter
+
+import pytest
+import torch
+from simulation import on_simulator
+from torch import nn
+
+LONG_US = 200_000.0
+
+
+def start_long_write(device: str = "sim:0") -> torch.Tensor:
+    """A tensor that the current stream will write for long."""
+    torch.sim.set_duration("aten::sin", LONG_US)
+    return torch.ones(4, device=device).sin()
+
+
+@on_simulator()
+def test_operators_give_what_the_host_gives() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(6, 5)
+    ours = x.to("sim:0")
+    for function in (
+        torch.sin,
+        lambda x: x.t() @ x,
+        lambda x: x[x > 0],
+        lambda x: x.view(5, 6)[1:].sum(0),
+        torch.unique,
+    ):
+        assert torch.equal(function(ours).cpu(), function(x))
+    ours[2:4] += 1
+    x[2:4] += 1
+    assert torch.equal(ours.cpu(), x)
+    assert torch.equal(torch.mul(ours, 2, out=torch.empty(0, device="sim")).cpu(), x * 2)
+    assert torch.equal(copy.deepcopy(ours).cpu(), x)
+
+
+@on_simulator()
+def test_a_model_is_trained_as_on_the_host() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 5))
+    ours = copy.deepcopy(model).to("sim:1")
+    images, labels = torch.randn(2, 3, 8, 8), torch.tensor([1, 3])
+    for net in (model, ours):
+        device = next(net.parameters()).device
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+        for _ in range(2):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(net(images.to(device)), labels.to(device)).backward()
+            optimizer.step()
+    for host, device in zip(model.parameters(), ours.parameters(), strict=True):
+        torch.testing.assert_close(device.detach().cpu(), host.detach())
+
+
+@on_simulator(SIM_DEVICES="3")
+def test_there_are_as_many_devices_as_the_environment_says() -> None:
+    assert torch.accelerator.device_count() == torch.sim.device_count() == 3
+    assert torch.accelerator.is_available()
+    torch.accelerator.set_device_index(2)
+    assert torch.ones(2, device="sim").device == torch.device("sim:2")
+    others = []
+    thread = threading.Thread(target=lambda: others.append(torch.accelerator.current_device_index()))
+    thread.start()
+    thread.join()
+    assert others == [0]
+
+
+@on_simulator()
+def test_a_context_is_made_by_the_first_use_and_not_by_counting() -> None:
+    torch.randn(3, requires_grad=True).sum().backward()
+    torch.manual_seed(1)
+    assert torch.sim.device_count() == 2
+    assert torch.sim.is_available()
+    assert not torch.sim.is_initialized()
+    os.environ["SIM_VISIBLE_DEVICES"] = "1"
+    torch.ones(1, device="sim")
+    assert torch.sim.is_initialized()
+    assert torch.sim.device_count() == 1
+    assert torch.sim.get_device_name(0).endswith("1")
+
+
+@on_simulator()
+def test_a_fork_of_a_process_with_a_context_cannot_use_it() -> None:
+    torch.ones(1, device="sim")
+    child = os.fork()
+    if child == 0:
+        problem = ""
+        try:
+            torch.ones(1, device="sim")
+        except RuntimeError as error:
+            problem = str(error)
+        os._exit(0 if "Cannot re-initialize SIM in forked subprocess" in problem and torch.sim._is_in_bad_fork() else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+@on_simulator()
+def test_the_host_runs_ahead_and_events_tell_the_device_s_time() -> None:
+    torch.ones(4, device="sim")
+    before, after = (torch.sim.Event(enable_timing=True) for _ in range(2))
+    start = perf_counter()
+    before.record()
+    start_long_write()
+    after.record()
+    assert not after.query()
+    with pytest.raises(RuntimeError, match=r"completed|not ready"):
+        before.elapsed_time(after)
+    after.synchronize()
+    assert perf_counter() - start >= LONG_US / 1e6
+    assert after.query()
+    assert before.elapsed_time(after) >= LONG_US / 1e3
+
+
+@on_simulator()
+def test_streams_work_side_by_side() -> None:
+    torch.sim.set_duration("aten::sin", LONG_US)
+    x, y = torch.ones(4, device="sim"), torch.ones(4, device="sim")
+    torch.accelerator.synchronize()
+    events = [torch.Event("sim", enable_timing=True) for _ in range(2)]
+    events[0].record()
+    x.sin()
+    with torch.sim.stream(torch.sim.Stream()):
+        y.sin()
+        events[1].record()
+    torch.accelerator.synchronize()
+    assert events[0].elapsed_time(events[1]) < 2 * LONG_US / 1e3
+
+
+@on_simulator()
+def test_an_event_belongs_to_the_device_that_recorded_it_first() -> None:
+    event = torch.Event("sim", enable_timing=True)
+    event.record(torch.accelerator.current_stream(0))
+    with pytest.raises(RuntimeError, match="Event device 0 does not match recording stream's device 1"):
+        event.record(torch.accelerator.current_stream(1))
+
+
+@on_simulator()
+def test_events_that_were_not_recorded_have_no_time_between_them() -> None:
+    before, after = (torch.Event("sim", enable_timing=True) for _ in range(2))
+    with pytest.raises((RuntimeError, ValueError), match="recorded"):
+        before.elapsed_time(after)
+
+
+@on_simulator()
+def test_a_stream_that_does_not_wait_for_another_s_write_is_caught() -> None:
+    written = start_long_write()
+    event = torch.Event("sim")
+    event.record()
+    stream = torch.sim.Stream()
+    with torch.sim.stream(stream):
+        with pytest.raises(RuntimeError, match="read before the event"):
+            written.cos()
+        with pytest.raises(RuntimeError, match="read before the event"):
+            written.cpu()
+        with pytest.raises(RuntimeError, match="write before the event"):
+            written.zero_()
+        stream.wait_event(event)
+        written.cos()
+    assert written.cpu()[0] == torch.ones(1).sin()
+
+
+@on_simulator()
+def test_copies_to_pinned_memory_come_when_they_were_waited_for() -> None:
+    x, pinned = torch.ones(3, device="sim"), torch.zeros(3).pin_memory()
+    assert pinned.is_pinned()
+    pinned.copy_(x, non_blocking=True)
+    assert pinned.isnan().all()
+    torch.accelerator.current_stream().synchronize()
+    assert torch.equal(pinned, torch.ones(3))
+
+
+@on_simulator()
+def test_devices_exchange_tensors_and_calls_of_two_devices_fail() -> None:
+    x = torch.ones(3, device="sim:0")
+    moved = x.to("sim:1", non_blocking=True)
+    assert moved.device == torch.device("sim:1")
+    assert torch.equal((moved + 1).cpu(), torch.full((3,), 2.0))
+    with pytest.raises(RuntimeError, match="same device"):
+        x + moved
+    with pytest.raises(RuntimeError, match="same device"):
+        x + torch.ones(3)
+
+
+@on_simulator(SIM_MEMORY="1000000")
+def test_memory_is_counted_and_limited() -> None:
+    before = torch.sim.memory_allocated()
+    x = torch.empty(1000, device="sim")
+    assert torch.sim.memory_allocated() == before + 4000
+    del x
+    assert torch.sim.memory_allocated() == before
+    assert torch.sim.max_memory_allocated() == torch.sim.memory_reserved() == before + 4000
+    torch.sim.reset_peak_memory_stats()
+    assert torch.sim.max_memory_allocated() == before
+    assert torch.sim.mem_get_info() == (1000000 - before, 1000000)
+    with pytest.raises(torch.OutOfMemoryError, match="out of memory"):
+        torch.empty(300_000, device="sim:1")
+    torch.sim.set_per_process_memory_fraction(0.001, "sim:0")
+    with pytest.raises(torch.OutOfMemoryError, match="out of memory"):
+        torch.empty(1000, device="sim:0")
+    with pytest.raises(ValueError, match="index"):
+        torch.sim.set_per_process_memory_fraction(0.5, "sim")
+
+
+@on_simulator()
+def test_an_error_of_the_device_comes_late_and_stays() -> None:
+    x = torch.ones(3, device="sim:0")
+    torch.sim.fail("aten::sin", "device-side assert triggered")
+    y = x.sin()
+    y.cos()
+    error = getattr(torch, "AcceleratorError", RuntimeError)
+    with pytest.raises(error, match="device-side assert triggered"):
+        torch.accelerator.synchronize()
+    for use in (lambda: x.cos(), lambda: torch.ones(1, device="sim:0"), x.cpu, torch.sim.synchronize):
+        with pytest.raises(error, match="device-side assert triggered"):
+            use()
+    assert torch.ones(1, device="sim:1").item() == 1
+
+
+@on_simulator()
+def test_random_numbers_are_the_device_s_own() -> None:
+    torch.manual_seed(3)
+    first = torch.rand(4, device="sim")
+    host = torch.get_rng_state()
+    torch.nn.functional.dropout(torch.ones(8, device="sim"))
+    assert torch.equal(torch.get_rng_state(), host)
+    torch.manual_seed(3)
+    assert torch.equal(torch.rand(4, device="sim").cpu(), first.cpu())
+    state = torch.sim.get_rng_state()
+    second = torch.rand(4, device="sim")
+    torch.sim.set_rng_state(state)
+    assert torch.equal(torch.rand(4, device="sim").cpu(), second.cpu())
+
+
+@on_simulator()
+def test_a_graph_runs_its_calls_when_it_is_replayed() -> None:
+    x, total = torch.ones(3, device="sim"), torch.zeros(3, device="sim")
+    graph = torch.sim.Graph()
+    with torch.sim.graph(graph):
+        assert torch.sim.is_current_stream_capturing()
+        y = x * 2
+        total.add_(y)
+    assert total.tolist() == [0.0] * 3
+    x.fill_(5)
+    graph.replay()
+    graph.replay()
+    assert y.tolist() == [10.0] * 3
+    assert total.tolist() == [20.0] * 3
+
+
+@on_simulator()
+def test_what_a_capture_forbids_raises_and_ends_it() -> None:
+    x = torch.ones(3, device="sim")
+
+    def query() -> None:
+        event = torch.Event("sim")
+        event.record()
+        event.query()
+
+    for forbidden in (torch.sim.synchronize, x.nonzero, x.cpu, lambda: x.sum().item(), query):
+        graph = torch.sim.Graph()
+        with (
+            pytest.raises(RuntimeError, match="previous error during capture"),
+            torch.sim.graph(graph),
+            pytest.raises(RuntimeError, match="not permitted"),
+        ):
+            forbidden()
+    assert x.cos().tolist()
+
+
+@on_simulator()
+def test_another_thread_breaks_a_global_capture_unless_it_relaxes() -> None:
+    x = torch.ones(3, device="sim")
+    event = torch.Event("sim")
+    event.record()
+    errors: list[str] = []
+
+    def use(use_device: object, mode: str = "global") -> None:
+        torch.sim.exchange_capture_mode(mode)
+        try:
+            use_device()  # type: ignore[operator]
+        except RuntimeError as error:
+            errors.append(str(error))
+
+    for capture_mode, mode, fails in (
+        ("global", "global", True),
+        ("global", "relaxed", False),
+        ("thread_local", "global", False),
+    ):
+        for use_device in (event.query, event.synchronize, lambda: torch.empty(3, device="sim")):
+            errors.clear()
+            graph = torch.sim.Graph()
+            try:
+                with torch.sim.graph(graph, capture_error_mode=capture_mode):
+                    x.cos()
+                    thread = threading.Thread(target=use, args=(use_device, mode))
+                    thread.start()
+                    thread.join()
+            except RuntimeError as error:
+                errors.append(str(error))
+            assert len(errors) == (2 if fails else 0), errors
+
+
+@on_simulator()
+def test_autocast_lowers_the_precision() -> None:
+    x = torch.ones(3, 3, device="sim")
+    with torch.autocast("sim", dtype=torch.bfloat16):
+        assert (x @ x).dtype == torch.bfloat16

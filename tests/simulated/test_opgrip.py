@@ -1,0 +1,197 @@
+"""opgrip on the simulated accelerator: what works there, and what fails as it does on a GPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import pytest
+import torch
+from simulation import on_simulator
+from torch import nn
+
+from opgrip.capture import Capture
+from opgrip.replay.opreplay import main as opreplay
+from opgrip.traces import load
+from opgrip.traces.arguments import tensors
+
+LONG_US = 300_000.0
+
+
+def review(number: int, what: str) -> pytest.MarkDecorator:
+    return pytest.mark.xfail(strict=True, reason=f"finding {number} of the GPU review: {what}")
+
+
+def capture_layers(path: Path, device: str = "sim:0") -> Capture:
+    """A trace of a forward and a backward."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)).to(device)
+    images, labels = torch.randn(5, 4).to(device), torch.tensor([0, 1, 0, 1, 1]).to(device)
+    with Capture(path) as capture:
+        nn.functional.cross_entropy(model(images), labels).backward()
+    return capture
+
+
+def replay_rows(trace: Path, *options: str) -> list[dict[str, Any]]:
+    """The rows of a replay that is told to be quick."""
+    out = trace.with_suffix(".rows.json")
+    assert opreplay([str(trace), "--budget", "0.01", "-o", str(out), *options]) == 0
+    rows: list[dict[str, Any]] = json.loads(out.read_text())["results"]
+    return rows
+
+
+@on_simulator()
+def test_a_capture_on_the_device_has_all_calls(tmp_path: Path) -> None:
+    capture = capture_layers(tmp_path / "t.jsonl")
+    trace = load(tmp_path / "t.jsonl", partial=False)
+    assert capture.dropped == 0
+    assert {"forward", "backward"} <= set(trace.calls["phase"])
+    assert list(trace.calls["op"]).count("aten.addmm.default") == 2
+    devices = {spec.device for signature in trace.signatures for spec in tensors([signature.args, signature.kwargs])}
+    assert devices == {"sim:0"}
+
+
+@on_simulator()
+def test_a_capture_makes_no_context(tmp_path: Path) -> None:
+    with Capture(tmp_path / "t.jsonl"):
+        torch.ones(3).sin()
+    assert not torch.sim.is_initialized()
+
+
+@on_simulator()
+def test_a_fork_of_a_process_with_a_context_is_captured(tmp_path: Path) -> None:
+    torch.ones(1, device="sim")
+    with Capture(tmp_path / "t.jsonl"):
+        child = os.fork()
+        if child == 0:
+            torch.ones(3).cos()
+            os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+@review(1, "a device without an index ends the worker")
+@on_simulator()
+def test_a_device_without_an_index_replays(tmp_path: Path) -> None:
+    capture_layers(tmp_path / "t.jsonl")
+    assert {row["status"] for row in replay_rows(tmp_path / "t.jsonl", "--device", "sim", "--top", "2")} == {"ok"}
+
+
+@review(2, "an error of the device fails all later cases")
+@on_simulator(SIM_FAIL="aten::threshold_backward=device-side assert triggered")
+def test_a_device_side_assert_costs_one_row(tmp_path: Path) -> None:
+    capture_layers(tmp_path / "t.jsonl", "cpu")
+    rows = replay_rows(tmp_path / "t.jsonl", "--device", "sim:0", "--op", "aten.t*")
+    bad = [row for row in rows if row["status"] != "ok"]
+    assert [row["op"] for row in bad] == ["aten.threshold_backward.default"]
+    assert "device-side assert" in bad[0]["error"]
+
+
+@review(3, "the devices that a program uses are not asked for when it has used them")
+@on_simulator()
+def test_a_trace_names_the_devices_that_its_program_used(tmp_path: Path) -> None:
+    with Capture(tmp_path / "t.jsonl"):
+        assert not torch.sim.is_initialized()
+        torch.ones(3, device="sim:0").sin()
+    records = map(json.loads, (tmp_path / "t.jsonl").read_text().splitlines())
+    devices = [record["devices"] for record in records if "devices" in record]
+    assert any("sim:0" in names for names in devices)
+
+
+@review(6, "events are pooled by thread, not by device")
+@on_simulator(SIM_DURATIONS="aten::sin=500;aten::cos=900")
+def test_calls_on_two_devices_have_their_times(tmp_path: Path) -> None:
+    first, second = torch.ones(3, device="sim:0"), torch.ones(3, device="sim:1")
+    with Capture(tmp_path / "t.jsonl") as capture:
+        for _ in range(3):
+            first.sin()
+            second.cos()
+            capture._flusher.flush()
+    calls = load(tmp_path / "t.jsonl", partial=False).calls
+    assert (calls[calls["op"] == "aten.sin.default"]["device_ns"] >= 500e3).all()
+    assert (calls[calls["op"] == "aten.cos.default"]["device_ns"] >= 900e3).all()
+
+
+@review(7, "a graph's events end the recording")
+@on_simulator()
+def test_a_program_that_captures_a_graph_keeps_its_trace(tmp_path: Path) -> None:
+    x = torch.ones(3, device="sim")
+    with Capture(tmp_path / "t.jsonl") as capture:
+        x.sin()
+        graph = torch.sim.Graph()
+        with torch.sim.graph(graph):
+            y = x.sin()
+        graph.replay()
+        capture._flusher.flush()
+        x.sin()
+    assert torch.equal(y.cpu(), torch.ones(3).sin())
+    calls = load(tmp_path / "t.jsonl", partial=False).calls
+    times = calls[calls["op"] == "aten.sin.default"]["device_ns"].isna()
+    assert times.tolist() == [False, True, False]
+
+
+@review(8, "the flusher's thread breaks a global capture")
+@on_simulator()
+def test_the_flusher_leaves_a_program_s_graph_alone(tmp_path: Path) -> None:
+    x = torch.ones(3, device="sim")
+    with Capture(tmp_path / "t.jsonl") as capture:
+        for _ in range(3):
+            x.sin()
+        graph = torch.sim.Graph()
+        with torch.sim.graph(graph):
+            x.sin()
+            thread = threading.Thread(target=capture._flusher.flush)
+            thread.start()
+            thread.join()
+        graph.replay()
+    calls = load(tmp_path / "t.jsonl", partial=False).calls
+    assert calls[calls["op"] == "aten.sin.default"]["device_ns"].notna().sum() == 3
+
+
+@review(12, "the launch is a part of a short call's time")
+@on_simulator(SIM_DURATIONS="aten::relu=2;aten::clamp_min=2")
+def test_a_short_call_is_timed_without_its_launch(tmp_path: Path) -> None:
+    capture_layers(tmp_path / "t.jsonl", "cpu")
+    options = ("--device", "sim:0", "--exec-mode", "events", "--op", "aten.relu.default")
+    (row,) = replay_rows(tmp_path / "t.jsonl", *options)
+    assert 2 <= row["median_us"] < 15
+
+
+@review(14, "events are recorded on the first device")
+@on_simulator(SIM_DURATIONS="aten::relu=700;aten::clamp_min=700")
+def test_a_call_on_the_second_device_is_timed_there(tmp_path: Path) -> None:
+    capture_layers(tmp_path / "t.jsonl", "cpu")
+    options = ("--device", "sim:1", "--exec-mode", "events", "--op", "aten.relu.default")
+    (row,) = replay_rows(tmp_path / "t.jsonl", *options)
+    assert row["median_us"] >= 700
+
+
+@review(23, "copies are read without waiting for their events")
+@on_simulator()
+def test_values_of_a_side_stream_are_right_and_nothing_waits_for_them(tmp_path: Path) -> None:
+    table, index = torch.rand(50, 3, device="sim"), torch.arange(40, device="sim")
+    torch.sim.set_duration("aten::add", LONG_US)
+    with Capture(tmp_path / "t.jsonl"):
+        start = perf_counter()
+        side = torch.sim.Stream()
+        side.wait_stream(torch.accelerator.current_stream())
+        with torch.sim.stream(side):
+            table[index + 7]
+        taken_s = perf_counter() - start
+    assert taken_s < LONG_US / 1e6
+    values = [json.loads(line) for line in (tmp_path / "t.jsonl").read_text().splitlines()]
+    assert any(record.get("data") == list(range(7, 47)) for record in values)
+
+
+@on_simulator(SIM_MEMORY=str(96 << 20))
+def test_values_that_wait_leave_the_program_its_memory(tmp_path: Path) -> None:
+    with Capture(tmp_path / "t.jsonl") as capture:
+        tensors = [torch.ones(3 << 18, device="sim") for _ in range(24)]
+        for tensor in tensors:
+            tensor.add_(1)
+        largest = torch.empty(20 << 18, device="sim")
+    assert largest.numel()
+    assert capture.dropped == 0
