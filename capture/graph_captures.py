@@ -43,6 +43,11 @@ class GraphCaptures:
     ) -> None:
         self._patches.undo()
 
+    @property
+    def is_ongoing(self) -> bool:
+        """Whether the program captures one now."""
+        return self._ongoing > 0
+
     @contextmanager
     def question(self) -> Iterator[bool]:
         """A block in which devices may be asked, and no capture begins; yields False where one is under way."""
