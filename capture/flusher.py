@@ -78,6 +78,9 @@ class Flusher:
         """
         if os.getpid() != self.recorder.pid or self.failure is not None:
             return
+        if self.recorder.graphs.is_ongoing and not self._stop.is_set():
+            # how long calls took can be asked when the program has its graph
+            return
         with self._writing:
             try:
                 while self.reached is None and (blocks := self.blocks.take(self._room())):

@@ -26,6 +26,10 @@ class GraphCaptures:
 
     def __init__(self) -> None:
         self._patches = Patches()
+        self.forget()
+
+    def forget(self) -> None:
+        """Begin with no capture and no question, as a forked process does, of whose threads this one alone is left."""
         self._changed = Condition()
         self._ongoing = self._questions = 0
 

@@ -59,6 +59,7 @@ class Recorder:
         self.write_ahead = write_ahead
         self.write_now: Callable[[], None] = lambda: None
         self.idle = False
+        self.graphs = GraphCaptures()
         self._make_mode = make_mode
         self._sites = CallSites(stack_depth)
         self._here = threading.local()
@@ -71,7 +72,7 @@ class Recorder:
         self.started_ns = perf_counter_ns()
         self.pid = os.getpid()
         self.storages = Storages()
-        self.graphs = GraphCaptures()
+        self.graphs.forget()
         self.pending: list[tuple[Record, bytes]] = []
         self.pairs: list[tuple[int, int, int]] = []
         self.dropped: Counter[tuple[str, str]] = Counter()

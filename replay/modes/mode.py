@@ -112,7 +112,7 @@ class Mode:
     make : the program of a call; whatever it raises is the reason why there is none
     needs : packages that it imports
     extra : of opgrip, that installs them; empty where there is none
-    devices : kinds of device that it runs on
+    devices : kinds of device that it runs on; none where it takes any that torch has
     differentiable : whether autograd goes through its programs; else a backward is compiled as a graph of its own
     ahead : whether making a program takes so long that several processes make them before any is timed
     in_torch : whether its programs take memory of torch's allocator and work on torch's streams
@@ -124,7 +124,7 @@ class Mode:
     make: Callable[[Task], Program]
     needs: Sequence[str] = ()
     extra: str = ""
-    devices: Sequence[str] = ("cpu", "cuda")
+    devices: Sequence[str] = ()
     differentiable: bool = False
     ahead: bool = True
     in_torch: bool = True

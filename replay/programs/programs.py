@@ -79,7 +79,7 @@ def make_program(
     """
     mode, argument = find_mode(way.mode)
     kind = torch.device(settings.device).type
-    if kind not in mode.devices:
+    if mode.devices and kind not in mode.devices:
         raise Unsupported(f"{way.mode} runs on {', '.join(mode.devices)}, not on {kind}")
     if settings.by_clock_of_device and not mode.in_torch:
         raise Unsupported(

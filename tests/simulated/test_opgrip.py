@@ -9,7 +9,6 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-import pytest
 import torch
 from simulation import on_simulator
 from torch import nn
@@ -20,10 +19,6 @@ from opgrip.traces import load
 from opgrip.traces.arguments import tensors
 
 LONG_US = 300_000.0
-
-
-def review(number: int, what: str) -> pytest.MarkDecorator:
-    return pytest.mark.xfail(strict=True, reason=f"finding {number} of the GPU review: {what}")
 
 
 def capture_layers(path: Path, device: str = "sim:0") -> Capture:
@@ -73,14 +68,12 @@ def test_a_fork_of_a_process_with_a_context_is_captured(tmp_path: Path) -> None:
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
-@review(1, "a device without an index ends the worker")
 @on_simulator()
 def test_a_device_without_an_index_replays(tmp_path: Path) -> None:
     capture_layers(tmp_path / "t.jsonl")
     assert {row["status"] for row in replay_rows(tmp_path / "t.jsonl", "--device", "sim", "--top", "2")} == {"ok"}
 
 
-@review(2, "an error of the device fails all later cases")
 @on_simulator(SIM_FAIL="aten::threshold_backward=device-side assert triggered")
 def test_a_device_side_assert_costs_one_row(tmp_path: Path) -> None:
     capture_layers(tmp_path / "t.jsonl", "cpu")
@@ -90,7 +83,6 @@ def test_a_device_side_assert_costs_one_row(tmp_path: Path) -> None:
     assert "device-side assert" in bad[0]["error"]
 
 
-@review(3, "the devices that a program uses are not asked for when it has used them")
 @on_simulator()
 def test_a_trace_names_the_devices_that_its_program_used(tmp_path: Path) -> None:
     with Capture(tmp_path / "t.jsonl"):
@@ -101,7 +93,6 @@ def test_a_trace_names_the_devices_that_its_program_used(tmp_path: Path) -> None
     assert any("sim:0" in names for names in devices)
 
 
-@review(6, "events are pooled by thread, not by device")
 @on_simulator(SIM_DURATIONS="aten::sin=500;aten::cos=900")
 def test_calls_on_two_devices_have_their_times(tmp_path: Path) -> None:
     first, second = torch.ones(3, device="sim:0"), torch.ones(3, device="sim:1")
@@ -115,7 +106,6 @@ def test_calls_on_two_devices_have_their_times(tmp_path: Path) -> None:
     assert (calls[calls["op"] == "aten.cos.default"]["device_ns"] >= 900e3).all()
 
 
-@review(7, "a graph's events end the recording")
 @on_simulator()
 def test_a_program_that_captures_a_graph_keeps_its_trace(tmp_path: Path) -> None:
     x = torch.ones(3, device="sim")
@@ -133,7 +123,6 @@ def test_a_program_that_captures_a_graph_keeps_its_trace(tmp_path: Path) -> None
     assert times.tolist() == [False, True, False]
 
 
-@review(8, "the flusher's thread breaks a global capture")
 @on_simulator()
 def test_the_flusher_leaves_a_program_s_graph_alone(tmp_path: Path) -> None:
     x = torch.ones(3, device="sim")
@@ -151,7 +140,6 @@ def test_the_flusher_leaves_a_program_s_graph_alone(tmp_path: Path) -> None:
     assert calls[calls["op"] == "aten.sin.default"]["device_ns"].notna().sum() == 3
 
 
-@review(12, "the launch is a part of a short call's time")
 @on_simulator(SIM_DURATIONS="aten::relu=2;aten::clamp_min=2")
 def test_a_short_call_is_timed_without_its_launch(tmp_path: Path) -> None:
     capture_layers(tmp_path / "t.jsonl", "cpu")
@@ -160,7 +148,6 @@ def test_a_short_call_is_timed_without_its_launch(tmp_path: Path) -> None:
     assert 2 <= row["median_us"] < 15
 
 
-@review(14, "events are recorded on the first device")
 @on_simulator(SIM_DURATIONS="aten::relu=700;aten::clamp_min=700")
 def test_a_call_on_the_second_device_is_timed_there(tmp_path: Path) -> None:
     capture_layers(tmp_path / "t.jsonl", "cpu")
@@ -169,7 +156,6 @@ def test_a_call_on_the_second_device_is_timed_there(tmp_path: Path) -> None:
     assert row["median_us"] >= 700
 
 
-@review(23, "copies are read without waiting for their events")
 @on_simulator()
 def test_values_of_a_side_stream_are_right_and_nothing_waits_for_them(tmp_path: Path) -> None:
     table, index = torch.rand(50, 3, device="sim"), torch.arange(40, device="sim")
