@@ -50,7 +50,8 @@ class Trace:
     calls : one row a call, in the order in which the calls started: signature, op, kind, scope, module, function,
         file, line, own_module, phase, inside, gripped (whether what it is inside of is a gripped function), process
         (in a merged trace), thread, start_ns (since the start of the capture),
-        duration_ns, device_ns (nan for what ran on the host alone), page_faults (0 where none were counted), tensors,
+        duration_ns, device_ns (nan for what ran on the host alone), time_ns (of the device where there is one, else
+        the duration), page_faults (0 where none were counted), tensors,
         first_storage. Module, function, file and line of a call in a backward pass are those of the forward call that
         caused it, where it is known; `own_module` is where it ran itself.
     storages : the memory of each call's tensors: `tensors` numbers from `first_storage` on, as `Calls` has them
@@ -121,7 +122,8 @@ class Trace:
         """One row an operator, by falling share of time: op, calls, signatures, time_us, total_us, share.
 
         Each call counts to `time_us` and `share` with the median of its signature's calls, so that one that the system
-        interrupted weighs no more than the others; `total_us` is the sum of what they really took.
+        interrupted weighs no more than the others; `total_us` is the sum of what they really took. A call that
+        worked on an accelerator counts with the time that it kept that busy.
         Calls that an extension function made count to the function's time, and have no row of their own. A gripped
         function has none: its calls have.
 
@@ -130,7 +132,7 @@ class Trace:
         columns : of `calls`, to have a row for each of their values in place of operators
         """
         own = self.own_calls
-        own = own.assign(typical_ns=own.groupby("signature")["duration_ns"].transform("median"))
+        own = own.assign(typical_ns=own.groupby("signature")["time_ns"].transform("median"))
         groups = own.groupby(list(columns or ("op",)), observed=True)
         time_ns = groups["typical_ns"].sum()
         table = pd.DataFrame(
@@ -138,7 +140,7 @@ class Trace:
                 "calls": groups.size(),
                 "signatures": groups["signature"].nunique(),
                 "time_us": time_ns / 1e3,
-                "total_us": groups["duration_ns"].sum() / 1e3,
+                "total_us": groups["time_ns"].sum() / 1e3,
                 "share": time_ns / max(float(time_ns.sum()), 1.0),
             }
         )
@@ -259,6 +261,7 @@ def _table(
     def origin(record: Scope) -> Scope:
         return by_number.get(record.forward, record) if record.forward is not None else record
 
+    device_ns, duration_ns = _device_times(blocks), _column(blocks, "duration_ns")
     table = pd.DataFrame(
         {
             "signature": signature,
@@ -276,8 +279,9 @@ def _table(
             "process": _names(thread, {number: record.process for number, record in threads.items()}),
             "thread": _names(thread, {number: record.name for number, record in threads.items()}),
             "start_ns": _column(blocks, "start_ns"),
-            "duration_ns": _column(blocks, "duration_ns"),
-            "device_ns": _device_times(blocks),
+            "duration_ns": duration_ns,
+            "device_ns": device_ns,
+            "time_ns": np.where(np.isnan(device_ns), duration_ns, device_ns),
             "page_faults": _page_faults(blocks, lengths),
             "tensors": tensors,
             "first_storage": np.cumsum(tensors) - tensors,

@@ -39,8 +39,9 @@ class Case:
     ----------
     values : the value models that the signature's tensors refer to, or the values themselves
     count : calls that were selected
-    captured_us : median duration of those calls in the program
-    captured_total_us : sum of their durations
+    captured_us : median time of those calls in the program: of the device where they worked on one, else of the host
+    captured_total_us : sum of their times
+    captured_host_us : median duration on the host, where `captured_us` is of a device
     share : of the selected calls' time, each of them taken to last `captured_us`, 0 to 1
     context : the settings that most of those calls ran under
     phase : the one that most of those calls were in
@@ -60,6 +61,7 @@ class Case:
     variants: Sequence[Signature] = ()
     fresh: float | None = None
     operator: Operator | None = None
+    captured_host_us: float | None = None
 
     @property
     def number(self) -> int:
@@ -95,8 +97,10 @@ def make_cases(trace: Trace, selection: Selection = Selection()) -> list[Case]:
     calls = calls.loc[calls.index.intersection(labeled_calls(trace, selection))]
     if calls.empty:
         raise UserError(*NO_CALL_WITHIN)
-    times = calls.groupby("signature")["duration_ns"].agg(["size", "median", "sum"])
-    of_signature = {int(row[0]): (int(row[1]), float(row[2]), int(row[3])) for row in times.itertuples()}
+    by_signature = calls.groupby("signature")
+    times = by_signature["time_ns"].agg(["size", "median", "sum"])
+    of_signature = {int(row[0]): (int(row[1]), float(row[2]), float(row[3])) for row in times.itertuples()}
+    host_us = (by_signature["duration_ns"].median()[by_signature["device_ns"].count() > 0] / 1e3).to_dict()
     total = max(sum(count * median for count, median, _ in of_signature.values()), 1.0)
     contexts = contexts_of(trace, calls)
     fresh = _shares_of_fresh(trace, calls)
@@ -116,6 +120,7 @@ def make_cases(trace: Trace, selection: Selection = Selection()) -> list[Case]:
                     phase=phases.get(signature.number, "forward"),
                     variants=variants,
                     fresh=fresh.get(signature.number),
+                    captured_host_us=host_us.get(signature.number),
                 )
             )
     if not cases:

@@ -25,6 +25,7 @@ from opgrip.replay.timing import pages
 from opgrip.replay.timing.beside import ConcurrentRun, side_by_side
 from opgrip.replay.timing.caches import COLD, PROGRAM, flusher
 from opgrip.replay.timing.clock import empty_call_ns
+from opgrip.replay.timing.methods import DISCRETE
 from opgrip.replay.timing.ranges import watched
 from opgrip.replay.timing.rounds import NO_ROW, Announce, Group, Measurer
 from opgrip.replay.timing.samples import LEAST, NOISY, Samples, like_with_like, ratio_quantiles
@@ -132,7 +133,7 @@ def _timed(groups: Mapping[str, Sequence[Group]], settings: Settings, announce: 
     with watched(settings.profiled, settings.device, settings.timelines):
         for cache, same_cache in groups.items():
             measurer = Measurer(
-                Stopwatch(settings.timing.exec_mode, wait, empty_call_ns(wait), settings.device),
+                Stopwatch(settings.timing.exec_mode or DISCRETE, wait, empty_call_ns(wait), settings.device),
                 settings.effort,
                 flusher(settings.device) if cache == COLD else None,
                 announce,

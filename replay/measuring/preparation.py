@@ -92,6 +92,7 @@ def empty_row(case: Case, way: Way, settings: Settings, status: str = OK, error:
         status=status,
         captured_us=case.captured_us,
         captured_total_us=case.captured_total_us,
+        captured_host_us=case.captured_host_us,
         values=way.values,
         direction=way.direction,
         threads=way.point.threads,

@@ -41,8 +41,13 @@ class Result:
     mode: str = column("how it was run", default=MISSING)
     device: str = column("where it ran", default=MISSING)
     status: str = column("`ok`, `wrong`, `unsupported`, `failed`, `timeout`, `skipped`", default=MISSING)
-    captured_us: float = column("median duration in the program", "us", default=MISSING)
+    captured_us: float = column(
+        "median time in the program: of the device where the calls worked on one, else of the host",
+        "us",
+        default=MISSING,
+    )
     captured_total_us: float = column("the sum over its calls there", "us", default=MISSING)
+    captured_host_us: float | None = column("median duration on the host, where `captured_us` is of a device", "us")
     values: str = column("how tensors' values were drawn: `recorded`, `random`, `zeros`", default=RECORDED)
     direction: str = column("`forward`, or `backward` for the gradients of a call", default=FORWARD)
     threads: int | None = column("of an operator; empty for as many as in the program")

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from opgrip.replay.timing.caches import CACHES, PROGRAM, WARM
-from opgrip.replay.timing.methods import CONTINUOUS, DISCRETE, METHODS, ON_DEVICE
+from opgrip.replay.timing.methods import CONTINUOUS, METHODS, ON_DEVICE
 from opgrip.traces.command import not_negative, positive
 from opgrip.traces.errors import UserError
 from opgrip.traces.option_types import names, seconds, share
@@ -28,9 +28,10 @@ class TimingOptions:
     """What is timed, and by which clock."""
 
     backward: bool = option(False, "time the gradients of each forward call too", only=("single cases",))
-    exec_mode: str = option(
-        DISCRETE,
-        "time each run alone, many at once, by a GPU's events, or as a CUDA graph (default: %(default)s)",
+    exec_mode: str | None = option(
+        None,
+        "time each run alone, many at once, by an accelerator's events, or as a graph of it (default: discrete; events "
+        "where the device has them, as a capture times it)",
         choices=METHODS,
         only=("single cases",),
     )
@@ -53,6 +54,10 @@ class TimingOptions:
     def by_clock_of_device(self) -> bool:
         """Whether runs are timed by the device's own clock, on torch's streams."""
         return self.exec_mode in ON_DEVICE
+
+    def with_method(self, usual: str) -> TimingOptions:
+        """They with a way to time runs, where nothing is said."""
+        return self if self.exec_mode else replace(self, exec_mode=usual)
 
     def check(self) -> None:
         """Raise `UserError` where they do not go together."""

@@ -15,9 +15,11 @@ from opgrip.replay.cases.selection import Selection
 from opgrip.replay.cases.sources import NO_TRACE, CaseSet, source_of
 from opgrip.replay.cases.surroundings import Surroundings, make_surroundings
 from opgrip.replay.measuring.settings import GROUPS, Plan, Settings
+from opgrip.replay.modes import find_mode
 from opgrip.replay.operators.devices import with_index
 from opgrip.replay.sweeps.batch import Batches
 from opgrip.replay.timing.caches import PROGRAM
+from opgrip.replay.timing.methods import DISCRETE, EVENTS
 from opgrip.traces import Trace
 from opgrip.traces.arguments import tensors
 from opgrip.traces.errors import UserError
@@ -103,10 +105,14 @@ def settings_for(plan: Plan, trace: Trace = NO_TRACE) -> Settings:
     """What a plan means for a trace, or for cases of none."""
     recorded = recorded_device(trace)
     requested = None if plan.inputs.device is None else with_index(plan.inputs.device)
+    device = requested or with_index(recorded)
+    # what works on streams of its own is not seen by torch's clock, and is compared by one clock alone
+    by_events = device not in ("cpu", "meta") and all(find_mode(name)[0].in_torch for name in plan.modes.all_names)
+    same = {item.name: getattr(plan, item.name) for item in fields(plan)}
     return Settings(
-        **{item.name: getattr(plan, item.name) for item in fields(plan)},
+        **same | {"timing": plan.timing.with_method(EVENTS if by_events else DISCRETE)},
         place=device_map(recorded, requested),
-        device=requested or with_index(recorded),
+        device=device,
         batches=Batches(trace) if any(scale != 1 for scale in plan.points.batch_scale) else None,
     )
 

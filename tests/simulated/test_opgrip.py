@@ -181,3 +181,21 @@ def test_values_that_wait_leave_the_program_its_memory(tmp_path: Path) -> None:
         largest = torch.empty(20 << 18, device="sim")
     assert largest.numel()
     assert capture.dropped == 0
+
+
+@on_simulator(SIM_DURATIONS="aten::relu=5000;aten::clamp_min=5000")
+def test_the_time_of_a_device_is_the_time(tmp_path: Path) -> None:
+    x = torch.ones(3, device="sim:0")
+    with Capture(tmp_path / "t.jsonl"):
+        for _ in range(3):
+            x.relu()
+            x.view(3, 1)
+    trace = load(tmp_path / "t.jsonl", partial=False)
+    calls = trace.calls[trace.calls["op"] == "aten.relu.default"]
+    assert (calls["time_ns"] == calls["device_ns"]).all()
+    assert trace.summary().iloc[0]["op"] == "aten.relu.default"
+    row = next(row for row in replay_rows(tmp_path / "t.jsonl") if row["op"] == "aten.relu.default")
+    assert row["share"] > 0.9
+    assert row["method"] == "events"
+    assert row["captured_us"] >= 5000 > row["captured_host_us"]
+    assert 5000 <= row["median_us"] < 5100

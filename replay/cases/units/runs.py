@@ -46,7 +46,7 @@ class Run:
 
     place: Place
     calls: tuple[UnitCall, ...]
-    duration_ns: int
+    time_ns: float
     escaping_results: frozenset[tuple[int, int]]
     contexts: tuple[int | None, ...]
 
@@ -58,7 +58,7 @@ class _Row:
     number: int
     place: Place | None
     signature: int
-    duration_ns: int
+    time_ns: float
     context: int | None
     takes: tuple[int, ...]
     gives: tuple[int, ...]
@@ -92,7 +92,7 @@ def _rows(
     context_of = {scope.number: scope.context for scope in trace.scopes}
     own = trace.own_calls
     threads = zip(own["process"].cat.codes.tolist(), own["thread"].cat.codes.tolist(), strict=True)
-    columns = ("signature", "scope", "duration_ns", "tensors", "first_storage")
+    columns = ("signature", "scope", "time_ns", "tensors", "first_storage")
     memory = trace.storages.tolist()
     for number, thread, *values in zip(
         own.index.tolist(), threads, *(own[name].tolist() for name in columns), strict=True
@@ -148,5 +148,5 @@ def _run(rows: list[_Row], place: Place, uses: Mapping[_Result, int]) -> Run:
     results = ((index, result) for index, row in enumerate(rows) for result in range(len(row.gives)))
     end = rows[-1].number
     escaping_results = frozenset(item for item in results if uses.get((rows[item[0]].number, item[1]), -1) > end)
-    duration = sum(row.duration_ns for row in rows)
+    duration = sum(row.time_ns for row in rows)
     return Run(place, calls, duration, escaping_results, tuple(row.context for row in rows))

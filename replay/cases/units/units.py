@@ -96,7 +96,7 @@ def _case(
     place = runs[0].place
     links = link(runs[0].calls, facts, sorted(set().union(*(run.escaping_results for run in runs))))
     signature = Signature(number, UNIT, place.name, (*links.outside, *links.settings), {}, links.results)
-    times = [run.duration_ns for run in runs]
+    times = [run.time_ns for run in runs]
     context = _most_frequent(chain.from_iterable(run.contexts for run in runs))
     return Case(
         signature,
@@ -109,7 +109,7 @@ def _case(
 
 
 def _median_ns(runs: Sequence[Run]) -> float:
-    return statistics.median(run.duration_ns for run in runs)
+    return statistics.median(run.time_ns for run in runs)
 
 
 def _most_frequent(numbers: Iterable[int | None]) -> int | None:
