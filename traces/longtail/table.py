@@ -80,7 +80,9 @@ def write_rows(longtail: LongTail, path: Path, force: bool) -> None:
         names = list(row_of(_NOTHING))
         writer = csv.DictWriter(text, names, lineterminator="\n")
         writer.writeheader()
-        writer.writerows(rows)
+        writer.writerows(
+            {name: printable(cell) if isinstance(cell, str) else cell for name, cell in row.items()} for row in rows
+        )
     with whole_file(path, force) as file:
         file.write(text.getvalue().encode(errors="backslashreplace"))
 
