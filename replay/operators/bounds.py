@@ -138,7 +138,7 @@ class _Rules:
 
 
 def _rules_of(function: Any) -> _Rules | None:
-    schema = getattr(function, "_schema", None)
+    schema: Any = getattr(function, "_schema", None)
     bounds = None if schema is None else UNCHECKED.get(schema.name)
     return None if bounds is None else _Rules(tuple(argument.name for argument in schema.arguments), bounds)
 

@@ -37,6 +37,7 @@ CALLS: dict[str, Any] = {
     "storages": [1, 0, 0],
 }
 END: dict[str, Any] = {"type": "end", "calls": 3, "signatures": 1, "duration_ns": 30, "dropped": []}
+ENTERED = {"type": "entered", "thread": 0, "start_ns": 99, "scope": 0, "signature": 9}
 LOST = [{"op": STRANGE, "reason": STRANGE, "count": 1}]
 
 TRACES: dict[str, list[dict[str, Any]]] = {
@@ -57,7 +58,7 @@ TRACES: dict[str, list[dict[str, Any]]] = {
     ],
     "texts of what was lost": [
         *(HEADER, SIGNATURE | {"raised": STRANGE}, SCOPE, CALLS),
-        {"type": "entered", "thread": 0, "start_ns": 99, "scope": 0, "signature": 9, "opened": {**SIGNATURE, "op": STRANGE}},
+        ENTERED | {"opened": {**SIGNATURE, "op": STRANGE}},
         END | {"stopped": STRANGE, "dropped": LOST, "without_values": LOST, "passed_by": LOST},
     ],
     "huge numbers": [
