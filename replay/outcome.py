@@ -68,4 +68,4 @@ def write_results(rows: Sequence[Result], header: Mapping[str, Any], path: Path,
     text = io.StringIO()
     report_for(path).write(rows, header, text)
     with whole_file(path, force) as file:
-        file.write(text.getvalue().encode())
+        file.write(text.getvalue().encode(errors="backslashreplace"))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from itertools import pairwise
+from math import isfinite
 from typing import Any, TypeVar
 
 from opgrip.traces.arguments import FormatError, Json, Opaque, TensorSpec, decode, encode
@@ -76,6 +77,7 @@ def _header_to_json(record: Header) -> dict[str, Json]:
 
 
 def _header_from_json(form: Mapping[str, Json]) -> Header:
+    _check_finite(form)
     return Header({name: value for name, value in form.items() if name != "type"})
 
 
@@ -190,6 +192,7 @@ def _context_from_json(form: Mapping[str, Json]) -> Context:
     settings = form["settings"]
     if not isinstance(settings, dict) or any(isinstance(value, dict | list) for value in settings.values()):
         raise FormatError("a context whose settings are not an object of plain values")
+    _check_finite(settings)
     return Context(_integer(form["id"]), settings)
 
 
@@ -307,6 +310,17 @@ def _end_from_json(form: Mapping[str, Json]) -> End:
 
 def _dropped_from_json(items: list[Mapping[str, Json]]) -> list[Dropped]:
     return [Dropped(_text(item["op"]), _text(item["reason"]), _integer(item["count"])) for item in items]
+
+
+def _check_finite(tree: Json) -> None:
+    """Raise `FormatError` for numbers too large for a float, which no file can hold again."""
+    level = [tree]
+    while level:
+        item = level.pop()
+        if isinstance(item, dict | list):
+            level += item.values() if isinstance(item, dict) else item
+        elif isinstance(item, float) and not isfinite(item):
+            raise FormatError("a number that no float holds")
 
 
 def _integer(value: Json) -> int:

@@ -31,6 +31,9 @@ from opgrip.traces.values import Drawable
 
 DeviceMap = Callable[[str], str]
 
+ADDRESSES = 1 << 63
+"""Bytes that could be addressed."""
+
 
 def device_map(recorded: str, replay_device: str | None) -> DeviceMap:
     """Where tensors go that were recorded elsewhere.
@@ -110,17 +113,10 @@ class Inputs:
 
     @staticmethod
     def bytes_needed(args: tuple[Any, ...], kwargs: Mapping[str, Any], dtype: torch.dtype | None = None) -> int:
-        """Bytes of memory that the arguments would lie in, told from their metadata.
-
-        Raises
-        ------
-        Unsupported : for more than can be addressed
-        """
+        """Bytes of memory that the arguments would lie in, told from their metadata."""
         tree = _cast(args, kwargs, dtype)
         memory = [piece for spec in tensors(tree) for piece in pieces(spec)]
-        needed = sum(max(memory[place].extent for place in places) for places in _by_storage(memory))
-        _check_addresses(needed)
-        return needed
+        return sum(max(memory[place].extent for place in places) for places in _by_storage(memory))
 
     @property
     def nbytes(self) -> int:
@@ -256,13 +252,9 @@ def _check_supported(spec: TensorSpec) -> None:
     check_layout(spec)
 
 
-def _check_addresses(size: int) -> None:
-    if size >= 1 << 63:
-        raise Unsupported("an argument needs more memory than there are addresses")
-
-
 def _zeros(size: int, device: str, pinned: bool) -> torch.UntypedStorage:
-    _check_addresses(size)
+    if size >= ADDRESSES:
+        raise Unsupported("an argument needs more memory than there are addresses")
     if pinned and device == "cpu" and torch.accelerator.is_available():
         return torch.zeros(size, dtype=torch.uint8, pin_memory=True).untyped_storage()
     return torch.zeros(size, dtype=torch.uint8, device=device).untyped_storage()

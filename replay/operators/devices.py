@@ -58,7 +58,7 @@ def check_present(device: str) -> None:
             return
     except (RuntimeError, AttributeError):
         pass
-    check_device(device)
+    check_device(device.removesuffix(":0"))
 
 
 def name_of(device: str) -> str:

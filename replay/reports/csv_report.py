@@ -12,6 +12,7 @@ import pandas as pd
 from opgrip.replay.measuring.results import Result
 from opgrip.replay.reports.cells import all_columns, to_frame
 from opgrip.replay.reports.report import report
+from opgrip.traces.command import printable
 
 
 def read_csv(path: Path) -> pd.DataFrame:
@@ -26,4 +27,8 @@ def read_csv(path: Path) -> pd.DataFrame:
 @report(".csv", read=read_csv)
 def write_csv(results: Sequence[Result], header: Mapping[str, Any], file: IO[str]) -> None:
     """One line a row under a line of names; the header is left out."""
-    to_frame(results).to_csv(file, index=False)
+    frame = to_frame(results)
+    for name, column in frame.items():
+        if not pd.api.types.is_numeric_dtype(column):
+            frame[name] = [printable(cell) if isinstance(cell, str) else cell for cell in column]
+    frame.to_csv(file, index=False)

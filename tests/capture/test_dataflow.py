@@ -166,7 +166,7 @@ def test_the_graph_verb_writes_json_and_dot(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "critical path" in done.stdout
     graph = json.loads((tmp_path / "g.json").read_text(encoding="utf-8"))
-    assert len(graph["calls"]) == len(load(tmp_path / "t.jsonl").calls)
+    assert len(graph["calls"]) == len(load(tmp_path / "t.jsonl").own_calls)
     assert run_command("opgrip", "trace", "graph", tmp_path / "t.jsonl", "-o", tmp_path / "g.dot").returncode == 0
     assert (tmp_path / "g.dot").read_text(encoding="utf-8").startswith("digraph")
     assert run_command("opgrip", "trace", "graph", tmp_path / "t.jsonl", "-o", tmp_path / "g.svg").returncode == 2

@@ -11,6 +11,7 @@ from programs import run_command, train_tiny_net
 from opgrip.capture import Capture, Schedule
 from opgrip.traces import load
 from opgrip.traces.arguments import tensors
+from opgrip.traces.words import counted
 
 X = torch.ones(3)
 
@@ -72,7 +73,7 @@ def test_limits_end_the_recording_and_not_the_program(tmp_path: Path) -> None:
     trace = load(tmp_path / "calls.jsonl", partial=False)
     assert len(trace.calls) == 1000
     assert trace.end is not None
-    assert trace.end.stopped == "1000 calls"
+    assert trace.end.stopped == "1,000 calls"
     with Capture(tmp_path / "bytes.jsonl", max_bytes=20_000):
         for step in range(3000):
             X + step % 7
@@ -126,7 +127,7 @@ def test_a_trace_that_ends_at_a_limit_of_calls_has_no_more_than_these_need(tmp_p
     assert {item.number for item in trace.signatures} == set(trace.calls["signature"])
     assert {item.number for item in trace.scopes} == set(trace.calls["scope"])
     assert watched.signatures == len(trace.signatures)
-    assert watched.stopped == f"{most} calls"
+    assert watched.stopped == counted(most, "call")
     shapes = [spec.shape for item in trace.signatures for spec in tensors((item.args, item.outputs))]
     assert max(shape[0] for shape in shapes) <= 3 + most
 
@@ -160,5 +161,5 @@ def test_the_command_says_that_a_limit_was_reached(tmp_path: Path) -> None:
     lines = done.stderr.splitlines()
     assert lines[0].startswith("opcapture: 1 call of 1 signature, ")
     assert lines[1] == (
-        "opcapture: the recording ended at the limit of 1 calls: what the program called after them is missing"
+        "opcapture: the recording ended at the limit of 1 call: what the program called after them is missing"
     )

@@ -22,6 +22,7 @@ from opgrip.replay.cases.surroundings import make_surroundings
 from opgrip.replay.cases.units import make_units
 from opgrip.replay.measuring.preparation import empty_rows
 from opgrip.replay.operators.lookup import Unsupported, find_operator
+from opgrip.replay.outcome import write_results
 from opgrip.replay.reports.report import reports
 from opgrip.replay.reports.table import print_table
 from opgrip.tools.opgrip import main
@@ -88,8 +89,7 @@ def _cases(path: Path) -> None:
         print_table(rows, sys.stdout)
     for name, form in reports.items():
         if not form.needs:
-            with (path.parent / f"out{name}").open("w", encoding="utf-8") as file:
-                form.write(rows, {"trace": str(path)}, file)
+            write_results(rows, {"trace": str(path)}, path.parent / f"out{name}", force=True)
 
 
 def _make(case: Case, settings: Any) -> None:

@@ -230,7 +230,7 @@ def test_reports_close_quietly_when_the_reader_goes(detector_trace: Path) -> Non
 def test_help_shows_examples_and_defaults_as_they_are_typed() -> None:
     done = run_command("opreplay", "--help")
     assert done.returncode == 0
-    assert "opreplay traces/faster_rcnn.jsonl --mode jit,compile,onnxruntime" in done.stdout
+    assert "opreplay trace:faster_rcnn --mode jit,compile,onnxruntime" in done.stdout
     defaults = re.findall(r"\(default:\s+([^)]*)\)", done.stdout)
     assert "eager" in defaults
     assert all(default[0].isalnum() for default in defaults)

@@ -17,7 +17,6 @@ from opgrip.replay.measuring import preparation
 from opgrip.replay.measuring.results import Result
 from opgrip.replay.measuring.settings import Settings
 from opgrip.replay.operators.lookup import Unsupported, find_operator
-from opgrip.replay.operators.nameable import READS_OR_WRITES_FILES
 from opgrip.traces import load
 from opgrip.traces.records import EXTENSION, OPERATOR, Signature
 
@@ -98,12 +97,6 @@ def test_an_operators_name_is_only_looked_up(op: str, told: str) -> None:
 def test_functions_are_found_only_in_trusted_extensions(op: str, told: str) -> None:
     with pytest.raises(Unsupported, match=told):
         find_operator(Signature(0, EXTENSION, op, (), {}))
-
-
-def test_no_registered_operator_that_takes_a_file_name_is_replayed() -> None:
-    for schema in torch._C._jit_get_all_schemas():
-        if any(argument.name in ("filename", "file_name") for argument in schema.arguments):
-            assert schema.name.partition("::")[2] in READS_OR_WRITES_FILES, schema
 
 
 def test_extension_functions_replay_where_they_are_trusted(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pandas as pd
@@ -109,3 +110,16 @@ def test_all_samples_are_those_that_ship_and_those_of_the_folder_which_is_told(
     with pytest.warns(UserWarning, match="the folder samples here has samples too, 1: they run with those that ship"):
         cases = sample_cases("samples", ["nms"])
     assert len(cases) == len(samples()["nms"].configurations) + 1
+
+
+def test_a_sample_whose_calls_are_an_ordinary_trace_is_told_in_one_line(tmp_path: Path, tiny_trace: Path) -> None:
+    folder = tmp_path / "x"
+    folder.mkdir()
+    (folder / "code.py").write_text("def f(x):\n    return x\n", encoding="utf-8")
+    about = {"name": "x", "entry": "f", "file": "code.py", "classes": {}, "source": {"module": "m", "qualname": "f"}}
+    (folder / "sample.json").write_text(json.dumps(about), encoding="utf-8")
+    (folder / "calls.jsonl").write_bytes(tiny_trace.read_bytes())
+    done = run_command("opreplay", "x", cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert done.stderr.startswith("opreplay: error: x holds no sample")

@@ -106,7 +106,8 @@ def test_arguments_nest_up_to_a_bound_that_all_can_handle(tmp_path: Path, wrap: 
         inner = wrap(inner)
     path = packed(tmp_path / "t.jsonl", [HEADER, of_argument(inner) + b"\n"])
     assert len(load(path).signatures) == 1
-    merge([path, path], tmp_path / "merged.jsonl", partial=True)
+    copy = packed(tmp_path / "copy.jsonl", [HEADER, of_argument(inner) + b"\n"])
+    merge([path, copy], tmp_path / "merged.jsonl", partial=True)
     for _ in range(8):
         inner = wrap(inner)
     reader = TraceReader(packed(tmp_path / "deep.jsonl", [HEADER, of_argument(inner) + b"\n"]))

@@ -9,6 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
 
+from opgrip.traces.command import printable
 from opgrip.traces.errors import UserError
 from opgrip.traces.longtail.functions import LongTail, LongTailFunction
 from opgrip.traces.output import whole_file
@@ -93,7 +94,9 @@ def write_rows(longtail: LongTail, path: Path, force: bool) -> None:
         names = list(row_of(_NOTHING))
         writer = csv.DictWriter(text, names, lineterminator="\n")
         writer.writeheader()
-        writer.writerows(rows)
+        writer.writerows(
+            {name: printable(cell) if isinstance(cell, str) else cell for name, cell in row.items()} for row in rows
+        )
     with whole_file(path, force) as file:
         file.write(text.getvalue().encode(errors="backslashreplace"))
 

@@ -1,0 +1,93 @@
+"""Traces of strangers in everything that reads one: nothing raises but `UserError`, nothing steers a terminal."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fuzz.consumers import CONSUMERS, consume
+
+ESCAPE, TURN, SURROGATE = "\x1b[31m", "\u202e", "\ud800"
+STRANGE = f"a{ESCAPE}{TURN}{SURROGATE}\x07"
+HUGE = {"shape": [2**62] * 2, "stride": [2**62, 1], "dtype": "complex128", "device": "cpu", "offset": 2**62}
+
+HEADER: dict[str, Any] = {"type": "header", "format": "opgrip-trace", "version": "1.3"}
+TENSOR = {"tensor": {"shape": [2], "stride": [1], "dtype": "float32", "device": "cpu"}}
+SIGNATURE: dict[str, Any] = {
+    "type": "signature",
+    "id": 0,
+    "kind": "operator",
+    "op": "aten.relu.default",
+    "args": [TENSOR],
+}
+SCOPE = {"type": "scope", "id": 0, "module": "m", "module_type": "M", "phase": "forward", "function": "f", "file": "a"}
+CALLS: dict[str, Any] = {
+    "type": "calls",
+    "thread": 0,
+    "start_ns": 0,
+    "signature": [0] * 3,
+    "scope": [0] * 3,
+    "after_ns": [0, 9, 9],
+    "duration_ns": [5] * 3,
+    "tensors": [1] * 3,
+    "newest": -1,
+    "storages": [1, 0, 0],
+}
+END: dict[str, Any] = {"type": "end", "calls": 3, "signatures": 1, "duration_ns": 30, "dropped": []}
+ENTERED = {"type": "entered", "thread": 0, "start_ns": 99, "scope": 0, "signature": 9}
+LOST = [{"op": STRANGE, "reason": STRANGE, "count": 1}]
+
+TRACES: dict[str, list[dict[str, Any]]] = {
+    "header of other types": [
+        HEADER | {"model": {"name": [1]}, "processes": [1], "devices": [1], "command": {"a": 1}, "page_size": "x"},
+        *(SIGNATURE, SCOPE, CALLS, END),
+    ],
+    "model that is a word": [HEADER | {"model": "x", "started_unix_ns": True}, SIGNATURE, SCOPE, CALLS, END],
+    "texts of a header": [
+        HEADER | {"devices": {"cpu": [STRANGE]}, "command": [STRANGE], "model": {"name": STRANGE}},
+        *(SIGNATURE, SCOPE, CALLS, END),
+    ],
+    "texts of a signature": [
+        HEADER,
+        SIGNATURE | {"op": STRANGE, "args": [STRANGE, {"opaque": STRANGE}], "kwargs": {STRANGE: STRANGE}},
+        SCOPE | {"module": STRANGE, "function": STRANGE, "file": STRANGE},
+        *({"type": "thread", "id": 0, "name": STRANGE}, {"type": STRANGE}, CALLS, END),
+    ],
+    "texts of what was lost": [
+        *(HEADER, SIGNATURE | {"raised": STRANGE}, SCOPE, CALLS),
+        ENTERED | {"opened": {**SIGNATURE, "op": STRANGE}},
+        END | {"stopped": STRANGE, "dropped": LOST, "without_values": LOST, "passed_by": LOST},
+    ],
+    "huge numbers": [
+        *(HEADER, SIGNATURE | {"args": [{"tensor": HUGE}, 10**4000], "outputs": {"tensor": HUGE}}, SCOPE),
+        *(CALLS | {"start_ns": 2**63 - 19, "duration_ns": [2**63 - 1, -(2**63), 0]}, END | {"calls": -(2**63)}),
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", list(TRACES))
+def test_a_strange_trace_is_read_or_refused_by_all(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in TRACES[name]), encoding="utf-8")
+    read_by_all(path)
+
+
+@pytest.mark.parametrize("number", ["NaN", "1e999", "-Infinity"])
+@pytest.mark.parametrize(
+    "line", [HEADER | {"started_unix_ns": "X"}, {"type": "context", "id": 0, "settings": {"a": "X"}}]
+)
+def test_numbers_that_no_file_can_hold_are_refused(tmp_path: Path, line: dict[str, Any], number: str) -> None:
+    path = tmp_path / "t.jsonl"
+    lines = [line] if line["type"] == "header" else [HEADER, line]
+    text = "".join(json.dumps(item) + "\n" for item in [*lines, SIGNATURE, SCOPE, CALLS, END])
+    path.write_text(text.replace('"X"', number), encoding="utf-8")
+    read_by_all(path, lambda consumer: "merge" in consumer.__name__ or "info" in consumer.__name__)
+
+
+def read_by_all(path: Path, chosen: Callable[[Any], bool] = lambda consumer: True) -> None:
+    for consumer in CONSUMERS:
+        if chosen(consumer):
+            consume(path, consumer)
