@@ -195,7 +195,9 @@ class _Preparation:
         synchronizer(device)()
         result = _with_program_note(result, program, (perf_counter_ns() - began) / 1e6)
         result = self._with_work(case, result, operator, inputs, program.leave is None, args, kwargs, raw_result)
-        if settings.memory and find_mode(result.mode)[0].in_torch:
+        if settings.memory and program.memory is not None:
+            result = replace(result, allocated_bytes=program.memory.allocated, peak_bytes=program.memory.peak)
+        elif settings.memory and find_mode(result.mode)[0].in_torch:
             del raw_result, results
             if operator.mutates:
                 inputs.restore()

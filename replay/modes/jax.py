@@ -14,7 +14,7 @@ from opgrip.samples import Sample, samples
 from opgrip.traces.arguments import leaves, map_leaves
 
 
-@mode("jax", needs=("jax",), extra="xla", in_torch=False)
+@mode("jax", needs=("jax",), extra="xla", devices=("cpu", "cuda"), in_torch=False, autotunes=True)
 def make(task: Task) -> Program:
     """A sample's JAX implementation; what it takes besides tensors is constant.
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from opgrip.replay.operators.calling import Arguments, Function
+from opgrip.replay.operators.memory import Memory
 from opgrip.traces.command import positive
 from opgrip.traces.errors import UserError
 from opgrip.traces.options import option, titled
@@ -90,6 +91,7 @@ class Program:
     in_place : whether `function` writes into the call's arguments, although it takes them by way of `enter`
     enters_each_run : whether `enter` is needed before each run, since there is one place for all arguments
     note : how it was made, in a word or two
+    memory : what its runs use of memory that it took when it was made; None where they take it as they run
     """
 
     function: Function
@@ -98,6 +100,7 @@ class Program:
     in_place: bool = False
     enters_each_run: bool = False
     note: str = ""
+    memory: Memory | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,10 +112,12 @@ class Mode:
     make : the program of a call; whatever it raises is the reason why there is none
     needs : packages that it imports
     extra : of opgrip, that installs them; empty where there is none
-    devices : kinds of device that it runs on
+    devices : kinds of device that it runs on; none where it takes any that torch has
     differentiable : whether autograd goes through its programs; else a backward is compiled as a graph of its own
     ahead : whether making a program takes so long that several processes make them before any is timed
     in_torch : whether its programs take memory of torch's allocator and work on torch's streams
+    in_graphs : whether its programs are CUDA graphs, which no other graph holds and one thread replays
+    autotunes : whether making a program for an accelerator times kernels there, which nothing may disturb
     argument : what may follow its name after a colon, in a word; empty where nothing may
     arguments : all that may follow it
     tuners : ways to search that it knows, the default first; none where it cannot search
@@ -121,10 +126,12 @@ class Mode:
     make: Callable[[Task], Program]
     needs: Sequence[str] = ()
     extra: str = ""
-    devices: Sequence[str] = ("cpu", "cuda")
+    devices: Sequence[str] = ()
     differentiable: bool = False
     ahead: bool = True
     in_torch: bool = True
+    in_graphs: bool = False
+    autotunes: bool = False
     argument: str = ""
     arguments: Callable[[], Collection[str]] = tuple
     tuners: Sequence[str] = ()
@@ -167,6 +174,12 @@ def find_mode(text: str) -> tuple[Mode, str]:
             f"{name} has no {named_mode.argument} {argument!r}", f"there are {', '.join(named_mode.arguments())}"
         )
     return named_mode, argument
+
+
+def runs_graphs(text: str) -> bool:
+    """Whether the programs of a mode, by its name and argument, are CUDA graphs; raises as `find_mode` does."""
+    named_mode, argument = find_mode(text)
+    return named_mode.in_graphs or argument == "cudagraphs"
 
 
 def _is_installed(package: str) -> bool:

@@ -19,7 +19,7 @@ MODEL = "model.onnx"
 PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 
 
-@mode("onnxruntime", needs=("onnxruntime", "onnx", "onnxscript"), extra="onnx", in_torch=False)
+@mode("onnxruntime", needs=("onnxruntime", "onnx", "onnxscript"), extra="onnx", devices=("cpu", "cuda"), in_torch=False)
 def with_onnxruntime(task: Task) -> Program:
     """The call as an ONNX model on the provider of its device; the model is kept in the task's store.
 

@@ -15,7 +15,7 @@ from opgrip.replay.operators.calling import Arguments
 from opgrip.replay.operators.lookup import Unsupported
 
 
-@mode("xla", needs=("torchax", "jax"), extra="xla", in_torch=False)
+@mode("xla", needs=("torchax", "jax"), extra="xla", devices=("cpu", "cuda"), in_torch=False, autotunes=True)
 def make(task: Task) -> Program:
     """A call compiled by XLA."""
     import jax

@@ -19,7 +19,7 @@ import torch
 
 from opgrip.replay.cases.cases import Case
 from opgrip.replay.cases.ways import Way
-from opgrip.replay.modes import EAGER, Program, Results, Task, Tuning, find_mode
+from opgrip.replay.modes import EAGER, Program, Results, Task, Tuning, find_mode, runs_graphs
 from opgrip.replay.operators.calling import Arguments, Function, tensors_in
 from opgrip.replay.operators.lookup import Operator, Unsupported
 from opgrip.traces.arguments import leaves, numbers_of, with_numbers
@@ -79,8 +79,10 @@ def make_program(
     """
     mode, argument = find_mode(way.mode)
     kind = torch.device(settings.device).type
-    if kind not in mode.devices:
+    if mode.devices and kind not in mode.devices:
         raise Unsupported(f"{way.mode} runs on {', '.join(mode.devices)}, not on {kind}")
+    if runs_graphs(way.mode) and way.point.streams > 1:
+        raise Unsupported(f"{way.mode} replays CUDA graphs, which one thread does alone: leave --streams out")
     if settings.by_clock_of_device and not mode.in_torch:
         raise Unsupported(
             f"{way.mode} works on streams of its own, where torch's clock cannot see it: time it discrete"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from opgrip.replay.timing.caches import CACHES, PROGRAM, WARM
-from opgrip.replay.timing.methods import CONTINUOUS, DISCRETE, METHODS, ON_DEVICE
+from opgrip.replay.timing.methods import CONTINUOUS, DISCRETE, GRAPH, METHODS, ON_DEVICE
 from opgrip.traces.errors import UserError
 from opgrip.traces.options import option, titled
 
@@ -45,6 +45,11 @@ class TimingOptions:
         if self.exec_mode == CONTINUOUS and self.caches != WARM:
             raise UserError(
                 f"--exec-mode continuous runs with warm caches, and --cache {self.caches} with others", "leave one"
+            )
+        if self.exec_mode == GRAPH and self.backward:
+            raise UserError(
+                "--exec-mode graph cannot capture a backward, which runs on the stream of its forward",
+                "time it with --exec-mode events",
             )
 
     def check_device(self, device: str) -> None:
