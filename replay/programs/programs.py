@@ -22,6 +22,7 @@ from opgrip.replay.cases.ways import Way
 from opgrip.replay.modes import EAGER, Program, Results, Task, Tuning, find_mode, runs_graphs
 from opgrip.replay.operators.calling import Arguments, Function, tensors_in
 from opgrip.replay.operators.lookup import Operator, Unsupported
+from opgrip.replay.operators.memory import is_out_of_memory
 from opgrip.traces.arguments import leaves, numbers_of, with_numbers
 from opgrip.traces.errors import one_line
 from opgrip.traces.machine import processor
@@ -104,9 +105,11 @@ def make_program(
         )
         try:
             return mode.make(task)
-        except (Unsupported, MemoryError, torch.OutOfMemoryError):
+        except Unsupported:
             raise
         except Exception as error:
+            if is_out_of_memory(error):
+                raise
             raise Unsupported(one_line(error, 300)) from error
 
 

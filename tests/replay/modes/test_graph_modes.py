@@ -10,6 +10,7 @@ from programs import run_command
 
 from opgrip.replay import load_results
 from opgrip.replay.modes import Task, dynamo, find_mode
+from opgrip.replay.programs.programs import run_program
 
 GRAPH = ("--exec-mode", "graph")
 
@@ -66,6 +67,7 @@ def test_autotuning_makes_no_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "triton.cudagraphs" not in torch._inductor.list_mode_options("max-autotune-no-cudagraphs")
 
 
+@pytest.mark.slow
 def test_a_call_that_inductor_makes_no_graph_of_says_so() -> None:
     """On a CPU inductor compiles the call and makes no graph, here of one that claims to be on a GPU."""
     function, args = torch.ops.aten.relu_.default, (torch.ones(3),)
