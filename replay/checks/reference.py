@@ -23,6 +23,7 @@ from opgrip.replay.checks.truths import Truths, truths_of
 from opgrip.replay.checks.verdicts import Verdict, together
 from opgrip.replay.modes.mode import Results
 from opgrip.replay.operators.calling import Arguments
+from opgrip.replay.operators.tf32 import call_may_use_tf32
 from opgrip.traces.names import plain_name
 
 __all__ = ["Reference", "observe"]
@@ -116,7 +117,9 @@ class Reference:
         if not runs or reference.step is not None:
             return torch.zeros(len(ours.values), dtype=torch.bool)
         if ours.numeric:
-            return rounded(ours, reference, runs[0], runs[1:], tolerance, self._terms / max(len(ours.values), 1))
+            terms = self._terms / max(len(ours.values), 1)
+            assert self._truths is not None, "there are runs of it"
+            return rounded(ours, reference, runs[0], runs[1:], tolerance, terms, self._truths.tf32)
         return unsettled(ours, [reference, *runs])
 
     def _of_its_own_shape(self, place: Place, ours: Plain, reference: Plain, tolerance: Tolerance) -> bool:
@@ -163,7 +166,9 @@ class Reference:
 
     @cached_property
     def _truths(self) -> Truths | None:
-        return truths_of(self._function, self._make_arguments, self._mutates, seed=0)
+        # a compiler may use it where eager did not
+        tf32 = call_may_use_tf32(self._function, self._make_arguments())
+        return truths_of(self._function, self._make_arguments, self._mutates, seed=0, tf32=tf32)
 
     @cached_property
     def _terms(self) -> int:

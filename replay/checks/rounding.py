@@ -37,7 +37,13 @@ _HALF = frozenset({torch.float16, torch.bfloat16, torch.complex32})
 
 
 def rounded(
-    actual: Plain, reference: Plain, truth: Plain, disturbed: Sequence[Plain], tolerance: Tolerance, terms: float
+    actual: Plain,
+    reference: Plain,
+    truth: Plain,
+    disturbed: Sequence[Plain],
+    tolerance: Tolerance,
+    terms: float,
+    tf32: bool = False,
 ) -> Tensor:
     """(elements,) bool, where a result of floating point is as near the truth as one can ask.
 
@@ -56,6 +62,7 @@ def rounded(
     ----------
     truth, disturbed : from float64, of the same shape as the others
     terms : how many numbers may have been added to make one element
+    tf32 : whether products may be of TF32, by which `disturbed` is then off; they are added in float32
     """
     base = allowance(reference.dtype, magnitudes(truth.values), tolerance)
     error = distances(actual.values, _overflown(truth, actual))
@@ -63,7 +70,7 @@ def rounded(
     typical = torch.quantile(_sample(own), TYPICAL)
     for other in disturbed:
         own = torch.maximum(own, _finite(distances(other.values, truth.values)))
-    multiple = MULTIPLE_OF_HALF if reference.dtype in _HALF else max(MULTIPLE, ONE_BY_ONE * sqrt(terms))
+    multiple = MULTIPLE_OF_HALF if tf32 or reference.dtype in _HALF else max(MULTIPLE, ONE_BY_ONE * sqrt(terms))
     bound = multiple * torch.maximum(own, typical)
     fine = error <= base + bound
     if int(fine.sum()) < ENOUGH or _mean_square(error[fine]) <= _mean_square((base + OVERALL * bound)[fine]):

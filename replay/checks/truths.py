@@ -14,6 +14,7 @@ from opgrip.replay.arguments.casting import CAST
 from opgrip.replay.checks.runs import run_seeded, tensors_of
 from opgrip.replay.modes.mode import Results
 from opgrip.replay.operators.calling import Arguments
+from opgrip.replay.operators.tf32 import EPS, ROUNDED
 from opgrip.traces.arguments import map_leaves
 
 DISTURBED = 4
@@ -31,10 +32,12 @@ class Truths:
     ----------
     exact : on its arguments as they are
     disturbed : on arguments whose every element is off by half its dtype's epsilon, which is what rounding it might do
+    tf32 : whether that is TF32's where the dtype is float32
     """
 
     exact: Results
     disturbed: tuple[Results, ...]
+    tf32: bool = False
 
     @property
     def all(self) -> tuple[Results, ...]:
@@ -43,9 +46,14 @@ class Truths:
 
 
 def truths_of(
-    function: Callable[..., Any], make_arguments: Callable[[], Arguments], mutates: bool, seed: int
+    function: Callable[..., Any], make_arguments: Callable[[], Arguments], mutates: bool, seed: int, tf32: bool = False
 ) -> Truths | None:
-    """Runs of a call in float64; None where it cannot run so, or would not be the same call."""
+    """Runs of a call in float64; None where it cannot run so, or would not be the same call.
+
+    Parameters
+    ----------
+    tf32 : whether it may multiply float32 as TF32
+    """
     first = make_arguments()
     if mutates and _share_memory(tensors_of(first)):
         # copies of another dtype would no longer see each other's changes
@@ -53,8 +61,10 @@ def truths_of(
     exact = _attempted(function, _raised(first), mutates, seed)
     if exact is None:
         return None
-    disturbed = [_attempted(function, _raised(make_arguments(), number), mutates, seed) for number in range(DISTURBED)]
-    return Truths(exact, tuple(run for run in disturbed if run is not None))
+    disturbed = [
+        _attempted(function, _raised(make_arguments(), number, tf32), mutates, seed) for number in range(DISTURBED)
+    ]
+    return Truths(exact, tuple(run for run in disturbed if run is not None), tf32)
 
 
 class _InFloat64(TorchDispatchMode):
@@ -85,7 +95,7 @@ def _raise_dtype(leaf: Any) -> Any:
     return torch.complex128 if leaf in _COMPLEX else leaf
 
 
-def _raised(arguments: Arguments, disturbance: int | None = None) -> Arguments:
+def _raised(arguments: Arguments, disturbance: int | None = None, tf32: bool = False) -> Arguments:
     generator = torch.Generator().manual_seed(disturbance or 0)
 
     def raised(leaf: Any) -> Any:
@@ -95,7 +105,7 @@ def _raised(arguments: Arguments, disturbance: int | None = None) -> Arguments:
             return leaf
         tensor = leaf.detach().to(_raise_dtype(leaf.dtype))
         if disturbance is not None and leaf.layout is torch.strided and not leaf.is_nested:
-            half = torch.finfo(leaf.dtype).eps / 2
+            half = (EPS if tf32 and leaf.dtype in ROUNDED else torch.finfo(leaf.dtype).eps) / 2
             signs = torch.randint(2, tensor.shape, generator=generator, dtype=torch.float64) * 2 - 1
             if disturbance < len(_ALIKE):
                 signs = torch.full_like(signs, _ALIKE[disturbance])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -13,10 +14,14 @@ from opgrip.replay.modes.graphs import TensorCall, exported
 from opgrip.replay.modes.mode import Program, Results, Task, mode
 from opgrip.replay.operators.calling import Arguments
 from opgrip.replay.operators.lookup import Unsupported
+from opgrip.replay.operators.tf32 import must_use_float32
 from opgrip.traces.errors import one_line
 
 MODEL = "model.onnx"
-PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
+CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
+
+Provider = tuple[str, dict[str, str]]
+"""The name of what runs nodes, and its options."""
 
 
 @mode("onnxruntime", needs=("onnxruntime", "onnx", "onnxscript"), extra="onnx", devices=("cpu", "cuda"), in_torch=False)
@@ -26,18 +31,87 @@ def with_onnxruntime(task: Task) -> Program:
     Inputs are bound where they lie, anew for each run: a binding keeps its results and writes the next ones over them.
     So what the runtime allocates for them is in the time, as it is in eager's.
     """
+    if torch.device(task.device).type == "cpu":
+        return run_by(task, lambda _: [(CPU, {})])
+    check_provider(CUDA, "onnxruntime-gpu")
+    return run_by(task, lambda operators: [cuda_provider(task.device, operators), (CPU, {})])
+
+
+def check_provider(name: str, package: str) -> None:
+    """Raise `Unsupported` where this onnxruntime was built without a provider."""
     import onnxruntime
 
-    kind = torch.device(task.device).type
-    if PROVIDERS[kind] not in onnxruntime.get_available_providers():
-        raise Unsupported(f"this onnxruntime has no {PROVIDERS[kind]}: install onnxruntime-gpu")
+    if name not in onnxruntime.get_available_providers():
+        raise Unsupported(f"this onnxruntime has no {name}: install {package}")
+
+
+def cuda_provider(device: str, operators: Iterable[str]) -> Provider:
+    """ONNX Runtime's own kernels for CUDA, as exact and as much searched for as torch's.
+
+    Parameters
+    ----------
+    operators : of the call, such as `aten.mm`
+    """
+    options = {
+        "device_id": str(device_index(device)),
+        "use_tf32": "0" if must_use_float32(operators) else "1",
+        "cudnn_conv_algo_search": "EXHAUSTIVE" if torch.backends.cudnn.benchmark else "HEURISTIC",
+    }
+    return CUDA, options
+
+
+def device_index(device: str) -> int:
+    """The number of a device among those of its kind."""
+    place = torch.device(device)
+    if place.index is not None:
+        return place.index
+    return 0 if place.type == "cpu" else int(torch.get_device_module(place).current_device())
+
+
+def run_by(task: Task, providers_of: Callable[[Iterable[str]], Sequence[Provider]]) -> Program:
+    """The call as an ONNX model.
+
+    Parameters
+    ----------
+    providers_of : what runs it, the first what it can, given the names of its operators
+
+    Raises
+    ------
+    Unsupported : where a provider cannot be loaded
+    """
+    import onnxruntime
+
     program, call = exported(task)
     model = _stored_model(task, program)
+    targets = [node.target for node in program.graph.nodes]
+    providers = providers_of([str(item.overloadpacket) for item in targets if isinstance(item, torch._ops.OpOverload)])
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = task.threads
     options.log_severity_level = 4
-    session = onnxruntime.InferenceSession(model, options, providers=[PROVIDERS[kind]])
-    return _bound(session, call, task.device)
+    options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+    session = onnxruntime.InferenceSession(model, options, providers=list(providers))
+    lacking = [name for name, _ in providers if name not in session.get_providers()]
+    if lacking:
+        raise Unsupported(
+            f"ONNX Runtime cannot load its {lacking[0]}: libraries that it needs are missing, or too old or new"
+        )
+    return _bound(session, call, task.device, _nodes_elsewhere(session, providers[0][0]))
+
+
+def _nodes_elsewhere(session: Any, provider: str) -> str:
+    """Which nodes another provider runs, in words; empty where none does, and where onnxruntime does not tell."""
+    if not hasattr(session, "get_provider_graph_assignment_info"):
+        return ""
+    parts = [(part.ep_name, part.get_nodes()) for part in session.get_provider_graph_assignment_info()]
+    count = sum(len(nodes) for _, nodes in parts)
+    elsewhere: dict[str, list[str]] = {}
+    for name, nodes in parts:
+        if name != provider:
+            elsewhere.setdefault(name.removesuffix("ExecutionProvider"), []).extend(node.op_type for node in nodes)
+    return "; ".join(
+        f"{len(types)} of {count} nodes on {name}: {', '.join(dict.fromkeys(types))}"
+        for name, types in elsewhere.items()
+    )
 
 
 def _stored_model(task: Task, program: torch.export.ExportedProgram) -> bytes:
@@ -66,11 +140,11 @@ def _model(program: torch.export.ExportedProgram) -> bytes:
     return bytes(onnx_program.model_proto.SerializeToString())
 
 
-def _bound(session: Any, call: TensorCall, device: str) -> Program:
+def _bound(session: Any, call: TensorCall, device: str, note: str) -> Program:
     # in the call's order; the exporter may give an input another name, where it is a result too
     model_inputs = [(item.name, _element_type(item.type)) for item in session.get_inputs()]
     model_outputs = [(item.name, item.type == "tensor(bool)") for item in session.get_outputs()]
-    kind, index = torch.device(device).type, torch.device(device).index or 0
+    kind, index = torch.device(device).type, device_index(device)
 
     def enter(arguments: Arguments) -> Arguments:
         binding = session.io_binding()
@@ -81,6 +155,9 @@ def _bound(session: Any, call: TensorCall, device: str) -> Program:
             binding.bind_input(name, kind, index, element, tuple(plain.shape), plain.data_ptr())
         for name, _ in model_outputs:
             binding.bind_output(name, kind, index)
+        if kind != "cpu":
+            # the session reads them on a stream of its own, which does not wait for torch's
+            torch.accelerator.synchronize(torch.device(device))
         return (binding, bound_tensors), {}
 
     def function(binding: Any, _: Any) -> Any:
@@ -91,7 +168,7 @@ def _bound(session: Any, call: TensorCall, device: str) -> Program:
         values = zip(binding.get_outputs(), model_outputs, strict=True)
         return call.leave([_tensor(value, is_bool) for value, (_, is_bool) in values])
 
-    return Program(function, enter, leave, enters_each_run=True)
+    return Program(function, enter, leave, enters_each_run=True, note=note)
 
 
 def _element_type(type_name: str) -> int:
