@@ -23,7 +23,6 @@ from opgrip.replay.checks.truths import Truths, truths_of
 from opgrip.replay.checks.verdicts import Verdict, together
 from opgrip.replay.modes.mode import Results
 from opgrip.replay.operators.calling import Arguments
-from opgrip.replay.operators.tf32 import call_may_use_tf32
 from opgrip.traces.names import plain_name
 
 __all__ = ["Reference", "observe"]
@@ -166,9 +165,7 @@ class Reference:
 
     @cached_property
     def _truths(self) -> Truths | None:
-        # a compiler may use it where eager did not
-        tf32 = call_may_use_tf32(self._function, self._make_arguments())
-        return truths_of(self._function, self._make_arguments, self._mutates, seed=0, tf32=tf32)
+        return truths_of(self._function, self._make_arguments, self._mutates, seed=0)
 
     @cached_property
     def _terms(self) -> int:

@@ -70,6 +70,9 @@ def rounded(
     typical = torch.quantile(_sample(own), TYPICAL)
     for other in disturbed:
         own = torch.maximum(own, _finite(distances(other.values, truth.values)))
+    if tf32:
+        # errors of an exact reference tell nothing of TF32's, and what a few runs change in one element may be nothing
+        typical = torch.maximum(typical, torch.quantile(_sample(own), 0.5))
     multiple = MULTIPLE_OF_HALF if tf32 or reference.dtype in _HALF else max(MULTIPLE, ONE_BY_ONE * sqrt(terms))
     bound = multiple * torch.maximum(own, typical)
     fine = error <= base + bound

@@ -8,13 +8,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from opgrip.replay.arguments.casting import CAST
 from opgrip.replay.checks.runs import run_seeded, tensors_of
 from opgrip.replay.modes.mode import Results
 from opgrip.replay.operators.calling import Arguments
-from opgrip.replay.operators.tf32 import EPS, ROUNDED
+from opgrip.replay.operators.tf32 import EPS, ROUNDED, OperatorNames, may_use_tf32, takes_float32
 from opgrip.traces.arguments import map_leaves
 
 DISTURBED = 4
@@ -46,40 +45,42 @@ class Truths:
 
 
 def truths_of(
-    function: Callable[..., Any], make_arguments: Callable[[], Arguments], mutates: bool, seed: int, tf32: bool = False
+    function: Callable[..., Any], make_arguments: Callable[[], Arguments], mutates: bool, seed: int
 ) -> Truths | None:
-    """Runs of a call in float64; None where it cannot run so, or would not be the same call.
-
-    Parameters
-    ----------
-    tf32 : whether it may multiply float32 as TF32
-    """
+    """Runs of a call in float64; None where it cannot run so, or would not be the same call."""
     first = make_arguments()
     if mutates and _share_memory(tensors_of(first)):
         # copies of another dtype would no longer see each other's changes
         return None
-    exact = _attempted(function, _raised(first), mutates, seed)
+    mode = _InFloat64()
+    exact = _attempted(function, _raised(first), mutates, seed, mode)
     if exact is None:
         return None
+    # a compiler may take it where eager did not
+    tf32 = takes_float32(tensors_of(first)) and may_use_tf32(mode.names)
     disturbed = [
-        _attempted(function, _raised(make_arguments(), number, tf32), mutates, seed) for number in range(DISTURBED)
+        _attempted(function, _raised(make_arguments(), number, tf32), mutates, seed, _InFloat64())
+        for number in range(DISTURBED)
     ]
     return Truths(exact, tuple(run for run in disturbed if run is not None), tf32)
 
 
-class _InFloat64(TorchDispatchMode):
+class _InFloat64(OperatorNames):
     """Makes every operator that is told a dtype of floating point work in float64."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return func(*map_leaves(_raise_dtype, tuple(args)), **map_leaves(_raise_dtype, kwargs or {}))
+        raised = map_leaves(_raise_dtype, tuple(args)), map_leaves(_raise_dtype, kwargs or {})
+        return OperatorNames.__torch_dispatch__(self, func, types, *raised)
 
 
-def _attempted(function: Callable[..., Any], arguments: Arguments, mutates: bool, seed: int) -> Results | None:
+def _attempted(
+    function: Callable[..., Any], arguments: Arguments, mutates: bool, seed: int, mode: _InFloat64
+) -> Results | None:
     """What a call gives where all is in float64; None where that raises, such as for a probability just above 1."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
-        with _InFloat64():
+        with mode:
             return run_seeded(function, arguments, mutates, seed)
     except Exception:
         return None

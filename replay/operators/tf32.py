@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from opgrip.replay.operators.calling import Arguments, Function, tensors_in
 from opgrip.traces.precisions import allows_tf32
 
 EPS = 2.0**-10
@@ -45,22 +44,16 @@ def tf32_places(operators: Iterable[str]) -> set[str]:
     return {place for place, pattern in patterns.items() if any(map(pattern.search, names))}
 
 
+def takes_float32(tensors: Iterable[Tensor]) -> bool:
+    """Whether any of these lies where TF32 may stand in for it."""
+    return any(tensor.dtype in ROUNDED and tensor.device.type in KINDS for tensor in tensors)
+
+
 def may_use_tf32(operators: Iterable[str]) -> bool:
     """Whether torch lets any of these operators multiply float32 as TF32."""
     return any(map(allows_tf32, tf32_places(operators)))
 
 
-def call_may_use_tf32(function: Function, arguments: Arguments) -> bool:
-    """Whether torch lets a call multiply float32 as TF32; it is run to see what it multiplies."""
-    tensors: list[Tensor] = tensors_in(list(arguments))
-    if not any(tensor.dtype in ROUNDED and tensor.device.type in KINDS for tensor in tensors):
-        return False
-    args, kwargs = arguments
-    with OperatorNames() as seen:
-        function(*args, **kwargs)
-    return may_use_tf32(seen.names)
-
-
 def must_use_float32(operators: Iterable[str]) -> bool:
-    """Whether torch wants float32 of any of these operators; then a runtime with one setting for all gives it to all."""
+    """Whether torch wants float32 of any of these operators: a runtime with one setting then gives it to all."""
     return not all(map(allows_tf32, tf32_places(operators)))
