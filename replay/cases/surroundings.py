@@ -122,8 +122,8 @@ def make_surroundings(trace: Trace, everything: Sequence[Case] | None = None) ->
         )
         for index in sorted(chosen):
             before = tuple(int(number) for number in order[max(0, index - BEFORE) : index])
-            own = recent.get(index, {})
-            place = Place(position + index, before, tuple(own), tuple(own.values()))
+            used = recent.get(index, {})
+            place = Place(position + index, before, tuple(used), tuple(used.values()))
             places.setdefault(int(order[index]), []).append(place)
         position += len(order)
     return Surroundings(places, cases)

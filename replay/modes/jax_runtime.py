@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from opgrip.replay.modes.devices import device_index
 from opgrip.replay.modes.mode import Task
 from opgrip.replay.operators.lookup import Unsupported
 from opgrip.traces.errors import one_line
@@ -45,7 +46,7 @@ def start(task: Task) -> Any:
     jax.config.update("jax_default_matmul_precision", None if allows_tf32("cuda.matmul") else "highest")
     _keep_in(task.store)
     try:
-        return jax.devices(platform_of(place))[_index(place)]
+        return jax.devices(platform_of(place))[device_index(task.device)]
     except (RuntimeError, IndexError) as error:
         raise Unsupported(f"jax does not start on {task.device}: {one_line(error, 200)}") from error
 
@@ -53,12 +54,6 @@ def start(task: Task) -> Any:
 def platform_of(place: torch.device) -> str:
     """What jax calls a kind of device."""
     return "rocm" if place.type == "cuda" and torch.version.hip else place.type
-
-
-def _index(place: torch.device) -> int:
-    if place.index is not None or place.type == "cpu":
-        return place.index or 0
-    return int(torch.get_device_module(place).current_device())
 
 
 def _set_platform(place: torch.device) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from opgrip.replay.modes.devices import device_index
 from opgrip.replay.modes.graphs import TensorCall, exported
 from opgrip.replay.modes.mode import Program, Results, Task, mode
 from opgrip.replay.operators.calling import Arguments
@@ -58,14 +59,6 @@ def cuda_provider(device: str, operators: Iterable[str]) -> Provider:
         "cudnn_conv_algo_search": "EXHAUSTIVE" if torch.backends.cudnn.benchmark else "HEURISTIC",
     }
     return CUDA, options
-
-
-def device_index(device: str) -> int:
-    """The number of a device among those of its kind."""
-    place = torch.device(device)
-    if place.index is not None:
-        return place.index
-    return 0 if place.type == "cpu" else int(torch.get_device_module(place).current_device())
 
 
 def run_by(task: Task, providers_of: Callable[[Iterable[str]], Sequence[Provider]]) -> Program:

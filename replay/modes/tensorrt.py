@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from opgrip.replay.modes.devices import device_index
 from opgrip.replay.modes.mode import Program, Task, mode
 from opgrip.replay.modes.onnxruntime import (
     CPU,
     Provider,
     check_provider,
     cuda_provider,
-    device_index,
     run_by,
 )
 
