@@ -12,6 +12,7 @@ from opgrip.replay.cases.selection import Selection
 from opgrip.replay.measuring.settings import GROUPS, Plan
 from opgrip.replay.sequences.options import SequenceOptions
 from opgrip.replay.timing.caches import PROGRAM, WARM
+from opgrip.replay.timing.methods import GRAPH
 from opgrip.traces.command import OneLineParser, add_debug, add_version
 from opgrip.traces.errors import UserError
 from opgrip.traces.keywords import arguments_of
@@ -133,7 +134,7 @@ def plan_of(args: argparse.Namespace) -> Plan:
         count_work=any(item.counts_work for item in requested),
     )
     plan.timing.check()
-    plan.modes.check(plan.tuning)
+    plan.modes.check(plan.tuning, in_graph=plan.timing.exec_mode == GRAPH)
     # what was not said is resolved, so that saying it makes no other job
     timing = replace(plan.timing, cache=plan.timing.caches)
     return replace(plan, timing=timing, modes=replace(plan.modes, mode=plan.modes.all_names))

@@ -19,7 +19,7 @@ from opgrip.replay.options import Output, job_of, make_parser
 from opgrip.replay.outcome import Results, write_results
 from opgrip.replay.reports import report_for
 from opgrip.replay.reports.cells import read_results
-from opgrip.replay.workers.ahead import make_ahead, rows_ahead
+from opgrip.replay.workers.ahead import in_parts, make_ahead, rows_ahead
 from opgrip.replay.workers.job import Job, Loaded
 from opgrip.replay.workers.journal import Journal, journal_path
 from opgrip.replay.workers.supervisor import supervise
@@ -240,16 +240,19 @@ class Replay:
         if not ahead:
             return {}
         limits, cases = self.job.plan.limits, len(self.loaded.cases) - len(done)
+        rows: dict[int, dict[int, Result]] = {}
         with self._reporter.doing(
             f"compiling {counted(len(ahead), 'row')} of {counted(cases, 'case')}", len(ahead)
         ) as advance:
             try:
-                return make_ahead(
-                    self.job, self.loaded, ahead, limits.compilers, limits.timeout, self._may_fork, advance
-                )
+                for part, jobs in in_parts(ahead, self.loaded.settings, limits.compilers):
+                    made = make_ahead(self.job, self.loaded, part, jobs, limits.timeout, self._may_fork, advance)
+                    for number, row_of_way in made.items():
+                        rows.setdefault(number, {}).update(row_of_way)
             except KeyboardInterrupt:
                 self._reporter.say("what is compiled is kept for the next time")
                 raise
+        return rows
 
     def _in_order(self, rows: dict[int, list[Result]]) -> list[Result]:
         return [row for case in self.loaded.cases for row in rows.get(case.number, [])]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -54,6 +56,19 @@ def needy(task: Task) -> Program:
 @mode("planted-refuses")
 def refuses(task: Task) -> Program:
     raise ValueError("line one\nline two")
+
+
+@mode("planted-crowded")
+def crowded(task: Task) -> Program:
+    """Runs out of memory the first time, as where others compile beside it, and wraps that as compilers do."""
+    tried = Path(os.environ["OPGRIP_CACHE"]) / "crowded"
+    if tried.exists():
+        return Program(task.function)
+    tried.touch()
+    try:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+    except torch.OutOfMemoryError as error:
+        raise RuntimeError("backend='inductor' raised") from error
 
 
 @mode("planted-hangs")

@@ -16,6 +16,9 @@ VALUES = ("none", "ieee", "tf32", "bf16")
 USUAL = {"cudnn.conv": ("tf32",), "cudnn.rnn": ("tf32",)}
 """What places have from the start, where that is not `none`, which comes to `ieee`."""
 
+_OLDER = {"cuda.matmul": "cuda.matmul.allow_tf32", "cudnn.conv": "cudnn.allow_tf32", "cudnn.rnn": "cudnn.allow_tf32"}
+"""Settings of torch before 2.9."""
+
 
 def read_precision(place: str) -> str | None:
     """How exactly a place computes; None where this torch does not say."""
@@ -24,6 +27,17 @@ def read_precision(place: str) -> str | None:
     except (AttributeError, RuntimeError):
         return None
     return value
+
+
+def allows_tf32(place: str) -> bool:
+    """Whether a place on a GPU may multiply float32 as TF32."""
+    value = read_precision(place)
+    if value is not None:
+        return value == "tf32"
+    try:
+        return bool(attrgetter(_OLDER[place])(torch.backends))
+    except (AttributeError, RuntimeError):
+        return False
 
 
 def set_precision(place: str, value: Any) -> None:

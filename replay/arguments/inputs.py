@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
@@ -29,7 +29,27 @@ from opgrip.traces.errors import one_line
 from opgrip.traces.tensor_specs import QUANTIZED, memory_dtype
 from opgrip.traces.values import Drawable
 
-DeviceMap = Callable[[str], str]
+
+@dataclass(frozen=True, slots=True)
+class DeviceMap:
+    """Where tensors go, by `device_map`."""
+
+    recorded: str
+    replay_device: str | None
+
+    def __call__(self, device: str) -> str:
+        """Where a tensor goes that was on a device."""
+        if self.replay_device is None:
+            return device
+        if self.replay_device == "cpu" or device.partition(":")[0] == self.recorded.partition(":")[0]:
+            return self.replay_device
+        return device
+
+    @property
+    def pins(self) -> bool:
+        """Whether memory is pinned for the device; else an accelerator that is not used would be started for it."""
+        return torch.device(self.replay_device or self.recorded).type != "cpu" and torch.accelerator.is_available()
+
 
 ADDRESSES = 1 << 63
 """Bytes that could be addressed."""
@@ -45,10 +65,7 @@ def device_map(recorded: str, replay_device: str | None) -> DeviceMap:
 
     What a program on an accelerator keeps on the CPU stays there.
     """
-    if replay_device is None:
-        return lambda device: device
-    kind = recorded.partition(":")[0]
-    return lambda device: replay_device if replay_device == "cpu" or device.partition(":")[0] == kind else device
+    return DeviceMap(recorded, replay_device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +194,7 @@ class Inputs:
             members = [memory[place] for place in places]
             size, pinned = max(piece.extent for piece in members), any(piece.pinned for piece in members)
             number |= dict.fromkeys(places, len(self._storages))
-            self._storages.append(_zeros(size, self._place(members[0].device), pinned))
+            self._storages.append(_zeros(size, self._place(members[0].device), pinned and self._place.pins))
         planned = (_Piece(piece, number[place], drawn_as[place]) for place, piece in enumerate(memory))
         return [_Planned(spec, tuple(next(planned) for _ in pieces(spec))) for spec in specs]
 
@@ -255,7 +272,7 @@ def _check_supported(spec: TensorSpec) -> None:
 def _zeros(size: int, device: str, pinned: bool) -> torch.UntypedStorage:
     if size >= ADDRESSES:
         raise Unsupported("an argument needs more memory than there are addresses")
-    if pinned and device == "cpu" and torch.accelerator.is_available():
+    if pinned and device == "cpu":
         return torch.zeros(size, dtype=torch.uint8, pin_memory=True).untyped_storage()
     return torch.zeros(size, dtype=torch.uint8, device=device).untyped_storage()
 

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
+import torch
 
 from opgrip.replay.cases.cases import Case, make_cases
 from opgrip.replay.operators.lookup import is_view
 from opgrip.replay.operators.memory import bytes_of
 from opgrip.traces import Trace
 from opgrip.traces.arguments import tensors
+from opgrip.traces.machine import last_cache_bytes
 from opgrip.traces.records import NO_STORAGE, Signature
 
 BEFORE = 4
@@ -26,7 +28,11 @@ MOST_PLACES = 32
 MOST_CALLS = 300_000
 """Calls of a program that are looked at."""
 RECENT_BYTES = 8 << 20
-"""Memory that calls may have used since a tensor was, for it to be in a cache still."""
+"""Memory that calls may have used since a tensor was, for it to be in a CPU's cache still."""
+SHARE_OF_CACHE = 0.5
+"""The same of an accelerator's last cache: of the two halves that large ones have, both may hold the same data."""
+MOST_RECENT_BYTES = 1 << 30
+"""More than any cache holds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +44,18 @@ class Place:
     position : in the order of its thread's calls
     before : signatures of the calls before it, the last one last
     recent : which of its tensors were used shortly before, by their places among the arguments' tensors
+    used_bytes : memory that calls used since each of these was
     """
 
     position: int
     before: tuple[int, ...]
     recent: tuple[int, ...]
+    used_bytes: tuple[int, ...] = ()
+
+    def within(self, cache_bytes: int) -> Place:
+        """The place for a cache that holds so much: without the tensors that were used longer before."""
+        recent = [(place, used) for place, used in zip(self.recent, self.used_bytes, strict=True) if used < cache_bytes]
+        return replace(self, recent=tuple(place for place, _ in recent), used_bytes=tuple(used for _, used in recent))
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +71,10 @@ class Surroundings:
     places: Mapping[int, Sequence[Place]]
     cases: Mapping[int, Case]
 
+    def places_of(self, case: Case, cache_bytes: int) -> list[Place]:
+        """The places of a case's calls, for a cache that holds so much."""
+        return [place.within(cache_bytes) for place in self.places.get(case.number, ())]
+
     def first(self, case: Case) -> int:
         """Where a case's first call is."""
         places = self.places.get(case.number)
@@ -68,6 +85,16 @@ class Surroundings:
         own = {case.number for case in cases}
         before = {number for case in cases for place in self.places.get(case.number, ()) for number in place.before}
         return [self.cases[number] for number in sorted(before - own) if number in self.cases]
+
+
+def recent_bytes(device: str) -> int:
+    """Memory that calls may have used since a tensor was, for it to be in a cache of a device still.
+
+    Asks the device, which only the process does that runs cases on it.
+    """
+    if torch.device(device).type == "cpu":
+        return RECENT_BYTES
+    return int(SHARE_OF_CACHE * last_cache_bytes(device))
 
 
 def make_surroundings(trace: Trace, everything: Sequence[Case] | None = None) -> Surroundings:
@@ -95,7 +122,9 @@ def make_surroundings(trace: Trace, everything: Sequence[Case] | None = None) ->
         )
         for index in sorted(chosen):
             before = tuple(int(number) for number in order[max(0, index - BEFORE) : index])
-            places.setdefault(int(order[index]), []).append(Place(position + index, before, recent.get(index, ())))
+            used = recent.get(index, {})
+            place = Place(position + index, before, tuple(used), tuple(used.values()))
+            places.setdefault(int(order[index]), []).append(place)
         position += len(order)
     return Surroundings(places, cases)
 
@@ -117,24 +146,25 @@ def _recent(
     storages: np.ndarray,
     signatures: Mapping[int, Signature],
     chosen: set[int],
-) -> dict[int, tuple[int, ...]]:
-    """By the place of each chosen call, which of its arguments' tensors were used shortly before."""
+) -> dict[int, dict[int, int]]:
+    """By the place of each chosen call, which of its arguments' tensors were used before, and the bytes since."""
     argument_counts = {number: len(list(tensors([item.args, item.kwargs]))) for number, item in signatures.items()}
     result_counts = {number: len(list(tensors(item.outputs))) for number, item in signatures.items()}
     size = {number: bytes_of([item.args, item.kwargs, item.outputs]) for number, item in signatures.items()}
     views = {number for number, item in signatures.items() if is_view(item)}
     last_use: dict[int, int] = {}
     used = 0
-    recent: dict[int, tuple[int, ...]] = {}
+    recent: dict[int, dict[int, int]] = {}
     for index, (number, first) in enumerate(zip(order.tolist(), first_storage.tolist(), strict=True)):
         memory = storages[first : first + argument_counts.get(number, 0) + result_counts.get(number, 0)].tolist()
         if index in chosen:
             own = memory[: argument_counts.get(number, 0)]
-            recent[index] = tuple(
-                place
+            since = [used - last_use.get(storage, -MOST_RECENT_BYTES) for storage in own]
+            recent[index] = {
+                place: since[place]
                 for place, storage in enumerate(own)
-                if storage != NO_STORAGE and used - last_use.get(storage, -RECENT_BYTES) < RECENT_BYTES
-            )
+                if storage != NO_STORAGE and since[place] < MOST_RECENT_BYTES
+            }
         if number not in views:
             used += size.get(number, 0)
             last_use.update(dict.fromkeys(memory, used))

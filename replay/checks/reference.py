@@ -116,7 +116,9 @@ class Reference:
         if not runs or reference.step is not None:
             return torch.zeros(len(ours.values), dtype=torch.bool)
         if ours.numeric:
-            return rounded(ours, reference, runs[0], runs[1:], tolerance, self._terms / max(len(ours.values), 1))
+            terms = self._terms / max(len(ours.values), 1)
+            assert self._truths is not None, "there are runs of it"
+            return rounded(ours, reference, runs[0], runs[1:], tolerance, terms, self._truths.tf32)
         return unsettled(ours, [reference, *runs])
 
     def _of_its_own_shape(self, place: Place, ours: Plain, reference: Plain, tolerance: Tolerance) -> bool:

@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from opgrip.replay.arguments.casting import CAST
 from opgrip.replay.checks.runs import run_seeded, tensors_of
 from opgrip.replay.modes.mode import Results
 from opgrip.replay.operators.calling import Arguments
+from opgrip.replay.operators.tf32 import EPS, ROUNDED, OperatorNames, may_use_tf32, takes_float32
 from opgrip.traces.arguments import map_leaves
 
 DISTURBED = 4
@@ -31,10 +31,12 @@ class Truths:
     ----------
     exact : on its arguments as they are
     disturbed : on arguments whose every element is off by half its dtype's epsilon, which is what rounding it might do
+    tf32 : whether that is TF32's where the dtype is float32
     """
 
     exact: Results
     disturbed: tuple[Results, ...]
+    tf32: bool = False
 
     @property
     def all(self) -> tuple[Results, ...]:
@@ -50,26 +52,35 @@ def truths_of(
     if mutates and _share_memory(tensors_of(first)):
         # copies of another dtype would no longer see each other's changes
         return None
-    exact = _attempted(function, _raised(first), mutates, seed)
+    mode = _InFloat64()
+    exact = _attempted(function, _raised(first), mutates, seed, mode)
     if exact is None:
         return None
-    disturbed = [_attempted(function, _raised(make_arguments(), number), mutates, seed) for number in range(DISTURBED)]
-    return Truths(exact, tuple(run for run in disturbed if run is not None))
+    # a compiler may take it where eager did not
+    tf32 = takes_float32(tensors_of(first)) and may_use_tf32(mode.names)
+    disturbed = [
+        _attempted(function, _raised(make_arguments(), number, tf32), mutates, seed, _InFloat64())
+        for number in range(DISTURBED)
+    ]
+    return Truths(exact, tuple(run for run in disturbed if run is not None), tf32)
 
 
-class _InFloat64(TorchDispatchMode):
+class _InFloat64(OperatorNames):
     """Makes every operator that is told a dtype of floating point work in float64."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return func(*map_leaves(_raise_dtype, tuple(args)), **map_leaves(_raise_dtype, kwargs or {}))
+        raised = map_leaves(_raise_dtype, tuple(args)), map_leaves(_raise_dtype, kwargs or {})
+        return OperatorNames.__torch_dispatch__(self, func, types, *raised)
 
 
-def _attempted(function: Callable[..., Any], arguments: Arguments, mutates: bool, seed: int) -> Results | None:
+def _attempted(
+    function: Callable[..., Any], arguments: Arguments, mutates: bool, seed: int, mode: _InFloat64
+) -> Results | None:
     """What a call gives where all is in float64; None where that raises, such as for a probability just above 1."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
-        with _InFloat64():
+        with mode:
             return run_seeded(function, arguments, mutates, seed)
     except Exception:
         return None
@@ -85,7 +96,7 @@ def _raise_dtype(leaf: Any) -> Any:
     return torch.complex128 if leaf in _COMPLEX else leaf
 
 
-def _raised(arguments: Arguments, disturbance: int | None = None) -> Arguments:
+def _raised(arguments: Arguments, disturbance: int | None = None, tf32: bool = False) -> Arguments:
     generator = torch.Generator().manual_seed(disturbance or 0)
 
     def raised(leaf: Any) -> Any:
@@ -95,7 +106,7 @@ def _raised(arguments: Arguments, disturbance: int | None = None) -> Arguments:
             return leaf
         tensor = leaf.detach().to(_raise_dtype(leaf.dtype))
         if disturbance is not None and leaf.layout is torch.strided and not leaf.is_nested:
-            half = torch.finfo(leaf.dtype).eps / 2
+            half = (EPS if tf32 and leaf.dtype in ROUNDED else torch.finfo(leaf.dtype).eps) / 2
             signs = torch.randint(2, tensor.shape, generator=generator, dtype=torch.float64) * 2 - 1
             if disturbance < len(_ALIKE):
                 signs = torch.full_like(signs, _ALIKE[disturbance])

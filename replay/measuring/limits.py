@@ -26,7 +26,7 @@ class Limits:
     )
     jobs: int | None = option(
         None,
-        "cases that compile at once (default: one a processor)",
+        "cases that compile at once (default: one a processor; on an accelerator four at most)",
         parse=positive,
         metavar="N",
         only=("single cases",),

@@ -10,7 +10,7 @@ from itertools import chain
 
 from opgrip.replay.arguments.values import RECORDED
 from opgrip.replay.cases.cases import Case
-from opgrip.replay.cases.surroundings import Surroundings
+from opgrip.replay.cases.surroundings import Surroundings, recent_bytes
 from opgrip.replay.cases.ways import Point, Points, Way
 from opgrip.replay.measuring.energy import Energy
 from opgrip.replay.measuring.metering import metered, with_energy
@@ -211,13 +211,14 @@ def _groups(
 ) -> list[Group]:
     """Subjects by the settings of torch that they run under."""
     groups: dict[str, Group] = {}
+    cache_bytes = recent_bytes(settings.device) if surroundings.places else 0
     for case, prepared in rows:
-        grad = settings.wants_grad(case)
+        grad, places = settings.wants_grad(case), surroundings.places_of(case, cache_bytes)
         for way, _, subject in prepared:
             if subject is not None and way.point.streams == 1:
                 context = settings.context_of(case, way)
                 group = groups.setdefault(f"{sorted(context.items())} {grad}", Group(context, grad, [], around))
-                subject.places = surroundings.places.get(case.number) or subject.places
+                subject.places = places or subject.places
                 group.subjects.append(subject)
     return list(groups.values())
 

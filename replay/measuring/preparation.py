@@ -33,7 +33,7 @@ from opgrip.replay.operators.calling import Arguments, Function
 from opgrip.replay.operators.contexts import restored
 from opgrip.replay.operators.devices import check_use, synchronizer
 from opgrip.replay.operators.lookup import Operator, Unsupported, find_operator
-from opgrip.replay.operators.memory import bytes_of, with_memory
+from opgrip.replay.operators.memory import bytes_of, is_out_of_memory, with_memory
 from opgrip.replay.programs.backward import check_gradients, gradient_graph, gradients, graph_of, with_backward
 from opgrip.replay.programs.programs import as_call, key_of, make_program, run_program
 from opgrip.replay.timing.caches import PROGRAM
@@ -44,6 +44,9 @@ from opgrip.replay.work.work import Work, counted, work_of
 from opgrip.traces.arguments import tensors
 from opgrip.traces.causes import cause_of
 from opgrip.traces.records import Signature
+
+OUT_OF_MEMORY = "out of memory"
+"""Beginning of the reason of a row that had too little of it."""
 
 Prepared = tuple[Way, Result, Subject | None]
 """A row, and what fills it in; None where the row says already why nothing can."""
@@ -106,6 +109,10 @@ def empty_row(case: Case, way: Way, settings: Settings, status: str = OK, error:
 
 def describe_failure(error: BaseException) -> tuple[str, str]:
     """Status and reason of a case that raised."""
+    # first: what a compiler refuses for want of memory it can do
+    if is_out_of_memory(error):
+        cause = cause_of(error)
+        return FAILED, cause if cause.startswith(OUT_OF_MEMORY) else f"{OUT_OF_MEMORY}: {cause}"
     if isinstance(error, Unsupported):
         return UNSUPPORTED, str(error)
     if isinstance(error, ModuleNotFoundError):
@@ -196,7 +203,9 @@ class _Preparation:
         synchronizer(device)()
         result = _with_program_note(result, program, (perf_counter_ns() - began) / 1e6)
         result = self._with_work(case, result, operator, inputs, program.leave is None, args, kwargs, raw_result)
-        if settings.memory and find_mode(result.mode)[0].in_torch:
+        if settings.memory and program.memory is not None:
+            result = replace(result, allocated_bytes=program.memory.allocated, peak_bytes=program.memory.peak)
+        elif settings.memory and find_mode(result.mode)[0].in_torch:
             del raw_result, results
             if operator.mutates:
                 inputs.restore()
@@ -261,13 +270,15 @@ class _Preparation:
         return result, Subject(
             *(case.number, case.op, way.label, function, variants, False, None, 0, enter, enters_each_run, way.number),
             profiled=settings.profiled,
+            in_torch=find_mode(way.mode)[0].in_torch,
         )
 
     def _subject(
         self, case: Case, way: Way, program: Program, inputs: Sequence[Inputs], operator: Operator, result: Result
     ) -> Subject:
         settings = self._settings
-        in_torch = find_mode(way.mode)[0].in_torch and settings.device == "cpu" and settings.cache_of(way) == PROGRAM
+        in_torch = find_mode(way.mode)[0].in_torch
+        has_pages = in_torch and settings.device == "cpu" and settings.cache_of(way) == PROGRAM
         return Subject(
             case.number,
             case.op,
@@ -275,12 +286,13 @@ class _Preparation:
             program.function,
             [Variant([item]) for item in inputs],
             operator.mutates and (program.enter is None or program.in_place),
-            case.fresh if in_torch else None,
+            case.fresh if has_pages else None,
             result.bytes_out or 0,
             program.enter,
             program.enters_each_run,
             way.number,
             profiled=settings.profiled,
+            in_torch=in_torch,
         )
 
     def _reference(self, case: Case, way: Way, place: int, operator: Operator, inputs: Inputs) -> Reference:

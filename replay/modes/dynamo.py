@@ -1,4 +1,4 @@
-"""The modes of torch.compile: `compile`, `compile-dynamic`, `compile-max`, and other backends as `compile:NAME`."""
+"""The modes of torch.compile: `compile`, `compile-dynamic`, `compile-max`, `reduce-overhead`, and backends by name."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from opgrip.replay.modes.mode import Program, Task, mode
 from opgrip.replay.operators.admission import Unsupported
 
 if TYPE_CHECKING:
-    from opgrip.replay.operators.calling import Function
+    from opgrip.replay.operators.calling import Arguments, Function
+
+RECORDING = 2
+"""Runs after the first one: inductor records a graph in the first of them, and replays it in the next."""
 
 _numbers = itertools.count()
 _of_any_shape: dict[object, Function] = {}
@@ -36,10 +39,38 @@ def with_dynamic_shapes(task: Task) -> Program:
     return _compiled(task, dynamic=True)
 
 
-@mode("compile-max", differentiable=True)
+@mode("compile-max", differentiable=True, autotunes=True)
 def with_autotuning(task: Task) -> Program:
-    """The call compiled for its shapes, the quickest of several kernels chosen by trying them."""
-    return _compiled(task, dynamic=False, mode="max-autotune")
+    """The call compiled for its shapes, the quickest of several kernels chosen by trying them.
+
+    Without CUDA graphs, which torch's `max-autotune` adds: what they gain is seen in `reduce-overhead`.
+    """
+    return _compiled(task, dynamic=False, mode="max-autotune-no-cudagraphs")
+
+
+@mode("reduce-overhead", differentiable=True, in_graphs=True)
+def with_graphs(task: Task) -> Program:
+    """The call compiled for its shapes, its kernels replayed as CUDA graphs that copy their inputs in each run."""
+    if not task.device.startswith("cuda"):
+        raise Unsupported(f"it is compile with CUDA graphs, and {task.device} has none: take compile")
+    import torch
+
+    from opgrip.replay.operators.torch_private import graphs_skipped
+
+    before = graphs_skipped()
+    program = _compiled(task, dynamic=False, mode="reduce-overhead")
+
+    def enter(arguments: Arguments) -> Arguments:
+        # else a forward whose backward never ran keeps its memory, and the next runs without a graph
+        torch.compiler.cudagraph_mark_step_begin()
+        return arguments
+
+    for _ in range(RECORDING):
+        enter((task.args, task.kwargs))
+        program.function(*task.args, **task.kwargs)
+    skipped = graphs_skipped() > before
+    note = ", ".join(filter(None, (program.note, "no CUDA graph" if skipped else "")))
+    return Program(program.function, enter, in_place=True, enters_each_run=True, note=note)
 
 
 def _compiled(task: Task, dynamic: bool, **options: Any) -> Program:

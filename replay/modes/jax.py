@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from opgrip.samples import Sample
 
 
-@mode("jax", needs=("jax",), extra="xla", in_torch=False)
+@mode("jax", needs=("jax",), extra="xla", devices=("cpu", "cuda"), in_torch=False, autotunes=True)
 def make(task: Task) -> Program:
     """A sample's JAX implementation; what it takes besides tensors is constant.
 

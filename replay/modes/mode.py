@@ -16,6 +16,7 @@ from opgrip.traces.suggestions import did_you_mean
 
 if TYPE_CHECKING:
     from opgrip.replay.operators.calling import Arguments, Function
+    from opgrip.replay.operators.memory import Memory
 
 EAGER = "eager"
 
@@ -93,6 +94,7 @@ class Program:
     in_place : whether `function` writes into the call's arguments, although it takes them by way of `enter`
     enters_each_run : whether `enter` is needed before each run, since there is one place for all arguments
     note : how it was made, in a word or two
+    memory : what its runs use of memory that it took when it was made; None where they take it as they run
     """
 
     function: Function
@@ -101,6 +103,7 @@ class Program:
     in_place: bool = False
     enters_each_run: bool = False
     note: str = ""
+    memory: Memory | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +119,8 @@ class Mode:
     differentiable : whether autograd goes through its programs; else a backward is compiled as a graph of its own
     ahead : whether making a program takes so long that several processes make them before any is timed
     in_torch : whether its programs take memory of torch's allocator and work on torch's streams
+    in_graphs : whether its programs are CUDA graphs, which no other graph holds and one thread replays
+    autotunes : whether making a program for an accelerator times kernels there, which nothing may disturb
     argument : what may follow its name after a colon, in a word; empty where nothing may
     arguments : all that may follow it
     tuners : ways to search that it knows, the default first; none where it cannot search
@@ -128,6 +133,8 @@ class Mode:
     differentiable: bool = False
     ahead: bool = True
     in_torch: bool = True
+    in_graphs: bool = False
+    autotunes: bool = False
     argument: str = ""
     arguments: Callable[[], Collection[str]] = tuple
     tuners: Sequence[str] = ()
@@ -172,6 +179,12 @@ def find_mode(text: str) -> tuple[Mode, str]:
         hint = did_you_mean(argument, arguments, f"there are {', '.join(arguments)}")
         raise UserError(f"{name} has no {named_mode.argument} {argument!r}", hint)
     return named_mode, argument
+
+
+def runs_graphs(text: str) -> bool:
+    """Whether the programs of a mode, by its name and argument, are CUDA graphs; raises as `find_mode` does."""
+    named_mode, argument = find_mode(text)
+    return named_mode.in_graphs or argument == "cudagraphs"
 
 
 def _is_installed(package: str) -> bool:

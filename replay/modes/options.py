@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from opgrip.replay.modes.mode import EAGER, Tuning, find_mode, modes
+from opgrip.replay.modes.mode import EAGER, Tuning, find_mode, modes, runs_graphs
 from opgrip.traces.errors import UserError
 from opgrip.traces.option_types import names
 from opgrip.traces.options import option, titled
@@ -34,8 +34,19 @@ class ModeOptions:
         """All modes that are run, the reference first."""
         return tuple(dict.fromkeys((self.reference, *self.mode)))
 
-    def check(self, tuning: Tuning) -> None:
-        """Raise `UserError` where a mode does not exist, or lacks a package, or none can search as it is asked to."""
+    def check(self, tuning: Tuning, in_graph: bool = False) -> None:
+        """Raise `UserError` where a mode does not exist, or lacks a package, or cannot do what it is asked to.
+
+        Parameters
+        ----------
+        in_graph : whether runs are captured as CUDA graphs to be timed
+        """
+        graphs = [name for name in self.all_names if runs_graphs(name)]
+        if in_graph and graphs:
+            raise UserError(
+                f"--exec-mode graph captures what {graphs[0]} runs, which is a CUDA graph already",
+                "time it with --exec-mode events",
+            )
         tuners = [tuner for name in self.all_names for tuner in find_mode(name)[0].tuners]
         if tuning.tuner is not None and not tuning.trials:
             raise UserError("--tuner is for a search", "say how many programs to try: --tune 64")

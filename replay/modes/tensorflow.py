@@ -26,6 +26,7 @@ def make(task: Task) -> Program:
     from opgrip.replay.modes.conversions.graphs import exported
     from opgrip.replay.modes.conversions.jax_runtime import reason, start, to_torch
 
+    _hide_gpus()
     _set_threads(task.threads)
     start(task)
     program, call = exported(task)
@@ -69,6 +70,17 @@ def _to_tensorflow(tensor: torch.Tensor) -> Any:
 
     plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
     return tensorflow.experimental.dlpack.from_dlpack(plain.__dlpack__())
+
+
+def _hide_gpus() -> None:
+    """Let TensorFlow see no GPU, which it would start and put the function on, whatever device torch replays on."""
+    from tensorflow import config
+
+    if config.get_visible_devices("GPU"):
+        try:
+            config.set_visible_devices([], "GPU")
+        except RuntimeError as error:
+            raise Unsupported("TensorFlow has started on a GPU in this process") from error
 
 
 def _set_threads(threads: int) -> None:

@@ -37,7 +37,7 @@ TUNERS = ("evolutionary", "replay-trace", "replay-func")
 """Strategies of TVM's search: evolution by a cost model, or random draws from the space of programs."""
 
 
-@mode("tvm", needs=("tvm",), extra="tvm", in_torch=False, tuners=TUNERS)
+@mode("tvm", needs=("tvm",), extra="tvm", devices=("cpu", "cuda"), in_torch=False, tuners=TUNERS)
 def make(task: Task) -> Program:
     """A call compiled by TVM, loaded from the store where it was compiled before."""
     import torch

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from opgrip.replay.operators.calling import Arguments
 
 
-@mode("xla", needs=("torchax", "jax"), extra="xla", in_torch=False)
+@mode("xla", needs=("torchax", "jax"), extra="xla", devices=("cpu", "cuda"), in_torch=False, autotunes=True)
 def make(task: Task) -> Program:
     """A call compiled by XLA."""
     import jax

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import torch
 from torch.autograd.profiler import profile
 
 from opgrip.replay.operators.devices import is_accelerator, module_of
@@ -13,6 +14,15 @@ from opgrip.traces.arguments import tensors
 from opgrip.traces.tensor_specs import stored_elements
 
 T = TypeVar("T")
+
+NO_MEMORY = (
+    "out of memory",
+    "can't allocate memory",
+    "failed to allocate memory",
+    "resource_exhausted",
+    "alloc_failed",
+)
+"""What errors of torch, CUDA and its libraries, Triton, ONNX Runtime and XLA say, in small letters."""
 
 LARGE = 1 << 16
 """Bytes of results from which on their memory matters."""
@@ -24,6 +34,17 @@ class Memory:
 
     allocated: int
     peak: int
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error, or one that it was raised for, is a lack of memory: compilers wrap what they run into."""
+    seen: BaseException | None = error
+    while seen is not None:
+        text = str(seen).lower()
+        if isinstance(seen, MemoryError | torch.OutOfMemoryError) or any(words in text for words in NO_MEMORY):
+            return True
+        seen = seen.__cause__ or seen.__context__
+    return False
 
 
 def bytes_of(tree: Any) -> int:

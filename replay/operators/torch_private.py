@@ -51,6 +51,12 @@ def is_dispatched(function: Any) -> bool:
     return bool(_has_kernel(function.name()))
 
 
+def graphs_skipped() -> int:
+    """CUDA graphs that inductor left out in this process where it was asked for them; 0 where torch does not tell."""
+    counters = _counters()
+    return 0 if counters is None else int(counters["inductor"]["cudagraph_skips"])
+
+
 _list_backends = _places.take_later(
     "torch._dynamo.list_backends",
     lambda exclude_tags: torch.compiler.list_backends(),

@@ -19,9 +19,10 @@ import torch
 
 from opgrip.replay.cases.cases import Case
 from opgrip.replay.cases.ways import Way
-from opgrip.replay.modes import EAGER, Program, Results, Task, Tuning, find_mode
+from opgrip.replay.modes import EAGER, Program, Results, Task, Tuning, find_mode, runs_graphs
 from opgrip.replay.operators.calling import Arguments, Function, tensors_in
 from opgrip.replay.operators.lookup import Operator, Unsupported
+from opgrip.replay.operators.memory import is_out_of_memory
 from opgrip.traces.arguments import leaves, numbers_of, with_numbers
 from opgrip.traces.causes import cause_of
 from opgrip.traces.machine import processor
@@ -81,6 +82,8 @@ def make_program(
     kind = torch.device(settings.device).type
     if mode.devices and kind not in mode.devices:
         raise Unsupported(f"{way.mode} runs on {', '.join(mode.devices)}, not on {kind}")
+    if runs_graphs(way.mode) and way.point.streams > 1:
+        raise Unsupported(f"{way.mode} replays CUDA graphs, which one thread does alone: leave --streams out")
     if settings.by_clock_of_device and not mode.in_torch:
         raise Unsupported(
             f"{way.mode} works on streams of its own, where torch's clock cannot see it: time it discrete"
@@ -102,9 +105,11 @@ def make_program(
         )
         try:
             return mode.make(task)
-        except (Unsupported, MemoryError, torch.OutOfMemoryError):
+        except Unsupported:
             raise
         except Exception as error:
+            if is_out_of_memory(error):
+                raise
             raise Unsupported(cause_of(error)) from error
 
 

@@ -204,7 +204,7 @@ class _Batch:
             finish()
             return start, perf_counter_ns()
 
-        return lambda finish: self._guarded(subject, lambda _: run(finish))
+        return lambda finish: self._guarded(subject, lambda _: run(self._finisher(subject, finish)))
 
     def _loaded(self, subject: Subject, load: _Load) -> Work[float | None]:
         """The time of a run while all others run too.
@@ -232,12 +232,16 @@ class _Batch:
             return _mean_until(load.over_ns, spans) / (self._block or 1)
 
         def guarded(finish: Callable[[], None]) -> float | None:
-            time_ns = self._guarded(subject, lambda _: run(finish))
+            time_ns = self._guarded(subject, lambda _: run(self._finisher(subject, finish)))
             if time_ns is None:
                 load.first_is_done()
             return time_ns
 
         return guarded
+
+    def _finisher(self, subject: Subject, finish: Callable[[], None]) -> Callable[[], None]:
+        """What waits for a subject: for the whole device where it works on other streams than the thread's."""
+        return finish if subject.in_torch else self._crew.synchronize
 
     def _guarded(self, subject: Subject, function: Callable[[Subject], T]) -> T | None:
         """What the function gives; None where it raises, which ends the subject and no other."""

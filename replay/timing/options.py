@@ -6,7 +6,7 @@ import argparse
 from dataclasses import dataclass, replace
 
 from opgrip.replay.timing.caches import CACHES, PROGRAM, WARM
-from opgrip.replay.timing.methods import CONTINUOUS, METHODS, ON_DEVICE
+from opgrip.replay.timing.methods import CONTINUOUS, GRAPH, METHODS, ON_DEVICE
 from opgrip.traces.command import not_negative, positive
 from opgrip.traces.errors import UserError
 from opgrip.traces.option_types import names, seconds, share
@@ -65,6 +65,11 @@ class TimingOptions:
             others = ",".join(self.caches)
             raise UserError(
                 f"--exec-mode continuous runs with warm caches, and --cache {others} with others", "leave one"
+            )
+        if self.exec_mode == GRAPH and self.backward:
+            raise UserError(
+                "--exec-mode graph cannot capture a backward, which runs on the stream of its forward",
+                "time it with --exec-mode events",
             )
 
     def check_device(self, device: str) -> None:

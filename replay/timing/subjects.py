@@ -56,6 +56,7 @@ class Subject:
     row : its place among the rows of its case
     places : of some of its calls in the program
     profiled : the profiler that its ranges are for
+    in_torch : whether it works on torch's streams, so that waiting for one of them is waiting for it
     samples : what is kept of the runs; `runs` has their strata and times in ns in their order
     failure : what a run raised; None where none did
     """
@@ -73,6 +74,7 @@ class Subject:
     row: int = 0
     places: Sequence[Place] = (NOWHERE,)
     profiled: str = ""
+    in_torch: bool = True
     samples: Samples = field(init=False)
     runs: list[tuple[Stratum, float]] = field(default_factory=list)
     failure: Exception | None = None

@@ -11,10 +11,13 @@ from collections import deque
 from collections.abc import Callable, Collection
 from contextlib import ExitStack
 
+import torch
+
 from opgrip.replay.cases.cases import Case
 from opgrip.replay.cases.ways import Way
-from opgrip.replay.measuring.preparation import empty_row
+from opgrip.replay.measuring.preparation import OUT_OF_MEMORY, empty_row
 from opgrip.replay.measuring.results import Result
+from opgrip.replay.measuring.settings import Settings
 from opgrip.replay.modes import find_mode
 from opgrip.replay.programs.programs import remove_partial
 from opgrip.replay.workers.connection import Connection
@@ -23,6 +26,10 @@ from opgrip.replay.workers.processes import POLL_S, Ended
 
 Row = tuple[Case, Way]
 
+MOST_BESIDE, COMPILER_BYTES = 4, 3 << 29
+"""Processes that compile on one accelerator at most, and bytes of its memory for each: its context, its libraries, and
+a call's tensors."""
+
 
 def rows_ahead(loaded: Loaded, done: Collection[int] = ()) -> list[Row]:
     """The rows that take a compiler, of the cases that are not done."""
@@ -30,6 +37,29 @@ def rows_ahead(loaded: Loaded, done: Collection[int] = ()) -> list[Row]:
     slow = {name for name in settings.modes.all_names if find_mode(name)[0].ahead}
     cases = [case for case in loaded.cases if case.number not in done and case.signature.raised is None]
     return [(case, way) for case in cases for way in settings.ways(case) if way.mode in slow]
+
+
+def in_parts(rows: Collection[Row], settings: Settings, jobs: int) -> list[tuple[list[Row], int]]:
+    """Rows that are made side by side, and by how many processes.
+
+    All share one accelerator: its memory, and its time, which those that autotune measure. So these go one by one.
+
+    Parameters
+    ----------
+    jobs : processes at most
+    """
+    if torch.device(settings.device).type == "cpu":
+        return [(list(rows), jobs)]
+    free_bytes = settings.limits.memory_limit
+    beside = min(jobs, MOST_BESIDE, jobs if free_bytes is None else max(1, free_bytes // COMPILER_BYTES))
+    alone = [row for row in rows if _autotunes(row, settings)]
+    others = [row for row in rows if not _autotunes(row, settings)]
+    return [(part, count) for part, count in ((others, beside), (alone, 1)) if part]
+
+
+def _autotunes(row: Row, settings: Settings) -> bool:
+    mode, _ = find_mode(row[1].mode)
+    return mode.autotunes or bool(mode.tuners and settings.tuning.trials)
 
 
 def make_ahead(
@@ -42,6 +72,8 @@ def make_ahead(
     advance: Callable[[], None] = lambda: None,
 ) -> dict[int, dict[int, Result]]:
     """What came of making rows ready, by the numbers of case and row: `ok` with the time of its first call, or why not.
+
+    Nothing of a row that ran out of memory, which processes beside it took: it is made again where it is timed.
 
     Parameters
     ----------
@@ -70,8 +102,9 @@ def make_ahead(
                     result = empty_row(case, way, loaded.settings, heard.status, heard.reason)
                     rows_by_case.setdefault(case.number, {})[way.number] = result
                 for message in [] if isinstance(heard, Ended) else heard:
-                    for row in message.get("rows", ()):
-                        rows_by_case.setdefault(case.number, {})[way.number] = Result.from_plain(row)
+                    for result in map(Result.from_plain, message.get("rows", ())):
+                        if not (result.error or "").startswith(OUT_OF_MEMORY):
+                            rows_by_case.setdefault(case.number, {})[way.number] = result
                 if isinstance(heard, Ended) or any("done" in message for message in heard):
                     del busy[process]
                     idle.append(process)

@@ -24,7 +24,7 @@ from opgrip.capture import Capture
 from opgrip.capture.full_values import FullValues
 from opgrip.capture.signatures import tensors_in
 from opgrip.capture.torch_private import unobserved
-from opgrip.replay.arguments.inputs import Inputs
+from opgrip.replay.arguments.inputs import Inputs, device_map
 from opgrip.replay.cases.cases import make_cases
 from opgrip.traces import Trace, UserError, load
 from opgrip.traces.arguments import tensors
@@ -84,7 +84,7 @@ def replayed(trace: Trace) -> dict[int, list[tuple[Any, ...]]]:
         signature = case.signature
         if not list(tensors([signature.args, signature.kwargs])):
             continue
-        args, kwargs = Inputs(signature.args, signature.kwargs, case.values, lambda device: device, seed=0).make()
+        args, kwargs = Inputs(signature.args, signature.kwargs, case.values, device_map("cpu", None), seed=0).make()
         found[case.number] = [snapshot(tensor) for tensor in tensors_in((*args, *kwargs.values()))]
     return found
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from threading import Barrier
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from busy import compared_times
 from opgrip.replay.arguments.inputs import Inputs, device_map
 from opgrip.replay.timing import beside
 from opgrip.replay.timing.beside import ConcurrentRun, side_by_side
+from opgrip.replay.timing.crew import Crew, Work
 from opgrip.replay.timing.options import Effort
 from opgrip.replay.timing.rounds import Group
 from opgrip.replay.timing.subjects import Subject, Variant
@@ -183,3 +185,25 @@ def test_an_interrupt_ends_all_threads() -> None:
     with pytest.raises(KeyboardInterrupt):
         measured(subject_of(interrupted), subject_of(torch.cos, 1))
     assert threading.active_count() == before
+
+
+@pytest.mark.parametrize("in_torch", [True, False])
+def test_a_runtime_with_streams_of_its_own_is_waited_for_with_the_whole_device(in_torch: bool) -> None:
+    """Stand-ins for a device's streams, of which a thread waits for its own, or for all."""
+    waited: list[str] = []
+
+    class Streams(Crew):
+        def __init__(self, group: Group, count: int, device: str) -> None:
+            super().__init__(group, count, device)
+            self.synchronize = lambda: waited.append("device")
+
+        def _run(self, place: int, function: Work[Any], barrier: Barrier) -> Any:
+            barrier.wait()
+            return function(lambda: waited.append("stream"))
+
+    subjects = [subject_of(torch.relu, number) for number in range(2)]
+    for subject in subjects:
+        subject.in_torch = in_torch
+    streams = Streams(Group(ONE_THREAD, False, subjects), 2, "cpu")
+    beside._Batch(subjects, streams, FEW, lambda number, row: None).measured()
+    assert ("stream" in waited) == in_torch

@@ -199,7 +199,13 @@ def test_pinned_memory_is_plain_where_no_accelerator_is() -> None:
     assert Inputs((spec,), {}, {}, HERE, seed=0).make()[0][0].shape == (3,)
 
 
-def test_memory_is_pinned_where_an_accelerator_is(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("recorded", "device", "pinned"),
+    [("cuda:0", None, True), ("cuda:0", "cuda:1", True), ("cuda:0", "cpu", False), ("cpu", None, False)],
+)
+def test_memory_is_pinned_where_an_accelerator_is_replayed_on(
+    recorded: str, device: str | None, pinned: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked: list[bool] = []
     zeros = torch.zeros
 
@@ -210,8 +216,8 @@ def test_memory_is_pinned_where_an_accelerator_is(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
     monkeypatch.setattr(torch, "zeros", pinning)
     plain = TensorSpec((3,), (1,), torch.float32, "cpu", values=0)
-    Inputs((replace(plain, pinned=True), plain), {}, {0: Exact([1.0])}, HERE, seed=0)
-    assert asked == [True, False]
+    Inputs((replace(plain, pinned=True), plain), {}, {0: Exact([1.0])}, device_map(recorded, device), seed=0)
+    assert asked == [pinned, False]
 
 
 def test_what_repeats_its_elements_is_drawn_once() -> None:

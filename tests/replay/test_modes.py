@@ -128,6 +128,15 @@ def test_a_mode_that_goes_bad_costs_its_row_alone(trace: Path, tmp_path: Path, p
     assert rows_of(rows, "planted-same")["status"].tolist() == ["ok"] * 2
 
 
+def test_a_row_that_had_no_memory_beside_others_is_compiled_again(
+    trace: Path, tmp_path: Path, planted: dict[str, str]
+) -> None:
+    (tmp_path / "cache").mkdir()
+    environment = planted | {"OPGRIP_CACHE": str(tmp_path / "cache")}
+    rows, _ = replayed(trace, tmp_path, environment, "--mode", "planted-crowded", "--op", "aten.mm*")
+    assert rows_of(rows, "planted-crowded")["status"].tolist() == ["ok"]
+
+
 def test_the_whole_of_an_error_is_there_for_debugging(trace: Path, tmp_path: Path, planted: dict[str, str]) -> None:
     options = ("--mode", "planted-refuses", "--op", "aten.mm*")
     rows, _ = replayed(trace, tmp_path, planted, *options)

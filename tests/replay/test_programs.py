@@ -14,8 +14,10 @@ from settings import settings_of
 from opgrip.replay.cases.cases import Case
 from opgrip.replay.cases.functions import function_case
 from opgrip.replay.cases.ways import FORWARD, Point, Way
+from opgrip.replay.operators.calling import Arguments
 from opgrip.replay.operators.contexts import restored
-from opgrip.replay.programs.programs import PARTIAL, key_of, remove_partial
+from opgrip.replay.operators.lookup import Operator, Unsupported
+from opgrip.replay.programs.programs import PARTIAL, key_of, make_program, remove_partial, run_program
 from opgrip.traces.arguments import TensorSpec
 from opgrip.traces.records import OPERATOR, Signature
 
@@ -83,3 +85,16 @@ def test_a_function_that_fails_is_a_case_that_may_write() -> None:
     case = function_case(fails, (torch.ones(2),))
     assert case.operator is not None
     assert case.operator.mutates
+
+
+@pytest.mark.parametrize("device", ["xpu:1", "privateuseone"])
+def test_torchs_own_modes_run_on_any_device_that_torch_has(device: str) -> None:
+    settings = replace(settings_of(), device=device)
+    operator = Operator(torch.ops.aten.relu.default, mutates=False)
+    example: Arguments = ((torch.ones(3),), {})
+    for mode in ("eager", "jit"):
+        program = make_program(operator, [example], replace(WAY, mode=mode), settings, None, grad=False)
+        (result,) = run_program(program, example, mutates=False)[1].outputs
+        assert torch.equal(result, torch.ones(3))
+    with pytest.raises(Unsupported, match=f"^cudagraph runs on cuda, not on {device.partition(':')[0]}$"):
+        make_program(operator, [example], replace(WAY, mode="cudagraph"), settings, None, grad=False)

@@ -21,7 +21,7 @@ from settings import rows_of, settings_of
 from opgrip.capture import Capture
 from opgrip.replay.arguments.inputs import Inputs, device_map
 from opgrip.replay.cases.cases import Case, make_cases
-from opgrip.replay.cases.surroundings import BEFORE, make_surroundings
+from opgrip.replay.cases.surroundings import BEFORE, make_surroundings, recent_bytes
 from opgrip.replay.measuring.measure import measure_cases, windows
 from opgrip.replay.measuring.results import Result
 from opgrip.replay.operators.lookup import Operator
@@ -244,12 +244,29 @@ def test_what_was_just_used_is_used_again_and_what_was_not_is_not(tmp_path: Path
 
     cases_of(tmp_path, program)
     trace = load(tmp_path / "t.jsonl")
-    (number,) = [item.number for item in trace.signatures if item.op == "aten.mul.Tensor"]
-    (place,) = make_surroundings(trace).places[number]
+    surroundings, near = make_surroundings(trace), recent_bytes("cpu")
+    case_of = {case.op: case for case in make_cases(trace)}
+    (place,) = surroundings.places_of(case_of["aten.mul.Tensor"], near)
     # the first argument was just made; the other was last read before 32 MB of other things, a view of it reads nothing
     assert place.recent == (0,)
-    (view,) = [item.number for item in trace.signatures if item.op == "aten.slice.Tensor"]
-    assert make_surroundings(trace).places[view][0].recent == ()
+    assert surroundings.places_of(case_of["aten.slice.Tensor"], near)[0].recent == ()
+
+
+def test_a_larger_cache_holds_what_was_used_longer_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    weights, other = torch.ones(1 << 20), torch.ones(1 << 22)
+
+    def program() -> None:
+        weights.neg()
+        other.neg()
+        weights.sin()
+
+    (case,) = [case for case in cases_of(tmp_path, program) if case.op == "aten.sin.default"]
+    surroundings = make_surroundings(load(tmp_path / "t.jsonl"))
+    sizes = {"cuda:0": 20 << 20, "cuda:1": 100 << 20}
+    monkeypatch.setattr("opgrip.replay.cases.surroundings.last_cache_bytes", sizes.__getitem__)
+    for device, recent in {"cpu": (), "cuda:0": (), "cuda:1": (0,)}.items():
+        (place,) = surroundings.places_of(case, recent_bytes(device))
+        assert place.recent == recent
 
 
 FRESH_OR_USED = """

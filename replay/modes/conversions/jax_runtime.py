@@ -9,9 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from opgrip.replay.modes.conversions.devices import device_index
 from opgrip.replay.modes.mode import Task
 from opgrip.replay.operators.admission import Unsupported
 from opgrip.traces.errors import one_line
+from opgrip.traces.precisions import allows_tf32
 
 VALUES_NEEDED = ("ConcretizationTypeError", "TracerBoolConversionError", "NonConcreteBooleanIndexError")
 """What jax raises where the shape of something hangs on values, by the ends of the classes' names."""
@@ -19,27 +21,54 @@ VALUES_NEEDED = ("ConcretizationTypeError", "TracerBoolConversionError", "NonCon
 THREADS = "NPROC"
 """Variable of the environment that says how many threads XLA starts on the CPU, once in a process."""
 
+PREALLOCATE = "XLA_PYTHON_CLIENT_PREALLOCATE"
+"""Variable of the environment that says whether XLA takes a GPU's memory when it starts there."""
+
 RANDOM = "get_and_rotate_prng_key"
 """What torchax lacks outside of its own environment."""
 
 
 def start(task: Task) -> Any:
-    """The device of jax that a task runs on, with its threads, precision and cache set.
+    """The device of jax that a task runs on, with its platform, threads, precision and cache set.
 
     Raises
     ------
-    Unsupported : where XLA runs already, with another number of threads
+    Unsupported : where XLA runs already, with another number of threads, or cannot start on that device
     """
+    place = torch.device(task.device)
+    _set_platform(place)
     _set_threads(task.threads)
     import jax
 
     # else what torch has in 64 bits comes back in 32
     jax.config.update("jax_enable_x64", True)
     # on a GPU XLA rounds what it multiplies, unless told not to
-    jax.config.update("jax_default_matmul_precision", None if torch.backends.cuda.matmul.allow_tf32 else "highest")
+    jax.config.update("jax_default_matmul_precision", None if allows_tf32("cuda.matmul") else "highest")
     _keep_in(task.store)
-    place = torch.device(task.device)
-    return jax.devices(place.type)[place.index or 0]
+    try:
+        return jax.devices(platform_of(place))[device_index(task.device)]
+    except (RuntimeError, IndexError) as error:
+        raise Unsupported(f"jax does not start on {task.device}: {one_line(error, 200)}") from error
+
+
+def platform_of(place: torch.device) -> str:
+    """What jax calls a kind of device."""
+    return "rocm" if place.type == "cuda" and torch.version.hip else place.type
+
+
+def _set_platform(place: torch.device) -> None:
+    """Have jax start on the device alone, and take memory of it as it needs that.
+
+    Else it starts on any GPU that there is, and takes three quarters of its memory, which torch and others have too.
+    """
+    platform = platform_of(place)
+    platforms = platform if platform == "cpu" else f"{platform},cpu"
+    os.environ.setdefault(PREALLOCATE, "false")
+    import jax
+    from jax._src import xla_bridge
+
+    if not xla_bridge.backends_are_initialized():
+        jax.config.update("jax_platforms", platforms)
 
 
 def to_jax(tensor: Tensor, device: Any) -> Any:

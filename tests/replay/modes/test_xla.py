@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from optional import needs_mode, optional
+from programs import run_python
 from runtime_calls import run, run_script
 
 from opgrip.replay.operators.lookup import Unsupported
@@ -96,5 +97,60 @@ for function, threads, told in refused:
         assert told in str(error), error
     else:
         raise AssertionError(told)
+""",
+    )
+
+
+ON_A_GPU = """
+import os, torch
+from opgrip.replay.modes import Task
+from opgrip.replay.modes.conversions.jax_runtime import start
+from opgrip.replay.operators.lookup import Unsupported
+
+{first}
+try:
+    start(Task(torch.relu, (), {{}}, device="{device}"))
+except Unsupported as error:
+    print(error)
+import jax
+print(os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"], jax.config.jax_platforms)
+assert ({{device.platform for device in jax.devices()}} == {{"cpu"}}) if "{device}" == "cpu" else True
+"""
+
+
+@pytest.mark.parametrize("first", ["", "import jax"])
+def test_jax_starts_on_the_cpu_alone_for_a_replay_there(first: str, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(ON_A_GPU.format(first=first, device="cpu"))
+    done = run_python(script)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.splitlines() == ["false cpu"]
+
+
+def test_a_jax_without_a_gpu_is_told_in_a_line(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(ON_A_GPU.format(first="", device="cuda:0").replace("jax.devices()", "[]"))
+    done = run_python(script)
+    assert done.returncode == 0, done.stderr[-2000:]
+    told, platforms = done.stdout.splitlines()
+    assert told.startswith("jax does not start on cuda:0: ")
+    assert platforms == "false cuda,cpu"
+
+
+@needs_mode("tensorflow")
+def test_tensorflow_sees_no_gpu(tmp_path: Path) -> None:
+    """A stand-in for a GPU that TensorFlow lists."""
+    run_script(
+        tmp_path,
+        """
+import torch
+from tensorflow import config
+from opgrip.replay.modes.tensorflow import _hide_gpus
+
+visible = {"GPU": ["a GPU"], "CPU": ["a CPU"]}
+config.get_visible_devices = visible.__getitem__
+config.set_visible_devices = lambda devices, kind: visible.__setitem__(kind, devices)
+_hide_gpus()
+assert visible == {"GPU": [], "CPU": ["a CPU"]}
 """,
     )

@@ -1,0 +1,30 @@
+"""The mode `tensorrt`: the model of `onnxruntime`, run by NVIDIA's TensorRT, and what that cannot run as there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from opgrip.replay.modes.conversions.devices import device_index
+from opgrip.replay.modes.conversions.onnx_sessions import (
+    CPU,
+    Provider,
+    check_provider,
+    cuda_provider,
+    run_by,
+)
+from opgrip.replay.modes.mode import Program, Task
+
+TENSORRT = "TensorrtExecutionProvider"
+
+
+def with_tensorrt(task: Task) -> Program:
+    """The call as TensorRT's engine, which is kept in the task's store: building it tries many kernels."""
+    check_provider(TENSORRT, "onnxruntime-gpu and tensorrt")
+
+    def providers(operators: Iterable[str]) -> list[Provider]:
+        options = {"device_id": str(device_index(task.device))}
+        if task.store is not None:
+            options |= {"trt_engine_cache_enable": "1", "trt_engine_cache_path": str(task.store)}
+        return [(TENSORRT, options), cuda_provider(task.device, operators), (CPU, {})]
+
+    return run_by(task, providers)

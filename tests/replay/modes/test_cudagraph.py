@@ -1,0 +1,174 @@
+"""The mode `cudagraph`. No GPU is needed: a stand-in for CUDA's graphs runs operators again on the same memory.
+
+So it shows where a graph reads and writes, and nothing of what CUDA allows in a capture.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from opgrip.replay.modes import Program, Task, find_mode
+from opgrip.replay.modes.cudagraph import _stream_and_anchor
+from opgrip.replay.programs.programs import run_program
+from opgrip.traces.arguments import leaves
+
+
+class Graph(TorchDispatchMode):
+    """Operators in the order of their capture, each with the tensors that it read and made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operators: list[tuple[Any, Any, Any, list[Tensor]]] = []
+        self._before: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
+
+    def __exit__(self, *error: object) -> None:
+        super().__exit__(*error)
+        # a capture runs nothing
+        for storage, before in self._before.values():
+            storage.copy_(before)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        for leaf in leaves([args, kwargs or {}]):
+            if isinstance(leaf, Tensor):
+                storage = leaf.untyped_storage()
+                self._before.setdefault(storage.data_ptr(), (storage, storage.clone()))
+        results = func(*args, **(kwargs or {}))
+        made = [leaf for leaf in leaves([results]) if isinstance(leaf, Tensor)]
+        self.operators.append((func, args, kwargs or {}, made))
+        return results
+
+    def replay(self) -> None:
+        for func, args, kwargs, made in self.operators:
+            again = [leaf for leaf in leaves([func(*args, **kwargs)]) if isinstance(leaf, Tensor)]
+            for memory, tensor in zip(made, again, strict=True):
+                if memory.data_ptr() != tensor.data_ptr():
+                    memory.copy_(tensor)
+
+    def pool(self) -> tuple[int, int]:
+        return 0, 1
+
+
+class Stream:
+    def wait_stream(self, stream: object) -> None:
+        """There is nothing to wait for."""
+
+
+class Cuda:
+    """What is captured, from which pool, and where torch raises for what waits for the device."""
+
+    def __init__(self) -> None:
+        self.captures: list[Graph] = []
+        self.pools: list[object] = []
+        self.raises = 0
+
+    def graph(self, graph: Graph, pool: object = None, stream: object = None) -> Graph:
+        self.captures.append(graph)
+        self.pools.append(pool)
+        return graph
+
+    def set_sync_debug_mode(self, debug_mode: int | str) -> None:
+        self.raises = 2 if debug_mode == "error" else 0
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cuda]:
+    stand_in = Cuda()
+    for name, value in {
+        "CUDAGraph": Graph,
+        "Stream": Stream,
+        "graph": stand_in.graph,
+        "device": nullcontext,
+        "stream": nullcontext,
+        "current_stream": lambda device: Stream(),
+        "set_sync_debug_mode": stand_in.set_sync_debug_mode,
+        "get_sync_debug_mode": lambda: stand_in.raises,
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    _stream_and_anchor.cache_clear()
+    yield stand_in
+    _stream_and_anchor.cache_clear()
+
+
+def captured(function: Callable[..., Any], *args: Any, **about: Any) -> Program:
+    return find_mode("cudagraph")[0].make(Task(function, args, {}, **about))
+
+
+def test_arguments_keep_strides_expansion_and_what_they_share(cuda: Cuda) -> None:
+    seen: list[tuple[tuple[int, ...], ...]] = []
+
+    def watched(*tensors: Tensor) -> Tensor:
+        seen.append(tuple(tensor.stride() for tensor in tensors))
+        return tensors[0] + tensors[1]
+
+    row = torch.arange(4.0)
+    args = (row.expand(3, 4), torch.randn(4, 3).t())
+    program = captured(watched, *args)
+    _, results = run_program(program, (args, {}), mutates=False)
+    assert set(seen) == {((0, 1), (1, 3))}
+    torch.testing.assert_close(results.outputs[0], args[0] + args[1])
+
+
+def test_a_call_that_writes_into_memory_its_arguments_share_is_right(cuda: Cuda) -> None:
+    def shift(whole: Tensor, part: Tensor) -> Tensor:
+        part.add_(1)
+        return whole.mul_(2)
+
+    def arguments() -> tuple[tuple[Tensor, Tensor], dict[str, Any]]:
+        whole = torch.arange(6.0)
+        return (whole, whole[2:4]), {}
+
+    program = captured(shift, *arguments()[0], mutates=True)
+    for _ in range(2):
+        own = arguments()
+        _, results = run_program(program, own, mutates=True)
+        torch.testing.assert_close(own[0][0], torch.tensor([0.0, 2, 6, 8, 8, 10]))
+        torch.testing.assert_close(results.arguments[1], torch.tensor([6.0, 8]))
+
+
+def test_nothing_is_copied_before_a_run(cuda: Cuda) -> None:
+    argument = torch.arange(3.0)
+    program = captured(torch.ops.aten.neg.default, argument)
+    assert program.enter is not None
+    assert program.leave is not None
+    args, _ = program.enter(((argument,), {}))
+    assert not program.enters_each_run
+    argument.add_(1)
+    torch.testing.assert_close(program.leave(program.function(*args)).outputs[0], torch.tensor([-1.0, -2, -3]))
+
+
+def test_calls_of_another_shape_have_a_graph_of_their_own(cuda: Cuda) -> None:
+    narrow, wide = torch.randn(2, 3), torch.randn(5, 3)
+    program = captured(torch.ops.aten.exp.default, narrow, others=[((wide,), {})])
+    count = len(cuda.captures)
+    for tensor in (wide, narrow):
+        torch.testing.assert_close(run_program(program, ((tensor,), {}), False)[1].outputs[0], tensor.exp())
+    assert len(cuda.captures) == count
+
+
+def test_graphs_share_a_pool_and_tell_what_they_took_of_it(cuda: Cuda) -> None:
+    vector = torch.randn(1 << 16)
+    memory = captured(lambda x: x.sin().exp(), vector).memory
+    captured(torch.ops.aten.exp.default, vector)
+    assert memory is not None
+    assert memory.allocated >= 2 * vector.nbytes
+    # the first graph is the one without work, which keeps the pool
+    assert cuda.pools == [None, (0, 1), (0, 1)]
+
+
+def test_what_waits_for_the_device_is_refused_before_it_spoils_a_capture(cuda: Cuda) -> None:
+    def waiting(tensor: Tensor) -> Tensor:
+        if cuda.raises:
+            raise RuntimeError("called a synchronizing CUDA operation")
+        return tensor.nonzero()
+
+    with pytest.raises(RuntimeError, match="synchronizing"):
+        captured(waiting, torch.ones(3))
+    assert not cuda.raises
+    assert len(cuda.captures) <= 1

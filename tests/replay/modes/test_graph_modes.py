@@ -1,0 +1,79 @@
+"""Modes whose programs are CUDA graphs: what they go with, and what they are where there is no GPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from programs import run_command
+
+from opgrip.replay import load_results
+from opgrip.replay.modes import Task, dynamo, find_mode
+from opgrip.replay.programs.programs import run_program
+
+GRAPH = ("--exec-mode", "graph")
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ((*GRAPH, "--mode", "cudagraph"), "captures what cudagraph runs, which is a CUDA graph already"),
+        (
+            (*GRAPH, "--mode", "jit,reduce-overhead"),
+            "captures what reduce-overhead runs, which is a CUDA graph already",
+        ),
+        ((*GRAPH, "--mode", "compile:cudagraphs"), "captures what compile:cudagraphs runs, which is a CUDA graph"),
+        ((*GRAPH, "--reference", "cudagraph"), "captures what cudagraph runs, which is a CUDA graph already"),
+        ((*GRAPH, "--backward"), "cannot capture a backward, which runs on the stream of its forward"),
+    ],
+)
+def test_a_graph_in_a_graph_is_refused_in_one_line(tiny_trace: Path, options: tuple[str, ...], told: str) -> None:
+    done = run_command("opreplay", tiny_trace, *options)
+    assert done.returncode == 2
+    assert done.stderr.startswith("opreplay: error: --exec-mode graph ")
+    assert told in done.stderr
+    assert done.stderr.endswith(": time it with --exec-mode events\n")
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_on_a_cpu_a_row_says_what_the_mode_is(tiny_trace: Path, tmp_path: Path) -> None:
+    output = tmp_path / "rows.json"
+    modes = ("--mode", "reduce-overhead,cudagraph", "--top", "1", "--iterations", "2", "--jobs", "1")
+    done = run_command("opreplay", tiny_trace, *modes, "-o", output)
+    assert done.returncode == 0, done.stderr
+    rows = load_results(output).set_index("mode")
+    assert rows.loc["reduce-overhead", "status"] == rows.loc["cudagraph", "status"] == "unsupported"
+    told = "it is compile with CUDA graphs, and cpu has none: take compile"
+    assert rows.loc["reduce-overhead", "error"] == told
+    assert rows.loc["cudagraph", "error"] == "cudagraph runs on cuda, not on cpu"
+
+
+def test_one_thread_alone_replays_graphs(tiny_trace: Path, tmp_path: Path) -> None:
+    output = tmp_path / "rows.json"
+    several = ("--mode", "reduce-overhead", "--streams", "2", "--top", "1", "--iterations", "2", "--jobs", "1")
+    done = run_command("opreplay", tiny_trace, *several, "-o", output)
+    assert done.returncode == 0, done.stderr
+    row = load_results(output).set_index("mode").loc["reduce-overhead"]
+    assert row["status"] == "unsupported"
+    assert row["error"] == "reduce-overhead replays CUDA graphs, which one thread does alone: leave --streams out"
+
+
+def test_autotuning_makes_no_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    options: list[dict[str, object]] = []
+    monkeypatch.setattr(dynamo, "_compiled", lambda task, **about: options.append(about))
+    find_mode("compile-max")[0].make(Task(torch.relu, (torch.ones(3),), {}))
+    assert options == [{"dynamic": False, "mode": "max-autotune-no-cudagraphs"}]
+    assert "triton.cudagraphs" not in torch._inductor.list_mode_options("max-autotune-no-cudagraphs")
+
+
+@pytest.mark.slow
+def test_a_call_that_inductor_makes_no_graph_of_says_so() -> None:
+    """On a CPU inductor compiles the call and makes no graph, here of one that claims to be on a GPU."""
+    function, args = torch.ops.aten.relu_.default, (torch.ones(3),)
+    program = find_mode("reduce-overhead")[0].make(Task(function, args, {}, mutates=True, device="cuda"))
+    assert program.note == "no CUDA graph"
+    below = -torch.ones(3)
+    _, results = run_program(program, ((below,), {}), mutates=True)
+    assert not below.any()
+    assert results.arguments[0] is below

@@ -1,0 +1,57 @@
+"""How much is compiled at once, before anything is timed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from settings import settings_of
+
+from opgrip.replay.cases.functions import function_case
+from opgrip.replay.measuring.limits import Limits
+from opgrip.replay.measuring.preparation import describe_failure
+from opgrip.replay.operators.lookup import Unsupported
+from opgrip.replay.workers.ahead import in_parts
+
+GB = 10**9
+CASE = function_case(torch.relu, [torch.ones(3)])
+
+
+def parts_of(device: str, free_bytes: int | None, jobs: int, *modes: str) -> list[tuple[list[str], int]]:
+    settings = settings_of(mode=list(modes), cache="warm")
+    settings = replace(settings, device=device, limits=Limits(memory_limit=free_bytes))
+    rows = [(CASE, way) for way in settings.ways(CASE) if way.mode != "eager"]
+    return [([way.mode for _, way in part], count) for part, count in in_parts(rows, settings, jobs)]
+
+
+@pytest.mark.parametrize(
+    ("device", "free_bytes", "jobs", "processes"),
+    [
+        ("cpu", 2 * GB, 64, 64),
+        ("cuda", 80 * GB, 64, 4),
+        ("cuda:1", 80 * GB, 2, 2),
+        ("cuda", 5 * GB, 64, 3),
+        ("cuda", GB // 2, 64, 1),
+        ("xpu", 80 * GB, 64, 4),
+        ("cuda", None, 64, 4),
+    ],
+)
+def test_so_many_compile_at_once_as_an_accelerator_has_memory_for(
+    device: str, free_bytes: int | None, jobs: int, processes: int
+) -> None:
+    assert parts_of(device, free_bytes, jobs, "compile", "jit") == [(["compile", "jit"], processes)]
+
+
+def test_what_times_kernels_to_choose_one_compiles_alone_on_an_accelerator() -> None:
+    modes = ("compile-max", "compile")
+    assert parts_of("cuda", 80 * GB, 8, *modes) == [(["compile"], 4), (["compile-max"], 1)]
+    assert parts_of("cuda", 80 * GB, 8, "compile-max") == [(["compile-max"], 1)]
+    assert parts_of("cpu", 80 * GB, 8, *modes) == [(list(modes), 8)]
+
+
+def test_a_lack_of_memory_that_a_compiler_wraps_is_one() -> None:
+    error = Unsupported("it cannot be compiled")
+    assert describe_failure(error)[0] == "unsupported"
+    error.__cause__ = RuntimeError("CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`")
+    assert describe_failure(error) == ("failed", "out of memory: Unsupported: it cannot be compiled")

@@ -1,0 +1,31 @@
+"""How exactly float32 is multiplied, as torch's settings of any version say it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from opgrip.traces import precisions
+from opgrip.traces.precisions import allows_tf32, read_precision, set_precision
+
+
+@pytest.mark.skipif(read_precision("cuda.matmul") is None, reason="torch has one precision for all places")
+def test_either_kind_of_setting_allows_tf32() -> None:
+    assert not allows_tf32("cuda.matmul")
+    before = read_precision("cuda.matmul")
+    try:
+        torch.set_float32_matmul_precision("high")
+        assert allows_tf32("cuda.matmul")
+        torch.set_float32_matmul_precision("highest")
+        assert not allows_tf32("cuda.matmul")
+        set_precision("cuda.matmul", "tf32")
+        assert allows_tf32("cuda.matmul")
+    finally:
+        set_precision("cuda.matmul", before)
+
+
+def test_an_older_torch_is_asked_by_its_older_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(precisions, "read_precision", lambda place: None)
+    assert (allows_tf32("cuda.matmul"), allows_tf32("cudnn.conv")) == (False, torch.backends.cudnn.allow_tf32)
+    monkeypatch.setattr(torch.backends, "cudnn", None)
+    assert not allows_tf32("cudnn.rnn")
