@@ -14,6 +14,7 @@ from opgrip.replay.arguments.options import InputOptions
 from opgrip.replay.cases.cases import Case
 from opgrip.replay.cases.ways import BACKWARD, FORWARD, Point, Points, Way
 from opgrip.replay.checks import Tolerance
+from opgrip.replay.measuring.clocks import ClockOptions
 from opgrip.replay.measuring.energy import EnergyOptions
 from opgrip.replay.measuring.limits import Limits
 from opgrip.replay.modes import ModeOptions, Tuning
@@ -44,6 +45,7 @@ class Plan:
     tolerance: Tolerance = field(default_factory=Tolerance)
     timing: TimingOptions = field(default_factory=TimingOptions)
     effort: Effort = field(default_factory=Effort)
+    clocks: ClockOptions = field(default_factory=ClockOptions)
     energy: EnergyOptions = field(default_factory=EnergyOptions)
     limits: Limits = field(default_factory=Limits)
     detail: bool = False
