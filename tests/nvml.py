@@ -1,4 +1,4 @@
-"""A stand-in for the module `pynvml`: a GPU that takes one constant power while it is busy, and less while it is idle."""
+"""A stand-in for the module `pynvml`: a GPU that takes a constant power when it is busy, and less when it is idle."""
 
 from __future__ import annotations
 
