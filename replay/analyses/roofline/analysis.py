@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import IO
 
 from opgrip.replay.analyses.analysis import Analysis, analyses
-from opgrip.replay.analyses.roofline.limits import LimitColumns, threads_of, usual_threads, with_limits
+from opgrip.replay.analyses.roofline.limits import LimitColumns, tf32_of, threads_of, usual_threads, with_limits
 from opgrip.replay.analyses.roofline.measuring import measure
 from opgrip.replay.analyses.roofline.table import print_roofline
 from opgrip.replay.measuring.results import Result
@@ -45,7 +45,7 @@ class RooflineAnalysis(Analysis):
         """The rows with the columns of `LimitColumns`."""
         ceilings, threads = self._ceilings(), threads_of(self.session.loaded)
         self.header = {"ceilings": to_json(ceilings), "threads": usual_threads(rows, threads)}
-        return with_limits(rows, ceilings, threads)
+        return with_limits(rows, ceilings, threads, tf32_of(self.session.loaded))
 
     def print(self, rows: Sequence[Result], file: IO[str]) -> None:
         """Print how near each operator comes to its limit."""
