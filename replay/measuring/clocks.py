@@ -18,8 +18,8 @@ from opgrip.traces.options import option, titled
 
 EVERY_S = 0.05
 """Between two readings, which take up to some milliseconds."""
-SIZE, BLOCK = 2048, 16
-"""Rows of the matrices whose products bring clocks up, and products between which nothing is waited for."""
+SIZE, BLOCK_S = 1024, 0.01
+"""Rows of the matrices whose products bring clocks up, and time of products between which nothing is waited for."""
 
 
 @titled("how they are timed")
@@ -48,10 +48,12 @@ def warm_up(device: str, seconds: float) -> None:
     with suppress(RuntimeError, MemoryError):
         matrix = torch.ones(SIZE, SIZE, device=device)
         wait, end = synchronizer(device), perf_counter() + seconds
-        while perf_counter() < end:
-            for _ in range(BLOCK):
+        count = 1
+        while (began := perf_counter()) < end:
+            for _ in range(count):
                 torch.mm(matrix, matrix)
             wait()
+            count *= 2 if perf_counter() - began < BLOCK_S else 1
 
 
 class Clocks:

@@ -13,6 +13,7 @@ from textwrap import dedent
 import pytest
 from nsys_reports import HELP, NsysStandIn, write_report
 from optional import needs
+from settings import rows_of, settings_of
 
 from opgrip.replay.analyses.analysis import Session
 from opgrip.replay.analyses.nsys import Nsys, NsysAnalysis
@@ -21,7 +22,9 @@ from opgrip.replay.analyses.nsys.report import GRAPH_NAME, Report, read_report
 from opgrip.replay.analyses.nsys.rows import NsysColumns, joined, joined_alone, with_seen
 from opgrip.replay.measuring.results import OK, Result
 from opgrip.replay.options import job_with
-from opgrip.replay.timing.ranges import BEFORE, DOMAIN, READY
+from opgrip.replay.timing import subjects
+from opgrip.replay.timing.ranges import BEFORE, DOMAIN, READY, Range
+from opgrip.replay.timing.rounds import NO_ROW
 from opgrip.traces.progress import Reporter
 
 WINDOWS = 12
@@ -138,6 +141,36 @@ def test_work_of_calls_before_a_run_of_flushes_and_of_restores_is_not_told_as_lo
     assert outside == 2
     assert [work.name for work in runs[7, "eager"][0].work] == ["kernel4"]
     assert set(runs) == {(7, "eager")}
+
+
+def test_calls_that_run_before_others_stand_in_a_range_of_ours(
+    tiny_trace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = list[tuple[str, int]]()
+
+    class Recorded(Range):
+        def __init__(self, message: str, category: str, case: int, profiled: str = "") -> None:
+            super().__init__(message, category, case, profiled)
+            self.name = message, case
+
+        def begin(self) -> None:
+            super().begin()
+            begun.append(self.name)
+
+    monkeypatch.setattr(subjects, "Range", Recorded)
+    before = list[int]()
+
+    def announce(number: int, row: int) -> None:
+        if row == NO_ROW:
+            before.append(number)
+
+    loaded = job_with(tiny_trace, top=3).load()
+    settings = settings_of(iterations=2, warmup=0)
+    rows_of(loaded.cases, settings, loaded.surroundings, announce)
+    in_ranges = [case for message, case in begun if message == BEFORE]
+    assert in_ranges
+    # those that are made ready to run before others are announced so too
+    assert in_ranges == before[-len(in_ranges) :]
 
 
 REPEATED = dedent(f"""
