@@ -17,9 +17,9 @@ NEWEST_TORCH ?= 2.15.0
 OLDEST := build/oldest
 NEWEST := build/newest
 VERSIONS := $(OLDEST) $(NEWEST)
-TESTING := pytest pytest-timeout pytest-xdist hypothesis jsonschema
+TESTING := pytest pytest-timeout pytest-xdist hypothesis jsonschema pyte
 
-.PHONY: help demo test test-all test-versions smoke-versions coverage openmmlab runtimes lint types bench held clean
+.PHONY: help demo test test-all test-versions smoke-versions fuzz coverage openmmlab runtimes lint types bench held clean
 
 help: ## list what there is to make
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 16
@@ -50,6 +50,9 @@ smoke-versions: $(VERSIONS:=/installed) ## capture and replay once on the oldest
 	  $$pair/bin/opcapture --input-size 96 --batch-size 1 --force -o $$pair/trace.jsonl && \
 	  $$pair/bin/opreplay $$pair/trace.jsonl --top 5 --mode jit --strict || exit 1; \
 	done
+
+fuzz: $(INSTALLED) ## change traces as strangers might, for ten minutes: ARGS='--seconds 60' for one
+	$(BIN)/python tests/fuzz $(ARGS)
 
 coverage: $(INSTALLED) ## run all tests and print how many branches they took
 	@rm -rf build/coverage && mkdir -p build/coverage

@@ -79,7 +79,7 @@ def page(rows: pd.DataFrame) -> Iterator[str]:
     count = len(samples())
     yield f"The {count} long-tail functions that ship, each in its own module under `samples/`, in plain torch;"
     yield f"{sum(sample.has_jax() for sample in samples().values())} have a JAX implementation beside it."
-    yield "`opgrip samples show NAME` shows one, `opreplay samples/NAME --mode eager,compile` runs it.\n"
+    yield "`opgrip samples show NAME` shows one, `opreplay sample:NAME --mode eager,compile` runs it.\n"
     yield f"Times are medians on one thread of {machine}, with warm caches; *compiled* is torch.compile."
     yield "*Operators* is how many a call launches in"
     yield "eager mode. Made by `python benchmarks/samples.py`.\n"

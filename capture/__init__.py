@@ -1,7 +1,19 @@
 """Watches a program, and writes what it runs to a trace."""
 
-from opgrip.capture.call import capture
-from opgrip.capture.capture import Capture
-from opgrip.capture.schedule import Schedule
+from typing import TYPE_CHECKING
+
+from opgrip.traces.lazy import load_on_demand
+
+if TYPE_CHECKING:
+    from opgrip.capture.call import capture as capture
+    from opgrip.capture.capture import Capture as Capture
+    from opgrip.capture.schedule import Schedule as Schedule
 
 __all__ = ["Capture", "Schedule", "capture"]
+
+PUBLIC = {
+    "Capture": "opgrip.capture.capture",
+    "Schedule": "opgrip.capture.schedule",
+    "capture": "opgrip.capture.call",
+}
+load_on_demand(__name__)

@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import argparse
 import warnings
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
+from opgrip.capture.capture import Capture
 from opgrip.capture.models.factory import program_of
 from opgrip.capture.options import ModelName, Steps, make_parser
 from opgrip.capture.program import ModelOptions, Program
-from opgrip.capture.steps import build, capture_steps, check_capture, check_written, ignore_own_warnings, values_problem
+from opgrip.capture.steps import (
+    build,
+    capture_of,
+    capture_steps,
+    check_capture,
+    check_written,
+    ignore_own_warnings,
+    values_problem,
+)
 from opgrip.traces.errors import UserError, in_words_of_python
 from opgrip.traces.keywords import arguments_of
 from opgrip.traces.options import words_in
-from opgrip.traces.progress import QuietReporter
+from opgrip.traces.progress import QuietReporter, Reporter
 from opgrip.traces.trace import Trace, load
 
 OF_COMMAND = ("audit", "find_longtail")
@@ -57,18 +67,24 @@ def capture(model: str | nn.Module, output: str | Path, inputs: Any = None, **op
         if isinstance(model, nn.Module):
             was_training = model.training
             try:
-                done = capture_steps(_program(model, inputs, args.run, options), args, reporter)
+                done = _capture(_program(model, inputs, args.run, options), args, reporter)
             finally:
                 model.train(was_training)
         else:
             args.model = model
-            done = capture_steps(build(args, reporter), args, reporter)
+            done = _capture(build(args, reporter), args, reporter)
         check_written(done)
         if problem := values_problem(done):
             raise UserError(problem)
-    for name, reason in done.grips.refused.items():
-        warnings.warn(f"{name} was not gripped: {reason}", stacklevel=2)
-    return load(done.path, partial=False)
+    for note in done.notes():
+        warnings.warn(note, stacklevel=2)
+    return load(done.path, partial=False, unbounded=True)
+
+
+def _capture(program: Program, args: argparse.Namespace, reporter: Reporter) -> Capture:
+    watched = capture_of(program, args)
+    capture_steps(watched, program, args, reporter)
+    return watched
 
 
 def _program(model: nn.Module, inputs: Any, run: str, options: dict[str, Any]) -> Program:

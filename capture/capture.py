@@ -8,7 +8,7 @@ import os
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -17,21 +17,23 @@ from typing import Any, ParamSpec, TypeVar
 from torch import nn
 
 from opgrip.capture import full_values
-from opgrip.capture.compiled import OPAQUE, OPERATORS, CompiledWatch, OpaqueMode
+from opgrip.capture.choices import FULL, KNOWN_EXTENSIONS, OPAQUE, OPERATORS, SKETCH, VALUES
+from opgrip.capture.compiled import CompiledWatch, OpaqueMode
 from opgrip.capture.dispatch import RecordingMode
 from opgrip.capture.environment import describe_environment
-from opgrip.capture.extensions import KNOWN_EXTENSIONS, ExtensionWatch
-from opgrip.capture.flusher import Flusher, Limits
-from opgrip.capture.full_values import CHOICES, FULL, SKETCH, FullValues
+from opgrip.capture.extensions import ExtensionWatch
+from opgrip.capture.flusher import Flusher
+from opgrip.capture.full_values import FullValues
 from opgrip.capture.grips.gripping import Grips
 from opgrip.capture.grips.patterns import parse_pattern
-from opgrip.capture.processes import ForkWatch, rank, with_mark
+from opgrip.capture.limits import Limits
+from opgrip.capture.processes import ChildFiles, ForkWatch, child_path, own_path
 from opgrip.capture.recorder import Recorder
 from opgrip.capture.schedule import Schedule
 from opgrip.capture.scopes import ScopeWatch
 from opgrip.capture.threads import ThreadWatch
 from opgrip.capture.torch_private import load_private
-from opgrip.traces.errors import UserError
+from opgrip.traces.errors import UserError, in_words_of_python
 from opgrip.traces.records import Header
 from opgrip.traces.tensor_file import HEADER_FIELD
 from opgrip.traces.writer import TraceWriter
@@ -82,9 +84,12 @@ class Capture:
     ----------
     calls, signatures, dropped : after the block, how many calls were recorded, how many distinct ones there were,
         and how many could not be recorded
+    stopped : the limit that ended the recording while the program went on, None where none did
     bytes_written : size of the trace before compression
     failure : what kept the trace from being written, None where nothing did
     full_values : after the block, what became of the whole values; None where they were not asked for
+    child_files : after the block, the traces of processes that the program forked, as far as these have ended;
+        `old_child_files` are those of an earlier program, which `force` removes
     grips : the gripped functions; its `written` are the samples' folders, its `refused` tells of what was not gripped
 
     Raises
@@ -113,16 +118,23 @@ class Capture:
         details: Mapping[str, Any] | None = None,
         force: bool = False,
     ) -> None:
-        number = rank()
-        self.path = path if number is None or str(path) == "-" else with_mark(path, f"rank{number}")
+        if model is not None and not isinstance(model, nn.Module):
+            raise TypeError(
+                f"model is a {type(model).__name__}, not a torch.nn.Module: opgrip.capture.capture builds one by name"
+            )
+        self.path = own_path(path)
         # the program may go to another folder
         self._file = self.path if str(path) == "-" else Path(self.path).absolute()
         self.schedule = schedule
         self.calls = self.signatures = self.dropped = self.bytes_written = 0
+        self.stopped: str | None = None
         self.failure: Exception | None = None
         self.full_values: FullValues | None = None
-        if values not in CHOICES:
-            raise UserError(f"{values!r} is no way to keep values", f"choose {' or '.join(CHOICES)}")
+        self.child_files: tuple[Path, ...] = ()
+        self.old_child_files: tuple[Path, ...] = ()
+        self._child_files: ChildFiles | None = None
+        if values not in VALUES:
+            raise UserError(f"{values!r} is no way to keep values", f"choose {' or '.join(VALUES)}")
         self._full = values == FULL
         self._details = dict(details or {})
         self._force = force
@@ -132,10 +144,11 @@ class Capture:
         self._recorder.write_now = self._write_now
         samples = None if grip_to is None else Path(grip_to)
         self.grips = Grips([parse_pattern(text) for text in grip], to=samples, recorder=self._recorder)
+        self.extensions = ExtensionWatch(self._recorder, tuple(extensions))
         self._watches = (
             ScopeWatch(self._recorder, model),
             self.grips,
-            ExtensionWatch(self._recorder, tuple(extensions)),
+            self.extensions,
             ThreadWatch(self._recorder),
             self._recorder.graphs,
             CompiledWatch(self._recorder, compiled),
@@ -144,13 +157,22 @@ class Capture:
         self._hooks = ExitStack()
         self._flusher: Flusher | None = None
         self._step = 0
-        self._recording = False
+        self._recording = self._has_recorded = False
         self._thread = 0
         self._depth = 0
 
-    def discard(self) -> None:
-        """Leave no file at the end of the block; an older one of that name stays."""
-        if self._flusher is not None:
+    def discard(self, if_empty: bool = False) -> None:
+        """Leave no file at the end of the block; an older one of that name stays.
+
+        Parameters
+        ----------
+        if_empty : only where the block calls nothing
+        """
+        if self._flusher is None:
+            return
+        if if_empty:
+            self._flusher.discards_empty = True
+        else:
             self._flusher.discarded = True
 
     def step(self) -> None:
@@ -169,20 +191,24 @@ class Capture:
         self._forks.active = False
         recorder = self._recorder
         recorder.set_idle(True)
+        was_discarded = flusher.discarded
         flusher.__exit__(None, None, None)
-        if not flusher.discarded:
+        if not was_discarded:
             self.grips.finish()
-        self.calls, self.signatures = flusher.blocks.calls, recorder.signatures
+        self.calls, self.signatures = flusher.blocks.calls, flusher.signatures
+        self.stopped = flusher.reached
         self.dropped = sum(recorder.dropped.values())
         self.bytes_written = 0 if flusher.writer is None else flusher.writer.bytes_written
         self.failure, self.full_values = flusher.failure, recorder.fitter.full
+        if self._child_files is not None:
+            self._end_child_files(self._child_files, flusher.discarded)
         if self.failure is not None:
             warnings.warn(f"the trace {self.path} could not be written: {self.failure}", RuntimeWarning, stacklevel=3)
         elif recorder.fitter.full is not None and recorder.fitter.full.failure is not None:
             text = f"the trace {self.path} could not be written with whole values: {recorder.fitter.full.failure}"
             warnings.warn(text, RuntimeWarning, stacklevel=3)
-        for name, reason in self.grips.refused.items():
-            warnings.warn(f"{name} was not gripped: {reason}", RuntimeWarning, stacklevel=3)
+        for text in self.notes():
+            warnings.warn(text, RuntimeWarning, stacklevel=3)
 
     def __enter__(self) -> Capture:
         self._open()
@@ -220,18 +246,44 @@ class Capture:
 
         return captured
 
+    def __repr__(self) -> str:
+        state = "not running" if self._flusher is None else "running"
+        return f"<Capture to {self.path}, {state}: {self.calls:,} calls of {self.signatures:,} signatures>"
+
     def _open(self) -> None:
         if self._flusher is not None:
             raise UserError(f"the capture to {self.path} is already running", "make another Capture for an inner block")
         load_private()
-        if self._full:
-            full_values.check(self._file, self._force)
-        self._begin_recorder(self._file)
-        flusher = Flusher(self._recorder, functools.partial(self._begin_file, self._file, self._details), self._limits)
-        flusher.open()
+        with in_words_of_python():
+            if self._full:
+                full_values.check(self._file, self._force)
+            self._begin_recorder(self._file)
+            begin_file = functools.partial(self._begin_file, self._file, self._details)
+            flusher = Flusher(self._recorder, begin_file, self._limits)
+            flusher.open()
         flusher.__enter__()
         self._flusher = flusher
+        self._child_files = None if str(self.path) == "-" else ChildFiles(self._file)
         self._forks.active = True
+
+    def notes(self) -> Iterator[str]:
+        """What was asked for and is not in the trace."""
+        for name, reason in self.grips.refused.items():
+            yield f"{name} was not gripped: {reason}"
+        for name, reason in self.extensions.refused().items():
+            yield f"the extension {name} was not recorded: {reason}"
+        if self.schedule == ALWAYS:
+            return
+        if not self._step:
+            yield "step() was never called: for the schedule, the whole program was one step"
+        elif not self._has_recorded:
+            yield f"no step was recorded: the program made {self._step}, and the schedule begins after them"
+
+    def _end_child_files(self, files: ChildFiles, discarded: bool) -> None:
+        self.child_files = files.new()
+        if self._force and not discarded and self.failure is None:
+            files.remove_old()
+        self.old_child_files = files.old()
 
     def _begin_recorder(self, path: str | Path) -> None:
         self._recorder.begin()
@@ -257,6 +309,7 @@ class Capture:
         self._recorder.set_idle(False)
         if self._recording:
             return
+        self._has_recorded = True
         self._recording, self._thread = True, threading.get_ident()
         with ExitStack() as hooks:
             for watch in self._watches:
@@ -287,7 +340,8 @@ class Capture:
             parent.writer.abandon()
         if self._recorder.fitter.full is not None:
             self._recorder.fitter.full.abandon()
-        path = Path(os.devnull) if str(self.path) == "-" else with_mark(self._file, f"pid{os.getpid()}")
+        path = Path(os.devnull) if str(self.path) == "-" else child_path(self._file)
+        self._child_files = None
         self._begin_recorder(path)
         details = self._details | {"parent_pid": os.getppid()}
         self._flusher = Flusher(self._recorder, functools.partial(self._begin_file, path, details), self._limits)

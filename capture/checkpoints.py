@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
-from torch import nn
+from opgrip.traces.errors import MissingFileError, UserError, shortened
+from opgrip.traces.suggestions import did_you_mean
 
-from opgrip.traces.errors import UserError
+if TYPE_CHECKING:
+    from torch import nn
+
+_UNSUPPORTED = re.compile(r"Unsupported (?:global|class)\W.*?GLOBAL (\S+)")
+"""How torch says of what class an object is that it does not make."""
 
 
 def load_weights(model: nn.Module, path: Path) -> None:
@@ -18,18 +24,22 @@ def load_weights(model: nn.Module, path: Path) -> None:
     ------
     UserError : where the file is not there, holds more than weights, or fits another model
     """
+    import torch
+
+    if not path.is_file():
+        near = did_you_mean(str(path), [str(other) for other in path.parent.glob(f"*{path.suffix}")])
+        raise MissingFileError(f"no file of weights {path}", near or "name one with --checkpoint")
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise UserError(
-            f"{path} is not a file of weights ({reason[:160]})", "save a state_dict with torch.save"
-        ) from error
+        refused = _UNSUPPORTED.search(str(error))
+        reason = f": it holds {refused[1]}, which torch does not load as weights" if refused else ""
+        raise UserError(f"{path} is not a file of weights{reason}", "save a state_dict with torch.save") from error
     state = state.get("state_dict", state) if isinstance(state, Mapping) else state
     try:
         model.load_state_dict(state)
     except (RuntimeError, TypeError, AttributeError) as error:
-        reason = " ".join(str(error).split())
+        reason = shortened(" ".join(str(error).split()), 300)
         raise UserError(
-            f"{path} does not fit {type(model).__name__} ({reason[:200]})", "choose its own checkpoint"
+            f"{path} does not fit {type(model).__name__}", f"choose its own checkpoint: {reason}"
         ) from error

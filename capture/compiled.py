@@ -12,14 +12,12 @@ from typing import Any
 
 import torch
 
+from opgrip.capture.choices import OPERATORS
 from opgrip.capture.dispatch import RecordingMode
 from opgrip.capture.patches import Patches
 from opgrip.capture.recorder import Recorder
 from opgrip.capture.torch_private import leave_compiled
 from opgrip.traces.records import COMPILED
-
-OPERATORS, OPAQUE = "operators", "opaque"
-CHOICES = (OPERATORS, OPAQUE)
 
 _KERNEL = re.compile(r"^(\w+) = async_compile\.\w+\(|\b(extern_kernels\.\w+|torch\.ops(?:\.\w+)+)\(", re.MULTILINE)
 

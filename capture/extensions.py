@@ -9,13 +9,11 @@ from collections.abc import Callable, Iterable
 from types import FunctionType, ModuleType, TracebackType
 from typing import Any
 
+from opgrip.capture.choices import KNOWN_EXTENSIONS
 from opgrip.capture.late_modules import LateModules
 from opgrip.capture.patches import Patches
 from opgrip.capture.recorder import Recorder
 from opgrip.traces.records import EXTENSION
-
-KNOWN_EXTENSIONS = ("mmcv._ext",)
-"""Extension modules that are watched wherever the program has loaded them."""
 
 _FUNCTION_POINTER: type = type(ctypes.pythonapi.Py_IsInitialized).__mro__[1]
 
@@ -31,10 +29,13 @@ class ExtensionWatch:
         self.recorder = recorder
         self.names = tuple(names)
         self._patches = Patches()
+        self._has_begun = False
+        self._watched_names: set[str] = set()
         self._libraries: list[tuple[ctypes.CDLL, type]] = []
         self._late = LateModules(lambda name: name in self.names, self._watch_module)
 
     def __enter__(self) -> ExtensionWatch:
+        self._has_begun = True
         for name in self.names:
             module = sys.modules.get(name)
             if module is not None:
@@ -51,6 +52,19 @@ class ExtensionWatch:
             library.__class__ = original
         self._libraries.clear()
 
+    def refused(self) -> dict[str, str]:
+        """Why of a module that was asked for nothing could be recorded, by its name."""
+        if not self._has_begun:
+            return {}
+        reasons = {}
+        for name in self.names:
+            module = sys.modules.get(name)
+            if module is None and name not in KNOWN_EXTENSIONS:
+                reasons[name] = "the program did not load it"
+            elif module is not None and module.__name__ not in self._watched_names:
+                reasons[name] = "it has no function that is not Python's"
+        return reasons
+
     def _watch_module(self, module: ModuleType) -> None:
         try:
             for attribute, value in list(vars(module).items()):
@@ -59,6 +73,9 @@ class ExtensionWatch:
                 elif _is_compiled_function(value):
                     name = f"{module.__name__}:{attribute}"
                     self._patches.replace(module, attribute, functools.partial(self._recording, name))
+                else:
+                    continue
+                self._watched_names.add(module.__name__)
         except Exception as error:
             self.recorder.drop(f"extension {module.__name__}", error)
 

@@ -4,30 +4,21 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
 from time import perf_counter_ns, sleep
 from types import TracebackType
 
-from opgrip.capture.blocks import Blocks
+from opgrip.capture.blocks import Blocks, CallBlock
 from opgrip.capture.devices import describe_devices
+from opgrip.capture.limits import Held, Limits, parts_within
 from opgrip.capture.recorder import Recorder
 from opgrip.traces.records import End, Record, listed
+from opgrip.traces.words import counted
 from opgrip.traces.writer import TraceWriter, encode_line
 
 INTERVAL_S = 0.5
 PAUSE_S = 50e-6
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Where a recording ends although the program goes on: after so many calls, or bytes before compression.
-
-    Whole values count to the bytes.
-    """
-
-    calls: int | None = None
-    bytes: int | None = None
+UNLIMITED = Limits()
 
 
 class Flusher:
@@ -41,17 +32,20 @@ class Flusher:
     ----------
     failure : what stopped the writing, None where nothing did
     discarded : leave no file
+    discards_empty : leave none where nothing was called
     reached : the limit that ended the recording, None where none did
     """
 
-    def __init__(self, recorder: Recorder, open_writer: Callable[[], TraceWriter], limits: Limits = Limits()) -> None:
+    def __init__(self, recorder: Recorder, open_writer: Callable[[], TraceWriter], limits: Limits = UNLIMITED) -> None:
         self.recorder = recorder
         self.limits = limits
         self.writer: TraceWriter | None = None
         self.failure: Exception | None = None
         self.discarded = False
+        self.discards_empty = False
         self.reached: str | None = None
         self.blocks = Blocks(recorder)
+        self._held = Held() if limits else None
         self._open_writer = open_writer
         self._writing = threading.Lock()
         self._stop = threading.Event()
@@ -87,7 +81,7 @@ class Flusher:
         with self._writing:
             try:
                 while self.reached is None and (blocks := self.blocks.take(self._room())):
-                    for block in blocks:
+                    for block in self._within_limit(blocks):
                         self._write(self.blocks.records(block))
                         if self._at_limit():
                             break
@@ -102,6 +96,11 @@ class Flusher:
                 # what cannot be written is not kept either
                 self.recorder.stop()
 
+    @property
+    def signatures(self) -> int:
+        """How many signatures are in the file, where a limit was reached; else how many were met."""
+        return self.recorder.signatures if self.reached is None or self._held is None else self._held.signatures
+
     def write_running(self) -> None:
         """Write which calls the threads are in."""
         with self._writing:
@@ -115,6 +114,9 @@ class Flusher:
 
     def finish(self) -> None:
         """Write all that is left and the closing record; or leave no file, where the capture was discarded."""
+        if self.discards_empty and not self.discarded:
+            self.flush()
+            self.discarded = not self.blocks.calls and not self.recorder.dropped and self.failure is None
         if self.discarded:
             if self.writer is not None:
                 self.writer.discard()
@@ -129,9 +131,11 @@ class Flusher:
         if self.failure is not None or self.writer is None:
             return
         recorder = self.recorder
+        if self._held is not None and self.reached is None:
+            self.writer.write_lines(self._held.release_all())
         end = End(
             calls=self.blocks.calls,
-            signatures=recorder.signatures_closed,
+            signatures=recorder.signatures_closed if self._held is None else self._held.signatures,
             duration_ns=perf_counter_ns() - recorder.started_ns,
             dropped=listed(recorder.dropped),
             passed_by=listed(recorder.passed_by),
@@ -156,10 +160,29 @@ class Flusher:
             self.recorder.drop("values on a device", error)
 
     def _write(self, records: Iterable[Record]) -> None:
-        lines = [encode_line(record) for record in records]
+        records = list(records)
         # what the records refer to was known by then, and goes before them
-        self.open().write_lines(self.recorder.take_pending())
-        self.open().write_lines(b"".join(lines))
+        pending = self.recorder.take_pending()
+        if self._held is None:
+            needed = b"".join(line for _, line in pending)
+        else:
+            self._held.add(pending)
+            needed = self._held.release(records)
+        self.open().write_lines(needed)
+        self.open().write_lines(b"".join(map(encode_line, records)))
+
+    def _within_limit(self, blocks: Iterable[CallBlock]) -> Iterator[CallBlock]:
+        """The blocks, each in parts that end near a limit of bytes."""
+        if self.limits.bytes is None or self._held is None:
+            yield from blocks
+            return
+        for block in blocks:
+            remaining = block
+            while remaining.calls:
+                self._held.add(self.recorder.take_pending())
+                room = self.limits.bytes - self.open().bytes_written
+                part, remaining = parts_within(remaining, self.recorder.pairs, self._held, room)
+                yield part
 
     def _room(self) -> int | None:
         return None if self.limits.calls is None else self.limits.calls - self.blocks.calls
@@ -168,7 +191,7 @@ class Flusher:
         calls, size, full = self.limits.calls, self.limits.bytes, self.recorder.fitter.full
         whole = 0 if full is None else full.bytes_written
         if calls is not None and self.blocks.calls >= calls:
-            self.reached = f"{calls} calls"
+            self.reached = counted(calls, "call")
         elif size is not None and (self.open().bytes_written + whole >= size or (full is not None and full.over)):
             self.reached = f"{size} bytes"
         if self.reached is not None:

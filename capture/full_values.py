@@ -19,14 +19,12 @@ from opgrip.traces.errors import UserError, one_line
 from opgrip.traces.output import abandon, check_writable, create, discard, partial_path
 from opgrip.traces.tensor_file import ALIGNMENT, load_safetensors, to_stored, values_path
 
-SKETCH, FULL = CHOICES = ("sketch", "full")
-
 MAX_TENSORS = 500_000
 """Readers of safetensors take a list of 100 MB at most, and an entry is about 110 bytes."""
 
 
 def check(trace: str | Path | None, force: bool) -> None:
-    """Raise `UserError` where the whole values of a trace cannot be written, or safetensors is not installed.
+    """Raise `UserError` where a trace and its whole values cannot be written, or safetensors is not installed.
 
     Parameters
     ----------
@@ -34,7 +32,9 @@ def check(trace: str | Path | None, force: bool) -> None:
     """
     load_safetensors()
     if trace is not None:
-        check_writable(path_beside(trace), force)
+        beside = path_beside(trace)
+        check_writable(Path(trace), force)
+        check_writable(beside, force)
 
 
 def path_beside(trace: str | Path) -> Path:

@@ -1,4 +1,4 @@
-"""The command `opcapture`: runs a model, and writes what it ran to a trace."""
+"""What `opcapture` does: it runs a model, and writes what it ran to a trace."""
 
 from __future__ import annotations
 
@@ -7,15 +7,18 @@ import sys
 import warnings
 from collections.abc import Sequence
 from contextlib import redirect_stdout
+from typing import IO
 
 from opgrip.capture.audit import Difference, audit
 from opgrip.capture.capture import Capture
-from opgrip.capture.options import LONGTAIL_STEPS, check_grips, check_not_for_models, make_parser
+from opgrip.capture.closing import closing_lines
+from opgrip.capture.options import LONGTAIL_STEPS, check_not_for_models
 from opgrip.capture.own_cost import own_cost
 from opgrip.capture.program import Program
 from opgrip.capture.script import run_script, script_name
 from opgrip.capture.steps import (
     build,
+    capture_of,
     capture_steps,
     check_capture,
     check_written,
@@ -26,25 +29,14 @@ from opgrip.capture.steps import (
     warm_up,
 )
 from opgrip.traces.ceilings.bandwidth import bandwidth_of
-from opgrip.traces.command import USAGE_ERROR, run_command
+from opgrip.traces.command import INTERRUPTED, USAGE_ERROR
 from opgrip.traces.errors import UserError
-from opgrip.traces.longtail import find_longtail, lines_of
+from opgrip.traces.longtail import find_longtail, print_longtail
 from opgrip.traces.progress import Reporter
 from opgrip.traces.trace import load
+from opgrip.traces.words import counted
 
 LONGTAIL_TOP = 30
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; see `opcapture --help`."""
-    own_arguments, has_program, program = _split(sys.argv[1:] if argv is None else list(argv))
-    return run_command(make_parser(), lambda args: run(args, program if has_program else None), own_arguments)
-
-
-def _split(argv: list[str]) -> tuple[list[str], bool, list[str]]:
-    """What stands before and after `--`, and whether there is one."""
-    place = argv.index("--") if "--" in argv else len(argv)
-    return argv[:place], place < len(argv), argv[place + 1 :]
 
 
 def run(args: argparse.Namespace, program: Sequence[str] | None) -> int:
@@ -55,25 +47,38 @@ def run(args: argparse.Namespace, program: Sequence[str] | None) -> int:
 
 def _run_script(args: argparse.Namespace, arguments: Sequence[str], reporter: Reporter) -> int:
     check_not_for_models(args)
-    check_grips(args)
     if args.output == "-":
         raise UserError("a script's own output goes to stdout", "name a file for the trace with --output")
-    capture = make_capture(args, args.output or f"{script_name(arguments)}.jsonl", {"script": list(arguments)})
+    args.output = args.output or f"{script_name(arguments)}.jsonl"
+    check_capture(args)
+    capture = make_capture(args, args.output, {"script": list(arguments)})
     with warnings.catch_warnings():
         ignore_own_warnings()
-        with capture:
-            status = run_script(arguments, capture.grips.script_compiler())
+        status, interrupted = _run_in(capture, arguments)
     if capture.failure is None:
-        _tell(capture, reporter)
+        _tell(capture, reporter, interrupted)
         problem = values_problem(capture)
     else:
         problem = f"{capture.path} could not be written: {capture.failure}"
     if problem:
         reporter.say(f"error: {problem}")
-    elif args.find_longtail:
+    elif args.find_longtail and capture.calls:
         # the script's own output went to stdout
-        print("\n".join(_longtail(capture)), file=sys.stderr)
+        _print_longtail(capture, sys.stderr)
     return status or (USAGE_ERROR if problem else 0)
+
+
+def _run_in(capture: Capture, arguments: Sequence[str]) -> tuple[int, bool]:
+    """Run a script under a capture; its exit status, and whether the user ended it."""
+    with capture:
+        capture.discard(if_empty=True)
+        try:
+            return run_script(arguments, capture.grips.script_compiler()), False
+        except KeyboardInterrupt:
+            return INTERRUPTED, True
+        except UserError:
+            capture.discard()
+            raise
 
 
 def _run_model(args: argparse.Namespace, reporter: Reporter) -> int:
@@ -85,7 +90,13 @@ def _run_model(args: argparse.Namespace, reporter: Reporter) -> int:
     # what models print is not what was asked for
     with redirect_stdout(sys.stderr), warnings.catch_warnings():
         ignore_own_warnings()
-        capture = capture_steps(build(args, reporter), args, reporter)
+        program = build(args, reporter)
+        capture = capture_of(program, args)
+        try:
+            capture_steps(capture, program, args, reporter)
+        except KeyboardInterrupt:
+            _tell(capture, reporter, interrupted=True)
+            return INTERRUPTED
         check_written(capture)
         _tell(capture, reporter)
         if problem := values_problem(capture):
@@ -93,7 +104,7 @@ def _run_model(args: argparse.Namespace, reporter: Reporter) -> int:
         if args.audit:
             _tell_audit(_audit(build(args, reporter), capture, args, reporter), reporter)
     if args.find_longtail:
-        print("\n".join(_longtail(capture)))
+        _print_longtail(capture, sys.stdout)
     return 0
 
 
@@ -115,25 +126,15 @@ def _tell_audit(differences: list[Difference], reporter: Reporter) -> None:
             f"audit: {item.op}: torch counts {item.torch_calls:,}, the trace {item.trace_calls:,}: "
             f"{item.explained or 'NOT EXPLAINED'}"
         )
-    reporter.say(f"audit: {len(differences)} operators differ, {len(unexplained)} without an explanation")
+    differ = counted(len(differences), "operator differs", "operators differ")
+    reporter.say(f"audit: {differ}, {len(unexplained)} without an explanation")
 
 
-def _tell(capture: Capture, reporter: Reporter) -> None:
-    size = f"{capture.bytes_written / 1000:,.0f} kB"
-    where = "stdout" if str(capture.path) == "-" else str(capture.path)
-    reporter.say(f"{capture.calls:,} calls of {capture.signatures:,} signatures, {size}, to {where}")
-    if capture.dropped:
-        reporter.say(f"{capture.dropped:,} calls could not be recorded; `opgrip trace info {where}` says why")
-    if (full := capture.full_values) is not None and full.failure is None:
-        size = f"{full.bytes_written / 1000:,.0f} kB"
-        reporter.say(f"whole values of {full.tensors:,} tensors, {size}, to {full.path.name}: they can be private data")
-    for folder in capture.grips.written:
-        reporter.say(f"a sample in {folder}: run it with pytest")
-    for name, reason in capture.grips.refused.items():
-        reporter.say(f"{name} was not gripped: {reason}")
-    if where != "stdout":
-        reporter.say(f"run them again with: opreplay {where}")
+def _tell(capture: Capture, reporter: Reporter, interrupted: bool = False) -> None:
+    for line in closing_lines(capture, interrupted):
+        reporter.say(line)
 
 
-def _longtail(capture: Capture) -> list[str]:
-    return lines_of(find_longtail([load(capture.path)], bandwidth_of, own_cost()), LONGTAIL_TOP)
+def _print_longtail(capture: Capture, file: IO[str]) -> None:
+    longtail = find_longtail([load(capture.path, unbounded=True)], bandwidth_of, own_cost())
+    print_longtail(longtail, LONGTAIL_TOP, file)

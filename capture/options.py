@@ -6,15 +6,12 @@ import argparse
 from dataclasses import dataclass
 from pathlib import Path
 
-from opgrip.capture import full_values
-from opgrip.capture.compiled import CHOICES, OPERATORS
-from opgrip.capture.extensions import KNOWN_EXTENSIONS
+from opgrip.capture.choices import COMPILED, KNOWN_EXTENSIONS, OPERATORS, SKETCH, VALUES
 from opgrip.capture.models import model_sources
 from opgrip.capture.program import ModelOptions
 from opgrip.traces.command import OneLineParser, add_debug, add_version, not_negative, positive, seed
 from opgrip.traces.errors import UserError
 from opgrip.traces.options import add_all_options, option, refuse_options, titled
-from opgrip.traces.tensor_file import load_safetensors
 
 LONGTAIL_STEPS = 3
 """In the first step, the capture describes everything that is new to it, and times between calls hold that."""
@@ -27,13 +24,12 @@ examples:
   opcapture --model my_package.models:small_unet --batch-size 8 --device cuda
   opcapture --model retinanet_r50_fpn_1x_coco.py --cfg-options model.test_cfg.score_thr=0 -o - | jq .op
   opcapture --model bert.py:make --run train --audit      name what torch ran and the trace does not have
-  opcapture --model retinanet_r50_fpn_1x_coco.py --grip 'mmdet.*:delta2bbox'    functions too, and samples of them
+  opcapture --model faster-rcnn_r50_fpn_1x_coco.py --grip 'mmdet.*:delta2bbox'  functions too, and samples of them
   opcapture --model bert.py:make --find-longtail          name the functions that break into many small operators
   opcapture -o train.jsonl.zst -- train.py --epochs 1     any script, or -- -m package, with its own exit status
   torchrun --nproc-per-node 2 --no-python opcapture -o step.jsonl -- train.py     one trace a rank
 """
-
-GRIP_TO = Path("samples")
+SCRIPT = "put a script after --, as in opcapture -- train.py"
 
 
 @titled("the model")
@@ -101,18 +97,18 @@ class Recording:
         metavar="PATTERN",
     )
     grip_to: Path | None = option(
-        None, "where the samples go that --grip writes (default: samples)", parse=Path, metavar="FOLDER"
+        None, "where the samples go that --grip writes (default: grips)", parse=Path, metavar="FOLDER"
     )
     compiled: str = option(
         OPERATORS,
         "record compiled regions as the operators they were made of, or each as one call (default: %(default)s)",
-        choices=CHOICES,
+        choices=COMPILED,
     )
     values: str = option(
-        full_values.SKETCH,
+        SKETCH,
         "full also keeps the values of each signature's first call, which can be private, in a file beside "
         "(default: %(default)s)",
-        choices=full_values.CHOICES,
+        choices=VALUES,
     )
     stack_depth: int = option(1, "source lines kept (default: %(default)s)", parse=positive, metavar="N")
     max_calls: int | None = option(None, "end the recording, not the program, after N", parse=positive, metavar="N")
@@ -145,7 +141,7 @@ OPTIONS = (ModelName, ModelOptions, Steps, Output, Recording, Findings)
 def make_parser() -> argparse.ArgumentParser:
     """The command's options."""
     usage = "opcapture [options] [-- SCRIPT [ARGUMENT ...] | -- -m MODULE [ARGUMENT ...]]"
-    parser = OneLineParser("opcapture", usage=usage, description=DESCRIPTION, epilog=EXAMPLES)
+    parser = OneLineParser("opcapture", usage=usage, description=DESCRIPTION, epilog=EXAMPLES, surplus=SCRIPT)
     add_all_options(parser, OPTIONS)
     add_debug(parser)
     add_version(parser)
@@ -154,6 +150,8 @@ def make_parser() -> argparse.ArgumentParser:
 
 def check_grips(args: argparse.Namespace) -> None:
     """Raise `UserError` where functions cannot be gripped as it is asked for."""
+    from opgrip.traces.tensor_file import load_safetensors
+
     if args.grip_to is not None and not args.grip:
         raise UserError("--grip-to without --grip", "name the functions to grip with --grip")
     if args.grip:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import atexit
 import os
+import re
 from collections.abc import Callable
+from contextlib import suppress
 from multiprocessing import util
 from pathlib import Path
 from weakref import WeakSet
+
+from opgrip.traces.tensor_file import values_path
 
 
 def rank() -> int | None:
@@ -23,6 +27,56 @@ def with_mark(path: str | Path, mark: str) -> Path:
     path = Path(path)
     stem, dot, suffixes = path.name.partition(".")
     return path.with_name(f"{stem}.{mark}{dot}{suffixes}")
+
+
+def own_path(path: str | Path) -> str | Path:
+    """Where this process writes what it is told to write to a path: with its rank, where it has one."""
+    number = rank()
+    return path if number is None or str(path) == "-" else with_mark(path, f"rank{number}")
+
+
+def child_path(path: str | Path) -> Path:
+    """Where this process writes, forked by one that writes to a path."""
+    return with_mark(path, f"pid{os.getpid()}")
+
+
+class ChildFiles:
+    """Traces that the children of a process wrote beside its own.
+
+    Parameters
+    ----------
+    path : of the process's own trace, which is not there yet or is to be replaced
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self._path = Path(path)
+        self._before = self._find()
+
+    def new(self) -> tuple[Path, ...]:
+        """Those that were written since."""
+        return tuple(child for child, identity in self._find().items() if self._before.get(child) != identity)
+
+    def old(self) -> tuple[Path, ...]:
+        """Those of an earlier program."""
+        return tuple(child for child, identity in self._find().items() if self._before.get(child) == identity)
+
+    def remove_old(self) -> None:
+        """Remove those of an earlier program, with the values beside them."""
+        for child in self.old():
+            for file in (child, values_path(child)):
+                with suppress(OSError):
+                    file.unlink(missing_ok=True)
+
+    def _find(self) -> dict[Path, tuple[int, int]]:
+        """The files, and what tells each from another one of its name."""
+        stem, dot, suffixes = self._path.name.partition(".")
+        form = re.compile(rf"{re.escape(stem)}\.pid\d+{re.escape(dot + suffixes)}")
+        children = {}
+        with suppress(OSError):
+            for child in sorted(self._path.parent.iterdir()):
+                if form.fullmatch(child.name):
+                    children[child] = (child.stat().st_ino, child.stat().st_mtime_ns)
+        return children
 
 
 class ForkWatch:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
-
-from torch import nn
+from typing import TYPE_CHECKING, Any
 
 from opgrip.traces.command import positive
 from opgrip.traces.option_types import image_size
 from opgrip.traces.options import option, titled
+
+if TYPE_CHECKING:
+    from torch import nn
 
 RUNS = ("predict", "loss", "train")
 

@@ -44,7 +44,7 @@ class Recorder:
     Attributes
     ----------
     modes : one for each thread, in the order in which they were met
-    pending : encoded records that are to be written before the calls that refer to them
+    pending : records that are to be written before the calls that refer to them, encoded
     path_of : the path of a module
     fitter : finds value models
     observations : which calls are looked at again
@@ -72,7 +72,7 @@ class Recorder:
         self.pid = os.getpid()
         self.storages = Storages()
         self.graphs = GraphCaptures()
-        self.pending: list[bytes] = []
+        self.pending: list[tuple[Record, bytes]] = []
         self.pairs: list[tuple[int, int, int]] = []
         self.dropped: Counter[tuple[str, str]] = Counter()
         self.passed_by: Counter[tuple[str, str]] = Counter()
@@ -245,12 +245,12 @@ class Recorder:
                 self._pend(record)
         return number
 
-    def take_pending(self) -> bytes:
+    def take_pending(self) -> list[tuple[Record, bytes]]:
         """The records that are to be written before any call that is known by now."""
         count = len(self.pending)
-        lines = b"".join(self.pending[:count])
+        taken = self.pending[:count]
         del self.pending[:count]
-        return lines
+        return taken
 
     def _refine_place(self, place: Place) -> Place:
         """The place, in the module whose method runs where that is not the one that was called."""
@@ -322,4 +322,4 @@ class Recorder:
     def _pend(self, record: Record) -> None:
         # encoded here: at the first call of its kind that costs little, later it would hold up other calls
         with self.own_work():
-            self.pending.append(encode_line(record))
+            self.pending.append((record, encode_line(record)))

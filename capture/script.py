@@ -10,29 +10,32 @@ import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import CodeType, ModuleType
+from types import CodeType, ModuleType, TracebackType
 
-from opgrip.traces.errors import UserError
+from opgrip.traces.errors import MissingFileError, UserError, one_line
+from opgrip.traces.suggestions import did_you_mean
 
 
-def script_name(arguments: Sequence[str]) -> str:
-    """The name of what is run, fit for a file's.
+def check_script(arguments: Sequence[str]) -> None:
+    """Raise `UserError` where nothing that can be run is named.
 
     Parameters
     ----------
     arguments : what follows `python`: a file or `-m` and a module, then its own arguments
-
-    Raises
-    ------
-    UserError : where they name nothing that can be run
     """
     if arguments[:1] == ["-m"] and len(arguments) > 1:
-        return arguments[1].rpartition(".")[2]
+        return
     if not arguments or arguments[0].startswith("-"):
         raise UserError("nothing to run follows --", "name a script, or -m and a module, then its own arguments")
     if not Path(arguments[0]).exists():
-        raise UserError(f"{arguments[0]} is not there", "name a script, or -m and a module")
-    return Path(arguments[0]).stem
+        others = [str(path) for path in Path(arguments[0]).parent.glob("*.py")]
+        hint = did_you_mean(arguments[0], others, "name a script, or -m and a module")
+        raise MissingFileError(f"{arguments[0]} is not there", hint)
+
+
+def script_name(arguments: Sequence[str]) -> str:
+    """The name of what is run, fit for a file's; `arguments` as in `check_script`."""
+    return arguments[1].rpartition(".")[2] if arguments[0] == "-m" else Path(arguments[0]).stem
 
 
 def run_script(arguments: Sequence[str], compiled: Callable[[bytes, str], CodeType] | None = None) -> int:
@@ -41,6 +44,10 @@ def run_script(arguments: Sequence[str], compiled: Callable[[bytes, str], CodeTy
     Parameters
     ----------
     compiled : makes the code of a script of its source and its file's name; None for Python's own way
+
+    Raises
+    ------
+    UserError : where it cannot start: none of its lines ran
     """
     before = list(sys.argv), list(sys.path)
     try:
@@ -57,7 +64,10 @@ def run_script(arguments: Sequence[str], compiled: Callable[[bytes, str], CodeTy
     except KeyboardInterrupt:
         raise
     except BaseException as error:
-        _print_own_frames(error)
+        frames = _own_frames(error)
+        if frames is None:
+            raise _cannot_start(arguments, error) from error
+        traceback.print_exception(type(error), error, frames)
         return 1
     finally:
         _wait_for_threads()
@@ -69,7 +79,11 @@ def _run_file(file: str, compiled: Callable[[bytes, str], CodeType] | None) -> N
     if compiled is None or not Path(file).is_file():
         runpy.run_path(file, run_name="__main__")
         return
-    code = compiled(Path(file).read_bytes(), file)
+    try:
+        code = compiled(Path(file).read_bytes(), file)
+    except SyntaxError as error:
+        # the frames of what compiled it are none of the script's
+        raise error.with_traceback(None) from None
     before, module = sys.modules["__main__"], ModuleType("__main__")
     vars(module).update(__file__=file, __builtins__=builtins)
     sys.modules["__main__"] = module
@@ -99,9 +113,16 @@ def _status(code: object) -> int:
     return 1
 
 
-def _print_own_frames(error: BaseException) -> None:
-    """The traceback without the frames that ran the script."""
-    frames, own = error.__traceback__, (__file__, runpy.run_path.__code__.co_filename)
-    while frames is not None and frames.tb_frame.f_code.co_filename in own:
+def _own_frames(error: BaseException) -> TracebackType | None:
+    """The traceback without the frames that ran the script; None where it has no others."""
+    frames, runners = error.__traceback__, (__file__, runpy.run_path.__code__.co_filename, "<frozen importlib")
+    while frames is not None and frames.tb_frame.f_code.co_filename.startswith(runners):
         frames = frames.tb_next
-    traceback.print_exception(type(error), error, frames)
+    return frames
+
+
+def _cannot_start(arguments: Sequence[str], error: BaseException) -> UserError:
+    """Why none of a script's lines ran."""
+    name = " ".join(arguments[:2]) if arguments[0] == "-m" else arguments[0]
+    reason = str(error) if isinstance(error, ImportError) else one_line(error)
+    return UserError(f"{name} cannot start", reason)

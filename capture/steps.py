@@ -14,35 +14,44 @@ from torch import nn
 
 from opgrip.capture import full_values
 from opgrip.capture.capture import Capture
-from opgrip.capture.extensions import KNOWN_EXTENSIONS
+from opgrip.capture.choices import FULL, GRIPS, KNOWN_EXTENSIONS
 from opgrip.capture.models import load_program
-from opgrip.capture.options import GRIP_TO, Recording, check_grips
+from opgrip.capture.options import Recording, check_grips
+from opgrip.capture.processes import own_path
 from opgrip.capture.program import ModelOptions, Program
-from opgrip.traces.errors import UserError, one_line
+from opgrip.traces.causes import cause_of
+from opgrip.traces.errors import UserError
 from opgrip.traces.options import from_arguments
 from opgrip.traces.output import check_writable
 from opgrip.traces.progress import Reporter
+from opgrip.traces.words import counted
+
+SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst")
+"""How the names of traces end."""
 
 
 def ignore_own_warnings() -> None:
     """Pass over the warnings at the end of a capture, which the caller tells in its own way."""
-    for message in ("the trace .* could not be written", ".* was not gripped"):
+    for message in ("the trace .* could not be written", ".* was not gripped", "the extension .* was not recorded"):
         warnings.filterwarnings("ignore", message=message)
 
 
 def check_capture(args: argparse.Namespace) -> None:
     """Raise `UserError` where a capture cannot be made, or written, as it is asked for."""
     check_grips(args)
-    if args.output not in (None, "-"):
-        check_writable(Path(args.output), args.force)
-    if args.values == full_values.FULL:
-        full_values.check(args.output, args.force)
+    output = None if args.output is None else own_path(args.output)
+    if output is not None and str(output) != "-":
+        check_writable(Path(output), args.force)
+        if not str(output).endswith(SUFFIXES):
+            raise UserError(f"{output} is no name of a trace", f"end it in {', '.join(SUFFIXES)}")
+    if args.values == FULL:
+        full_values.check(output, args.force)
 
 
 def build(args: argparse.Namespace, reporter: Reporter) -> Program:
     """The model that is asked for, with the weights of the seed."""
     torch.manual_seed(args.seed)
-    with reporter.doing(f"building {args.model}"):
+    with reporter.doing(f"building {args.model}", measures=False):
         return load_program(args.model, from_arguments(ModelOptions, args))
 
 
@@ -52,24 +61,29 @@ def make_capture(
     """The capture that is asked for, which has not begun."""
     recording = asdict(from_arguments(Recording, args))
     extensions = (*KNOWN_EXTENSIONS, *recording.pop("extension"))
-    recording["grip_to"] = recording["grip_to"] or GRIP_TO
+    recording["grip_to"] = recording["grip_to"] or Path(GRIPS)
     return Capture(output, model=model, extensions=extensions, details=details, force=args.force, **recording)
 
 
-def capture_steps(program: Program, args: argparse.Namespace, reporter: Reporter) -> Capture:
-    """Run the steps that warm up, and those that are captured; the capture has ended.
+def capture_of(program: Program, args: argparse.Namespace) -> Capture:
+    """The capture of a program's steps, which has not begun."""
+    model = {"name": program.name, "run": args.run, **program.details}
+    settings = {"seed": args.seed, "warmup": args.warmup, "steps": args.steps, "device": args.device}
+    return make_capture(args, args.output or f"{program.name}.jsonl", {"model": model, **settings}, program.model)
+
+
+def capture_steps(capture: Capture, program: Program, args: argparse.Namespace, reporter: Reporter) -> None:
+    """Run the steps that warm up, and those that are captured; the capture has ended then.
 
     Raises
     ------
-    UserError : where a step fails; there is no trace then
+    UserError : where a step fails, or calls no operator; there is no trace then
     """
-    model = {"name": program.name, "run": args.run, **program.details}
-    settings = {"seed": args.seed, "warmup": args.warmup, "steps": args.steps, "device": args.device}
-    capture = make_capture(args, args.output or f"{program.name}.jsonl", {"model": model, **settings}, program.model)
     total = args.warmup + args.steps
-    with reporter.doing(f"running {args.warmup} warm-up and {args.steps} captured steps", total) as advance:
+    with reporter.doing(f"running {args.warmup} warm-up and {counted(args.steps, 'captured step')}", total) as advance:
         inputs = warm_up(program, args, advance)
         with capture:
+            capture.discard(if_empty=True)
             while inputs:
                 try:
                     run_step(program, inputs.pop())
@@ -77,7 +91,8 @@ def capture_steps(program: Program, args: argparse.Namespace, reporter: Reporter
                     capture.discard()
                     raise
                 advance()
-    return capture
+    if not capture.calls and not capture.dropped and capture.failure is None:
+        raise UserError(f"{program.name} called no operator", "there is nothing to replay")
 
 
 def warm_up(program: Program, args: argparse.Namespace, advance: Callable[[], None] = lambda: None) -> list[Any]:
@@ -95,7 +110,7 @@ def run_step(program: Program, inputs: object) -> None:
     except UserError:
         raise
     except Exception as error:
-        raise UserError(f"{program.name} fails in its step", one_line(error, 300)) from error
+        raise UserError(f"{program.name} fails in its step", cause_of(error)) from error
 
 
 def check_written(capture: Capture) -> None:

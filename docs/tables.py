@@ -11,9 +11,9 @@ from pathlib import Path
 
 from opgrip.replay.analyses import in_order
 from opgrip.replay.measuring.columns import Column, columns_in
-from opgrip.replay.measuring.energy import EnergyColumns, EnergyOptions
 from opgrip.replay.measuring.results import Result
 from opgrip.replay.options import make_parser, option_classes
+from opgrip.replay.reports.cells import ON_REQUEST
 from opgrip.traces.options import Option, flag_of, options_in, title_of, words_in
 
 PAGE = Path(__file__).with_name("opreplay.md")
@@ -43,7 +43,7 @@ def _columns() -> Iterator[str]:
     yield "Every row has these:\n"
     yield from _table(columns_in(Result))
     parts = [(analysis.options, analysis.columns) for analysis in in_order()]
-    for options, declared in [*parts, (EnergyOptions, EnergyColumns)]:
+    for options, declared in [*parts, *ON_REQUEST]:
         if declared is not None:
             yield f"Added with `{flag_of(words_in(options)[0])}`:\n"
             yield from _table(columns_in(declared))

@@ -16,17 +16,18 @@ from opgrip.replay.checks import Tolerance
 from opgrip.replay.measuring.measure import measure_cases
 from opgrip.replay.measuring.results import Result
 from opgrip.replay.modes import ModeOptions, Tuning
+from opgrip.replay.operators.devices import DeviceLostError, use_device
 from opgrip.replay.options import make_parser, plan_of
 from opgrip.replay.outcome import Results
 from opgrip.replay.timing.caches import WARM
-from opgrip.replay.timing.options import TimingOptions
-from opgrip.replay.timing.samples import Effort
+from opgrip.replay.timing.options import Effort, TimingOptions
 from opgrip.replay.workers.job import settings_for
 from opgrip.traces.devices import check_device
 from opgrip.traces.errors import UserError, in_words_of_python
 from opgrip.traces.keywords import arguments_of
 from opgrip.traces.options import words_in
 from opgrip.traces.progress import QuietReporter
+from opgrip.traces.words import counted
 
 OPTIONS = ("device", "dtype", "seed", "threads", *words_in(ModeOptions, Tuning, Tolerance, TimingOptions, Effort))
 """Options of a replay that say how a case is run and timed."""
@@ -64,17 +65,21 @@ def benchmark(
         raise UserError("there is nothing to time", "give a function, and inputs of a case or more")
     with in_words_of_python():
         args = arguments_of(make_parser(), ["benchmark"], options, only=OPTIONS)
-        args.cache = args.cache or WARM
+        args.cache = args.cache or (WARM,)
         device = check_device(args.device or "cpu")
         args.device = str(device)
+        use_device(args.device)
         settings = settings_for(plan_of(args))
     numbers = count()
     cases = [_case(item, case_inputs, next(numbers), args) for case_inputs in inputs for item in functions]
-    with QuietReporter("opgrip").doing(f"timing {len(cases)} cases on {device}", len(cases)) as advance:
+    with QuietReporter("opgrip").doing(f"timing {counted(len(cases), 'case')} on {device}", len(cases)) as advance:
         rows_of_case: dict[int, list[Result]] = {}
-        for rows in measure_cases(cases, settings):
-            rows_of_case[rows[0].case] = rows
-            advance()
+        try:
+            for rows in measure_cases(cases, settings):
+                rows_of_case[rows[0].case] = rows
+                advance()
+        except DeviceLostError as error:
+            raise UserError(f"{device} serves this process no more: {error}", "start Python anew without it") from error
     in_order = [row for number in sorted(rows_of_case) for row in rows_of_case[number]]
     return Results(in_order, {"torch": torch.__version__, "device": str(device), "seed": args.seed})
 

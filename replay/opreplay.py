@@ -4,57 +4,81 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 from opgrip.replay.measuring.results import OK, summarize
 from opgrip.replay.options import Output, make_parser
-from opgrip.replay.replay import Replay, is_whole
-from opgrip.replay.reports.table import print_table
-from opgrip.replay.sequences.report import print_sequence
-from opgrip.replay.sequences.sequence import SequenceSettings, replay_apart
 from opgrip.traces.command import INTERRUPTED, run_command
+from opgrip.traces.loading import loading
 from opgrip.traces.options import from_arguments
 from opgrip.traces.output import whole_file
 from opgrip.traces.progress import Reporter
+from opgrip.traces.words import counted
+
+if TYPE_CHECKING:
+    from opgrip.replay.replay import Replay
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; see `opreplay --help`."""
-    return run_command(make_parser(), run, argv)
+    words = sys.argv[1:] if argv is None else list(argv)
+    return run_command(make_parser(), lambda args: run(args, words), words)
 
 
-def run(args: argparse.Namespace) -> int:
-    """Load the trace, replay its cases, print the tables."""
+def run(args: argparse.Namespace, words: Sequence[str] = ()) -> int:
+    """Load the trace, replay its cases, print the tables.
+
+    Parameters
+    ----------
+    words : the command line, to be told again with what goes on where it was interrupted
+    """
+    with loading("opreplay"):
+        from opgrip.replay.replay import Replay, is_whole
+        from opgrip.replay.reports.listing import list_cases
+        from opgrip.replay.reports.table import print_results
+
     reporter = Reporter("opreplay")
     output = from_arguments(Output, args)
     if is_whole(output):
         reporter.say(f"{output.output} is whole: there is nothing to go on with")
         return 0
     replay = Replay(args, reporter)
+    if output.list:
+        list_cases(replay.loaded.cases, sys.stdout)
+        return 0
     if args.sequence:
         return _replay_sequence(replay, output, reporter)
     replayed = replay.run()
     rows = list(replayed.results)
-    print_table(rows, sys.stdout)
+    if rows or not replayed.interrupted:
+        print_results(rows, sys.stdout)
     if replayed.problem is not None:
         raise replayed.problem
     for analysis in replayed.analyses:
         analysis.print(rows, sys.stdout)
+    if output.output is not None and not replayed.interrupted:
+        reporter.say(f"{counted(len(rows), 'row')} to {output.output}")
     for row in rows:
         if row.detail is not None:
             reporter.say(f"{row.op} {row.mode}:\n{row.detail.rstrip()}")
     if replayed.interrupted:
-        hint = f"go on with: opreplay {args.trace} ... --resume" if output.output else "with --output it could go on"
+        again = shlex.join(["opreplay", *words, *(() if output.resume else ("--resume",))])
+        hint = f"go on with: {again}" if output.output else "with --output it could go on"
         ran, all_cases = len({row.case for row in rows}), len(replay.loaded.cases)
-        reporter.say(f"interrupted after {ran} of {all_cases} cases; {hint}")
+        reporter.say(f"interrupted after {ran} of {counted(all_cases, 'case')}; {hint}")
         return INTERRUPTED
     reporter.say(summarize(rows))
     return 1 if output.strict and any(row.status != OK for row in rows) else 0
 
 
 def _replay_sequence(replay: Replay, output: Output, reporter: Reporter) -> int:
+    from opgrip.replay.sequences.report import print_sequence
+    from opgrip.replay.sequences.sequence import SequenceSettings, replay_apart
+
     loaded, plan = replay.loaded, replay.job.plan
     settings = SequenceSettings(
         place=loaded.settings.place,
@@ -66,10 +90,12 @@ def _replay_sequence(replay: Replay, output: Output, reporter: Reporter) -> int:
         room_bytes=plan.limits.memory_limit,
         timeout_s=plan.limits.timeout,
     )
-    with reporter.doing(f"replaying {len(loaded.trace.calls):,} calls in their order on {settings.device}"):
-        result = replay_apart(loaded.trace, settings)
+    calls = counted(len(loaded.trace.calls), "call")
+    with reporter.following(f"replaying {calls} in their order on {settings.device}") as tell:
+        result = replay_apart(loaded.trace, settings, tell)
     print_sequence(result, sys.stdout)
     if output.output is not None:
         with whole_file(output.output, output.force) as file:
             file.write(json.dumps({**replay.header, **asdict(result)}, indent=1).encode() + b"\n")
+        reporter.say(f"{counted(result.calls, 'call')} to {output.output}")
     return 1 if output.strict and result.unsupported else 0

@@ -5,40 +5,44 @@ from __future__ import annotations
 import argparse
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from opgrip.replay.analyses import analyses, in_order
 from opgrip.replay.cases.selection import Selection
-from opgrip.replay.cases.sources import source_of
 from opgrip.replay.measuring.settings import GROUPS, Plan
-from opgrip.replay.sequences.sequence import SequenceOptions
+from opgrip.replay.sequences.options import SequenceOptions
 from opgrip.replay.timing.caches import PROGRAM, WARM
-from opgrip.replay.workers.job import Job
 from opgrip.traces.command import OneLineParser, add_debug, add_version
 from opgrip.traces.errors import UserError
 from opgrip.traces.keywords import arguments_of
 from opgrip.traces.machine import cache_folder
 from opgrip.traces.options import add_all_options, from_arguments, option, refuse_options, titled
 
+if TYPE_CHECKING:
+    from opgrip.replay.workers.job import Job
+
 DESCRIPTION = "Run every distinct call of a trace again, without the model, and compare its time with the captured one."
 EXAMPLES = """\
 examples:
-  opreplay traces/faster_rcnn.jsonl
-  opreplay traces/faster_rcnn.jsonl --op 'aten.index*' --op 'aten.sort*' --precision 0.01
-  opreplay traces/faster_rcnn.jsonl --module 'backbone.*' --top 20 -o backbone.csv
-  opreplay traces/faster_rcnn.jsonl --unit module --module 'backbone.layer1.*'    each block as one case
-  opreplay traces/faster_rcnn.jsonl --values recorded,random,zeros     what values do to the time
-  opreplay traces/faster_rcnn.jsonl -o results.json --resume           go on after Ctrl-C, or a crash of the machine
-  opreplay traces/faster_rcnn.jsonl --mode jit,compile,onnxruntime     under compilers, checked against eager
-  opreplay traces/faster_rcnn.jsonl --threads 1,2,4 --sweep            which operators gain by threads
-  opreplay traces/faster_rcnn.jsonl --sequence                         the whole step, with its dataflow
-  opreplay traces/faster_rcnn.jsonl --top 20 --nsys -o top.json        kernels of each call, by Nsight Systems
-  opreplay traces/faster_rcnn.jsonl --device cuda --ncu -o all.json    counters of its kernels, by Nsight Compute
-  opreplay traces/faster_rcnn.jsonl --profile -o all.json              a timeline for Perfetto, by torch's profiler
-  opreplay samples/nms                                                 a sample that ships
-  opreplay samples --tag ForLoop --mode eager,compile                  all with a property
-  opreplay traces/faster_rcnn.jsonl --device cuda --exec-mode events --cache cold
+  opreplay trace:faster_rcnn
+  opreplay trace:faster_rcnn --op 'aten.index*' --op 'aten.sort*' --precision 0.01
+  opreplay trace:faster_rcnn --module 'backbone.*' --top 20 -o backbone.csv
+  opreplay trace:faster_rcnn --unit module --module 'backbone.layer1.*'    each block as one case
+  opreplay trace:faster_rcnn --values recorded,random,zeros                what values do to the time
+  opreplay trace:faster_rcnn -o results.json --resume                      go on after Ctrl-C, or a crash of the machine
+  opreplay trace:faster_rcnn --mode jit,compile,onnxruntime                under compilers, checked against eager
+  opreplay trace:faster_rcnn --threads 1,2,4 --sweep                       which operators gain by threads
+  opreplay trace:faster_rcnn --sequence                                    the whole step, with its dataflow
+  opreplay trace:faster_rcnn --top 20 --nsys -o top.json                   kernels of each call, by Nsight Systems
+  opreplay trace:faster_rcnn --device cuda --ncu -o all.json               counters of its kernels, by Nsight Compute
+  opreplay trace:faster_rcnn --profile -o all.json                         a timeline for Perfetto, by torch's profiler
+  opreplay sample:nms                                                      a sample that ships
+  opreplay samples --tag ForLoop --mode eager,compile                      all with a property
+  opreplay trace:faster_rcnn --device cuda --exec-mode events --cache cold
 """
+
+
+ONE_TRACE = "one trace is replayed at a time; opgrip trace merge joins those of one program"
 
 
 @titled("results")
@@ -56,6 +60,7 @@ class Output:
     force: bool = option(False, "replace an existing file", short="-f")
     append: bool = option(False, "add the rows to an existing file's (.json, .csv)", only=("single cases",))
     resume: bool = option(False, "go on where an interrupted replay to --output stopped", only=("single cases",))
+    list: bool = option(False, "list the cases that would run, and run none", only=("single cases",))
     strict: bool = option(False, "exit with status 1 where a case is not ok")
 
     @property
@@ -72,12 +77,12 @@ def option_classes() -> list[type]:
 
 def make_parser() -> argparse.ArgumentParser:
     """The command's options."""
-    parser = OneLineParser("opreplay", description=DESCRIPTION, epilog=EXAMPLES)
+    parser = OneLineParser("opreplay", description=DESCRIPTION, epilog=EXAMPLES, surplus=ONE_TRACE)
     parser.add_argument(
         "trace",
         type=Path,
         metavar="TRACE",
-        help="a file that opcapture wrote; samples, samples/NAME, or a folder that grip wrote",
+        help="a file that opcapture wrote; samples, sample:NAME, or a folder that grip wrote",
     )
     add_all_options(parser, option_classes())
     add_debug(parser)
@@ -97,15 +102,18 @@ def job_of(args: argparse.Namespace) -> Job:
     ------
     UserError : for options that do not go together
     """
+    from opgrip.replay.cases.sources import source_of
+    from opgrip.replay.workers.job import Job
+
     target = str(args.trace)
     source = source_of(target)
     if args.sequence:
         refuse_options(args, option_classes(), ("single cases",), "leave it out with --sequence")
     refuse_options(args, option_classes(), source.lacks, source.hint)
     if not source.in_program:
-        if args.cache == PROGRAM:
+        if PROGRAM in args.cache:
             raise UserError("samples stand in no program that --cache program could follow", "use warm or cold")
-        args.cache = args.cache or WARM
+        args.cache = args.cache or (WARM,)
     return Job(target, from_arguments(Selection, args), plan_of(args))
 
 

@@ -14,6 +14,7 @@ import torch
 from opgrip.replay.analyses import Analysis, Session, analyses, in_order
 from opgrip.replay.measuring.measure import CachedRows
 from opgrip.replay.measuring.results import Result
+from opgrip.replay.operators.devices import check_present, is_accelerator, name_of
 from opgrip.replay.options import Output, job_of, make_parser
 from opgrip.replay.outcome import Results, write_results
 from opgrip.replay.reports import report_for
@@ -22,13 +23,13 @@ from opgrip.replay.workers.ahead import make_ahead, rows_ahead
 from opgrip.replay.workers.job import Job, Loaded
 from opgrip.replay.workers.journal import Journal, journal_path
 from opgrip.replay.workers.supervisor import supervise
-from opgrip.traces.devices import check_device
 from opgrip.traces.errors import UserError, in_words_of_python
 from opgrip.traces.keywords import arguments_of
 from opgrip.traces.machine import available_memory
 from opgrip.traces.options import flag_of, from_arguments, words_in
 from opgrip.traces.output import check_writable
 from opgrip.traces.progress import QuietReporter, Reporter
+from opgrip.traces.words import counted
 
 
 def replay(trace: str | Path, **options: Any) -> Results:
@@ -44,7 +45,7 @@ def replay(trace: str | Path, **options: Any) -> Results:
 
     Parameters
     ----------
-    trace : a file that `Capture` or `opcapture` wrote; `samples`, `samples/NAME`, or a folder that `grip` wrote
+    trace : a file that `Capture` or `opcapture` wrote; `samples`, `sample:NAME`, or a folder that `grip` wrote
     options : those of `opreplay --help` by their long names, with `_` for `-`. Where an option takes several, a list
 
     Raises
@@ -54,7 +55,7 @@ def replay(trace: str | Path, **options: Any) -> Results:
         read or written
     """
     with in_words_of_python():
-        args = arguments_of(make_parser(), [str(trace)], options, excluded=("strict", "sequence"))
+        args = arguments_of(make_parser(), [str(trace)], options, excluded=("strict", "sequence", "list"))
         output = from_arguments(Output, args)
         if is_whole(output):
             assert output.output is not None, "is_whole asks for it"
@@ -117,13 +118,16 @@ class Replay:
         self.output = from_arguments(Output, args)
         self._check_output(args.sequence)
         job = job_of(args)
-        loaded = job.load()
-        for note in loaded.notes:
+        with reporter.reading(job.trace):
+            loaded = job.load()
+        for note in (*loaded.notes, *job.plan.points.notes):
             reporter.say(note)
         device = loaded.settings.device
-        job.plan.timing.check_device(str(check_device(device)))
+        check_present(device)
+        job.plan.timing.check_device(device)
         limits = job.plan.limits
-        limits = replace(limits, memory_limit=limits.memory_limit or available_memory(device))
+        if not is_accelerator(device):
+            limits = replace(limits, memory_limit=limits.memory_limit or available_memory(device))
         self.job: Job = replace(job, plan=replace(job.plan, limits=limits))
         self.loaded: Loaded = replace(loaded, settings=replace(loaded.settings, limits=limits))
 
@@ -131,19 +135,20 @@ class Replay:
     def header(self) -> dict[str, Any]:
         """Where results come from, as files say it."""
         device = self.loaded.settings.device
-        name = torch.cuda.get_device_name(device) if device.startswith("cuda") else device
         seed = self.job.plan.inputs.seed
-        return {"trace": self.job.trace, "torch": torch.__version__, "device": name, "seed": seed}
+        return {"trace": self.job.trace, "torch": torch.__version__, "device": name_of(device), "seed": seed}
 
     def run(self) -> ReplayOutcome:
         """Run the cases, let the analyses add to them, and write the output."""
-        output, header = self.output, self.header
+        output = self.output
         requested = self._analyses()
         self.job.plan.energy.check(self.loaded.settings.device)
         earlier = []
         if output.append and output.output is not None and output.output.exists():
             earlier = read_results(output.output)
         rows, interrupted = self._run_cases()
+        # asked for now that no worker needs the device: to ask makes a context
+        header = self.header
         if interrupted:
             return ReplayOutcome(
                 Results(rows, header), interrupted=True, analyses=[item for item in requested if item.prints_partial]
@@ -215,7 +220,7 @@ class Replay:
                 rows = journal.rows
             remaining = len(loaded.cases) - len(rows)
             compiled = self._compile(rows)
-            doing = f"replaying {remaining} cases on {loaded.settings.device}"
+            doing = f"replaying {counted(remaining, 'case')} on {loaded.settings.device}"
             try:
                 with self._reporter.doing(doing, remaining) as advance:
                     for case_rows in supervise(
@@ -235,7 +240,9 @@ class Replay:
         if not ahead:
             return {}
         limits, cases = self.job.plan.limits, len(self.loaded.cases) - len(done)
-        with self._reporter.doing(f"compiling {len(ahead)} rows of {cases} cases", len(ahead)) as advance:
+        with self._reporter.doing(
+            f"compiling {counted(len(ahead), 'row')} of {counted(cases, 'case')}", len(ahead)
+        ) as advance:
             try:
                 return make_ahead(
                     self.job, self.loaded, ahead, limits.compilers, limits.timeout, self._may_fork, advance

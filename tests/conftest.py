@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 from turns import turn
 
 from opgrip.capture.grips.source import proof
-from opgrip.replay.modes.jax_runtime import THREADS
+from opgrip.replay.modes.conversions.jax_runtime import THREADS
 
 # modules that tests have a process import leave no files beside them
 os.environ["PYTHONDONTWRITEBYTECODE"] = "1"

@@ -26,7 +26,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
-IMPORTED = ("opgrip.capture.opcapture", "opgrip.replay.opreplay", "opgrip.tools.opgrip", "torch._dynamo.guards")
+IMPORTED = (
+    *("opgrip.capture.opcapture", "opgrip.capture.command"),
+    *("opgrip.replay.opreplay", "opgrip.replay.replay", "opgrip.replay.sequences.report"),
+    *("opgrip.tools.opgrip", "torch._dynamo.guards"),
+)
 """What the commands import, and a capture when it begins."""
 
 READ_AT_START = ("PYTHON", "OMP_", "MKL_", "TORCH", "KINETO", "LD_", "MALLOC", "GLIBC")
@@ -46,7 +50,11 @@ def used_s() -> float:
 
 
 def run_forked(
-    argv: Sequence[str], cwd: Path | None = None, env: Mapping[str, str] | None = None, timeout: float = 600
+    argv: Sequence[str],
+    cwd: Path | None = None,
+    env: Mapping[str, str] | None = None,
+    timeout: float = 600,
+    terminal: int | None = None,
 ) -> subprocess.CompletedProcess[str]:
     """Run a Python program with its output captured.
 
@@ -55,12 +63,13 @@ def run_forked(
     argv : what follows `python`: a file, `-m` and a module or `-c` and code, then arguments
     env : its whole environment, by default this process's
     timeout : seconds, after which it is killed and `subprocess.TimeoutExpired` raised
+    terminal : a file that its standard output is, in place of being captured
     """
     request = {"argv": list(argv), "cwd": str(cwd or Path.cwd()), "env": dict(os.environ if env is None else env)}
     mine, theirs = socket.socketpair()
     with mine, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err, open(os.devnull, "rb") as none:
         with theirs:
-            files = [theirs.fileno(), none.fileno(), out.fileno(), err.fileno()]
+            files = [theirs.fileno(), none.fileno(), out.fileno() if terminal is None else terminal, err.fileno()]
             socket.send_fds(_control(), [json.dumps(request).encode()], files)
         mine.settimeout(timeout)
         child = 0

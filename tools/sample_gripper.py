@@ -21,10 +21,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar, overload
 
+from opgrip.capture.choices import CALLS, GRIPS
 from opgrip.capture.grips.gripping import Grips
 from opgrip.capture.grips.patterns import parse_pattern
 from opgrip.capture.grips.recorded import RecordedSample
-from opgrip.capture.grips.watch import CALLS, Keep
+from opgrip.capture.grips.watch import Keep
 from opgrip.samples.tags import Tag
 from opgrip.traces.errors import UserError
 from opgrip.traces.tensor_file import load_safetensors
@@ -32,9 +33,6 @@ from opgrip.traces.tensor_file import load_safetensors
 __all__ = ["Gripper", "Gripping", "RecordedSample", "grip"]
 
 Function = TypeVar("Function", bound=Callable[..., Any])
-
-SAMPLES = "samples"
-"""The folder that samples are written into."""
 
 
 class Gripping:
@@ -86,7 +84,7 @@ class Gripper:
         calls: int = CALLS,
         tags: Iterable[str] = (),
         name: str | None = None,
-        to: str | Path = SAMPLES,
+        to: str | Path = GRIPS,
         by_reference: bool = False,
     ) -> Callable[[Function], Function]: ...
 
@@ -98,7 +96,7 @@ class Gripper:
         calls: int = CALLS,
         tags: Iterable[str] = (),
         name: str | None = None,
-        to: str | Path = SAMPLES,
+        to: str | Path = GRIPS,
         by_reference: bool = False,
     ) -> Any:
         """A decorator that keeps a function's calls, and writes them as a sample at the end of the program.
@@ -129,7 +127,7 @@ class Gripper:
         calls: int = CALLS,
         tags: Iterable[str] = (),
         name: str | None = None,
-        to: str | Path = SAMPLES,
+        to: str | Path = GRIPS,
         by_reference: bool = False,
     ) -> Gripping:
         """Grip functions by their names, wherever they are, in a block or until the program ends.

@@ -1,7 +1,23 @@
 """The trace: its records, its files, and what is kept of values."""
 
-from opgrip.traces.errors import UserError
-from opgrip.traces.reader import TraceReader, read
-from opgrip.traces.trace import Trace, load
+from typing import TYPE_CHECKING
+
+from opgrip.traces.lazy import load_on_demand
+
+if TYPE_CHECKING:
+    from opgrip.traces.errors import UserError as UserError
+    from opgrip.traces.reader import TraceReader as TraceReader
+    from opgrip.traces.reader import read as read
+    from opgrip.traces.trace import Trace as Trace
+    from opgrip.traces.trace import load as load
 
 __all__ = ["Trace", "TraceReader", "UserError", "load", "read"]
+
+PUBLIC = {
+    "Trace": "opgrip.traces.trace",
+    "TraceReader": "opgrip.traces.reader",
+    "UserError": "opgrip.traces.errors",
+    "load": "opgrip.traces.trace",
+    "read": "opgrip.traces.reader",
+}
+load_on_demand(__name__)

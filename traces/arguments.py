@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from opgrip.traces.errors import FormatError
+from opgrip.traces.limits import check_hashes
 from opgrip.traces.names import DTYPES, LAYOUTS, MEMORY_FORMATS, Json, device_name, plain_name, sizes
 from opgrip.traces.object_forms import object_decoders, object_encoders
 from opgrip.traces.objects import children, with_children
@@ -184,6 +185,12 @@ def _decode_complex(body: list[Json]) -> complex:
     return complex(decode(real), decode(imaginary))
 
 
+def _decode_dict(body: list[Json]) -> dict[Any, Any]:
+    entries = [(decode(key), decode(item)) for key, item in body]
+    check_hashes([key for key, _ in entries])
+    return dict(entries)
+
+
 def _decode_generator(body: Mapping[str, Json]) -> GeneratorSpec:
     return GeneratorSpec(device_name(body["device"]), int(body["seed"]))
 
@@ -219,7 +226,7 @@ _DECODERS: dict[str, Callable[[Any], Any]] = {
     "float": _decode_float,
     "complex": _decode_complex,
     "tuple": lambda body: tuple(decode(item) for item in body),
-    "dict": lambda body: {decode(key): decode(item) for key, item in body},
+    "dict": _decode_dict,
     "size": lambda body: torch.Size(sizes(body)),
     "dtype": lambda body: DTYPES.get(body) or Opaque(f"{body} dtype"),
     "device": _decode_device,

@@ -3,28 +3,61 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import os
+import re
 import sys
 import traceback
 from collections.abc import Callable, Sequence
 from importlib import metadata
-from typing import NoReturn
-
-import torch
+from typing import Any, NoReturn
 
 from opgrip.traces.errors import UserError
+from opgrip.traces.limits import UNBOUNDED_HELP
+from opgrip.traces.suggestions import did_you_mean
 
 USAGE_ERROR = 2
 INTERRUPTED = 130
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
+"""Numbers of errors where a device takes no more."""
 
 
 class OneLineParser(argparse.ArgumentParser):
-    """An argument parser whose errors are one line, and whose help keeps the layout of its text."""
+    """An argument parser whose errors are one line, and whose help keeps the layout of its text.
 
-    def __init__(self, *args: object, **kwargs: object) -> None:
+    Parameters
+    ----------
+    surplus : what to do about an argument too many; empty where there is nothing to say
+    """
+
+    def __init__(self, *args: object, surplus: str = "", **kwargs: object) -> None:
+        self._surplus = surplus
         kwargs.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
         kwargs.setdefault("allow_abbrev", False)
         super().__init__(*args, **kwargs)  # type: ignore[arg-type]
+
+    def parse_known_args(  # type: ignore[override]
+        self, args: Any = None, namespace: Any = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        """Parse; an argument that is not known is an error of the command or verb that it was given to."""
+        namespace, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            self._refuse(unknown[0])
+        return namespace, unknown
+
+    def _refuse(self, argument: str) -> NoReturn:
+        if argument.startswith("-") and argument != "-":
+            flag = argument.partition("=")[0]
+            options = {option.lstrip("-"): option for option in self._option_string_actions if option.startswith("--")}
+            hint = did_you_mean(flag.lstrip("-"), options, form="--{}")
+            self.error(f"there is no option {flag}{f': {hint}' if hint else ''}")
+        self.error(f"{argument!r} is one argument too many{f': {self._surplus}' if self._surplus else ''}")
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            names = list(map(str, action.choices))
+            hint = did_you_mean(str(value), names, f"choose from {', '.join(names)}")
+            raise argparse.ArgumentError(action, f"{value!r} is no choice: {hint}")
 
     def error(self, message: str) -> NoReturn:
         """Say in one line what is wrong with the command line, and exit."""
@@ -36,6 +69,12 @@ def add_debug(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
 
 
+def add_reading(parser: argparse.ArgumentParser, partial: str) -> None:
+    """Give a command that reads traces its `--partial`, which does what is said, and its `--unbounded`."""
+    parser.add_argument("--partial", action="store_true", help=partial)
+    parser.add_argument("--unbounded", action="store_true", help=UNBOUNDED_HELP)
+
+
 def add_version(parser: argparse.ArgumentParser) -> None:
     """Give a command its `--version`."""
     parser.add_argument("--version", action=_ShowVersion, nargs=0, help="show the versions of opgrip and of torch")
@@ -43,7 +82,7 @@ def add_version(parser: argparse.ArgumentParser) -> None:
 
 class _ShowVersion(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        print(f"opgrip {metadata.version('opgrip')}, torch {torch.__version__}")
+        print(f"opgrip {metadata.version('opgrip')}, torch {metadata.version('torch')}")
         parser.exit()
 
 
@@ -73,10 +112,26 @@ def run_command(
         print(f"{prog}: interrupted", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:
-        # Python flushes stdout again at exit, which would complain once more.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _leave_stdout()
         return 0
+    except SystemExit as error:
+        # rich ends the process where nobody reads
+        if not isinstance(error.__context__, BrokenPipeError):
+            raise
+        _leave_stdout()
+        return 0
+    except OSError as error:
+        if error.errno not in NO_ROOM:
+            raise
+        _leave_stdout()
+        print(f"{prog}: error: the output cannot be written: {(error.strerror or '').lower()}", file=sys.stderr)
+        return USAGE_ERROR
     return status
+
+
+def _leave_stdout() -> None:
+    """Let what Python flushes at its exit go nowhere: it would complain once more."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def printable(text: object) -> str:
@@ -95,12 +150,10 @@ def positive(text: str) -> int:
 
 def seed(text: str) -> int:
     """A seed as torch takes it."""
-    try:
-        number = int(text)
-        torch.Generator().manual_seed(number)
-    except (ValueError, RuntimeError) as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of 64 bits") from error
-    return number
+    match = re.fullmatch(r"\s*[-+]?\d+\s*", text)
+    if match is None or not -(1 << 63) <= int(text) < 1 << 64:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of 64 bits")
+    return int(text)
 
 
 def not_negative(text: str) -> int:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-import torch
+from typing import TYPE_CHECKING
 
+from opgrip.traces.causes import cause_of
 from opgrip.traces.errors import UserError
+
+if TYPE_CHECKING:
+    import torch
 
 
 def check_device(name: str) -> torch.device:
@@ -14,12 +18,16 @@ def check_device(name: str) -> torch.device:
     ------
     UserError : where torch does not know it or this machine lacks it
     """
+    import torch
+
     try:
         device = torch.device(name)
+    except RuntimeError as error:
+        raise UserError(f"{name!r} is no device that torch knows", "name one such as cpu, cuda or cuda:1") from error
+    try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError, ImportError, AttributeError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise UserError(
-            f"no device {name!r} here ({reason[:120]})", "choose another with --device, such as cpu"
-        ) from error
+        kind = name if ":" in name else device.type.upper()
+        problem = f"no {kind} device here: {cause_of(error)}"
+        raise UserError(problem, "choose another with --device, such as cpu") from error
     return device

@@ -6,6 +6,9 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+SWITCHES = ("append", "force", "partial", "resume")
+"""Flags that take no value, as far as messages advise them."""
+
 
 class UserError(Exception):
     """What is wrong, and what to do about it: commands print it as one line and exit with status 2.
@@ -45,7 +48,11 @@ def in_words_of_python() -> Iterator[None]:
 
 
 def _with_keywords(text: str) -> str:
-    return re.sub(r"--([a-z][a-z-]*)", lambda flag: f"{flag[1].replace('-', '_')}=", text)
+    return re.sub(r"--([a-z][a-z-]*)", lambda flag: _keyword(flag[1].replace("-", "_")), text)
+
+
+def _keyword(word: str) -> str:
+    return f"{word}=True" if word in SWITCHES else f"{word}="
 
 
 class FormatError(ValueError):
@@ -53,9 +60,17 @@ class FormatError(ValueError):
 
 
 def one_line(error: BaseException, most: int = 200) -> str:
-    """An error's class and message on one line, the message cut to so many characters."""
+    """An error's class and message on one line, the message cut after a word where it has more characters."""
     try:
-        text = " ".join(str(error).split())[:most]
+        text = shortened(" ".join(str(error).split()), most)
     except Exception:
         text = "its message cannot be had"
     return f"{type(error).__name__}: {text}"
+
+
+def shortened(text: str, most: int) -> str:
+    """A text of at most so many characters: whole words of it, and `...` where it goes on."""
+    if len(text) <= most:
+        return text
+    start = text[: most - 3]
+    return f"{start.rpartition(' ')[0] or start} ..."

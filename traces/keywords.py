@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Collection, Mapping, Sequence
-from difflib import get_close_matches
 from typing import Any
 
-import torch
-
 from opgrip.traces.errors import UserError
-from opgrip.traces.names import plain_name
 from opgrip.traces.options import Repeated
+from opgrip.traces.suggestions import did_you_mean
 
 OF_COMMANDS = ("help", "version", "debug")
 """Options that say what a command prints."""
@@ -48,9 +45,8 @@ def arguments_of(
     }
     for name, value in keywords.items():
         if name not in options:
-            near = get_close_matches(name, options, 1)
-            hint = f": did you mean {near[0]!r}?" if near else ""
-            raise TypeError(f"got an unexpected keyword argument {name!r}{hint}")
+            hint = did_you_mean(name, options, form="{!r}")
+            raise TypeError(f"got an unexpected keyword argument {name!r}{f': {hint}' if hint else ''}")
         if value is not None:
             setattr(args, name, _value(options[name], value))
     return args
@@ -69,6 +65,10 @@ def _value(option: argparse.Action, value: Any) -> Any:
 
 
 def _text(value: Any) -> str:
+    import torch
+
+    from opgrip.traces.names import plain_name
+
     return plain_name(value) if isinstance(value, torch.dtype) else str(value)
 
 

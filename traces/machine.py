@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import platform
 from pathlib import Path
-
-import torch
+from typing import Any
 
 CGROUP = Path("/sys/fs/cgroup")
+USUAL_CACHE = 32 << 20
+"""Of a machine that does not say."""
 SHARE_OF_FREE = 0.9
 """Of the memory that is free, for cases."""
 
@@ -23,23 +24,27 @@ def cache_folder() -> Path:
 
 def processor(device: str) -> list[str]:
     """What compiled code depends on: the processor's name and instructions, or the GPU's name."""
-    if torch.device(device).type == "cuda":
-        return [torch.cuda.get_device_name(device)]
+    import torch
+
+    module = _module_of(device)
+    if module is not None:
+        return [str(module.get_device_name(device))]
     names = (line.split(":", 1)[1].strip() for line in lines("/proc/cpuinfo") if line.startswith("model name"))
     return [platform.machine(), next(names, ""), torch.backends.cpu.get_cpu_capability()]
 
 
 def last_cache_bytes(device: str) -> int:
     """Size of the last cache that a core or a device shares; 32 MB where the system does not say."""
-    if torch.device(device).type == "cuda":
-        return int(torch.cuda.get_device_properties(device).L2_cache_size)
+    module = _module_of(device)
+    if module is not None:
+        return int(getattr(module.get_device_properties(device), "L2_cache_size", 0)) or USUAL_CACHE
     # per instance, where sysconf gives the sum of all
     for index in (3, 2):
         text = "".join(lines(f"/sys/devices/system/cpu/cpu0/cache/index{index}/size"))
         if text.endswith("K") and text[:-1].isdigit():
             return int(text[:-1]) << 10
     names = [name for name in ("SC_LEVEL3_CACHE_SIZE", "SC_LEVEL2_CACHE_SIZE") if name in os.sysconf_names]
-    return next((size for size in map(os.sysconf, names) if size > 0), 32 << 20)
+    return next((size for size in map(os.sysconf, names) if size > 0), USUAL_CACHE)
 
 
 def available_memory(device: str) -> int | None:
@@ -50,9 +55,18 @@ def available_memory(device: str) -> int | None:
 
 def free_memory(device: str) -> int | None:
     """Bytes that are free on a device; None where the system does not say."""
-    if torch.device(device).type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
+    module = _module_of(device)
+    if module is not None:
+        return int(module.mem_get_info(device)[0]) if hasattr(module, "mem_get_info") else None
     return min((value for value in (_meminfo(), _cgroup()) if value is not None), default=None)
+
+
+def _module_of(device: str) -> Any:
+    """The part of torch that knows an accelerator; None for the CPU."""
+    import torch
+
+    kind = torch.device(device).type
+    return None if kind in ("cpu", "meta") else getattr(torch, kind)
 
 
 def _meminfo() -> int | None:

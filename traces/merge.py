@@ -30,24 +30,29 @@ from opgrip.traces.records import (
     Values,
     listed,
 )
+from opgrip.traces.shipped import trace_file
 from opgrip.traces.tensor_file import HEADER_FIELD
 from opgrip.traces.tensor_specs import map_values
 from opgrip.traces.writer import TraceWriter
 
 
-def merge(paths: Sequence[Path], output: Path, force: bool = False, partial: bool = False) -> None:
-    """Write one trace with the calls of all, on one clock. What several have alike, it has once.
+def merge(
+    paths: Sequence[Path], output: Path, force: bool = False, partial: bool = False, unbounded: bool = False
+) -> End:
+    """Write one trace with the calls of all, on one clock, and give its end. What several have alike, it has once.
 
     Parameters
     ----------
     force : replace an existing file
     partial : take what there is of cut and damaged traces
+    unbounded : as `TraceReader` has it
 
     Raises
     ------
-    UserError : for a file that is no trace, or is cut and `partial` is false; nothing is written then
+    UserError : for a file that is no trace, is named twice, or is cut and `partial` is false; nothing is written then
     """
-    headers = [read_header(path).fields for path in paths]
+    _check_once(paths)
+    headers = [read_header(path, unbounded).fields for path in paths]
     starts = [header.get("started_unix_ns") for header in headers]
     known_starts = [start for start in starts if isinstance(start, int)]
     merged = headers[0] | {"processes": headers}
@@ -57,8 +62,10 @@ def merge(paths: Sequence[Path], output: Path, force: bool = False, partial: boo
     try:
         join = _Join(writer)
         for process, (path, start) in enumerate(zip(paths, starts, strict=True)):
-            join.add(path, process, start - min(known_starts) if isinstance(start, int) else 0, partial)
-        writer.write(join.end())
+            reader = TraceReader(path, unbounded)
+            join.add(reader, process, start - min(known_starts) if isinstance(start, int) else 0, partial)
+        end = join.end()
+        writer.write(end)
         writer.close()
     except KeyError as error:
         writer.discard()
@@ -66,6 +73,18 @@ def merge(paths: Sequence[Path], output: Path, force: bool = False, partial: boo
     except BaseException:
         writer.discard()
         raise
+    return end
+
+
+def _check_once(paths: Sequence[Path]) -> None:
+    """Raise `UserError` where a file is named twice, by whatever path."""
+    path_of_file: dict[Path, Path] = {}
+    for path in paths:
+        file = trace_file(path).resolve()
+        if file in path_of_file:
+            same = "" if path_of_file[file] == path else f", as {path_of_file[file]} too"
+            raise UserError(f"{path} is named twice{same}", "name each trace once: its calls would count twice")
+        path_of_file[file] = path
 
 
 _OWN = ("format", "version", "rank", HEADER_FIELD)
@@ -91,9 +110,8 @@ class _Join:
         self._newest = -1
         self._end = End(0, 0, 0)
 
-    def add(self, path: Path, process: int, shift_ns: int, partial: bool) -> None:
+    def add(self, reader: TraceReader, process: int, shift_ns: int, partial: bool) -> None:
         """Write the records of one file."""
-        reader = TraceReader(path)
         numbers, first_storage = _Numbers(), self._newest + 1
         for record in reader:
             match record:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from opgrip.traces.errors import FormatError
+from opgrip.traces.limits import check_hashes
 from opgrip.traces.names import LIMIT, Json
 from opgrip.traces.objects import ArraySpec, ModuleSpec, NamedSpec, ObjectSpec, SameSpec, ScalarSpec, SharedSpec
 from opgrip.traces.tensor_specs import TensorSpec
@@ -102,8 +103,8 @@ def object_decoders(decode: Decode) -> dict[str, Decode]:
         "named": lambda body: NamedSpec(_name(body)),
         "shared": lambda body: SharedSpec(_number(body["id"]), decode(body["value"])),
         "same": lambda body: SameSpec(_number(body)),
-        "set": lambda body: set(_list(body, decode)),
-        "frozenset": lambda body: frozenset(_list(body, decode)),
+        "set": lambda body: set(_members(body, decode)),
+        "frozenset": lambda body: frozenset(_members(body, decode)),
         "slice": decode_slice,
         "range": lambda body: range(*_list(body, _whole)),
         "bytes": _bytes,
@@ -115,6 +116,12 @@ def _list(body: Json, read: Decode) -> list[Any]:
     if not isinstance(body, list):
         raise FormatError(f"{str(body)[:60]} is not a list")
     return [read(item) for item in body]
+
+
+def _members(body: Json, read: Decode) -> list[Any]:
+    members = _list(body, read)
+    check_hashes(members)
+    return members
 
 
 def _name(body: Json) -> str:

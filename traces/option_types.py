@@ -6,9 +6,7 @@ import argparse
 import os
 import re
 
-from opgrip.traces.arguments import DTYPES
 from opgrip.traces.command import positive
-from opgrip.traces.names import plain_name
 
 LEAST_BYTES = 1 << 20
 """Whoever gives fewer forgot the unit."""
@@ -59,6 +57,9 @@ def tolerance(text: str) -> float:
 
 def floating_dtype(text: str) -> str:
     """The name of a floating-point dtype."""
+    from opgrip.traces.arguments import DTYPES
+    from opgrip.traces.names import plain_name
+
     dtype = DTYPES.get(text)
     if dtype is None or not dtype.is_floating_point:
         raise argparse.ArgumentTypeError(f"{text!r} is no floating-point dtype such as float32 or bfloat16")

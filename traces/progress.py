@@ -4,13 +4,25 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
 from time import monotonic
+from typing import TypeAlias
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from opgrip.traces.terminal import console_for
 
 REDRAW_S = 0.1
+LARGE_BYTES = 20_000_000
+"""Of a file that takes seconds to read."""
+
+Tell: TypeAlias = Callable[[str, int, int], None]
+"""Is told what part of a task is done, and how many of how many steps of it."""
+
+
+def tell_nobody(part: str, done: int, total: int) -> None:
+    """Tell nobody."""
 
 
 class Reporter:
@@ -23,7 +35,7 @@ class Reporter:
 
     def __init__(self, prog: str) -> None:
         self.prog = prog
-        self.console = Console(stderr=True, highlight=False)
+        self.console = console_for(stderr=True)
 
     def say(self, text: str) -> None:
         """One line that stays."""
@@ -34,11 +46,15 @@ class Reporter:
         self.say(text)
 
     @contextmanager
-    def doing(self, text: str, total: int | None = None) -> Iterator[Callable[[], None]]:
+    def doing(self, text: str, total: int | None = None, measures: bool = True) -> Iterator[Callable[[], None]]:
         """A task that runs while the block does; on a terminal it is shown with how far it is, and then goes.
 
         Yields what is to be called when one of `total` steps is done. The display is drawn then and not by a thread
         of its own, which would take time from what is measured.
+
+        Parameters
+        ----------
+        measures : whether the task measures something; else a thread shows how long it has taken
         """
         if not (self.console.is_terminal or self.console.is_jupyter):
             self.begin(text)
@@ -46,7 +62,10 @@ class Reporter:
             return
         columns = [TextColumn("{task.description}", markup=False)]
         steps = [BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()] if total is not None else []
-        with Progress(*columns, *steps, console=self.console, transient=True, auto_refresh=False) as progress:
+        left = [TextColumn("left"), TimeRemainingColumn()] if steps else []
+        elapsed = [] if measures or steps else [TimeElapsedColumn()]
+        shown = (*columns, *steps, *left, *elapsed)
+        with Progress(*shown, console=self.console, transient=True, auto_refresh=not measures) as progress:
             task = progress.add_task(text, total=total)
             progress.refresh()
             drawn = monotonic()
@@ -59,6 +78,36 @@ class Reporter:
                     drawn = monotonic()
 
             yield advance
+
+    @contextmanager
+    def following(self, text: str) -> Iterator[Tell]:
+        """The same for a task of several parts, whose steps are not known before: yields what is told how far it is."""
+        if not (self.console.is_terminal or self.console.is_jupyter):
+            self.begin(text)
+            yield tell_nobody
+            return
+        columns = [TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn()]
+        with Progress(
+            *(*columns, TimeElapsedColumn()), console=self.console, transient=True, auto_refresh=False
+        ) as progress:
+            task = progress.add_task(text, total=None)
+            progress.refresh()
+
+            def tell(part: str, done: int, total: int) -> None:
+                progress.update(task, description=f"{text}: {part}", completed=done, total=total)
+                progress.refresh()
+
+            yield tell
+
+    def reading(self, path: str | Path) -> AbstractContextManager[object]:
+        """A file that is read: told on a terminal, and elsewhere where it is so large that it takes long."""
+        try:
+            size = Path(path).stat().st_size
+        except OSError:
+            size = 0
+        text = f"reading {path}" + (f", {size / 1e6:,.0f} MB" if size >= LARGE_BYTES else "")
+        is_shown = size >= LARGE_BYTES or self.console.is_terminal
+        return self.doing(text) if is_shown else nullcontext()
 
 
 class QuietReporter(Reporter):

@@ -12,13 +12,19 @@ from pathlib import Path
 
 from opgrip.traces.arguments import FormatError
 from opgrip.traces.errors import UserError
+from opgrip.traces.limits import UNKNOWN_NAMES, Meter, check_nesting
 from opgrip.traces.record_forms import from_json, unknown_fields
 from opgrip.traces.records import FORMAT, MAJOR, Calls, End, Header, Record, Signature
+from opgrip.traces.shipped import trace_file
 from opgrip.traces.streams import Damage, read_chunks
 
 
 class TraceReader:
     """Iterates over the records of a trace file, in memory that does not grow with it.
+
+    Parameters
+    ----------
+    unbounded : read a file that goes beyond the bounds of `limits.py`, for one whose origin is trusted
 
     Attributes
     ----------
@@ -27,19 +33,24 @@ class TraceReader:
     records : how many records were read, those passed over included
     """
 
-    def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
+    def __init__(self, path: str | Path, unbounded: bool = False) -> None:
+        self.path = trace_file(path)
+        self._unbounded = unbounded
+        self._meter: Meter | None = None
         self.missing: str | None = None
         self.unknown: Counter[str] = Counter()
         self.records = 0
+        self._unknown_records = 0
         self._counts: Counter[str] = Counter()
 
     def __iter__(self) -> Iterator[Record]:
         self.missing, self.records = None, 0
         self._counts.clear()
         self.unknown.clear()
+        self._unknown_records = 0
         ended = False
         try:
+            self._meter = None if self._unbounded else Meter(self.path)
             for line in self._lines():
                 record = self._record(line)
                 self.records += 1
@@ -53,7 +64,8 @@ class TraceReader:
             self.missing = f"{self.path} is damaged after record {self.records}: {damage}"
             return
         if not self.records:
-            raise UserError(f"{self.path} is empty", "capture it again")
+            state = "is cut before its first record" if self.path.stat().st_size else "is empty"
+            raise UserError(f"{self.path} {state}", "capture it again")
         if not ended:
             self.missing = f"{self.path} is cut after record {self.records}"
 
@@ -76,13 +88,25 @@ class TraceReader:
 
     def _lines(self) -> Iterator[bytes]:
         pieces: list[bytes] = []
+        length = 0
+        meter = self._meter
         for chunk in read_chunks(self.path):
             *whole, rest = chunk.split(b"\n")
             for line in whole:
-                yield b"".join((*pieces, line))
+                line = b"".join((*pieces, line)) if pieces else line
                 pieces.clear()
+                if meter is not None:
+                    meter.check_line(line)
+                yield line
+            if whole:
+                length = 0
             pieces.append(rest)
+            length += len(rest)
+            if meter is not None:
+                meter.check_pending(length)
         if last := b"".join(pieces):
+            if meter is not None:
+                meter.check_line(last)
             yield last
 
     def _record(self, line: bytes) -> Record | None:
@@ -95,14 +119,23 @@ class TraceReader:
         if not self.records:
             self._check_header(form)
         try:
+            if self._meter is not None:
+                check_nesting(line, form)
             record = from_json(form)
         except (FormatError, RecursionError) as error:
             raise Damage(str(error)) from error
         if record is None:
-            self.unknown[form["type"]] += 1
+            self._unknown_records += 1
+            self._count_unknown(form["type"])
+            if self._meter is not None:
+                self._meter.check_unknown(self._unknown_records)
         else:
-            self.unknown.update(f"{form['type']}.{name}" for name in unknown_fields(form))
+            for name in unknown_fields(form):
+                self._count_unknown(f"{form['type']}.{name}")
         return record
+
+    def _count_unknown(self, name: str) -> None:
+        self.unknown[name if name in self.unknown or len(self.unknown) < UNKNOWN_NAMES else "others"] += 1
 
     def _check_header(self, form: dict[str, object]) -> None:
         if form["type"] != "header" or form.get("format") != FORMAT:
@@ -121,21 +154,25 @@ class TraceReader:
         return UserError(f"{self.path} is not a trace ({reason})", "make one with opcapture")
 
 
-def read(path: str | Path) -> Iterator[Record]:
+def read(path: str | Path, unbounded: bool = False) -> Iterator[Record]:
     """The records of a trace, one after the other; ends early and quietly where the file is cut.
 
     Use `TraceReader` to learn what is missing.
 
+    Parameters
+    ----------
+    unbounded : as `TraceReader` has it
+
     Raises
     ------
-    UserError : where the file is not there, empty, of another kind or of a newer major version
+    UserError : where the file is not there, empty, of another kind or of a newer major version, or beyond a bound
     """
-    return iter(TraceReader(path))
+    return iter(TraceReader(path, unbounded))
 
 
-def read_header(path: str | Path) -> Header:
+def read_header(path: str | Path, unbounded: bool = False) -> Header:
     """The first record of a trace."""
-    for record in TraceReader(path):
+    for record in TraceReader(path, unbounded):
         assert isinstance(record, Header)
         return record
     raise AssertionError("a reader that yields nothing raises")

@@ -12,6 +12,7 @@ from itertools import pairwise
 from typing import Any, TypeVar
 
 from opgrip.traces.arguments import FormatError, Json, Opaque, TensorSpec, decode, encode
+from opgrip.traces.limits import NAME_LENGTH
 from opgrip.traces.records import (
     FORMAT,
     KINDS,
@@ -329,6 +330,8 @@ def _boolean(value: Json) -> bool:
 def _text(value: Json) -> str:
     if not isinstance(value, str):
         raise FormatError(f"{str(value)[:60]!r} stands where text should")
+    if len(value) > NAME_LENGTH:
+        raise FormatError(f"a name of {len(value):,} characters")
     return value
 
 

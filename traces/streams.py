@@ -10,8 +10,10 @@ from types import ModuleType
 from typing import IO, Any, Protocol, cast
 
 from opgrip.traces.errors import MissingFileError, UserError
+from opgrip.traces.shipped import hint_for_missing
 
 CHUNK = 1 << 16
+"""Bytes that are read, and decompressed, at a time."""
 
 
 class ByteSink(Protocol):
@@ -50,8 +52,10 @@ def read_chunks(path: Path) -> Iterator[bytes]:
         with path.open("rb") as raw:
             yield from _decompress(raw, path.name)
     except OSError as error:
-        kind = MissingFileError if isinstance(error, FileNotFoundError) else UserError
-        raise kind(f"{path} cannot be read", (error.strerror or str(error)).lower()) from error
+        reason = (error.strerror or str(error)).lower()
+        if isinstance(error, FileNotFoundError):
+            raise MissingFileError(f"{path} cannot be read", f"{reason}{hint_for_missing(path)}") from error
+        raise UserError(f"{path} cannot be read", reason) from error
 
 
 def _decompress(raw: IO[bytes], name: str) -> Iterator[bytes]:
@@ -66,35 +70,30 @@ def _decompress(raw: IO[bytes], name: str) -> Iterator[bytes]:
 
 def _gunzip(raw: IO[bytes]) -> Iterator[bytes]:
     decompressor = zlib.decompressobj(wbits=31)
-    while chunk := raw.read(CHUNK):
-        while chunk:
-            try:
-                yield decompressor.decompress(chunk)
-            except zlib.error as error:
-                raise Damage(f"its gzip data is broken ({error})") from error
-            chunk = decompressor.unused_data
+    most = 16 * CHUNK
+    while packed := raw.read(CHUNK):
+        data = b""
+        while packed or len(data) == most:
             if decompressor.eof:
                 # files joined with `cat` hold several members
                 decompressor = zlib.decompressobj(wbits=31)
-                if not chunk:
-                    chunk = raw.read(CHUNK)
-                    if not chunk:
-                        return
-    raise Damage("its gzip data is cut")
+            try:
+                data = decompressor.decompress(packed, most)
+            except zlib.error as error:
+                raise Damage(f"its gzip data is broken ({error})") from error
+            yield data
+            packed = decompressor.unused_data if decompressor.eof else decompressor.unconsumed_tail
+    if not decompressor.eof:
+        raise Damage("its gzip data is cut")
 
 
 def _unzstd(raw: IO[bytes]) -> Iterator[bytes]:
     zstandard = _zstandard()
-    decompressor = zstandard.ZstdDecompressor()
-    frame = decompressor.decompressobj()
+    # files joined with `cat` hold several frames
+    reader = zstandard.ZstdDecompressor().stream_reader(raw, read_across_frames=True, closefd=False)
     try:
-        while chunk := raw.read(CHUNK):
-            while chunk:
-                yield frame.decompress(chunk)
-                chunk = b""
-                if frame.eof:
-                    # files joined with `cat` hold several frames, which zstandard 0.19 does not read on its own
-                    chunk, frame = frame.unused_data, decompressor.decompressobj()
+        while chunk := reader.read(CHUNK):
+            yield chunk
     except zstandard.ZstdError as error:
         raise Damage(f"its zstd data is broken ({error})") from error
 

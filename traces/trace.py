@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from html import escape
@@ -12,6 +13,7 @@ import numpy as np
 import pandas as pd
 
 from opgrip.traces.errors import UserError
+from opgrip.traces.labels import are_marks, label_of, labeled
 from opgrip.traces.reader import TraceReader
 from opgrip.traces.records import (
     FUNCTION,
@@ -29,6 +31,7 @@ from opgrip.traces.records import (
 )
 from opgrip.traces.tensor_file import files_beside
 from opgrip.traces.values import ValueModel
+from opgrip.traces.words import counted
 
 HTML_ROWS = 20
 """Operators that a notebook shows."""
@@ -83,7 +86,8 @@ class Trace:
         name = model.get("name") if isinstance(model, dict) else None
         of_model = f" of {name}" if isinstance(name, str) else ""
         lacks = f"; {self.missing}" if self.missing else ""
-        return f"<Trace{of_model}: {len(self.calls):,} calls of {len(self.signatures):,} signatures{lacks}>"
+        holds = f"{counted(len(self.calls), 'call')} of {counted(len(self.signatures), 'signature')}"
+        return f"<Trace{of_model}: {holds}{lacks}>"
 
     def _repr_html_(self) -> str:
         table = self.summary().head(HTML_ROWS).to_html(index=False, float_format="{:.4g}".format, border=0)
@@ -93,14 +97,31 @@ class Trace:
     def own_calls(self) -> pd.DataFrame:
         """The calls that stand for themselves: without those that extension functions and compiled regions made.
 
-        Nor gripped functions, which are there as the calls that they made.
+        Nor gripped functions, which are there as the calls that they made, and marks of `record_function`.
         """
         calls = self.calls
-        return calls[(calls["inside"].isna() | calls["gripped"]) & (calls["kind"] != FUNCTION)]
+        own = (calls["inside"].isna() | calls["gripped"]) & (calls["kind"] != FUNCTION)
+        return calls[own & ~are_marks(calls)]
+
+    @property
+    def labels(self) -> pd.Series[int]:
+        """How often each label of `record_function` was opened, most often first."""
+        labels = self.calls["signature"].map(self._label_by_signature())
+        return labels.dropna().value_counts()
+
+    def within_labels(self, is_selected: Callable[[str], bool]) -> pd.Series[bool]:
+        """Of each of `calls`, whether it ran within a `record_function` whose label is selected."""
+        return labeled(self.calls, self._label_by_signature(), is_selected)
+
+    def _label_by_signature(self) -> dict[int, str]:
+        labels = ((signature.number, label_of(signature)) for signature in self.signatures)
+        return {number: label for number, label in labels if label is not None}
 
     def summary(self, *columns: str) -> pd.DataFrame:
-        """One row an operator, by falling share of time: op, calls, signatures, time_us, share.
+        """One row an operator, by falling share of time: op, calls, signatures, time_us, total_us, share.
 
+        Each call counts to `time_us` and `share` with the median of its signature's calls, so that one that the system
+        interrupted weighs no more than the others; `total_us` is the sum of what they really took.
         Calls that an extension function made count to the function's time, and have no row of their own. A gripped
         function has none: its calls have.
 
@@ -109,32 +130,35 @@ class Trace:
         columns : of `calls`, to have a row for each of their values in place of operators
         """
         own = self.own_calls
+        own = own.assign(typical_ns=own.groupby("signature")["duration_ns"].transform("median"))
         groups = own.groupby(list(columns or ("op",)), observed=True)
-        time_ns = groups["duration_ns"].sum()
+        time_ns = groups["typical_ns"].sum()
         table = pd.DataFrame(
             {
                 "calls": groups.size(),
                 "signatures": groups["signature"].nunique(),
                 "time_us": time_ns / 1e3,
-                "share": time_ns / max(int(time_ns.sum()), 1),
+                "total_us": groups["duration_ns"].sum() / 1e3,
+                "share": time_ns / max(float(time_ns.sum()), 1.0),
             }
         )
         return table.sort_values(["share", "calls"], ascending=False).reset_index()
 
 
-def load(path: str | Path, partial: bool = True) -> Trace:
+def load(path: str | Path, partial: bool | None = None, unbounded: bool = False) -> Trace:
     """A trace file's contents, up to wherever it is whole; `Trace.missing` says what it lacks.
 
     Parameters
     ----------
-    partial : accept a cut or damaged file
+    partial : whether to accept a cut or damaged file; None to accept it and warn
+    unbounded : read a file that goes beyond the bounds of docs/trace-format.md, for one whose origin is trusted
 
     Raises
     ------
     UserError : where the file is not there, empty, of another kind or of a newer major version, or names a file of
-        values that is not beside it; or damaged, and `partial` is false
+        values that is not beside it; beyond a bound; or damaged, and `partial` is false
     """
-    reader = TraceReader(path)
+    reader = TraceReader(path, unbounded)
     header: dict[str, Any] = {}
     signatures: list[Signature] = []
     scopes: list[Scope] = []
@@ -174,7 +198,9 @@ def load(path: str | Path, partial: bool = True) -> Trace:
             case End():
                 end = record
                 header = _with_devices(header, record.devices)
-    if reader.missing and not partial:
+    if reader.missing and partial is None:
+        warnings.warn(f"{reader.missing}: what there is of it is loaded", stacklevel=2)
+    elif reader.missing and not partial:
         raise UserError(reader.missing, "load what there is with --partial")
     calls = _table(blocks, signatures, scopes, threads)
     unfinished = _unfinished_calls(entered, blocks)
@@ -196,8 +222,11 @@ def _unfinished_calls(entered: dict[int, list[Entered]], blocks: list[Calls]) ->
     A call's row can begin later than it was entered: what a capture looks at before the operator runs is not its time.
     """
     unfinished_calls: list[Entered] = []
+    by_thread: dict[int, list[Calls]] = {}
+    for block in blocks:
+        by_thread.setdefault(block.thread, []).append(block)
     for thread, records in entered.items():
-        own = [block for block in blocks if block.thread == thread]
+        own = by_thread.get(thread, [])
         starts, signatures = _column(own, "start_ns"), _column(own, "signature")
         order = np.argsort(starts, kind="stable")
         starts, signatures = starts[order], signatures[order]

@@ -122,7 +122,7 @@ def recorded_calls(folder: Path, classes: Mapping[str, Any]) -> list[GrippedCall
     ------
     UserError : where the files are not there, or a class is not given
     """
-    trace = load(folder / CALLS, partial=False)
+    trace = load(folder / CALLS, partial=False, unbounded=True)
     reading = _Reading(trace, classes)
     return [reading.call(signature) for signature in trace.signatures]
 

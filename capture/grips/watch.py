@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from opgrip.capture.choices import CALLS
 from opgrip.capture.contexts import describe_autocast, describe_context, read_context
 from opgrip.capture.grips.copies import alike, bytes_of, copy_tensors, isolate_from_program
 from opgrip.capture.grips.gripped import Gripped, GrippedCall
@@ -29,10 +30,9 @@ from opgrip.capture.signatures import call_key
 from opgrip.capture.torch_private import is_transforming
 from opgrip.traces.errors import one_line
 from opgrip.traces.making import make_arguments
+from opgrip.traces.objects import SharedSpec
 from opgrip.traces.records import FUNCTION
 
-CALLS = 3
-"""Distinct signatures of a function whose calls are kept."""
 MOST_BYTES = 1 << 30
 """Of the tensors of one call, beyond which it is not kept."""
 
@@ -147,6 +147,9 @@ class Keeper:
         try:
             settings = _settings()
             with own_work(), isolate_from_program():
+                if _is_on_nothing(arguments.tree):
+                    # the call of a detector that detects nothing, say: others may follow
+                    raise CannotHold("it is on empty tensors alone, which tell nothing")
                 return _Before(arguments.names, _copy_within_limit(arguments), _random_states(), settings)
         except BaseException as error:
             self._going -= 1
@@ -332,6 +335,23 @@ def _copy_within_limit(spec_tree: SpecTree) -> Any:
     if size > MOST_BYTES:
         raise CannotHold(f"its tensors are {size / 1e9:,.1f} GB, more than {MOST_BYTES / 1e9:,.1f} GB")
     return copy_tensors(spec_tree.tree)
+
+
+def _is_on_nothing(tree: Any) -> bool:
+    """Whether arguments have tensors, all of them empty; those in objects, as a module's parameters, are no matter."""
+    tensors: list[Tensor] = []
+    waiting = [tree]
+    while waiting:
+        item = waiting.pop()
+        if isinstance(item, SharedSpec):
+            item = item.value
+        if isinstance(item, Tensor):
+            tensors.append(item)
+        elif isinstance(item, tuple | list):
+            waiting.extend(item)
+        elif isinstance(item, dict):
+            waiting.extend(item.values())
+    return bool(tensors) and not any(tensor.numel() for tensor in tensors)
 
 
 def _make_copy(spec_tree: SpecTree) -> Any:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pkgutil
-from dataclasses import replace
 from importlib import import_module
 
 from opgrip.capture.models.factory import load_factory
 from opgrip.capture.models.source import ModelSource, model_sources
 from opgrip.capture.program import ModelOptions, Program
 from opgrip.traces.errors import UserError
+from opgrip.traces.suggestions import did_you_mean
 
 PREFIX = "builtin:"
 PACKAGE = "opgrip.samples.models"
@@ -31,9 +31,9 @@ def load_builtin(text: str, options: ModelOptions) -> Program:
     name = text.removeprefix(PREFIX)
     names = builtin_models()
     if name not in names:
-        raise UserError(f"no built-in model {name!r}", "there is " + ", ".join(PREFIX + other for other in names))
-    program = load_factory(f"{PACKAGE}.{name}:{name}", options)
-    return replace(program, details={**program.details, "source": text})
+        hint = did_you_mean(name, names, "there is " + ", ".join(PREFIX + other for other in names), f"{PREFIX}{{}}")
+        raise UserError(f"no built-in model {name!r}", hint)
+    return load_factory(f"{PACKAGE}.{name}:{name}", options, text)
 
 
 model_sources.register("builtin")(

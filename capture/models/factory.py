@@ -11,43 +11,52 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType, ModuleType
-from typing import Any
-
-import torch
-from torch import nn
-from torch.utils._pytree import tree_map
+from typing import TYPE_CHECKING, Any
 
 from opgrip.capture.checkpoints import load_weights
 from opgrip.capture.models.source import ModelSource, model_sources
 from opgrip.capture.program import ModelOptions, Program
+from opgrip.traces.causes import cause_of
 from opgrip.traces.devices import check_device
 from opgrip.traces.errors import UserError
+from opgrip.traces.suggestions import did_you_mean
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
 
 LEARNING_RATE = 1e-3
 _FORM = re.compile(r"(?P<where>.+?):(?P<name>[A-Za-z_][\w.]*)")
 
 
-def load_factory(text: str, options: ModelOptions) -> Program:
+def load_factory(text: str, options: ModelOptions, source: str = "") -> Program:
     """The program of a factory.
 
     The factory returns a module and its inputs: a tensor, a tuple of positional inputs, or a dictionary of named ones.
     Of the settings `batch_size`, `input_size` and `run` it is given those that it has parameters for.
 
+    Parameters
+    ----------
+    source : what a user calls it, where that is not `text`
+
     Raises
     ------
     UserError : where there is no such factory, where it fails (with its own error), or returns something else
     """
+    import torch
+    from torch.utils._pytree import tree_map
+
     if options.cfg_options:
         raise UserError("--cfg-options is for OpenMMLab configs", f"{text} takes none")
     match = _FORM.fullmatch(text)
     assert match is not None, "a source is asked only for what it matches"
     device = check_device(options.device)
-    model, inputs = _build(text, _find(text, match["where"], match["name"]), options)
+    model, inputs = _build(source or text, _find(text, match["where"], match["name"]), options)
     if options.checkpoint is not None:
         load_weights(model, options.checkpoint)
     model.to(device)
     inputs = tree_map(lambda value: value.to(device) if isinstance(value, torch.Tensor) else value, inputs)
-    return program_of(model, inputs, options.run, match["name"].rpartition(".")[2], {"source": text})
+    return program_of(model, inputs, options.run, match["name"].rpartition(".")[2], {"source": source or text})
 
 
 def program_of(
@@ -79,7 +88,9 @@ def _find(text: str, where: str, name: str) -> Callable[..., Any]:
     for part in name.split("."):
         factory = getattr(factory, part, None)
     if not callable(factory):
-        raise UserError(f"no factory {name!r} in {where}", f"{text} must name a function that it has")
+        names = [other for other, value in vars(module).items() if callable(value) and not other.startswith("_")]
+        hint = did_you_mean(name, names, f"{text} must name a function that it has")
+        raise UserError(f"no factory {name!r} in {where}", hint)
     return factory  # type: ignore[no-any-return]
 
 
@@ -93,14 +104,15 @@ def _module_of_name(name: str) -> ModuleType:
             f"{name} cannot be imported ({error})", "install it, or name a file: path/to/file.py:factory"
         ) from error
     except Exception as error:
-        raise UserError(f"{name} fails when it is imported", f"{type(error).__name__}: {error}") from error
+        raise UserError(f"{name} fails when it is imported", cause_of(error)) from error
     finally:
         sys.path.remove("")
 
 
 def _module_of_file(path: Path) -> ModuleType:
     if not path.is_file():
-        raise UserError(f"no file {path}", "name one as path/to/file.py:factory")
+        near = did_you_mean(str(path), [str(other) for other in path.parent.glob("*.py")])
+        raise UserError(f"no file {path}", near or "name one as path/to/file.py:factory")
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
     assert spec.loader is not None
@@ -110,11 +122,13 @@ def _module_of_file(path: Path) -> ModuleType:
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
-        raise UserError(f"{path} fails when it is run", f"{type(error).__name__}: {error}") from error
+        raise UserError(f"{path} fails when it is run", cause_of(error)) from error
     return module
 
 
 def _build(text: str, factory: Callable[..., Any], options: ModelOptions) -> tuple[nn.Module, Any]:
+    from torch import nn
+
     option_values = {"batch_size": options.batch_size, "input_size": options.input_size, "run": options.run}
     try:
         parameters = dict(inspect.signature(factory).parameters)
@@ -129,13 +143,15 @@ def _build(text: str, factory: Callable[..., Any], options: ModelOptions) -> tup
     try:
         built = factory(**settings)
     except (Exception, SystemExit) as error:
-        raise UserError(f"{text} failed", f"{type(error).__name__}: {error}") from error
+        raise UserError(f"{text} failed", cause_of(error)) from error
     if not (isinstance(built, tuple) and len(built) == 2 and isinstance(built[0], nn.Module)):
         raise UserError(f"{text} returned {type(built).__name__}", "it must return a module and its inputs")
     return built
 
 
 def _step(model: nn.Module, run: str) -> Callable[[Any], Any]:
+    import torch
+
     def call(inputs: Any) -> Any:
         args, kwargs = _arguments(inputs)
         return model(*args, **kwargs)
@@ -178,6 +194,8 @@ def total_loss(output: Any) -> torch.Tensor:
     ------
     UserError : where there is none
     """
+    import torch
+
     if isinstance(getattr(output, "loss", None), torch.Tensor):
         output = output.loss
     if isinstance(output, Mapping):

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import copy
-import difflib
 import importlib
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
-
-import torch
-from torch import nn
+from typing import TYPE_CHECKING, Any
 
 from opgrip.capture.checkpoints import load_weights
+from opgrip.capture.models.builtin import PREFIX, builtin_models
 from opgrip.capture.models.openmmlab_inputs import make_inputs
 from opgrip.capture.models.source import ModelSource, model_sources
 from opgrip.capture.program import ModelOptions, Program
 from opgrip.traces.devices import check_device
 from opgrip.traces.errors import UserError
+from opgrip.traces.suggestions import did_you_mean
+
+if TYPE_CHECKING:
+    from torch import nn
 
 SUFFIXES = (".py", ".yaml", ".yml", ".json")
 INSTALL = "make openmmlab, or see docs/openmmlab.md"
@@ -35,8 +37,10 @@ def load_config_model(text: str, options: ModelOptions) -> Program:
     UserError : where there is no such config, it is not one, or a package that it needs is missing
     """
     if not text.endswith(SUFFIXES) and not Path(text).is_file():
-        raise UserError(f"no model {text!r}", "name a config file, builtin:NAME or package.module:factory")
+        raise _no_model(text)
     path = find_config(text)
+    if path.suffix == ".py" and not _may_be_config(path):
+        raise _no_config(path)
     _need("mmengine", text)
     config = _read_config(path, options.cfg_options)
     scope = str(config.get("default_scope") or "mmdet")
@@ -83,9 +87,37 @@ def find_config(text: str) -> Path:
         raise UserError(
             f"{len(matching_configs)} configs are named {text}", "give a path: " + ", ".join(map(str, matching_configs))
         )
-    near = difflib.get_close_matches(text, {config.name for config in configs}, n=3)
-    hint = f"did you mean {', '.join(near)}?" if near else "give the path of a file"
+    hint = did_you_mean(text, {config.name for config in configs}, "give the path of a file")
     raise UserError(f"no config {text} here or among the {len(configs)} of the installed packages", hint)
+
+
+def _no_model(text: str) -> UserError:
+    """Why a name that is neither a config's nor a factory's names no model."""
+    if Path(f"{text}.py").is_file():
+        return UserError(f"no model {text!r}", f"for a config, name the file {text}.py; for a factory, {text}.py:NAME")
+    configs = {path.name for path in _carried_configs()}
+    if f"{text}.py" in configs:
+        return UserError(f"no model {text!r}", f"did you mean {text}.py?")
+    otherwise = "name a config, which ends in .py, or builtin:NAME, or package.module:factory"
+    near = did_you_mean(text, builtin_models(), form=f"{PREFIX}{{}}")
+    return UserError(f"no model {text!r}", near or did_you_mean(text, configs, otherwise))
+
+
+def _no_config(path: Path) -> UserError:
+    hint = f"it sets no `model`; to run a script: opcapture -- {path}; for a factory in it: --model {path}:NAME"
+    return UserError(f"{path} is not a config of a model", hint)
+
+
+def _may_be_config(path: Path) -> bool:
+    """Whether Python code sets `model`, or takes it from another config; also where it cannot be read."""
+    try:
+        body = ast.parse(path.read_bytes()).body
+    except (OSError, SyntaxError, ValueError):
+        return True
+    targets = [target for item in body if isinstance(item, ast.Assign) for target in item.targets]
+    names = {target.id for target in targets if isinstance(target, ast.Name)}
+    # `with read_base():` imports from other configs
+    return bool(names & {"model", "_base_"}) or any(isinstance(item, ast.With | ast.AnnAssign) for item in body)
 
 
 def _carried_configs() -> Iterator[Path]:
@@ -104,7 +136,7 @@ def _read_config(path: Path, cfg_options: tuple[str, ...]) -> Any:
         reason = " ".join(str(error).split())[:200]
         raise UserError(f"{path} is not an OpenMMLab config", f"{type(error).__name__}: {reason}") from error
     if not isinstance(config.get("model"), dict):
-        raise UserError(f"{path} is not a config of a model", "it must define `model`")
+        raise _no_config(path)
     parser = argparse.ArgumentParser()
     parser.add_argument("--cfg-options", nargs="+", action=DictAction)
     try:
@@ -155,6 +187,8 @@ def _names_a_checkpoint(value: Any) -> bool:
 
 def _step(model: Any, config: Any, run: str) -> Callable[[Any], Any]:
     """The step that mmengine's own loops make."""
+    import torch
+
     if run == "predict":
         model.eval()
         return torch.no_grad()(model.test_step)  # type: ignore[no-any-return]

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import torch
-
 from opgrip.capture.program import ModelOptions
 from opgrip.traces.errors import UserError
 
@@ -54,6 +52,7 @@ def _detection(model: Any, config: Any, options: ModelOptions) -> dict[str, Any]
 
 
 def _segmentation(model: Any, config: Any, options: ModelOptions) -> dict[str, Any]:
+    import torch
     from mmengine.structures import PixelData
     from mmseg.structures import SegDataSample
 

@@ -6,14 +6,18 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, ClassVar
+from typing import IO, TYPE_CHECKING, Any, ClassVar
 
 from opgrip.replay.measuring.columns import Columns
 from opgrip.replay.measuring.results import Result
-from opgrip.replay.workers.job import Job, Loaded
+from opgrip.traces.errors import UserError
 from opgrip.traces.output import check_writable
 from opgrip.traces.progress import Reporter
 from opgrip.traces.registry import Registry
+from opgrip.traces.words import counted
+
+if TYPE_CHECKING:
+    from opgrip.replay.workers.job import Job, Loaded
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +57,12 @@ class Session:
 
     def running(self, rows: Sequence[Result], profiler: str) -> AbstractContextManager[object]:
         """Tell that the rows' cases run once more, while the block runs."""
-        return self.reporter.doing(f"running {len({row.case for row in rows})} cases under {profiler}")
+        return self.reporter.doing(f"running {counted(len({row.case for row in rows}), 'case')} under {profiler}")
+
+    def check_one_cache(self, profiler: str) -> None:
+        """Raise `UserError` where rows differ in what caches hold, which a profiler's ranges do not tell."""
+        if len(self.job.plan.timing.caches) > 1:
+            raise UserError(f"{profiler} sees one state of the caches", "give one to --cache")
 
     def beside(self, suffix: str) -> Path:
         """`base` with another suffix.
@@ -65,6 +74,11 @@ class Session:
         path = self.base.with_suffix(suffix)
         check_writable(path, self.may_replace)
         return path
+
+
+@dataclass(frozen=True, slots=True)
+class NoOptions:
+    """Of an analysis that is there wherever it has something to say."""
 
 
 class Analysis:

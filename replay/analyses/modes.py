@@ -7,23 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import IO
 
-import numpy as np
-from rich import box
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
-
-from opgrip.replay.analyses.analysis import Analysis, analyses
+from opgrip.replay.analyses.analysis import Analysis, NoOptions, analyses
+from opgrip.replay.analyses.speed_ups import SpeedUp, speed_up_columns, speed_up_of
 from opgrip.replay.measuring.results import FAILED, OK, TIMEOUT, UNSUPPORTED, WRONG, Result
-from opgrip.traces.options import titled
+from opgrip.traces.tables import TableColumn, print_table
+from opgrip.traces.terminal import print_line
+from opgrip.traces.words import counted
 
 STATUSES = (OK, WRONG, UNSUPPORTED, FAILED, TIMEOUT)
-
-
-@titled("how they are run")
-@dataclass(frozen=True, slots=True)
-class NoOptions:
-    """Nothing is asked: it is there wherever there are several modes."""
 
 
 @analyses.register("modes")
@@ -51,18 +42,13 @@ class Summary:
     Attributes
     ----------
     statuses : rows by status
-    speed_up : geometric mean of the reference's time over the mode's, each case once; None where there is no such case
-    weighted : the same, each case as often as it was called
-    gains, loses : cases that nine of ten runs say are quicker, or slower
+    speed_up : None where no case is ok under both
     first_s : sum of the first calls' times
     """
 
     mode: str
     statuses: Counter[str]
-    speed_up: float | None
-    weighted: float | None
-    gains: int
-    loses: int
+    speed_up: SpeedUp | None
     first_s: float
 
 
@@ -77,47 +63,29 @@ def print_modes(results: Sequence[Result], reference: str, file: IO[str]) -> Non
     summaries = summarize_modes(results, reference)
     if not summaries:
         return
-    table = Table(
-        box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), title=f"beside {reference}", title_justify="left"
-    )
-    names = ("mode", *STATUSES, "speed-up", "by calls", "gain", "lose", "first calls s")
-    for name in names:
-        table.add_column(name, justify="left" if name == "mode" else "right", no_wrap=True)
-    for summary in summaries:
-        counts = summary.statuses
-        table.add_row(
-            Text(summary.mode),
-            *(str(counts[status]) for status in STATUSES),
-            _ratio(summary.speed_up),
-            _ratio(summary.weighted),
-            str(summary.gains),
-            str(summary.loses),
-            f"{summary.first_s:,.1f}",
-        )
-    console = Console(file=file, highlight=False)
-    console = console if console.is_terminal else Console(file=file, highlight=False, width=120)
-    console.print(table)
+    columns = [
+        TableColumn("mode", [item.mode for item in summaries], is_number=False),
+        *(_status_column(status, summaries) for status in STATUSES),
+        *speed_up_columns([item.speed_up for item in summaries]),
+        TableColumn("first calls s", [f"{item.first_s:,.1f}" for item in summaries], rank=3),
+    ]
+    print_table(columns, file, f"beside {reference}")
     slowed = sum(row.is_slowed for row in results)
     if slowed:
-        console.print(
-            f"{slowed} of {len(results)} rows were timed while others had the processors: their ratios are doubtful"
-        )
+        of_all = counted(len(results), "row")
+        print_line(f"{slowed} of {of_all}: timed while others had the processors, so that ratios are doubtful", file)
+
+
+def _status_column(status: str, summaries: Sequence[Summary]) -> TableColumn:
+    counts = [item.statuses[status] for item in summaries]
+    # what no row came to is missed least
+    return TableColumn(status, list(map(str, counts)), rank=0 if any(counts) else 4)
 
 
 def _summary(mode: str, rows: Sequence[Result]) -> Summary:
-    compared = [row for row in rows if row.status == OK and row.ratio]
-    logs = np.array([-np.log(row.ratio or 1.0) for row in compared])
-    counts = np.array([row.count for row in compared])
     return Summary(
         mode=mode,
         statuses=Counter(row.status for row in rows),
-        speed_up=float(np.exp(logs.mean())) if compared else None,
-        weighted=float(np.exp(np.average(logs, weights=counts))) if compared else None,
-        gains=sum((row.ratio_p90 or 1) < 1 for row in compared),
-        loses=sum((row.ratio_p10 or 1) > 1 for row in compared),
+        speed_up=speed_up_of(rows),
         first_s=sum(row.first_ms or 0.0 for row in rows) / 1e3,
     )
-
-
-def _ratio(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}"

@@ -6,15 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import IO
 
-from rich import box
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
-
 from opgrip.replay.analyses.analysis import Analysis, Session, analyses
 from opgrip.replay.measuring.results import OK, Result
 from opgrip.traces.errors import UserError
 from opgrip.traces.options import option, titled
+from opgrip.traces.tables import TableColumn, print_table
 
 WORTH = 1.05
 """A step is worth while where it makes an operator so many times quicker."""
@@ -103,20 +99,15 @@ def print_sweep(results: Sequence[Result], file: IO[str]) -> None:
         if not curves:
             continue
         title = f"gain by {dimension}: work in a time over that at {curves[0].points[0]}"
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=title, title_justify="left")
-        table.add_column("operator", no_wrap=True)
-        several = len({scaling.mode for scaling in curves}) > 1
-        if several:
-            table.add_column("mode", no_wrap=True)
-        for point in curves[0].points:
-            table.add_column(str(point), justify="right")
-        table.add_column("up to", justify="right")
-        for scaling in curves:
-            modes = [Text(scaling.mode)] if several else []
-            cells = [f"{gain:.2f}" for gain in scaling.gains]
-            table.add_row(Text(scaling.operator), *modes, *cells, str(scaling.turning))
-        console = Console(file=file, highlight=False)
-        (console if console.is_terminal else Console(file=file, highlight=False, width=120)).print(table)
+        columns = [TableColumn("operator", [item.operator for item in curves], is_number=False, least=20)]
+        if len({item.mode for item in curves}) > 1:
+            columns.append(TableColumn("mode", [item.mode for item in curves], is_number=False))
+        columns += [
+            TableColumn(str(point), [f"{item.gains[place]:.2f}" for item in curves])
+            for place, point in enumerate(curves[0].points)
+        ]
+        columns.append(TableColumn("up to", [str(item.turning) for item in curves], rank=1))
+        print_table(columns, file, title)
 
 
 def _name(row: Result) -> str:
@@ -126,16 +117,17 @@ def _name(row: Result) -> str:
 def _costs(rows: Sequence[Result], dimension: str, points: Sequence[int]) -> list[float] | None:
     """Time for the same work at each point, in us; None where no case is ok at all of them."""
     point_of = DIMENSIONS[dimension]
-    by_case: dict[tuple[int, str], dict[int, float]] = {}
+    by_case: dict[tuple[int, str, str | None], dict[int, float]] = {}
     for row in rows:
         point = point_of(row)
         if row.status == OK and row.median_us and point is not None:
+            key = (row.case, row.values, row.cache)
             work = {"batch": row.batch_scale, "streams": row.overlap or 1.0}.get(dimension, 1)
             time = row.median_us
             if dimension == "streams":
                 # what it takes of the time of all that run at once
-                time = by_case.get((row.case, row.values), {}).get(points[0], row.median_us)
-            by_case.setdefault((row.case, row.values), {})[point] = row.count * time / work
+                time = by_case.get(key, {}).get(points[0], row.median_us)
+            by_case.setdefault(key, {})[point] = row.count * time / work
     whole = [times for times in by_case.values() if len(times) == len(points)]
     return [sum(times[point] for times in whole) for point in points] if whole else None
 

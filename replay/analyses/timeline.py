@@ -14,7 +14,6 @@ from opgrip.replay.analyses.analysis import Analysis, Session, analyses
 from opgrip.replay.analyses.profiling.rows import key_of, why_unseen
 from opgrip.replay.measuring.results import OK, Result, not_run
 from opgrip.replay.timing.ranges import TORCH
-from opgrip.replay.workers.supervisor import supervise
 from opgrip.traces.errors import UserError
 from opgrip.traces.options import option, titled
 from opgrip.traces.output import whole_file
@@ -45,6 +44,7 @@ class TimelineAnalysis(Analysis):
 
     def __init__(self, options: TimelineOptions, session: Session) -> None:
         super().__init__(options, session)
+        session.check_one_cache("torch's profiler")
         self._output = session.beside(SUFFIX)
 
     @classmethod
@@ -59,6 +59,8 @@ class TimelineAnalysis(Analysis):
         ------
         UserError : where it saw nothing
         """
+        from opgrip.replay.workers.supervisor import supervise
+
         session, say = self.session, self.session.reporter.say
         job, loaded = session.job, session.loaded
         effort = replace(job.plan.effort, iterations=job.plan.effort.iterations or RUNS)

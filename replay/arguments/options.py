@@ -6,7 +6,7 @@ import argparse
 from dataclasses import dataclass
 
 from opgrip.replay.arguments.values import KINDS, RECORDED
-from opgrip.replay.operators.lookup import TRUSTED_EXTENSIONS
+from opgrip.replay.operators.admission import TRUSTED_EXTENSIONS
 from opgrip.traces.command import seed
 from opgrip.traces.option_types import floating_dtype
 from opgrip.traces.options import option, titled

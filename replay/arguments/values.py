@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
-from opgrip.replay.arguments.filling import normal
-from opgrip.traces.arguments import TensorSpec, map_leaves
-from opgrip.traces.records import Signature
-from opgrip.traces.tensor_specs import map_values
-from opgrip.traces.values import Drawable
+    from opgrip.traces.records import Signature
+    from opgrip.traces.values import Drawable
 
 RECORDED, RANDOM, ZEROS = "recorded", "random", "zeros"
 KINDS = (RECORDED, RANDOM, ZEROS)
@@ -23,6 +22,10 @@ class Random:
 
     def draw(self, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
         """Values that know nothing of the recorded ones."""
+        import torch
+
+        from opgrip.replay.arguments.filling import normal
+
         if dtype.is_floating_point or dtype.is_complex:
             return normal(shape, dtype, generator)
         return torch.randint(0, 2, shape, generator=generator, device=generator.device).to(dtype)
@@ -34,6 +37,8 @@ class Zeros:
 
     def draw(self, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
         """Zeros."""
+        import torch
+
         return torch.zeros(shape, dtype=dtype, device=generator.device)
 
 
@@ -44,6 +49,9 @@ def with_values(
     signature: Signature, values: Mapping[int, Drawable], kind: str
 ) -> tuple[Signature, Mapping[int, Drawable]]:
     """A signature whose tensors draw their values in this way, and the models that they refer to."""
+    from opgrip.traces.arguments import TensorSpec, map_leaves
+    from opgrip.traces.tensor_specs import map_values
+
     if kind == RECORDED:
         return signature, values
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Any
@@ -17,6 +17,7 @@ from opgrip.traces import Trace
 from opgrip.traces.arguments import numbers_of, tensors, with_numbers
 from opgrip.traces.errors import UserError
 from opgrip.traces.records import Observed, Signature
+from opgrip.traces.suggestions import nearest
 from opgrip.traces.tensor_specs import value_numbers
 from opgrip.traces.values import Drawable
 
@@ -24,7 +25,9 @@ MOST_VARIANTS = 8
 """Calls of a signature, beside the first, whose values are drawn too."""
 
 NO_CALLS = "the trace holds no calls", "capture a program that runs some"
+ALL_EXCLUDED = ("--exclude-op leaves no case", "exclude fewer")
 NO_CALL_MATCHES_BOTH = "no call matches both --op and --module", "see opgrip trace info"
+NO_CALL_WITHIN = "no call that --op and --module select is within --label", "see opgrip trace info"
 """What is wrong with a selection, and what to do."""
 
 
@@ -38,7 +41,7 @@ class Case:
     count : calls that were selected
     captured_us : median duration of those calls in the program
     captured_total_us : sum of their durations
-    share : of the selected calls' time, 0 to 1
+    share : of the selected calls' time, each of them taken to last `captured_us`, 0 to 1
     context : the settings that most of those calls ran under
     phase : the one that most of those calls were in
     variants : the signature with the values and results of others of its calls, where the trace has them
@@ -86,9 +89,15 @@ def make_cases(trace: Trace, selection: Selection = Selection()) -> list[Case]:
     calls = _matching(calls, "module", selection.module, "--module")
     if calls.empty:
         raise UserError(*NO_CALL_MATCHES_BOTH)
+    calls = calls[~calls["op"].isin([name for name in calls["op"].cat.categories if selection.excludes(name)])]
+    if calls.empty:
+        raise UserError(*ALL_EXCLUDED)
+    calls = calls.loc[calls.index.intersection(labeled_calls(trace, selection))]
+    if calls.empty:
+        raise UserError(*NO_CALL_WITHIN)
     times = calls.groupby("signature")["duration_ns"].agg(["size", "median", "sum"])
     of_signature = {int(row[0]): (int(row[1]), float(row[2]), int(row[3])) for row in times.itertuples()}
-    total = max(sum(time for _, _, time in of_signature.values()), 1)
+    total = max(sum(count * median for count, median, _ in of_signature.values()), 1.0)
     contexts = contexts_of(trace, calls)
     fresh = _shares_of_fresh(trace, calls)
     phases = _most_frequent(calls["signature"], calls["phase"])
@@ -102,7 +111,7 @@ def make_cases(trace: Trace, selection: Selection = Selection()) -> list[Case]:
                 Case(
                     signature,
                     values_of((signature, *variants), drawn),
-                    *(count, median_ns / 1e3, sum_ns / 1e3, sum_ns / total),
+                    *(count, median_ns / 1e3, sum_ns / 1e3, count * median_ns / total),
                     context=contexts.get(signature.number, {}),
                     phase=phases.get(signature.number, "forward"),
                     variants=variants,
@@ -126,19 +135,40 @@ def _matching(calls: pd.DataFrame, column: str, patterns: Sequence[str], flag: s
     return selected
 
 
+def labeled_calls(trace: Trace, selection: Selection) -> pd.Index[int]:
+    """The calls of a trace's table that ran within the labels that are selected.
+
+    Raises
+    ------
+    UserError : where the program has no such label
+    """
+    patterns = selection.label
+    if not patterns:
+        return trace.calls.index
+    labels = trace.labels
+    if not any(matches(str(label), patterns) for label in labels.index):
+        raise _no_match("label", patterns, "--label", [str(label) for label in labels.index])
+    return trace.calls.index[trace.within_labels(lambda label: matches(label, patterns))]
+
+
 def matches(name: str, patterns: Sequence[str]) -> bool:
     """Whether a name matches one of some patterns, as shells match file names; no patterns are met by all."""
     return not patterns or any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def no_match(names: pd.Series[Any], patterns: Sequence[str], flag: str) -> UserError:
-    """That patterns select none of the names that calls have, with the most frequent of these."""
-    problem = f"no {names.name} matches {flag} {' '.join(patterns)}"
-    counts = names[names != ""].value_counts()
-    if counts.empty:
-        return UserError(problem, f"the trace names no {names.name}")
-    examples = ", ".join(repr(str(name)) for name in counts.head(4).index)
-    return UserError(problem, f"the trace has {examples}{' and others' if len(counts) > 4 else ''}")
+    """That patterns select none of the names that calls have, with those of them that come nearest."""
+    return _no_match(str(names.name), patterns, flag, names.dropna().unique())
+
+
+def _no_match(what: str, patterns: Sequence[str], flag: str, names: Iterable[Any]) -> UserError:
+    problem = f"no {what} matches {flag} {' '.join(patterns)}"
+    distinct = sorted({str(name) for name in names} - {""})
+    if not distinct:
+        return UserError(problem, f"the trace names no {what}")
+    near = nearest(patterns[0], distinct)
+    others = " and others" if len(distinct) > len(near) else ""
+    return UserError(problem, f"the trace has {', '.join(map(repr, near))}{others}")
 
 
 def contexts_of(trace: Trace, calls: pd.DataFrame) -> dict[int, Mapping[str, Any]]:

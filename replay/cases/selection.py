@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 
 from opgrip.traces.command import not_negative, positive
+from opgrip.traces.limits import UNBOUNDED_HELP
 from opgrip.traces.options import option, titled
 
 CALL, FUNCTION, MODULE = "call", "function", "module"
@@ -46,9 +48,23 @@ class Selection:
         metavar="GLOB",
         only=("single cases",),
     )
+    exclude_op: tuple[str, ...] = option(
+        (),
+        "all but operators or samples of such names; can be repeated",
+        repeated=True,
+        metavar="GLOB",
+        only=("single cases",),
+    )
     module: tuple[str, ...] = option(
         (),
         "only calls of modules of such paths; can be repeated",
+        repeated=True,
+        metavar="GLOB",
+        only=("single cases", "traces"),
+    )
+    label: tuple[str, ...] = option(
+        (),
+        "only calls within such labels of record_function; can be repeated",
         repeated=True,
         metavar="GLOB",
         only=("single cases", "traces"),
@@ -70,9 +86,14 @@ class Selection:
     stop: int | None = option(
         None, "up to the case before this one", parse=positive, metavar="N", only=("single cases",)
     )
+    unbounded: bool = option(False, UNBOUNDED_HELP, only=("traces",))
     partial: bool = option(False, "replay what there is of a cut or damaged trace", only=("traces",))
 
     @property
     def selects_all(self) -> bool:
         """Whether every call of a trace is a case."""
-        return self.unit == CALL and not self.op and not self.module and self.top is None
+        return self.unit == CALL and not (self.op or self.exclude_op or self.module or self.label) and self.top is None
+
+    def excludes(self, name: str) -> bool:
+        """Whether an operator, a unit or a sample is one of those that are left out."""
+        return any(fnmatchcase(name, pattern) for pattern in self.exclude_op)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 
@@ -60,6 +61,16 @@ class Points:
             yield Point(threads, batch, streams)
 
     @property
+    def notes(self) -> Sequence[str]:
+        """What a user should know of them."""
+        processors = len(self.pin or os.sched_getaffinity(0))
+        most = max(self.threads, default=0)
+        if most <= processors:
+            return ()
+        there_are = f"{processors} processors" if processors > 1 else "one processor"
+        return (f"{most} threads share {there_are}: this process may use no more",)
+
+    @property
     def is_sweep(self) -> bool:
         """Whether there are several points."""
         return any(len(points) > 1 for points in (self.threads, self.batch_scale, self.streams))
@@ -75,6 +86,7 @@ class Way:
     values : how they are drawn
     direction : `forward`, or `backward` for the gradients of a call
     mode : its name, with what follows the colon
+    cache : what caches hold before a run, where the case's ways differ in it
     """
 
     number: int
@@ -82,6 +94,7 @@ class Way:
     direction: str
     mode: str
     point: Point = Point()
+    cache: str | None = None
 
     @property
     def label(self) -> str:
@@ -94,4 +107,6 @@ class Way:
             words.append(f"batch x{self.point.batch}")
         if self.point.streams != 1:
             words.append(f"{self.point.streams} streams")
+        if self.cache is not None:
+            words.append(f"{self.cache} cache")
         return " ".join(words)

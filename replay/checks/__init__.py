@@ -1,7 +1,21 @@
 """Whether what a mode gave is what the reference, eager, gave."""
 
-from opgrip.replay.checks.reference import Reference, observe
-from opgrip.replay.checks.tolerances import Tolerance
-from opgrip.replay.checks.verdicts import Verdict
+from typing import TYPE_CHECKING
+
+from opgrip.traces.lazy import load_on_demand
+
+if TYPE_CHECKING:
+    from opgrip.replay.checks.reference import Reference as Reference
+    from opgrip.replay.checks.reference import observe as observe
+    from opgrip.replay.checks.tolerances import Tolerance as Tolerance
+    from opgrip.replay.checks.verdicts import Verdict as Verdict
 
 __all__ = ["Reference", "Tolerance", "Verdict", "observe"]
+
+PUBLIC = {
+    "Reference": "opgrip.replay.checks.reference",
+    "Tolerance": "opgrip.replay.checks.tolerances",
+    "Verdict": "opgrip.replay.checks.verdicts",
+    "observe": "opgrip.replay.checks.reference",
+}
+load_on_demand(__name__)

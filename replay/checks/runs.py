@@ -11,6 +11,7 @@ from torch import Tensor
 
 from opgrip.replay.modes.mode import Results
 from opgrip.replay.operators.calling import Arguments
+from opgrip.replay.operators.devices import module_of
 from opgrip.traces.arguments import leaves
 
 
@@ -45,13 +46,14 @@ def _copy_leaf(leaf: Any) -> Any:
 def _seeded(arguments: Arguments, seed: int) -> Iterator[None]:
     used = {tensor.device for tensor in tensors_of(arguments) if tensor.device.type != "cpu"}
     kinds = {device.type for device in used}
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
+    if torch.cuda.is_initialized():
         kinds.add("cuda")
     for leaf in leaves(list(arguments)):
         if isinstance(leaf, torch.Generator):
             leaf.manual_seed(seed)
     with torch.random.fork_rng(devices=[]):
-        states = {kind: getattr(torch, kind).get_rng_state_all() for kind in kinds}
+        devices = [f"{kind}:{index}" for kind in kinds for index in range(getattr(torch, kind).device_count())]
+        states = {device: module_of(device).get_rng_state(device) for device in devices}
         try:
             # not torch.manual_seed, which would seed accelerators that are not used here
             torch.default_generator.manual_seed(seed)
@@ -59,5 +61,5 @@ def _seeded(arguments: Arguments, seed: int) -> Iterator[None]:
                 getattr(torch, kind).manual_seed_all(seed)
             yield
         finally:
-            for kind, state in states.items():
-                getattr(torch, kind).set_rng_state_all(state)
+            for device, state in states.items():
+                module_of(device).set_rng_state(state, device)

@@ -3,28 +3,33 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-
-import torch
+from typing import TYPE_CHECKING
 
 from opgrip.traces.option_types import tolerance
 from opgrip.traces.options import option, titled
 
+if TYPE_CHECKING:
+    import torch
+
 EXACT = (0.0, 0.0)
-TOLERANCES: dict[torch.dtype, tuple[float, float]] = {
-    torch.float64: (1e-7, 1e-7),
-    torch.float32: (1.3e-6, 1e-5),
-    torch.float16: (1e-3, 1e-5),
-    torch.bfloat16: (1.6e-2, 1e-5),
-    torch.complex128: (1e-7, 1e-7),
-    torch.complex64: (1.3e-6, 1e-5),
-    torch.complex32: (1e-3, 1e-5),
-    torch.quint8: (1.3e-6, 1e-5),
-    torch.qint8: (1.3e-6, 1e-5),
-    torch.qint32: (1.3e-6, 1e-5),
-    torch.quint4x2: (1.3e-6, 1e-5),
-    torch.quint2x4: (1.3e-6, 1e-5),
+TOLERANCES: dict[str, tuple[float, float]] = {
+    "float64": (1e-7, 1e-7),
+    "float32": (1.3e-6, 1e-5),
+    "float16": (1e-3, 1e-5),
+    "bfloat16": (1.6e-2, 1e-5),
+    "complex128": (1e-7, 1e-7),
+    "complex64": (1.3e-6, 1e-5),
+    "complex32": (1e-3, 1e-5),
+    "quint8": (1.3e-6, 1e-5),
+    "qint8": (1.3e-6, 1e-5),
+    "qint32": (1.3e-6, 1e-5),
+    "quint4x2": (1.3e-6, 1e-5),
+    "quint2x4": (1.3e-6, 1e-5),
 }
-"""Relative and absolute tolerance by dtype. Source: the table in the documentation of `torch.testing.assert_close`."""
+"""Relative and absolute tolerance by a dtype's name.
+
+Source: the table in the documentation of `torch.testing.assert_close`.
+"""
 
 
 @titled("how they are run")
@@ -55,8 +60,11 @@ class Tolerance:
 
         A float of 8 bits or fewer may be the next one, which is what a tie that is rounded the other way gives.
         """
-        if dtype in TOLERANCES:
-            rtol, atol = TOLERANCES[dtype]
+        import torch
+
+        name = str(dtype).removeprefix("torch.")
+        if name in TOLERANCES:
+            rtol, atol = TOLERANCES[name]
         elif dtype.is_floating_point and dtype.itemsize == 1:
             finfo = torch.finfo(dtype)
             rtol, atol = finfo.eps, finfo.smallest_normal * finfo.eps

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import cache
 from statistics import fmean
 from time import perf_counter
@@ -11,29 +10,13 @@ from time import perf_counter
 import torch
 
 from opgrip.replay.measuring.nvml import Gpu
-from opgrip.replay.timing.methods import synchronizer
+from opgrip.replay.operators.devices import synchronizer
 from opgrip.replay.timing.rounds import NO_ROW, Announce
-from opgrip.traces.option_types import duration
-from opgrip.traces.options import option, titled
 
 EVERY_S = 0.05
 """Between two readings, which take up to some milliseconds."""
 SIZE, BLOCK_S = 1024, 0.01
 """Rows of the matrices whose products bring clocks up, and time of products between which nothing is waited for."""
-
-
-@titled("how they are timed")
-@dataclass(frozen=True, slots=True)
-class ClockOptions:
-    """How clocks are brought up."""
-
-    clock_warmup: float = option(
-        0.5,
-        "keep a GPU busy for so long before the first case, until its clocks are up (default: %(default)s)",
-        parse=duration,
-        metavar="SECONDS",
-        only=("single cases",),
-    )
 
 
 @cache

@@ -28,7 +28,8 @@ class Column:
     meaning : in a line
     unit : `us`, `ms`, `mJ`, `MHz`, `bytes`; `1` for a share, 0 to 1; empty for what has none
     heading : in the table that is printed, where it stands there as soon as a row has something in it
-    name, whole : of the field, and whether it holds whole numbers
+    name : of the field
+    whole, several : whether it holds whole numbers; lists
     """
 
     meaning: str
@@ -36,6 +37,7 @@ class Column:
     heading: str = ""
     name: str = ""
     whole: bool = False
+    several: bool = False
 
 
 class _HasAdded(Protocol):
@@ -65,4 +67,5 @@ def columns_in(declared: type) -> Iterator[Column]:
         about = item.metadata.get(COLUMN)
         if about is not None:
             whole = types[item.name] in (int, int | None)
-            yield Column(about.meaning, about.unit, about.heading, item.name, whole)
+            several = types[item.name] == list[float] | None
+            yield Column(about.meaning, about.unit, about.heading, item.name, whole, several)

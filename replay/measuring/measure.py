@@ -7,11 +7,12 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
+from itertools import chain
 
 from opgrip.replay.arguments.values import RECORDED
 from opgrip.replay.cases.cases import Case
 from opgrip.replay.cases.surroundings import Surroundings
-from opgrip.replay.cases.ways import Points
+from opgrip.replay.cases.ways import Point, Points, Way
 from opgrip.replay.measuring.clocks import Clocks, warm_up
 from opgrip.replay.measuring.energy import Energy
 from opgrip.replay.measuring.metering import metered, with_energy
@@ -19,16 +20,18 @@ from opgrip.replay.measuring.nvml import find_gpu
 from opgrip.replay.measuring.preparation import Prepared, failed, prepare
 from opgrip.replay.measuring.results import Result
 from opgrip.replay.measuring.settings import Settings
+from opgrip.replay.measuring.single_times import single_times
 from opgrip.replay.modes import ModeOptions
+from opgrip.replay.operators.devices import synchronizer
 from opgrip.replay.operators.memory import bytes_of
 from opgrip.replay.timing import pages
 from opgrip.replay.timing.beside import ConcurrentRun, side_by_side
 from opgrip.replay.timing.caches import COLD, PROGRAM, flusher
 from opgrip.replay.timing.clock import empty_call_ns
-from opgrip.replay.timing.methods import Stopwatch, synchronizer
 from opgrip.replay.timing.ranges import watched
 from opgrip.replay.timing.rounds import NO_ROW, Announce, Group, Measurer
 from opgrip.replay.timing.samples import LEAST, NOISY, Samples, like_with_like, ratio_quantiles
+from opgrip.replay.timing.stopwatch import Stopwatch
 from opgrip.replay.timing.subjects import Subject
 
 CASES, BYTES, LONG_US = 128, 1 << 30, 30e6
@@ -104,15 +107,16 @@ def _measure(
         if all(subject is None for _, _, subject in rows[case.number]):
             yield [row for _, row, _ in rows.pop(case.number)]
     prepared_cases = [(case, rows[case.number]) for case in cases if case.number in rows]
-    around = (
-        _around(prepared_cases, settings, surroundings, announce, without) if settings.timing.caches == PROGRAM else {}
-    )
-    groups = _groups(prepared_cases, settings, surroundings, around)
+    groups = {
+        cache: _groups_with(cache, prepared_cases, settings, surroundings, announce, without)
+        for cache in settings.timing.caches
+    }
+    all_groups = list(chain.from_iterable(groups.values()))
     if not settings.profiled:
-        warm_up(settings.device, settings.clocks.clock_warmup)
+        warm_up(settings.device, settings.timing.clock_warmup)
     announce = clocks.reading(announce)
     concurrent_runs = _side_by_side(prepared_cases, settings, announce)
-    running = Counter(subject.number for group in groups for subject in group.subjects)
+    running = Counter(subject.number for group in all_groups for subject in group.subjects)
     for case, prepared in prepared_cases:
         if not running[case.number]:
             yield list(_fill_rows(prepared, settings, concurrent_runs, {}, clocks))
@@ -121,21 +125,42 @@ def _measure(
         running[number] -= len(subjects)
         if not running[number]:
             metered_energies = settings.energy.energy and not settings.profiled
-            energies = metered(number, groups, settings, announce) if metered_energies else {}
+            energies = metered(number, all_groups, settings, announce) if metered_energies else {}
             yield list(_fill_rows(rows.pop(number), settings, concurrent_runs, energies, clocks))
 
 
-def _timed(groups: Sequence[Group], settings: Settings, announce: Announce) -> Iterator[list[Subject]]:
-    """Run the subjects of all groups; gives those of a case as soon as they are done."""
-    measurer = Measurer(
-        Stopwatch(settings.timing.exec_mode, synchronizer(settings.device), empty_call_ns()),
-        settings.effort,
-        flusher(settings.device) if settings.timing.caches == COLD else None,
-        announce,
-        settings.inputs.seed,
-    )
+def _timed(groups: Mapping[str, Sequence[Group]], settings: Settings, announce: Announce) -> Iterator[list[Subject]]:
+    """Run the subjects of all groups; gives those of a case as soon as they are done.
+
+    Parameters
+    ----------
+    groups : by what the caches hold
+    """
+    wait = synchronizer(settings.device)
     with watched(settings.profiled, settings.device, settings.timelines):
-        yield from measurer.in_rounds(groups) if settings.timing.caches == PROGRAM else measurer.one_by_one(groups)
+        for cache, same_cache in groups.items():
+            measurer = Measurer(
+                Stopwatch(settings.timing.exec_mode, wait, empty_call_ns(wait), settings.device),
+                settings.effort,
+                flusher(settings.device) if cache == COLD else None,
+                announce,
+                settings.inputs.seed,
+            )
+            yield from measurer.in_rounds(same_cache) if cache == PROGRAM else measurer.one_by_one(same_cache)
+
+
+def _groups_with(
+    cache: str,
+    all_rows: Sequence[tuple[Case, list[Prepared]]],
+    settings: Settings,
+    surroundings: Surroundings,
+    announce: Announce,
+    without: Collection[int],
+) -> list[Group]:
+    """The groups of the rows for which the caches hold this."""
+    rows = [(case, [item for item in prepared if settings.cache_of(item[0]) == cache]) for case, prepared in all_rows]
+    around = _around(rows, settings, surroundings, announce, without) if cache == PROGRAM else {}
+    return _groups(rows, settings, surroundings, around)
 
 
 def _side_by_side(
@@ -173,7 +198,7 @@ def _around(
     plain = replace(
         settings,
         inputs=replace(settings.inputs, values=(RECORDED,)),
-        timing=replace(settings.timing, backward=False),
+        timing=replace(settings.timing, backward=False, cache=(PROGRAM,)),
         modes=ModeOptions(),
         points=Points(),
         memory=False,
@@ -219,7 +244,7 @@ def _fill_rows(
     energies : what runs took of a GPU; as `concurrent_runs` by the identity of subjects
     """
     subject_of_way = {
-        (way.point, way.direction, way.values, way.mode): subject
+        (way.cache, way.point, way.direction, way.values, way.mode): subject
         for way, _, subject in prepared
         if subject is not None and subject.failure is None
     }
@@ -232,25 +257,42 @@ def _fill_rows(
             yield failed(result, subject.failure, settings)
         elif id(subject) in concurrent_runs:
             run = concurrent_runs[id(subject)]
-            yield replace(_with_times(result, run.loaded, settings, NO_RATIO), overlap=run.overlap)
+            yield replace(_with_times(result, run.loaded, settings, way, NO_RATIO), overlap=run.overlap)
         else:
-            values = settings.inputs.values[0] if way.mode == settings.modes.reference else way.values
-            base = subject_of_way.get((way.point, way.direction, values, settings.modes.reference))
+            base = subject_of_way.get(_base_of(way, settings))
             if base is None or base is subject:
-                yield _with_times(result, subject.samples, settings, NO_RATIO)
+                yield _with_times(result, subject.samples, settings, way, NO_RATIO)
             else:
                 times, others = like_with_like(subject.runs, base.runs)
-                yield _with_times(result, subject.samples, settings, ratio_quantiles(times, others) or NO_RATIO)
+                yield _with_times(result, subject.samples, settings, way, ratio_quantiles(times, others) or NO_RATIO)
 
 
-def _with_times(result: Result, samples: Samples, settings: Settings, ratio: Ratio) -> Result:
+def _base_of(way: Way, settings: Settings) -> tuple[str | None, Point, str, str, str]:
+    """What a way is compared with: the reference mode; of that the first values; the first threads; the first cache."""
+    reference, values = settings.modes.reference, settings.inputs.values[0]
+    threads = next(iter(settings.points)).threads
+    cache, point = way.cache, way.point
+    if way.mode != reference:
+        values = way.values
+    elif way.values == values and point.threads != threads:
+        point = replace(point, threads=threads)
+    elif way.values == values:
+        cache = None if way.cache is None else settings.timing.caches[0]
+    return cache, point, way.direction, values, reference
+
+
+def _with_times(result: Result, samples: Samples, settings: Settings, way: Way, ratio: Ratio) -> Result:
     # infinite where no kind of run was made twice
     spread = measured_spread if math.isfinite(measured_spread := samples.spread) else None
-    return replace(
+    median_us = samples.quantile_us(0.5)
+    times = replace(
         result,
-        median_us=samples.quantile_us(0.5),
+        median_us=median_us,
         p10_us=samples.quantile_us(0.1),
         p90_us=samples.quantile_us(0.9),
+        mean_us=samples.mean_us,
+        gflop_per_s=_giga_per_s(result.flops, median_us),
+        gb_per_s=_giga_per_s(result.bytes_moved, median_us),
         samples=len(samples),
         spread=spread,
         stopped=samples.done(settings.effort) or "most",
@@ -258,8 +300,14 @@ def _with_times(result: Result, samples: Samples, settings: Settings, ratio: Rat
         slowed=samples.slowed / len(samples) if len(samples) else None,
         noisy=None if spread is None else spread > NOISY,
         method=settings.timing.exec_mode,
-        cache=settings.timing.caches,
+        cache=settings.cache_of(way),
         ratio_p10=ratio[0],
         ratio=ratio[1],
         ratio_p90=ratio[2],
     )
+    return times.adding(single_times(samples)) if settings.single_times.keep_samples else times
+
+
+def _giga_per_s(amount: int | None, time_us: float) -> float | None:
+    """Of what is done in a time; None where that is nothing, or not known."""
+    return amount / time_us / 1e3 if amount and time_us > 0 else None

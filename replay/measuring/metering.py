@@ -11,7 +11,7 @@ from opgrip.replay.measuring.energy import Energy, open_meter
 from opgrip.replay.measuring.results import Result
 from opgrip.replay.measuring.settings import Settings
 from opgrip.replay.operators.contexts import restored
-from opgrip.replay.timing.methods import synchronizer
+from opgrip.replay.operators.devices import check_use, synchronizer
 from opgrip.replay.timing.rounds import Announce, Group
 from opgrip.traces.errors import UserError
 
@@ -41,6 +41,7 @@ def metered(number: int, groups: Sequence[Group], settings: Settings, announce: 
                     try:
                         energy_of_subject[id(subject)] = meter.measure(subject.run, wait)
                     except Exception as error:
+                        check_use(settings.device, error)
                         subject.failure = error
     finally:
         meter.close()

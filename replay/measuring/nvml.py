@@ -6,8 +6,6 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
 from opgrip.traces.errors import UserError
 
 IDLE = ("GpuIdle", "ApplicationsClocksSetting", "UserDefinedClocks")
@@ -79,7 +77,7 @@ def open_gpu(device: str) -> Gpu:
     ------
     UserError : where there is no GPU, no NVML, or no permission
     """
-    if torch.device(device).type != "cuda":
+    if device.partition(":")[0] != "cuda":
         raise UserError(f"--energy reads the counters of an NVIDIA GPU, and {device} is none", "leave it out")
     try:
         nvml = importlib.import_module("pynvml")
@@ -102,6 +100,8 @@ def find_gpu(device: str) -> Gpu | None:
 
 def _handle(nvml: Any, device: str) -> Any:
     """By identity: CUDA counts the devices that it is let see, NVML all."""
+    import torch
+
     uuid = torch.cuda.get_device_properties(device).uuid
     problem = None
     for kind in KINDS:

@@ -28,20 +28,21 @@ from opgrip.replay.measuring.results import (
 )
 from opgrip.replay.measuring.settings import Settings
 from opgrip.replay.modes import EAGER, Program, Results, find_mode
+from opgrip.replay.operators.bounds import bound_indices
 from opgrip.replay.operators.calling import Arguments, Function
 from opgrip.replay.operators.contexts import restored
+from opgrip.replay.operators.devices import check_use, synchronizer
 from opgrip.replay.operators.lookup import Operator, Unsupported, find_operator
 from opgrip.replay.operators.memory import bytes_of, with_memory
 from opgrip.replay.programs.backward import check_gradients, gradient_graph, gradients, graph_of, with_backward
 from opgrip.replay.programs.programs import as_call, key_of, make_program, run_program
 from opgrip.replay.timing.caches import PROGRAM
-from opgrip.replay.timing.methods import synchronizer
 from opgrip.replay.timing.ranges import PREPARE, entered
 from opgrip.replay.timing.rounds import Announce
 from opgrip.replay.timing.subjects import Subject, Variant
 from opgrip.replay.work.work import Work, counted, work_of
 from opgrip.traces.arguments import tensors
-from opgrip.traces.errors import one_line
+from opgrip.traces.causes import cause_of
 from opgrip.traces.records import Signature
 
 Prepared = tuple[Way, Result, Subject | None]
@@ -109,10 +110,8 @@ def describe_failure(error: BaseException) -> tuple[str, str]:
     if isinstance(error, ModuleNotFoundError):
         return UNSUPPORTED, f"it needs {error.name}, which is not installed"
     if isinstance(error, NotImplementedError):
-        return UNSUPPORTED, one_line(error, 300)
-    if isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error):
-        return FAILED, f"out of memory: {one_line(error, 200)}"
-    return FAILED, one_line(error, 300)
+        return UNSUPPORTED, cause_of(error)
+    return FAILED, cause_of(error)
 
 
 def failed(result: Result, error: BaseException, settings: Settings) -> Result:
@@ -156,12 +155,13 @@ class _Preparation:
                         subject.run()
                 return result, subject
         except Exception as error:
+            check_use(settings.device, error)
             return failed(result, error, settings), None
 
     def _forward(self, case: Case, operator: Operator, way: Way, result: Result) -> tuple[Result, Subject | None]:
         settings = self._settings
         signatures = (case.signature, *case.variants)
-        inputs = [self._inputs(case, signature, way.values) for signature in signatures]
+        inputs = [self._inputs(case, operator, signature, way.values) for signature in signatures]
         if operator.mutates:
             for item in inputs:
                 item.keep()
@@ -227,7 +227,7 @@ class _Preparation:
 
     def _backward(self, case: Case, operator: Operator, way: Way, result: Result) -> tuple[Result, Subject | None]:
         settings = self._settings
-        inputs = self._inputs(case, case.signature, way.values)
+        inputs = self._inputs(case, operator, case.signature, way.values)
         arguments = inputs.make()
         check_gradients(operator, arguments)
         began = perf_counter_ns()
@@ -266,7 +266,7 @@ class _Preparation:
         self, case: Case, way: Way, program: Program, inputs: Sequence[Inputs], operator: Operator, result: Result
     ) -> Subject:
         settings = self._settings
-        in_torch = find_mode(way.mode)[0].in_torch and settings.device == "cpu" and settings.timing.caches == PROGRAM
+        in_torch = find_mode(way.mode)[0].in_torch and settings.device == "cpu" and settings.cache_of(way) == PROGRAM
         return Subject(
             case.number,
             case.op,
@@ -284,7 +284,7 @@ class _Preparation:
 
     def _reference(self, case: Case, way: Way, place: int, operator: Operator, inputs: Inputs) -> Reference:
         """What is right for these arguments, those in this place among the case's."""
-        key = (way.point, way.values, way.direction, place)
+        key = (way.cache, way.point, way.values, way.direction, place)
         if key not in self._references:
             own = inputs.copy() if operator.mutates else inputs
 
@@ -311,14 +311,17 @@ class _Preparation:
             return with_backward(program)
         return operator.function if settings.modes.reference == EAGER else as_call(program, operator.mutates)
 
-    def _inputs(self, case: Case, signature: Signature, kind: str) -> Inputs:
+    def _inputs(self, case: Case, operator: Operator, signature: Signature, kind: str) -> Inputs:
         settings = self._settings
         drawn, models = with_values(signature, case.values, kind)
         needed = Inputs.bytes_needed(signature.args, signature.kwargs, settings.dtype) + bytes_of(signature.outputs)
         limit = settings.limits.memory_limit
         if limit is not None and needed > limit:
             raise MemoryError(f"its tensors are {needed / 1e9:,.1f} GB, the limit is {limit / 1e9:,.1f} GB")
-        return Inputs(drawn.args, drawn.kwargs, models, settings.place, settings.inputs.seed, settings.dtype)
+        inputs = Inputs(drawn.args, drawn.kwargs, models, settings.place, settings.inputs.seed, settings.dtype)
+        if case.operator is None:
+            bound_indices(operator.function, *inputs.make())
+        return inputs
 
 
 def _with_program_note(result: Result, program: Program, first_ms: float) -> Result:

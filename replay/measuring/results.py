@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, field, replace
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from opgrip.replay.arguments.values import RECORDED
 from opgrip.replay.cases.ways import FORWARD
 from opgrip.replay.measuring.columns import Columns, column, columns_in
-from opgrip.traces.arguments import Opaque, TensorSpec, leaves, tensors
-from opgrip.traces.names import plain_name, tensor_outline
-from opgrip.traces.records import Signature
-from opgrip.traces.tensor_specs import shape_of
+from opgrip.traces.words import counted
+
+if TYPE_CHECKING:
+    from opgrip.traces.records import Signature
 
 OK, WRONG, UNSUPPORTED, FAILED, TIMEOUT, SKIPPED = "ok", "wrong", "unsupported", "failed", "timeout", "skipped"
 
@@ -35,7 +33,11 @@ class Result:
     op: str = column("the operator, the unit or the sample", default=MISSING)
     shapes: str = column("of the arguments, in short", default=MISSING)
     count: int = column("calls in the program", default=MISSING)
-    share: float = column("of those calls' time in all selected calls' time", "1", default=MISSING)
+    share: float = column(
+        "of all selected calls' time, where every call counts with its case's median, `captured_us`",
+        "1",
+        default=MISSING,
+    )
     mode: str = column("how it was run", default=MISSING)
     device: str = column("where it ran", default=MISSING)
     status: str = column("`ok`, `wrong`, `unsupported`, `failed`, `timeout`, `skipped`", default=MISSING)
@@ -51,6 +53,7 @@ class Result:
     median_us: float | None = column("of the timed runs", "us")
     p10_us: float | None = column("the tenth percentile of them", "us")
     p90_us: float | None = column("the ninetieth", "us")
+    mean_us: float | None = column("mean of them, which a few slow ones raise", "us")
     samples: int = column("timed runs", default=0)
     spread: float | None = column("interquartile range of the runs, as a share of their median")
     stopped: str | None = column("why there were no more runs: `precision`, `settled`, `budget`, `most`, `iterations`")
@@ -66,7 +69,7 @@ class Result:
     throttled: str | None = column("why that was not higher; empty where nothing held it down")
     ratio: float | None = column(
         "of the time over that of the reference mode, run by run; in that one's own rows over that of the first way to "
-        "draw values; empty in the row that others are compared with"
+        "draw values, in those of that over that of the first threads, then of the first cache; empty in the first"
     )
     ratio_p10: float | None = column("the tenth percentile of that")
     ratio_p90: float | None = column("the ninetieth")
@@ -80,6 +83,8 @@ class Result:
     allocated_bytes: int | None = column("memory that one call allocates", "bytes")
     peak_bytes: int | None = column("the most that it holds of it at once", "bytes")
     bytes_moved: int | None = column("that one call has to read and write at least", "bytes")
+    gflop_per_s: float | None = column("`flops` in the median time", "GFLOP/s")
+    gb_per_s: float | None = column("`bytes_moved` in the median time", "GB/s")
     math_dtype: str | None = column("what it computes in")
     operators: int | None = column("that one call runs, as torch dispatches them; empty where they were not counted")
     error: str | None = column("the reason of a status that is not ok, in one line")
@@ -116,10 +121,10 @@ def summarize(results: list[Result]) -> str:
     counts: dict[str, int] = {}
     for result in results:
         counts[result.status] = counts.get(result.status, 0) + 1
-    parts = [f"{count} {status}" for status, count in sorted(counts.items(), key=lambda item: item[0] != OK)]
+    parts = [f"{count:,} {status}" for status, count in sorted(counts.items(), key=lambda item: item[0] != OK)]
     cases = len({result.case for result in results})
-    rows = "" if cases == len(results) else f" in {len(results)} rows"
-    return f"{cases} cases{rows}: {', '.join(parts)}"
+    rows = "" if cases == len(results) else f" in {counted(len(results), 'row')}"
+    return f"{counted(cases, 'case')}{rows}: {', '.join(parts)}"
 
 
 def not_run(results: Iterable[Result]) -> set[int]:
@@ -143,6 +148,11 @@ def same_outputs(recorded: Any, outputs: Sequence[Any], dtypes: bool = True) -> 
     ----------
     dtypes : else shapes alone
     """
+    import torch
+
+    from opgrip.traces.arguments import Opaque, leaves, tensors
+    from opgrip.traces.tensor_specs import shape_of
+
     if any(isinstance(leaf, Opaque) for leaf in leaves(recorded)):
         return None
     expected = [(spec.shape, spec.dtype if dtypes else None) for spec in tensors(recorded)]
@@ -151,6 +161,9 @@ def same_outputs(recorded: Any, outputs: Sequence[Any], dtypes: bool = True) -> 
 
 
 def _describe(value: object) -> str:
+    from opgrip.traces.arguments import TensorSpec
+    from opgrip.traces.names import tensor_outline
+
     if isinstance(value, TensorSpec):
         return tensor_outline(value.dtype, value.shape)
     if isinstance(value, list | tuple):
@@ -159,6 +172,8 @@ def _describe(value: object) -> str:
 
 
 def _short(value: object) -> str:
+    from opgrip.traces.names import plain_name
+
     text = plain_name(value)
     # of an object that tells where it is, or all that it consists of
     return type(value).__name__ if " at 0x" in text or "\n" in text or isinstance(value, Mapping) else text

@@ -5,24 +5,24 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, is_dataclass
 from itertools import product
-from typing import Any, get_type_hints
+from typing import TYPE_CHECKING, Any, get_type_hints
 
-import torch
-
-from opgrip.replay.arguments.inputs import DeviceMap
 from opgrip.replay.arguments.options import InputOptions
-from opgrip.replay.cases.cases import Case
 from opgrip.replay.cases.ways import BACKWARD, FORWARD, Point, Points, Way
-from opgrip.replay.checks import Tolerance
-from opgrip.replay.measuring.clocks import ClockOptions
+from opgrip.replay.checks.tolerances import Tolerance
 from opgrip.replay.measuring.energy import EnergyOptions
 from opgrip.replay.measuring.limits import Limits
+from opgrip.replay.measuring.single_times import SingleTimesOptions
 from opgrip.replay.modes import ModeOptions, Tuning
-from opgrip.replay.operators.lookup import Unsupported
-from opgrip.replay.sweeps.batch import Batches, scaled
-from opgrip.replay.timing.options import TimingOptions
-from opgrip.replay.timing.samples import Effort
-from opgrip.traces.arguments import DTYPES
+from opgrip.replay.operators.admission import Unsupported
+from opgrip.replay.timing.options import Effort, TimingOptions
+
+if TYPE_CHECKING:
+    import torch
+
+    from opgrip.replay.arguments.inputs import DeviceMap
+    from opgrip.replay.cases.cases import Case
+    from opgrip.replay.sweeps.batch import Batches
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class Plan:
     tolerance: Tolerance = field(default_factory=Tolerance)
     timing: TimingOptions = field(default_factory=TimingOptions)
     effort: Effort = field(default_factory=Effort)
-    clocks: ClockOptions = field(default_factory=ClockOptions)
+    single_times: SingleTimesOptions = field(default_factory=SingleTimesOptions)
     energy: EnergyOptions = field(default_factory=EnergyOptions)
     limits: Limits = field(default_factory=Limits)
     detail: bool = False
@@ -84,6 +84,8 @@ class Settings(Plan):
     @property
     def dtype(self) -> torch.dtype | None:
         """Of floating-point tensors; None for the recorded one."""
+        from opgrip.traces.arguments import DTYPES
+
         return None if self.inputs.dtype is None else DTYPES[self.inputs.dtype]
 
     def wants_grad(self, case: Case) -> bool:
@@ -93,10 +95,16 @@ class Settings(Plan):
     def ways(self, case: Case) -> list[Way]:
         """The ways in which a case is run: of the same values and point one after the other, the reference first."""
         directions = (FORWARD, BACKWARD) if self.wants_grad(case) else (FORWARD,)
-        numbered_ways = enumerate(product(self.points, self.inputs.values, directions, self.modes.all_names))
+        caches = self.timing.caches if len(self.timing.caches) > 1 else (None,)
+        combinations = product(caches, self.points, self.inputs.values, directions, self.modes.all_names)
         return [
-            Way(number, values, direction, mode, point) for number, (point, values, direction, mode) in numbered_ways
+            Way(number, values, direction, mode, point, cache)
+            for number, (cache, point, values, direction, mode) in enumerate(combinations)
         ]
+
+    def cache_of(self, way: Way) -> str:
+        """What caches hold before a run."""
+        return way.cache or self.timing.caches[0]
 
     def scaled(self, case: Case, point: Point) -> Case:
         """A case with the batch of a point.
@@ -105,6 +113,8 @@ class Settings(Plan):
         ------
         Unsupported : where it is not known which of its sizes are the batch's
         """
+        from opgrip.replay.sweeps.batch import scaled
+
         if point.batch == 1:
             return case
         if self.batches is None or case.operator is not None:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-
-from opgrip.replay.modes.graphs import exported
 from opgrip.replay.modes.mode import Program, Task, mode
-from opgrip.replay.operators.torch_private import packaged
+
+if TYPE_CHECKING:
+    import torch
 
 PACKAGE = "model.pt2"
 
@@ -18,6 +17,9 @@ PACKAGE = "model.pt2"
 @mode("aot")
 def with_aotinductor(task: Task) -> Program:
     """The call exported and compiled ahead of time; the package is kept in the task's store."""
+    from opgrip.replay.modes.conversions.graphs import exported
+    from opgrip.replay.operators.torch_private import packaged
+
     program, call = exported(task, in_place=True)
     with tempfile.TemporaryDirectory() as nowhere:
         package = (task.store or Path(nowhere)) / PACKAGE

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-
-from opgrip.replay.modes.graphs import TensorCall
 from opgrip.replay.modes.mode import Program, Results, Task, mode
-from opgrip.replay.operators.calling import Arguments
+
+if TYPE_CHECKING:
+    from opgrip.replay.operators.calling import Arguments
 
 WARMUP = 3
 """Runs before the capture, in which libraries set themselves up."""
@@ -17,6 +16,10 @@ WARMUP = 3
 @mode("cudagraph", devices=("cuda",), ahead=False)
 def as_graph(task: Task) -> Program:
     """The call as a graph over memory of its own, which the arguments are copied into before each run."""
+    import torch
+
+    from opgrip.replay.modes.conversions.graphs import TensorCall
+
     call = TensorCall(task, in_place=True)
     tensors, _ = call.enter((task.args, task.kwargs))
     own = [tensor.clone() for tensor in tensors]

@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import copy
 import itertools
+from collections.abc import Collection
 from types import FunctionType
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from opgrip.replay.modes.mode import Program, Task, mode
-from opgrip.replay.operators.calling import Function
-from opgrip.replay.operators.lookup import Unsupported
-from opgrip.replay.operators.torch_private import compile_in_this_process, dynamo_backends, graphs_compiled
-from opgrip.traces.arguments import leaves
+from opgrip.replay.operators.admission import Unsupported
+
+if TYPE_CHECKING:
+    from opgrip.replay.operators.calling import Function
 
 _numbers = itertools.count()
 _of_any_shape: dict[object, Function] = {}
 
 
-@mode("compile", differentiable=True, argument="backend", arguments=dynamo_backends)
+def _backends() -> Collection[str]:
+    from opgrip.replay.operators.torch_private import dynamo_backends
+
+    return dynamo_backends()
+
+
+@mode("compile", differentiable=True, argument="backend", arguments=_backends)
 def with_static_shapes(task: Task) -> Program:
     """The call compiled for its shapes, by inductor or another backend of dynamo."""
     return _compiled(task, dynamic=False, backend=task.argument or "inductor")
@@ -38,6 +43,10 @@ def with_autotuning(task: Task) -> Program:
 
 
 def _compiled(task: Task, dynamic: bool, **options: Any) -> Program:
+    import torch
+
+    from opgrip.replay.operators.torch_private import compile_in_this_process, graphs_compiled
+
     kind = _kind(task) if dynamic else None
     shared_program = _of_any_shape.get(kind) if kind is not None else None
     compile_in_this_process()
@@ -56,6 +65,8 @@ def _compiled(task: Task, dynamic: bool, **options: Any) -> Program:
 
 def _own_code(function: Function) -> Function:
     """A twin with a code object of its own: dynamo compiles one code object for a few kinds of arguments only."""
+    import torch
+
     number = next(_numbers)
     if isinstance(function, FunctionType):
         return _twin(function, number)
@@ -81,6 +92,10 @@ def _twin(function: FunctionType, number: int) -> FunctionType:
 
 def _kind(task: Task) -> object:
     """What two calls must have in common to share a program of any shape."""
+    import torch
+
+    from opgrip.traces.arguments import leaves
+
     described: list[tuple[object, ...]] = []
     for leaf in leaves([task.args, task.kwargs]):
         if isinstance(leaf, torch.Tensor):

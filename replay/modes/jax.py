@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
-
-from opgrip.replay.modes.jax_runtime import reason, start, to_jax, to_torch
 from opgrip.replay.modes.mode import Program, Results, Task, mode
-from opgrip.replay.operators.calling import Arguments, tensors_in
-from opgrip.replay.operators.lookup import Unsupported
-from opgrip.samples import Sample, samples
-from opgrip.traces.arguments import leaves, map_leaves
+from opgrip.replay.operators.admission import Unsupported
+
+if TYPE_CHECKING:
+    from opgrip.replay.operators.calling import Arguments
+    from opgrip.samples import Sample
 
 
 @mode("jax", needs=("jax",), extra="xla", in_torch=False)
@@ -22,6 +20,12 @@ def make(task: Task) -> Program:
     ------
     Unsupported : where there is none, or it cannot be compiled
     """
+    from torch import Tensor
+
+    from opgrip.replay.modes.conversions.jax_runtime import reason, start, to_jax, to_torch
+    from opgrip.replay.operators.calling import tensors_in
+    from opgrip.traces.arguments import leaves, map_leaves
+
     sample = _sample_of(task)
     if sample is None or not sample.has_jax():
         raise Unsupported("it has no JAX implementation, as only some samples do")
@@ -58,4 +62,6 @@ def make(task: Task) -> Program:
 
 
 def _sample_of(task: Task) -> Sample | None:
+    from opgrip.samples import samples
+
     return next((sample for sample in samples().values() if sample.function is task.function), None)

@@ -6,12 +6,8 @@ import warnings
 from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
-import torch
-
-from opgrip.replay.modes.graphs import TensorCall
 from opgrip.replay.modes.mode import Program, Task, mode
-from opgrip.replay.operators.lookup import Unsupported
-from opgrip.traces.arguments import map_leaves
+from opgrip.replay.operators.admission import Unsupported
 from opgrip.traces.errors import one_line
 
 FROZEN = ("to a Python boolean", "to a Python float", "to a Python list", "to a NumPy array")
@@ -28,6 +24,10 @@ def with_torchscript(task: Task) -> Program:
     ------
     Unsupported : where neither can be: a script cannot have all of Python, a trace follows one branch only
     """
+    import torch
+
+    from opgrip.replay.modes.conversions.graphs import TensorCall
+
     if _calls_extension(task.function):
         raise Unsupported("TorchScript does not see what a function of an extension does, and would keep its results")
     refused = ""
@@ -57,6 +57,8 @@ def with_torchscript(task: Task) -> Program:
 
 def _calls_extension(function: Any) -> bool:
     """Whether it is a function of an extension module, or a graph with one."""
+    import torch
+
     if isinstance(function, torch.fx.GraphModule):
         return any(_calls_extension(node.target) for node in function.graph.nodes if node.op == "call_function")
     if not isinstance(function, BuiltinFunctionType):
@@ -65,6 +67,10 @@ def _calls_extension(function: Any) -> bool:
 
 
 def _copied(tree: Any) -> Any:
+    import torch
+
+    from opgrip.traces.arguments import map_leaves
+
     return map_leaves(lambda leaf: leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf, tree)
 
 

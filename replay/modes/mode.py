@@ -6,13 +6,16 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from opgrip.replay.operators.calling import Arguments, Function
 from opgrip.traces.command import positive
 from opgrip.traces.errors import UserError
 from opgrip.traces.options import option, titled
 from opgrip.traces.registry import Registry
+from opgrip.traces.suggestions import did_you_mean
+
+if TYPE_CHECKING:
+    from opgrip.replay.operators.calling import Arguments, Function
 
 EAGER = "eager"
 
@@ -154,7 +157,9 @@ def find_mode(text: str) -> tuple[Mode, str]:
     name, colon, argument = text.partition(":")
     named_mode = modes.get(name)
     if named_mode is None:
-        raise UserError(f"there is no mode {name!r}", f"there are {', '.join(modes.names())}")
+        raise UserError(
+            f"there is no mode {name!r}", did_you_mean(name, modes.names(), f"there are {', '.join(modes.names())}")
+        )
     if colon and not (named_mode.argument and argument):
         hint = f"write {name}:{named_mode.argument.upper()}" if named_mode.argument else f"write {name}"
         raise UserError(f"{text!r} is no mode", hint)
@@ -163,9 +168,9 @@ def find_mode(text: str) -> tuple[Mode, str]:
         hint = f"pip install 'opgrip[{named_mode.extra}]'" if named_mode.extra else "install it"
         raise UserError(f"the mode {name} needs {', '.join(lacking)}, which is not installed", hint)
     if argument and argument not in named_mode.arguments():
-        raise UserError(
-            f"{name} has no {named_mode.argument} {argument!r}", f"there are {', '.join(named_mode.arguments())}"
-        )
+        arguments = named_mode.arguments()
+        hint = did_you_mean(argument, arguments, f"there are {', '.join(arguments)}")
+        raise UserError(f"{name} has no {named_mode.argument} {argument!r}", hint)
     return named_mode, argument
 
 

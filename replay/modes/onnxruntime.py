@@ -5,15 +5,17 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-
-from opgrip.replay.modes.graphs import TensorCall, exported
 from opgrip.replay.modes.mode import Program, Results, Task, mode
-from opgrip.replay.operators.calling import Arguments
-from opgrip.replay.operators.lookup import Unsupported
+from opgrip.replay.operators.admission import Unsupported
 from opgrip.traces.errors import one_line
+
+if TYPE_CHECKING:
+    import torch
+
+    from opgrip.replay.modes.conversions.graphs import TensorCall
+    from opgrip.replay.operators.calling import Arguments
 
 MODEL = "model.onnx"
 PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
@@ -27,6 +29,9 @@ def with_onnxruntime(task: Task) -> Program:
     So what the runtime allocates for them is in the time, as it is in eager's.
     """
     import onnxruntime
+    import torch
+
+    from opgrip.replay.modes.conversions.graphs import exported
 
     kind = torch.device(task.device).type
     if PROVIDERS[kind] not in onnxruntime.get_available_providers():
@@ -53,6 +58,8 @@ def _stored_model(task: Task, program: torch.export.ExportedProgram) -> bytes:
 
 
 def _model(program: torch.export.ExportedProgram) -> bytes:
+    import torch
+
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
     try:
         with contextlib.redirect_stdout(io.StringIO()):
@@ -68,6 +75,8 @@ def _model(program: torch.export.ExportedProgram) -> bytes:
 
 def _bound(session: Any, call: TensorCall, device: str) -> Program:
     # in the call's order; the exporter may give an input another name, where it is a result too
+    import torch
+
     model_inputs = [(item.name, _element_type(item.type)) for item in session.get_inputs()]
     model_outputs = [(item.name, item.type == "tensor(bool)") for item in session.get_outputs()]
     kind, index = torch.device(device).type, torch.device(device).index or 0
@@ -103,5 +112,7 @@ def _element_type(type_name: str) -> int:
 
 
 def _tensor(value: Any, is_bool: bool) -> torch.Tensor:
+    import torch
+
     tensor = torch.utils.dlpack.from_dlpack(value._ortvalue.to_dlpack())
     return tensor.view(torch.bool) if is_bool and tensor.dtype is torch.uint8 else tensor

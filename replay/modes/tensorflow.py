@@ -5,16 +5,15 @@ It is one operator there, which TensorFlow's own XLA compiles: TensorFlow's kern
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-
-from opgrip.replay.modes.graphs import exported
-from opgrip.replay.modes.jax_runtime import reason, start, to_torch
 from opgrip.replay.modes.mode import Program, Results, Task, mode
-from opgrip.replay.modes.torchax import as_jax
-from opgrip.replay.operators.calling import Arguments
-from opgrip.replay.operators.lookup import Unsupported
+from opgrip.replay.operators.admission import Unsupported
+
+if TYPE_CHECKING:
+    import torch
+
+    from opgrip.replay.operators.calling import Arguments
 
 
 @mode(
@@ -23,6 +22,9 @@ from opgrip.replay.operators.lookup import Unsupported
 def make(task: Task) -> Program:
     """A call as TensorFlow runs it."""
     import tensorflow
+
+    from opgrip.replay.modes.conversions.graphs import exported
+    from opgrip.replay.modes.conversions.jax_runtime import reason, start, to_torch
 
     _set_threads(task.threads)
     start(task)
@@ -46,6 +48,9 @@ def make(task: Task) -> Program:
 def _function(program: torch.export.ExportedProgram, tensors: tuple[torch.Tensor, ...]) -> Any:
     import tensorflow
     from jax.experimental import jax2tf
+
+    from opgrip.replay.modes.conversions.jax_runtime import reason
+    from opgrip.replay.modes.conversions.torchax import as_jax
 
     states, function = as_jax(program)
     try:

@@ -15,17 +15,17 @@ from pathlib import Path
 from platform import machine
 from tempfile import TemporaryDirectory
 from types import ModuleType
-from typing import Any
-from unittest.mock import patch
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
-
-from opgrip.replay.modes.graphs import exported
 from opgrip.replay.modes.mode import Program, Results, Task, Tuning, mode
-from opgrip.replay.operators.calling import Arguments
-from opgrip.replay.operators.lookup import Unsupported
+from opgrip.replay.operators.admission import Unsupported
 from opgrip.traces.errors import UserError, one_line
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from opgrip.replay.operators.calling import Arguments
 
 ALIGNMENT = 64
 """Bytes: compiled code loads vectors that it takes to begin at multiples of this."""
@@ -40,6 +40,10 @@ TUNERS = ("evolutionary", "replay-trace", "replay-func")
 @mode("tvm", needs=("tvm",), extra="tvm", in_torch=False, tuners=TUNERS)
 def make(task: Task) -> Program:
     """A call compiled by TVM, loaded from the store where it was compiled before."""
+    import torch
+
+    from opgrip.replay.modes.conversions.graphs import exported
+
     # read once, when TVM's threads start: the most that a later call can ask for, and that they are not bound to
     # cores, as torch's are not
     os.environ.setdefault("TVM_NUM_THREADS", str(max(os.cpu_count() or 1, task.threads)))
@@ -155,6 +159,8 @@ def _trials_in(folder: Path) -> int:
 
 
 def _search(module: Any, task: Task, target: Any, tuner: str, folder: Path) -> None:
+    from unittest.mock import patch
+
     import tvm
     from tvm import relax
     from tvm.s_tir import meta_schedule

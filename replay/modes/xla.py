@@ -5,20 +5,23 @@ Torchax is taken rather than torch_xla, each version of which works with one ver
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from opgrip.replay.modes.graphs import exported
-from opgrip.replay.modes.jax_runtime import reason, start, to_jax, to_torch
 from opgrip.replay.modes.mode import Program, Results, Task, mode
-from opgrip.replay.modes.torchax import as_jax
-from opgrip.replay.operators.calling import Arguments
-from opgrip.replay.operators.lookup import Unsupported
+from opgrip.replay.operators.admission import Unsupported
+
+if TYPE_CHECKING:
+    from opgrip.replay.operators.calling import Arguments
 
 
 @mode("xla", needs=("torchax", "jax"), extra="xla", in_torch=False)
 def make(task: Task) -> Program:
     """A call compiled by XLA."""
     import jax
+
+    from opgrip.replay.modes.conversions.graphs import exported
+    from opgrip.replay.modes.conversions.jax_runtime import reason, start, to_jax, to_torch
+    from opgrip.replay.modes.conversions.torchax import as_jax
 
     device = start(task)
     program, call = exported(task)

@@ -11,19 +11,14 @@ from typing import Any
 
 import torch
 
+from opgrip.replay.operators.admission import TRUSTED_EXTENSIONS, Unsupported
+from opgrip.replay.operators.nameable import refusal
 from opgrip.traces.records import COMPILED, EXTENSION, FUNCTION, OPERATOR, Signature
 
-TRUSTED_EXTENSIONS = ("mmcv._ext",)
-"""Extension modules that a trace may name: each runs as code here, so a stranger's trace cannot add to them."""
-
-READS_OR_WRITES_FILES = frozenset({"from_file", "save", "load", "_save", "_load"})
+__all__ = ["TRUSTED_EXTENSIONS", "Operator", "Unsupported", "find_operator", "is_view"]
 
 _OPERATOR = re.compile(r"([A-Za-z]\w*)\.([A-Za-z_]\w*)\.([A-Za-z_]\w*)")
 _FUNCTION = re.compile(r"([A-Za-z_][\w.]*):([A-Za-z_]\w*)")
-
-
-class Unsupported(Exception):
-    """A case that cannot run here, by the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +39,7 @@ def find_operator(signature: Signature, extensions: Collection[str] = TRUSTED_EX
 
     Raises
     ------
-    Unsupported : where it is not registered, not installed or not trusted
+    Unsupported : where it is not registered, not installed or not trusted, or a trace may not name it
     """
     if signature.kind == COMPILED:
         raise Unsupported("a compiled region is no operator: capture it with --compiled operators")
@@ -53,6 +48,9 @@ def find_operator(signature: Signature, extensions: Collection[str] = TRUSTED_EX
     if signature.kind == EXTENSION:
         return Operator(_find_function(signature.op, extensions), mutates=True)
     function = _find_overload(signature.op)
+    reason = refusal(function, extensions)
+    if reason is not None:
+        raise Unsupported(f"{signature.op} {reason}")
     return Operator(function, mutates=bool(function._schema.is_mutable))
 
 
@@ -74,8 +72,6 @@ def _find_overload(name: str) -> Any:
     if match is None:
         raise Unsupported(f"{name!r} is not an operator's name")
     namespace, packet, overload = match.groups()
-    if packet in READS_OR_WRITES_FILES:
-        raise Unsupported(f"{name} reads or writes files")
     try:
         function = getattr(getattr(getattr(torch.ops, namespace), packet), overload)
     except (AttributeError, RuntimeError):

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-import torch
 from torch.autograd.profiler import profile
 
+from opgrip.replay.operators.devices import is_accelerator, module_of
 from opgrip.traces.arguments import tensors
 from opgrip.traces.tensor_specs import stored_elements
 
@@ -46,7 +46,7 @@ def mostly_fresh(fresh_bytes: Any, results: Any) -> Any:
 
 def with_memory(run: Callable[[], T], device: str) -> tuple[T, Memory]:
     """What a call gives, and the memory that it took of torch's allocator for this device."""
-    if torch.device(device).type == "cuda":
+    if is_accelerator(device) and hasattr(module_of(device), "memory_stats"):
         return _with_device_memory(run, device)
     with profile(profile_memory=True) as profiled:
         result = run()
@@ -61,12 +61,13 @@ def with_memory(run: Callable[[], T], device: str) -> tuple[T, Memory]:
 
 
 def _with_device_memory(run: Callable[[], T], device: str) -> tuple[T, Memory]:
-    torch.cuda.synchronize(device)
-    torch.cuda.reset_peak_memory_stats(device)
-    before = torch.cuda.memory_stats(device)
+    module = module_of(device)
+    module.synchronize(device)
+    module.reset_peak_memory_stats(device)
+    before = module.memory_stats(device)
     result = run()
-    torch.cuda.synchronize(device)
-    after = torch.cuda.memory_stats(device)
+    module.synchronize(device)
+    after = module.memory_stats(device)
     allocated = "allocated_bytes.all.allocated"
     peak = after["allocated_bytes.all.peak"] - before["allocated_bytes.all.current"]
     return result, Memory(after[allocated] - before[allocated], peak)

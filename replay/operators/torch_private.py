@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opgrip.replay.operators.lookup import Unsupported
+from opgrip.replay.operators.admission import Unsupported
 from opgrip.traces.private_places import PrivatePlaces
 
 _places = PrivatePlaces()
@@ -34,6 +34,21 @@ def graphs_compiled() -> int:
     if counters is None:
         raise Unsupported(f"torch {torch.__version__} does not tell what dynamo compiled")
     return int(counters["stats"]["unique_graphs"])
+
+
+_has_kernel = _places.take(
+    "torch._C._dispatch_has_kernel", lambda name: True, "a trace may name operators that TorchScript alone has"
+)
+
+
+def is_dispatched(function: Any) -> bool:
+    """Whether an overload is one of the dispatcher's; TorchScript has others of its own.
+
+    Parameters
+    ----------
+    function : of `torch.ops`
+    """
+    return bool(_has_kernel(function.name()))
 
 
 _list_backends = _places.take_later(

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from opgrip.replay.modes import Program, Task
-from opgrip.replay.modes.graphs import TensorCall
+from opgrip.replay.modes.conversions.graphs import TensorCall
 from opgrip.replay.operators.calling import Arguments, Function, tensors_in
 from opgrip.replay.operators.lookup import Operator, Unsupported
 from opgrip.replay.operators.torch_private import traced_backward

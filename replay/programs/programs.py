@@ -23,7 +23,7 @@ from opgrip.replay.modes import EAGER, Program, Results, Task, Tuning, find_mode
 from opgrip.replay.operators.calling import Arguments, Function, tensors_in
 from opgrip.replay.operators.lookup import Operator, Unsupported
 from opgrip.traces.arguments import leaves, numbers_of, with_numbers
-from opgrip.traces.errors import one_line
+from opgrip.traces.causes import cause_of
 from opgrip.traces.machine import processor
 from opgrip.traces.record_forms import to_json
 
@@ -105,7 +105,7 @@ def make_program(
         except (Unsupported, MemoryError, torch.OutOfMemoryError):
             raise
         except Exception as error:
-            raise Unsupported(one_line(error, 300)) from error
+            raise Unsupported(cause_of(error)) from error
 
 
 def run_program(program: Program, arguments: Arguments, mutates: bool) -> tuple[Any, Results]:

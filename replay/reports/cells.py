@@ -10,16 +10,23 @@ from typing import Any
 import pandas as pd
 
 from opgrip.replay.analyses import in_order
-from opgrip.replay.measuring.columns import Column, columns_in
-from opgrip.replay.measuring.energy import EnergyColumns
+from opgrip.replay.measuring.columns import Column, Columns, columns_in
+from opgrip.replay.measuring.energy import EnergyColumns, EnergyOptions
 from opgrip.replay.measuring.results import Result
+from opgrip.replay.measuring.single_times import SingleTimesColumns, SingleTimesOptions
 from opgrip.replay.reports.report import report_for
 from opgrip.traces.errors import UserError
+
+ON_REQUEST: tuple[tuple[type, type[Columns]], ...] = (
+    (SingleTimesOptions, SingleTimesColumns),
+    (EnergyOptions, EnergyColumns),
+)
+"""What is measured on request: the options that request it, and its columns."""
 
 
 def added_columns() -> list[Column]:
     """The columns of all analyses, and of what is measured on request."""
-    declared = [*(analysis.columns for analysis in in_order()), EnergyColumns]
+    declared = [*(analysis.columns for analysis in in_order()), *(columns for _, columns in ON_REQUEST)]
     return [about for group in declared if group is not None for about in columns_in(group)]
 
 

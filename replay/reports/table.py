@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import IO, Any
-
-from rich import box
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from opgrip.replay.arguments.values import RECORDED
 from opgrip.replay.cases.ways import FORWARD
@@ -19,93 +15,119 @@ from opgrip.replay.modes import EAGER
 from opgrip.replay.reports.cells import added_columns
 from opgrip.replay.reports.report import report
 from opgrip.traces.command import printable
+from opgrip.traces.folding import shorten
+from opgrip.traces.tables import TableColumn, print_table
+from opgrip.traces.terminal import print_line
+from opgrip.traces.words import counted
 
-SHAPES = "shapes"
-LEFT = ("operator", "mode", SHAPES, "status")
-BETWEEN = 3
-"""Characters that a column takes beside its own width."""
 STYLES = {"wrong": "bold red", "failed": "red", "timeout": "red", "unsupported": "yellow", "skipped": "dim"}
+OPERATORS = 3
+"""Operators that a reason names."""
 
 
-def print_table(results: Sequence[Result], file: IO[str]) -> None:
+@dataclass(frozen=True, slots=True)
+class Heading:
+    """A column of the table; the other attributes are those of `TableColumn`.
+
+    Attributes
+    ----------
+    cell : of a row
+    is_needed : whether these rows have something in it
+    """
+
+    name: str
+    cell: Callable[[Result], str]
+    is_needed: Callable[[Sequence[Result]], bool] = lambda results: True
+    rank: int = 0
+    is_number: bool = True
+    least: int = 0
+    below: bool = False
+
+    def column(self, results: Sequence[Result]) -> TableColumn:
+        """It with the cells of rows."""
+        cells = list(map(self.cell, results))
+        return TableColumn(self.name, cells, self.is_number, self.rank, self.least, self.below)
+
+
+def print_results(results: Sequence[Result], file: IO[str]) -> None:
     """Print the table; reasons of what is not ok stand below it, one line for all cases that share one."""
-    console = Console(file=file, highlight=False)
-    columns = _columns(results)
-    widths = {name: max(map(len, (name, *cells))) for name, cells in columns.items()}
-    if console.is_terminal:
-        others = sum(widths.values()) - widths[SHAPES] + BETWEEN * len(widths)
-        widths[SHAPES] = min(widths[SHAPES], max(console.width - others, len(SHAPES)))
-    else:
-        console = Console(file=file, width=sum(widths.values()) + BETWEEN * len(widths), highlight=False)
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
-    for name, width in widths.items():
-        table.add_column(name, justify="left" if name in LEFT else "right", no_wrap=True, width=width)
-    for result, *row in zip(results, *columns.values(), strict=True):
-        table.add_row(*map(Text, row), style=STYLES.get(result.status))
-    console.print(table)
-    for reason, operators in _reasons(results).items():
-        console.print(Text(printable(f"{reason}: {operators}")), soft_wrap=True)
+    columns = [heading.column(results) for heading in _headings(results)]
+    print_table(columns, file, styles=[STYLES.get(result.status) for result in results])
+    for line in _reasons(results):
+        print_line(line, file)
 
 
 @report(".md")
 def write_markdown(results: Sequence[Result], header: Mapping[str, Any], file: IO[str]) -> None:
     """The same table in Markdown, under a line that says where it comes from."""
     origin = ", ".join(f"{name} {value}" for name, value in header.items() if isinstance(value, str | int))
-    columns = _columns(results)
-    file.write(f"{origin}\n\n| {' | '.join(columns)} |\n|{' --- |' * len(columns)}\n")
-    for row in zip(*columns.values(), strict=True):
-        cells = (cell.replace("|", "\\|") for cell in row)
+    headings = _headings(results)
+    file.write(f"{origin}\n\n| {' | '.join(heading.name for heading in headings)} |\n|{' --- |' * len(headings)}\n")
+    for result in results:
+        cells = (shorten(heading.cell(result)).replace("|", "\\|") for heading in headings)
         file.write(f"| {' | '.join(cells)} |\n")
-    for reason, operators in _reasons(results).items():
-        file.write(f"\n{printable(reason)}: {printable(operators)}\n")
+    for line in _reasons(results):
+        file.write(f"\n{line}\n")
 
 
-def _columns(results: Sequence[Result]) -> dict[str, list[str]]:
-    """The cells of the columns that these results need, by the columns' names."""
-    added = [
-        about
-        for about in added_columns()
-        if about.heading and any(row.added.get(about.name) is not None for row in results)
-    ]
-    columns: dict[str, Callable[[Result], str]] = {
-        "share": lambda result: f"{result.share:.1%}",
-        "operator": _operator,
-        "mode": lambda result: f"{result.mode} ({result.note})" if result.note else result.mode,
-        "threads": lambda result: str(result.threads or "-"),
-        "batch": lambda result: f"x{result.batch_scale}",
-        "streams": lambda result: str(result.streams),
-        SHAPES: lambda result: result.shapes,
-        "count": lambda result: f"{result.count:,}",
-        "captured us": lambda result: _microseconds(result.captured_us),
-        "replayed us": lambda result: _microseconds(result.median_us),
-        "p10": lambda result: _microseconds(result.p10_us),
-        "p90": lambda result: _microseconds(result.p90_us),
-        "speed-up": lambda result: "-" if not result.ratio else f"{1 / result.ratio:.2f}",
-        "first ms": lambda result: "-" if result.first_ms is None else f"{result.first_ms:,.1f}",
-        **{about.heading: partial(_added, about) for about in added},
-        "status": _status,
-    }
-    is_needed = {
-        "mode": any(result.mode != EAGER for result in results),
-        "threads": any(result.threads for result in results),
-        "batch": any(result.batch_scale != 1 for result in results),
-        "streams": any(result.streams != 1 for result in results),
-    }
+def _headings(results: Sequence[Result]) -> list[Heading]:
+    """The columns that these results need, in their order."""
     # samples were not captured in a program, and of gripped calls the time there is not known
-    is_needed["share"] = is_needed["captured us"] = any(result.captured_total_us for result in results)
-    is_needed["count"] = is_needed["share"] or any(result.count != 1 for result in results)
-    is_needed["speed-up"] = is_needed["first ms"] = is_needed["mode"]
-    return {
-        name: [printable(cell(result)) for result in results]
-        for name, cell in columns.items()
-        if is_needed.get(name, True)
-    }
+    in_program = any(result.captured_total_us for result in results)
+    headings = [
+        Heading("share", lambda row: f"{row.share:.1%}", lambda _: in_program, rank=3),
+        Heading("operator", _operator, is_number=False, least=20),
+        Heading("mode", _mode, _any(lambda row: row.mode != EAGER), is_number=False, least=8),
+        Heading("threads", lambda row: str(row.threads or "-"), _any(lambda row: row.threads)),
+        Heading("cache", lambda row: row.cache or "-", lambda rows: len(_caches(rows)) > 1, is_number=False),
+        Heading("batch", lambda row: f"x{row.batch_scale}", _any(lambda row: row.batch_scale != 1)),
+        Heading("streams", lambda row: str(row.streams), _any(lambda row: row.streams != 1)),
+        Heading("shapes", lambda row: row.shapes, is_number=False, least=40, below=True),
+        Heading(
+            "count",
+            lambda row: f"{row.count:,}",
+            lambda rows: in_program or any(row.count != 1 for row in rows),
+            rank=4,
+        ),
+        Heading("captured us", lambda row: _number(row.captured_us), lambda _: in_program, rank=2),
+        Heading("replayed us", lambda row: _number(row.median_us)),
+        Heading("p10", lambda row: _number(row.p10_us), rank=5),
+        Heading("p90", lambda row: _number(row.p90_us), rank=5),
+        Heading("mean", lambda row: _number(row.mean_us), rank=9),
+        Heading("speed-up", _speed_up, _any(lambda row: row.ratio), rank=1),
+        Heading("first ms", lambda row: _number(row.first_ms), _any(lambda row: row.mode != EAGER), rank=6),
+        Heading("GFLOP/s", lambda row: _rate(row.gflop_per_s), _any(lambda row: row.gflop_per_s), rank=8),
+        Heading("GB/s", lambda row: _rate(row.gb_per_s), _any(lambda row: row.gb_per_s), rank=8),
+    ]
+    headings += [
+        Heading(about.heading, partial(_added, about), _any(partial(_has, about)), rank=7)
+        for about in added_columns()
+        if about.heading
+    ]
+    headings.append(Heading("status", _status, is_number=False, least=11))
+    return [heading for heading in headings if heading.is_needed(results)]
+
+
+def _caches(results: Sequence[Result]) -> set[str]:
+    return {result.cache for result in results if result.cache is not None}
+
+
+def _any(is_so: Callable[[Result], object]) -> Callable[[Sequence[Result]], bool]:
+    return lambda results: any(is_so(result) for result in results)
 
 
 def _operator(result: Result) -> str:
     return " ".join(
         [result.op, *(word for word in (result.direction, result.values) if word not in (FORWARD, RECORDED))]
     )
+
+
+def _mode(result: Result) -> str:
+    return f"{result.mode} ({result.note})" if result.note else result.mode
+
+
+def _speed_up(result: Result) -> str:
+    return f"{1 / result.ratio:.2f}" if result.ratio else "-"
 
 
 def _status(result: Result) -> str:
@@ -116,17 +138,25 @@ def _status(result: Result) -> str:
     return ", ".join([OK, *doubts])
 
 
-def _microseconds(time: float | None) -> str:
-    if time is None:
+def _number(value: float | None) -> str:
+    if value is None:
         return "-"
-    return f"{time:,.0f}" if time >= 100 else f"{time:.1f}"
+    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
+
+
+def _rate(value: float | None) -> str:
+    return _number(value) if value is None or value >= 1 else f"{value:.2f}"
+
+
+def _has(about: Column, result: Result) -> bool:
+    return result.added.get(about.name) is not None
 
 
 def _added(about: Column, result: Result) -> str:
     """The cell of a column that a part has added."""
     cell = result.added.get(about.name)
     if about.unit == "us":
-        return _microseconds(cell)
+        return _number(cell)
     if cell is None:
         return "-"
     if about.unit == "1":
@@ -134,14 +164,21 @@ def _added(about: Column, result: Result) -> str:
     return cell if isinstance(cell, str) else f"{cell:g}"
 
 
-def _reasons(results: Sequence[Result]) -> dict[str, str]:
+def _reasons(results: Sequence[Result]) -> list[str]:
+    """What became of operators that are not ok, a line for each reason: the operators, then the reason."""
     operators: dict[str, dict[str, int]] = {}
     for result in results:
         if result.error is not None:
             where = "" if result.mode == EAGER else f"{result.mode} "
             counts = operators.setdefault(f"{where}{result.status}: {result.error}", {})
             counts[result.op] = counts.get(result.op, 0) + 1
-    return {
-        reason: ", ".join(f"{op} ({count} cases)" if count > 1 else op for op, count in counts.items())
-        for reason, counts in operators.items()
-    }
+    return [f"{_names(counts)}: {printable(reason)}" for reason, counts in operators.items()]
+
+
+def _names(counts: Mapping[str, int]) -> str:
+    names = [
+        f"{shorten(op)} ({counted(count, 'case')})" if count > 1 else shorten(op)
+        for op, count in list(counts.items())[:OPERATORS]
+    ]
+    more = len(counts) - len(names)
+    return ", ".join([*names, *([f"{more} more"] if more else [])])

@@ -12,6 +12,7 @@ import torch
 from opgrip.replay.arguments.filling import memory_of
 from opgrip.replay.arguments.inputs import DeviceMap, Inputs
 from opgrip.replay.cases.flow import can_flow
+from opgrip.replay.operators.bounds import bounding
 from opgrip.replay.operators.calling import Arguments
 from opgrip.replay.operators.lookup import Operator
 from opgrip.replay.sequences.memory import Memory
@@ -48,7 +49,8 @@ class Prepared:
 
     Attributes
     ----------
-    function : what to call
+    function : the operator
+    run : what to call: it, with indices in bounds
 
     Raises
     ------
@@ -65,6 +67,7 @@ class Prepared:
         seed: int,
     ) -> None:
         self.function: Callable[..., Any] = operator.function
+        self.run: Callable[..., Any] = bounding(operator.function)
         count = 0
 
         def mark(leaf: Any) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from time import monotonic
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from opgrip.replay.arguments.inputs import DeviceMap
 from opgrip.replay.cases.flow import Flow, FlowingCall, can_flow
 from opgrip.replay.cases.traits import overwrites, sizes_vary, takes_any_numbers
 from opgrip.replay.operators.contexts import restored
+from opgrip.replay.operators.devices import check_use
 from opgrip.replay.operators.lookup import Operator, Unsupported, find_operator
 from opgrip.replay.sequences.memory import Memory
 from opgrip.replay.sequences.prepared import Drawn, Prepared, never_flowing
@@ -20,6 +22,7 @@ from opgrip.replay.timing.rounds import NO_ROW, Announce
 from opgrip.traces.arguments import leaves
 from opgrip.traces.errors import one_line
 from opgrip.traces.interfaces import Interface
+from opgrip.traces.progress import REDRAW_S, Tell, tell_nobody
 from opgrip.traces.records import NO_STORAGE
 from opgrip.traces.values import ValueModel
 
@@ -83,18 +86,23 @@ class Rehearsal:
         self._operators: dict[int, Operator | str] = {}
         self._prepared: dict[tuple[int, frozenset[int]], Prepared] = {}
 
-    def settle(self, begin: Callable[[], None]) -> None:
+    def settle(self, begin: Callable[[], None], tell: Tell = tell_nobody) -> None:
         """Run all calls until each runs as it did the time before.
 
         Parameters
         ----------
         begin : puts everything back to how it is before the first call
+        tell : is told how far it is
         """
-        for _ in range(MOST_PASSES):
+        count, told = len(self.parts), monotonic()
+        for number in range(1, MOST_PASSES + 1):
             begin()
             with switching() as use:
                 changed = False
-                for call, part in zip(self.flow.calls, self.parts, strict=True):
+                for place, (call, part) in enumerate(zip(self.flow.calls, self.parts, strict=True)):
+                    if monotonic() - told > REDRAW_S:
+                        tell(f"rehearsal {number}", place, count)
+                        told = monotonic()
                     use(call.settings)
                     changed |= self._try(call, part)
             if not changed:
@@ -151,6 +159,7 @@ class Rehearsal:
             elif part.prepared is not None:
                 self._run(call, part.prepared)
         except Exception as error:
+            check_use(self._device, error)
             self.give_up(call, part, _reason(error))
         try:
             self.hand_on(call, part, result)
@@ -186,7 +195,7 @@ class Rehearsal:
     def _run(self, call: FlowingCall, prepared: Prepared) -> Any:
         args, kwargs = prepared.arguments(self.memory, call.takes)
         self.announce(call.signature, NO_ROW)
-        return prepared.function(*args, **kwargs)
+        return prepared.run(*args, **kwargs)
 
     def _arrange(self, call: FlowingCall, part: Part) -> Prepared:
         """The call with memory that flows, and in its part what has to be drawn."""

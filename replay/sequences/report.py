@@ -4,34 +4,35 @@ from __future__ import annotations
 
 from typing import IO
 
-from rich import box
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
-
-from opgrip.replay.sequences.results import SequenceResult
+from opgrip.replay.sequences.results import OperatorTime, SequenceResult
+from opgrip.traces.command import printable
+from opgrip.traces.tables import TableColumn, print_table
+from opgrip.traces.terminal import print_line
+from opgrip.traces.words import counted
 
 OPERATORS, REASONS = 12, 12
 
 
 def print_sequence(result: SequenceResult, file: IO[str]) -> None:
     """Print time and memory of a step beside the captured ones, the operators that take most, and what did not run."""
-    console = Console(file=file, highlight=False)
-    if not console.is_terminal:
-        console = Console(file=file, highlight=False, width=120)
     for name, text in _lines(result):
-        console.print(Text(f"{name:8} {text}"), soft_wrap=True)
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
-    for name in ("operator", "calls", "captured us", "replayed us", "ratio"):
-        table.add_column(name, justify="left" if name == "operator" else "right", no_wrap=True)
-    for item in result.operators[:OPERATORS]:
-        ratio = item.replayed_us / item.captured_us if item.captured_us else float("nan")
-        row = (item.op, f"{item.count:,}", f"{item.captured_us:,.0f}", f"{item.replayed_us:,.0f}", f"{ratio:.2f}")
-        table.add_row(*map(Text, row))
-    console.print(table)
+        print_line(f"{name:8} {text}", file, indent=9)
+    shown = result.operators[:OPERATORS]
+    columns = [
+        TableColumn("operator", [item.op for item in shown], is_number=False, least=20),
+        TableColumn("calls", [f"{item.count:,}" for item in shown]),
+        TableColumn("captured us", [f"{item.captured_us:,.0f}" for item in shown]),
+        TableColumn("replayed us", [f"{item.replayed_us:,.0f}" for item in shown]),
+        TableColumn("ratio", [_ratio(item) for item in shown]),
+    ]
+    print_table(columns, file)
     for reason in result.not_replayed[:REASONS]:
-        text = f"{reason.status}: {reason.op}, {reason.count:,} calls: {reason.reason}"
-        console.print(Text(text), soft_wrap=True)
+        text = f"{reason.status}: {reason.op}, {counted(reason.count, 'call')}: {reason.reason}"
+        print_line(printable(text), file)
+
+
+def _ratio(item: OperatorTime) -> str:
+    return f"{item.replayed_us / item.captured_us:.2f}" if item.captured_us else "-"
 
 
 def _lines(result: SequenceResult) -> list[tuple[str, str]]:
@@ -45,7 +46,7 @@ def _lines(result: SequenceResult) -> list[tuple[str, str]]:
         (
             "time",
             f"captured {captured:,.2f} ms in these calls, replayed {middle:,.2f} ms{ratio} "
-            f"(p10 {low:,.2f}, p90 {high:,.2f}, {result.repeats} passes)",
+            f"(p10 {low:,.2f}, p90 {high:,.2f}, {counted(result.repeats, 'pass', 'passes')})",
         ),
         (
             "wall",

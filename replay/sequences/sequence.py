@@ -13,37 +13,32 @@ import torch
 
 from opgrip.replay.arguments.inputs import DeviceMap
 from opgrip.replay.cases.flow import FlowingCall, make_flow
+from opgrip.replay.operators.devices import (
+    DeviceLostError,
+    check_use,
+    is_accelerator,
+    module_of,
+    synchronizer,
+    use_device,
+)
 from opgrip.replay.operators.lookup import TRUSTED_EXTENSIONS
 from opgrip.replay.sequences.memory import Memory, room_on
 from opgrip.replay.sequences.rehearsal import Part, Rehearsal, switching
 from opgrip.replay.sequences.results import Pass, SequenceResult, from_plain, make_result
-from opgrip.replay.timing.methods import synchronizer
 from opgrip.replay.timing.rounds import NO_ROW, Announce, no_garbage_collection
-from opgrip.replay.workers.processes import Ended, run_in_fork
+from opgrip.replay.workers.processes import Ended, ForkLimits, run_in_fork
 from opgrip.replay.workers.watch import NOTHING
 from opgrip.traces import Trace
 from opgrip.traces.errors import UserError, one_line
-from opgrip.traces.options import option, titled
+from opgrip.traces.progress import Tell, tell_nobody
 
 __all__ = [
-    *("NotReplayed", "OperatorTime", "SequenceOptions", "SequenceResult", "SequenceSettings", "replay_sequence"),
+    *("NotReplayed", "OperatorTime", "SequenceResult", "SequenceSettings", "replay_sequence"),
 ]
 
 FEWEST, MOST = 3, 100
 """Timed passes over a trace where their number is not given."""
 MOST_FAILURES = 20
-
-
-@titled("how they are run")
-@dataclass(frozen=True, slots=True)
-class SequenceOptions:
-    """Whether a trace is run as one."""
-
-    sequence: bool = option(
-        False,
-        "run all calls in their order on what flows between them, for the time and memory of the whole step",
-        only=("traces",),
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +71,7 @@ class SequenceSettings:
 def replay_sequence(
     trace: Trace,
     settings: SequenceSettings,
+    tell: Tell = tell_nobody,
     excluded: Mapping[int, str] = MappingProxyType({}),
     announce: Announce = lambda number, row: None,
 ) -> SequenceResult:
@@ -83,6 +79,7 @@ def replay_sequence(
 
     Parameters
     ----------
+    tell : is told how far it is, between what is timed
     excluded : by the numbers of signatures, why their calls are not run
     announce : is told the signature of each call before it runs
 
@@ -100,11 +97,11 @@ def replay_sequence(
             *(flow, memory, trace.values, settings.place, settings.device, settings.seed, settings.extensions),
             *(excluded, announce),
         )
-        passes = _measure(rehearsal, settings)
+        passes = _measure(rehearsal, settings, tell)
     return make_result(trace, flow, rehearsal.parts, passes, settings.device)
 
 
-def replay_apart(trace: Trace, settings: SequenceSettings) -> SequenceResult:
+def replay_apart(trace: Trace, settings: SequenceSettings, tell: Tell = tell_nobody) -> SequenceResult:
     """The same in a fork of this process, which must not have used torch yet; on a GPU, in this one.
 
     A call that crashes the fork, hangs or takes too much memory is not run in the next.
@@ -113,13 +110,17 @@ def replay_apart(trace: Trace, settings: SequenceSettings) -> SequenceResult:
     ------
     UserError : where the trace holds no calls, or forks end where no call is to blame, or too many do
     """
-    if torch.device(settings.device).type != "cpu":
-        return replay_sequence(trace, settings)
+    if is_accelerator(settings.device):
+        use_device(settings.device)
+        try:
+            return replay_sequence(trace, settings, tell)
+        except DeviceLostError as error:
+            raise UserError(f"{settings.device} serves this process no more: {error}", "leave that call out") from error
+    limits = ForkLimits(settings.device, settings.room_bytes, settings.timeout_s)
     excluded: dict[int, str] = {}
     while True:
         answer = run_in_fork(
-            lambda announce: asdict(replay_sequence(trace, settings, excluded, announce)),
-            *(settings.device, settings.room_bytes, settings.timeout_s),
+            lambda announce, tell: asdict(replay_sequence(trace, settings, tell, excluded, announce)), limits, tell
         )
         if not isinstance(answer, Ended):
             return from_plain(answer)
@@ -128,23 +129,24 @@ def replay_apart(trace: Trace, settings: SequenceSettings) -> SequenceResult:
         excluded[answer.case] = answer.reason
 
 
-def _measure(rehearsal: Rehearsal, settings: SequenceSettings) -> list[Pass]:
+def _measure(rehearsal: Rehearsal, settings: SequenceSettings, tell: Tell) -> list[Pass]:
     def begin() -> None:
         rehearsal.begin()
         _set_seed(settings.device, settings.seed)
 
-    rehearsal.settle(begin)
+    rehearsal.settle(begin, tell)
     passes: list[Pass] = []
     failures = 0
     with no_garbage_collection():
         started = perf_counter_ns()
         while _wants_more(passes, perf_counter_ns() - started, settings) and failures < MOST_FAILURES:
+            tell("timed runs", len(passes), settings.repeats or max(FEWEST, len(passes) + 1))
             begin()
             timed = _pass(rehearsal, settings.device)
             if timed is None:
                 # values that are not the same at each pass: it is found out anew what can run
                 failures += 1
-                rehearsal.settle(begin)
+                rehearsal.settle(begin, tell)
             else:
                 passes.append(timed)
     return passes
@@ -153,7 +155,7 @@ def _measure(rehearsal: Rehearsal, settings: SequenceSettings) -> list[Pass]:
 def _pass(rehearsal: Rehearsal, device: str) -> Pass | None:
     """Run all calls once; None where one failed that had not before."""
     synchronize = synchronizer(device)
-    allocator = torch.cuda if torch.device(device).type == "cuda" else None
+    allocator = module_of(device) if is_accelerator(device) else None
     at_start = 0
     if allocator is not None:
         allocator.reset_peak_memory_stats(device)
@@ -167,6 +169,7 @@ def _pass(rehearsal: Rehearsal, device: str) -> Pass | None:
             try:
                 times.append(_timed(rehearsal, call, part))
             except Exception as error:
+                check_use(device, error)
                 rehearsal.give_up(call, part, one_line(error, 120))
                 return None
             rehearsal.memory.drop(call.over)
@@ -183,7 +186,7 @@ def _timed(rehearsal: Rehearsal, call: FlowingCall, part: Part) -> int:
         return 0
     if part.redrawn:
         rehearsal.redraw(call, part)
-    function = part.prepared.function
+    function = part.prepared.run
     args, kwargs = part.prepared.arguments(rehearsal.memory, call.takes)
     rehearsal.announce(call.signature, NO_ROW)
     start = perf_counter_ns()

@@ -13,11 +13,13 @@ import numpy as np
 import torch
 
 from opgrip.replay.operators.contexts import restored
+from opgrip.replay.operators.devices import check_use
 from opgrip.replay.timing.clock import Pace
 from opgrip.replay.timing.crew import Crew, Work
-from opgrip.replay.timing.methods import block_size
+from opgrip.replay.timing.options import Effort
 from opgrip.replay.timing.rounds import MOST, MOST_DROPPED, Announce, Group, no_garbage_collection
-from opgrip.replay.timing.samples import FEWEST, Effort, Samples, ratio_quantiles
+from opgrip.replay.timing.samples import FEWEST, Samples, ratio_quantiles
+from opgrip.replay.timing.stopwatch import block_size
 from opgrip.replay.timing.subjects import Subject
 
 T = TypeVar("T")
@@ -242,6 +244,7 @@ class _Batch:
         try:
             return function(subject)
         except Exception as error:
+            check_use(self._crew.device, error)
             subject.failure = subject.failure or error
             return None
 

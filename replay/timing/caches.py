@@ -4,10 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import torch
-
-from opgrip.traces.machine import last_cache_bytes
-
 PROGRAM, WARM, COLD = "program", "warm", "cold"
 CACHES = (PROGRAM, WARM, COLD)
 MOST = 512 << 20
@@ -16,6 +12,10 @@ MOST = 512 << 20
 
 def flusher(device: str) -> Callable[[], None]:
     """What replaces the contents of a device's last cache: a buffer as large as two of it is written."""
+    import torch
+
+    from opgrip.traces.machine import last_cache_bytes
+
     size = min(2 * last_cache_bytes(device), MOST)
     buffer = torch.empty(size, dtype=torch.uint8, device=device)
 

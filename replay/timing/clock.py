@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Callable
 from time import perf_counter_ns
 
 import numpy as np
@@ -13,11 +14,17 @@ SLOWED = 4 / 3
 """A probe that takes so much longer than the quickest means that the processor was slowed down or taken away."""
 
 
-def empty_call_ns(count: int = 200) -> float:
-    """What a timed section takes beside the call in it, in ns: reading the clock twice."""
+def empty_call_ns(wait: Callable[[], None] = lambda: None, count: int = 200) -> float:
+    """What a timed section takes beside the call in it, in ns: reading the clock twice.
+
+    Parameters
+    ----------
+    wait : for a device that has nothing to do
+    """
     times = []
     for _ in range(count):
         start = perf_counter_ns()
+        wait()
         times.append(perf_counter_ns() - start)
     return float(np.median(times))
 

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias, TypeVar
 import torch
 
 from opgrip.replay.operators.contexts import restored
-from opgrip.replay.timing.methods import synchronizer
+from opgrip.replay.operators.devices import synchronizer
 from opgrip.replay.timing.rounds import Group
 
 T = TypeVar("T")
@@ -25,6 +25,7 @@ class Crew:
 
     def __init__(self, group: Group, count: int, device: str) -> None:
         self._group = group
+        self.device = device
         self.synchronize = synchronizer(device)
         self._threads = ThreadPoolExecutor(count)
         self._kind = torch.device(device).type

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import argparse
 from dataclasses import dataclass
 
 from opgrip.replay.timing.caches import CACHES, PROGRAM, WARM
 from opgrip.replay.timing.methods import CONTINUOUS, DISCRETE, METHODS, ON_DEVICE
+from opgrip.traces.command import not_negative, positive
 from opgrip.traces.errors import UserError
+from opgrip.traces.option_types import duration, names, seconds, share
 from opgrip.traces.options import option, titled
+
+
+def cache_states(text: str) -> tuple[str, ...]:
+    """Some of `CACHES`, with commas between them."""
+    states = names(text)
+    unknown = [state for state in states if state not in CACHES]
+    if unknown:
+        raise argparse.ArgumentTypeError(f"{unknown[0]!r} is none of {', '.join(CACHES)}")
+    return states
 
 
 @titled("how they are timed")
@@ -22,18 +34,28 @@ class TimingOptions:
         choices=METHODS,
         only=("single cases",),
     )
-    cache: str | None = option(
-        None,
-        "what caches hold before a run: what other calls of the program left, the run before, or nothing "
+    cache: tuple[str, ...] = option(
+        (),
+        "what caches hold before a run, program, warm or cold: what other calls of the program left, the run before, "
+        "or nothing; several are run one after the other and compared with the first "
         "(default: program; warm for samples and with --exec-mode continuous)",
-        choices=CACHES,
+        parse=cache_states,
+        metavar="STATE,...",
+        only=("single cases",),
+    )
+
+    clock_warmup: float = option(
+        0.5,
+        "keep a GPU busy for so long before the first case, until its clocks are up (default: %(default)s)",
+        parse=duration,
+        metavar="SECONDS",
         only=("single cases",),
     )
 
     @property
-    def caches(self) -> str:
+    def caches(self) -> tuple[str, ...]:
         """What caches hold before a run, where nothing is said too."""
-        return self.cache or (WARM if self.exec_mode == CONTINUOUS else PROGRAM)
+        return self.cache or ((WARM,) if self.exec_mode == CONTINUOUS else (PROGRAM,))
 
     @property
     def by_clock_of_device(self) -> bool:
@@ -42,14 +64,44 @@ class TimingOptions:
 
     def check(self) -> None:
         """Raise `UserError` where they do not go together."""
-        if self.exec_mode == CONTINUOUS and self.caches != WARM:
+        if self.exec_mode == CONTINUOUS and self.caches != (WARM,):
+            others = ",".join(self.caches)
             raise UserError(
-                f"--exec-mode continuous runs with warm caches, and --cache {self.caches} with others", "leave one"
+                f"--exec-mode continuous runs with warm caches, and --cache {others} with others", "leave one"
             )
 
     def check_device(self, device: str) -> None:
         """Raise `UserError` where a way to time runs is not for this device."""
-        if self.by_clock_of_device and not device.startswith("cuda"):
+        if self.by_clock_of_device and device == "cpu":
             raise UserError(
                 f"--exec-mode {self.exec_mode} reads the clock of a GPU, and {device} has none", "use discrete"
             )
+
+
+@titled("how they are timed")
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How often a case is run."""
+
+    precision: float = option(
+        0.05,
+        "run until the interquartile range is this share of the median (default: %(default)s)",
+        parse=share,
+        metavar="SHARE",
+    )
+    budget_s: float = option(
+        0.25,
+        "or for so long a case, with all that is done between its runs (default: %(default)s)",
+        word="budget",
+        parse=seconds,
+        metavar="SECONDS",
+        only=("single cases",),
+    )
+    iterations: int | None = option(None, "or so often", parse=positive, metavar="N")
+    warmup: int = option(
+        2,
+        "runs before those that are timed (default: %(default)s)",
+        parse=not_negative,
+        metavar="N",
+        only=("single cases",),
+    )

@@ -13,8 +13,6 @@ from contextlib import contextmanager
 from itertools import count
 from typing import Any
 
-import torch
-
 from opgrip.traces.errors import UserError
 
 try:
@@ -100,6 +98,8 @@ def watched(profiled: str, device: str, timelines: str | None) -> Iterator[None]
     profiled : which one; empty for none
     timelines : folder for what torch's own sees
     """
+    import torch
+
     on_gpu = torch.device(device).type == "cuda"
     if profiled == TORCH:
         assert timelines is not None, "they were asked for"
@@ -130,6 +130,8 @@ def _functions(domain: Any) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]
 
 
 def _begin_record(message: str) -> Any:
+    import torch
+
     record = torch.autograd.profiler.record_function(message)
     record.__enter__()
     return record

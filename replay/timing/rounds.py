@@ -14,10 +14,12 @@ import torch
 
 from opgrip.replay.cases.surroundings import BEFORE, Place
 from opgrip.replay.operators.contexts import restored
+from opgrip.replay.operators.devices import check_use
 from opgrip.replay.timing.clock import Pace
 from opgrip.replay.timing.contention import Contention
-from opgrip.replay.timing.methods import Stopwatch
-from opgrip.replay.timing.samples import FEWEST, Effort
+from opgrip.replay.timing.options import Effort
+from opgrip.replay.timing.samples import FEWEST
+from opgrip.replay.timing.stopwatch import Stopwatch
 from opgrip.replay.timing.subjects import NOWHERE, Stratum, Subject
 
 MOST = 100
@@ -144,6 +146,7 @@ class Measurer:
         try:
             stratum, time_ns = subject.time(self._stopwatch, self._flush, place.recent)
         except Exception as error:
+            check_use(self._stopwatch.device, error)
             subject.failure = error
             return
         self._pending.append((subject, stratum, time_ns))

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from opgrip.traces.command import not_negative, positive
-from opgrip.traces.option_types import seconds, share
-from opgrip.traces.options import option, titled
+from opgrip.replay.timing.options import Effort
 
 FEWEST = 10
 """Runs of a case, unless its budget does not last for so many."""
@@ -26,35 +23,6 @@ NOISY = 0.25
 Times: TypeAlias = "np.ndarray[Any, np.dtype[np.float64]]"
 
 
-@titled("how they are timed")
-@dataclass(frozen=True, slots=True)
-class Effort:
-    """How often a case is run."""
-
-    precision: float = option(
-        0.05,
-        "run until the interquartile range is this share of the median (default: %(default)s)",
-        parse=share,
-        metavar="SHARE",
-    )
-    budget_s: float = option(
-        0.25,
-        "or for so long a case, with all that is done between its runs (default: %(default)s)",
-        word="budget",
-        parse=seconds,
-        metavar="SECONDS",
-        only=("single cases",),
-    )
-    iterations: int | None = option(None, "or so often", parse=positive, metavar="N")
-    warmup: int = option(
-        2,
-        "runs before those that are timed (default: %(default)s)",
-        parse=not_negative,
-        metavar="N",
-        only=("single cases",),
-    )
-
-
 class Samples:
     """Times of runs, in strata: runs that met other values or another state of memory than others.
 
@@ -67,6 +35,7 @@ class Samples:
 
     Attributes
     ----------
+    in_order : times of all runs, in ns, in the order in which they were made
     dropped : runs that were not kept, the machine being slowed down meanwhile
     slowed : runs that were kept although it was
     spent_ns : what the runs took, with what was done between them
@@ -77,6 +46,7 @@ class Samples:
         total = sum(shares.values())
         self.shares = {stratum: share / total for stratum, share in shares.items()}
         self.times: dict[Hashable, list[float]] = {stratum: [] for stratum in shares}
+        self.in_order: list[float] = []
         self.dropped = 0
         self.slowed = 0
         self.spent_ns = 0
@@ -94,6 +64,7 @@ class Samples:
     def add(self, stratum: Hashable, time_ns: float) -> None:
         """Keep a run's time."""
         self.times.setdefault(stratum, []).append(time_ns)
+        self.in_order.append(time_ns)
         self.shares.setdefault(stratum, 0.0)
         if len(self) % LOOK == 0:
             self._spreads.append(self.spread)
@@ -108,6 +79,13 @@ class Samples:
         # between strata there is nothing to interpolate
         place = int(np.searchsorted(np.cumsum(weights[order]), share - 1e-9))
         return float(times[order][min(place, len(times) - 1)]) / 1e3
+
+    @property
+    def mean_us(self) -> float:
+        """The mean over the program's calls, in microseconds."""
+        strata = list(self.times) if self._alike else self._select_strata()
+        times, weights = self._weighted(strata)
+        return float(np.mean(times) if self._alike else weights @ times) / 1e3
 
     @property
     def spread(self) -> float:

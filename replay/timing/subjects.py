@@ -12,9 +12,10 @@ from opgrip.replay.cases.surroundings import Place
 from opgrip.replay.operators.calling import Arguments, Function
 from opgrip.replay.operators.memory import LARGE, mostly_fresh
 from opgrip.replay.timing import pages
-from opgrip.replay.timing.methods import CONTINUOUS, Stopwatch, block_size
+from opgrip.replay.timing.methods import CONTINUOUS, GRAPH
 from opgrip.replay.timing.ranges import BEFORE, DROPPED, READY, Range
 from opgrip.replay.timing.samples import Samples
+from opgrip.replay.timing.stopwatch import Stopwatch, block_size
 
 COPIES, COPIED_BYTES = 64, 256 << 20
 """Sets of arguments, and bytes in all of them, that a block of runs is given where each needs its own."""
@@ -80,6 +81,8 @@ class Subject:
     _before: Range = field(init=False)
     _dropped: Range = field(init=False)
     _size: int = 1
+    _launch_ns: float = 0.0
+    _graphs: dict[int, Any] = field(default_factory=dict)
     _faulted: bool = False
 
     def __post_init__(self) -> None:
@@ -124,6 +127,7 @@ class Subject:
         self._ready.begin()
         next_stratum: Stratum = self.samples.next_stratum  # type: ignore[assignment]
         index, fresh = next_stratum
+        graph = self._graph_of(index, stopwatch) if stopwatch.method == GRAPH else None
         runs = self._arguments(self.variants[index], self._size)
         if self.fresh is not None and pages.CONTROLLED:
             if fresh:
@@ -136,7 +140,11 @@ class Subject:
             flush()
         self._ready.end()
         before = pages.faults() if self.fresh is not None else 0
-        time_ns = stopwatch.time(self.function, runs, self._range)
+        if graph is not None:
+            time_ns = stopwatch.time_graph(graph, len(runs), self._range)
+        else:
+            time_ns = stopwatch.time(self.function, runs, self._range, self._launch_ns)
+            self._launch_ns = stopwatch.launch_ns
         if self.fresh is not None:
             fresh_bytes, results = (pages.faults() - before) * pages.PAGE, self.result_bytes * len(runs)
             self._faulted = bool(mostly_fresh(fresh_bytes, max(results, LARGE)))
@@ -168,6 +176,12 @@ class Subject:
             return 1 << 30
         size = max(max(variant.sets[0].nbytes for variant in self.variants), 1)
         return max(1, min(COPIES, COPIED_BYTES // size))
+
+    def _graph_of(self, index: int, stopwatch: Stopwatch) -> Any:
+        """The runs of a variant as a graph, whose memory is that of the arguments: they are put back for each run."""
+        if index not in self._graphs:
+            self._graphs[index] = stopwatch.capture(self.function, self._arguments(self.variants[index], self._size))
+        return self._graphs[index]
 
     def _shares(self) -> dict[Any, float]:
         share = self.fresh or 0.0

@@ -57,7 +57,7 @@ class Call:
     ----------
     name : without the overload, and without the underscore of one that writes in place: `aten.add`, `mmcv._ext:nms`
     function : the operator of torch; None for a function that is none
-    values : the arguments by their names, those that were left away with their defaults
+    values : the arguments by their names, those that were left out with their defaults
     ins, outs : tensors among arguments and results
     """
 

@@ -15,6 +15,7 @@ from opgrip.replay.cases.selection import Selection
 from opgrip.replay.cases.sources import NO_TRACE, CaseSet, source_of
 from opgrip.replay.cases.surroundings import Surroundings, make_surroundings
 from opgrip.replay.measuring.settings import GROUPS, Plan, Settings
+from opgrip.replay.operators.devices import with_index
 from opgrip.replay.sweeps.batch import Batches
 from opgrip.replay.timing.caches import PROGRAM
 from opgrip.traces import Trace
@@ -93,7 +94,7 @@ class Loaded:
     @cached_property
     def surroundings(self) -> Surroundings:
         """What stands around the cases' calls, where they are run amid it."""
-        if self.settings.timing.caches != PROGRAM or not self.source_cases.are_calls:
+        if PROGRAM not in self.settings.timing.caches or not self.source_cases.are_calls:
             return Surroundings({}, {})
         return make_surroundings(self.trace, self.source_cases.all_cases)
 
@@ -101,10 +102,11 @@ class Loaded:
 def settings_for(plan: Plan, trace: Trace = NO_TRACE) -> Settings:
     """What a plan means for a trace, or for cases of none."""
     recorded = recorded_device(trace)
+    requested = None if plan.inputs.device is None else with_index(plan.inputs.device)
     return Settings(
         **{item.name: getattr(plan, item.name) for item in fields(plan)},
-        place=device_map(recorded, plan.inputs.device),
-        device=plan.inputs.device or recorded,
+        place=device_map(recorded, requested),
+        device=requested or with_index(recorded),
         batches=Batches(trace) if any(scale != 1 for scale in plan.points.batch_scale) else None,
     )
 

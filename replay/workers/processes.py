@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from time import monotonic_ns
@@ -20,8 +20,9 @@ from opgrip.replay.measuring.results import FAILED, TIMEOUT
 from opgrip.replay.timing.rounds import Announce
 from opgrip.replay.workers.job import Job, Loaded
 from opgrip.replay.workers.watch import NOTHING, Watch
-from opgrip.replay.workers.worker import limit_memory, serve
+from opgrip.replay.workers.worker import DEVICE_LOST, limit_memory, serve
 from opgrip.traces.errors import UserError
+from opgrip.traces.progress import Tell, tell_nobody
 
 PR_SET_PDEATHSIG = 1
 POLL_S = 0.1
@@ -66,16 +67,30 @@ class Ended:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class ForkLimits:
+    """What a fork may take.
+
+    Attributes
+    ----------
+    memory_bytes : beside what it begins with; None for all that there is
+    timeout_s : of a call; None for as long as it takes
+    """
+
+    device: str
+    memory_bytes: int | None
+    timeout_s: float | None
+
+
 def run_in_fork(
-    run: Callable[[Announce], dict[str, Any]], device: str, memory_limit: int | None, timeout_s: float | None
+    run: Callable[[Announce, Tell], dict[str, Any]], limits: ForkLimits, tell: Tell = tell_nobody
 ) -> dict[str, Any] | Ended:
     """What a function gives in a fork of this process, which must not have used torch yet; or how the fork ended.
 
     Parameters
     ----------
-    run : is given what it tells the number of each call before that runs
-    memory_limit : bytes that the fork may take beside what it begins with
-    timeout_s : of a call; None for as long as it takes
+    run : is given what it tells the number of each call before that runs, and what it tells how far it is
+    tell : is told here how far it is
 
     Raises
     ------
@@ -85,41 +100,64 @@ def run_in_fork(
         watch = Watch(file.fileno())
         watch.mark_idle()
 
-        def tell(_: int, output: int) -> None:
-            limit_memory(memory_limit, device)
-            _tell(lambda: run(watch.entered), output)
+        def serve_once(_: int, output: int) -> None:
+            limit_memory(limits.memory_bytes, limits.device)
+            _tell(lambda tell: run(watch.entered, tell), output)
 
-        process = _Forked(tell, errors)
-        answer, is_late = b"", False
-        while not is_late:
-            if select.select([process.from_], [], [], POLL_S)[0]:
-                chunk = os.read(process.from_, 1 << 16)
-                if not chunk:
-                    break
-                answer += chunk
+        process = _Forked(serve_once, errors)
+        message: dict[str, Any] = {}
+        is_late = False
+        for line in _lines(process.from_):
+            if line:
+                message = json.loads(line)
+            if "progress" in message and line:
+                tell(*message["progress"])
             at = watch.read()
-            is_late = timeout_s is not None and at.case != NOTHING and monotonic_ns() - at.since_ns > timeout_s * 1e9
-        if is_late:
-            process.kill()
+            since_s = (monotonic_ns() - at.since_ns) / 1e9
+            is_late = limits.timeout_s is not None and at.case != NOTHING and since_s > limits.timeout_s
+            if is_late:
+                process.kill()
+                break
         at, code, words = watch.read(), process.wait(), last_words(errors)
     if is_late:
-        return Ended(at.case, at.row, TIMEOUT, f"it took longer than {timeout_s:g} s")
-    if code or not answer:
+        return Ended(at.case, at.row, TIMEOUT, f"it took longer than {limits.timeout_s:g} s")
+    if code or not message or "progress" in message:
         return Ended(at.case, at.row, FAILED, f"{how_it_ended(code)}{': ' if words else ''}{words}")
-    message: dict[str, Any] = json.loads(answer)
     if "problem" in message:
         raise UserError(*message["problem"])
     return message
 
 
-def _tell(run: Callable[[], dict[str, Any]], output: int) -> None:
-    try:
-        answer = run()
-    except UserError as error:
-        answer = {"problem": [error.problem, error.hint]}
+def _tell(run: Callable[[Tell], dict[str, Any]], output: int) -> None:
     with os.fdopen(output, "wb") as file:
-        file.write(json.dumps(answer).encode())
+
+        def say(message: dict[str, Any]) -> None:
+            file.write(json.dumps(message).encode() + b"\n")
+            file.flush()
+
+        try:
+            answer = run(lambda *progress: say({"progress": progress}))
+        except UserError as error:
+            answer = {"problem": [error.problem, error.hint]}
+        say(answer)
     os._exit(0)
+
+
+def _lines(file: int) -> Iterator[bytes]:
+    """What comes through a pipe, up to its end; an empty line where nothing comes for a while."""
+    pieces: list[bytes] = []
+    while True:
+        if not select.select([file], [], [], POLL_S)[0]:
+            yield b""
+            continue
+        chunk = os.read(file, 1 << 16)
+        if not chunk:
+            return
+        *whole, rest = chunk.split(b"\n")
+        for line in whole:
+            yield b"".join([*pieces, line])
+            pieces.clear()
+        pieces.append(rest)
 
 
 def last_words(errors: IO[bytes]) -> str:
@@ -134,6 +172,8 @@ def last_words(errors: IO[bytes]) -> str:
 
 def how_it_ended(code: int) -> str:
     """An exit status, or minus the signal that ended a process, in words."""
+    if code == DEVICE_LOST:
+        return "it ended the use of the device"
     if code >= 0:
         return f"it ended its process with status {code}"
     name = signal.strsignal(-code) or f"signal {-code}"

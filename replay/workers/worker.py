@@ -15,14 +15,17 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-import torch
-
 from opgrip.replay.measuring.measure import measure_cases
 from opgrip.replay.measuring.preparation import prepare
 from opgrip.replay.measuring.results import Result
+from opgrip.replay.measuring.settings import Settings
+from opgrip.replay.operators.devices import DeviceLostError, is_accelerator, limit_device_memory, use_device
 from opgrip.replay.workers.job import Job, Loaded
 from opgrip.replay.workers.watch import Watch
 from opgrip.traces.machine import lines
+
+DEVICE_LOST = 75
+"""Exit status of a process whose device serves it no more."""
 
 
 def serve(loaded: Loaded, watch: Watch, source: int, output: int, cpus: Sequence[int] = ()) -> None:
@@ -39,7 +42,17 @@ def serve(loaded: Loaded, watch: Watch, source: int, output: int, cpus: Sequence
     if cpus:
         os.sched_setaffinity(0, cpus)
     settings = replace(loaded.settings, memory=True)
-    limit_memory(settings.limits.memory_limit, settings.device)
+    use_device(settings.device)
+    limit = limit_memory(settings.limits.memory_limit, settings.device)
+    settings = replace(settings, limits=replace(settings.limits, memory_limit=limit))
+    try:
+        _serve(loaded, settings, watch, source, output)
+    except DeviceLostError as error:
+        print(error, file=sys.stderr, flush=True)
+        os._exit(DEVICE_LOST)
+
+
+def _serve(loaded: Loaded, settings: Settings, watch: Watch, source: int, output: int) -> None:
     by_number = {case.number: case for case in loaded.cases}
     for line in os.fdopen(source, "rb"):
         request = json.loads(line)
@@ -77,17 +90,21 @@ def main() -> int:
     return 0
 
 
-def limit_memory(limit: int | None, device: str) -> None:
-    """Let this process take so many bytes beside what it has; None for all that there are."""
+def limit_memory(limit: int | None, device: str) -> int | None:
+    """Let this process take so many bytes beside what it has, on an accelerator of its memory; gives how many.
+
+    Parameters
+    ----------
+    limit : None for most of what is free on an accelerator; on the CPU for all that there are
+    """
+    if is_accelerator(device):
+        return limit_device_memory(device, limit)
     if limit is None:
-        return
-    if torch.device(device).type == "cuda":
-        total = torch.cuda.get_device_properties(device).total_memory
-        torch.cuda.set_per_process_memory_fraction(min(1.0, limit / total), device)
-        return
+        return None
     used = next((int(line.split()[1]) << 10 for line in lines("/proc/self/status") if line.startswith("VmData")), 0)
     with suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_DATA, (used + limit, used + limit))
+    return limit
 
 
 def _first_line(source: int) -> bytes:

@@ -457,3 +457,21 @@ def test_what_matches_nothing_is_told() -> None:
         pass
     grips.finish()
     assert grips.refused == {"gripping:no_such_function": "it matches no function that the program loaded"}
+
+
+def test_calls_on_empty_tensors_alone_are_passed_over_and_others_waited_for() -> None:
+    with gripped("scaled", calls=1) as grips:
+        gripping.scaled(torch.ones(0, 4))
+        gripping.scaled(torch.ones(3, 4))
+    assert [call.args[0].shape for call in calls_of(grips, "scaled")] == [(3, 4)]
+    grips.finish()
+    assert not grips.refused
+
+
+def test_a_function_that_was_called_on_empty_tensors_alone_is_no_sample_and_told() -> None:
+    with gripped("scaled") as grips:
+        for columns in (2, 4):
+            gripping.scaled(torch.ones(0, columns))
+    grips.finish()
+    assert grips.refused == {"scaled": "it is on empty tensors alone, which tell nothing"}
+    assert not grips.written

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from programs import run_command
+from programs import run_command, train_tiny_net
 
 from opgrip.capture import Capture, Schedule
 from opgrip.traces import load
+from opgrip.traces.arguments import tensors
 
 X = torch.ones(3)
 
@@ -107,3 +108,57 @@ def test_a_function_that_fails_when_decorated_fails_as_it_did(tmp_path: Path) ->
         step()
     watched.close()
     assert load(tmp_path / "t.jsonl", partial=False).missing is None
+
+
+def various_calls(number: int) -> None:
+    """Calls of which each other one has a signature of its own."""
+    for step in range(number):
+        torch.ones(3 + step) + 1
+        X.sin()
+
+
+@pytest.mark.parametrize("most", [1, 7, 30])
+def test_a_trace_that_ends_at_a_limit_of_calls_has_no_more_than_these_need(tmp_path: Path, most: int) -> None:
+    with Capture(tmp_path / "t.jsonl", max_calls=most) as watched:
+        various_calls(50)
+    trace = load(tmp_path / "t.jsonl", partial=False)
+    assert len(trace.calls) == watched.calls == most
+    assert {item.number for item in trace.signatures} == set(trace.calls["signature"])
+    assert {item.number for item in trace.scopes} == set(trace.calls["scope"])
+    assert watched.signatures == len(trace.signatures)
+    assert watched.stopped == f"{most} calls"
+    shapes = [spec.shape for item in trace.signatures for spec in tensors((item.args, item.outputs))]
+    assert max(shape[0] for shape in shapes) <= 3 + most
+
+
+@pytest.mark.parametrize("most", [1, 4_000, 20_000, 50_000])
+def test_a_limit_of_bytes_is_passed_by_no_more_than_a_call(tmp_path: Path, most: int) -> None:
+    with Capture(tmp_path / "t.jsonl", max_bytes=most) as watched:
+        various_calls(2000)
+    size = (tmp_path / "t.jsonl").stat().st_size
+    # a header, a call with all that it needs, and the closing record
+    assert most <= size <= most + 2_500
+    trace = load(tmp_path / "t.jsonl", partial=False)
+    assert len(trace.calls) == watched.calls >= 1
+    assert {item.number for item in trace.signatures} == set(trace.calls["signature"])
+
+
+def test_a_backward_pass_within_a_limit_is_as_without_one(tmp_path: Path) -> None:
+    for name, limit in (("free", None), ("limited", 10_000_000)):
+        train_tiny_net(tmp_path / f"{name}.jsonl", max_bytes=limit)
+    free, limited = (load(tmp_path / f"{name}.jsonl", partial=False) for name in ("free", "limited"))
+    columns = ["op", "module", "phase", "line", "signature"]
+    assert free.calls[columns].to_numpy().tolist() == limited.calls[columns].to_numpy().tolist()
+    assert free.signatures == limited.signatures
+    assert set(free.values) == set(limited.values)
+
+
+def test_the_command_says_that_a_limit_was_reached(tmp_path: Path) -> None:
+    (tmp_path / "steps.py").write_text("import torch\nfor size in range(9): torch.ones(size)\n", encoding="utf-8")
+    done = run_command("opcapture", "--max-calls", "1", "--", "steps.py", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    lines = done.stderr.splitlines()
+    assert lines[0].startswith("opcapture: 1 call of 1 signature, ")
+    assert lines[1] == (
+        "opcapture: the recording ended at the limit of 1 calls: what the program called after them is missing"
+    )

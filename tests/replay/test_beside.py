@@ -13,8 +13,8 @@ from busy import compared_times
 from opgrip.replay.arguments.inputs import Inputs, device_map
 from opgrip.replay.timing import beside
 from opgrip.replay.timing.beside import ConcurrentRun, side_by_side
+from opgrip.replay.timing.options import Effort
 from opgrip.replay.timing.rounds import Group
-from opgrip.replay.timing.samples import Effort
 from opgrip.replay.timing.subjects import Subject, Variant
 from opgrip.traces.arguments import TensorSpec
 

@@ -13,7 +13,7 @@ from opgrip.replay.analyses.nsys.rows import NsysColumns
 from opgrip.replay.measuring.results import Result
 from opgrip.replay.options import job_with
 from opgrip.replay.reports.cells import all_columns, read_results
-from opgrip.replay.reports.table import print_table
+from opgrip.replay.reports.table import print_results
 from opgrip.replay.workers.journal import identity
 from opgrip.traces import UserError
 
@@ -36,7 +36,7 @@ def test_files_and_frames_have_all_columns_in_their_order_and_give_the_rows_agai
 
 def test_the_table_shows_an_added_column_whose_cells_are_all_zero() -> None:
     text = io.StringIO()
-    print_table([ROW.adding(NsysColumns(nsys_us=2.0, nsys_gap_us=0.0))], text)
+    print_results([ROW.adding(NsysColumns(nsys_us=2.0, nsys_gap_us=0.0))], text)
     assert "gaps us" in text.getvalue()
     assert "gpu us" not in text.getvalue()
 

@@ -34,7 +34,7 @@ def test_every_signature_of_the_built_in_detector_runs_again(detector_trace: Pat
     assert rows["share"].sum() == pytest.approx(1)
     assert (rows["median_us"] > 0).all()
     assert rows["count"].sum() == len(load(detector_trace).calls)
-    assert f"{len(rows)} cases: {len(rows)} ok" in done.stderr
+    assert f"{len(rows):,} cases: {len(rows):,} ok" in done.stderr
 
 
 def test_the_table_is_sorted_by_share_and_has_no_colour_in_a_pipe(detector_trace: Path) -> None:
@@ -124,7 +124,7 @@ def test_a_cut_trace_is_replayed_only_on_request(tmp_path: Path) -> None:
         (["nothing.jsonl"], "the trace holds no calls"),
         (["t.jsonl", "--op", "aten.nothing*"], "no op matches --op aten.nothing*: the trace has 'aten.mul.Tensor'"),
         (["t.jsonl", "--module", "decoder.*"], "no module matches --module decoder.*"),
-        (["t.jsonl", "--device", "cuda"], "no device 'cuda' here"),
+        (["t.jsonl", "--device", "cuda"], "no CUDA device here"),
         (["t.jsonl", "--iterations", "0"], "argument --iterations: '0' is not a whole number from 1"),
         (["t.jsonl", "--top", "many"], "argument --top"),
         (["t.jsonl", "--top", "-1"], "argument --top: '-1' is not a whole number from 1"),
@@ -167,7 +167,7 @@ def tensor(shape: list[int], **rest: object) -> dict[str, object]:
         ({"args": [tensor([3]), 1, 2]}, "failed: RuntimeError"),
         ({"args": [tensor([3], values=77)]}, "1 ok"),
         ({"args": [[[[[]]]]]}, "failed: RuntimeError"),
-        ({"args": [tensor([3], device="hpu:0")]}, "error: no device 'hpu:0' here"),
+        ({"args": [tensor([3], device="hpu:0")]}, "error: no hpu:0 device here"),
         ({"args": [tensor([3, 3], stride=[1])]}, "damaged after record 1"),
         ({"op": "os.system.default", "args": ["true"]}, "unsupported: os.system.default is not registered"),
         ({"op": "aten.from_file.default", "args": ["/etc/passwd"]}, "unsupported: aten.from_file.default reads or"),
@@ -248,11 +248,10 @@ def test_on_a_terminal_the_table_fits_it_and_no_color_is_respected(detector_trac
         while chunk := _read(ours):
             shown += chunk
     os.close(ours)
-    # NO_COLOR leaves bold
-    lines = [line.rstrip() for line in re.sub(r"\x1b\[[0-9;]*m", "", shown.decode()).splitlines()]
+    lines = [line.rstrip() for line in shown.decode().splitlines()]
     assert [line for line in lines if len(line) > 130] == []
-    assert any("captured us" in line and line.endswith("status") for line in lines)
-    assert b"\x1b[3" not in shown
+    assert any("captured" in line and line.endswith("status") for line in lines)
+    assert b"\x1b[" not in shown
 
 
 def _read(terminal: int) -> bytes:

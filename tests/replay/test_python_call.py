@@ -87,7 +87,7 @@ def test_what_an_option_does_not_take_is_one_line_in_words_of_python(
 
 
 def test_a_keyword_that_is_no_option_and_a_file_that_is_not_there_raise_what_python_programs_catch() -> None:
-    with pytest.raises(TypeError, match=r"keyword argument 'modes': did you mean 'mode'\?"):
+    with pytest.raises(TypeError, match=r"keyword argument 'modes': did you mean 'mode'"):
         replay("t.jsonl", modes="jit")
     with pytest.raises(FileNotFoundError, match="no such file"):
         replay("no_such.jsonl")

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from opgrip.replay.analyses.roofline import measuring
-from opgrip.replay.analyses.roofline.limits import LimitColumns, tf32_of, with_limits
+from opgrip.replay.analyses.roofline.limits import LimitColumns, dtype_of, with_limits
 from opgrip.replay.analyses.roofline.measuring import ON_GPU, PRODUCTS, random_matrices
 from opgrip.replay.cases.cases import Case
 from opgrip.replay.measuring.results import OK, Result
@@ -44,8 +44,8 @@ def row_of(**told: Any) -> Result:
     return Result(**(usual | told))
 
 
-def limit_of(row: Result, in_tf32: bool = False) -> LimitColumns:
-    [limited] = with_limits([row], CEILINGS, lambda row: 1, lambda row: in_tf32)
+def limit_of(row: Result) -> LimitColumns:
+    [limited] = with_limits([row], CEILINGS, lambda row: 1)
     return LimitColumns.of(limited)
 
 
@@ -81,7 +81,7 @@ def test_a_convolution_is_held_against_what_tf32_gives_and_a_product_against_flo
     class Loaded:
         cases: tuple[Case, ...] = ()
 
-    limited = with_limits(rows, CEILINGS, lambda row: 1, tf32_of(Loaded()))  # type: ignore[arg-type]
+    limited = with_limits(rows, CEILINGS, lambda row: 1, dtype_of(Loaded()))  # type: ignore[arg-type]
     assert [LimitColumns.of(row).limit_us for row in limited] == [10.0, 80.0, 80.0]
 
 
@@ -90,8 +90,8 @@ def test_cases_are_held_against_the_ceiling_of_the_settings_that_they_run_under(
     [case] = loaded.cases
     exact, rounded = ({"cudnn_tf32": allowed, "matmul_precision": "highest"} for allowed in (False, True))
     row = row_of(case=case.number, op=CONVOLUTION)
-    in_tf32 = [tf32_of(replace(loaded, cases=[replace(case, context=context)]))(row) for context in (exact, rounded)]
-    assert in_tf32 == [False, True]
+    dtypes = [dtype_of(replace(loaded, cases=[replace(case, context=context)]))(row) for context in (exact, rounded)]
+    assert dtypes == ["float32", TF32]
 
 
 def test_float8_is_held_against_its_own_ceiling_or_none() -> None:

@@ -25,11 +25,12 @@ from opgrip.replay.cases.surroundings import BEFORE, make_surroundings
 from opgrip.replay.measuring.measure import measure_cases, windows
 from opgrip.replay.measuring.results import Result
 from opgrip.replay.operators.lookup import Operator
-from opgrip.replay.timing import methods, pages, rounds
+from opgrip.replay.timing import pages, rounds, stopwatch
 from opgrip.replay.timing.caches import COLD, WARM, flusher
-from opgrip.replay.timing.methods import CONTINUOUS, DISCRETE, Stopwatch
+from opgrip.replay.timing.methods import CONTINUOUS, DISCRETE
+from opgrip.replay.timing.options import Effort
 from opgrip.replay.timing.rounds import Group, Measurer
-from opgrip.replay.timing.samples import Effort
+from opgrip.replay.timing.stopwatch import Stopwatch
 from opgrip.replay.timing.subjects import Subject, Variant
 from opgrip.traces import load
 from opgrip.traces.arguments import TensorSpec
@@ -94,7 +95,7 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The clock by which runs are timed."""
     clock = Clock()
-    monkeypatch.setattr(methods, "perf_counter_ns", clock.read_ns)
+    monkeypatch.setattr(stopwatch, "perf_counter_ns", clock.read_ns)
     return clock
 
 

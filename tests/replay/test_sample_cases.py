@@ -7,10 +7,13 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from optional import optional
-from programs import run_command
+from programs import run_command, run_python
 
+from opgrip.replay.cases.samples import sample_cases
 from opgrip.replay.reports.cells import load_results
 from opgrip.samples import samples
+
+FAST = ("--iterations", "1", "--warmup", "0")
 
 
 def rows_of(output: Path, *words: str) -> pd.DataFrame:
@@ -20,7 +23,7 @@ def rows_of(output: Path, *words: str) -> pd.DataFrame:
 
 
 def test_a_sample_runs_in_each_configuration(tmp_path: Path) -> None:
-    rows = rows_of(tmp_path / "rows.json", "samples/bbox2delta", "--mode", "jit,compile:aot_eager")
+    rows = rows_of(tmp_path / "rows.json", "sample:bbox2delta", "--mode", "jit,compile:aot_eager")
     assert len(rows) == 3 * len(samples()["bbox2delta"].configurations)
     assert set(rows["op"]) == {"bbox2delta"}
     assert set(rows["status"]) == {"ok"}
@@ -29,7 +32,7 @@ def test_a_sample_runs_in_each_configuration(tmp_path: Path) -> None:
 
 def test_its_jax_implementation_is_a_mode(tmp_path: Path) -> None:
     optional("jax")
-    rows = rows_of(tmp_path / "rows.json", "samples/bbox2delta", "--mode", "jax")
+    rows = rows_of(tmp_path / "rows.json", "sample:bbox2delta", "--mode", "jax")
     assert rows[rows["mode"] == "jax"]["status"].tolist() == ["ok"] * 2
 
 
@@ -43,8 +46,10 @@ def test_calls_of_a_trace_have_no_jax_implementation(detector_trace: Path, tmp_p
     ("words", "told"),
     [
         ("samples/xyzzy", "there is no sample 'xyzzy': opgrip samples list shows all"),
+        ("sample:nosuch", "there is no sample 'nosuch': opgrip samples list shows all"),
+        ("sample:bbox2dlta", "there is no sample 'bbox2dlta': did you mean bbox2delta"),
         ("samples --tag Fast", "there is no tag 'Fast': there are ForLoop, "),
-        ("samples --op no_such", "samples holds no sample of these names and tags: "),
+        ("samples --op no_such", "no sample matches --op no_such: the nearest in samples are "),
         ("samples --module x", "--module is for traces: "),
         ("samples --cache program", "samples stand in no program that --cache program could follow: "),
         ("some.jsonl --tag Reduce", "--tag is for samples: "),
@@ -59,6 +64,48 @@ def test_what_does_not_go_together_is_one_line(words: str, told: str) -> None:
 
 def test_an_interrupted_replay_of_samples_can_be_taken_up(tmp_path: Path) -> None:
     output = tmp_path / "rows.json"
-    rows_of(output, "samples/bbox2delta")
-    done = run_command("opreplay", "samples/bbox2delta", "-o", output, "--resume")
+    rows_of(output, "sample:bbox2delta")
+    done = run_command("opreplay", "sample:bbox2delta", "-o", output, "--resume")
     assert "is whole" in done.stderr
+
+
+@pytest.fixture
+def folder_of_samples(tmp_path: Path) -> Path:
+    """A folder where somebody gripped a function that is called as a sample that ships."""
+    text = (
+        "import torch\nfrom opgrip import grip\n\n\n@grip(to='samples')\ndef nms(boxes):\n    return boxes.sin()\n\n\n"
+    )
+    (tmp_path / "uses.py").write_text(f"{text}nms(torch.ones(3))\n")
+    done = run_python("uses.py", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    return tmp_path
+
+
+def test_a_sample_that_ships_has_a_name_that_no_folder_hides(folder_of_samples: Path) -> None:
+    shipped = run_command("opreplay", "sample:nms", *FAST, "-o", "shipped.json", cwd=folder_of_samples)
+    assert shipped.returncode == 0, shipped.stderr
+    assert "folder" not in shipped.stderr
+    assert len(load_results(folder_of_samples / "shipped.json")) == len(samples()["nms"].configurations)
+
+
+def test_a_folder_that_hides_a_sample_that_ships_is_told(folder_of_samples: Path) -> None:
+    local = run_command("opreplay", "samples/nms", *FAST, "-o", "local.json", cwd=folder_of_samples)
+    assert local.returncode == 0, local.stderr
+    told = "opreplay: samples/nms is the folder here, not the sample of that name that ships, which is sample:nms\n"
+    assert told in local.stderr
+    assert len(load_results(folder_of_samples / "local.json")) == 1
+
+
+def test_where_no_folder_is_a_sample_that_ships_is_found_among_samples(tmp_path: Path) -> None:
+    cases = sample_cases("samples/nms")
+    assert {case.signature.op for case in cases} == {"nms"}
+    assert [case.signature for case in cases] == [case.signature for case in sample_cases("sample:nms")]
+
+
+def test_all_samples_are_those_that_ship_and_those_of_the_folder_which_is_told(
+    folder_of_samples: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder_of_samples)
+    with pytest.warns(UserWarning, match="the folder samples here has samples too, 1: they run with those that ship"):
+        cases = sample_cases("samples", ["nms"])
+    assert len(cases) == len(samples()["nms"].configurations) + 1

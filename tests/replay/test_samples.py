@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opgrip.replay.timing.samples import FEWEST, Effort, Samples, like_with_like, ratio_quantiles
+from opgrip.replay.timing.options import Effort
+from opgrip.replay.timing.samples import FEWEST, Samples, like_with_like, ratio_quantiles
 
 TIMES = st.lists(st.floats(1, 1e9), min_size=2, max_size=60)
 

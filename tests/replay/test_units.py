@@ -275,7 +275,7 @@ def test_units_share_out_all_of_a_programs_time(tiny_trace: Path, path: Path | N
     trace = load(path or tiny_trace)
     cases = make_units(trace, Selection(), unit)
     # calls inside an extension function are its own
-    own = trace.calls[trace.calls["inside"].isna()]
+    own = trace.own_calls
     assert sum(case.captured_total_us for case in cases) == pytest.approx(own["duration_ns"].sum() / 1e3)
     assert sum(case.share for case in cases) == pytest.approx(1)
     assert [case.share for case in cases] == sorted((case.share for case in cases), reverse=True)

@@ -58,12 +58,12 @@ def test_what_a_pattern_grips_runs_without_its_project(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT / "tests")])}
     gripped = run_python("grips.py", COUNT, cwd=tmp_path, env=environment)
     assert gripped.returncode == 0, gripped.stderr[-3000:]
-    folders = sorted(path.parent for path in tmp_path.glob("samples/*/sample.json"))
+    folders = sorted(path.parent for path in tmp_path.glob("grips/*/sample.json"))
     origins = {json.loads((folder / "sample.json").read_text())["source"]["project"] for folder in folders}
     assert len(folders) >= 30, gripped.stderr[-3000:]
     assert origins == {"mmdet", "mmsegmentation"}
     options = ("-q", "-p", "blocks", "-p", "no:cacheprovider", "-c", os.devnull)
-    ran = run_python("-m", "pytest", *options, "samples", cwd=tmp_path, env=environment)
+    ran = run_python("-m", "pytest", *options, "grips", cwd=tmp_path, env=environment)
     assert ran.returncode == 0, ran.stdout[-3000:]
     assert int(ran.stdout.strip().splitlines()[-1].split()[0]) >= 30
 

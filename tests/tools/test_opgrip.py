@@ -74,3 +74,16 @@ def test_info_groups_by_function_and_line(detector_trace: Path) -> None:
     assert "functions by share of time" in done.stdout
     assert "lines by share of time" in done.stdout
     assert "opgrip/samples/" in done.stdout
+
+
+def test_merging_says_what_it_wrote_and_refuses_a_file_that_is_named_twice(tmp_path: Path) -> None:
+    write(tmp_path / "a.jsonl")
+    done = run_command("opgrip", "trace", "merge", "a.jsonl", "./a.jsonl", "-o", "all.jsonl", cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith("opgrip trace merge: error: a.jsonl is named twice: name each trace once")
+    assert not (tmp_path / "all.jsonl").exists()
+    write(tmp_path / "b.jsonl")
+    done = run_command("opgrip", "trace", "merge", "a.jsonl", "b.jsonl", "-o", "all.jsonl", cwd=tmp_path)
+    merged = load(tmp_path / "all.jsonl")
+    counts = f"{len(merged.calls)} calls of {len(merged.signatures)} signatures"
+    assert done.stderr == f"opgrip trace merge: {counts} from 2 traces, to all.jsonl\n"

@@ -109,7 +109,7 @@ def test_decorated_functions_leave_samples_that_run_unedited(tmp_path: Path) -> 
     plain = "\n".join(line for line in lines if "@grip" not in line and "import grip" not in line)
     (tmp_path / "plain").mkdir()
     assert run_program(plain, tmp_path / "plain").stdout == done.stdout
-    samples = tmp_path / "samples"
+    samples = tmp_path / "grips"
     assert {path.name for path in samples.iterdir()} == {"bare", "Head_forward", "Coder_halved", "shrunk"}
     assert about(samples / "bare")["calls"][0]["operators"] > 0
     assert about(tmp_path / "elsewhere" / "sums")["tags"] == ["BuiltInDataStructure", "Customized", "Reduce"]
@@ -162,7 +162,7 @@ def test_what_cannot_be_gripped_is_told_and_runs_as_it_is(tmp_path: Path) -> Non
         "awaited is not gripped: it is asynchronous: a call of it gives what has yet to run",
         "given_on was not gripped: it has an object of type builtins.list_iterator",
     ]
-    assert not (tmp_path / "samples").exists()
+    assert not (tmp_path / "grips").exists()
 
 
 def test_a_program_that_fails_leaves_what_it_called(tmp_path: Path) -> None:
@@ -170,15 +170,15 @@ def test_a_program_that_fails_leaves_what_it_called(tmp_path: Path) -> None:
     done = run_program(text, tmp_path)
     assert done.returncode == 1
     assert "KeyError: 'over'" in done.stderr
-    assert (tmp_path / "samples" / "f" / "f.py").exists()
+    assert (tmp_path / "grips" / "f" / "f.py").exists()
 
 
 def test_a_function_of_another_text_gets_another_name(tmp_path: Path) -> None:
     text = f"{HEADER}\n\n@grip\ndef f(boxes):\n    return boxes + 1\n\n\nf(torch.ones(2))\n"
     assert run_program(text, tmp_path).returncode == 0
     assert run_program(text.replace("+ 1", "+ 2"), tmp_path).returncode == 0
-    assert {path.name for path in (tmp_path / "samples").iterdir()} == {"f", "f_2"}
-    assert "boxes + 1" in (tmp_path / "samples" / "f" / "f.py").read_text()
+    assert {path.name for path in (tmp_path / "grips").iterdir()} == {"f", "f_2"}
+    assert "boxes + 1" in (tmp_path / "grips" / "f" / "f.py").read_text()
 
 
 def test_functions_are_gripped_by_name_in_a_block(tmp_path: Path) -> None:
@@ -199,7 +199,7 @@ def test_functions_are_gripped_by_name_until_the_program_ends(tmp_path: Path) ->
     text += "gripping.scaled(torch.ones(2))\n"
     done = run_program(text, tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
-    folder = tmp_path / "samples" / "scaled"
+    folder = tmp_path / "grips" / "scaled"
     assert about(folder)["by_reference"]
     assert "def scaled" not in (folder / "scaled.py").read_text()
 
@@ -225,7 +225,7 @@ os._exit(7)
 
 def test_a_sample_is_written_as_soon_as_it_has_its_calls(tmp_path: Path) -> None:
     assert run_program(KILLED, tmp_path).returncode == 7
-    assert (tmp_path / "samples" / "f" / "sample.json").exists()
+    assert (tmp_path / "grips" / "f" / "sample.json").exists()
 
 
 @pytest.mark.parametrize(
@@ -309,7 +309,7 @@ def test_opcapture_grips_functions_of_a_script_into_trace_and_folder(tmp_path: P
     trace = load(tmp_path / "t.jsonl", partial=False)
     assert trace.calls["op"].tolist().count("__main__:scale") == 2
     assert trace.own_calls["op"].tolist() == [*["aten.ones.default", "aten.add.Tensor"], *_SCALED] * 2
-    assert (tmp_path / "samples" / "scale" / "scale.py").exists()
+    assert (tmp_path / "grips" / "scale" / "scale.py").exists()
 
 
 _SCALED = ["aten.mul.Tensor", "aten.relu.default"]
@@ -325,7 +325,7 @@ def test_opcapture_grips_functions_of_a_model(tmp_path: Path) -> None:
     trace = load(tmp_path / "t.jsonl", partial=False)
     functions = trace.calls[trace.calls["kind"] == "function"]
     assert set(functions["op"]) == {"mmdet.models.task_modules.coders.delta_xywh_bbox_coder:delta2bbox"}
-    assert run_samples(tmp_path / "samples") >= 1
+    assert run_samples(tmp_path / "grips") >= 1
 
 
 def test_what_generated_files_import_of_opgrip_is_public(tmp_path: Path) -> None:
@@ -335,7 +335,7 @@ def test_what_generated_files_import_of_opgrip_is_public(tmp_path: Path) -> None
     assert done.returncode == 0, done.stderr
     names = {
         (node.module or "", alias.name)
-        for path in (tmp_path / "samples").rglob("*.py")
+        for path in (tmp_path / "grips").rglob("*.py")
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.ImportFrom)
         for alias in node.names
@@ -343,4 +343,4 @@ def test_what_generated_files_import_of_opgrip_is_public(tmp_path: Path) -> None
     of_opgrip = {(module, name) for module, name in names if module.startswith("opgrip")}
     assert of_opgrip == {("opgrip.tools.sample_gripper", "RecordedSample")}
     assert all(name in import_module(module).__all__ for module, name in of_opgrip)
-    assert run_samples(tmp_path / "samples") == 1
+    assert run_samples(tmp_path / "grips") == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import warnings
 from dataclasses import replace
 from pathlib import Path
 
@@ -259,3 +260,14 @@ def test_a_trace_shows_itself_in_a_line_and_in_a_notebook_as_a_table(tiny_trace:
     assert repr(cut).endswith("; it is cut>")
     assert "<p>&lt;Trace of &lt;b&gt;net" in cut._repr_html_()
     assert cut._repr_html_().count("<tr") == min(len(trace.summary()), 20) + 1
+
+
+def test_a_cut_trace_loads_with_a_warning_unless_it_is_asked_for(tmp_path: Path) -> None:
+    path = write(tmp_path / "t.jsonl", RECORDS[:-1])
+    with pytest.warns(UserWarning, match=r"t.jsonl is cut after record 13: what there is of it is loaded"):
+        load(path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert load(path, partial=True).missing is not None
+    with pytest.raises(UserError, match="--partial"):
+        load(path, partial=False)

@@ -6,18 +6,13 @@ import argparse
 import sys
 from pathlib import Path
 
-from opgrip.capture.grips.gripping import Grips
-from opgrip.capture.grips.patterns import parse_pattern
-from opgrip.capture.grips.watch import CALLS, Keep
-from opgrip.capture.script import run_script, script_name
-from opgrip.tools.sample_gripper import SAMPLES
+from opgrip.capture.choices import CALLS, GRIPS
 from opgrip.tools.verbs.verb import Verb, verbs
 from opgrip.traces.command import USAGE_ERROR, add_debug, positive, printable
-from opgrip.traces.tensor_file import load_safetensors
 
 EXAMPLES = """\
 examples:
-  opgrip grip train.py --function bbox2delta                           a function of the script, to samples/bbox2delta
+  opgrip grip train.py --function bbox2delta    a function of the script, to grips/bbox2delta
   opgrip grip train.py --function 'mmdet.models.*:*Coder.decode' -- --epochs 1
   opgrip grip detect.py --function mmdet.structures.bbox:bbox_overlaps --by-reference
 """
@@ -34,7 +29,7 @@ def prepare(parser: argparse.ArgumentParser) -> None:
         help="of the script's own functions, or module:function, as shells match file names; can be repeated",
     )
     parser.add_argument(
-        "--to", type=Path, default=Path(SAMPLES), metavar="FOLDER", help="where samples go (default: %(default)s)"
+        "--to", type=Path, default=Path(GRIPS), metavar="FOLDER", help="where samples go (default: %(default)s)"
     )
     parser.add_argument(
         "--calls",
@@ -51,9 +46,15 @@ def prepare(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the script, and write the samples."""
+    from opgrip.capture.grips.gripping import Grips
+    from opgrip.capture.grips.patterns import parse_pattern
+    from opgrip.capture.grips.watch import Keep
+    from opgrip.capture.script import check_script, run_script
+    from opgrip.traces.tensor_file import load_safetensors
+
     load_safetensors()
     program = [args.script, *args.program]
-    script_name(program)
+    check_script(program)
     patterns = [parse_pattern(name if ":" in name else f"__main__:{name}") for name in args.function]
     grips = Grips(patterns, Keep(args.calls, by_reference=args.by_reference), args.to)
     with grips:

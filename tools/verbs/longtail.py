@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from opgrip.capture.own_cost import own_cost
 from opgrip.tools.verbs.verb import Verb, verbs
-from opgrip.traces import Trace, load
-from opgrip.traces.ceilings.bandwidth import bandwidth_of
-from opgrip.traces.command import add_debug, positive
+from opgrip.traces.command import add_debug, add_reading, positive
 from opgrip.traces.errors import UserError
-from opgrip.traces.longtail import check_form, find_longtail, lines_of, write_rows
 from opgrip.traces.output import check_writable
+from opgrip.traces.progress import Reporter
+from opgrip.traces.words import counted
+
+if TYPE_CHECKING:
+    from opgrip.traces import Trace
 
 EXAMPLES = """\
 examples:
-  opgrip longtail traces/faster_rcnn.jsonl
-  opgrip longtail traces/*.jsonl.gz --top 50 -o longtail.csv       over a whole set of models
-  opgrip longtail step.jsonl --bandwidth 3350                      had it run on memory of that many GB/s
+  opgrip longtail trace:faster_rcnn
+  opgrip longtail traces/*.jsonl.gz --top 50 -o longtail.csv    over a whole set of models
+  opgrip longtail step.jsonl --bandwidth 3350                   had it run on memory of that many GB/s
 """
 
 
@@ -35,31 +38,41 @@ def prepare(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write all rows to a .json or .csv")
     parser.add_argument("-f", "--force", action="store_true", help="replace an existing file")
-    parser.add_argument("--partial", action="store_true", help="take what there is of cut or damaged traces")
+    add_reading(parser, "take what there is of cut or damaged traces")
     add_debug(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the functions, those first that one kernel would save most of."""
+    from opgrip.capture.own_cost import own_cost
+    from opgrip.traces.longtail import check_form, find_longtail, print_longtail, write_rows
+
     if args.output is not None:
         check_form(args.output)
         check_writable(args.output, args.force)
-    longtail = find_longtail(_load(args.traces, args.partial), _bandwidth(args.bandwidth), own_cost())
-    print("\n".join(lines_of(longtail, args.top)))
+    longtail = find_longtail(_load(args.traces, args, Reporter(args.prog)), _bandwidth(args.bandwidth), own_cost())
+    print_longtail(longtail, args.top, sys.stdout)
     if args.output is not None:
         write_rows(longtail, args.output, args.force)
+        written = counted(len(longtail.functions), "function")
+        print(f"opgrip longtail: {written} to {args.output}", file=sys.stderr)
     return 0
 
 
-def _load(paths: Iterable[Path], partial: bool) -> Iterator[Trace]:
+def _load(paths: Iterable[Path], args: argparse.Namespace, reporter: Reporter) -> Iterator[Trace]:
+    from opgrip.traces import load
+
     for path in paths:
-        trace = load(path, partial=partial)
+        with reporter.reading(path):
+            trace = load(path, args.partial, args.unbounded)
         if not trace.calls["function"].notna().any():
             raise UserError(f"{path} does not tell which functions made its calls", "capture it again")
         yield trace
 
 
 def _bandwidth(bandwidth: float | None) -> Callable[[Trace], float]:
+    from opgrip.traces.ceilings.bandwidth import bandwidth_of
+
     return bandwidth_of if bandwidth is None else lambda trace: bandwidth
 
 

@@ -5,19 +5,19 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
-from rich import box
-from rich.console import Console
-from rich.table import Table
-
-from opgrip.replay.analyses.roofline.measuring import measure
 from opgrip.tools.verbs.verb import Verb, verbs
-from opgrip.traces.ceilings.ceilings import Ceilings, keep, read_cached_ceilings, write
 from opgrip.traces.command import add_debug
 from opgrip.traces.devices import check_device
 from opgrip.traces.output import check_writable
 from opgrip.traces.progress import Reporter
+from opgrip.traces.tables import TableColumn, print_table
+from opgrip.traces.terminal import print_line
+from opgrip.traces.words import counted
+
+if TYPE_CHECKING:
+    from opgrip.traces.ceilings.ceilings import Ceilings
 
 EXAMPLES = """\
 examples:
@@ -38,23 +38,27 @@ def prepare(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure what is not known yet, and print it."""
+    from opgrip.replay.analyses.roofline.measuring import measure
+    from opgrip.traces.ceilings.ceilings import keep, read_cached_ceilings, write
+
     device = str(check_device(args.device))
     if args.output is not None:
         check_writable(args.output, args.force)
     reporter = Reporter("opgrip machine")
     ceilings = None if args.again else read_cached_ceilings(device)
     if ceilings is None:
-        with reporter.doing(f"measuring what {device} gives at most"):
-            ceilings = measure(device)
+        with reporter.following(f"measuring what {device} gives at most") as tell:
+            ceilings = measure(device, tell)
         reporter.say(f"kept in {keep(ceilings, device)}")
     _print(ceilings, sys.stdout)
     if args.output is not None:
         write(ceilings, args.output, args.force)
+        reporter.say(f"the machine's limits to {args.output}")
     return 0
 
 
 def _print(ceilings: Ceilings, file: IO[str]) -> None:
-    print(f"{' '.join(ceilings.machine)}, torch {ceilings.torch}, {ceilings.time}", file=file)
+    print_line(f"{' '.join(ceilings.machine)}, torch {ceilings.torch}, {ceilings.time}", file)
     threads = sorted({1, ceilings.threads})
     _table(
         "copies, GB/s",
@@ -71,20 +75,19 @@ def _print(ceilings: Ceilings, file: IO[str]) -> None:
         [[dtype, *(f"{ceilings.rate(dtype, count) or 0:,.0f}" for count in threads)] for dtype in ceilings.rates],
         file,
     )
-    print(f"an operator on one element {ceilings.launch_us:.2f} us, a view {ceilings.dispatch_us:.2f} us", file=file)
+    print_line(f"an operator on one element {ceilings.launch_us:.2f} us, a view {ceilings.dispatch_us:.2f} us", file)
 
 
 def _table(title: str, names: list[str], rows: list[list[str]], file: IO[str]) -> None:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=title, title_justify="left")
-    for place, name in enumerate(names):
-        table.add_column(name, justify="right" if place else "left", no_wrap=True)
-    for row in rows:
-        table.add_row(*row)
-    Console(file=file, highlight=False).print(table)
+    columns = [
+        TableColumn(name, list(cells), is_number=place > 0)
+        for place, (name, cells) in enumerate(zip(names, zip(*rows, strict=True), strict=True))
+    ]
+    print_table(columns, file, title)
 
 
 def _threads(count: int) -> str:
-    return f"{count} thread{'s' if count > 1 else ''}"
+    return counted(count, "thread")
 
 
 def _size(size: int | None) -> str:

@@ -5,22 +5,20 @@ from __future__ import annotations
 import argparse
 import sys
 
-from rich import box
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
-
-from opgrip.replay.cases.samples import SHIPPED, find_samples
 from opgrip.tools.verbs.verb import Verb, verbs
 from opgrip.traces.command import add_debug
 from opgrip.traces.errors import UserError
+from opgrip.traces.tables import TableColumn, print_table
+from opgrip.traces.words import counted
 
 EXAMPLES = """\
 examples:
   opgrip samples list
-  opgrip samples list --tag ForLoop --tag InputAware      those that have both
+  opgrip samples list --tag ForLoop --tag InputAware    those that have both
   opgrip samples list --source mmdetection '*_loss'
 """
+COLUMNS = (("name", 30, 0), ("family", 10, 1), ("tags", 24, 0), ("project", 16, 2), ("", 3, 0))
+"""Headings, with the characters that their texts fold to and their ranks."""
 
 
 def prepare(parser: argparse.ArgumentParser) -> None:
@@ -33,7 +31,9 @@ def prepare(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print a line a sample; in a pipe, columns with tabs between them."""
-    samples = find_samples(SHIPPED, args.names, args.tag)
+    from opgrip.replay.cases.samples import find_samples
+
+    samples = find_samples(patterns=args.names, tags=args.tag)
     if not samples:
         raise UserError("no sample has these names and tags", "opgrip samples list shows all")
     if args.source is not None:
@@ -50,15 +50,15 @@ def run(args: argparse.Namespace) -> int:
         )
         for sample in samples
     ]
-    console = Console(highlight=False)
-    if not console.is_terminal:
+    if not sys.stdout.isatty():
         sys.stdout.writelines("\t".join(row) + "\n" for row in rows)
         return 0
-    table = Table("name", "family", "tags", "project", "", box=box.SIMPLE_HEAD, pad_edge=False)
-    for row in rows:
-        table.add_row(*map(Text, row))
-    console.print(table)
-    console.print(f"{len(rows)} samples")
+    columns = [
+        TableColumn(name, list(cells), is_number=False, least=least, rank=rank)
+        for (name, least, rank), cells in zip(COLUMNS, zip(*rows, strict=True), strict=True)
+    ]
+    print_table(columns, sys.stdout)
+    print(counted(len(rows), "sample"))
     return 0
 
 

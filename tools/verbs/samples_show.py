@@ -5,14 +5,13 @@ from __future__ import annotations
 import argparse
 import inspect
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from opgrip.replay.cases.samples import SHIPPED, find_samples
-from opgrip.samples import Sample
 from opgrip.tools.verbs.verb import Verb, verbs
-from opgrip.traces.arguments import map_leaves
 from opgrip.traces.command import add_debug
-from opgrip.traces.names import tensor_outline
+
+if TYPE_CHECKING:
+    from opgrip.samples import Sample
 
 EXAMPLES = """\
 examples:
@@ -29,19 +28,24 @@ def prepare(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print it."""
-    (sample,) = find_samples(f"{SHIPPED}/{args.name}")
+    from opgrip.replay.cases.samples import PREFIX, find_samples
+
+    (sample,) = find_samples(args.name)
     print(f"name      {sample.name}, in {sample.family}")
     print(f"tags      {' '.join(sorted(tag.value for tag in sample.tags)) or 'none'}")
     print(f"source    {sample.project}, {sample.url}")
     print(f"jax       {'yes' if sample.has_jax() else 'no'}")
     for configuration in sample.configurations:
         print(f"inputs    {configuration}: {_outline(sample, configuration)}")
-    print(f"run it    opreplay samples/{sample.name} --mode eager,compile\n")
+    print(f"run it    opreplay {PREFIX}{sample.name} --mode eager,compile\n")
     print(inspect.getsource(sys.modules[sample.function.__module__]), end="")
     return 0
 
 
 def _outline(sample: Sample, configuration: str) -> str:
+    from opgrip.traces.arguments import map_leaves
+    from opgrip.traces.names import tensor_outline
+
     def short(leaf: Any) -> Any:
         return _Plain(tensor_outline(leaf.dtype, leaf.shape)) if hasattr(leaf, "shape") else leaf
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 
-from opgrip.samples import Tag, samples
 from opgrip.tools.verbs.verb import Verb, verbs
 from opgrip.traces.command import add_debug
 
@@ -21,6 +20,8 @@ def prepare(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print a line a tag."""
+    from opgrip.samples import Tag, samples
+
     for tag in Tag:
         count = sum(tag in sample.tags for sample in samples().values())
         print(f"{tag.value:<20}{count:>5}  {tag.meaning}")

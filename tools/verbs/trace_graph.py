@@ -8,19 +8,23 @@ import sys
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from opgrip.tools.verbs.verb import Verb, verbs
-from opgrip.traces import load
-from opgrip.traces.command import add_debug, printable
+from opgrip.traces.command import add_debug, add_reading, printable
 from opgrip.traces.errors import UserError
-from opgrip.traces.graph import Graph, make_graph
 from opgrip.traces.output import whole_file
+from opgrip.traces.progress import Reporter
+from opgrip.traces.words import counted
+
+if TYPE_CHECKING:
+    from opgrip.traces.graph import Graph
 
 EXAMPLES = """\
 examples:
-  opgrip trace graph traces/faster_rcnn.jsonl                    critical path and live memory
-  opgrip trace graph traces/faster_rcnn.jsonl -o graph.json      every call with those that it depends on
-  opgrip trace graph traces/faster_rcnn.jsonl -o graph.dot && dot -Tsvg -O graph.dot
+  opgrip trace graph trace:faster_rcnn                  critical path and live memory
+  opgrip trace graph trace:faster_rcnn -o graph.json    every call with those that it depends on
+  opgrip trace graph trace:faster_rcnn -o graph.dot && dot -Tsvg -O graph.dot
 """
 
 
@@ -29,16 +33,20 @@ def prepare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("trace", type=Path, metavar="TRACE", help="a file that opcapture wrote")
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write the graph as .json or .dot")
     parser.add_argument("-f", "--force", action="store_true", help="replace an existing file")
-    parser.add_argument("--partial", action="store_true", help="take what there is of a cut or damaged trace")
+    add_reading(parser, "take what there is of a cut or damaged trace")
     add_debug(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the critical path's share and the peak of live memory; write the graph."""
+    from opgrip.traces import load
+    from opgrip.traces.graph import make_graph
+
     writers = {".json": as_json, ".dot": as_dot}
     if args.output is not None and args.output.suffix not in writers:
         raise UserError(f"{args.output} is neither .json nor .dot", "name one of these")
-    trace = load(args.trace, partial=args.partial)
+    with Reporter(args.prog).reading(args.trace):
+        trace = load(args.trace, args.partial, args.unbounded)
     if trace.calls.empty or not len(trace.storages):
         raise UserError(f"{args.trace} holds no dataflow", "capture it again with this version")
     graph = make_graph(trace)
@@ -46,6 +54,7 @@ def run(args: argparse.Namespace) -> int:
         with whole_file(args.output, args.force) as file:
             for line in writers[args.output.suffix](graph):
                 file.write(f"{line}\n".encode())
+        print(f"opgrip trace graph: {counted(len(graph.steps), 'call')} to {args.output}", file=sys.stderr)
     total = sum(step.duration_ns for step in graph.steps.values())
     for line in _facts(graph, total):
         print(line, file=sys.stdout)
@@ -83,9 +92,10 @@ def as_dot(graph: Graph) -> Iterator[str]:
 
 def _facts(graph: Graph, total_ns: int) -> Iterator[str]:
     edges = sum(len(step.after) for step in graph.steps.values())
-    yield f"calls          {len(graph.steps):,}, {edges:,} dependencies, {len(graph.storages):,} storages"
+    flow = f"{counted(edges, 'dependency', 'dependencies')}, {counted(len(graph.storages), 'storage')}"
+    yield f"calls          {len(graph.steps):,}, {flow}"
     yield (
-        f"critical path  {len(graph.critical_path):,} calls, {graph.critical_ns / 1e6:,.2f} ms of "
+        f"critical path  {counted(len(graph.critical_path), 'call')}, {graph.critical_ns / 1e6:,.2f} ms of "
         f"{total_ns / 1e6:,.2f} ms ({graph.critical_ns / max(total_ns, 1):.0%})"
     )
     at = "" if graph.peak_at is None else f" at call {graph.peak_at} ({printable(graph.steps[graph.peak_at].op)})"

@@ -3,31 +3,40 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
-import pandas as pd
-from rich import box
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
+from typing import TYPE_CHECKING
 
 from opgrip.tools.verbs.verb import Verb, verbs
-from opgrip.traces import Trace, load
-from opgrip.traces.arguments import TensorSpec, leaves
-from opgrip.traces.command import add_debug, positive, printable
-from opgrip.traces.names import tensor_outline
-from opgrip.traces.records import FUNCTION, Dropped, Entered
+from opgrip.traces.command import add_debug, add_reading, positive, printable
+from opgrip.traces.errors import UserError
+from opgrip.traces.output import check_writable, whole_file
+from opgrip.traces.progress import Reporter
+from opgrip.traces.tables import TableColumn, print_table
+from opgrip.traces.terminal import print_line
+from opgrip.traces.words import counted
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from opgrip.traces import Trace
+    from opgrip.traces.records import Dropped, Entered, Scope, Signature
 
 EXAMPLES = """\
 examples:
-  opgrip trace info traces/faster_rcnn.jsonl
-  opgrip trace info traces/faster_rcnn.jsonl --top 30 | less
-  opgrip trace info traces/faster_rcnn.jsonl --by function --by line
+  opgrip trace info trace:faster_rcnn
+  opgrip trace info trace:faster_rcnn --top 30 | less
+  opgrip trace info trace:faster_rcnn --by function --by line
 """
-PIPE_WIDTH = 120
+
+
+LABELS = 8
+"""Of record_function, as many as are shown."""
+MOST_UNFINISHED = 20
+"""Calls that were entered and not left which are shown: as many as calls stand inside of each other."""
 
 
 def prepare(parser: argparse.ArgumentParser) -> None:
@@ -42,23 +51,52 @@ def prepare(parser: argparse.ArgumentParser) -> None:
         action="append",
         help="one table of time by this; can be repeated (default: op and module)",
     )
-    parser.add_argument("--partial", action="store_true", help="show what there is of a cut or damaged trace")
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write all rows of the tables: .json, .csv")
+    parser.add_argument("-f", "--force", action="store_true", help="replace an existing file")
+    add_reading(parser, "show what there is of a cut or damaged trace")
     add_debug(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Print where the trace comes from, and its time by operator and module."""
-    trace = load(args.trace, partial=args.partial)
-    console = Console(file=sys.stdout, highlight=False)
-    if not console.is_terminal:
-        console = Console(file=sys.stdout, width=PIPE_WIDTH, highlight=False)
+    from opgrip.traces import load
+
+    tables = args.by or ["op", "module"]
+    if args.output is not None:
+        _check_output(args.output, args.force, tables)
+    with Reporter(args.prog).reading(args.trace):
+        trace = load(args.trace, args.partial, args.unbounded)
     for name, value in _facts(trace):
-        console.print(Text(f"{name:<12}{printable(value)}"), soft_wrap=True)
-    for by in args.by or ("op", "module"):
-        table = trace.summary(*GROUPS[by].columns)
+        print_line(f"{name:<12}{printable(value)}", sys.stdout, indent=12)
+    print()
+    summaries = {by: trace.summary(*GROUPS[by].columns) for by in tables}
+    for by, table in summaries.items():
         title = f"{GROUPS[by].title} by share of time ({len(table)} in all)"
-        _print_table(console, title, list(_rows(table.head(args.top), by)))
+        print_table(_columns(table.head(args.top), by), sys.stdout, title)
+    if args.output is not None:
+        _write(summaries, args.output, args.force)
+        rows = sum(map(len, summaries.values()))
+        print(f"{args.prog}: {counted(rows, 'row')} to {args.output}", file=sys.stderr)
     return 0
+
+
+def _check_output(path: Path, force: bool, tables: Sequence[str]) -> None:
+    if path.suffix not in (".json", ".csv"):
+        raise UserError(f"{path} is neither .json nor .csv", "name one of these")
+    if path.suffix == ".csv" and len(tables) > 1:
+        raise UserError(f"{path} holds one table, and here are {' and '.join(tables)}", "name one with --by")
+    check_writable(path, force)
+
+
+def _write(summaries: Mapping[str, pd.DataFrame], path: Path, force: bool) -> None:
+    """All rows of the tables: one object of tables in JSON, one table as CSV."""
+    with whole_file(path, force) as file:
+        if path.suffix == ".csv":
+            (table,) = summaries.values()
+            file.write(table.to_csv(index=False).encode())
+        else:
+            parts = (f"{json.dumps(by)}: {table.to_json(orient='records')}" for by, table in summaries.items())
+            file.write(f"{{{', '.join(parts)}}}\n".encode())
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,14 +114,19 @@ GROUPS = {
     "line": Group("lines", ("file", "line", "function", "phase")),
 }
 """The tables by the name that the user gives them; calls of a backward pass count to what caused them."""
+LEAST = {"op": 20, "module": 20, "function": 16, "file": 16, "line": 0, "phase": 8}
+"""Characters that names fold to."""
 
 
 def _facts(trace: Trace) -> Iterable[tuple[str, str]]:
+    from opgrip.traces.labels import are_marks, is_mark
+    from opgrip.traces.records import FUNCTION
+
     header, calls = trace.header, trace.calls
     model = header.get("model")
     if isinstance(model, dict):
         yield "model", ", ".join(str(model[name]) for name in ("name", "class", "source") if name in model)
-        yield "run", f"{model.get('run')}, {header.get('steps')} steps after {header.get('warmup')} to warm up"
+        yield "run", f"{model.get('run')}, {_steps(header.get('steps'))} after {header.get('warmup')} to warm up"
     command = header.get("command")
     yield "command", " ".join(map(str, command)) if isinstance(command, list) else str(command)
     versions = (f"{name} {header[name]}" for name in ("opgrip", "torch", "python") if name in header)
@@ -96,16 +139,25 @@ def _facts(trace: Trace) -> Iterable[tuple[str, str]]:
         yield "devices", "; ".join(f"{name}: {device}" for name, device in devices.items())
     yield "time", str(header.get("time"))
     functions = calls[calls["kind"] == FUNCTION]
-    inside = len(calls) - len(functions) - len(trace.own_calls)
+    whole = len(calls) - len(functions) - int(are_marks(calls).sum())
+    inside = whole - len(trace.own_calls)
     inside_note = f", {inside:,} of them inside extension functions" if inside else ""
-    yield "calls", f"{len(calls) - len(functions):,}{inside_note}"
+    yield "calls", f"{whole:,}{inside_note}"
     if len(functions):
         names = functions["op"].nunique()
         below = int(calls["gripped"].sum())
-        yield "gripped", f"{len(functions):,} calls of {names} functions, {below:,} calls below them"
-    operators = [item for item in trace.signatures if item.kind != FUNCTION]
-    yield "signatures", f"{len(operators):,} of {len({item.op for item in operators})} operators"
+        calls_of = f"{counted(len(functions), 'call')} of {counted(names, 'function')}"
+        yield "gripped", f"{calls_of}, {counted(below, 'call')} below them"
+    operators = [item for item in trace.signatures if item.kind != FUNCTION and not is_mark(item.op)]
+    yield "signatures", f"{len(operators):,} of {counted(len({item.op for item in operators}), 'operator')}"
+    if len(labels := trace.labels):
+        more = f" and {len(labels) - LABELS} more" if len(labels) > LABELS else ""
+        yield "labels", ", ".join(f"{label} ({count:,})" for label, count in labels.head(LABELS).items()) + more
     yield from _losses(trace)
+
+
+def _steps(number: object) -> str:
+    return counted(number, "step") if isinstance(number, int) else f"{number} steps"
 
 
 def _losses(trace: Trace) -> Iterable[tuple[str, str]]:
@@ -119,8 +171,13 @@ def _losses(trace: Trace) -> Iterable[tuple[str, str]]:
             yield "stopped", f"at {trace.end.stopped}, and the program went on"
         if trace.end.without_values:
             yield "no values", _list_dropped(trace.end.without_values)
-    for entered in trace.unfinished:
-        yield "unfinished", _describe_entered(trace, entered)
+    signatures = {item.number: item for item in trace.signatures}
+    scopes = {item.number: item for item in trace.scopes}
+    for entered in trace.unfinished[:MOST_UNFINISHED]:
+        signature = entered.opened or signatures.get(entered.signature)
+        yield "unfinished", _describe_entered(entered, signature, scopes.get(entered.scope))
+    if len(trace.unfinished) > MOST_UNFINISHED:
+        yield "unfinished", f"{len(trace.unfinished) - MOST_UNFINISHED:,} others"
     raised = [item for item in trace.signatures if item.raised is not None]
     if raised:
         yield "raised", "; ".join(f"{item.op}: {item.raised}" for item in raised)
@@ -128,10 +185,10 @@ def _losses(trace: Trace) -> Iterable[tuple[str, str]]:
         yield "passed over", ", ".join(f"{count} {name}" for name, count in trace.unknown.items())
 
 
-def _describe_entered(trace: Trace, entered: Entered) -> str:
+def _describe_entered(entered: Entered, signature: Signature | None, scope: Scope | None) -> str:
     """A call that was entered and not left, with what it was called on."""
-    signature = entered.opened or next((item for item in trace.signatures if item.number == entered.signature), None)
-    scope = next((item for item in trace.scopes if item.number == entered.scope), None)
+    from opgrip.traces.arguments import leaves
+
     where = f" at {scope.file}:{scope.line} in {scope.function}" if scope is not None and scope.function else ""
     if signature is None:
         return f"signature {entered.signature}{where}"
@@ -139,6 +196,9 @@ def _describe_entered(trace: Trace, entered: Entered) -> str:
 
 
 def _outline(leaf: object) -> str:
+    from opgrip.traces.arguments import TensorSpec
+    from opgrip.traces.names import tensor_outline
+
     return tensor_outline(leaf.dtype, leaf.shape) if isinstance(leaf, TensorSpec) else str(leaf)
 
 
@@ -146,22 +206,22 @@ def _list_dropped(dropped: list[Dropped]) -> str:
     return "; ".join(f"{item.count:,} {item.op}: {item.reason}" for item in dropped) or "nothing"
 
 
-def _rows(table: pd.DataFrame, by: str) -> Iterator[tuple[str, ...]]:
-    names = GROUPS[by].columns
-    yield ("share", "time us", "calls", "signatures", *("operator" if name == "op" else name for name in names))
-    for row in table.to_dict("records"):
-        where = (printable(row[name]) or ("(root)" if name == "module" else "") for name in names)
-        yield (f"{row['share']:.1%}", f"{row['time_us']:,.0f}", f"{row['calls']:,}", str(row["signatures"]), *where)
+def _columns(table: pd.DataFrame, by: str) -> list[TableColumn]:
+    return [
+        TableColumn("share", [f"{share:.1%}" for share in table["share"]]),
+        TableColumn("time us", [f"{time:,.0f}" for time in table["time_us"]]),
+        TableColumn("total us", [f"{time:,.0f}" for time in table["total_us"]], rank=3),
+        TableColumn("calls", [f"{count:,}" for count in table["calls"]], rank=1),
+        TableColumn("signatures", [f"{count:,}" for count in table["signatures"]], rank=2),
+        *(_place_column(name, table[name]) for name in GROUPS[by].columns),
+    ]
 
 
-def _print_table(console: Console, title: str, rows: list[tuple[str, ...]]) -> None:
-    names, *body = rows
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=title, title_justify="left")
-    for place, name in enumerate(names):
-        table.add_column(name, justify="right" if place < 4 else "left", overflow="fold")
-    for row in body:
-        table.add_row(*map(Text, row))
-    console.print(table)
+def _place_column(name: str, cells: Iterable[object]) -> TableColumn:
+    """What calls are grouped by."""
+    empty = "(root)" if name == "module" else ""
+    heading = "operator" if name == "op" else name
+    return TableColumn(heading, [str(cell) or empty for cell in cells], is_number=name == "line", least=LEAST[name])
 
 
 verbs.register("trace info")(Verb("show what a trace holds", EXAMPLES, prepare, run))

@@ -7,13 +7,12 @@ import sys
 from pathlib import Path
 
 from opgrip.tools.verbs.verb import Verb, verbs
-from opgrip.traces.command import add_debug
-from opgrip.traces.merge import merge
+from opgrip.traces.command import add_debug, add_reading
 
 EXAMPLES = """\
 examples:
   opgrip trace merge step.rank0.jsonl step.rank1.jsonl -o step.jsonl
-  opgrip trace merge train.jsonl train.pid*.jsonl -o all.jsonl.zst      a program and its DataLoader workers
+  opgrip trace merge train.jsonl train.pid*.jsonl -o all.jsonl.zst    a program and its DataLoader workers
 """
 
 
@@ -22,14 +21,20 @@ def prepare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("traces", type=Path, nargs="+", metavar="TRACE", help="files that opcapture wrote")
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help="the trace to write")
     parser.add_argument("-f", "--force", action="store_true", help="replace an existing file")
-    parser.add_argument("--partial", action="store_true", help="take what there is of cut and damaged traces")
+    add_reading(parser, "take what there is of cut and damaged traces")
     add_debug(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Merge."""
-    merge(args.traces, args.output, args.force, args.partial)
-    print(f"{len(args.traces)} traces, in {args.output}", file=sys.stderr)
+    from opgrip.traces.merge import merge
+
+    end = merge(args.traces, args.output, args.force, args.partial, args.unbounded)
+    origin = f"{len(args.traces)} traces" if len(args.traces) > 1 else "one trace"
+    print(
+        f"{args.prog}: {end.calls:,} calls of {end.signatures:,} signatures from {origin}, to {args.output}",
+        file=sys.stderr,
+    )
     return 0
 
 

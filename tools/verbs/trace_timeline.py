@@ -8,17 +8,21 @@ import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from opgrip.tools.verbs.verb import Verb, verbs
-from opgrip.traces import Trace, load
-from opgrip.traces.command import add_debug
+from opgrip.traces.command import add_debug, add_reading
 from opgrip.traces.errors import UserError
 from opgrip.traces.output import whole_file
-from opgrip.traces.timeline import timeline
+from opgrip.traces.progress import Reporter
+from opgrip.traces.words import counted
+
+if TYPE_CHECKING:
+    from opgrip.traces import Trace
 
 EXAMPLES = """\
 examples:
-  opgrip trace timeline traces/faster_rcnn.jsonl -o timeline.json.gz     open it in ui.perfetto.dev
+  opgrip trace timeline trace:faster_rcnn -o timeline.json.gz    open it in ui.perfetto.dev
   opgrip trace timeline step.jsonl | jq '.traceEvents[] | select(.cat == "module") | .name'
 """
 
@@ -30,15 +34,18 @@ def prepare(parser: argparse.ArgumentParser) -> None:
         "-o", "--output", type=Path, metavar="FILE", help="a .json or .json.gz (default: standard output)"
     )
     parser.add_argument("-f", "--force", action="store_true", help="replace an existing file")
-    parser.add_argument("--partial", action="store_true", help="take what there is of a cut or damaged trace")
+    add_reading(parser, "take what there is of a cut or damaged trace")
     add_debug(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Write the events."""
+    from opgrip.traces import load
+
     if args.output is not None and not args.output.name.endswith((".json", ".json.gz")):
         raise UserError(f"{args.output} is neither .json nor .json.gz", "name one of these")
-    trace = load(args.trace, partial=args.partial)
+    with Reporter(args.prog).reading(args.trace):
+        trace = load(args.trace, args.partial, args.unbounded)
     if args.output is None:
         sys.stdout.writelines(_lines(trace))
         return 0
@@ -48,12 +55,14 @@ def run(args: argparse.Namespace) -> int:
                 packed.writelines(_lines(trace))
         else:
             file.writelines(line.encode() for line in _lines(trace))
-    print(f"{len(trace.calls):,} calls, in {args.output}: open it in ui.perfetto.dev", file=sys.stderr)
+    print(f"{counted(len(trace.calls), 'call')}, in {args.output}: open it in ui.perfetto.dev", file=sys.stderr)
     return 0
 
 
 def _lines(trace: Trace) -> Iterator[str]:
     """One JSON object, an event a line."""
+    from opgrip.traces.timeline import timeline
+
     comma = ""
     yield '{"displayTimeUnit": "ns", "traceEvents": [\n'
     for event in timeline(trace):

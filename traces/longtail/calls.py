@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from opgrip.traces.labels import are_marks
 from opgrip.traces.longtail.operators import Operation
 from opgrip.traces.records import Scope
 from opgrip.traces.runs import Place, origins
@@ -55,7 +56,7 @@ def threads_of(trace: Trace, operations: Mapping[int, Operation]) -> list[list[M
 def _calls(
     trace: Trace, operations: Mapping[int, Operation], places: Mapping[int, Place]
 ) -> Iterator[tuple[tuple[int, int], MadeCall]]:
-    own = trace.calls[trace.calls["inside"].isna()]
+    own = trace.calls[trace.calls["inside"].isna() & ~are_marks(trace.calls)]
     threads = zip(own["process"].cat.codes.tolist(), own["thread"].cat.codes.tolist(), strict=True)
     names = ("signature", "module", "scope", "line", "start_ns", "duration_ns", "tensors", "first_storage")
     columns = (own[name].tolist() for name in names)

@@ -7,20 +7,32 @@ import io
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
-from opgrip.traces.command import printable
 from opgrip.traces.errors import UserError
 from opgrip.traces.longtail.functions import LongTail, LongTailFunction
 from opgrip.traces.output import whole_file
+from opgrip.traces.tables import TableColumn, print_table
+from opgrip.traces.terminal import print_line
+from opgrip.traces.words import counted
 
-COLUMNS = ("saves ms", "share", "calls", "ops/call", "ops ms", "between ms", "backward", "in+out MB", "fused ms")
-"""Columns of numbers; the function and the command that grips it follow."""
+NUMBERS = {
+    "saves ms": 0,
+    "share": 1,
+    "calls": 1,
+    "ops/call": 1,
+    "ops ms": 2,
+    "between ms": 2,
+    "backward": 4,
+    "in+out MB": 3,
+    "fused ms": 3,
+}
+"""Columns of numbers with their ranks, as in `TableColumn`; the function and the command that grips it follow."""
 WRITTEN = (".json", ".csv")
 
 
-def lines_of(longtail: LongTail, top: int) -> list[str]:
-    """What a terminal or a pipe shows: one line of totals, then one a function, by falling saving.
+def print_longtail(longtail: LongTail, top: int, file: IO[str]) -> None:
+    """Print one line of totals, then a table of functions, by falling saving.
 
     Parameters
     ----------
@@ -29,15 +41,23 @@ def lines_of(longtail: LongTail, top: int) -> list[str]:
     ranked = longtail.functions
     saving = sum(item.saving_ns for item in ranked)
     head = (
-        f"{len(ranked)} long-tail functions in {longtail.traces} {'traces' if longtail.traces > 1 else 'trace'} of "
-        f"{longtail.launches:,} calls: one kernel in place of each saves at most {saving / 1e6:,.1f} ms of "
+        f"{counted(len(ranked), 'long-tail function')} in {counted(longtail.traces, 'trace')} of "
+        f"{counted(longtail.launches, 'call')}: one kernel in place of each saves at most {saving / 1e6:,.1f} ms of "
         f"{longtail.wall_ns / 1e6:,.1f}, at {' and '.join(f'{speed / 1e9:,.1f}' for speed in longtail.bandwidths)} GB/s"
     )
-    rows: list[tuple[str, ...]] = [(*COLUMNS, "function", "grip it with")]
-    rows += [_cells(item, longtail.wall_ns) for item in ranked[:top]]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    numbers = len(COLUMNS)
-    return [head, *("  ".join(_align(row, widths, numbers)).rstrip() for row in rows)]
+    print_line(head, file)
+    shown = ranked[:top]
+    cells = zip(*(_cells(item, longtail.wall_ns) for item in shown), strict=True) if shown else [()] * len(NUMBERS)
+    columns = [
+        TableColumn(name, list(column), rank=rank) for (name, rank), column in zip(NUMBERS.items(), cells, strict=True)
+    ]
+    commands = [item.command for item in shown]
+    columns += [
+        TableColumn("function", [item.name for item in shown], is_number=False, least=24),
+        # to be pasted into a shell
+        TableColumn("grip it with", commands, is_number=False, least=60, below=True, joint=" \\", most=1000),
+    ]
+    print_table(columns, file)
 
 
 def _cells(item: LongTailFunction, wall_ns: float) -> tuple[str, ...]:
@@ -53,14 +73,7 @@ def _cells(item: LongTailFunction, wall_ns: float) -> tuple[str, ...]:
         f"{item.backward_ns / max(item.wall_ns, 1):.0%}",
         f"{item.bytes / 1e6:,.2f}",
         f"{item.fused_ns / 1e6:,.3f}",
-        printable(item.name),
-        printable(item.command),
     )
-
-
-def _align(row: tuple[str, ...], widths: list[int], numbers: int) -> list[str]:
-    cells = zip(row, widths, strict=True)
-    return [cell.rjust(width) if place < numbers else cell.ljust(width) for place, (cell, width) in enumerate(cells)]
 
 
 def write_rows(longtail: LongTail, path: Path, force: bool) -> None:

@@ -7,18 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 from opgrip.replay.analyses.analysis import Analysis, Session, analyses
-from opgrip.replay.analyses.ncu.journal import batches_path
 from opgrip.replay.analyses.ncu.metrics import SETS, metrics_of
-from opgrip.replay.analyses.ncu.ncu import COMMAND, PLACES, Ncu, profile_rows, report_path
+from opgrip.replay.analyses.ncu.programs import COMMAND, PLACES
 from opgrip.replay.analyses.ncu.rows import NcuColumns
 from opgrip.replay.analyses.profiling.programs import arguments_in, find_program
 from opgrip.replay.measuring.results import Result
 from opgrip.replay.timing.ranges import check_ranges
 from opgrip.traces.command import not_negative, positive
-from opgrip.traces.devices import check_device
 from opgrip.traces.errors import UserError
 from opgrip.traces.options import option, titled
 from opgrip.traces.output import check_writable
@@ -65,7 +61,13 @@ class NcuAnalysis(Analysis):
     place = 30
 
     def __init__(self, options: NcuOptions, session: Session) -> None:
+        import torch
+
+        from opgrip.replay.analyses.ncu.ncu import Ncu, report_path
+        from opgrip.traces.devices import check_device
+
         super().__init__(options, session)
+        session.check_one_cache("ncu")
         device = options.batch_device or session.device
         if torch.device(device).type != "cuda":
             lacks = "" if torch.cuda.is_available() else " and this machine has none"
@@ -102,6 +104,9 @@ class NcuAnalysis(Analysis):
 
     def add_to(self, rows: Sequence[Result]) -> list[Result]:
         """The rows with the columns of `NcuColumns`."""
+        from opgrip.replay.analyses.ncu.journal import batches_path
+        from opgrip.replay.analyses.ncu.ncu import profile_rows
+
         session = self.session
         journal_path = None if session.output is None else batches_path(session.output)
         with session.running(rows, "ncu"):
@@ -113,6 +118,8 @@ class NcuAnalysis(Analysis):
 
     def finish(self) -> None:
         """Remove the journal of batches."""
+        from opgrip.replay.analyses.ncu.journal import batches_path
+
         if self.session.output is not None:
             batches_path(self.session.output).unlink(missing_ok=True)
 

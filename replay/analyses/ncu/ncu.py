@@ -12,6 +12,7 @@ from pathlib import Path
 
 from opgrip.replay.analyses.ncu.journal import Batch, Batches
 from opgrip.replay.analyses.ncu.metrics import BASIC, SETS
+from opgrip.replay.analyses.ncu.programs import COMMAND
 from opgrip.replay.analyses.ncu.report import read_report
 from opgrip.replay.analyses.ncu.rows import columns_of, joined
 from opgrip.replay.analyses.profiling import target
@@ -24,13 +25,8 @@ from opgrip.replay.timing.ranges import DOMAIN, NCU
 from opgrip.replay.workers.job import Job
 from opgrip.replay.workers.journal import identity
 from opgrip.traces.errors import UserError
+from opgrip.traces.words import counted
 
-PLACES = (
-    "/usr/local/cuda*/bin/ncu",
-    "/opt/nvidia/nsight-compute/*/ncu",
-    "/usr/local/NVIDIA-Nsight-Compute*/ncu",
-)
-"""Where installers put it, beside the folders of PATH."""
 ALWAYS = (
     "--target-processes=all",
     "--profile-from-start=off",
@@ -40,8 +36,6 @@ ALWAYS = (
     "--clock-control=none",
     "--force-overwrite",
 )
-COMMAND = "{command}"
-"""Stands for ncu and its arguments in the template of a batch's command."""
 SLOWER = 20
 """Times as long as without ncu, which runs each kernel once for every few counters, may a run take."""
 FORBIDDEN = "ERR_NVGPUCTRPERM"
@@ -128,7 +122,7 @@ def profile_rows(
             done.add(number, batch)
         except _Died as death:
             lost += 1
-            say(f"batch {number} of {len(parts)}, {len(part)} cases from case {part[0]}, is lost: {death}")
+            say(f"batch {number} of {len(parts)}, {counted(len(part), 'case')} from case {part[0]}, is lost: {death}")
     _summarize(done, ncu, say)
     if lost:
         again = "" if journal_path is None else "; try them again with --resume"
@@ -210,7 +204,7 @@ def _batch(
 
 
 def _run(ncu: Ncu, job: Job, report: Path, command: Sequence[str]) -> None:
-    caches = f"--cache-control={'all' if job.plan.timing.caches == COLD else 'none'}"
+    caches = f"--cache-control={'all' if job.plan.timing.caches == (COLD,) else 'none'}"
     metrics_option = f"--metrics={','.join(ncu.metrics)}"
     ncu_command = [ncu.binary, *ALWAYS, caches, metrics_option, *ncu.arguments, f"--export={report}", *command]
     started = ncu_command if ncu.command is None else in_template(ncu.command, ncu_command)

@@ -8,21 +8,21 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-
-import torch
+from typing import TYPE_CHECKING
 
 from opgrip.replay.analyses.analysis import Analysis, Session, analyses
 from opgrip.replay.analyses.nsys.report import Report, read_report
 from opgrip.replay.analyses.nsys.rows import NsysColumns, Runs, joined_alone, with_seen
-from opgrip.replay.analyses.profiling import target
 from opgrip.replay.analyses.profiling.programs import arguments_in, find_program, last_words, run_program
 from opgrip.replay.analyses.profiling.rows import Key, key_of, why_unseen
 from opgrip.replay.measuring.results import OK, Result
 from opgrip.replay.timing.ranges import NSYS, check_ranges
-from opgrip.replay.workers.job import Job
 from opgrip.traces.command import not_negative, positive
 from opgrip.traces.errors import UserError
 from opgrip.traces.options import option, titled
+
+if TYPE_CHECKING:
+    from opgrip.replay.workers.job import Job
 
 PLACES = (
     "/usr/local/cuda*/bin/nsys",
@@ -93,6 +93,7 @@ class NsysAnalysis(Analysis):
             raise UserError("nsys cannot tell cases that run side by side apart", "leave --streams out, or --nsys")
         check_ranges("nsys")
         arguments = () if options.nsys_args_file is None else arguments_in(options.nsys_args_file)
+        session.check_one_cache("nsys")
         report = session.beside(REPORT)
         binary = find_program("nsys", "Nsight Systems", PLACES, options.nsys_bin)
         self._nsys = Nsys(binary, report, tuple(arguments), options.nsys_warmup, options.nsys_iterations)
@@ -123,6 +124,8 @@ def profile_rows(
     ------
     UserError : where nsys fails
     """
+    from opgrip.replay.analyses.profiling import target
+
     effort = replace(job.plan.effort, warmup=nsys.warmup, iterations=nsys.iterations)
     job = replace(job, plan=replace(job.plan, effort=effort, profiled=NSYS))
     runs_by_row: Runs = {}
@@ -151,7 +154,7 @@ def profile_rows(
 
 
 def _run(nsys: Nsys, folder: Path, command: Sequence[str], device: str) -> None:
-    options = _options_on_gpu(nsys) if torch.device(device).type == "cuda" else ON_CPU
+    options = _options_on_gpu(nsys) if device.partition(":")[0] == "cuda" else ON_CPU
     nsys_command = [nsys.binary, "profile", *options, *ALWAYS, *nsys.arguments]
     done = run_program([*nsys_command, "--output", str(folder / "report"), *command])
     if not _reports_in(folder):

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 from opgrip.replay.analyses.analysis import Analysis, analyses
-from opgrip.replay.analyses.roofline.limits import LimitColumns, tf32_of, threads_of, usual_threads, with_limits
-from opgrip.replay.analyses.roofline.measuring import measure
-from opgrip.replay.analyses.roofline.table import print_roofline
+from opgrip.replay.analyses.roofline.limits import LimitColumns
 from opgrip.replay.measuring.results import Result
-from opgrip.traces.ceilings.ceilings import Ceilings, keep, read_cached_ceilings, to_json
 from opgrip.traces.options import option, titled
+
+if TYPE_CHECKING:
+    from opgrip.traces.ceilings.ceilings import Ceilings
 
 
 @titled("the machine's limits")
@@ -43,20 +43,28 @@ class RooflineAnalysis(Analysis):
 
     def add_to(self, rows: Sequence[Result]) -> list[Result]:
         """The rows with the columns of `LimitColumns`."""
+        from opgrip.replay.analyses.roofline.limits import dtype_of, threads_of, usual_threads, with_limits
+        from opgrip.traces.ceilings.ceilings import to_json
+
         ceilings, threads = self._ceilings(), threads_of(self.session.loaded)
         self.header = {"ceilings": to_json(ceilings), "threads": usual_threads(rows, threads)}
-        return with_limits(rows, ceilings, threads, tf32_of(self.session.loaded))
+        return with_limits(rows, ceilings, threads, dtype_of(self.session.loaded))
 
     def print(self, rows: Sequence[Result], file: IO[str]) -> None:
         """Print how near each operator comes to its limit."""
+        from opgrip.replay.analyses.roofline.table import print_roofline
+
         print_roofline(rows, file)
 
     def _ceilings(self) -> Ceilings:
         """What the machine gives at most; measured the first time, when no process is forked any more."""
+        from opgrip.replay.analyses.roofline.measuring import measure
+        from opgrip.traces.ceilings.ceilings import keep, read_cached_ceilings
+
         device, reporter = self.session.device, self.session.reporter
         ceilings = read_cached_ceilings(device)
         if ceilings is None:
-            with reporter.doing("measuring what this machine gives at most"):
-                ceilings = measure(device)
+            with reporter.following("measuring what this machine gives at most") as tell:
+                ceilings = measure(device, tell)
             reporter.say(f"opgrip machine shows it, from {keep(ceilings, device)}")
         return ceilings

@@ -6,16 +6,16 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-
-import torch
+from typing import TYPE_CHECKING
 
 from opgrip.replay.measuring.columns import Columns, column
 from opgrip.replay.measuring.results import OK, Result
 from opgrip.replay.timing.caches import COLD
 from opgrip.replay.timing.methods import GRAPH, ON_DEVICE
-from opgrip.replay.workers.job import Loaded
-from opgrip.traces.ceilings.ceilings import TF32, Ceilings
-from opgrip.traces.precisions import is_tf32
+
+if TYPE_CHECKING:
+    from opgrip.replay.workers.job import Loaded
+    from opgrip.traces.ceilings.ceilings import Ceilings
 
 BANDWIDTH, ARITHMETIC, LAUNCH, INTERPRETER = "bandwidth", "arithmetic", "launch", "interpreter"
 BOUNDS = (BANDWIDTH, ARITHMETIC, LAUNCH, INTERPRETER)
@@ -89,26 +89,36 @@ def with_limits(
     rows: Iterable[Result],
     ceilings: Ceilings,
     threads_of: Callable[[Result], int],
-    in_tf32: Callable[[Result], bool] = lambda row: False,
+    dtype_of: Callable[[Result], str | None] = lambda row: row.math_dtype,
 ) -> list[Result]:
     """The rows with their limits, those that were timed and of which it is known what they move.
 
     Parameters
     ----------
     threads_of : a row, how many threads it ran on
-    in_tf32 : whether a row's float32 could be computed as TF32
+    dtype_of : a row, whose rate it is held against
     """
-    return [_with_limit(row, ceilings, threads_of(row), in_tf32(row)) for row in rows]
+    return [_with_limit(row, ceilings, threads_of(row), dtype_of(row)) for row in rows]
 
 
-def tf32_of(loaded: Loaded) -> Callable[[Result], bool]:
-    """What tells of a row whether its float32 could be computed as TF32, by the settings that its case runs under."""
+def dtype_of(loaded: Loaded) -> Callable[[Result], str | None]:
+    """What tells of a row what it computes in: float32 as TF32 where the settings that its case runs under allow it."""
+    from opgrip.traces.ceilings.ceilings import TF32
+    from opgrip.traces.precisions import is_tf32
+
     context_of_case = {case.number: case.context for case in loaded.cases}
-    return lambda row: is_tf32(row.op, context_of_case.get(row.case, {}))
+
+    def dtype(row: Result) -> str | None:
+        is_rounded = row.math_dtype == "float32" and is_tf32(row.op, context_of_case.get(row.case, {}))
+        return TF32 if is_rounded else row.math_dtype
+
+    return dtype
 
 
 def threads_of(loaded: Loaded) -> Callable[[Result], int]:
     """What tells of a row how many threads it ran on: those that were asked for, or those of the program."""
+    import torch
+
     threads_of_case = {case.number: case.context.get("threads") for case in loaded.cases}
     usual, most = torch.get_num_threads(), os.cpu_count() or 1
 
@@ -124,14 +134,14 @@ def usual_threads(rows: Iterable[Result], threads_of: Callable[[Result], int]) -
     return Counter(map(threads_of, rows)).most_common(1)[0][0]
 
 
-def _with_limit(row: Result, ceilings: Ceilings, threads: int, in_tf32: bool) -> Result:
+def _with_limit(row: Result, ceilings: Ceilings, threads: int, dtype: str | None) -> Result:
     if row.status != OK or not row.median_us or row.bytes_moved is None:
         return row
     in_graph = row.method == GRAPH or row.mode in IN_GRAPHS
     limit = limit_of(
         row.flops,
         row.bytes_moved,
-        TF32 if row.math_dtype == "float32" and in_tf32 else row.math_dtype,
+        dtype,
         row.operators or 1,
         ceilings,
         threads if ceilings.device == "cpu" else 1,

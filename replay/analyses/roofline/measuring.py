@@ -13,11 +13,12 @@ import torch
 from torch import Tensor
 
 from opgrip.replay.operators.contexts import restored
-from opgrip.replay.timing.methods import synchronizer
+from opgrip.replay.operators.devices import synchronizer
 from opgrip.traces.ceilings.ceilings import TF32, Ceilings
 from opgrip.traces.ceilings.copying import best_s, levels, no_less
 from opgrip.traces.machine import processor
 from opgrip.traces.names import plain_name
+from opgrip.traces.progress import Tell, tell_nobody
 
 aten = torch.ops.aten
 SIZES = (256, 512, 1024, 2048, 4096, 8192)
@@ -62,20 +63,24 @@ ON_GPU = {
 }
 
 
-def measure(device: str) -> Ceilings:
-    """The ceilings of this machine, or of one of its GPUs.
+def measure(device: str, tell: Tell = tell_nobody) -> Ceilings:
+    """The ceilings of this machine, or of one of its GPUs; `tell` is told how far it is.
 
     On the CPU one thread is measured, and one a processor. Takes about 20 seconds.
     """
     kind = torch.device(device).type
     threads = sorted({1, len(os.sched_getaffinity(0))}) if kind == "cpu" else [1]
     rates: dict[str, dict[int, float]] = {}
-    for count in threads:
+    products = PRODUCTS if kind == "cpu" else PRODUCTS | ON_GPU
+    parts = len(threads) * len(products) + 1
+    for place, count in enumerate(threads):
         with _threads(count):
-            for name, product in (PRODUCTS if kind == "cpu" else PRODUCTS | ON_GPU).items():
+            for number, (name, product) in enumerate(products.items(), place * len(products)):
+                tell(f"products of {name}", number, parts)
                 rate = _matrix_rate(product, device)
                 if rate is not None:
                     rates.setdefault(name, {})[count] = rate
+    tell("copies", parts - 1, parts)
     one = torch.zeros(1, device=device)
     return Ceilings(
         machine=tuple(processor(device)),

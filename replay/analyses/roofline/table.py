@@ -7,17 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import IO
 
-from rich import box
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
-
 from opgrip.replay.analyses.roofline.limits import LimitColumns
 from opgrip.replay.cases.ways import FORWARD
 from opgrip.replay.measuring.results import Result
 from opgrip.replay.modes import EAGER
-
-LEFT = ("operator", "bound")
+from opgrip.traces.tables import TableColumn, print_table
+from opgrip.traces.terminal import print_line
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,28 +60,23 @@ def print_roofline(rows: Sequence[Result], file: IO[str]) -> None:
     if not entries:
         print("no row has a limit: nothing was timed, or it is not known what the calls move", file=file)
         return
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title="how near the machine's limit", title_justify="left")
-    for name in ("share", "operator", "calls", "time us", "limit us", "of limit", "bound", "gain"):
-        table.add_column(name, justify="left" if name in LEFT else "right", no_wrap=True)
-    for item in entries:
-        table.add_row(
-            f"{item.share:.1%}",
-            Text(item.operator),
-            f"{item.calls:,}",
-            f"{item.us:,.0f}",
-            f"{item.limit_us:,.0f}",
-            f"{item.of_limit:.2f}",
-            item.bound,
-            f"{item.gain:.1%}",
-        )
-    console = Console(file=file, highlight=False)
-    (console if console.is_terminal else Console(file=file, highlight=False, width=120)).print(table)
+    columns = [
+        TableColumn("share", [f"{item.share:.1%}" for item in entries], rank=2),
+        TableColumn("operator", [item.operator for item in entries], is_number=False, least=20),
+        TableColumn("calls", [f"{item.calls:,}" for item in entries], rank=3),
+        TableColumn("time us", [f"{item.us:,.0f}" for item in entries], rank=1),
+        TableColumn("limit us", [f"{item.limit_us:,.0f}" for item in entries], rank=1),
+        TableColumn("of limit", [f"{item.of_limit:.2f}" for item in entries]),
+        TableColumn("bound", [item.bound for item in entries], is_number=False),
+        TableColumn("gain", [f"{item.gain:.1%}" for item in entries]),
+    ]
+    print_table(columns, file, "how near the machine's limit")
     us, limit = sum(item.us for item in entries), sum(item.limit_us for item in entries)
     bounds = Counter[str]()
     for item in entries:
         bounds[item.bound] += item.share  # type: ignore[assignment]
     bounds_text = ", ".join(f"{share:.0%} {bound}" for bound, share in bounds.most_common())
-    print(f"{limit / us:.2f} of the limit in all; bound by {bounds_text}", file=file)
+    print_line(f"{limit / us:.2f} of the limit in all; bound by {bounds_text}", file)
 
 
 def _nearness(name: str, rows: Sequence[Result], total: float) -> Nearness:

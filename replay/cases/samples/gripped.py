@@ -7,6 +7,7 @@ from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 
 from opgrip.replay.cases.cases import Case, contexts_of, matches, no_match
@@ -42,17 +43,19 @@ def open_folders(targets: Sequence[Path]) -> list[OpenSample]:
     return opened
 
 
-def gripped_samples(target: Path, patterns: Sequence[str] = (), tags: Sequence[str] = ()) -> Iterator[Case]:
-    """A case for each call in the sample folders that a path names; they are to be numbered.
+def gripped_samples(folders: Sequence[Path], patterns: Sequence[str] = (), tags: Sequence[str] = ()) -> Iterator[Case]:
+    """A case for each call in sample folders; they are to be numbered.
 
     Parameters
     ----------
     patterns, tags : see `sample_cases`
     """
     requested_tags = {tag.lower() for tag in tags}
-    for sample in map(open_sample, folders_in(target)):
+    for sample in map(open_sample, folders):
         if matches(sample.name, patterns) and requested_tags <= {tag.lower() for tag in sample.tags}:
-            yield from _cases(load(sample.folder / CALLS, partial=False), {sample.name: sample}, Selection())
+            yield from _cases(
+                load(sample.folder / CALLS, partial=False, unbounded=True), {sample.name: sample}, Selection()
+            )
 
 
 def gripped_calls(trace: Trace, selection: Selection, folders: Sequence[Path]) -> list[Case]:
@@ -90,10 +93,14 @@ def _cases(trace: Trace, opened: Mapping[str, OpenSample], selection: Selection)
     What a call took in the program is not told: recording the operators inside takes longer than they do.
     """
     calls = _function_calls(trace)
-    calls = calls[[matches(str(name), selection.module) for name in calls["module"]]]
+    calls = calls[np.array([matches(str(name), selection.module) for name in calls["module"]], dtype=bool)]
     counts = calls["signature"].value_counts().to_dict()
     contexts = contexts_of(trace, calls)
-    chosen = {op: sample for op, sample in opened.items() if matches(sample.name, selection.op)}
+    chosen = {
+        op: sample
+        for op, sample in opened.items()
+        if matches(sample.name, selection.op) and not selection.excludes(sample.name)
+    }
     live = {op: LiveArguments(trace, sample.classes) for op, sample in chosen.items()}
     cases = []
     for signature in trace.signatures:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import lru_cache
-from pathlib import PurePath
 from typing import Any
 
 import torch
@@ -17,9 +15,10 @@ from opgrip.replay.cases.functions import Held, described_case, writes
 from opgrip.replay.operators.calling import tensors_in
 from opgrip.samples import Sample, Tag, samples, tag_of
 from opgrip.traces.errors import UserError
+from opgrip.traces.suggestions import did_you_mean
 
 SHIPPED = "samples"
-"""Stands for all of them; `samples/nms` is one."""
+"""Stands for all of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,39 +39,43 @@ class ConfigurationTensor:
         return Held(_tensors(self.name, self.configuration)[self.place]).draw(shape, dtype, generator)
 
 
-def find_samples(target: str = SHIPPED, patterns: Sequence[str] = (), tags: Sequence[str] = ()) -> list[Sample]:
-    """The samples that ship under a name, and have one of some names and all of some tags.
+def find_samples(name: str = "", patterns: Sequence[str] = (), tags: Sequence[str] = ()) -> list[Sample]:
+    """The sample that ships under a name, or all, as far as they have one of some names and all of some tags.
 
     Raises
     ------
     UserError : where a name or tag is not known
     """
     requested_tags = _tags(tags)
-    return [sample for sample in named(target) if matches(sample.name, patterns) and requested_tags <= sample.tags]
+    return [
+        sample for sample in samples_named(name) if matches(sample.name, patterns) and requested_tags <= sample.tags
+    ]
 
 
-def named(target: str) -> list[Sample]:
-    """The samples that ship under a name, all for `samples`.
+def samples_named(name: str) -> list[Sample]:
+    """The sample that ships under a name; all of them for an empty one.
 
     Raises
     ------
     UserError : where there is none of the name
     """
-    name = "/".join(PurePath(target).parts[1:])
     if not name:
         return list(samples().values())
     if name not in samples():
-        close = get_close_matches(name, samples(), 3, 0.5)
-        hint = f"did you mean {' or '.join(close)}?" if close else "opgrip samples list shows all"
-        raise UserError(f"there is no sample {name!r}", hint)
+        raise UserError(f"there is no sample {name!r}", did_you_mean(name, samples(), "opgrip samples list shows all"))
     return [samples()[name]]
 
 
 def _tags(words: Sequence[str]) -> set[Tag]:
+    return set(map(_tag, words))
+
+
+def _tag(word: str) -> Tag:
     try:
-        return set(map(tag_of, words))
+        return tag_of(word)
     except ValueError as error:
-        raise UserError(str(error), f"there are {', '.join(tag.value for tag in Tag)}") from error
+        names = [tag.value for tag in Tag]
+        raise UserError(str(error), did_you_mean(word, names, f"there are {', '.join(names)}")) from error
 
 
 def shipped_case(sample: Sample, configuration: str, number: int = 0) -> Case:

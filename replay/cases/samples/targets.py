@@ -4,29 +4,37 @@ from __future__ import annotations
 
 import inspect
 import sys
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path, PurePath
 
-from opgrip.replay.cases.cases import Case
+from opgrip.replay.cases.cases import Case, matches
 from opgrip.replay.cases.samples.gripped import folders_in, gripped_samples, hash_of
-from opgrip.replay.cases.samples.shipped import SHIPPED, find_samples, named, shipped_case
+from opgrip.replay.cases.samples.shipped import SHIPPED, find_samples, samples_named, shipped_case
+from opgrip.samples import samples
 from opgrip.traces.errors import UserError
+from opgrip.traces.suggestions import nearest
+
+PREFIX = "sample:"
+"""What a sample that ships is called by, whatever folders there are: `sample:nms`."""
 
 
 def names_samples(target: str) -> bool:
-    """Whether what a user names is samples rather than a trace: `samples`, `samples/nms`, a folder."""
-    return PurePath(target).parts[:1] == (SHIPPED,) or Path(target).is_dir()
+    """Whether what a user names is samples rather than a trace: `samples`, `sample:nms`, `samples/nms`, a folder."""
+    return target.startswith(PREFIX) or PurePath(target).parts[:1] == (SHIPPED,) or Path(target).is_dir()
 
 
 def sample_cases(target: str, patterns: Sequence[str] = (), tags: Sequence[str] = ()) -> list[Case]:
     """A case for each configuration of the samples that ship, and for each call of those that were gripped.
 
+    Where a folder here hides a sample that ships, or adds to those that do, that is a warning.
+
     Parameters
     ----------
-    target : a folder that holds gripped samples, or is one; `samples`, for all that ship and those in such a folder;
-        `samples/nms`, for one of either kind
+    target : a folder that holds gripped samples, or is one; `sample:nms`, for one that ships; `samples`, for all that
+        ship and those in such a folder; `samples/nms`, for the folder where it is there, else for the one that ships
     patterns : of names, as shells match file names; none selects all
     tags : that they all have
 
@@ -34,24 +42,63 @@ def sample_cases(target: str, patterns: Sequence[str] = (), tags: Sequence[str] 
     ------
     UserError : where there is none
     """
-    shipped = find_samples(target, patterns, tags) if _ships(target) else []
-    cases = [shipped_case(sample, name) for sample in shipped for name in sample.configurations]
-    cases += gripped_samples(Path(target), patterns, tags)
+    folders, name = _folders(target), _shipped_name(target)
+    if folders and PurePath(target).parts[:1] == (SHIPPED,):
+        warnings.warn(_note(target, len(folders)), stacklevel=2)
+    shipped = [] if name is None else find_samples(name, patterns, tags)
+    cases = [shipped_case(sample, configuration) for sample in shipped for configuration in sample.configurations]
+    cases += gripped_samples(folders, patterns, tags)
     if not cases:
-        raise UserError(f"{target} holds no sample of these names and tags", "opgrip samples list shows what ships")
+        raise _nothing_selected(target, patterns)
     return [replace(case, signature=replace(case.signature, number=number)) for number, case in enumerate(cases)]
+
+
+def _nothing_selected(target: str, patterns: Sequence[str]) -> UserError:
+    """Why a target has no case."""
+    folder = Path(target)
+    shipped = _shipped_name(target)
+    names = [folder.name for folder in _folders(target)]
+    names += [] if shipped is None else [sample.name for sample in samples_named(shipped)]
+    if not names:
+        trace = next((path for path in sorted(folder.iterdir()) if ".jsonl" in path.suffixes), None)
+        example = "" if trace is None else f", such as {trace}"
+        return UserError(f"{target} is a folder without samples", f"name a trace{example}, or a folder that grip wrote")
+    if not any(matches(name, patterns) for name in names):
+        near = ", ".join(nearest(patterns[0], names))
+        return UserError(f"no sample matches --op {' '.join(patterns)}", f"the nearest in {target} are {near}")
+    return UserError(f"{target} holds no sample of these names and tags", "opgrip samples list shows what ships")
 
 
 def fingerprint(target: str) -> str:
     """A hash of the code of the samples that are named, and of the calls of those that were gripped."""
     digest = blake2b(digest_size=16)
-    for folder in folders_in(Path(target)):
+    for folder in _folders(target):
         digest.update(hash_of(folder))
-    for sample in named(target) if _ships(target) else ():
+    name = _shipped_name(target)
+    for sample in () if name is None else samples_named(name):
         digest.update(inspect.getsource(sys.modules[sample.function.__module__]).encode())
     return digest.hexdigest()
 
 
-def _ships(target: str) -> bool:
-    """Whether samples that ship are meant, a folder of the same name not being one sample."""
-    return PurePath(target).parts[:1] == (SHIPPED,) and folders_in(Path(target)) != [Path(target)]
+def _folders(target: str) -> list[Path]:
+    """The folders of gripped samples that are meant."""
+    return [] if target.startswith(PREFIX) else folders_in(Path(target))
+
+
+def _shipped_name(target: str) -> str | None:
+    """The name of the sample that ships and is meant, empty for all of them; None for none."""
+    if target.startswith(PREFIX):
+        return target.removeprefix(PREFIX)
+    first, *others = PurePath(target).parts or ("",)
+    if first != SHIPPED or (others and _folders(target)):
+        return None
+    return "/".join(others)
+
+
+def _note(target: str, count: int) -> str:
+    """What a user should know who may have meant samples that ship."""
+    name = "/".join(PurePath(target).parts[1:])
+    if not name:
+        return f"the folder {target} here has samples too, {count}: they run with those that ship"
+    hidden = f", not the sample of that name that ships, which is {PREFIX}{name}" if name in samples() else ""
+    return f"{target} is the folder here{hidden}"

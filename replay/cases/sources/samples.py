@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+from opgrip.replay.cases.cases import ALL_EXCLUDED
 from opgrip.replay.cases.samples import fingerprint, names_samples, sample_cases
 from opgrip.replay.cases.selection import Selection
 from opgrip.replay.cases.sources.source import CaseSet, sources
@@ -11,7 +12,7 @@ from opgrip.traces.errors import UserError
 
 
 class SampleSource:
-    """`samples`, `samples/NAME`, or a folder that `grip` wrote."""
+    """`samples`, `sample:NAME`, or a folder that `grip` wrote."""
 
     lacks: Sequence[str] = ("traces",)
     hint = "leave it out with samples"
@@ -26,7 +27,10 @@ class SampleSource:
         """A case for each configuration; raises `UserError` where there is none."""
         if selection.samples:
             raise UserError("--samples is for gripped calls of a trace", "give a trace, and --unit function")
-        return CaseSet(sample_cases(target, selection.op, selection.tag)[: selection.top], has_run_code=True)
+        cases = [case for case in sample_cases(target, selection.op, selection.tag) if not selection.excludes(case.op)]
+        if not cases:
+            raise UserError(*ALL_EXCLUDED)
+        return CaseSet(cases[: selection.top], has_run_code=True)
 
     def fingerprint(self, target: str) -> str:
         """A hash of their code and calls."""

@@ -13,6 +13,7 @@ from opgrip.replay.cases.sources.source import CaseSet, sources
 from opgrip.replay.cases.units import make_units
 from opgrip.traces import load
 from opgrip.traces.errors import UserError
+from opgrip.traces.shipped import trace_file
 
 
 class TraceSource:
@@ -31,7 +32,7 @@ class TraceSource:
         """The cases of a trace; raises `UserError` where there are none."""
         if selection.samples and selection.unit != FUNCTION:
             raise UserError("--samples is for gripped calls of a trace", "give a trace, and --unit function")
-        trace = load(target, partial=selection.partial)
+        trace = load(target, selection.partial, selection.unbounded)
         if selection.samples:
             return CaseSet(
                 gripped_calls(trace, selection, list(map(Path, selection.samples))), trace, has_run_code=True
@@ -43,7 +44,7 @@ class TraceSource:
 
     def fingerprint(self, target: str) -> str:
         """A hash of the file."""
-        return hashlib.blake2b(Path(target).read_bytes(), digest_size=16).hexdigest()
+        return hashlib.blake2b(trace_file(target).read_bytes(), digest_size=16).hexdigest()
 
 
 sources.register("trace")(TraceSource())

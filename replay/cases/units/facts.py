@@ -25,7 +25,6 @@ class Facts:
     writes : whether its calls may write into each of the tensors that they take
     settings : see `is_setting`
     varies : whether what its calls give has a size that depends on values
-    idle : whether its calls do nothing but tell a profiler of a range, which a trace has no handle of
     refusal : why its calls cannot run, as far as that is told without looking their operator up
     """
 
@@ -34,7 +33,6 @@ class Facts:
     writes: tuple[bool, ...]
     settings: tuple[Any, ...]
     varies: bool
-    idle: bool
     refusal: str | None
 
     @property
@@ -50,7 +48,6 @@ class Facts:
 
 def facts_of(signature: Signature) -> Facts:
     """What follows from a signature."""
-    idle = signature.op.startswith("profiler._record_function_")
     argument_leaves = list(leaves([signature.args, signature.kwargs]))
     return Facts(
         signature,
@@ -58,8 +55,7 @@ def facts_of(signature: Signature) -> Facts:
         tuple(written(signature)),
         tuple(filter(is_setting, argument_leaves)),
         _sizes_vary(signature),
-        idle,
-        None if idle else _refusal(signature, argument_leaves),
+        _refusal(signature, argument_leaves),
     )
 
 

@@ -12,6 +12,7 @@ from torch import fx
 
 from opgrip.replay.cases.units.facts import is_setting
 from opgrip.replay.cases.units.links import Links, Outside, ResultOf, Source
+from opgrip.replay.operators.bounds import bounding
 from opgrip.replay.operators.lookup import Operator, Unsupported, find_operator
 from opgrip.traces.arguments import TensorSpec, map_leaves
 from opgrip.traces.records import Signature
@@ -75,14 +76,14 @@ class _Builder:
         self._extensions = extensions
         self._outside = [self.graph.placeholder(f"tensor_{place}") for place in range(len(links.outside))]
         self._settings = {leaf: self.graph.placeholder(f"setting_{place}") for place, leaf in enumerate(links.settings)}
-        self._results: list[fx.Node | None] = []
+        self._results: list[fx.Node] = []
         self._calls = links.calls
         self._parts: dict[Source, fx.Node] = {}
         outputs_of_call: dict[int, list[ResultOf]] = {}
         for output in links.outputs:
             outputs_of_call.setdefault(output.call, []).append(output)
         for index, (facts, sources) in enumerate(zip(links.calls, links.sources, strict=True)):
-            self._results.append(None if facts.idle else self._call(facts.signature, iter(sources)))
+            self._results.append(self._call(facts.signature, iter(sources)))
             for output in outputs_of_call.get(index, ()):
                 # at once, or results that nobody takes would live as long as the last that is taken
                 self._tensor(output)
@@ -101,7 +102,7 @@ class _Builder:
             return self._settings[leaf] if is_setting(leaf) else leaf
 
         args, kwargs = map_leaves(build, signature.args), map_leaves(build, signature.kwargs)
-        return self.graph.call_function(function, args, kwargs)
+        return self.graph.call_function(bounding(function), args, kwargs)
 
     def _tensor(self, source: Source) -> fx.Node:
         if isinstance(source, Outside):

@@ -84,7 +84,7 @@ def link(calls: Sequence[UnitCall], facts: Mapping[int, Facts], escaping_results
     linker = _Linker()
     sources = tuple(linker.add(call, item) for call, item in zip(calls, own, strict=True))
     settings = dict.fromkeys(leaf for item in own for leaf in item.settings)
-    reason = _refusal(own) or linker.reason
+    reason = next((call.refusal for call in own if call.refusal is not None), linker.reason)
     outputs = tuple(ResultOf(*place) for place in sorted(escaping_results)) or _last(own)
     return Links(own, linker.outside, tuple(settings), sources, outputs, linker.mutates, reason)
 
@@ -94,12 +94,6 @@ def _last(calls: Sequence[Facts]) -> tuple[ResultOf, ...]:
         if gives := calls[index].gives:
             return tuple(ResultOf(index, place) for place in range(len(gives)))
     return ()
-
-
-def _refusal(calls: Sequence[Facts]) -> str | None:
-    if all(call.idle for call in calls):
-        return "its calls tell a profiler of ranges, and do nothing else"
-    return next((call.refusal for call in calls if call.refusal is not None), None)
 
 
 class _Linker:

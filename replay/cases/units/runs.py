@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -64,10 +64,17 @@ class _Row:
     gives: tuple[int, ...]
 
 
-def make_runs(trace: Trace, places: Mapping[int, Place], facts: Mapping[int, Facts]) -> list[Run]:
-    """The runs of all units, in the order in which each thread made them."""
+def make_runs(
+    trace: Trace, places: Mapping[int, Place], facts: Mapping[int, Facts], selected: Collection[int]
+) -> list[Run]:
+    """The runs of all units, in the order in which each thread made them.
+
+    Parameters
+    ----------
+    selected : numbers of the calls that units are made of
+    """
     threads: dict[tuple[int, int], list[_Row]] = {}
-    thread_rows = list(_rows(trace, places, facts))
+    thread_rows = list(_rows(trace, places, facts, set(selected)))
     for thread, row in thread_rows:
         threads.setdefault(thread, []).append(row)
     uses = _last_uses((row for _, row in thread_rows), facts)
@@ -80,7 +87,7 @@ def geometry(spec: TensorSpec) -> tuple[object, ...]:
 
 
 def _rows(
-    trace: Trace, places: Mapping[int, Place], facts: Mapping[int, Facts]
+    trace: Trace, places: Mapping[int, Place], facts: Mapping[int, Facts], selected: Collection[int]
 ) -> Iterator[tuple[tuple[int, int], _Row]]:
     context_of = {scope.number: scope.context for scope in trace.scopes}
     own = trace.own_calls
@@ -96,7 +103,8 @@ def _rows(
             # the trace is damaged
             continue
         takes, gives = signature_facts.interface.memory_of(tuple(memory[first : first + count]))
-        yield thread, _Row(number, places.get(scope), signature, duration, context_of.get(scope), takes, gives)
+        place = places.get(scope) if number in selected else None
+        yield thread, _Row(number, place, signature, duration, context_of.get(scope), takes, gives)
 
 
 def _last_uses(rows: Iterable[_Row], facts: Mapping[int, Facts]) -> dict[_Result, int]:

@@ -10,7 +10,16 @@ from itertools import chain
 from typing import Any
 
 from opgrip.replay.arguments.stored import drawn_values
-from opgrip.replay.cases.cases import NO_CALL_MATCHES_BOTH, NO_CALLS, Case, no_match, values_of
+from opgrip.replay.cases.cases import (
+    ALL_EXCLUDED,
+    NO_CALL_MATCHES_BOTH,
+    NO_CALL_WITHIN,
+    NO_CALLS,
+    Case,
+    labeled_calls,
+    no_match,
+    values_of,
+)
 from opgrip.replay.cases.selection import Selection
 from opgrip.replay.cases.units.facts import Facts, facts_of
 from opgrip.replay.cases.units.graphs import UnitOperator
@@ -56,13 +65,16 @@ def make_units(
     facts = {signature.number: facts_of(signature) for signature in trace.signatures}
     if not len(trace.storages) and any(item.takes for item in facts.values()):
         raise UserError("the trace does not tell what flows between its calls", "capture it again")
-    runs = make_runs(trace, make_places(trace, unit, selection), facts)
+    runs = make_runs(trace, make_places(trace, unit, selection), facts, labeled_calls(trace, selection))
     if not runs:
         raise _nothing_selected(trace, unit, selection)
+    runs = [run for run in runs if not selection.excludes(run.place.name)]
+    if not runs:
+        raise UserError(*ALL_EXCLUDED)
     alike: dict[tuple[str, str, tuple[UnitCall, ...]], list[Run]] = {}
     for run in runs:
         alike.setdefault((run.place.name, run.place.phase, run.calls), []).append(run)
-    total = max(sum(run.duration_ns for run in runs), 1)
+    total = max(sum(len(group) * _median_ns(group) for group in alike.values()), 1.0)
     drawn = drawn_values(trace)
     cases = [
         _case(number, group, facts, drawn, trace.contexts, total, extensions)
@@ -78,7 +90,7 @@ def _case(
     facts: Mapping[int, Facts],
     drawn: Mapping[int, Drawable],
     contexts: Mapping[int, Mapping[str, Any]],
-    total_ns: int,
+    total_ns: float,
     extensions: Collection[str],
 ) -> Case:
     place = runs[0].place
@@ -89,11 +101,15 @@ def _case(
     return Case(
         signature,
         values_of([signature], drawn),
-        *(len(runs), statistics.median(times) / 1e3, sum(times) / 1e3, sum(times) / total_ns),
+        *(len(runs), _median_ns(runs) / 1e3, sum(times) / 1e3, len(runs) * _median_ns(runs) / total_ns),
         context={} if context is None else contexts.get(context, {}),
         phase=place.phase,
         operator=UnitOperator(links, extensions),
     )
+
+
+def _median_ns(runs: Sequence[Run]) -> float:
+    return statistics.median(run.duration_ns for run in runs)
 
 
 def _most_frequent(numbers: Iterable[int | None]) -> int | None:
@@ -111,4 +127,5 @@ def _nothing_selected(trace: Trace, unit: str, selection: Selection) -> UserErro
         return no_match(names, selection.op, "--op")
     if not calling_scopes & make_places(trace, unit, replace(selection, op=())).keys():
         return no_match(calls["module"], selection.module, "--module")
-    return UserError(*NO_CALL_MATCHES_BOTH)
+    selects_some = calling_scopes & make_places(trace, unit, selection).keys()
+    return UserError(*(NO_CALL_WITHIN if selects_some else NO_CALL_MATCHES_BOTH))

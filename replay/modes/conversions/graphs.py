@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from opgrip.replay.modes.mode import Results, Task
+from opgrip.replay.operators.admission import Unsupported
 from opgrip.replay.operators.calling import Arguments, tensors_in
-from opgrip.replay.operators.lookup import Unsupported
 from opgrip.traces.arguments import map_leaves
 
 

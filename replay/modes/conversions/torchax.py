@@ -10,8 +10,8 @@ from unittest.mock import patch
 import torch
 from torch._ops import OpOverloadPacket
 
-from opgrip.replay.modes.jax_runtime import reason
-from opgrip.replay.operators.lookup import Unsupported
+from opgrip.replay.modes.conversions.jax_runtime import reason
+from opgrip.replay.operators.admission import Unsupported
 from opgrip.traces.names import plain_name
 
 

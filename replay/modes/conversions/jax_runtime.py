@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from opgrip.replay.modes.mode import Task
-from opgrip.replay.operators.lookup import Unsupported
+from opgrip.replay.operators.admission import Unsupported
 from opgrip.traces.errors import one_line
 
 VALUES_NEEDED = ("ConcretizationTypeError", "TracerBoolConversionError", "NonConcreteBooleanIndexError")

@@ -1,0 +1,14 @@
+"""What a capture can be asked for, in the words of its options."""
+
+from __future__ import annotations
+
+SKETCH, FULL = VALUES = ("sketch", "full")
+"""What is kept of tensors' values: a model, or all of them."""
+OPERATORS, OPAQUE = COMPILED = ("operators", "opaque")
+"""What a compiled region is recorded as: the operators that it was made of, or one call."""
+KNOWN_EXTENSIONS = ("mmcv._ext",)
+"""Extension modules that are watched wherever the program has loaded them."""
+CALLS = 3
+"""Distinct signatures of a gripped function whose calls are kept."""
+GRIPS = "grips"
+"""The folder that samples are written into where none is named: `samples` stands for those that ship."""

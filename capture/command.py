@@ -1,0 +1,32 @@
+"""Where `opcapture` starts: its arguments are read before anything is loaded that takes time."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from opgrip.capture.options import make_parser
+from opgrip.capture.script import check_script
+from opgrip.traces.command import run_command
+from opgrip.traces.loading import loading
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; see `opcapture --help`."""
+    own_arguments, has_program, program = _split(sys.argv[1:] if argv is None else list(argv))
+    return run_command(make_parser(), lambda args: _run(args, program if has_program else None), own_arguments)
+
+
+def _split(argv: list[str]) -> tuple[list[str], bool, list[str]]:
+    """What stands before and after `--`, and whether there is one."""
+    place = argv.index("--") if "--" in argv else len(argv)
+    return argv[:place], place < len(argv), argv[place + 1 :]
+
+
+def _run(args: argparse.Namespace, program: Sequence[str] | None) -> int:
+    if program is not None:
+        check_script(program)
+    with loading("opcapture"):
+        from opgrip.capture.opcapture import run
+    return run(args, program)

@@ -1,0 +1,1 @@
+"""What several modes make of a call before their compilers take it."""

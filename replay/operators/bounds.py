@@ -1,0 +1,188 @@
+"""Indices that operators do not check, brought into bounds: which values they have says a trace, a stranger's perhaps.
+
+Found by calling torch's operators with indices far outside, and seeing which of them read or wrote foreign memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from opgrip.replay.operators.admission import Unsupported
+from opgrip.replay.operators.calling import Function
+
+Call: TypeAlias = Mapping[str, Any]
+"""What a call takes, by the names of the operator's schema."""
+Bound: TypeAlias = Callable[[Tensor, Call], Tensor]
+"""Values of an index as near to the ones that it has as the call allows."""
+
+
+def _below(size: Callable[[Call], int]) -> Bound:
+    return lambda index, call: index.clamp(0, size(call) - 1)
+
+
+def _up_to(size: Callable[[Call], int]) -> Bound:
+    return lambda index, call: index.clamp(0, size(call))
+
+
+def _rows(name: str, dimension: int = 0) -> Callable[[Call], int]:
+    return lambda call: int(call[name].shape[dimension])
+
+
+def _plane(dimensions: int) -> Bound:
+    """Places in the last dimensions of what was pooled."""
+    return _below(lambda call: prod(call["self"].shape[-dimensions:]))
+
+
+def _ascending_up_to(size: Callable[[Call], int]) -> Bound:
+    return lambda index, call: index.clamp(0, size(call)).cummax(-1).values
+
+
+def _lengths(lengths: Tensor, call: Call) -> Tensor:
+    """Lengths of segments, cut off where the data ends."""
+    ends = lengths.clamp(0, _segmented(call)).cumsum(-1).clamp(max=_segmented(call))
+    return ends.diff(dim=-1, prepend=torch.zeros_like(ends[..., :1]))
+
+
+def _segmented(call: Call) -> int:
+    return int(call["data"].shape[call.get("axis", 0)])
+
+
+def _in_sizes(indices: Tensor, call: Call) -> Tensor:
+    """Rows of indices, each within the size of its dimension."""
+    most = torch.tensor(call["size"][: indices.shape[0]], device=indices.device) - 1
+    return torch.minimum(indices.clamp(min=0), most[:, None])
+
+
+def _images(rois: Tensor, call: Call) -> Tensor:
+    """Regions whose first column is the number of an image."""
+    images = next(iter(call.values())).shape[0] if "batch_size" not in call else call["batch_size"]
+    return torch.cat([rois[:, :1].nan_to_num().clamp(0, images - 1), rois[:, 1:]], 1)
+
+
+_CLASSES = _below(_rows("log_probs", -1))
+_BAG = {
+    "indices": _below(lambda call: int(call["num_weights"])),
+    "offset2bag": _below(_rows("grad")),
+    "maximum_indices": _below(lambda call: int(call["num_weights"])),
+}
+_CTC = {
+    "targets": _CLASSES,
+    "input_lengths": _up_to(_rows("log_probs")),
+    "target_lengths": _up_to(lambda call: _longest_target(call["targets"], call["target_lengths"])),
+}
+_SEGMENTS = {"lengths": _lengths, "offsets": _ascending_up_to(_segmented)}
+
+
+def _longest_target(targets: Tensor, lengths: Tensor) -> int:
+    """So long may all be: of a batch in rows as long as a row, of one in a line their share of it."""
+    return targets.shape[-1] // (1 if targets.dim() > 1 else max(1, len(lengths)))
+
+
+UNCHECKED: Mapping[str, Mapping[str, Bound]] = {
+    "aten::max_pool2d_with_indices_backward": {"indices": _plane(2)},
+    "aten::max_pool3d_with_indices_backward": {"indices": _plane(3)},
+    "aten::adaptive_max_pool2d_backward": {"indices": _plane(2)},
+    "aten::adaptive_max_pool3d_backward": {"indices": _plane(3)},
+    "aten::_ctc_loss": _CTC,
+    "aten::_ctc_loss_backward": _CTC,
+    "aten::_embedding_bag_backward": _BAG,
+    "aten::_embedding_bag_dense_backward": _BAG,
+    "aten::_embedding_bag_sparse_backward": _BAG,
+    "aten::_embedding_bag_per_sample_weights_backward": {
+        "indices": _below(_rows("weight")),
+        "offset2bag": _below(_rows("grad")),
+        "offsets": _ascending_up_to(lambda call: int(call["indices"].numel())),
+    },
+    "aten::embedding_sparse_backward": {"indices": _below(lambda call: int(call["num_weights"]))},
+    "aten::_gather_sparse_backward": {"index": _below(lambda call: int(call["self"].shape[call["dim"]]))},
+    "aten::segment_reduce": _SEGMENTS,
+    "aten::_segment_reduce_backward": _SEGMENTS,
+    "aten::_sparse_mm_reduce_impl_backward": {"arg_out": _below(lambda call: int(call["self"]._nnz()))},
+    "aten::_convert_indices_from_csr_to_coo": {
+        "crow_indices": _ascending_up_to(lambda call: int(call["col_indices"].shape[-1]))
+    },
+    "aten::_convert_indices_from_coo_to_csr": {"self": _below(lambda call: int(call["size"]))},
+    "aten::_sparse_coo_tensor_with_dims_and_tensors": {"indices": _in_sizes},
+    "torchvision::roi_align": {"rois": _images},
+    "torchvision::_roi_align_backward": {"rois": _images},
+    "torchvision::roi_pool": {"rois": _images},
+    "torchvision::_roi_pool_backward": {"rois": _images},
+    "torchvision::ps_roi_align": {"rois": _images},
+    "torchvision::_ps_roi_align_backward": {"rois": _images},
+    "torchvision::ps_roi_pool": {"rois": _images},
+    "torchvision::_ps_roi_pool_backward": {"rois": _images},
+}
+"""By operator, the arguments that hold indices which it takes as they come."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Rules:
+    """The rows of the table that are about one operator, and the names of its arguments by their places."""
+
+    names: tuple[str, ...]
+    bounds: Mapping[str, Bound]
+
+    def of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[tuple[str, Tensor, Tensor]]:
+        """Name and values of each index of a call, and what is in bounds."""
+        call = {**dict(zip(self.names, args, strict=False)), **kwargs}
+        for name, bound in self.bounds.items():
+            index = call.get(name)
+            if isinstance(index, Tensor) and index.numel():
+                yield name, index, bound(index, call).to(index.dtype)
+
+
+def _rules_of(function: Any) -> _Rules | None:
+    schema = getattr(function, "_schema", None)
+    if schema is None:
+        return None
+    bounds = UNCHECKED.get(schema.name)
+    return None if bounds is None else _Rules(tuple(argument.name for argument in schema.arguments), bounds)
+
+
+def bound_indices(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    """Write into a call's arguments, where it would read or write foreign memory by them.
+
+    Raises
+    ------
+    Unsupported : where it indexes into nothing, or is no call of its operator
+    """
+    rules = _rules_of(function)
+    if rules is None:
+        return
+    try:
+        for _, index, bounded in rules.of(args, kwargs):
+            if not torch.equal(index, bounded):
+                _write(index.detach(), bounded)
+    except (KeyError, IndexError, TypeError, AttributeError, RuntimeError) as error:
+        raise Unsupported(f"its indices cannot be brought into bounds ({error})") from error
+
+
+def bounding(function: Function) -> Function:
+    """A function that brings the indices of a call into bounds before it; the same one where it checks them itself.
+
+    For calls inside of units and sequences, whose indices other calls make.
+    """
+    rules = _rules_of(function)
+    if rules is None:
+        return function
+
+    def bounded_call(*args: Any, **kwargs: Any) -> Any:
+        replaced = {name: bounded for name, _, bounded in rules.of(args, kwargs)}
+        args = tuple(replaced.pop(name, arg) for name, arg in zip(rules.names, args, strict=False))
+        return function(*args, **{**kwargs, **replaced})
+
+    return bounded_call
+
+
+def _write(tensor: Tensor, values: Tensor) -> None:
+    try:
+        tensor.copy_(values)
+    except RuntimeError:
+        # elements that share memory; the first place is in bounds of whatever is not empty
+        torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage()).zero_()

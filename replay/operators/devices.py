@@ -1,0 +1,133 @@
+"""The device that a replay runs on: one place that knows of its index, streams, clock, memory and what ends its use.
+
+Written against what the modules of all accelerators have: `torch.cuda`, `torch.xpu`, one from outside of torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+
+from opgrip.replay.operators.lookup import Unsupported
+from opgrip.traces.devices import check_device
+from opgrip.traces.machine import available_memory
+
+DELAY_CYCLES_PER_US = 2_000
+"""Of a GPU's clock, which is at most some 2 GHz."""
+
+
+class DeviceLostError(BaseException):
+    """The device serves this process no more: a kernel failed, and every later use fails alike.
+
+    No `Exception`, so that it is not taken for the failure of one case: the process has to end.
+    """
+
+
+def is_accelerator(device: str) -> bool:
+    """Whether it is another device than the CPU."""
+    return torch.device(device).type != "cpu"
+
+
+def module_of(device: str) -> Any:
+    """The part of torch that knows a kind of accelerator."""
+    return getattr(torch, torch.device(device).type)
+
+
+def with_index(device: str) -> str:
+    """A device, the first of its kind where it has no index: a name alone stands for another in each thread."""
+    return device if ":" in device or device in ("cpu", "meta") else f"{device}:0"
+
+
+def use_device(device: str) -> None:
+    """Have this thread create streams, events and memory on a device where none is named."""
+    if is_accelerator(device):
+        module_of(device).set_device(device)
+
+
+def check_present(device: str) -> None:
+    """Raise `UserError` where torch does not know a device or this machine lacks it.
+
+    One that is there gets no context, which takes memory, and on some clusters keeps other processes from the device.
+    """
+    try:
+        place = torch.device(device)
+        if place.type not in ("cpu", "meta") and module_of(device).device_count() > (place.index or 0):
+            return
+    except (RuntimeError, AttributeError):
+        pass
+    check_device(device)
+
+
+def name_of(device: str) -> str:
+    """What a device is called; makes a context."""
+    if not is_accelerator(device) or not hasattr(module_of(device), "get_device_name"):
+        return device
+    return str(module_of(device).get_device_name(device))
+
+
+def synchronizer(device: str) -> Callable[[], None]:
+    """What waits for all work on a device."""
+    if not is_accelerator(device):
+        return lambda: None
+    module = module_of(device)
+    return lambda: module.synchronize(device)
+
+
+def check_use(device: str, error: BaseException) -> None:
+    """Raise `DeviceLostError` where an error has ended the use of a device, rather than its case alone."""
+    if not is_accelerator(device) or isinstance(error, Unsupported | MemoryError | torch.OutOfMemoryError):
+        return
+    try:
+        synchronizer(device)()
+    except Exception as lost:
+        raise DeviceLostError(str(error)) from lost
+
+
+def make_event(device: str) -> Any:
+    """A mark in a device's stream of work that tells its time."""
+    return torch.Event(device=torch.device(device), enable_timing=True)
+
+
+def current_stream(device: str) -> Any:
+    """The stream that this thread gives a device work in."""
+    return module_of(device).current_stream(device)
+
+
+def delay(device: str, duration_us: float) -> None:
+    """Keep a device busy for a while, so that the host gets ahead of it; where it knows no such work, not at all."""
+    sleep = getattr(module_of(device), "_sleep", None)
+    if sleep is not None:
+        sleep(round(duration_us * DELAY_CYCLES_PER_US))
+
+
+def limit_device_memory(device: str, limit: int | None) -> int | None:
+    """Let this process take no more of an accelerator's memory; gives the limit, which is most of what is free else."""
+    limit = limit or available_memory(device)
+    module = module_of(device)
+    if limit is not None and hasattr(module, "set_per_process_memory_fraction"):
+        total = module.get_device_properties(device).total_memory
+        module.set_per_process_memory_fraction(min(1.0, limit / total), device)
+    return limit
+
+
+def without_waiting(device: str) -> AbstractContextManager[Any]:
+    """A block in which an operator that waits for the device raises, where torch can tell that."""
+    module = module_of(device)
+    if not hasattr(module, "set_sync_debug_mode"):
+        return nullcontext()
+    return _SyncErrors(module)
+
+
+class _SyncErrors:
+    def __init__(self, module: Any) -> None:
+        self._module = module
+
+    def __enter__(self) -> None:
+        self._before = self._module.get_sync_debug_mode()
+        self._module.set_sync_debug_mode("error")
+
+    def __exit__(self, *error: object) -> None:
+        self._module.set_sync_debug_mode(self._before)

@@ -1,0 +1,19 @@
+"""Whether a trace is run as one sequence."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from opgrip.traces.options import option, titled
+
+
+@titled("how they are run")
+@dataclass(frozen=True, slots=True)
+class SequenceOptions:
+    """Whether a trace is run as one."""
+
+    sequence: bool = option(
+        False,
+        "run all calls in their order on what flows between them, for the time and memory of the whole step",
+        only=("traces",),
+    )

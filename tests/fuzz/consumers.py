@@ -1,0 +1,156 @@
+"""What reads a stranger's trace: each raises nothing but `UserError`."""
+
+from __future__ import annotations
+
+import io
+import sys
+import warnings
+import zlib
+from collections.abc import Callable, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from settings import settings_of
+
+from opgrip.replay.arguments.inputs import Inputs
+from opgrip.replay.cases.cases import Case, make_cases
+from opgrip.replay.cases.flow import make_flow
+from opgrip.replay.cases.selection import FUNCTION, MODULE, Selection
+from opgrip.replay.cases.surroundings import make_surroundings
+from opgrip.replay.cases.units import make_units
+from opgrip.replay.measuring.preparation import empty_rows
+from opgrip.replay.operators.lookup import Unsupported, find_operator
+from opgrip.replay.reports.report import reports
+from opgrip.replay.reports.table import print_table
+from opgrip.tools.opgrip import main
+from opgrip.traces import Trace, load
+from opgrip.traces.errors import UserError
+from opgrip.traces.live_calls import LiveArguments
+
+LARGE = 3 << 20
+"""Bytes of arguments that are not made."""
+MOST_CASES = 40
+FEW = 4
+
+
+class Unprintable(Exception):
+    """A command sent what steers a terminal."""
+
+
+@contextmanager
+def _shown() -> Any:
+    """Whatever is printed is text without what steers a terminal."""
+    streams = sys.stdout, sys.stderr
+    sink = io.TextIOWrapper(io.BytesIO(), "utf-8", newline="")
+    sys.stdout = sys.stderr = sink
+    try:
+        yield
+        sink.flush()
+        text = sink.buffer.getvalue().decode()  # type: ignore[attr-defined]
+        strange = next((mark for mark in text if not (mark.isprintable() or mark in "\n\t")), None)
+        if strange is not None:
+            raise Unprintable(f"{strange!r} was printed: {text[max(0, text.index(strange) - 60) :][:120]!r}")
+    finally:
+        sys.stdout, sys.stderr = streams
+
+
+def _verb(*words: str) -> Callable[[Path], None]:
+    """A verb of the command on the file, and what it writes into its folder."""
+
+    def consume(path: Path) -> None:
+        names = [word.replace("OUT", str(path.parent / "out")) for word in words]
+        places = [str(path) if name == "TRACE" else name for name in names]
+        with _shown(), suppress(SystemExit):
+            main(places)
+
+    consume.__name__ = " ".join(words)
+    return consume
+
+
+def _load(path: Path) -> None:
+    trace = load(path)
+    repr(trace)
+    trace.summary()
+    trace._repr_html_()
+
+
+def _cases(path: Path) -> None:
+    """The making of cases and their inputs, as opreplay does it, and rows of them in every form."""
+    trace = load(path)
+    settings = settings_of(memory_limit=LARGE)
+    cases = make_cases(trace)
+    for case in cases[:MOST_CASES]:
+        _make(case, settings)
+    rows = [row for case in cases[:300] for row in empty_rows(case, settings, "skipped", "not run").values()]
+    with _shown():
+        print_table(rows, sys.stdout)
+    for name, form in reports.items():
+        if not form.needs:
+            with (path.parent / f"out{name}").open("w", encoding="utf-8") as file:
+                form.write(rows, {"trace": str(path)}, file)
+
+
+def _make(case: Case, settings: Any) -> None:
+    signature = case.signature
+    with suppress(Unsupported):
+        find_operator(signature)
+        if Inputs.bytes_needed(signature.args, signature.kwargs) < LARGE:
+            Inputs(signature.args, signature.kwargs, case.values, settings.place, 0)
+
+
+def _around(path: Path) -> None:
+    trace = load(path)
+    make_flow(trace)
+    make_surroundings(trace)
+
+
+def _units(path: Path) -> None:
+    trace = load(path)
+    for unit in (MODULE, FUNCTION):
+        with suppress(UserError):
+            for case in make_units(trace, Selection(unit=unit), unit, ())[:MOST_CASES]:
+                with suppress(Unsupported):
+                    assert case.operator is not None
+                    assert case.operator.function is not None
+
+
+def _live(path: Path) -> None:
+    """The arguments of gripped calls."""
+    trace: Trace = load(path)
+    live = LiveArguments(trace, {})
+    for signature in trace.signatures[:MOST_CASES]:
+        if Inputs.bytes_needed(signature.args, signature.kwargs) < LARGE:
+            with suppress(UserError):
+                live.make((signature.args, signature.kwargs))
+
+
+CONSUMERS: Sequence[Callable[[Path], None]] = (
+    _load,
+    _verb("trace", "info", "TRACE", "--partial", *(f"--by={by}" for by in ("op", "module", "function", "line"))),
+    _verb("trace", "graph", "TRACE", "--partial", "-f", "-o", "OUT.json"),
+    _verb("trace", "graph", "TRACE", "--partial", "-f", "-o", "OUT.dot"),
+    _verb("trace", "timeline", "TRACE", "--partial"),
+    _verb("trace", "timeline", "TRACE", "--partial", "-f", "-o", "OUT.json.gz"),
+    _verb("trace", "merge", "TRACE", "TRACE", "--partial", "-f", "-o", "OUT.jsonl"),
+    _verb("longtail", "TRACE", "--partial", "--bandwidth", "100", "-f", "-o", "OUT.csv"),
+    _verb("longtail", "TRACE", "--partial", "--bandwidth", "100", "-f", "-o", "OUT.json"),
+    _cases,
+    _around,
+    _units,
+    _live,
+)
+
+
+def chosen(path: Path) -> Sequence[Callable[[Path], None]]:
+    """The consumers of a file: the first, and some of the others by what is in it, so that more files are tried."""
+    others = Random(zlib.crc32(path.read_bytes())).sample(CONSUMERS[1:], FEW)
+    return [CONSUMERS[0], *others]
+
+
+def consume(path: Path, consumer: Callable[[Path], None]) -> None:
+    """Let one consumer read a file."""
+    with warnings.catch_warnings(), suppress(UserError):
+        warnings.simplefilter("ignore")
+        consumer(path)

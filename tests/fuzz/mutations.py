@@ -1,0 +1,205 @@
+"""Changes to the lines of a trace, as somebody would make them who means harm, and as a broken disk makes them."""
+
+from __future__ import annotations
+
+import copy
+import gzip
+import json
+import re
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+import zstandard
+
+Line = dict[str, Any]
+
+NUMBERS = (
+    *(0, 1, -1, 2, 63, 64, 2**31, 2**53, 2**63 - 1, 2**63, -(2**63), 10**30),
+    *(0.0, -0.5, 1e308, 5e-324),
+)
+TEXTS = (
+    *(
+        "",
+        "a",
+        "nan",
+        "\ud800",
+        "\x1b[31m",
+        "\x1b]0;pwned\x07",
+        "\u202eabc",
+        "\x00",
+        "../../x",
+        "x" * 100_000,
+        "é" * 300,
+    ),
+    *("aten.add.Tensor", "aten.as_strided.default", "prim.Print.default", "os.system", "function", "extension", "cpu"),
+    *("cuda:0", "float32", "complex128", "sparse_csr", "quint8"),
+)
+TREES: tuple[Any, ...] = (
+    *([], {}, [[]], [None], {"a": 1}, {"float": "nan"}, {"tensor": {}}, {"tuple": [{"dict": [[[], 1]]}]}, {"same": 0}),
+    *(list(range(300)), [2**62] * 3, [1 << 50]),
+)
+VALUES: tuple[Any, ...] = (None, True, False, *NUMBERS, *TEXTS, *TREES)
+RAW = (
+    *(b"NaN", b"Infinity", b"1e999", b"-1e999", b"\\ud800", b"\xff\xfe", b"\x00"),
+    *(b"{", b"}", b"[", b"]", b'"', b"9" * 400),
+)
+TIMES = (2, 3, 10, 1000)
+MOST_BYTES = 1 << 20
+"""Of a mutant before it is compressed: what a larger file takes is no more than its size says."""
+
+
+def mutant(seed_lines: list[Line], random: Random) -> tuple[bytes, str]:
+    """The content of a file, and the suffix of its name."""
+    lines = copy.deepcopy(seed_lines)
+    for _ in range(random.choice((1, 1, 1, 2, 3, 8))):
+        random.choice(_OF_LINES)(lines, random)
+    content = b""
+    for line in lines:
+        content += _dump(line) + b"\n"
+        if len(content) > MOST_BYTES:
+            break
+    for _ in range(random.choice((0, 0, 0, 1, 2))):
+        content = random.choice(_OF_BYTES)(content, random)
+    suffix = random.choice(("", "", "", "", "", "", ".gz", ".zst"))
+    return _packed(content, suffix, random), suffix
+
+
+def _dump(line: Any) -> bytes:
+    try:
+        return json.dumps(line, ensure_ascii=False).encode("utf-8", "backslashreplace")
+    except RecursionError:
+        return b"[" * 2000
+
+
+def _packed(content: bytes, suffix: str, random: Random) -> bytes:
+    if suffix == ".gz":
+        content = gzip.compress(content, random.choice((1, 9)))
+    elif suffix == ".zst":
+        content = zstandard.ZstdCompressor(level=random.choice((1, 19))).compress(content)
+    if suffix and random.random() < 0.3:
+        content = random.choice(_OF_BYTES)(content, random)
+    return content
+
+
+def _places(tree: Any) -> list[tuple[Any, Any]]:
+    """Every list and object in a tree with the keys in it."""
+    places: list[tuple[Any, Any]] = []
+    level = [tree]
+    while level and len(places) < 5_000:
+        item = level.pop()
+        if isinstance(item, dict | list):
+            keys = list(item) if isinstance(item, dict) else range(min(len(item), 200))
+            places += [(item, key) for key in keys]
+            level += [item[key] for key in keys]
+    return places
+
+
+def _place(lines: list[Line], random: Random) -> tuple[Any, Any]:
+    """Somewhere in a line: each type of record is as likely."""
+    kinds = sorted({str(line.get("type")) for line in lines if isinstance(line, dict)})
+    kind = random.choice(kinds or ["none"])
+    chosen = [line for line in lines if isinstance(line, dict) and str(line.get("type")) == kind]
+    places = _places(random.choice(chosen)) if chosen else []
+    return random.choice(places) if places else ({"a": 0}, "a")
+
+
+def _put_value(lines: list[Line], random: Random) -> None:
+    holder, key = _place(lines, random)
+    holder[key] = copy.deepcopy(random.choice(VALUES))
+
+
+def _put_part(lines: list[Line], random: Random) -> None:
+    holder, key = _place(lines, random)
+    other, other_key = _place(lines, random)
+    holder[key] = copy.deepcopy(other[other_key])
+
+
+def _take_away(lines: list[Line], random: Random) -> None:
+    holder, key = _place(lines, random)
+    del holder[key]
+
+
+def _rename(lines: list[Line], random: Random) -> None:
+    holder, key = _place(lines, random)
+    if isinstance(holder, dict):
+        holder[random.choice(("id", "x", "tensor", "\x1b[2J", "\ud800", "type", "set", "values"))] = holder.pop(key)
+
+
+def _nest(lines: list[Line], random: Random) -> None:
+    holder, key = _place(lines, random)
+    depth = random.choice((3, 30, 100, 130, 300))
+    wrap: Callable[[Any], Any] = random.choice(
+        (lambda inner: [inner], lambda inner: {"tuple": [inner]}, lambda inner: {"dict": [["k", inner]]})
+    )
+    for _ in range(depth):
+        holder[key] = wrap(holder[key])
+
+
+def _repeat_item(lines: list[Line], random: Random) -> None:
+    holder, key = _place(lines, random)
+    if isinstance(holder, list):
+        holder[key : key + 1] = [holder[key]] * min(random.choice(TIMES), MOST_BYTES // (1 + len(_dump(holder[key]))))
+
+
+def _collide(lines: list[Line], random: Random) -> None:
+    holder, key = _place(lines, random)
+    count = random.choice((100, 5_000))
+    numbers: list[Any] = [number * (2**61 - 1) for number in range(count)]
+    if random.random() < 0.5:
+        numbers = [{"complex": [float(-1000003 * number), float(number)]} for number in range(count)]
+    holder[key] = random.choice(({"set": numbers}, {"dict": [[number, 0] for number in numbers]}))
+
+
+def _repeat_line(lines: list[Line], random: Random) -> None:
+    place = random.randrange(len(lines))
+    lines[place : place + 1] = [lines[place]] * random.choice((*TIMES, 30_000))
+
+
+def _drop_line(lines: list[Line], random: Random) -> None:
+    if len(lines) > 2:
+        del lines[random.randrange(len(lines))]
+
+
+def _move_line(lines: list[Line], random: Random) -> None:
+    line = lines.pop(random.randrange(len(lines)))
+    lines.insert(random.randrange(len(lines) + 1), line)
+
+
+def _add_line(lines: list[Line], random: Random) -> None:
+    kind = random.choice(("zz", "header", "calls", "entered", "end", "\x1b[31m", "observed"))
+    numbers = {"thread": 0, "start_ns": random.randrange(100), "scope": 0, "signature": random.randrange(9)}
+    lines.insert(random.randrange(1, len(lines) + 1), {"type": kind, **numbers, "x": random.choice(VALUES)})
+
+
+def _flip(content: bytes, random: Random) -> bytes:
+    damaged = bytearray(content)
+    for _ in range(random.choice((1, 3, 20))):
+        if damaged:
+            damaged[random.randrange(len(damaged))] = random.randrange(256)
+    return bytes(damaged)
+
+
+def _cut(content: bytes, random: Random) -> bytes:
+    return content[: random.randrange(len(content) + 1)]
+
+
+def _insert(content: bytes, random: Random) -> bytes:
+    place = random.randrange(len(content) + 1)
+    return content[:place] + random.choice(RAW) * random.choice((1, 1, 1, 2000)) + content[place:]
+
+
+def _replace_number(content: bytes, random: Random) -> bytes:
+    numbers = list(re.finditer(rb"(?<=[:,\[])[0-9][0-9.e+-]*", content[:100_000]))
+    if not numbers:
+        return content
+    number = random.choice(numbers)
+    return content[: number.start()] + random.choice(RAW) + content[number.end() :]
+
+
+_OF_LINES = (
+    *[_put_value] * 8,
+    *[_put_part] * 4,
+    *(_take_away, _rename, _nest, _repeat_item, _collide, _repeat_line, _drop_line, _move_line, _add_line),
+)
+_OF_BYTES = (_flip, _cut, _insert, _replace_number)

@@ -1,0 +1,224 @@
+"""Commands as documents show them, and the files that they speak of."""
+
+from __future__ import annotations
+
+import gzip
+import re
+import shlex
+import shutil
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+
+import torch
+from programs import SHIPPED_TRACES
+
+from opgrip.replay.modes import modes
+
+PROGRAMS = ("opcapture", "opreplay", "opgrip", "pytest", "torchrun")
+CONFIG = re.compile(r"[\w.-]+_coco\.py\b")
+"""A config that mmdet carries."""
+STAND_IN = "builtin:faster_rcnn"
+FORM = re.compile(r"\[|\bSOURCE\b|\bPATTERN\b")
+"""What a line has that tells how a command is written."""
+SMALL = {"opcapture": "--input-size 96 --batch-size 1", "opreplay": "--iterations 1 --warmup 0 --top 2"}
+"""What is added where no output is shown, so that it does not take long; what a command says itself counts."""
+VOLATILE = re.compile(r"\d[\d,.]*(?= (?:ms|us|s|kB|MB|GB|tensors|operators)\b)")
+"""Times and sizes, and counts that differ between versions of torch."""
+CRASHES = "crash.jsonl"
+"""What a capture is called of a program that does not end well."""
+NOT_THERE = {
+    ("docs/gripper.md", "step.jsonl"): "it replays a trace of the reader's own with gripped calls",
+    ("docs/profiling-ncu.md", "trace.jsonl"): "it runs on another machine",
+}
+"""By document and file, why it is not made by the commands before."""
+
+TRAIN = """
+import os
+import sys
+import torch
+
+
+def bbox2delta(proposals, gt):
+    return (gt - proposals) / (proposals[:, 2:] - proposals[:, :2]).repeat(1, 2)
+
+
+layer = torch.nn.Linear(4, 2)
+boxes = torch.rand(3, 4) + torch.tensor([0.0, 0.0, 2.0, 2.0])
+layer(bbox2delta(boxes, boxes + 1)).sum().backward()
+with open("/proc/self/cmdline") as own:
+    if "crash.jsonl" in own.read():
+        os._exit(139)
+"""
+EXITS = """
+import os
+import sys
+import torch
+
+layer = torch.nn.Linear(4, 2)
+layer(torch.ones(3, 4)).sum().backward()
+with open("/proc/self/cmdline") as own:
+    if "crash.jsonl" in own.read():
+        os._exit(139)
+if "--epochs" in sys.argv:
+    sys.exit(7)
+"""
+OWN_FILES = {
+    "train.py": TRAIN,
+    "my_package/__init__.py": "",
+    "my_package/models.py": """
+import torch
+
+
+def small_unet(batch_size: int = 2):
+    return torch.nn.Conv2d(3, 4, 3), torch.rand(batch_size, 3, 16, 16)
+""",
+}
+"""What documents take as a user's own, without showing it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pasted:
+    """A command of a document.
+
+    Attributes
+    ----------
+    line : its number in the document
+    command : as a shell takes it
+    shown : the lines that it prints, as far as the document shows them; a line `...` stands for any
+    """
+
+    line: int
+    command: str
+    shown: list[str] = field(default_factory=list)
+
+
+def commands_in(text: str) -> list[Pasted]:
+    """The commands of a document in their order: lines of indented blocks that begin with `$` or a program's name."""
+    commands: list[Pasted] = []
+    for first, block in _blocks(text):
+        is_output = False
+        for number, line in enumerate(block, first):
+            words = line.removeprefix("$ ").split()
+            if words and (line.startswith("$ ") or Path(words[0]).name in PROGRAMS):
+                is_output = line.startswith("$ ")
+                if not FORM.search(line.partition(" #")[0]):
+                    commands.append(Pasted(number, line.removeprefix("$ ").replace(".venv/bin/", "")))
+            elif is_output and commands and (line or commands[-1].shown):
+                commands[-1].shown.append(line)
+    return commands
+
+
+def files_in(text: str) -> dict[str, str]:
+    """The files that a document shows: blocks of code that begin with a comment of their name."""
+    files = {}
+    for _, block in _blocks(text):
+        named = re.fullmatch(r"# (\w+\.py)", block[0])
+        if named is not None:
+            code = block[1:]
+            end = next((place for place, line in enumerate(code) if line.startswith("$ ")), len(code))
+            files[named[1]] = "\n".join(code[:end]) + "\n"
+    return files
+
+
+def _blocks(text: str) -> Iterator[tuple[int, list[str]]]:
+    """The indented blocks of a document: the number of the first line, and the lines."""
+    block: list[str] = []
+    first = 0
+    for number, line in enumerate([*text.splitlines(), "."], 1):
+        if line.startswith("    "):
+            first = first or number
+            block.append(line[4:].rstrip())
+        elif block and not line.strip():
+            block.append("")
+        elif block:
+            yield first, block
+            block, first = [], 0
+
+
+def prepare_folder(folder: Path, name: str, text: str) -> None:
+    """Let a folder hold what a document's commands name."""
+    (folder / "traces").mkdir()
+    (folder / "docs").mkdir()
+    for trace in SHIPPED_TRACES:
+        shutil.copy(trace, folder / "traces")
+    with gzip.open(folder / "traces" / "another.jsonl.gz", "wb") as packed:
+        packed.write(SHIPPED_TRACES[0].read_bytes())
+    own_files = OWN_FILES | files_in(text)
+    if name == "docs/capture.md":
+        own_files["train.py"] = EXITS
+    for path, content in own_files.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_text(content, encoding="utf-8")
+
+
+def why_not(name: str, pasted: Pasted) -> str | None:
+    """Why a command of a document cannot run here; None where it can."""
+    words = shlex.split(pasted.command, comments=True)
+    options = dict(zip(words, [*words[1:], ""], strict=True))
+    needs_mmdet = any(word.startswith("mmdet.") for word in words) or words[:2] == ["pytest", "grips/delta2bbox"]
+    if needs_mmdet and find_spec("mmdet") is None:
+        return "mmdet is not installed: make openmmlab"
+    if any(value.startswith("cuda") for value in options.values()) and not torch.cuda.is_available():
+        return "there is no GPU"
+    for program in ("nsys", "ncu"):
+        if f"--{program}" in options and shutil.which(program) is None:
+            return f"{program} is not installed"
+    if "--mode" in options and not set(options["--mode"].split(",")) - lacking_modes():
+        return f"the modes {options['--mode']} cannot run here: make runtimes"
+    return next((NOT_THERE[name, word] for word in words if (name, word) in NOT_THERE), None)
+
+
+def lacking_modes() -> set[str]:
+    """The modes that cannot run here."""
+    return {name for name, mode in modes.items() if any(find_spec(package) is None for package in mode.needs)}
+
+
+def in_small(pasted: Pasted) -> str:
+    """A command as it is run: quickly where nothing is compared, without what is not installed.
+
+    The built-in detector stands in for configs of mmdet.
+    """
+    command = re.sub(r"\bTRACE\b", "traces/faster_rcnn.jsonl", pasted.command)
+    if find_spec("mmdet") is None:
+        command = re.sub(r"--cfg-options \S+", "", CONFIG.sub(STAND_IN, command))
+    command = re.sub(
+        r"(?<=--mode )\S+",
+        lambda names: ",".join(name for name in names[0].split(",") if name not in lacking_modes()),
+        command,
+    )
+    # the script may be another environment's
+    command = re.sub(r"^torchrun", f"{sys.executable} -m torch.distributed.run", command)
+    name, _, rest = command.partition(" ")
+    small = "" if pasted.shown else SMALL.get(name, "")
+    if name == "opcapture" and not (STAND_IN in rest or CONFIG.search(rest)):
+        small = ""
+    if "--sequence" in rest:
+        small = "--iterations 1"
+    return f"{name} {small} {rest}"
+
+
+def compare(shown: list[str], printed: list[str]) -> str:
+    """Where what is shown is not what is printed; empty where it is, numbers with units aside."""
+    shown, printed = ([VOLATILE.sub("N", line.rstrip()) for line in lines] for lines in (shown, printed))
+    expected = [line for line in shown if line]
+    actual = [line for line in printed if line]
+    place = 0
+    any_lines = False
+    for line in expected:
+        if line == "...":
+            any_lines = True
+            continue
+        rest = actual[place:]
+        if any_lines and line in rest:
+            place += rest.index(line) + 1
+        elif rest and rest[0] == line:
+            place += 1
+        else:
+            return f"shown:   {line}\nprinted: {rest[0] if rest else 'nothing more'}"
+        any_lines = False
+    if "..." in expected or place == len(actual):
+        return ""
+    return f"printed, and not shown: {actual[place]}"

@@ -1,0 +1,71 @@
+"""How the commands end where their readers go, devices are full, and users press Ctrl-C."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+from programs import hear_ctrl_c, program_path, run_command
+
+import opgrip
+from opgrip.replay.cases.ways import Points
+
+FAST = "--iterations 1 --warmup 0 --top 2"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [f"opreplay trace:faster_rcnn {FAST}", "opgrip trace info trace:faster_rcnn", "opgrip longtail trace:faster_rcnn"],
+)
+def test_a_reader_that_goes_is_no_error_of_any_command(command: str) -> None:
+    line = f"set -o pipefail; {Path(program_path('opreplay')).parent}/{command} | true"
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "Error" not in done.stderr
+
+
+def test_a_full_device_is_one_line() -> None:
+    command = [program_path("opgrip"), "trace", "info", "trace:faster_rcnn"]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=300, check=False)
+    assert done.returncode == 2
+    assert done.stderr == "opgrip trace info: error: the output cannot be written: no space left on device\n"
+
+
+def test_an_interrupted_replay_tells_the_whole_command_line_that_goes_on(tmp_path: Path) -> None:
+    words = ["trace:faster_rcnn", "--op", "aten.*", "--budget", "1", "-o", "a file.json"]
+    command = [program_path("opreplay"), *words]
+    process = subprocess.Popen(
+        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=hear_ctrl_c
+    )
+    assert process.stderr is not None
+    assert "replaying" in process.stderr.readline()
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=300)
+    assert process.returncode == 130, err
+    assert "cases; go on with: opreplay trace:faster_rcnn --op 'aten.*' --budget 1 -o 'a file.json' --resume" in err
+    if "interrupted after 0 of" in err:
+        assert out == ""
+
+
+def test_more_threads_than_processors_are_said() -> None:
+    processors = len(os.sched_getaffinity(0))
+    assert Points(threads=(processors,)).notes == ()
+    (note,) = Points(threads=(1, processors + 1)).notes
+    assert note.startswith(f"{processors + 1} threads share ")
+    done = run_command("opreplay", "trace:faster_rcnn", *FAST.split(), "--threads", processors + 1)
+    assert note in done.stderr
+
+
+def test_a_capture_says_in_short_what_it_is(tmp_path: Path) -> None:
+    assert repr(opgrip.Capture(tmp_path / "t.jsonl")) == (
+        f"<Capture to {tmp_path / 't.jsonl'}, not running: 0 calls of 0 signatures>"
+    )
+
+
+def test_the_help_of_opgrip_lists_what_its_verbs_do() -> None:
+    lines = run_command("opgrip", "--help").stdout.splitlines()
+    assert "  opgrip trace merge     join the traces of several processes" in lines

@@ -1,0 +1,97 @@
+"""What the documents tell a user to type works, typed in their order into a fresh folder."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from pasted import CRASHES, Pasted, commands_in, compare, in_small, prepare_folder, why_not
+from programs import ROOT
+
+from opgrip.capture.options import make_parser as capture_parser
+from opgrip.replay.options import make_parser as replay_parser
+from opgrip.tools.opgrip import make_parser as opgrip_parser
+
+DOCUMENTS = [
+    name
+    for name in ("README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")))
+    if commands_in((ROOT / name).read_text(encoding="utf-8"))
+]
+PARSERS = {"opcapture": capture_parser, "opreplay": replay_parser, "opgrip": opgrip_parser}
+
+
+def run_pasted(pasted: Pasted, folder: Path) -> str:
+    """Run a command; what is wrong with it, and empty where nothing is."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    env = {**os.environ, "PATH": path, "OPGRIP_CACHE": str(folder / ".cache")}
+    command = f"({in_small(pasted)}\n) 2>&1"
+    done = subprocess.run(
+        ["bash", "-c", command], cwd=folder, env=env, capture_output=True, text=True, timeout=550, check=False
+    )
+    if done.returncode and CRASHES not in pasted.command:
+        return f"line {pasted.line}: {pasted.command}: status {done.returncode}\n{done.stdout[-2000:]}"
+    difference = compare(pasted.shown, done.stdout.splitlines()) if pasted.shown else ""
+    return f"line {pasted.line}: {pasted.command}\n{difference}" if difference else ""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_the_commands_of_a_document_run_in_their_order(name: str, tmp_path: Path) -> None:
+    text = (ROOT / name).read_text(encoding="utf-8")
+    prepare_folder(tmp_path, name, text)
+    problems, passed_over = [], []
+    for pasted in commands_in(text):
+        reason = why_not(name, pasted)
+        if reason is not None:
+            passed_over.append(f"line {pasted.line}: {reason}")
+        elif problem := run_pasted(pasted, tmp_path):
+            problems.append(problem)
+    assert not problems, "\n\n".join(problems)
+    if len(passed_over) == len(commands_in(text)):
+        pytest.skip("; ".join(passed_over))
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_the_commands_of_a_document_have_the_options_that_there_are(name: str) -> None:
+    for pasted in commands_in((ROOT / name).read_text(encoding="utf-8")):
+        program, *words = shlex.split(pasted.command.partition(";")[0], comments=True)
+        own_words = words[: words.index("--")] if "--" in words else words
+        if program in PARSERS:
+            PARSERS[program]().parse_args(own_words)
+
+
+def test_what_the_readme_shows_first_runs(tmp_path: Path) -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    prepare_folder(tmp_path, "README.md", text)
+    commands = [pasted for pasted in commands_in(text) if pasted.command.startswith("opcapture -o")]
+    assert commands
+    assert [run_pasted(pasted, tmp_path) for pasted in commands] == [""] * len(commands)
+
+
+def test_a_document_is_read_as_a_user_reads_it() -> None:
+    text = """
+Words, and `opreplay no command`.
+
+    # nets.py
+    import torch
+
+    $ opcapture --model nets.py:small; echo $?
+    opcapture: 6 calls, 4 kB
+    ...
+    7
+
+    opreplay SOURCE [-o FILE]
+    opreplay small.jsonl --top 2      # the first two
+"""
+    first, second = commands_in(text)
+    assert (first.line, first.command) == (7, "opcapture --model nets.py:small; echo $?")
+    assert list(filter(None, first.shown)) == ["opcapture: 6 calls, 4 kB", "...", "7"]
+    assert second.command.startswith("opreplay small.jsonl --top 2")
+    assert compare(first.shown, ["opcapture: 6 calls, 9 kB", "between", "7"]) == ""
+    assert "printed: opcapture: 5 calls" in compare(first.shown, ["opcapture: 5 calls, 4 kB", "7"])
+    assert "not shown: more" in compare(["a"], ["a", "more"])

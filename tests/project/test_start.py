@@ -1,0 +1,78 @@
+"""How the commands start: at once, where they have nothing to run."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+import sys
+from importlib import metadata
+
+import pytest
+from programs import program_path, run_python
+
+from opgrip.tools.verbs import verbs
+
+ENTRIES = {
+    "opcapture": "opgrip.capture.command",
+    "opreplay": "opgrip.replay.opreplay",
+    "opgrip": "opgrip.tools.opgrip",
+}
+LOADED = """
+import contextlib, importlib, io, json, sys
+main = importlib.import_module(sys.argv[1]).main
+loaded = []
+for words in json.loads(sys.argv[2]):
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        try:
+            main(words)
+        except SystemExit:
+            loaded.append([words, sorted({"torch", "numpy", "pandas"} & sys.modules.keys())])
+print(json.dumps(loaded))
+"""
+
+
+@pytest.mark.parametrize("command", ENTRIES)
+def test_help_version_and_usage_errors_load_neither_torch_nor_pandas(command: str) -> None:
+    lines = [["--help"], ["--version"], ["--nosuch"]]
+    if command == "opgrip":
+        lines += [[*name.split(), word] for name, _ in verbs.items() for word in ("--help", "--nosuch")]
+    done = run_python("-c", LOADED, ENTRIES[command], json.dumps(lines), fresh=True)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == [[words, []] for words in lines]
+
+
+@pytest.mark.parametrize("command", [[program_path(name)] for name in ENTRIES] + [[sys.executable, "-m", "opgrip"]])
+def test_every_command_tells_its_version(command: list[str]) -> None:
+    done = subprocess.run([*command, "--version"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0
+    assert done.stdout == f"opgrip {metadata.version('opgrip')}, torch {metadata.version('torch')}\n"
+
+
+def test_on_a_terminal_a_command_says_at_once_that_torch_is_loaded_and_takes_it_back() -> None:
+    ours, theirs = pty.openpty()
+    command = [program_path("opreplay"), "nothere.jsonl"]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=theirs, stdin=subprocess.DEVNULL) as process:
+        os.close(theirs)
+        text = b""
+        while b"\n" not in text:
+            text += os.read(ours, 4096)
+        process.wait()
+    os.close(ours)
+    line, _, rest = text.decode().partition("\r\x1b[K")
+    assert line == "opreplay: loading torch ..."
+    assert rest.startswith("opreplay: error: nothere.jsonl")
+
+
+def test_public_names_are_those_of_the_rooms_and_no_modules() -> None:
+    import opgrip.replay.replay  # binds the module in its package
+
+    assert {name: type(getattr(opgrip.replay, name)).__name__ for name in ("replay", "benchmark")} == {
+        "replay": "function",
+        "benchmark": "function",
+    }
+    assert callable(opgrip.capture.capture)
+    assert {"Result", "load_results"} <= set(dir(opgrip.replay))
+    with pytest.raises(AttributeError, match="has no attribute 'nosuch'"):
+        _ = opgrip.replay.nosuch  # type: ignore[attr-defined]

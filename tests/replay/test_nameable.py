@@ -1,0 +1,121 @@
+"""What a trace may name of the operators that torch has registered."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import torch
+from programs import run_python
+
+from opgrip.replay.operators.lookup import Unsupported, find_operator
+from opgrip.replay.operators.nameable import BETWEEN_PROCESSES, COMPUTING, OF_TORCH_ITSELF, refusal
+from opgrip.traces.records import OPERATOR, Signature
+
+DOUBTFUL = re.compile(
+    r"unsafe|unchecked|reinterpret|alias|strided|storage|view_from|resize|^set_|file|load|save|print|blob|ptr|pointer|memcpy"
+    r"|pool_from|fork|exec|shared"
+)
+"""Words in the names of operators that somebody has to look at."""
+LOOKED_AT = re.compile(
+    # compute on copies, or check against the storage
+    r"_unsafe_(view|index|index_put|masked_index|masked_index_put_accumulate)|unsafe_(chunk|split|split_with_sizes)"
+    r"|alias|as_strided_?|as_strided_scatter|(new_)?empty_strided|copy_strided|sym_storage_offset|storage_offset"
+    r"|_copy_from_and_resize|_has_same_storage_numel|_nested_tensor_storage_offsets|lift_fresh|clone_from_strided"
+    # give their tensor the memory that it asks for
+    r"|(_sparse_)?resize(_as)?(_sparse)?_?|_resize_output_?|sparse_resize(_and_clear)?_?|set_data|set_|set"
+    # writes a constant line to standard output
+    r"|_print"
+)
+"""Those of them that were, and may be named; `_copy` behind a name is the same on a copy."""
+
+LIST = """
+import importlib, sys, torch
+for name in ("torch._inductor.inductor_prims", "torch.distributed._functional_collectives", "torch._prims"):
+    importlib.import_module(name)
+for schema in torch._C._jit_get_all_schemas():
+    print(schema.name, schema.overload_name or "default")
+"""
+
+
+@pytest.fixture(scope="module")
+def operators() -> list[Any]:
+    """All overloads that torch registers by itself."""
+    lines = run_python("-c", LIST, fresh=True).stdout.splitlines()
+    overloads = []
+    for namespace, packet, overload in (re.split("::| ", line) for line in lines):
+        function = getattr(getattr(getattr(torch.ops, namespace), packet, None), overload, None)
+        if isinstance(function, torch._ops.OpOverload):
+            overloads.append(function)
+    assert len(overloads) > 3000
+    return overloads
+
+
+def test_every_namespace_of_torch_is_one_that_was_judged(operators: list[Any]) -> None:
+    judged = COMPUTING | BETWEEN_PROCESSES | OF_TORCH_ITSELF
+    assert {function.namespace for function in operators} <= judged
+
+
+def test_no_operator_with_a_doubtful_name_can_be_named_unless_it_was_looked_at(operators: list[Any]) -> None:
+    doubtful = set()
+    for function in operators:
+        name = function._schema.name.partition("::")[2]
+        was_looked_at = LOOKED_AT.fullmatch(re.sub("_(copy|out)$", "", name))
+        if DOUBTFUL.search(name) and not was_looked_at and refusal(function) is None:
+            doubtful.add(function._schema.name)
+    assert doubtful == set()
+
+
+def test_no_operator_that_can_be_named_takes_a_file_an_address_or_what_is_no_data(operators: list[Any]) -> None:
+    for function in operators:
+        if refusal(function) is None:
+            for argument in function._schema.arguments:
+                assert argument.name not in ("filename", "file_name", "path", "ptr", "data_ptr"), function
+                assert str(argument.type) not in ("PyObject", "AnyClassType", "RRef[t]", "Future[t]"), function
+
+
+@pytest.mark.parametrize(
+    "op",
+    [
+        *("aten.add.Tensor", "aten.as_strided.default", "aten._unsafe_view.default", "aten.set_.source_Tensor"),
+        *("aten.native_batch_norm.default", "aten._fused_adam_.default", "aten.resize_.default", "aten.alias.default"),
+        *("aten._sparse_coo_tensor_with_dims_and_tensors.default", "aten.max_pool2d_with_indices_backward.default"),
+        *("quantized.add.default", "aten.empty_strided.default", "prims.convert_element_type.default"),
+    ],
+)
+def test_what_programs_call_can_be_named(op: str) -> None:
+    assert find_operator(Signature(0, OPERATOR, op, (), {})).function is not None
+
+
+@pytest.mark.parametrize(
+    ("op", "told"),
+    [
+        ("inductor._reinterpret_tensor.default", "is for torch's own compilers"),
+        ("inductor.resize_storage_bytes_.default", "is for torch's own compilers"),
+        ("debugprims.load_tensor.default", "is for torch's own compilers|is not registered"),
+        ("prim.Print.default", "is for torch's own compilers"),
+        ("aten.warn.default", "is for TorchScript alone"),
+        ("aten._reshape_alias.default", "does not check how far it reaches"),
+        ("aten._sparse_csr_tensor_unsafe.default", "does not check how far it reaches"),
+        ("aten.from_file.default", "reads or writes files"),
+        ("symm_mem.memset32_.default", "works with other processes|is not registered"),
+        ("_c10d_functional.all_reduce.default", "is not an operator.s name"),
+    ],
+)
+def test_what_reaches_beyond_its_arguments_is_refused(op: str, told: str) -> None:
+    with pytest.raises(Unsupported, match=told):
+        find_operator(Signature(0, OPERATOR, op, (), {}))
+
+
+def test_operators_of_other_packages_are_named_where_they_are_trusted() -> None:
+    with torch.library._scoped_library("strangers", "DEF") as library:
+        library.define("twice(Tensor x) -> Tensor")
+        library.define("write_file(str filename, Tensor x) -> ()")
+        library.impl("twice", lambda x: x * 2, "CPU")
+        signature = Signature(0, OPERATOR, "strangers.twice.default", (), {})
+        with pytest.raises(Unsupported, match="is not trusted: name strangers with --extension"):
+            find_operator(signature)
+        assert find_operator(signature, ["strangers.ops"]).function is torch.ops.strangers.twice.default
+        with pytest.raises(Unsupported, match="reads or writes files"):
+            find_operator(Signature(0, OPERATOR, "strangers.write_file.default", (), {}), ["strangers"])

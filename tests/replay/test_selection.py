@@ -1,0 +1,61 @@
+"""Which cases a replay would run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from programs import run_command
+
+from opgrip.replay import replay
+from opgrip.traces import load
+from opgrip.traces.errors import UserError
+
+
+def test_the_cases_that_would_run_are_listed_and_none_runs(tiny_trace: Path, tmp_path: Path) -> None:
+    done = run_command("opreplay", tiny_trace, "--list", "--top", "3", "-o", tmp_path / "r.json")
+    assert done.returncode == 0, done.stderr
+    assert "replaying" not in done.stderr
+    assert list(tmp_path.iterdir()) == []
+    assert done.stdout.endswith("3 cases\n")
+    signatures = {signature.number: signature.op for signature in load(tiny_trace).signatures}
+    rows = [line.split() for line in done.stdout.splitlines() if "%" in line]
+    assert len(rows) == 3
+    assert all(signatures[int(row[0])] == row[3] for row in rows)
+
+
+@pytest.mark.parametrize(
+    "words", [["--exclude-op", "aten.a*"], ["--unit", "module", "--exclude-op", "features*"]], ids=["calls", "units"]
+)
+def test_excluded_operators_and_units_are_no_cases(tiny_trace: Path, words: list[str]) -> None:
+    names = lambda *more: {  # noqa: E731
+        line.split()[3]
+        for line in run_command("opreplay", tiny_trace, "--list", *more).stdout.splitlines()
+        if "%" in line
+    }
+    excluded = names(*words[:-2]) - names(*words)
+    prefix = words[-1].rstrip("*")
+    assert excluded
+    assert all(name.startswith(prefix) for name in excluded)
+    assert not any(name.startswith(prefix) for name in names(*words))
+
+
+def test_excluding_all_is_a_mistake(tiny_trace: Path) -> None:
+    with pytest.raises(UserError, match="exclude_op= leaves no case"):
+        replay(tiny_trace, exclude_op="*")
+
+
+def test_tables_of_a_trace_are_written_with_all_rows(tiny_trace: Path, tmp_path: Path) -> None:
+    table = load(tiny_trace).summary()
+    words = ("opgrip", "trace", "info", tiny_trace, "--top", "1")
+    assert run_command(*map(str, words), "--by", "op", "-o", tmp_path / "t.csv").returncode == 0
+    assert pd.read_csv(tmp_path / "t.csv")["op"].tolist() == table["op"].tolist()
+    assert run_command(*map(str, words), "-o", tmp_path / "t.json").returncode == 0
+    tables = json.loads((tmp_path / "t.json").read_text(encoding="utf-8"))
+    assert [row["calls"] for row in tables["op"]] == table["calls"].tolist()
+    assert set(tables) == {"op", "module"}
+    done = run_command(*map(str, words), "-o", tmp_path / "u.csv")
+    assert done.returncode == 2
+    assert "u.csv holds one table, and here are op and module: name one with --by" in done.stderr

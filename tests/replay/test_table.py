@@ -1,0 +1,254 @@
+"""What opreplay and opgrip show on terminals, and what the table's shares mean."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from example_trace import write
+from programs import run_command
+from terminals import show
+
+from opgrip.capture import Capture
+from opgrip.replay import load_results
+from opgrip.replay.analyses.points import print_points
+from opgrip.replay.cases.cases import make_cases
+from opgrip.replay.cases.selection import Selection
+from opgrip.replay.measuring.results import Result
+from opgrip.replay.reports.table import print_results
+from opgrip.traces import load
+from opgrip.traces.arguments import TensorSpec
+from opgrip.traces.errors import one_line
+from opgrip.traces.records import OPERATOR, Calls, Record, Scope, Signature, Thread
+
+FAST = ("--iterations", "2", "--warmup", "0")
+WIDTHS = (60, 80, 120, 200)
+SPEC = TensorSpec((3,), (1,), torch.float32, "cpu")
+ROW = Result(
+    *(3, "aten.mm.default", "float32[2,2]", 2, 1.0, "eager", "cpu", "ok", 1.0, 2.0),
+    median_us=1.5,
+    p10_us=1.2,
+    p90_us=2.5,
+    flops=16,
+)
+
+
+def numbers_in(text: str) -> set[str]:
+    """All numbers of a table's cells, but for those of times, which differ from run to run."""
+    return set(re.findall(r"(?<![\w.,])\d[\d,]*(?:\.\d+)?%?(?![\w.])", text))
+
+
+def trace_of(path: Path, durations: dict[str, list[int]]) -> Path:
+    """A trace of operators on one tensor, each with the durations of its calls."""
+    records: list[Record] = [Scope(0, "m", "M", "forward"), Thread(0, "MainThread")]
+    start = 0
+    for number, (op, times) in enumerate(durations.items()):
+        records.append(Signature(number, OPERATOR, op, (SPEC,), {}, SPEC))
+        count = len(times)
+        starts = [start + place * 10**9 for place in range(count)]
+        start += count * 10**9
+        records.append(Calls(0, [number] * count, [0] * count, starts, times, [2] * count, [0, 1] * count))
+    return write(path, records)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_the_table_holds_every_number_whole(width: int, detector_trace: Path) -> None:
+    shown = show(width, "opreplay", detector_trace, *FAST, "--top", "4", "--mode", "eager,jit")
+    assert max(map(len, shown.lines)) <= width
+    assert "…" not in shown.text
+    cases = make_cases(load(detector_trace), Selection(top=4))
+    for case in cases:
+        # the least that any table shows, and what it is of
+        sizes = {str(size) for spec in case.signature.args if isinstance(spec, TensorSpec) for size in spec.shape}
+        assert sizes <= set(re.findall(r"\d+", shown.text))
+        if width >= 80:
+            captured = f"{case.captured_us:,.0f}" if case.captured_us >= 100 else f"{case.captured_us:.1f}"
+            assert {f"{case.share:.1%}", captured} <= numbers_in(shown.text)
+    assert shown.text.count(" ok") >= 8
+    assert "speed-up" in shown.text
+    assert "beside eager" in shown.text
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("trace", "info", "--by", "op", "--by", "module", "--by", "line", "--top", "4"),
+        ("longtail", "--bandwidth", "10", "--top", "4"),
+    ],
+    ids=lambda command: command[0],
+)
+def test_other_tables_hold_the_same_numbers_at_any_width(command: tuple[str, ...], detector_trace: Path) -> None:
+    wide, *others = (show(width, "opgrip", *command, detector_trace) for width in (300, 120, 80, 60, 40))
+    for width, shown in zip((120, 80, 60, 40), others, strict=True):
+        assert max(map(len, shown.lines)) <= width
+        assert numbers_in(shown.text) <= numbers_in(wide.text) | {"1"}
+    # a list leaves nothing out
+    assert numbers_in(wide.text) <= numbers_in(others[-1].text)
+
+
+def test_samples_are_listed_on_a_narrow_terminal() -> None:
+    shown = show(60, "opgrip", "samples", "list", "delta*")
+    assert max(map(len, shown.lines)) <= 60
+    assert "delta2bbox" in shown.text
+
+
+def test_no_color_leaves_no_style_and_a_terminal_has_some(tiny_trace: Path) -> None:
+    command = ("opgrip", "trace", "info", tiny_trace)
+    assert b"\x1b[" in show(100, *command).sent
+    assert b"\x1b[" not in show(100, *command, NO_COLOR="1").sent
+
+
+def test_a_call_with_a_huge_argument_costs_a_line_like_others() -> None:
+    text = io.StringIO()
+    rows = [replace(ROW, shapes="float32[2,2] " + "x" * 4_000_000), *[ROW] * 200]
+    print_results(rows, text)
+    assert max(map(len, text.getvalue().splitlines())) < 300
+
+
+def test_one_hiccup_is_not_the_first_row(tmp_path: Path) -> None:
+    times = {"aten.relu.default": [1000, 1000, 1000, 50_000], "aten.neg.default": [9000, 9000]}
+    trace = load(trace_of(tmp_path / "t.jsonl", times))
+    first, second = make_cases(trace)
+    assert (first.op, first.share) == ("aten.neg.default", pytest.approx(18 / 22))
+    # what the calls really took is there too
+    assert (second.captured_us, second.captured_total_us) == (1.0, 53.0)
+    assert make_cases(trace, Selection(top=1)) == [first] or make_cases(trace, Selection(top=1))[0].op == first.op
+    summary = trace.summary()
+    assert summary["op"].tolist() == ["aten.neg.default", "aten.relu.default"]
+    assert summary["share"].tolist() == pytest.approx([18 / 22, 4 / 22])
+    assert summary["total_us"].tolist() == pytest.approx([18.0, 53.0])
+
+
+@pytest.fixture(scope="module")
+def marked_trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("marked") / "t.jsonl"
+    with Capture(path):
+        for _ in range(2):
+            with torch.profiler.record_function("forward pass"), torch.profiler.record_function("inner"):
+                y = torch.ones(3).sin()
+            with torch.profiler.record_function("after"):
+                y.cos()
+            y.exp()
+    return path
+
+
+def test_marks_are_no_operators_of_any_table(marked_trace: Path, tmp_path: Path) -> None:
+    graph = tmp_path / "graph.json"
+    for command in (("opreplay", marked_trace, *FAST), ("opgrip", "trace", "graph", marked_trace, "-o", graph)):
+        done = run_command(*command)
+        assert done.returncode == 0, done.stderr
+        assert "_record_function" not in done.stdout
+    assert "_record_function" not in graph.read_text(encoding="utf-8")
+    info = run_command("opgrip", "trace", "info", marked_trace).stdout
+    assert "_record_function" not in info
+    assert "forward pass (2), inner (2), after (2)" in info
+    assert re.search(r"^calls +8$", info, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("labels", "operators"),
+    [
+        (["forward*"], {"aten.ones.default", "aten.sin.default"}),
+        (["inner", "after"], {"aten.ones.default", "aten.sin.default", "aten.cos.default"}),
+        (["*"], {"aten.ones.default", "aten.sin.default", "aten.cos.default"}),
+    ],
+)
+def test_labels_select_what_ran_within_them(marked_trace: Path, labels: list[str], operators: set[str]) -> None:
+    cases = make_cases(load(marked_trace), Selection(label=tuple(labels)))
+    assert {case.op for case in cases} == operators
+    assert sum(case.share for case in cases) == pytest.approx(1)
+
+
+def test_a_label_that_nothing_has_is_a_line_with_those_that_there_are(marked_trace: Path) -> None:
+    done = run_command("opreplay", marked_trace, "--label", "backward")
+    assert done.returncode == 2
+    told = "no label matches --label backward: the trace has 'forward pass', 'inner', 'after'"
+    assert done.stderr == f"opreplay: error: {told}\n"
+
+
+def test_written_files_are_confirmed_and_numbers_agree(tiny_trace: Path, tmp_path: Path) -> None:
+    for name in ("results.csv", "results.json"):
+        done = run_command(
+            "opreplay", tiny_trace, *FAST, "--top", "1", "--values", "recorded,zeros", "-o", name, cwd=tmp_path
+        )
+        assert done.stderr.splitlines() == [
+            "opreplay: replaying 1 case on cpu",
+            f"opreplay: 2 rows to {name}",
+            "opreplay: 1 case in 2 rows: 2 ok",
+        ]
+    done = run_command("opgrip", "trace", "graph", tiny_trace, "-o", "graph.json", cwd=tmp_path)
+    calls = json.loads((tmp_path / "graph.json").read_text(encoding="utf-8"))["calls"]
+    assert done.stderr == f"opgrip trace graph: {len(calls)} calls to graph.json\n"
+
+
+def test_several_values_threads_and_caches_are_compared(tiny_trace: Path, tmp_path: Path) -> None:
+    output = tmp_path / "results.json"
+    points = ("--values", "recorded,random", "--threads", "1,2", "--cache", "warm,cold,program")
+    done = run_command("opreplay", tiny_trace, "--iterations", "4", "--top", "3", *points, "-o", output)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    expected = {"values recorded": ["random"], "threads 1": ["2"], "cache warm": ["cold", "program"]}
+    for title, names in expected.items():
+        heading, _, *below = lines[lines.index(f"beside {title}") + 1 :]
+        assert heading.split() == [title.split()[0], "cases", "speed-up", "p10", "p90", "by", "calls", "gain", "lose"]
+        assert [row.split()[:2] for row in below[: len(names)]] == [[name, "3"] for name in names]
+    rows = load_results(output)
+    assert len(rows) == 3 * 2 * 2 * 3
+    first = (rows["values"] == "recorded") & (rows["threads"] == 1) & (rows["cache"] == "warm")
+    assert rows[first]["ratio"].isna().all()
+    assert rows[~first]["ratio"].notna().all()
+
+
+def test_a_comparison_tells_the_ratio_with_its_spread() -> None:
+    ratios = [(0.5, 0.4, 0.6), (2.0, 1.5, 2.5), (1.0, 0.8, 1.2)]
+    rows = [replace(ROW, case=case) for case in range(3)]
+    rows += [
+        replace(ROW, case=case, values="zeros", ratio=ratio, ratio_p10=low, ratio_p90=high)
+        for case, (ratio, low, high) in enumerate(ratios)
+    ]
+    text = io.StringIO()
+    print_points(rows, "eager", text)
+    *_, row, _ = text.getvalue().splitlines()
+    assert row.split() == ["zeros", "3", "1.00", "0.60", "1.80", "1.00", "1", "1"]
+    text = io.StringIO()
+    print_points([rows[0], rows[3]], "eager", text)
+    *_, row, _ = text.getvalue().splitlines()
+    # of one case, what its runs say
+    assert row.split()[2:5] == ["2.00", "1.67", "2.50"]
+
+
+@pytest.mark.parametrize("suffix", [".json", ".csv"])
+def test_single_times_are_kept_on_request_and_rates_follow_from_the_median(
+    tiny_trace: Path, tmp_path: Path, suffix: str
+) -> None:
+    output = tmp_path / f"results{suffix}"
+    command = ("opreplay", tiny_trace, "--op", "aten.addmm*", "--cache", "warm", "--iterations", "5", "--warmup", "0")
+    assert run_command(*command, "--keep-samples", "-o", output).returncode == 0
+    (_, row), *_ = load_results(output).iterrows()
+    assert len(row["times_us"]) == row["samples"] == 5
+    assert row["mean_us"] == pytest.approx(sum(row["times_us"]) / 5)
+    assert row["median_us"] == pytest.approx(sorted(row["times_us"])[2])
+    assert row["gflop_per_s"] == pytest.approx(row["flops"] / row["median_us"] / 1e3)
+    assert row["gb_per_s"] == pytest.approx(row["bytes_moved"] / row["median_us"] / 1e3)
+
+
+def test_a_reason_begins_with_whom_it_concerns() -> None:
+    text = io.StringIO()
+    print_results(
+        [replace(ROW, op=f"aten.op{number}.default", status="failed", error="why") for number in range(5)], text
+    )
+    assert text.getvalue().splitlines()[-1] == (
+        "aten.op0.default, aten.op1.default, aten.op2.default, 2 more: failed: why"
+    )
+
+
+def test_a_long_message_is_cut_after_a_word() -> None:
+    words = "word " * 100
+    assert one_line(ValueError(words), 22) == "ValueError: word word word word ..."
+    assert one_line(ValueError("x" * 30), 22) == f"ValueError: {'x' * 22} ..."
+    assert one_line(ValueError("short")) == "ValueError: short"

@@ -1,0 +1,174 @@
+"""What a small file from a stranger may cost: bombs end in one line, and what honest programs write is read."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zstandard
+from example_trace import write
+from programs import run_python
+
+from opgrip.traces import TraceReader, UserError, load
+from opgrip.traces.arguments import decode
+from opgrip.traces.errors import FormatError
+from opgrip.traces.limits import ITEMS, LINE_BYTES, NESTING, RECORDS, UNKNOWN_NAMES, UNKNOWN_RECORDS
+from opgrip.traces.merge import merge
+from opgrip.traces.records import Calls, Entered, Record, Thread
+
+HEADER = b'{"type":"header","format":"opgrip-trace","version":"1.3"}\n'
+MEGABYTE = b" " * (1 << 20)
+PRIME = 2**61 - 1
+"""What Python takes whole numbers modulo of, for their hash."""
+
+
+def packed(path: Path, pieces: Iterable[bytes]) -> Path:
+    """A file compressed as its name says."""
+    with path.open("wb") as raw:
+        if path.suffix == ".gz":
+            with gzip.GzipFile(fileobj=raw, mode="wb", mtime=0) as file:
+                file.writelines(pieces)
+        elif path.suffix == ".zst":
+            with zstandard.ZstdCompressor().stream_writer(raw, closefd=False) as file:
+                for piece in pieces:
+                    file.write(piece)
+        else:
+            raw.writelines(pieces)
+    return path
+
+
+def of_argument(argument: Any) -> bytes:
+    return json.dumps({"type": "signature", "id": 0, "kind": "operator", "op": "aten.x.y", "args": [argument]}).encode()
+
+
+BOMBS = {
+    "one line": ([HEADER, *[MEGABYTE] * 40], "a line is longer than 16 MB"),
+    "no header": ([MEGABYTE] * 40, "a line is longer than 16 MB"),
+    "values": ([HEADER, b'{"type":"zz","x":[', b"[]," * 4_000_000, b"[]]}\n"], "a line holds more than"),
+    "records of no use": ([HEADER, b'{"type":"z"}\n' * (UNKNOWN_RECORDS + 1)], "are of types that no version has"),
+    "records alike": ([HEADER, b'{"type":"thread","id":0,"name":""}\n' * 70_000], "to more than .* records"),
+    "values in all": ([HEADER, *[b'{"type":"zz","x":[' + b"[]," * 9_999 + b"[]]}\n"] * 80], "to more than .* values"),
+}
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".zst"])
+@pytest.mark.parametrize("kind", list(BOMBS))
+def test_a_bomb_is_refused_in_one_line(tmp_path: Path, kind: str, suffix: str) -> None:
+    pieces, told = BOMBS[kind]
+    path = packed(tmp_path / f"bomb.jsonl{suffix}", pieces)
+    with pytest.raises(UserError, match=told) as caught:
+        load(path)
+    assert "--unbounded" in str(caught.value)
+
+
+def test_a_bomb_takes_little_memory(tmp_path: Path) -> None:
+    path = packed(tmp_path / "bomb.jsonl.zst", [HEADER, *[MEGABYTE] * 600])
+    limit = 200 << 20
+    program = (
+        "import resource, sys; from opgrip.traces import load, UserError\n"
+        "used = int(open('/proc/self/statm').read().split()[5]) * resource.getpagesize()\n"
+        f"resource.setrlimit(resource.RLIMIT_DATA, (used + {limit},) * 2)\n"
+        "try: load(sys.argv[1])\n"
+        "except UserError as error: print(error)\n"
+    )
+    done = run_python("-c", program, path)
+    assert "a line is longer than 16 MB" in done.stdout, done.stderr
+
+
+def test_an_unbounded_read_goes_beyond_the_bounds(tmp_path: Path) -> None:
+    path = packed(tmp_path / "t.jsonl", [HEADER, b'{"type":"z"}\n' * (UNKNOWN_RECORDS + 1)])
+    assert load(path, unbounded=True).unknown == {"z": UNKNOWN_RECORDS + 1}
+    long = packed(tmp_path / "long.jsonl", [HEADER, b" " * LINE_BYTES, b'{"type":"z"}\n'])
+    with pytest.raises(UserError, match="a line is longer"):
+        load(long)
+    assert load(long, unbounded=True).unknown == {"z": 1}
+
+
+def test_a_trace_that_compresses_well_is_read(tmp_path: Path) -> None:
+    numbers = [0] * 512
+    blocks: list[Record] = [
+        Calls(0, numbers, numbers, [1000 * block + number for number in range(512)], numbers) for block in range(400)
+    ]
+    path = write(tmp_path / "t.jsonl.gz", [Thread(0, "MainThread"), *blocks])
+    assert len(load(path).calls) == 400 * 512
+    assert RECORDS.of(0) > 400
+    assert ITEMS.of(path.stat().st_size) > 400 * 512 * 4
+
+
+@pytest.mark.parametrize("wrap", [lambda inner: [inner], lambda inner: {"tuple": [inner]}])
+def test_arguments_nest_up_to_a_bound_that_all_can_handle(tmp_path: Path, wrap: Any) -> None:
+    inner: Any = 1
+    while json.dumps(inner).count("[") + json.dumps(inner).count("{") < NESTING - 4:
+        inner = wrap(inner)
+    path = packed(tmp_path / "t.jsonl", [HEADER, of_argument(inner) + b"\n"])
+    assert len(load(path).signatures) == 1
+    merge([path, path], tmp_path / "merged.jsonl", partial=True)
+    for _ in range(8):
+        inner = wrap(inner)
+    reader = TraceReader(packed(tmp_path / "deep.jsonl", [HEADER, of_argument(inner) + b"\n"]))
+    assert len(list(reader)) == 1
+    assert f"nests deeper than {NESTING} levels" in str(reader.missing)
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        [number * PRIME for number in range(2_000)],
+        [{"complex": [float(-1000003 * number), float(number)]} for number in range(2_000)],
+    ],
+)
+@pytest.mark.parametrize("kind", ["set", "frozenset", "dict"])
+def test_keys_that_were_chosen_for_their_hashes_are_refused(kind: str, keys: list[Any]) -> None:
+    body = [[key, 0] for key in keys] if kind == "dict" else keys
+    with pytest.raises(FormatError, match="hashes collide"):
+        decode({kind: body})
+
+
+def test_large_sets_are_read() -> None:
+    numbers = list(range(-100_000, 100_000))
+    assert decode({"set": numbers}) == set(numbers)
+    assert len(decode({"dict": [[number / 7, number] for number in range(100_000)]})) == 100_000
+
+
+def test_names_of_unknown_fields_are_counted_up_to_a_bound(tmp_path: Path) -> None:
+    fields = {f"field{number}": 0 for number in range(2 * UNKNOWN_NAMES)}
+    line = json.dumps({"type": "thread", "id": 0, "name": "", **fields}).encode() + b"\n"
+    unknown = load(packed(tmp_path / "t.jsonl", [HEADER, line])).unknown
+    assert len(unknown) == UNKNOWN_NAMES + 1
+    assert unknown["others"] == UNKNOWN_NAMES
+
+
+def test_entered_calls_of_many_threads_are_looked_up_in_their_own_blocks(tmp_path: Path) -> None:
+    """Each of 3,000 threads in all of 3,000 blocks would be nine million looks."""
+    looks = 0
+
+    class Counted(int):
+        def __eq__(self, other: object) -> bool:
+            nonlocal looks
+            looks += 1
+            return int(self) == other
+
+        __hash__ = int.__hash__
+
+    from opgrip.traces.trace import _unfinished_calls
+
+    count = 300
+    blocks = [Calls(Counted(number), [0], [0], [number], [1]) for number in range(count)]
+    entered = {number: [Entered(number, number, 0, 0)] for number in range(count)}
+    assert _unfinished_calls(entered, blocks) == []
+    assert looks < 4 * count
+
+
+def test_a_cut_zst_of_one_block_is_told_as_cut(tmp_path: Path) -> None:
+    whole = zstandard.ZstdCompressor().compress(HEADER * 1000)
+    path = tmp_path / "t.jsonl.zst"
+    path.write_bytes(whole[:-5])
+    with pytest.raises(UserError, match="is cut before its first record"):
+        load(path)
+    path.write_bytes(b"")
+    with pytest.raises(UserError, match="is empty"):
+        load(path)

@@ -1,0 +1,44 @@
+"""Traces that ship, by their names."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from programs import SHIPPED_TRACES, run_command
+
+from opgrip.replay.options import EXAMPLES
+from opgrip.tools.verbs import verbs
+from opgrip.traces import load
+from opgrip.traces.shipped import shipped_traces
+
+
+def test_a_trace_that_ships_is_named_anywhere(tmp_path: Path) -> None:
+    done = run_command("opgrip", "trace", "info", "trace:faster_rcnn", "--top", "1", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert f"calls       {len(load('trace:faster_rcnn').calls)}" in done.stdout
+    fast = ("--iterations", "1", "--warmup", "0", "--top", "1", "-o", "r.json")
+    done = run_command("opreplay", "trace:faster_rcnn", *fast, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert set(shipped_traces().values()) == set(SHIPPED_TRACES)
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("trace:fster_rcnn", "no trace 'fster_rcnn' ships: did you mean faster_rcnn?"),
+        ("traces/faster_rcnn.jsonl", "no such file or directory, and trace:faster_rcnn is one that ships"),
+    ],
+)
+def test_a_trace_that_is_not_there_is_answered_with_the_one_that_ships(tmp_path: Path, name: str, told: str) -> None:
+    done = run_command("opreplay", name, cwd=tmp_path)
+    assert done.returncode == 2
+    assert told in done.stderr
+
+
+def test_examples_in_the_help_name_what_there_is_everywhere() -> None:
+    examples = "\n".join([EXAMPLES, *(verb.examples for _, verb in verbs.items())])
+    assert "traces/" not in examples.replace("traces/*.jsonl.gz", "")
+    for name in set(re.findall(r"trace:(\w+)", examples)):
+        assert name in shipped_traces()

@@ -1,0 +1,62 @@
+"""Names that come near to what a user typed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from programs import SHIPPED_TRACES, run_command
+
+from opgrip.traces.suggestions import did_you_mean, nearest
+
+TRACE = SHIPPED_TRACES[0]
+
+
+def test_nearest_names_follow_the_beginning_of_a_name_or_of_its_last_part() -> None:
+    operators = ["aten.add.Tensor", "aten.index.Tensor", "aten.sort.default", "torchvision.nms.default"]
+    assert nearest("aten.adn*", operators)[0] == "aten.add.Tensor"
+    assert nearest("nmz*", operators)[0] == "torchvision.nms.default"
+    assert nearest("*.indx*", operators)[0] == "aten.index.Tensor"
+
+
+def test_nothing_is_suggested_for_what_is_like_nothing() -> None:
+    assert did_you_mean("zzz", ["compile", "eager"], "there are two") == "there are two"
+    assert did_you_mean("Compil", ["compile", "eager"]) == "did you mean compile?"
+
+
+@pytest.mark.parametrize(
+    ("command", "told"),
+    [
+        ("opreplay TRACE --tpo 3", "opreplay: error: there is no option --tpo: did you mean --top?"),
+        ("opreplay TRACE --mode compil", "there is no mode 'compil': did you mean compile"),
+        ("opreplay TRACE --mode compile:inducto", "compile has no backend 'inducto': did you mean inductor?"),
+        ("opreplay TRACE --unit modul", "'modul' is no choice: did you mean module?"),
+        ("opreplay TRACE --op aten.adn*", "no op matches --op aten.adn*: the trace has 'aten.add.Tensor'"),
+        ("opreplay TRACE --module backbon", "no module matches --module backbon: the trace has 'backbone."),
+        ("opreplay TRACE --unit function --op delta2box", "the trace has 'delta_xywh_bbox_coder:delta2bbox'"),
+        ("opreplay samples/nmz", "there is no sample 'nmz': did you mean nms?"),
+        ("opreplay samples --tag Forloopp", "there is no tag 'Forloopp': did you mean ForLoop?"),
+        ("opreplay samples --op nmz*", "no sample matches --op nmz*: the nearest in samples are nms"),
+        ("opreplay TRACE other.jsonl", "'other.jsonl' is one argument too many: one trace is replayed at a time"),
+        ("opcapture --modle x.py", "opcapture: error: there is no option --modle: did you mean --model?"),
+        ("opcapture --run trian", "'trian' is no choice: did you mean train?"),
+        ("opgrip trase info", "opgrip: error: argument GROUP or VERB: 'trase' is no choice: did you mean trace?"),
+        ("opgrip trace inof", "'inof' is no choice: did you mean info?"),
+        ("opgrip trace info TRACE --tpo 3", "opgrip trace info: error: there is no option --tpo: did you mean --top?"),
+    ],
+)
+def test_a_name_that_is_nearly_right_is_answered_with_the_right_one(tmp_path: Path, command: str, told: str) -> None:
+    name, *words = command.replace("TRACE", str(TRACE)).split()
+    done = run_command(name, *words, cwd=tmp_path)
+    assert done.returncode == 2
+    assert told in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_folder_without_samples_is_said_to_be_one_and_traces_in_it_are_named(tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    done = run_command("opreplay", "runs", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "runs is a folder without samples: name a trace, or a folder that grip wrote" in done.stderr
+    (tmp_path / "runs" / "a.jsonl.gz").touch()
+    assert "name a trace, such as runs/a.jsonl.gz" in run_command("opreplay", "runs", cwd=tmp_path).stderr

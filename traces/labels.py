@@ -1,0 +1,82 @@
+"""Marks of `record_function`: they are no operators that do something, and tell under which label other calls ran."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pandas as pd
+
+from opgrip.traces.records import Signature
+
+MARKS = "profiler."
+"""How the names of operators begin that only tell a profiler something."""
+ENTER, EXIT = "profiler._record_function_enter", "profiler._record_function_exit"
+AUTOGRAD = "autograd"
+"""How the names of the threads begin that run backward passes for another thread, which waits."""
+
+
+def is_mark(op: str) -> bool:
+    """Whether an operator of that name is a mark."""
+    return op.startswith(MARKS)
+
+
+def are_marks(calls: pd.DataFrame) -> pd.Series[bool]:
+    """Of each call of a trace's table, whether it is a mark."""
+    return calls["op"].isin([name for name in calls["op"].cat.categories if is_mark(str(name))])
+
+
+def label_of(signature: Signature) -> str | None:
+    """The label that a call of a signature opens; None where it opens none."""
+    label = signature.args[0] if signature.op.startswith(ENTER) and signature.args else None
+    return label if isinstance(label, str) else None
+
+
+def labeled(
+    calls: pd.DataFrame, label_by_signature: Mapping[int, str], is_selected: Callable[[str], bool]
+) -> pd.Series[bool]:
+    """Of each call of a trace's table, whether it ran within a label that is selected.
+
+    Labels nest within their thread. Calls of threads that autograd starts have those that are open in any other one.
+
+    Parameters
+    ----------
+    label_by_signature : the labels that calls of signatures open
+    """
+    spans: list[tuple[int, int]] = []
+    within = pd.Series(False, index=calls.index)
+    threads = [calls["process"].cat.codes, calls["thread"].cat.codes]
+    for _, own in calls.groupby(threads, sort=False):
+        flags, own_spans = _within(own, label_by_signature, is_selected)
+        within |= pd.Series(flags, index=own.index).reindex(calls.index, fill_value=False)
+        spans += own_spans
+    of_autograd = calls["thread"].astype(str).str.startswith(AUTOGRAD)
+    for start, end in spans:
+        within |= of_autograd & calls["start_ns"].between(start, end)
+    return within
+
+
+def _within(
+    calls: pd.DataFrame, label_by_signature: Mapping[int, str], is_selected: Callable[[str], bool]
+) -> tuple[list[bool], list[tuple[int, int]]]:
+    """Of each call of one thread, whether a selected label is open; and from when to when one is."""
+    open_labels: list[bool] = []
+    flags: list[bool] = []
+    spans: list[tuple[int, int]] = []
+    began: Any = None
+    start = 0
+    columns = (calls[name].tolist() for name in ("signature", "op", "start_ns"))
+    for signature, op, start in zip(*columns, strict=True):
+        label = label_by_signature.get(signature)
+        if label is not None:
+            open_labels.append(is_selected(label))
+        elif str(op).startswith(EXIT) and open_labels:
+            open_labels.pop()
+        is_open = any(open_labels)
+        flags.append(is_open)
+        if is_open and began is None:
+            began = start
+        elif not is_open and began is not None:
+            spans.append((began, start))
+            began = None
+    return flags, [*spans, *([(began, start)] if began is not None else [])]
