@@ -19,7 +19,7 @@ from opgrip.traces.errors import UserError
 def metered(number: int, groups: Sequence[Group], settings: Settings, announce: Announce) -> dict[int, Energy]:
     """What a run of each subject of a case takes of the device, by the subjects' identity, without those that fail.
 
-    None where the device tells nothing any more.
+    Empty where the device tells nothing any more.
 
     Parameters
     ----------

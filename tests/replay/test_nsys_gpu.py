@@ -143,6 +143,16 @@ def test_work_of_calls_before_a_run_of_flushes_and_of_restores_is_not_told_as_lo
     assert set(runs) == {(7, "eager")}
 
 
+def test_what_keeps_the_device_busy_before_a_run_is_no_kernel_of_it(tmp_path: Path) -> None:
+    kernels = [
+        {"start": 205, "end": 230, "correlationId": 1, "name": "spin_kernel"},
+        {"start": 240, "end": 250, "correlationId": 2, "name": "gemm"},
+    ]
+    path = write_report(tmp_path / "report", [(200, 300, "aten.mm", 7)], [(202, 1), (203, 2)], {"KERNEL": kernels})
+    seen = columns_of(path)
+    assert (seen.nsys_kernels, seen.nsys_gpu_us, seen.nsys_gap_us) == ("gemm x1", 0.01, 0.0)
+
+
 def test_calls_that_run_before_others_stand_in_a_range_of_ours(
     tiny_trace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -45,6 +45,8 @@ class Run:
     work: list[Work] = field(default_factory=list)
 
 
+DELAY_KERNEL = "spin_kernel"
+"""Of torch, which keeps the device busy before a run that its own clock times."""
 Runs = dict[Key, list[Run]]
 """What a profiler saw of the timed runs of each row."""
 
@@ -63,6 +65,8 @@ def joined(report: Report) -> tuple[Runs, int]:
     starts = {process: [run.span.start_ns for run in runs] for process, runs in all_by_process.items()}
     outside = 0
     for work in report.work:
+        if DELAY_KERNEL in work.name:
+            continue
         # ranges of one process follow each other
         place = bisect_right(starts.get(work.process, []), work.launched_ns) - 1
         run_before = all_by_process[work.process][place] if place >= 0 else None
