@@ -31,7 +31,7 @@ from opgrip.replay import load_results
 from opgrip.replay.analyses.ncu.ncu import PLACES as NCU_PLACES
 from opgrip.replay.analyses.ncu.report import TO_CSV
 from opgrip.replay.analyses.nsys.nsys import PLACES as NSYS_PLACES
-from opgrip.replay.analyses.nsys.report import CALLS, COPIES, EVENTS, KERNELS, STRINGS
+from opgrip.replay.analyses.nsys.report import CALLS, EVENTS, STRINGS, Kind
 from opgrip.replay.analyses.profiling.programs import find_program
 from opgrip.replay.timing.ranges import check_ranges
 from opgrip.traces.errors import UserError
@@ -181,7 +181,7 @@ def cut(whole: Path, excerpt: Path) -> None:
         database.execute("ATTACH ? AS excerpt", (str(excerpt),))
         there = {name for (name,) in database.execute("SELECT name FROM main.sqlite_master WHERE type = 'table'")}
         named = []
-        for table in {EVENTS, CALLS, KERNELS, COPIES} & there:
+        for table in {EVENTS, CALLS, *(kind.value for kind in Kind)} & there:
             database.execute(f"CREATE TABLE excerpt.{table} AS SELECT * FROM main.{table}")
             columns = {row[1] for row in database.execute(f"PRAGMA main.table_info({table})")}
             strings = {"textId", "shortName", "demangledName", "nameId"} & columns

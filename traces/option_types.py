@@ -82,6 +82,14 @@ def seconds(text: str) -> float:
     return number
 
 
+def duration(text: str) -> float:
+    """A number from 0."""
+    number = _number(text)
+    if not 0 <= number < 1e9:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds from 0")
+    return number
+
+
 def byte_count(text: str) -> int:
     """A number of bytes, which `k`, `M`, `G` or `T` may follow."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?", text.strip().lower())

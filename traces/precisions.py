@@ -5,6 +5,7 @@ Once one of these was set, torch's older settings for all places raise when they
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from operator import attrgetter
 from typing import Any
 
@@ -43,6 +44,25 @@ def allows_tf32(place: str) -> bool:
 def set_precision(place: str, value: Any) -> None:
     """Have a place compute so; raises what torch does where it cannot."""
     attrgetter(place)(torch.backends).fp32_precision = value
+
+
+def is_tf32(operator: str, context: Mapping[str, Any]) -> bool:
+    """Whether a GPU may compute an operator on float32 as TF32, under the settings of a context.
+
+    Convolutions and recurrent networks have settings of their own, which allow it unless a program says otherwise;
+    units and samples may have some of either kind.
+    """
+    values = parse_precisions(str(context.get("fp32_precision", "")))
+    of_products = "tf32" if context.get("matmul_precision") in ("high", "medium") else "ieee"
+    in_products = values.get("cuda.matmul", of_products) == "tf32"
+    by_cudnn = "tf32" if context.get("cudnn_tf32", True) else "ieee"
+    in_cudnn = {
+        word: values.get(place, by_cudnn) == "tf32" if context.get("cudnn", True) else in_products
+        for word, place in (("conv", "cudnn.conv"), ("rnn", "cudnn.rnn"))
+    }
+    if not operator.startswith("aten."):
+        return in_products or any(in_cudnn.values())
+    return next((allowed for word, allowed in in_cudnn.items() if word in operator), in_products)
 
 
 def describe_precisions() -> str:

@@ -1,29 +1,28 @@
-"""Energy, clock and throttling of a GPU while a call runs again and again, by NVML."""
+"""Energy of a GPU while a call runs again and again."""
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import ceil
+from statistics import fmean
+from threading import Event, Thread
 from time import perf_counter
-from typing import Any
+from types import TracebackType
 
 from opgrip.replay.measuring.columns import Columns, column
-from opgrip.traces.errors import UserError
+from opgrip.replay.measuring.nvml import Gpu, open_gpu
 from opgrip.traces.options import option, titled
 
 SECONDS = 1.0
 """Of runs: the counter moves every few hundredths of a second, so that a block gives it within some percent."""
-FEWEST = 10
-"""Runs between two looks at the clock."""
-IDLE = ("GpuIdle", "ApplicationsClocksSetting", "UserDefinedClocks")
-"""Reasons for a lower clock that are no throttling: nothing to do, and what the user asked for."""
-REASONS = (
-    *IDLE,
-    *("SwPowerCap", "HwSlowdown", "SyncBoost", "SwThermalSlowdown", "HwThermalSlowdown", "HwPowerBrakeSlowdown"),
-    "DisplayClockSetting",
-)
-"""Names of NVML's bits, in `nvmlClocksEventReason...` and in older versions `nvmlClocksThrottleReason...`."""
+BLOCK_S = 0.1
+"""Of runs between which nothing is asked and nothing waited for: else the GPU idles most of the time."""
+IDLE_S = 0.3
+"""For which an idle GPU is watched."""
+EVERY_S = 0.05
+"""Between two readings of clock and power, by another thread."""
+MOST_GROWTH = 10.0
 
 
 @titled("the machine's limits")
@@ -33,14 +32,14 @@ class EnergyOptions:
 
     energy: bool = option(
         False,
-        "run each case for a second more on a GPU: its energy, clock, throttling",
+        "run each case for a second more on a GPU: its energy, and clock and throttling meanwhile",
         only=("single cases",),
     )
 
     def check(self, device: str) -> None:
         """Raise `UserError` where they are asked for and cannot be read."""
         if self.energy:
-            open_meter(device).close()
+            open_gpu(device).close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,93 +47,122 @@ class EnergyColumns(Columns):
     """What a run takes of a GPU."""
 
     energy_mj: float | None = column("of the GPU for one run, with what it takes when idle", "mJ")
-    clock_mhz: float | None = column("mean clock of its multiprocessors meanwhile", "MHz")
-    throttled: str | None = column("why that was not higher; empty where nothing held it down")
+    energy_above_idle_mj: float | None = column("of that, what an idle GPU would not have taken in the time", "mJ")
+    idle_w: float | None = column("power of the GPU while nothing ran on it, just before", "W")
 
 
 @dataclass(frozen=True, slots=True)
 class Energy:
-    """What a run of a call takes of the device.
+    """What a run of a call takes of the device; None for what it does not tell.
 
     Attributes
     ----------
     millijoules : of one run, with what the device takes when idle
+    above_idle_mj : without that
+    idle_w : power of the idle device
     clock_mhz : mean clock of the multiprocessors meanwhile
     throttled : reasons why it was lower than it could be; empty where there were none
     """
 
-    millijoules: float
-    clock_mhz: float
+    millijoules: float | None
+    above_idle_mj: float | None
+    idle_w: float | None
+    clock_mhz: float | None
     throttled: tuple[str, ...]
+
+    @property
+    def columns(self) -> EnergyColumns:
+        """What a row gets of it, besides clock and throttling."""
+        return EnergyColumns(self.millijoules, self.above_idle_mj, self.idle_w)
 
 
 class Meter:
-    """Reads a GPU's counters.
+    """Measures what calls take of a GPU."""
 
-    Parameters
-    ----------
-    nvml : the module `pynvml`, initialized
-    handle : of the GPU
-    """
+    def __init__(self, gpu: Gpu) -> None:
+        self._gpu = gpu
+        self._idle_w: float | None = None
 
-    def __init__(self, nvml: Any, handle: Any) -> None:
-        self._nvml, self._handle = nvml, handle
-
-    def measure(self, run: Callable[[], object], wait: Callable[[], None], seconds: float = SECONDS) -> Energy:
-        """Run a call for some time, and read the counters before, between and after.
+    def measure(
+        self, run: Callable[[], object], wait: Callable[[], None], seconds: float = SECONDS, idle_s: float = IDLE_S
+    ) -> Energy:
+        """Run a call for some time, with the counters read before and after.
 
         Parameters
         ----------
         wait : until the device has done what it was given
+        idle_s : how long the idle device is watched, where this meter has not done so yet
         """
         wait()
-        clocks: list[float] = []
-        powers: list[float] = []
-        reasons: dict[str, None] = {}
-        runs, began, before = 0, perf_counter(), self._counted_mj()
-        while not runs or perf_counter() - began < seconds:
-            for _ in range(FEWEST):
-                run()
-            runs += FEWEST
-            wait()
-            clocks.append(self._clock_mhz())
-            powers.append(self._power_mw())
-            reasons.update(dict.fromkeys(self._reasons()))
-        after, elapsed_s = self._counted_mj(), perf_counter() - began
-        total = _difference(before, after)
-        if total is None:
-            # older GPUs count no energy: mW over seconds
-            total = sum(powers) / len(powers) * elapsed_s
-        return Energy(total / runs, sum(clocks) / len(clocks), tuple(reasons))
+        if self._idle_w is None:
+            self._idle_w = self._idle_watts(idle_s)
+        count = _block_size(run, wait)
+        runs = 0
+        with _Watch(self._gpu) as watch:
+            before, began = self._gpu.energy_mj(), perf_counter()
+            while not runs or perf_counter() - began < seconds:
+                for _ in range(count):
+                    run()
+                wait()
+                runs += count
+            elapsed_s, after = perf_counter() - began, self._gpu.energy_mj()
+        total = _total_mj(before, after, watch.powers_mw, elapsed_s)
+        idle_mj = None if self._idle_w is None else self._idle_w * elapsed_s * 1e3
+        return Energy(
+            None if total is None else total / runs,
+            None if total is None or idle_mj is None else max(total - idle_mj, 0.0) / runs,
+            self._idle_w,
+            fmean(watch.clocks_mhz) if watch.clocks_mhz else None,
+            tuple(watch.reasons),
+        )
 
     def close(self) -> None:
         """Let go of NVML."""
-        self._nvml.nvmlShutdown()
+        self._gpu.close()
 
-    def _counted_mj(self) -> float | None:
-        try:
-            return float(self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._handle))
-        except self._nvml.NVMLError:
-            return None
+    def _idle_watts(self, seconds: float) -> float | None:
+        with _Watch(self._gpu) as watch:
+            before, began = self._gpu.energy_mj(), perf_counter()
+            Event().wait(seconds)
+            elapsed_s, after = perf_counter() - began, self._gpu.energy_mj()
+        total = _total_mj(before, after, watch.powers_mw, elapsed_s)
+        return None if total is None else total / elapsed_s / 1e3
 
-    def _power_mw(self) -> float:
-        try:
-            return float(self._nvml.nvmlDeviceGetPowerUsage(self._handle))
-        except self._nvml.NVMLError:
-            return float("nan")
 
-    def _clock_mhz(self) -> float:
-        return float(self._nvml.nvmlDeviceGetClockInfo(self._handle, self._nvml.NVML_CLOCK_SM))
+class _Watch:
+    """Reads clock, power and reasons while a block runs, by a thread of its own, and once at the end.
 
-    def _reasons(self) -> list[str]:
-        nvml = self._nvml
-        read = getattr(nvml, "nvmlDeviceGetCurrentClocksEventReasons", None)
-        read = read or nvml.nvmlDeviceGetCurrentClocksThrottleReasons
-        try:
-            mask = int(read(self._handle))
-        except nvml.NVMLError:
-            return []
-        return [name for name in REASONS if name not in IDLE and mask & _bit(nvml, name)]
+    Attributes
+    ----------
+    clocks_mhz, powers_mw : as far as there are any
+    reasons : in the order in which they came up
+    """
+
+    def __init__(self, gpu: Gpu) -> None:
+        self._gpu, self._over = gpu, Event()
+        self._thread = Thread(target=self._watch, daemon=True)
+        self.clocks_mhz: list[float] = []
+        self.powers_mw: list[float] = []
+        self.reasons: dict[str, None] = {}
+
+    def __enter__(self) -> _Watch:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        is_over = False
+        while not is_over:
+            is_over = self._over.wait(EVERY_S)
+            for readings, value in ((self.clocks_mhz, self._gpu.clock_mhz()), (self.powers_mw, self._gpu.power_mw())):
+                if value is not None:
+                    readings.append(value)
+            self.reasons.update(dict.fromkeys(self._gpu.throttle_reasons()))
 
 
 def open_meter(device: str) -> Meter:
@@ -144,27 +172,25 @@ def open_meter(device: str) -> Meter:
     ------
     UserError : where there is no GPU, no NVML, or no permission
     """
-    import torch
-
-    if torch.device(device).type != "cuda":
-        raise UserError(f"--energy reads the counters of an NVIDIA GPU, and {device} is none", "leave it out")
-    try:
-        nvml = importlib.import_module("pynvml")
-    except ImportError as error:
-        raise UserError("--energy needs pynvml", "pip install opgrip[gpu]") from error
-    try:
-        nvml.nvmlInit()
-        # by identity: CUDA counts the devices that it is let see, NVML all
-        uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
-        return Meter(nvml, nvml.nvmlDeviceGetHandleByUUID(uuid))
-    except nvml.NVMLError as error:
-        raise UserError(f"NVML does not tell of {device}: {error}", "see nvidia-smi -q") from error
+    return Meter(open_gpu(device))
 
 
-def _difference(before: float | None, after: float | None) -> float | None:
-    return None if before is None or after is None else after - before
+def _block_size(run: Callable[[], object], wait: Callable[[], None]) -> int:
+    """How many runs take `BLOCK_S`."""
+    count = 1
+    while True:
+        began = perf_counter()
+        for _ in range(count):
+            run()
+        wait()
+        took_s = perf_counter() - began
+        if took_s >= BLOCK_S:
+            return count
+        count = ceil(count * min(MOST_GROWTH, 1.2 * BLOCK_S / max(took_s, 1e-9)))
 
 
-def _bit(nvml: Any, name: str) -> int:
-    bits = (getattr(nvml, f"nvmlClocks{kind}Reason{name}", None) for kind in ("Event", "Throttle"))
-    return next((int(bit) for bit in bits if bit is not None), 0)
+def _total_mj(before: float | None, after: float | None, powers_mw: Sequence[float], elapsed_s: float) -> float | None:
+    """By the counter; by power and time where there is none."""
+    if before is not None and after is not None:
+        return after - before
+    return fmean(powers_mw) * elapsed_s if powers_mw else None

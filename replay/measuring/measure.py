@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from itertools import chain
 
@@ -12,8 +13,10 @@ from opgrip.replay.arguments.values import RECORDED
 from opgrip.replay.cases.cases import Case
 from opgrip.replay.cases.surroundings import Surroundings, recent_bytes
 from opgrip.replay.cases.ways import Point, Points, Way
+from opgrip.replay.measuring.clocks import Clocks, warm_up
 from opgrip.replay.measuring.energy import Energy
 from opgrip.replay.measuring.metering import metered, with_energy
+from opgrip.replay.measuring.nvml import find_gpu
 from opgrip.replay.measuring.preparation import Prepared, failed, prepare
 from opgrip.replay.measuring.results import Result
 from opgrip.replay.measuring.settings import Settings
@@ -63,10 +66,11 @@ def measure_cases(
     cached_rows : rows of which it is known what came of making them ready
     """
     pages.keep_freed_memory()
-    for window in windows(cases, settings):
-        yield from _measure(
-            window, settings, surroundings or Surroundings({}, {}), announce, without, cached_rows or {}
-        )
+    with closing(Clocks(None if settings.profiled else find_gpu(settings.device))) as clocks:
+        for window in windows(cases, settings):
+            yield from _measure(
+                window, settings, surroundings or Surroundings({}, {}), announce, without, cached_rows or {}, clocks
+            )
 
 
 def windows(cases: Sequence[Case], settings: Settings) -> Iterator[list[Case]]:
@@ -96,6 +100,7 @@ def _measure(
     announce: Announce,
     without: Collection[int],
     cached_rows: CachedRows,
+    clocks: Clocks,
 ) -> Iterator[list[Result]]:
     rows: dict[int, list[Prepared]] = {}
     for case in cases:
@@ -108,18 +113,21 @@ def _measure(
         for cache in settings.timing.caches
     }
     all_groups = list(chain.from_iterable(groups.values()))
+    if not settings.profiled:
+        warm_up(settings.device, settings.timing.clock_warmup)
+    announce = clocks.reading(announce)
     concurrent_runs = _side_by_side(prepared_cases, settings, announce)
     running = Counter(subject.number for group in all_groups for subject in group.subjects)
     for case, prepared in prepared_cases:
         if not running[case.number]:
-            yield list(_fill_rows(prepared, settings, concurrent_runs, {}))
+            yield list(_fill_rows(prepared, settings, concurrent_runs, {}, clocks))
     for subjects in _timed(groups, settings, announce):
         number = subjects[0].number
         running[number] -= len(subjects)
         if not running[number]:
             metered_energies = settings.energy.energy and not settings.profiled
             energies = metered(number, all_groups, settings, announce) if metered_energies else {}
-            yield list(_fill_rows(rows.pop(number), settings, concurrent_runs, energies))
+            yield list(_fill_rows(rows.pop(number), settings, concurrent_runs, energies, clocks))
 
 
 def _timed(groups: Mapping[str, Sequence[Group]], settings: Settings, announce: Announce) -> Iterator[list[Subject]]:
@@ -228,6 +236,7 @@ def _fill_rows(
     settings: Settings,
     concurrent_runs: Mapping[int, ConcurrentRun],
     energies: Mapping[int, Energy],
+    clocks: Clocks,
 ) -> Iterator[Result]:
     """The rows of one case, with what was measured.
 
@@ -242,7 +251,8 @@ def _fill_rows(
         if subject is not None and subject.failure is None
     }
     for way, row, subject in prepared:
-        result = row if subject is None else with_energy(row, energies.get(id(subject)))
+        clock_mhz, throttled = clocks.of_row(row.case, way.number)
+        result = with_energy(replace(row, clock_mhz=clock_mhz, throttled=throttled), energies.get(id(subject)))
         if subject is None:
             yield result
         elif subject.failure is not None:

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
-from opgrip.replay.measuring.energy import Energy, EnergyColumns, open_meter
+from opgrip.replay.measuring.energy import Energy, open_meter
 from opgrip.replay.measuring.results import Result
 from opgrip.replay.measuring.settings import Settings
 from opgrip.replay.operators.contexts import restored
 from opgrip.replay.operators.devices import check_use, synchronizer
 from opgrip.replay.timing.rounds import Announce, Group
+from opgrip.traces.errors import UserError
 
 
 def metered(number: int, groups: Sequence[Group], settings: Settings, announce: Announce) -> dict[int, Energy]:
     """What a run of each subject of a case takes of the device, by the subjects' identity, without those that fail.
+
+    Empty where the device tells nothing any more.
 
     Parameters
     ----------
@@ -23,7 +27,10 @@ def metered(number: int, groups: Sequence[Group], settings: Settings, announce: 
     """
     wait = synchronizer(settings.device)
     energy_of_subject: dict[int, Energy] = {}
-    meter = open_meter(settings.device)
+    try:
+        meter = open_meter(settings.device)
+    except UserError:
+        return energy_of_subject
     try:
         for group in groups:
             with restored(group.settings), torch.set_grad_enabled(group.grad):
@@ -45,4 +52,5 @@ def with_energy(row: Result, energy: Energy | None) -> Result:
     """A row with what its runs took."""
     if energy is None:
         return row
-    return row.adding(EnergyColumns(energy.millijoules, energy.clock_mhz, ", ".join(energy.throttled) or None))
+    clock_mhz = row.clock_mhz if energy.clock_mhz is None else energy.clock_mhz
+    return replace(row, clock_mhz=clock_mhz, throttled=", ".join(energy.throttled) or None).adding(energy.columns)

@@ -67,6 +67,11 @@ class Result:
     noisy: bool | None = column("whether the spread is so large that the median is doubtful: above 0.25")
     method: str | None = column("how the runs were timed: `discrete`, `continuous`, `events`, `graph`")
     cache: str | None = column("what the caches held: `program`, `warm`, `cold`")
+    clock_mhz: float | None = column(
+        "mean clock of a GPU's multiprocessors while it was timed, where NVML tells; with `--energy` in that second",
+        "MHz",
+    )
+    throttled: str | None = column("why that was not higher; empty where nothing held it down")
     ratio: float | None = column(
         "of the time over that of the reference mode, run by run; in that one's own rows over that of the first way to "
         "draw values, in those of that over that of the first threads, then of the first cache; empty in the first"

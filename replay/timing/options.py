@@ -9,7 +9,7 @@ from opgrip.replay.timing.caches import CACHES, PROGRAM, WARM
 from opgrip.replay.timing.methods import CONTINUOUS, GRAPH, METHODS, ON_DEVICE
 from opgrip.traces.command import not_negative, positive
 from opgrip.traces.errors import UserError
-from opgrip.traces.option_types import names, seconds, share
+from opgrip.traces.option_types import duration, names, seconds, share
 from opgrip.traces.options import option, titled
 
 
@@ -42,6 +42,14 @@ class TimingOptions:
         "(default: program; warm for samples and with --exec-mode continuous)",
         parse=cache_states,
         metavar="STATE,...",
+        only=("single cases",),
+    )
+
+    clock_warmup: float = option(
+        0.5,
+        "keep a GPU busy for so long before the first case, until its clocks are up (default: %(default)s)",
+        parse=duration,
+        metavar="SECONDS",
         only=("single cases",),
     )
 

@@ -23,9 +23,10 @@ except ImportError:
 DOMAIN = "opgrip"
 NSYS, NCU, TORCH = "nsys", "ncu", "torch"
 """Profilers that a run can be watched by."""
-PREPARE, READY, DROPPED = "prepare", "ready", "dropped"
-"""Phases around a timed run: a row is compiled and run first; arguments are put back and caches emptied; the latest
-run of the row that is not taken back yet does not count, since the processor was slowed down."""
+PREPARE, READY, BEFORE, DROPPED = "prepare", "ready", "before", "dropped"
+"""Phases around a timed run: a row is compiled and run first; arguments are put back and caches emptied; it runs before
+another, as in the program; the latest run of the row that is not taken back yet does not count, since the processor was
+slowed down."""
 
 
 class Range:

@@ -139,7 +139,7 @@ class Measurer:
             before = group.around.get(number)
             if before is not None:
                 self._announce(number, NO_ROW)
-                before.run()
+                before.run_before()
 
     def _run(self, subject: Subject, place: Place = NOWHERE) -> None:
         self._announce(subject.number, subject.row)

@@ -13,7 +13,7 @@ from opgrip.replay.operators.calling import Arguments, Function
 from opgrip.replay.operators.memory import LARGE, mostly_fresh
 from opgrip.replay.timing import pages
 from opgrip.replay.timing.methods import CONTINUOUS, GRAPH
-from opgrip.replay.timing.ranges import DROPPED, READY, Range
+from opgrip.replay.timing.ranges import BEFORE, DROPPED, READY, Range
 from opgrip.replay.timing.samples import Samples
 from opgrip.replay.timing.stopwatch import Stopwatch, block_size
 
@@ -80,6 +80,7 @@ class Subject:
     failure: Exception | None = None
     _range: Range = field(init=False)
     _ready: Range = field(init=False)
+    _before: Range = field(init=False)
     _dropped: Range = field(init=False)
     _size: int = 1
     _launch_ns: float = 0.0
@@ -90,6 +91,7 @@ class Subject:
         self.samples = Samples(self._shares(), alike=bool(self.profiled))
         self._range = Range(self.label, self.category, self.number, self.profiled)
         self._ready = Range(READY, self.category, self.number)
+        self._before = Range(BEFORE, self.category, self.number)
         self._dropped = Range(DROPPED, self.category, self.number)
         if not self.mutates:
             for variant in self.variants:
@@ -100,6 +102,14 @@ class Subject:
         """Run once without timing it."""
         args, kwargs = self._arguments(self.variants[0], 1)[0]
         self.function(*args, **kwargs)
+
+    def run_before(self) -> None:
+        """Run once before another subject is timed, in a range that says so."""
+        self._before.begin()
+        try:
+            self.run()
+        finally:
+            self._before.end()
 
     def ready(self, count: int) -> list[Arguments]:
         """Arguments of so many runs of the first variant, in their first state."""

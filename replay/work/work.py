@@ -15,6 +15,9 @@ from opgrip.replay.work.formulas import flops_of
 from opgrip.replay.work.traffic import bytes_moved
 from opgrip.traces.names import plain_name
 
+NARROW_PRODUCTS = ("aten._scaled_mm", "aten._int_mm")
+"""Multiply in 8 bits and give wider numbers."""
+
 
 @dataclass(frozen=True, slots=True)
 class Work:
@@ -90,7 +93,9 @@ def _work(call: Call) -> Work:
 
 
 def _dtype(call: Call) -> str | None:
-    """The dtype of the largest floating-point tensor, or else of the largest tensor."""
+    """The dtype of the largest floating-point tensor, or else of the largest tensor; of narrow products their own."""
+    if call.name in NARROW_PRODUCTS:
+        return plain_name(call.values["self"].dtype)
     tensors: list[torch.Tensor] = sorted(
         (*call.ins, *call.outs), key=lambda tensor: (tensor.is_floating_point() or tensor.is_complex(), tensor.numel())
     )

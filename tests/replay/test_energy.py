@@ -1,4 +1,4 @@
-"""Energy and clocks. No GPU is needed: a stand-in for NVML counts what a GPU of constant power would."""
+"""Energy and clocks of a GPU. None is needed: a stand-in for NVML counts what one would take."""
 
 from __future__ import annotations
 
@@ -7,79 +7,184 @@ from pathlib import Path
 from time import perf_counter
 
 import pytest
+import torch
+from nvml import BUSY_W, IDLE_W, Nvml, OldNvml, properties_of
+from settings import rows_of, settings_of
 
-from opgrip.replay.measuring.energy import Meter, open_meter
+from opgrip.replay.measuring import clocks, measure, metering
+from opgrip.replay.measuring.clocks import Clocks, warm_up
+from opgrip.replay.measuring.energy import EnergyColumns, Meter, open_meter
+from opgrip.replay.measuring.nvml import Gpu, find_gpu, open_gpu
+from opgrip.replay.measuring.results import OK
+from opgrip.replay.options import job_with
+from opgrip.replay.timing.rounds import NO_ROW
 from opgrip.traces.errors import UserError
 
-WATTS = 200.0
+COUNTER = "nvmlDeviceGetTotalEnergyConsumption"
+POWER, CLOCK = "nvmlDeviceGetPowerUsage", "nvmlDeviceGetClockInfo"
+REASONS = "nvmlDeviceGetCurrentClocksEventReasons"
+QUICK = {"seconds": 0.3, "idle_s": 0.1}
 
 
-class Nvml:
-    """NVML as its documentation has it, of a GPU that takes 200 W and is throttled by its power cap."""
-
-    NVML_CLOCK_SM = 1
-    nvmlClocksEventReasonGpuIdle = 1
-    nvmlClocksEventReasonSwPowerCap = 4
-    nvmlClocksEventReasonHwSlowdown = 8
-
-    class NVMLError(Exception):
-        pass
-
-    def __init__(self, counts: bool = True) -> None:
-        self.counts, self.closed = counts, False
-
-    def nvmlDeviceGetTotalEnergyConsumption(self, handle: object) -> int:
-        if not self.counts:
-            raise self.NVMLError("not supported")
-        return int(perf_counter() * WATTS * 1e3)
-
-    def nvmlDeviceGetPowerUsage(self, handle: object) -> int:
-        return int(WATTS * 1e3)
-
-    def nvmlDeviceGetClockInfo(self, handle: object, kind: int) -> int:
-        assert kind == self.NVML_CLOCK_SM
-        return 1500
-
-    def nvmlDeviceGetCurrentClocksEventReasons(self, handle: object) -> int:
-        return 1 | 4
-
-    def nvmlShutdown(self) -> None:
-        self.closed = True
+def nothing() -> None:
+    pass
 
 
-class OldNvml(Nvml):
-    """One that calls the reasons for a lower clock by their older names."""
+def test_energy_is_that_of_a_gpu_that_is_kept_busy_although_reading_it_takes_long() -> None:
+    nvml = Nvml(query_s=0.02)
+    runs = list[float]()
 
-    nvmlClocksThrottleReasonSwThermalSlowdown = 32
-    nvmlDeviceGetCurrentClocksEventReasons = None  # type: ignore[assignment]
+    def run() -> None:
+        nvml.run()
+        runs.append(perf_counter())
 
-    def nvmlDeviceGetCurrentClocksThrottleReasons(self, handle: object) -> int:
-        return 32
+    energy = Meter(Gpu(nvml, "GPU")).measure(run, nothing, **QUICK)
+    busy_mj = BUSY_W * nvml.busy_s / len(runs) * 1e3
+    above_idle_mj = busy_mj * (1 - IDLE_W / BUSY_W)
+    assert energy.millijoules is not None
+    assert energy.above_idle_mj is not None
+    assert 0.8 * busy_mj < energy.millijoules < 1.25 * busy_mj
+    assert 0.7 * above_idle_mj < energy.above_idle_mj < 1.25 * above_idle_mj
+    assert energy.idle_w == pytest.approx(IDLE_W, rel=0.25)
+    assert (energy.clock_mhz, energy.throttled) == (1500, ("SwPowerCap",))
 
 
-@pytest.mark.parametrize("counts", [True, False], ids=["by the counter", "by power and time"])
-def test_energy_is_that_of_one_run(counts: bool) -> None:
-    runs: list[float] = []
-    nvml = Nvml(counts)
-    meter = Meter(nvml, object())
-    began = perf_counter()
-    energy = meter.measure(lambda: runs.append(perf_counter()), lambda: None, seconds=0.02)
-    taken = perf_counter() - began
-    # all that was taken, by all runs
-    assert 0 < energy.millijoules * len(runs) <= taken * WATTS * 1e3 * 1.01
-    assert energy.millijoules * len(runs) >= 0.02 * WATTS * 1e3 * 0.9
-    assert energy.clock_mhz == 1500
-    assert energy.throttled == ("SwPowerCap",)
-    meter.close()
-    assert nvml.closed
+def test_nothing_is_read_between_runs_but_by_another_thread() -> None:
+    nvml = Nvml()
+    Meter(Gpu(nvml, "GPU")).measure(nvml.run, nothing, **QUICK)
+    # before and after the idle time, and before and after the runs
+    assert nvml.readings == [COUNTER] * 4
+
+
+def test_the_idle_gpu_is_watched_once() -> None:
+    nvml = Nvml()
+    meter = Meter(Gpu(nvml, "GPU"))
+    first, second = (meter.measure(nvml.run, nothing, **QUICK) for _ in range(2))
+    assert first.idle_w == second.idle_w
+    assert nvml.readings == [COUNTER] * 6
+
+
+def test_a_gpu_that_counts_no_energy_has_that_of_power_and_time() -> None:
+    nvml = Nvml(COUNTER)
+    energy = Meter(Gpu(nvml, "GPU")).measure(nvml.run, nothing, **QUICK)
+    assert energy.millijoules is not None
+    # the stand-in tells the power of an idle GPU, of runs that take a millisecond and more
+    assert energy.millijoules > IDLE_W * 0.9
+    assert energy.idle_w == pytest.approx(IDLE_W)
+
+
+@pytest.mark.parametrize("lacks", [(CLOCK,), (REASONS,), (POWER,), (COUNTER, POWER), (COUNTER, POWER, CLOCK, REASONS)])
+def test_what_a_virtual_machine_does_not_tell_is_empty_and_the_rest_is_there(lacks: tuple[str, ...]) -> None:
+    nvml = Nvml(*lacks)
+    energy = Meter(Gpu(nvml, "GPU")).measure(nvml.run, nothing, seconds=0.0, idle_s=0.06)
+    assert (energy.clock_mhz is None) is (CLOCK in lacks)
+    assert (energy.throttled == ()) is (REASONS in lacks)
+    assert (energy.millijoules is None) is (energy.idle_w is None) is (energy.above_idle_mj is None)
+    assert (energy.millijoules is None) is (COUNTER in lacks and POWER in lacks)
 
 
 def test_older_names_of_reasons_are_known() -> None:
-    energy = Meter(OldNvml(), object()).measure(lambda: None, lambda: None, seconds=0.0)
-    assert energy.throttled == ("SwThermalSlowdown",)
+    assert Gpu(OldNvml(), "GPU").throttle_reasons() == ["SwThermalSlowdown"]
 
 
-def test_without_nvml_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_instance_of_a_shared_gpu_has_the_clock_of_the_whole_and_no_energy(monkeypatch: pytest.MonkeyPatch) -> None:
+    nvml = Nvml(kind="MIG")
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", properties_of)
+    gpu = open_gpu("cuda:0")
+    assert (gpu.clock_mhz(), gpu.throttle_reasons()) == (1500, ["SwPowerCap"])
+    assert (gpu.energy_mj(), gpu.power_mw()) == (None, None)
+    gpu.close()
+    assert nvml.closed
+
+
+def test_without_nvml_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
     with pytest.raises(UserError, match=r"--energy needs pynvml: pip install opgrip\[gpu\]"):
         open_meter("cuda:0")
+    assert find_gpu("cuda:0") is None
+
+
+def test_a_gpu_that_nvml_does_not_know_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", Nvml(kind="other"))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", properties_of)
+    with pytest.raises(UserError, match="NVML does not tell of cuda:0: not found"):
+        open_gpu("cuda:0")
+
+
+def test_rows_stay_ok_where_the_meter_tells_nothing(tiny_trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cases = job_with(tiny_trace, top=1).load().cases
+    settings = settings_of(iterations=2, warmup=0, cache="warm", energy=True)
+    monkeypatch.setattr(metering, "open_meter", lambda device: Meter(Gpu(Nvml(COUNTER, POWER, CLOCK, REASONS), "GPU")))
+    [row] = rows_of(cases, settings)
+    assert (row.status, row.clock_mhz, EnergyColumns.of(row).energy_mj) == (OK, None, None)
+
+    def unreachable(device: str) -> Meter:
+        raise UserError(f"NVML does not tell of {device}", "see nvidia-smi -q")
+
+    monkeypatch.setattr(metering, "open_meter", unreachable)
+    [row] = rows_of(cases, settings)
+    assert (row.status, row.added) == (OK, {})
+
+
+def test_rows_have_the_clock_that_they_were_timed_at(tiny_trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nvml = Nvml()
+    monkeypatch.setattr(measure, "find_gpu", lambda device: Gpu(nvml, "GPU"))
+    rows = rows_of(job_with(tiny_trace, top=3).load().cases, settings_of(iterations=2, warmup=0))
+    assert {(row.status, row.clock_mhz, row.throttled) for row in rows} == {(OK, 1500, "SwPowerCap")}
+    assert nvml.closed
+
+
+def test_clocks_are_read_before_runs_now_and_then_and_each_row_has_those_of_its_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    nvml, now = Nvml(), [0.0]
+    values = iter([1000, 1200, 1400])
+    monkeypatch.setattr(nvml, "nvmlDeviceGetClockInfo", lambda handle, kind: next(values))
+    monkeypatch.setattr(clocks, "perf_counter", lambda: now[0])
+    watch, told = Clocks(Gpu(nvml, "GPU")), list[tuple[int, int]]()
+    announce = watch.reading(lambda number, row: told.append((number, row)))
+    for at, number, row in [(0.0, 1, 0), (0.01, 2, 0), (0.1, 7, NO_ROW), (0.11, 2, 0), (0.2, 3, 0)]:
+        now[0] = at
+        announce(number, row)
+    assert told == [(1, 0), (2, 0), (7, NO_ROW), (2, 0), (3, 0)]
+    assert [watch.of_row(number, 0)[0] for number in (1, 2, 3)] == [1000, 1100, 1400]
+    assert watch.of_row(7, 0) == (None, None)
+
+
+def test_nothing_is_read_and_nobody_is_in_the_way_where_there_is_no_gpu() -> None:
+    watch = Clocks(None)
+
+    def announce(number: int, row: int) -> None:
+        pass
+
+    assert watch.reading(announce) is announce
+    assert watch.of_row(0, 0) == (None, None)
+
+
+def test_a_device_is_kept_busy_once_before_anything_is_timed_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    products = list[str]()
+    # what runs on a GPU runs here on the CPU
+    monkeypatch.setattr(clocks, "synchronizer", lambda device: nothing)
+    monkeypatch.setattr(torch, "ones", lambda *size, device: torch.zeros(2, 2))
+    monkeypatch.setattr(torch, "mm", lambda one, other: products.append("mm"))
+    warm_up.cache_clear()
+    warm_up("cpu", 0.01)
+    warm_up("cuda:0", 0.0)
+    assert not products
+    warm_up("cuda:0", 0.01)
+    count = len(products)
+    assert count
+    warm_up("cuda:0", 0.01)
+    assert len(products) == count
+    warm_up.cache_clear()
+
+
+def test_a_device_without_room_for_it_is_timed_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_room(*size: int, device: str) -> torch.Tensor:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(torch, "ones", no_room)
+    warm_up.cache_clear()
+    warm_up("cuda:0", 0.01)
+    warm_up.cache_clear()

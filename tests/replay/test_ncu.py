@@ -31,7 +31,7 @@ from opgrip.replay.analyses.nsys.report import read_report as read_nsys
 from opgrip.replay.analyses.profiling import target
 from opgrip.replay.measuring.results import Result
 from opgrip.replay.options import job_with
-from opgrip.replay.timing.ranges import DROPPED, NCU, PREPARE, READY
+from opgrip.replay.timing.ranges import BEFORE, DROPPED, NCU, PREPARE, READY
 from opgrip.traces.errors import UserError
 
 PUSHED = "thread Domain:Push/Pop_Range:PL_Type:PL_Value:CLR_Type:Color:Msg_Type:Msg"
@@ -55,6 +55,12 @@ work = json.loads(Path(sys.argv[-2]).read_text())
 cases = [case for case in told["cases"] if case not in work["without"]]
 with open(told["log"], "a") as log:
     log.write(json.dumps({"argv": sys.argv[1:], "cases": cases, "job": work["job"]}) + "\\n")
+metrics = next(word for word in sys.argv if word.startswith("--metrics=")).partition("=")[2].split(",")
+for lacking in told["lacks"]:
+    if lacking in metrics:
+        print("==PROF== Connected to process 7 (/usr/bin/python3)")
+        print(f"==ERROR== Failed to find metric {told['lacks'][lacking]}")
+        sys.exit(1)
 if told["says"]:
     print(told["says"])
 if set(cases) & set(told["dies"]):
@@ -79,6 +85,7 @@ class StandIn:
             "log": str(self._log),
             "says": "",
             "dies": [],
+            "lacks": {},
             "printed": "",
             "head": table([]),
             "kernels": {
@@ -247,6 +254,39 @@ def test_kernels_in_no_range_are_counted(stand_in: StandIn, tiny_trace: Path, tm
     assert not table["ncu_kernels"].str.contains("foreign", na=False).any()
 
 
+def test_a_metric_that_a_chip_lacks_is_left_out_and_the_others_are_measured(
+    stand_in: StandIn, tiny_trace: Path, tmp_path: Path
+) -> None:
+    tensor, memory = "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active", "dram__bytes_read.sum"
+    # older versions say the name, newer ones the pattern that they make of it
+    stand_in.tell(lacks={tensor: tensor, memory: r"regex:^dram__bytes_read\.sum$"})
+    done = stand_in.replay(tiny_trace, tmp_path / "out.json")
+    assert done.returncode == 0, done.stderr
+    assert [line for line in done.stderr.splitlines() if "has no metric" in line] == [
+        f"opreplay: this GPU has no metric {name}, which is left out" for name in (tensor, memory)
+    ]
+    table = load_results(tmp_path / "out.json")
+    table = table[table["status"] == "ok"]
+    assert set(table["ncu_us"]) == {4.0}
+    # the batches after the first ask for what there is at once
+    asked = [next(word for word in call["argv"] if word.startswith("--metrics=")) for call in stand_in.calls()]  # type: ignore[attr-defined]
+    assert [(tensor in metrics, memory in metrics) for metrics in asked] == [
+        *[(True, True), (False, True)],
+        *[(False, False)] * (len(asked) - 2),
+    ]
+
+
+def test_a_metric_that_the_user_named_and_a_chip_lacks_is_one_line(
+    stand_in: StandIn, tiny_trace: Path, tmp_path: Path
+) -> None:
+    name = "sm__cyclse_active.avg"
+    stand_in.tell(lacks={name: name})
+    done = stand_in.replay(tiny_trace, tmp_path / "out.json", "--ncu-metrics", f"basic,{name}")
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1].startswith(f"opreplay: error: ncu knows no metric {name} of this GPU")
+    assert len(stand_in.calls()) == 1
+
+
 @pytest.mark.parametrize(
     ("state", "said"),
     [
@@ -396,7 +436,7 @@ def test_ranges_for_ncu_are_named_as_rows_are_looked_for(tiny_trace: Path, tmp_p
     subprocess.run(
         ["nsys", "export", "--type=sqlite", f"--output={database}", str(report)], check=True, capture_output=True
     )
-    spans = [span for span in read_nsys(database).spans if span.message not in (PREPARE, READY, DROPPED)]
+    spans = [span for span in read_nsys(database).spans if span.message not in (PREPARE, READY, BEFORE, DROPPED)]
     if not spans:
         pytest.skip("this nsys shows no ranges of this nvtx: constraints.txt pins one that it shows")
     rows = target.rows_of(tmp_path)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import closing
 from importlib.metadata import version
 from pathlib import Path
@@ -18,9 +18,8 @@ from programs import run_command
 from opgrip.replay.analyses.nsys import nsys
 from opgrip.replay.analyses.nsys.nsys import PLACES
 from opgrip.replay.analyses.nsys.report import Report, read_report
-from opgrip.replay.analyses.nsys.rows import NsysColumns, RunRecord, joined, with_seen
+from opgrip.replay.analyses.nsys.rows import NsysColumns, Runs, joined, joined_alone, with_seen
 from opgrip.replay.analyses.profiling.programs import arguments_in, find_program
-from opgrip.replay.analyses.profiling.rows import Key
 from opgrip.replay.measuring.results import OK, Result
 from opgrip.replay.options import job_with
 from opgrip.replay.reports.cells import load_results
@@ -80,20 +79,21 @@ def test_rows_that_the_first_report_lacks_are_run_again(
         pytest.skip("this nvtx needs a newer nsys than Debian's")
     reports: list[set[int]] = []
 
-    def lacking(report: Report) -> tuple[dict[Key, RunRecord], int]:
-        seen, outside = joined(report)
+    def lacking(exported: Iterable[Report]) -> tuple[Runs, int]:
+        seen, outside = joined_alone(exported)
         reports.append({case for case, _ in seen})
         if len(reports) == 1:
             seen.popitem()
         return seen, outside
 
-    monkeypatch.setattr(nsys, "joined", lacking)
+    monkeypatch.setattr(nsys, "joined_alone", lacking)
     job = job_with(tiny_trace, top=3)
     cases = job.load().cases
     rows = [Result(case.number, case.signature.op, "", 1, 1.0, "eager", "cpu", OK, 0.0, 0.0) for case in cases]
     how = nsys.Nsys(find_program("nsys", "", ()), tmp_path / "rows.nsys-rep", iterations=3)
     said: list[str] = []
-    assert [NsysColumns.of(row).nsys_runs for row in nsys.profile_rows(job, rows, how, 120, said.append)] == [3, 3, 3]
+    rows = nsys.profile_rows(job, rows, how, 120, said.append, "cpu")
+    assert [NsysColumns.of(row).nsys_runs for row in rows] == [3, 3, 3]
     assert [len(found) for found in reports] == [3, 1]
     assert reports[1] < reports[0]
     assert said == [f"open it in Nsight Systems: {tmp_path}/rows{number}.nsys-rep" for number in ("", ".2")]
@@ -198,7 +198,7 @@ def test_kernels_and_copies_belong_to_the_call_that_launched_them_on_whatever_th
 
 def test_phases_and_ranges_of_others_are_no_runs(report: Path) -> None:
     seen, _ = joined(read_report(report))
-    assert {key: len(found.spans) for key, found in seen.items()} == {(7, "eager"): 2, (8, "eager"): 1}
+    assert {key: len(runs) for key, runs in seen.items()} == {(7, "eager"): 2, (8, "eager"): 1}
 
 
 def test_a_run_that_was_dropped_is_in_nothing(tmp_path: Path) -> None:

@@ -14,8 +14,12 @@ import torch
 from opgrip.traces.machine import cache_folder, processor
 from opgrip.traces.output import whole_file
 
-FORM = 1
+FORM = 2
 """Of the file; one of another form is as good as none."""
+TF32 = "tf32"
+"""Names the rate of products of float32 that a GPU may round to 10 bits before."""
+FLOAT8 = "float8"
+"""What the names of all its forms begin with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +79,15 @@ class Ceilings:
         return _between(level.bandwidth, threads)
 
     def rate(self, dtype: str | None, threads: int) -> float | None:
-        """Gflop/s in a dtype; those of float32 where it was not measured; None where neither was."""
-        rates = self.rates.get(dtype or "") or self.rates.get("float32")
+        """Gflop/s in a dtype, or in `TF32`; those of float32 where it was not measured; None where neither was.
+
+        The forms of float8 are as quick as each other, and nothing else is as quick as they are.
+        """
+        rates = self.rates.get(dtype or "")
+        if rates is None and (dtype or "").startswith(FLOAT8):
+            rates = next((rates for name, rates in self.rates.items() if name.startswith(FLOAT8)), None)
+        elif rates is None:
+            rates = self.rates.get("float32")
         return None if not rates else _between(rates, threads)
 
 

@@ -23,6 +23,7 @@ SHARE_OF_CACHE = 0.5
 MEMORY_BYTES = 256 << 20
 """Of both buffers on the CPU, or eight times the last cache where that is more."""
 MOST_BYTES = 4 << 30
+BYTES_OF_FLOAT = 4
 BYTES_A_RUN = 256 << 20
 """That copies within a cache move before the clock is read."""
 CACHES = "/sys/devices/system/cpu/cpu0/cache"
@@ -35,10 +36,11 @@ def levels(device: str, threads: Sequence[int]) -> list[Level]:
     ----------
     threads : numbers of them that copy, on the CPU; the host's do nothing for a GPU
     """
-    if torch.device(device).type != "cpu":
+    if torch.device(device).type == "cpu":
+        levels = [*_cpu_caches(threads), memory(device, threads)]
+    else:
         cache = last_cache_bytes(device)
-        return [_on_device(device, "L2", cache, int(cache * SHARE_OF_CACHE)), memory(device, threads)]
-    levels = [*_cpu_caches(threads), memory(device, threads)]
+        levels = [_on_device(device, "L2", cache, int(cache * SHARE_OF_CACHE)), memory(device, threads)]
     # a level gives no less than what is behind it, although under load it may seem to
     best = levels[-1].bandwidth
     for place, level in reversed(list(enumerate(levels))):
@@ -109,24 +111,45 @@ def caches(folder: str = CACHES) -> list[tuple[str, int, int]]:
 
 def _on_device(device: str, name: str, size: int | None, both: int) -> Level:
     """A level of so many bytes, by copies between two buffers of `both` bytes in all."""
-    target, source = (torch.zeros(both // 2, dtype=torch.uint8, device=device) for _ in range(2))
+    elements = max(both // 2 // BYTES_OF_FLOAT, 1)
+    target, source = (torch.zeros(elements, device=device) for _ in range(2))
     count = max(1, min(200, 4 * MOST_BYTES // both))
-    return Level(name, size, 1, {1: count * 2 * (both // 2) / _on_device_s(target, source, count) / 1e9})
 
-
-def _on_device_s(target: torch.Tensor, source: torch.Tensor, count: int) -> float:
-    """Seconds by the device's clock of so many copies, whose launches overlap with those before."""
-
-    def run() -> float:
-        before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        before.record()
+    def copy() -> None:
         for _ in range(count):
-            target.copy_(source)
+            # a kernel, which a graph begins sooner than a copy
+            torch.neg(source, out=target)
+
+    moved = count * 2 * BYTES_OF_FLOAT * elements
+    return Level(name, size, 1, {1: moved / _on_device_s(_launched_at_once(copy, device), device) / 1e9})
+
+
+def _launched_at_once(run: Callable[[], None], device: str) -> Callable[[], None]:
+    """The same as a graph where the device has these: launching a copy can take longer than a copy within a cache."""
+    if torch.device(device).type != "cuda":
+        return run
+    with torch.cuda.device(device):
+        run()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            run()
+    return graph.replay
+
+
+def _on_device_s(run: Callable[[], None], device: str) -> float:
+    """Seconds of the quickest run by the device's clock."""
+    module = getattr(torch, torch.device(device).type)
+
+    def timed() -> float:
+        before, after = (module.Event(enable_timing=True) for _ in range(2))
+        before.record()
+        run()
         after.record()
         after.synchronize()
         return float(before.elapsed_time(after)) / 1e3
 
-    return min(run() for _ in range(REPEATS))
+    with module.device(device):
+        return min(timed() for _ in range(REPEATS))
 
 
 def best_s(run: Callable[[], object], enough_s: float = 1.0) -> float:

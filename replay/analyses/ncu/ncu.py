@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from opgrip.replay.analyses.ncu.journal import Batch, Batches
-from opgrip.replay.analyses.ncu.metrics import BASIC
+from opgrip.replay.analyses.ncu.metrics import BASIC, SETS
 from opgrip.replay.analyses.ncu.programs import COMMAND
 from opgrip.replay.analyses.ncu.report import read_report
 from opgrip.replay.analyses.ncu.rows import columns_of, joined
@@ -74,6 +74,10 @@ class _Died(Exception):
     """A batch that came to nothing."""
 
 
+class _NoMetric(Exception):
+    """A metric that the GPU lacks, for which ncu ran nothing."""
+
+
 def profile_rows(
     job: Job,
     results: Sequence[Result],
@@ -112,8 +116,10 @@ def profile_rows(
     for number, part in enumerate(parts, 1):
         if number in done.done:
             continue
+        rows = [row for row in results if row.case in part]
         try:
-            done.add(number, _batch(job, [row for row in results if row.case in part], ncu, number, timeout_s, results))
+            batch, ncu = _batch_with_what_there_is(job, rows, ncu, number, timeout_s, results, say)
+            done.add(number, batch)
         except _Died as death:
             lost += 1
             say(f"batch {number} of {len(parts)}, {counted(len(part), 'case')} from case {part[0]}, is lost: {death}")
@@ -137,6 +143,41 @@ def json_of(ncu: Ncu) -> dict[str, object]:
 def report_path(ncu: Ncu, number: int) -> Path:
     """Where the report of a batch goes."""
     return ncu.report.with_name(f"{ncu.report.name}.batch{number}.ncu-rep")
+
+
+def _batch_with_what_there_is(
+    job: Job,
+    rows: Sequence[Result],
+    ncu: Ncu,
+    number: int,
+    timeout_s: float,
+    everything: Sequence[Result],
+    say: Callable[[str], None],
+) -> tuple[Batch, Ncu]:
+    """A batch without the metrics of our sets that the GPU lacks, and how ncu is run for the next one.
+
+    Raises
+    ------
+    UserError : where it lacks one that the user named
+    """
+    try:
+        return _batch(job, rows, ncu, number, timeout_s, everything), ncu
+    except _NoMetric as lack:
+        metric = _metric_named(str(lack), ncu.metrics)
+        remaining_metrics = [name for name in ncu.metrics if name != metric]
+        if metric is None or not remaining_metrics or all(metric not in names for names in SETS.values()):
+            problem = f"ncu knows no metric {metric or lack} of this GPU"
+            raise UserError(problem, "name others with --ncu-metrics") from None
+    say(f"this GPU has no metric {metric}, which is left out")
+    ncu = replace(ncu, metrics=remaining_metrics)
+    return _batch_with_what_there_is(job, rows, ncu, number, timeout_s, everything, say)
+
+
+def _metric_named(text: str, metrics: Sequence[str]) -> str | None:
+    r"""The metric that ncu means, which it also calls by a pattern such as `regex:^dram__bytes_read\.(sum|avg)$`."""
+    plain = text.removeprefix("regex:^").replace("\\", "")
+    matching = [name for name in metrics if re.match(rf"{re.escape(name)}(?!\w)", plain)]
+    return max(matching, key=len, default=None)
 
 
 def _batch(
@@ -180,7 +221,7 @@ def _run(ncu: Ncu, job: Job, report: Path, command: Sequence[str]) -> None:
         )
     unknown = NO_METRIC.search(said)
     if unknown is not None:
-        raise UserError(f"ncu knows no metric {unknown[1]} of this GPU", "name others with --ncu-metrics")
+        raise _NoMetric(unknown[1].rstrip(","))
     if not report.exists():
         raise _Died(_reason(said, done.returncode))
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from opgrip.replay.analyses.analysis import Analysis, Session, analyses
 from opgrip.replay.analyses.nsys.report import Report, read_report
-from opgrip.replay.analyses.nsys.rows import NsysColumns, RunRecord, joined, with_seen
+from opgrip.replay.analyses.nsys.rows import NsysColumns, Runs, joined_alone, with_seen
 from opgrip.replay.analyses.profiling.programs import arguments_in, find_program, last_words, run_program
 from opgrip.replay.analyses.profiling.rows import Key, key_of, why_unseen
 from opgrip.replay.measuring.results import OK, Result
@@ -34,6 +34,8 @@ REPORT = ".nsys-rep"
 ALWAYS = ("--sample=none", "--cpuctxsw=none", "--force-overwrite=true")
 ON_GPU = ("--trace=cuda,nvtx,cublas,cudnn", "--capture-range=cudaProfilerApi", "--capture-range-end=repeat")
 """Only what the worker runs between cudaProfilerStart and cudaProfilerStop is recorded."""
+BY_NODE = "--cuda-graph-trace=node"
+"""Kernels of CUDA graphs one by one; without it a graph is one piece of work where the driver is 11.7 or later."""
 ON_CPU = ("--trace=nvtx",)
 PASSES = 2
 """The second is for rows of which the first has nothing."""
@@ -105,17 +107,18 @@ class NsysAnalysis(Analysis):
         """The rows with the columns of `NsysColumns`."""
         session = self.session
         with session.running(rows, "nsys"):
-            return profile_rows(session.job, rows, self._nsys, session.timeout_s, session.reporter.say)
+            return profile_rows(session.job, rows, self._nsys, session.timeout_s, session.reporter.say, session.device)
 
 
 def profile_rows(
-    job: Job, results: Sequence[Result], nsys: Nsys, timeout_s: float, say: Callable[[str], None]
+    job: Job, results: Sequence[Result], nsys: Nsys, timeout_s: float, say: Callable[[str], None], device: str
 ) -> list[Result]:
     """The rows with what nsys sees when their cases run once more.
 
     Parameters
     ----------
     say : is told what does not concern a single row
+    device : that the cases run on
 
     Raises
     ------
@@ -125,7 +128,7 @@ def profile_rows(
 
     effort = replace(job.plan.effort, warmup=nsys.warmup, iterations=nsys.iterations)
     job = replace(job, plan=replace(job.plan, effort=effort, profiled=NSYS))
-    records_by_row: dict[Key, RunRecord] = {}
+    runs_by_row: Runs = {}
     own: dict[Key, Result] = {}
     outside = report_count = 0
     unseen = [row for row in results if row.status == OK]
@@ -133,35 +136,40 @@ def profile_rows(
         left_out = {row.case for row in results} - {row.case for row in unseen}
         with tempfile.TemporaryDirectory(prefix="opgrip-nsys-") as name:
             folder = Path(name)
-            _run(nsys, folder, target.command(folder, job, left_out, timeout_s), job)
-            new_records, lost = joined(_read(nsys, folder))
-            own |= {key: row for row in target.rows_of(folder) if (key := key_of(row)) not in records_by_row}
+            _run(nsys, folder, target.command(folder, job, left_out, timeout_s), device)
+            new_runs, lost = joined_alone(_exported(nsys, path) for path in _reports_in(folder))
+            own |= {key: row for row in target.rows_of(folder) if (key := key_of(row)) not in runs_by_row}
             report_count += _keep_reports(folder, nsys.report, report_count, say)
-        records_by_row, outside = {**new_records, **records_by_row}, outside + lost
-        unseen = [row for row in unseen if key_of(row) not in records_by_row]
-        if not unseen or not records_by_row:
+        runs_by_row, outside = {**new_runs, **runs_by_row}, outside + lost
+        unseen = [row for row in unseen if key_of(row) not in runs_by_row]
+        if not unseen or not runs_by_row:
             break
-    if not records_by_row:
+    if not runs_by_row:
         raise UserError("nsys recorded none of the ranges", "nvtx 0.2.12 and later need a newer nsys: use nvtx 0.2.11")
     if outside:
         say(f"{outside} kernels and copies in the report belong to no timed run")
     for row in unseen:
         say(f"nsys saw nothing of case {row.case}, {row.op} as {row.mode}: {why_unseen(own.get(key_of(row)))}")
-    return [with_seen(row, own.get(key_of(row)), records_by_row) for row in results]
+    return [with_seen(row, own.get(key_of(row)), runs_by_row) for row in results]
 
 
-def _read(nsys: Nsys, folder: Path) -> Report:
-    reports = [_exported(nsys, path) for path in sorted(folder.glob("report*.nsys-rep"))]
-    return Report([span for item in reports for span in item.spans], [work for item in reports for work in item.work])
-
-
-def _run(nsys: Nsys, folder: Path, command: Sequence[str], job: Job) -> None:
-    device = job.plan.inputs.device
-    on_gpu = device is not None and device.startswith("cuda")
-    nsys_command = [nsys.binary, "profile", *(ON_GPU if on_gpu else ON_CPU), *ALWAYS, *nsys.arguments]
+def _run(nsys: Nsys, folder: Path, command: Sequence[str], device: str) -> None:
+    options = _options_on_gpu(nsys) if device.partition(":")[0] == "cuda" else ON_CPU
+    nsys_command = [nsys.binary, "profile", *options, *ALWAYS, *nsys.arguments]
     done = run_program([*nsys_command, "--output", str(folder / "report"), *command])
-    if not list(folder.glob("report*.nsys-rep")):
+    if not _reports_in(folder):
         raise UserError(f"nsys wrote no report: {last_words(done)}", "see nsys status -e")
+
+
+def _options_on_gpu(nsys: Nsys) -> tuple[str, ...]:
+    """Those of the GPU that this version has."""
+    done = run_program([nsys.binary, "profile", "--help"])
+    return (*ON_GPU, BY_NODE) if BY_NODE.partition("=")[0] in done.stdout + done.stderr else ON_GPU
+
+
+def _reports_in(folder: Path) -> list[Path]:
+    """The reports of a run in their order: `report`, or `report.1` to `report.12`, one for each part of the cases."""
+    return sorted(folder.glob(f"report*{REPORT}"), key=lambda path: (len(path.name), path.name))
 
 
 def _exported(nsys: Nsys, report: Path) -> Report:
@@ -175,7 +183,7 @@ def _exported(nsys: Nsys, report: Path) -> Report:
 
 def _keep_reports(folder: Path, output: Path, earlier_count: int, say: Callable[[str], None]) -> int:
     """Give the reports the user's name, the second and later ones a number too; say how many there are."""
-    reports = sorted(folder.glob("report*.nsys-rep"))
+    reports = _reports_in(folder)
     for place, report in enumerate(reports, earlier_count):
         path = output if not place else output.with_suffix(f".{place + 1}{output.suffix}")
         with suppress(FileNotFoundError):

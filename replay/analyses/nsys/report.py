@@ -1,4 +1,4 @@
-"""A report of nsys, exported to SQLite: our ranges, kernels and copies.
+"""A report of nsys, exported to SQLite: our ranges, and what ran on devices.
 
 Tables: https://docs.nvidia.com/nsight-systems/UserGuide/index.html, "SQLite Schema Reference".
 """
@@ -9,6 +9,7 @@ import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,17 @@ CATEGORY, RANGE, NAMED_DOMAIN = 33, 60, 75
 """Values of `eventType` in the table of NVTX events: a category's name, a start/end range, a domain's name."""
 EVENTS, STRINGS, CALLS = "NVTX_EVENTS", "StringIds", "CUPTI_ACTIVITY_KIND_RUNTIME"
 KERNELS, COPIES = "CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_MEMCPY"
+MEMSETS, GRAPHS = "CUPTI_ACTIVITY_KIND_MEMSET", "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"
+GRAPH_NAME = "CUDA graph"
+
+
+class Kind(Enum):
+    """What a device did, by the table that has it."""
+
+    KERNEL = KERNELS
+    COPY = COPIES
+    MEMSET = MEMSETS
+    GRAPH = GRAPHS
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,15 +55,16 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """A kernel, or a copy, on a device.
+    """What a device did at once: a kernel, a copy, a memset, or a CUDA graph that was traced as a whole.
 
     Attributes
     ----------
-    name : of the kernel; empty for a copy
+    name : of the kernel
     launched_ns : when the program asked for it, in the time of `Span`
-    copied_bytes : of a copy; 0 for a kernel
+    copied_bytes : of a copy
     """
 
+    kind: Kind
     name: str
     start_ns: int
     end_ns: int
@@ -116,16 +129,21 @@ def _work(database: sqlite3.Connection, tables: set[str]) -> Iterator[Work]:
         for row in database.execute(f"SELECT globalTid, correlationId, start FROM {CALLS}")
     }
     strings = _strings(database, tables)
-    for table in {KERNELS, COPIES} & tables:
-        for row in database.execute(f"SELECT * FROM {table} ORDER BY start"):
+    traced_launches = set()
+    for kind in Kind:
+        if kind.value not in tables:
+            continue
+        for row in database.execute(f"SELECT * FROM {kind.value} ORDER BY start"):
             activity = _Row(row)
-            process = _process(activity["globalPid"])
-            name = strings.get(
-                activity["shortName"] if activity["shortName"] is not None else activity["demangledName"], ""
-            )
-            launched = start_of_launch.get((process, activity["correlationId"]), -1)
-            copied = int(activity["bytes"] or 0) if table == COPIES else 0
-            yield Work(name, activity["start"], activity["end"], launched, process, copied)
+            launch = (_process(activity["globalPid"]), activity["correlationId"])
+            if kind is Kind.GRAPH and launch in traced_launches:
+                continue
+            traced_launches.add(launch)
+            short, whole = activity["shortName"], activity["demangledName"]
+            name = GRAPH_NAME if kind is Kind.GRAPH else strings.get(whole if short is None else short, "")
+            copied = int(activity["bytes"] or 0) if kind is Kind.COPY else 0
+            launched = start_of_launch.get(launch, -1)
+            yield Work(kind, name, activity["start"], activity["end"], launched, launch[0], copied)
 
 
 def _strings(database: sqlite3.Connection, tables: set[str]) -> dict[Any, str]:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
 
-from opgrip.replay.analyses.nsys.report import Report, Span, Work
+from opgrip.replay.analyses.nsys.report import Kind, Report, Span, Work
 from opgrip.replay.analyses.profiling.rows import Key, key_of
 from opgrip.replay.measuring.columns import Columns, column
 from opgrip.replay.measuring.results import Result
-from opgrip.replay.timing.ranges import DROPPED, PREPARE, READY
+from opgrip.replay.timing.ranges import BEFORE, DROPPED, PREPARE, READY
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,9 @@ class NsysColumns(Columns):
         "median of the same runs by ours: what profiling costs is the distance from `median_us`", "us"
     )
     nsys_runs: int | None = column("runs that it saw")
-    nsys_kernels: str | None = column("names of a run's kernels, and how many of each")
+    nsys_kernels: str | None = column(
+        "names of a run's kernels, and how many of each; `CUDA graph` where nsys saw one as a whole alone"
+    )
     nsys_launches: float | None = column("kernels of a run", heading="launches")
     nsys_gpu_us: float | None = column("time of a run's kernels on the GPU", "us", "gpu us")
     nsys_gap_us: float | None = column(
@@ -32,78 +34,94 @@ class NsysColumns(Columns):
     )
     nsys_copies: float | None = column("memcpys of a run")
     nsys_copied_bytes: int | None = column("of those of a run", "bytes")
+    nsys_memsets: float | None = column("memsets of a run")
 
 
 @dataclass(slots=True)
-class RunRecord:
-    """What a profiler saw of the timed runs of a row.
+class Run:
+    """A timed run of a row, or a phase around one, and the work on devices that was launched in it."""
 
-    Attributes
-    ----------
-    spans : one a run
-    work : on the device, by the run
-    """
-
-    spans: list[Span] = field(default_factory=list)
-    work: dict[Span, list[Work]] = field(default_factory=lambda: defaultdict(list))
+    span: Span
+    work: list[Work] = field(default_factory=list)
 
 
-def joined(report: Report) -> tuple[dict[Key, RunRecord], int]:
-    """What was seen of each row; and how many kernels and copies fall in no range."""
-    records_by_row: dict[Key, RunRecord] = defaultdict(RunRecord)
-    by_process: dict[int, list[Span]] = defaultdict(list)
-    dropped: set[Span] = set()
+DELAY_KERNEL = "spin_kernel"
+"""Of torch, which keeps the device busy before a run that its own clock times."""
+Runs = dict[Key, list[Run]]
+"""What a profiler saw of the timed runs of each row."""
+
+
+def joined(report: Report) -> tuple[Runs, int]:
+    """What was seen of each row; and how much of the work on devices was launched in no range of ours."""
+    runs_by_row: Runs = defaultdict(list)
+    all_by_process: dict[int, list[Run]] = defaultdict(list)
     for span in report.spans:
-        spans = records_by_row[span.case, span.category].spans
-        if span.message == DROPPED and spans:
-            dropped.add(spans.pop())
-        elif span.message not in (PREPARE, READY, DROPPED):
-            by_process[span.process].append(span)
-            spans.append(span)
-    starts = {process: [span.start_ns for span in spans] for process, spans in by_process.items()}
+        run, runs = Run(span), runs_by_row[span.case, span.category]
+        all_by_process[span.process].append(run)
+        if span.message == DROPPED and runs:
+            runs.pop()
+        elif span.message not in (PREPARE, READY, BEFORE, DROPPED):
+            runs.append(run)
+    starts = {process: [run.span.start_ns for run in runs] for process, runs in all_by_process.items()}
     outside = 0
     for work in report.work:
+        if DELAY_KERNEL in work.name:
+            continue
+        # ranges of one process follow each other
         place = bisect_right(starts.get(work.process, []), work.launched_ns) - 1
-        run = by_process[work.process][place] if place >= 0 else None
-        if run is None or run.end_ns < work.launched_ns:
+        run_before = all_by_process[work.process][place] if place >= 0 else None
+        if run_before is None or run_before.span.end_ns < work.launched_ns:
             outside += 1
-        elif run not in dropped:
-            records_by_row[run.case, run.category].work[run].append(work)
-    return {key: record for key, record in records_by_row.items() if record.spans}, outside
+        else:
+            run_before.work.append(work)
+    return {key: runs for key, runs in runs_by_row.items() if runs}, outside
 
 
-def with_seen(row: Result, own: Result | None, records_by_row: Mapping[Key, RunRecord]) -> Result:
+def joined_alone(reports: Iterable[Report]) -> tuple[Runs, int]:
+    """The same of several reports, in each of which time begins anew."""
+    runs_by_row: Runs = defaultdict(list)
+    all_outside = 0
+    for report in reports:
+        own_runs, outside = joined(report)
+        all_outside += outside
+        for key, runs in own_runs.items():
+            runs_by_row[key] += runs
+    return dict(runs_by_row), all_outside
+
+
+def with_seen(row: Result, own: Result | None, runs_by_row: Mapping[Key, list[Run]]) -> Result:
     """A row with what the profiler saw of it.
 
     Parameters
     ----------
     own : the row of the run that was profiled
     """
-    record = records_by_row.get(key_of(row))
-    if record is None:
+    runs = runs_by_row.get(key_of(row))
+    if runs is None:
         return row
     timed = NsysColumns(
-        nsys_us=median(span.end_ns - span.start_ns for span in record.spans) / 1e3,
+        nsys_us=median(run.span.end_ns - run.span.start_ns for run in runs) / 1e3,
         nsys_own_us=None if own is None else own.median_us,
-        nsys_runs=len(record.spans),
+        nsys_runs=len(runs),
     )
-    return row.adding(timed if not record.work else _with_work(timed, record))
+    return row.adding(_with_work(timed, runs) if any(run.work for run in runs) else timed)
 
 
-def _with_work(row: NsysColumns, record: RunRecord) -> NsysColumns:
-    runs = len(record.spans)
-    everything = [work for items in record.work.values() for work in items]
-    kernels = [work for work in everything if not work.copied_bytes]
-    copies = [work for work in everything if work.copied_bytes]
+def _with_work(row: NsysColumns, runs: Sequence[Run]) -> NsysColumns:
+    count = len(runs)
+    everything = [work for run in runs for work in run.work]
+    kernels = [work for work in everything if work.kind in (Kind.KERNEL, Kind.GRAPH)]
+    copies = [work for work in everything if work.kind is Kind.COPY]
     names = Counter(work.name for work in kernels)
     return replace(
         row,
-        nsys_kernels="; ".join(f"{name} x{count / runs:g}" for name, count in names.most_common()),
-        nsys_launches=len(kernels) / runs,
-        nsys_gpu_us=sum(work.end_ns - work.start_ns for work in kernels) / runs / 1e3,
-        nsys_gap_us=median(map(_idle_ns, record.work.values())) / 1e3,
-        nsys_copies=len(copies) / runs,
-        nsys_copied_bytes=round(sum(work.copied_bytes for work in copies) / runs),
+        nsys_kernels="; ".join(f"{name} x{number / count:g}" for name, number in names.most_common()),
+        nsys_launches=len(kernels) / count,
+        nsys_gpu_us=sum(work.end_ns - work.start_ns for work in kernels) / count / 1e3,
+        nsys_gap_us=median(_idle_ns(run.work) for run in runs if run.work) / 1e3,
+        nsys_copies=len(copies) / count,
+        nsys_copied_bytes=round(sum(work.copied_bytes for work in copies) / count),
+        nsys_memsets=sum(work.kind is Kind.MEMSET for work in everything) / count,
     )
 
 

@@ -43,12 +43,12 @@ class RooflineAnalysis(Analysis):
 
     def add_to(self, rows: Sequence[Result]) -> list[Result]:
         """The rows with the columns of `LimitColumns`."""
-        from opgrip.replay.analyses.roofline.limits import threads_of, usual_threads, with_limits
+        from opgrip.replay.analyses.roofline.limits import dtype_of, threads_of, usual_threads, with_limits
         from opgrip.traces.ceilings.ceilings import to_json
 
         ceilings, threads = self._ceilings(), threads_of(self.session.loaded)
         self.header = {"ceilings": to_json(ceilings), "threads": usual_threads(rows, threads)}
-        return with_limits(rows, ceilings, threads)
+        return with_limits(rows, ceilings, threads, dtype_of(self.session.loaded))
 
     def print(self, rows: Sequence[Result], file: IO[str]) -> None:
         """Print how near each operator comes to its limit."""

@@ -9,7 +9,7 @@ from xml.sax.saxutils import escape
 from opgrip.replay.analyses.roofline.axes import Axis, axis_over, element, short, words
 from opgrip.replay.analyses.roofline.limits import BOUNDS, LimitColumns
 from opgrip.replay.measuring.results import Result
-from opgrip.traces.ceilings.ceilings import Ceilings
+from opgrip.traces.ceilings.ceilings import TF32, Ceilings
 
 WIDTH, HEIGHT = 1100, 560
 LEFT, RIGHT, TOP, BOTTOM = 70, 20, 66, 60
@@ -61,6 +61,8 @@ def _roofline(rows: Sequence[Result], ceilings: Ceilings, threads: int, total: f
     """Gflop/s over flop/byte."""
     points = [_point(row) for row in rows]
     dtypes = {row.math_dtype for row in rows} & ceilings.rates.keys() or {"float32"} & ceilings.rates.keys()
+    if "float32" in dtypes:
+        dtypes |= {TF32} & ceilings.rates.keys()
     rates = {dtype: ceilings.rate(dtype, threads) or 1.0 for dtype in sorted(map(str, dtypes))}
     top = max(rates.values(), default=1.0)
     x = axis_over([*(point[0] for point in points), 0.1, 100.0], LEFT, SPLIT - 60)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from opgrip.replay.measuring.columns import Columns, column
 from opgrip.replay.measuring.results import OK, Result
 from opgrip.replay.timing.caches import COLD
+from opgrip.replay.timing.methods import GRAPH, ON_DEVICE
 
 if TYPE_CHECKING:
     from opgrip.replay.workers.job import Loaded
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
 BANDWIDTH, ARITHMETIC, LAUNCH, INTERPRETER = "bandwidth", "arithmetic", "launch", "interpreter"
 BOUNDS = (BANDWIDTH, ARITHMETIC, LAUNCH, INTERPRETER)
+IN_GRAPHS = ("cudagraph", "reduce-overhead")
+"""Modes that launch the kernels of a call at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +56,8 @@ def limit_of(
     ceilings: Ceilings,
     threads: int = 1,
     cold: bool = False,
+    launches: bool = True,
+    by_interpreter: bool = True,
 ) -> Limit:
     """The limit of a call.
 
@@ -63,6 +68,8 @@ def limit_of(
     operators : that it runs; a compiler may make one of them
     threads : that it runs on
     cold : whether the caches are empty when it begins
+    launches : whether its time holds that of a launch
+    by_interpreter : whether its operators are launched one by one
     """
     level = ceilings.level(size, threads, cold)
     rate = ceilings.rate(dtype, threads)
@@ -70,22 +77,42 @@ def limit_of(
     times = {
         BANDWIDTH: size / ceilings.bandwidth(level, threads) / 1e3,
         ARITHMETIC: 0.0 if rate is None else (flops or 0) / rate / 1e3,
-        LAUNCH: launch,
+        LAUNCH: launch if launches else 0.0,
     }
     bound = max(times, key=lambda name: times[name])
-    if operators > 1 and operators * ceilings.launch_us > times[bound]:
+    if by_interpreter and operators > 1 and operators * ceilings.launch_us > times[bound]:
         return Limit(times[bound], INTERPRETER, level.name)
     return Limit(times[bound], bound, level.name)
 
 
-def with_limits(rows: Iterable[Result], ceilings: Ceilings, threads_of: Callable[[Result], int]) -> list[Result]:
+def with_limits(
+    rows: Iterable[Result],
+    ceilings: Ceilings,
+    threads_of: Callable[[Result], int],
+    dtype_of: Callable[[Result], str | None] = lambda row: row.math_dtype,
+) -> list[Result]:
     """The rows with their limits, those that were timed and of which it is known what they move.
 
     Parameters
     ----------
     threads_of : a row, how many threads it ran on
+    dtype_of : a row, whose rate it is held against
     """
-    return [_with_limit(row, ceilings, threads_of(row)) for row in rows]
+    return [_with_limit(row, ceilings, threads_of(row), dtype_of(row)) for row in rows]
+
+
+def dtype_of(loaded: Loaded) -> Callable[[Result], str | None]:
+    """What tells of a row what it computes in: float32 as TF32 where the settings that its case runs under allow it."""
+    from opgrip.traces.ceilings.ceilings import TF32
+    from opgrip.traces.precisions import is_tf32
+
+    context_of_case = {case.number: case.context for case in loaded.cases}
+
+    def dtype(row: Result) -> str | None:
+        is_rounded = row.math_dtype == "float32" and is_tf32(row.op, context_of_case.get(row.case, {}))
+        return TF32 if is_rounded else row.math_dtype
+
+    return dtype
 
 
 def threads_of(loaded: Loaded) -> Callable[[Result], int]:
@@ -107,16 +134,21 @@ def usual_threads(rows: Iterable[Result], threads_of: Callable[[Result], int]) -
     return Counter(map(threads_of, rows)).most_common(1)[0][0]
 
 
-def _with_limit(row: Result, ceilings: Ceilings, threads: int) -> Result:
+def _with_limit(row: Result, ceilings: Ceilings, threads: int, dtype: str | None) -> Result:
     if row.status != OK or not row.median_us or row.bytes_moved is None:
         return row
+    in_graph = row.method == GRAPH or row.mode in IN_GRAPHS
     limit = limit_of(
         row.flops,
         row.bytes_moved,
-        row.math_dtype,
+        dtype,
         row.operators or 1,
         ceilings,
         threads if ceilings.device == "cpu" else 1,
         row.cache == COLD,
+        launches=not in_graph and row.method not in ON_DEVICE,
+        by_interpreter=not in_graph,
     )
+    if not limit.us:
+        return row
     return row.adding(LimitColumns(limit.us, limit.us / row.median_us, limit.bound))

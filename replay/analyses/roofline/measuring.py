@@ -5,24 +5,62 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from opgrip.replay.operators.contexts import restored
 from opgrip.replay.operators.devices import synchronizer
-from opgrip.traces.ceilings.ceilings import Ceilings
+from opgrip.traces.ceilings.ceilings import TF32, Ceilings
 from opgrip.traces.ceilings.copying import best_s, levels, no_less
 from opgrip.traces.machine import processor
 from opgrip.traces.names import plain_name
 from opgrip.traces.progress import Tell, tell_nobody
 
-DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int8)
+aten = torch.ops.aten
 SIZES = (256, 512, 1024, 2048, 4096, 8192)
 """Rows and columns of the matrices whose product is timed."""
 LONGEST_S = 0.12
 """A product that takes longer is not tried any larger."""
 LAUNCHES = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """A product of matrices whose rate is a ceiling.
+
+    Attributes
+    ----------
+    dtype : of the matrices
+    multiply : gives their product
+    precision : of torch's products of float32
+    """
+
+    dtype: torch.dtype
+    multiply: Callable[[Tensor, Tensor], Tensor] = torch.mm
+    precision: str = "highest"
+
+
+def _scaled_product(first: Tensor, second: Tensor) -> Tensor:
+    scale = torch.ones((), device=first.device)
+    # the second matrix has to lie by columns
+    options = {"out_dtype": torch.bfloat16, "use_fast_accum": True}
+    product: Tensor = aten._scaled_mm.default(first, second.t(), scale, scale, **options)
+    return product
+
+
+PRODUCTS = {
+    **{plain_name(dtype): Product(dtype) for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64)},
+    "int8": Product(torch.int8, aten._int_mm.default),
+}
+"""By the name of what they compute in."""
+ON_GPU = {
+    TF32: Product(torch.float32, precision="high"),
+    "float8_e4m3fn": Product(torch.float8_e4m3fn, _scaled_product),
+}
 
 
 def measure(device: str, tell: Tell = tell_nobody) -> Ceilings:
@@ -33,14 +71,15 @@ def measure(device: str, tell: Tell = tell_nobody) -> Ceilings:
     kind = torch.device(device).type
     threads = sorted({1, len(os.sched_getaffinity(0))}) if kind == "cpu" else [1]
     rates: dict[str, dict[int, float]] = {}
-    parts = len(threads) * len(DTYPES) + 1
+    products = PRODUCTS if kind == "cpu" else PRODUCTS | ON_GPU
+    parts = len(threads) * len(products) + 1
     for place, count in enumerate(threads):
         with _threads(count):
-            for number, dtype in enumerate(DTYPES, place * len(DTYPES)):
-                tell(f"products of {plain_name(dtype)}", number, parts)
-                rate = _matrix_rate(dtype, device)
+            for number, (name, product) in enumerate(products.items(), place * len(products)):
+                tell(f"products of {name}", number, parts)
+                rate = _matrix_rate(product, device)
                 if rate is not None:
-                    rates.setdefault(plain_name(dtype), {})[count] = rate
+                    rates.setdefault(name, {})[count] = rate
     tell("copies", parts - 1, parts)
     one = torch.zeros(1, device=device)
     return Ceilings(
@@ -56,27 +95,39 @@ def measure(device: str, tell: Tell = tell_nobody) -> Ceilings:
     )
 
 
-def _matrix_rate(dtype: torch.dtype, device: str) -> float | None:
-    """Gflop/s of the quickest product; None where there is none in this dtype."""
+def _matrix_rate(product: Product, device: str) -> float | None:
+    """Gflop/s of the quickest product; None where the device has none of the kind."""
     best = None
     wait = synchronizer(device)
-    function = torch._int_mm if dtype is torch.int8 else torch.mm
     for size in SIZES:
         try:
-            # small numbers, of which no dtype makes infinities or subnormals
-            first, second = (torch.ones(size, size, device=device).to(dtype) for _ in range(2))
+            first, second = random_matrices(size, product.dtype, device)
 
-            def run(first: torch.Tensor = first, second: torch.Tensor = second) -> None:
-                function(first, second)
+            def run(first: Tensor = first, second: Tensor = second) -> None:
+                product.multiply(first, second)
                 wait()
 
-            time_s = best_s(run, LONGEST_S)
+            with restored({"matmul_precision": product.precision}):
+                time_s = best_s(run, LONGEST_S)
         except (RuntimeError, MemoryError):
             break
         best = max(best or 0.0, 2 * size**3 / time_s / 1e9)
         if time_s * 8 > LONGEST_S:
             break
     return best
+
+
+def random_matrices(size: int, dtype: torch.dtype, device: str) -> tuple[Tensor, Tensor]:
+    """Two square matrices.
+
+    Of random numbers, since a GPU that multiplies ones needs less power and keeps a higher clock than with any data; of
+    small ones, which no dtype makes infinite.
+    """
+    numbers = torch.randn(2, size, size, generator=torch.Generator().manual_seed(0)).clamp_(-4, 4)
+    if dtype is torch.int8:
+        numbers *= 31
+    first, second = numbers.to(device).to(dtype)
+    return first, second
 
 
 def _launch_us(function: Callable[..., Any], one: torch.Tensor, device: str) -> float:

@@ -1,0 +1,117 @@
+"""What a GPU says of itself by NVML: energy, power, clock, and why that is not higher."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+from opgrip.traces.errors import UserError
+
+IDLE = ("GpuIdle", "ApplicationsClocksSetting", "UserDefinedClocks")
+"""Reasons for a lower clock that are no throttling: nothing to do, and what the user asked for."""
+REASONS = (
+    *IDLE,
+    *("SwPowerCap", "HwSlowdown", "SyncBoost", "SwThermalSlowdown", "HwThermalSlowdown", "HwPowerBrakeSlowdown"),
+    "DisplayClockSetting",
+)
+"""Names of NVML's bits, in `nvmlClocksEventReason...` and in older versions `nvmlClocksThrottleReason...`."""
+KINDS = ("GPU", "MIG")
+"""What the names of devices begin with: whole GPUs, and instances of one that is shared out."""
+
+
+class Gpu:
+    """A GPU's counters; each reading is None where this GPU, its driver or its virtual machine does not have it.
+
+    Parameters
+    ----------
+    nvml : the module `pynvml`, initialized
+    handle : of the GPU, or of an instance of one, which has the clock of the whole
+    """
+
+    def __init__(self, nvml: Any, handle: Any) -> None:
+        self._nvml, self._handle = nvml, handle
+        is_instance = self._read("nvmlDeviceIsMigDeviceHandle", handle)
+        whole = self._read("nvmlDeviceGetDeviceHandleFromMigDeviceHandle", handle) if is_instance else None
+        self._whole = handle if whole is None else whole
+
+    def energy_mj(self) -> float | None:
+        """Since the driver was loaded; older GPUs count none, and instances of a shared one neither."""
+        return _number(self._read("nvmlDeviceGetTotalEnergyConsumption", self._handle))
+
+    def power_mw(self) -> float | None:
+        """What it takes now; of some GPUs the mean of the last second."""
+        return _number(self._read("nvmlDeviceGetPowerUsage", self._handle))
+
+    def clock_mhz(self) -> float | None:
+        """Of its multiprocessors."""
+        return _number(self._read("nvmlDeviceGetClockInfo", self._whole, getattr(self._nvml, "NVML_CLOCK_SM", 1)))
+
+    def throttle_reasons(self) -> list[str]:
+        """Why the clock is lower than it could be."""
+        mask = self._read("nvmlDeviceGetCurrentClocksEventReasons", self._whole)
+        if mask is None:
+            mask = self._read("nvmlDeviceGetCurrentClocksThrottleReasons", self._whole)
+        return [name for name in REASONS if name not in IDLE and int(mask or 0) & self._bit(name)]
+
+    def close(self) -> None:
+        """Let go of NVML."""
+        self._read("nvmlShutdown")
+
+    def _read(self, name: str, *arguments: Any) -> Any:
+        function: Callable[..., Any] | None = getattr(self._nvml, name, None)
+        try:
+            return None if function is None else function(*arguments)
+        except self._nvml.NVMLError:
+            return None
+
+    def _bit(self, name: str) -> int:
+        bits = (getattr(self._nvml, f"nvmlClocks{kind}Reason{name}", None) for kind in ("Event", "Throttle"))
+        return next((int(bit) for bit in bits if bit is not None), 0)
+
+
+def open_gpu(device: str) -> Gpu:
+    """The counters of a GPU.
+
+    Raises
+    ------
+    UserError : where there is no GPU, no NVML, or no permission
+    """
+    if device.partition(":")[0] != "cuda":
+        raise UserError(f"--energy reads the counters of an NVIDIA GPU, and {device} is none", "leave it out")
+    try:
+        nvml = importlib.import_module("pynvml")
+    except ImportError as error:
+        raise UserError("--energy needs pynvml", "pip install opgrip[gpu]") from error
+    try:
+        nvml.nvmlInit()
+        return Gpu(nvml, _handle(nvml, device))
+    except nvml.NVMLError as error:
+        raise UserError(f"NVML does not tell of {device}: {error}", "see nvidia-smi -q") from error
+
+
+def find_gpu(device: str) -> Gpu | None:
+    """The same; None where nothing tells of it."""
+    try:
+        return open_gpu(device)
+    except UserError:
+        return None
+
+
+def _handle(nvml: Any, device: str) -> Any:
+    """By identity: CUDA counts the devices that it is let see, NVML all."""
+    import torch
+
+    uuid = torch.cuda.get_device_properties(device).uuid
+    problem = None
+    for kind in KINDS:
+        try:
+            return nvml.nvmlDeviceGetHandleByUUID(f"{kind}-{uuid}")
+        except nvml.NVMLError as error:  # noqa: PERF203 - two at most
+            problem = problem or error
+    assert problem is not None, "there are several kinds"
+    raise problem
+
+
+def _number(value: Any) -> float | None:
+    return None if value is None else float(value)

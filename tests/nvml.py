@@ -1,0 +1,103 @@
+"""A stand-in for the module `pynvml`: a GPU that takes a constant power when it is busy, and less when it is idle."""
+
+from __future__ import annotations
+
+from threading import current_thread, main_thread
+from time import perf_counter, sleep
+from types import SimpleNamespace
+
+IDLE_W, BUSY_W = 60.0, 300.0
+UUID = "5b1b9e8a-0000-0000-0000-000000000001"
+
+
+class NVMLError(Exception):
+    """What NVML raises for everything."""
+
+
+class Nvml:
+    """NVML as its documentation has it, of a GPU that is held down by its power cap.
+
+    Parameters
+    ----------
+    lacks : functions that this GPU does not support
+    query_s : what a reading takes
+
+    Attributes
+    ----------
+    readings : functions that were called by the main thread
+    """
+
+    NVMLError = NVMLError
+    NVML_CLOCK_SM = 1
+    nvmlClocksEventReasonGpuIdle = 1
+    nvmlClocksEventReasonSwPowerCap = 4
+    nvmlClocksEventReasonHwSlowdown = 8
+
+    def __init__(self, *lacks: str, query_s: float = 0.0, kind: str = "GPU") -> None:
+        self.lacks, self.query_s, self.kind = lacks, query_s, kind
+        self.busy_s, self.closed, self.readings = 0.0, False, list[str]()
+        self._began = perf_counter()
+
+    def run(self, seconds: float = 1e-3) -> None:
+        """What a call does that keeps the GPU busy."""
+        began = perf_counter()
+        sleep(seconds)
+        self.busy_s += perf_counter() - began
+
+    def nvmlInit(self) -> None:
+        self._ask("nvmlInit")
+
+    def nvmlShutdown(self) -> None:
+        self.closed = True
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:
+        if uuid != f"{self.kind}-{UUID}":
+            raise NVMLError("not found")
+        return uuid
+
+    def nvmlDeviceIsMigDeviceHandle(self, handle: str) -> int:
+        return int(handle.startswith("MIG"))
+
+    def nvmlDeviceGetDeviceHandleFromMigDeviceHandle(self, handle: str) -> str:
+        return "GPU"
+
+    def nvmlDeviceGetTotalEnergyConsumption(self, handle: str) -> int:
+        self._ask("nvmlDeviceGetTotalEnergyConsumption", handle)
+        elapsed_s = perf_counter() - self._began
+        return int(1e3 * (IDLE_W * elapsed_s + (BUSY_W - IDLE_W) * self.busy_s))
+
+    def nvmlDeviceGetPowerUsage(self, handle: str) -> int:
+        self._ask("nvmlDeviceGetPowerUsage", handle)
+        return int(IDLE_W * 1e3)
+
+    def nvmlDeviceGetClockInfo(self, handle: str, kind: int) -> int:
+        self._ask("nvmlDeviceGetClockInfo", handle)
+        assert kind == self.NVML_CLOCK_SM
+        return 1500
+
+    def nvmlDeviceGetCurrentClocksEventReasons(self, handle: str) -> int:
+        self._ask("nvmlDeviceGetCurrentClocksEventReasons", handle)
+        return 1 | 4
+
+    def _ask(self, name: str, handle: str = "GPU") -> None:
+        if current_thread() is main_thread():
+            self.readings.append(name)
+        sleep(self.query_s)
+        # an instance of a shared GPU has counters of nothing
+        if name in self.lacks or handle.startswith("MIG"):
+            raise NVMLError("not supported")
+
+
+class OldNvml(Nvml):
+    """One that calls the reasons for a lower clock by their older names."""
+
+    nvmlClocksThrottleReasonSwThermalSlowdown = 32
+    nvmlDeviceGetCurrentClocksEventReasons = None  # type: ignore[assignment]
+
+    def nvmlDeviceGetCurrentClocksThrottleReasons(self, handle: str) -> int:
+        return 32
+
+
+def properties_of(device: str) -> SimpleNamespace:
+    """What torch tells of the GPU."""
+    return SimpleNamespace(uuid=UUID)

@@ -1,0 +1,227 @@
+"""What Nsight Systems sees of a replay on a GPU: reports of the documented schema, by a stand-in for nsys."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from sqlite3 import connect
+from textwrap import dedent
+
+import pytest
+from nsys_reports import HELP, NsysStandIn, write_report
+from optional import needs
+from settings import rows_of, settings_of
+
+from opgrip.replay.analyses.analysis import Session
+from opgrip.replay.analyses.nsys import Nsys, NsysAnalysis
+from opgrip.replay.analyses.nsys.nsys import NsysOptions, profile_rows
+from opgrip.replay.analyses.nsys.report import GRAPH_NAME, Report, read_report
+from opgrip.replay.analyses.nsys.rows import NsysColumns, joined, joined_alone, with_seen
+from opgrip.replay.measuring.results import OK, Result
+from opgrip.replay.options import job_with
+from opgrip.replay.timing import subjects
+from opgrip.replay.timing.ranges import BEFORE, DOMAIN, READY, Range
+from opgrip.replay.timing.rounds import NO_ROW
+from opgrip.traces.progress import Reporter
+
+WINDOWS = 12
+
+
+def row(case: int) -> Result:
+    return Result(case, f"aten.op{case}", "", 1, 1.0, "eager", "cuda:0", OK, 0.0, 0.0)
+
+
+def columns_of(path: Path, case: int = 7) -> NsysColumns:
+    runs, _ = joined(read_report(path))
+    return NsysColumns.of(with_seen(row(case), None, runs))
+
+
+def window(path: Path, case: int) -> Path:
+    """A report of one part of the cases; its times begin anew."""
+    kernel = {"start": 210, "end": 220, "correlationId": 1, "name": f"kernel{case}"}
+    return write_report(path, [(200, 300, f"aten.op{case}", case)], [(205, 1)], {"KERNEL": [kernel]})
+
+
+@pytest.fixture
+def windows(tmp_path: Path) -> list[Path]:
+    return [window(tmp_path / f"window{case}", case) for case in range(WINDOWS)]
+
+
+def test_a_trace_of_a_gpu_is_profiled_on_it_though_no_device_is_named(
+    tiny_trace: Path, tmp_path: Path, windows: list[Path]
+) -> None:
+    stand_in = NsysStandIn(tmp_path / "bin", windows[:1])
+    job = job_with(tiny_trace, top=1)
+    loaded = job.load()
+    # as settings are for a trace whose tensors were on a GPU
+    loaded = replace(loaded, settings=replace(loaded.settings, device="cuda:0"))
+    session = Session(job, loaded, tmp_path / "rows.json", False, False, Reporter("opreplay"))
+    assert job.plan.inputs.device is None
+    NsysAnalysis(NsysOptions(nsys=True, nsys_bin=str(stand_in.binary)), session).add_to([row(0)])
+    [words] = stand_in.calls()
+    assert "--trace=cuda,nvtx,cublas,cudnn" in words
+    assert "--capture-range-end=repeat" in words
+
+
+def test_kernels_of_each_part_of_the_cases_belong_to_the_parts_own(
+    tiny_trace: Path, tmp_path: Path, windows: list[Path]
+) -> None:
+    stand_in = NsysStandIn(tmp_path / "bin", windows)
+    nsys, said = Nsys(str(stand_in.binary), tmp_path / "rows.nsys-rep"), list[str]()
+    rows = profile_rows(job_with(tiny_trace), [row(case) for case in range(WINDOWS)], nsys, 60, said.append, "cuda:0")
+    kernels = [NsysColumns.of(item).nsys_kernels for item in rows]
+    assert kernels == [f"kernel{case} x1" for case in range(WINDOWS)]
+    assert [NsysColumns.of(item).nsys_runs for item in rows] == [1] * WINDOWS
+    # the tenth after the ninth, not after the first
+    kept = [tmp_path / "rows.nsys-rep", *(tmp_path / f"rows.{number}.nsys-rep" for number in range(2, WINDOWS + 1))]
+    assert [span.case for path in kept for span in read_report(path).spans] == list(range(WINDOWS))
+    assert said == [f"open it in Nsight Systems: {path}" for path in kept]
+
+
+@pytest.mark.parametrize(("help_text", "has"), [(HELP, True), ("\t--cuda-memory-usage=\n", False)], ids=["new", "old"])
+def test_kernels_of_cuda_graphs_are_asked_for_one_by_one_where_nsys_can(
+    tiny_trace: Path, tmp_path: Path, windows: list[Path], help_text: str, has: bool
+) -> None:
+    stand_in = NsysStandIn(tmp_path / "bin", windows[:1], help_text)
+    nsys = Nsys(str(stand_in.binary), tmp_path / "rows.nsys-rep")
+    profile_rows(job_with(tiny_trace), [row(0)], nsys, 60, lambda line: None, "cuda:0")
+    [words] = stand_in.calls()
+    assert ("--cuda-graph-trace=node" in words) is has
+
+
+def test_kernels_of_a_cuda_graph_belong_to_the_run_that_launched_it(tmp_path: Path) -> None:
+    kernels = [
+        {"start": start, "end": start + 10, "correlationId": 1, "name": "kernel", "graphNodeId": node}
+        for node, start in enumerate((210, 220, 240), 1)
+    ]
+    path = write_report(tmp_path / "report", [(200, 300, "aten.mm", 7)], [(205, 1)], {"KERNEL": kernels})
+    seen = columns_of(path)
+    assert (seen.nsys_launches, seen.nsys_gpu_us, seen.nsys_gap_us) == (3.0, 0.03, 0.01)
+
+
+def test_a_cuda_graph_that_was_traced_as_a_whole_is_one_launch(tmp_path: Path) -> None:
+    work = {
+        "GRAPH_TRACE": [{"start": 210, "end": 250, "correlationId": 1}, {"start": 320, "end": 330, "correlationId": 2}],
+        # a version that traces both tells the time of the second graph twice
+        "KERNEL": [{"start": 320, "end": 330, "correlationId": 2, "name": "kernel"}],
+    }
+    ranges = [(200, 300, "aten.mm", 7), (310, 400, "aten.mm", 7)]
+    seen = columns_of(write_report(tmp_path / "report", ranges, [(205, 1), (315, 2)], work))
+    assert seen.nsys_kernels == f"{GRAPH_NAME} x0.5; kernel x0.5"
+    assert (seen.nsys_launches, seen.nsys_gpu_us) == (1.0, 0.025)
+
+
+def test_a_memset_is_no_gap_and_no_kernel(tmp_path: Path) -> None:
+    work = {
+        "KERNEL": [
+            {"start": 210, "end": 220, "correlationId": 1, "name": "first"},
+            {"start": 250, "end": 260, "correlationId": 3, "name": "second"},
+        ],
+        "MEMSET": [{"start": 220, "end": 245, "correlationId": 2, "bytes": 4096}],
+        "MEMCPY": [{"start": 260, "end": 261, "correlationId": 4, "bytes": 0}],
+    }
+    launches = [(205, 1), (206, 2), (207, 3), (208, 4)]
+    seen = columns_of(write_report(tmp_path / "report", [(200, 300, "aten.mm", 7)], launches, work))
+    assert (seen.nsys_kernels, seen.nsys_gap_us) == ("first x1; second x1", 0.005)
+    assert (seen.nsys_memsets, seen.nsys_copies, seen.nsys_copied_bytes) == (1.0, 1.0, 0)
+
+
+def test_work_of_calls_before_a_run_of_flushes_and_of_restores_is_not_told_as_lost(tmp_path: Path) -> None:
+    ranges = [(100, 140, BEFORE, 3), (150, 190, READY, 7), (200, 300, "aten.mm", 7)]
+    launches = [(90, 1), (110, 2), (160, 3), (205, 4), (350, 5)]
+    kernels = [
+        {"start": start + 5, "end": start + 9, "correlationId": number, "name": f"kernel{number}"}
+        for start, number in launches
+    ]
+    runs, outside = joined(read_report(write_report(tmp_path / "report", ranges, launches, {"KERNEL": kernels})))
+    # the first and the last are in none of our ranges
+    assert outside == 2
+    assert [work.name for work in runs[7, "eager"][0].work] == ["kernel4"]
+    assert set(runs) == {(7, "eager")}
+
+
+def test_what_keeps_the_device_busy_before_a_run_is_no_kernel_of_it(tmp_path: Path) -> None:
+    kernels = [
+        {"start": 205, "end": 230, "correlationId": 1, "name": "spin_kernel"},
+        {"start": 240, "end": 250, "correlationId": 2, "name": "gemm"},
+    ]
+    path = write_report(tmp_path / "report", [(200, 300, "aten.mm", 7)], [(202, 1), (203, 2)], {"KERNEL": kernels})
+    seen = columns_of(path)
+    assert (seen.nsys_kernels, seen.nsys_gpu_us, seen.nsys_gap_us) == ("gemm x1", 0.01, 0.0)
+
+
+def test_calls_that_run_before_others_stand_in_a_range_of_ours(
+    tiny_trace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = list[tuple[str, int]]()
+
+    class Recorded(Range):
+        def __init__(self, message: str, category: str, case: int, profiled: str = "") -> None:
+            super().__init__(message, category, case, profiled)
+            self.name = message, case
+
+        def begin(self) -> None:
+            super().begin()
+            begun.append(self.name)
+
+    monkeypatch.setattr(subjects, "Range", Recorded)
+    before = list[int]()
+
+    def announce(number: int, row: int) -> None:
+        if row == NO_ROW:
+            before.append(number)
+
+    loaded = job_with(tiny_trace, top=3).load()
+    settings = settings_of(iterations=2, warmup=0)
+    rows_of(loaded.cases, settings, loaded.surroundings, announce)
+    in_ranges = [case for message, case in begun if message == BEFORE]
+    assert in_ranges
+    # those that are made ready to run before others are announced so too
+    assert in_ranges == before[-len(in_ranges) :]
+
+
+REPEATED = dedent(f"""
+    import time
+    import nvtx
+
+    nvtx.get_domain("windows")
+    for case in range(2):
+        with nvtx.annotate("window", domain="windows"):
+            time.sleep(0.02)
+            run = nvtx.start_range(message="aten.mm", category="eager", domain="{DOMAIN}", payload=case)
+            time.sleep(0.01)
+            nvtx.end_range(run)
+            time.sleep(0.02)
+""")
+
+
+@needs("nsys", "nvtx")
+@pytest.mark.slow
+def test_runs_of_several_reports_of_the_real_nsys_are_joined_each_alone(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(REPEATED)
+    options = ("--trace=nvtx", "--sample=none", "--cpuctxsw=none", "--capture-range=nvtx", "--capture-range-end=repeat")
+    in_windows = ("--nvtx-capture=window@windows", "--env-var=NSYS_NVTX_PROFILER_REGISTER_ONLY=0")
+    command = ["nsys", "profile", *options, *in_windows, f"--output={tmp_path / 'report'}", sys.executable, str(script)]
+    subprocess.run(command, check=True, capture_output=True, timeout=120)
+    reports = [_exported(tmp_path / f"report.{number}.nsys-rep") for number in (1, 2)]
+    first, second = (report.spans[0] for report in reports)
+    # time begins anew in each
+    assert first.process == second.process
+    assert second.start_ns < first.start_ns + 40_000_000
+    runs, outside = joined_alone(reports)
+    assert {key: len(items) for key, items in runs.items()} == {(0, "eager"): 1, (1, "eager"): 1}
+    assert outside == 0
+
+
+def _exported(report: Path) -> Report:
+    database = report.with_suffix(".sqlite")
+    subprocess.run(
+        ["nsys", "export", "--type=sqlite", f"--output={database}", str(report)], check=True, capture_output=True
+    )
+    with closing(connect(database)) as connection:
+        assert connection.execute("SELECT COUNT(*) FROM NVTX_EVENTS").fetchone()[0] > 0
+    return read_report(database)

@@ -1,0 +1,196 @@
+"""Limits and ceilings of a GPU, as far as they can be seen without one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from opgrip.replay.analyses.roofline import measuring
+from opgrip.replay.analyses.roofline.limits import LimitColumns, dtype_of, with_limits
+from opgrip.replay.analyses.roofline.measuring import ON_GPU, PRODUCTS, random_matrices
+from opgrip.replay.cases.cases import Case
+from opgrip.replay.measuring.results import OK, Result
+from opgrip.replay.options import job_with
+from opgrip.replay.work.work import work_of
+from opgrip.traces.ceilings import copying
+from opgrip.traces.ceilings.ceilings import TF32, Ceilings, Level, from_json, to_json
+from opgrip.traces.precisions import is_tf32
+
+CONVOLUTION, PRODUCT, ADDITION = "aten.convolution.default", "aten.mm.default", "aten.add.Tensor"
+
+CEILINGS = Ceilings(
+    machine=("a GPU",),
+    device="cuda",
+    threads=1,
+    levels=(Level("L2", 1 << 20, 1, {1: 100.0}), Level("memory", None, 1, {1: 10.0})),
+    rates={"float32": {1: 100.0}, TF32: {1: 800.0}, "float8_e4m3fn": {1: 3200.0}},
+    launch_us=4.0,
+    dispatch_us=1.0,
+    torch="2.13",
+    time="2026-01-01T00:00:00+00:00",
+)
+
+
+def row_of(**told: Any) -> Result:
+    usual = {"case": 0, "op": PRODUCT, "shapes": "", "count": 1, "share": 1.0, "mode": "eager", "device": "cuda:0"}
+    usual |= {"status": OK, "captured_us": 1.0, "captured_total_us": 1.0, "median_us": 10.0, "method": "discrete"}
+    usual |= {"bytes_moved": 1000, "flops": 8_000_000, "math_dtype": "float32"}
+    return Result(**(usual | told))
+
+
+def limit_of(row: Result) -> LimitColumns:
+    [limited] = with_limits([row], CEILINGS, lambda row: 1)
+    return LimitColumns.of(limited)
+
+
+@pytest.mark.parametrize(
+    ("operator", "context", "is_rounded"),
+    [
+        # cuDNN rounds unless it is told not to, products do not unless they are told to
+        (CONVOLUTION, {}, True),
+        (PRODUCT, {}, False),
+        (CONVOLUTION, {"cudnn_tf32": False}, False),
+        (CONVOLUTION, {"cudnn_tf32": False, "matmul_precision": "high"}, False),
+        (CONVOLUTION, {"cudnn_tf32": True, "fp32_precision": "cudnn.conv:ieee"}, False),
+        (CONVOLUTION, {"cudnn": False}, False),
+        (CONVOLUTION, {"cudnn": False, "matmul_precision": "high"}, True),
+        ("aten._cudnn_rnn.default", {"fp32_precision": "cudnn.rnn:none"}, False),
+        (PRODUCT, {"matmul_precision": "high"}, True),
+        (PRODUCT, {"matmul_precision": "medium"}, True),
+        (PRODUCT, {"matmul_precision": "highest", "cudnn_tf32": True}, False),
+        (PRODUCT, {"fp32_precision": "cuda.matmul:tf32"}, True),
+        (PRODUCT, {"fp32_precision": "mkldnn.matmul:tf32"}, False),
+        # a unit has operators of both kinds
+        ("backbone.layer1", {}, True),
+        ("backbone.layer1", {"cudnn_tf32": False}, False),
+    ],
+)
+def test_settings_say_whether_float32_is_rounded(operator: str, context: dict[str, Any], is_rounded: bool) -> None:
+    assert is_tf32(operator, context) is is_rounded
+
+
+def test_a_convolution_is_held_against_what_tf32_gives_and_a_product_against_float32() -> None:
+    rows = [row_of(case=0, op=CONVOLUTION), row_of(case=1), row_of(case=2, math_dtype="float64")]
+
+    class Loaded:
+        cases: tuple[Case, ...] = ()
+
+    limited = with_limits(rows, CEILINGS, lambda row: 1, dtype_of(Loaded()))  # type: ignore[arg-type]
+    assert [LimitColumns.of(row).limit_us for row in limited] == [10.0, 80.0, 80.0]
+
+
+def test_cases_are_held_against_the_ceiling_of_the_settings_that_they_run_under(tiny_trace: Path) -> None:
+    loaded = job_with(tiny_trace, top=1).load()
+    [case] = loaded.cases
+    exact, rounded = ({"cudnn_tf32": allowed, "matmul_precision": "highest"} for allowed in (False, True))
+    row = row_of(case=case.number, op=CONVOLUTION)
+    dtypes = [dtype_of(replace(loaded, cases=[replace(case, context=context)]))(row) for context in (exact, rounded)]
+    assert dtypes == ["float32", TF32]
+
+
+def test_float8_is_held_against_its_own_ceiling_or_none() -> None:
+    # all forms are as quick as each other
+    assert limit_of(row_of(math_dtype="float8_e5m2")).limit_us == 4.0
+    assert limit_of(row_of(math_dtype="float8_e5m2", flops=32_000_000)).limit_us == 10.0
+    without = replace(CEILINGS, rates={"float32": {1: 100.0}})
+    assert without.rate("float8_e5m2", 1) is None
+    assert without.rate(TF32, 1) == without.rate("float32", 1) == 100.0
+    assert from_json(to_json(CEILINGS)) == CEILINGS
+
+
+def test_a_product_in_eight_bits_computes_in_what_it_multiplies() -> None:
+    matrix, one = torch.ones(16, 16).to(torch.float8_e4m3fn), torch.ones(())
+    args, wider = (matrix, matrix.t(), one, one), torch.ones(16, 16, dtype=torch.bfloat16)
+    work = work_of(torch.ops.aten._scaled_mm.default, "", args, {"out_dtype": torch.bfloat16}, wider)
+    assert work.dtype == "float8_e4m3fn"
+    numbers = torch.ones(32, 8).char(), torch.ones(8, 16).char()
+    assert work_of(torch.ops.aten._int_mm.default, "", numbers, {}, torch.ones(32, 16).int()).dtype == "int8"
+
+
+@pytest.mark.parametrize(
+    ("told", "bound"),
+    [
+        ({}, "launch"),
+        ({"method": "continuous"}, "launch"),
+        ({"method": "events"}, "bandwidth"),
+        ({"method": "graph"}, "bandwidth"),
+        ({"mode": "cudagraph"}, "bandwidth"),
+        ({"operators": 9}, "interpreter"),
+        ({"operators": 9, "method": "events"}, "interpreter"),
+        ({"operators": 9, "method": "graph"}, "bandwidth"),
+        ({"operators": 9, "mode": "reduce-overhead"}, "bandwidth"),
+    ],
+)
+def test_a_time_without_a_launch_is_not_bound_by_one(told: dict[str, Any], bound: str) -> None:
+    assert limit_of(row_of(flops=0, bytes_moved=1000, **told)).bound == bound
+
+
+def test_a_call_that_does_nothing_on_the_device_has_no_limit_there() -> None:
+    view = row_of(flops=0, bytes_moved=0, method="events")
+    assert limit_of(view) == LimitColumns()
+
+
+@pytest.mark.parametrize("product", (PRODUCTS | ON_GPU).values(), ids=[*PRODUCTS, *ON_GPU])
+def test_products_are_of_random_numbers_that_every_dtype_holds(product: measuring.Product) -> None:
+    first, second = random_matrices(64, product.dtype, "cpu")
+    assert first.dtype is second.dtype is product.dtype
+    for matrix in (first, second):
+        numbers = matrix.double()
+        assert numbers.isfinite().all()
+        assert numbers.unique().numel() > 50
+    # the oldest torch multiplies float8 on GPUs alone
+    with suppress(NotImplementedError):
+        assert product.multiply(first, second).double().isfinite().all()
+
+
+def test_tf32_is_measured_under_the_setting_that_allows_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    precisions = list[str]()
+
+    def quickest(run: Callable[[], None], enough_s: float) -> float:
+        precisions.append(torch.get_float32_matmul_precision())
+        return 1.0
+
+    monkeypatch.setattr(measuring, "best_s", quickest)
+    for name in ("float32", TF32):
+        measuring._matrix_rate((PRODUCTS | ON_GPU)[name], "cpu")
+    assert precisions == ["highest", "high"]
+    assert torch.get_float32_matmul_precision() == "highest"
+
+
+def test_a_cache_is_no_slower_than_the_memory_behind_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    rates = {"L2": 300.0, "memory": 320.0}
+    monkeypatch.setattr(copying, "last_cache_bytes", lambda device: 4 << 20)
+    monkeypatch.setattr(copying, "free_memory", lambda device: 16 << 30)
+    monkeypatch.setattr(copying, "_on_device", lambda device, name, size, both: Level(name, size, 1, {1: rates[name]}))
+    cache, memory = copying.levels("cuda:0", [1])
+    assert (cache.name, cache.size, memory.size) == ("L2", 4 << 20, None)
+    assert cache.bandwidth == memory.bandwidth == {1: 320.0}
+
+
+def test_copies_within_a_cache_are_launched_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    captured, replays, runs = list[object](), list[str](), list[str]()
+
+    class Graph:
+        def replay(self) -> None:
+            replays.append("replay")
+
+    @contextmanager
+    def block(thing: object) -> Iterator[None]:
+        captured.append(thing)
+        yield
+
+    for name, stand_in in (("CUDAGraph", Graph), ("graph", block), ("device", block)):
+        monkeypatch.setattr(torch.cuda, name, stand_in)
+    launch = copying._launched_at_once(lambda: runs.append("run"), "cuda:1")
+    # on the device that is measured, once to set libraries up, and once for the graph
+    assert captured[0] == "cuda:1"
+    assert isinstance(captured[1], Graph)
+    assert len(runs) == 2
+    launch()
+    assert (replays, len(runs)) == (["replay"], 2)
