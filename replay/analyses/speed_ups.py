@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from opgrip.replay.measuring.results import OK, Result
 from opgrip.traces.tables import TableColumn
 
@@ -35,6 +33,8 @@ class SpeedUp:
 
 def speed_up_of(rows: Sequence[Result]) -> SpeedUp | None:
     """Over rows with a ratio; None where there is none."""
+    import numpy as np
+
     compared = [row for row in rows if row.status == OK and row.ratio]
     if not compared:
         return None

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from opgrip.replay.measuring.columns import Columns, column
-from opgrip.replay.timing.samples import Samples
 from opgrip.traces.options import option, titled
+
+if TYPE_CHECKING:
+    from opgrip.replay.timing.samples import Samples
 
 
 @titled("how they are timed")

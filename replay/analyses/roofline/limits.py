@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from opgrip.replay.measuring.columns import Columns, column
 from opgrip.replay.measuring.results import OK, Result
+from opgrip.replay.modes.mode import runs_graphs
 from opgrip.replay.timing.caches import COLD
 from opgrip.replay.timing.methods import GRAPH, ON_DEVICE
 
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
 
 BANDWIDTH, ARITHMETIC, LAUNCH, INTERPRETER = "bandwidth", "arithmetic", "launch", "interpreter"
 BOUNDS = (BANDWIDTH, ARITHMETIC, LAUNCH, INTERPRETER)
-IN_GRAPHS = ("cudagraph", "reduce-overhead")
-"""Modes that launch the kernels of a call at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +136,7 @@ def usual_threads(rows: Iterable[Result], threads_of: Callable[[Result], int]) -
 def _with_limit(row: Result, ceilings: Ceilings, threads: int, dtype: str | None) -> Result:
     if row.status != OK or not row.median_us or row.bytes_moved is None:
         return row
-    in_graph = row.method == GRAPH or row.mode in IN_GRAPHS
+    in_graph = row.method == GRAPH or runs_graphs(row.mode)
     limit = limit_of(
         row.flops,
         row.bytes_moved,
