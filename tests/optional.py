@@ -47,10 +47,13 @@ COMMANDS = {
     "pynvml": "pip install 'opgrip[gpu]'",
     "PIL": "pip install pillow",
     "nsys": "install NVIDIA Nsight Systems",
+    "ncu": "install NVIDIA Nsight Compute",
+    "c++": "install a C++ compiler",
+    "ninja": "pip install ninja, or install it with the system",
 }
 """What installs each module or program."""
 
-PROGRAMS = ("nsys",)
+PROGRAMS = ("nsys", "ncu", "c++", "ninja")
 """Which of these are programs on the PATH, and no modules."""
 
 BROUGHT_BY_OTHERS = ("cv2", "mmcv", "tokenizers", "tvm_ffi", "psutil", "cloudpickle")

@@ -9,10 +9,10 @@ import shutil
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from pathlib import Path
 
 import torch
+from optional import is_installed
 from programs import SHIPPED_TRACES
 
 from opgrip.replay.modes import modes
@@ -159,12 +159,12 @@ def why_not(name: str, pasted: Pasted) -> str | None:
     words = shlex.split(pasted.command, comments=True)
     options = dict(zip(words, [*words[1:], ""], strict=True))
     needs_mmdet = any(word.startswith("mmdet.") for word in words) or words[:2] == ["pytest", "grips/delta2bbox"]
-    if needs_mmdet and find_spec("mmdet") is None:
+    if needs_mmdet and not is_installed("mmdet"):
         return "mmdet is not installed: make openmmlab"
     if any(value.startswith("cuda") for value in options.values()) and not torch.cuda.is_available():
         return "there is no GPU"
     for program in ("nsys", "ncu"):
-        if f"--{program}" in options and shutil.which(program) is None:
+        if f"--{program}" in options and not is_installed(program):
             return f"{program} is not installed"
     if "--mode" in options and not set(options["--mode"].split(",")) - lacking_modes():
         return f"the modes {options['--mode']} cannot run here: make runtimes"
@@ -173,7 +173,7 @@ def why_not(name: str, pasted: Pasted) -> str | None:
 
 def lacking_modes() -> set[str]:
     """The modes that cannot run here."""
-    return {name for name, mode in modes.items() if any(find_spec(package) is None for package in mode.needs)}
+    return {name for name, mode in modes.items() if any(not is_installed(package) for package in mode.needs)}
 
 
 def in_small(pasted: Pasted) -> str:
@@ -182,7 +182,7 @@ def in_small(pasted: Pasted) -> str:
     The built-in detector stands in for configs of mmdet.
     """
     command = re.sub(r"\bTRACE\b", "traces/faster_rcnn.jsonl", pasted.command)
-    if find_spec("mmdet") is None:
+    if not is_installed("mmdet"):
         command = re.sub(r"--cfg-options \S+", "", CONFIG.sub(STAND_IN, command))
     command = re.sub(
         r"(?<=--mode )\S+",

@@ -100,14 +100,13 @@ class Reporter:
             yield tell
 
     def reading(self, path: str | Path) -> AbstractContextManager[object]:
-        """A file that is read: told on a terminal, and elsewhere where it is so large that it takes long."""
+        """A file that is read: told where it is so large that it takes long."""
         try:
             size = Path(path).stat().st_size
         except OSError:
             size = 0
         text = f"reading {path}" + (f", {size / 1e6:,.0f} MB" if size >= LARGE_BYTES else "")
-        is_shown = size >= LARGE_BYTES or self.console.is_terminal
-        return self.doing(text) if is_shown else nullcontext()
+        return self.doing(text) if size >= LARGE_BYTES else nullcontext()
 
 
 class QuietReporter(Reporter):

@@ -18,7 +18,7 @@ from opgrip.replay.timing.clock import Pace
 from opgrip.replay.timing.crew import Crew, Work
 from opgrip.replay.timing.options import Effort
 from opgrip.replay.timing.rounds import MOST, MOST_DROPPED, Announce, Group, no_garbage_collection
-from opgrip.replay.timing.samples import FEWEST, Samples, ratio_quantiles
+from opgrip.replay.timing.samples import Samples, ratio_quantiles
 from opgrip.replay.timing.stopwatch import block_size
 from opgrip.replay.timing.subjects import Subject
 
@@ -171,7 +171,7 @@ class _Batch:
         # one that failed ends the repeat for all, whom it left alone for a part of it
         if len(self._list_running()) < len(running):
             return
-        dropped = self._pace.is_slowed() and running[0].loaded.dropped < MOST_DROPPED * FEWEST
+        dropped = self._pace.is_slowed() and running[0].loaded.dropped < MOST_DROPPED
         for times, time_ns, loaded_ns in zip(running, alone_ns, under, strict=True):
             times.loaded.spent_ns += spent
             times.loaded.dropped += dropped

@@ -24,9 +24,11 @@ from opgrip.replay.timing.subjects import NOWHERE, Stratum, Subject
 
 MOST = 100
 """Runs of a subject at most."""
-MOST_DROPPED = 3
-"""Times as many runs of a subject as it needs are dropped at most: a machine that is always slowed down is measured as
-it is, and its rows say so."""
+MOST_DROPPED = 3 * FEWEST
+"""Runs of a subject that are dropped at most; where their number is given, as many as that. A machine that is always
+slowed down is measured as it is, and its rows say so."""
+LONG_NS = 100_000_000
+"""Runs that take longer are not made again."""
 CHECK_NS, CHECK_RUNS = 2_000_000, 10
 """Time of runs, and their number, after which the processor's pace is checked."""
 
@@ -75,7 +77,7 @@ class Measurer:
         self._announce = announce
         self._pace = Pace()
         self._contention: Contention | None = None
-        self._most_dropped = MOST_DROPPED * min(FEWEST, effort.iterations or FEWEST)
+        self._most_dropped = MOST_DROPPED if effort.iterations is None else effort.iterations
         self._random = random.Random(seed)
         self._pending: list[tuple[Subject, Stratum, float]] = []
         self._pending_ns = 0.0
@@ -166,7 +168,7 @@ class Measurer:
         # both are asked, since each tells of what passed since it was asked last
         slowed = any([self._pace.is_slowed(), self._contention.is_contended()])
         for subject, stratum, time_ns in self._pending:
-            if slowed and subject.samples.dropped < self._most_dropped:
+            if slowed and subject.samples.dropped < self._most_dropped and time_ns < LONG_NS:
                 subject.drop()
             else:
                 subject.keep(stratum, time_ns, slowed)

@@ -24,7 +24,7 @@ from opgrip.replay.measuring.preparation import empty_rows
 from opgrip.replay.operators.lookup import Unsupported, find_operator
 from opgrip.replay.outcome import write_results
 from opgrip.replay.reports.report import reports
-from opgrip.replay.reports.table import print_table
+from opgrip.replay.reports.table import print_results
 from opgrip.tools.opgrip import main
 from opgrip.traces import Trace, load
 from opgrip.traces.errors import UserError
@@ -86,7 +86,7 @@ def _cases(path: Path) -> None:
         _make(case, settings)
     rows = [row for case in cases[:300] for row in empty_rows(case, settings, "skipped", "not run").values()]
     with _shown():
-        print_table(rows, sys.stdout)
+        print_results(rows, sys.stdout)
     for name, form in reports.items():
         if not form.needs:
             write_results(rows, {"trace": str(path)}, path.parent / f"out{name}", force=True)

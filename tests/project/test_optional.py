@@ -23,7 +23,7 @@ MODULES_OF = {
 EVERYBODY = ("zstd", "full", "samples")
 """Extras that all targets of the Makefile install, `dev` among them: what stands in them may not be missing."""
 
-OF_NO_EXTRA = ("PIL", "nsys")
+OF_NO_EXTRA = ("PIL", "nsys", "ncu", "c++", "ninja")
 """What no extra and no target installs."""
 
 IN_A_WAY_OF_ITS_OWN = re.compile(r"importorskip|find_spec|shutil\.which|except (ImportError|ModuleNotFoundError)")

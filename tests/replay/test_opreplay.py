@@ -167,7 +167,7 @@ def tensor(shape: list[int], **rest: object) -> dict[str, object]:
         ({"args": [tensor([3]), 1, 2]}, "failed: RuntimeError"),
         ({"args": [tensor([3], values=77)]}, "1 ok"),
         ({"args": [[[[[]]]]]}, "failed: RuntimeError"),
-        ({"args": [tensor([3], device="hpu:0")]}, "error: no hpu:0 device here"),
+        ({"args": [tensor([3], device="hpu:0")]}, "error: no HPU device here"),
         ({"args": [tensor([3, 3], stride=[1])]}, "damaged after record 1"),
         ({"op": "os.system.default", "args": ["true"]}, "unsupported: os.system.default is not registered"),
         ({"op": "aten.from_file.default", "args": ["/etc/passwd"]}, "unsupported: aten.from_file.default reads or"),

@@ -72,7 +72,7 @@ def test_the_commands_own_options_are_there() -> None:
         ({"top": 0}, "top: '0' is not a whole number from 1"),
         ({"exec_mode": "quick"}, "exec_mode='quick' is no choice: there are discrete"),
         ({"backward": 1}, "backward=1 is neither True nor False"),
-        ({"resume": True}, "resume= needs to know what it goes on with: name the file with output="),
+        ({"resume": True}, "resume=True needs to know what it goes on with: name the file with output="),
         ({"output": "r.txt"}, "r.txt has no known form: end its name in .csv, .json"),
         ({"mode": "no_such"}, "there is no mode 'no_such'"),
     ],

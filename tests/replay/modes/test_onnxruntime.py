@@ -12,7 +12,7 @@ from runtime_calls import run
 
 from opgrip.replay.modes import Task
 from opgrip.replay.modes.conversions.graphs import TensorCall
-from opgrip.replay.modes.onnxruntime import CPU, CUDA, _bound, cuda_provider, run_by
+from opgrip.replay.modes.conversions.onnx_sessions import CPU, CUDA, _bound, cuda_provider, run_by
 from opgrip.replay.operators.lookup import Unsupported
 from opgrip.replay.operators.tf32 import may_use_tf32
 from opgrip.traces.precisions import read_precision, set_precision

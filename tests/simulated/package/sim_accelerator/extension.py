@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
-import shutil
 import sys
 from functools import cache
 from pathlib import Path
 from types import ModuleType
 
 import torch
+from optional import missing
 
 SIMULATED = Path(__file__).resolve().parents[2]
 SOURCES = sorted((SIMULATED / "csrc").glob("*.cpp"))
@@ -19,9 +19,7 @@ FOLDER = SIMULATED.parents[1] / "build" / "simulated" / f"{sys.implementation.ca
 
 def missing_tool() -> str | None:
     """What a build lacks; None where the extension is built already or can be."""
-    if _is_current() or (shutil.which("c++") and shutil.which("ninja")):
-        return None
-    return "there is no C++ compiler with ninja, by which the simulated accelerator is built"
+    return None if _is_current() else missing("c++") or missing("ninja")
 
 
 @cache
