@@ -13,6 +13,8 @@ import gc
 import importlib
 import json
 import os
+import pkgutil
+import re
 import runpy
 import signal
 import socket
@@ -26,12 +28,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
-IMPORTED = (
-    *("opgrip.capture.opcapture", "opgrip.capture.command"),
-    *("opgrip.replay.opreplay", "opgrip.replay.replay", "opgrip.replay.sequences.report"),
-    *("opgrip.tools.opgrip", "torch._dynamo.guards"),
-)
-"""What the commands import, and a capture when it begins."""
+ROOMS = ("traces", "samples", "capture", "replay", "tools")
+IMPORTED = ("torch._dynamo.guards", "pandas.io.formats.csvs", "rich._emoji_codes", "sqlite3", "xml.sax.saxutils")
+"""What the commands and captures import beside the package."""
+OTHERS = re.compile(r"_jax$|conversions|__main__")
+"""Modules of the package that need another runtime, which may start threads, or are no modules."""
 
 READ_AT_START = ("PYTHON", "OMP_", "MKL_", "TORCH", "KINETO", "LD_", "MALLOC", "GLIBC")
 """How variables begin that a process reads once, when it starts; a fork knows PYTHONPATH all the same."""
@@ -228,8 +229,13 @@ def end(status: int) -> NoReturn:
 
 def main(number: int) -> None:
     """Import what the commands do, and fork as asked."""
-    for module in IMPORTED:
-        importlib.import_module(module)
+    for name in IMPORTED:
+        importlib.import_module(name)
+    for room in ROOMS:
+        package = importlib.import_module(f"opgrip.{room}")
+        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            if not OTHERS.search(module.name):
+                importlib.import_module(module.name)
     # what collects garbage in a fork would else copy all of it
     gc.freeze()
     asked = serve(socket.socket(fileno=number))

@@ -18,10 +18,11 @@ FAST = "--iterations 1 --warmup 0 --top 2"
 
 @pytest.mark.parametrize(
     "command",
-    [f"opreplay trace:faster_rcnn {FAST}", "opgrip trace info trace:faster_rcnn", "opgrip longtail trace:faster_rcnn"],
+    [f"opreplay TRACE {FAST}", "opgrip trace info TRACE", "opgrip longtail TRACE"],
 )
-def test_a_reader_that_goes_is_no_error_of_any_command(command: str) -> None:
-    line = f"set -o pipefail; {Path(program_path('opreplay')).parent}/{command} | true"
+def test_a_reader_that_goes_is_no_error_of_any_command(command: str, tiny_trace: Path) -> None:
+    words = command.replace("TRACE", str(tiny_trace))
+    line = f"set -o pipefail; {Path(program_path('opreplay')).parent}/{words} | true"
     done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     assert "Error" not in done.stderr
@@ -51,12 +52,12 @@ def test_an_interrupted_replay_tells_the_whole_command_line_that_goes_on(tmp_pat
         assert out == ""
 
 
-def test_more_threads_than_processors_are_said() -> None:
+def test_more_threads_than_processors_are_said(tiny_trace: Path) -> None:
     processors = len(os.sched_getaffinity(0))
     assert Points(threads=(processors,)).notes == ()
     (note,) = Points(threads=(1, processors + 1)).notes
     assert note.startswith(f"{processors + 1} threads share ")
-    done = run_command("opreplay", "trace:faster_rcnn", *FAST.split(), "--threads", processors + 1)
+    done = run_command("opreplay", tiny_trace, *FAST.split(), "--threads", processors + 1)
     assert note in done.stderr
 
 

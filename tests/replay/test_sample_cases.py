@@ -24,7 +24,7 @@ def rows_of(output: Path, *words: str) -> pd.DataFrame:
 
 
 def test_a_sample_runs_in_each_configuration(tmp_path: Path) -> None:
-    rows = rows_of(tmp_path / "rows.json", "sample:bbox2delta", "--mode", "jit,compile:aot_eager")
+    rows = rows_of(tmp_path / "rows.json", "sample:bbox2delta", *FAST, "--mode", "jit,compile:aot_eager")
     assert len(rows) == 3 * len(samples()["bbox2delta"].configurations)
     assert set(rows["op"]) == {"bbox2delta"}
     assert set(rows["status"]) == {"ok"}
@@ -65,21 +65,22 @@ def test_what_does_not_go_together_is_one_line(words: str, told: str) -> None:
 
 def test_an_interrupted_replay_of_samples_can_be_taken_up(tmp_path: Path) -> None:
     output = tmp_path / "rows.json"
-    rows_of(output, "sample:bbox2delta")
-    done = run_command("opreplay", "sample:bbox2delta", "-o", output, "--resume")
+    rows_of(output, "sample:bbox2delta", *FAST)
+    done = run_command("opreplay", "sample:bbox2delta", *FAST, "-o", output, "--resume")
     assert "is whole" in done.stderr
 
 
-@pytest.fixture
-def folder_of_samples(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def folder_of_samples(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder where somebody gripped a function that is called as a sample that ships."""
+    folder = tmp_path_factory.mktemp("gripped")
     text = (
         "import torch\nfrom opgrip import grip\n\n\n@grip(to='samples')\ndef nms(boxes):\n    return boxes.sin()\n\n\n"
     )
-    (tmp_path / "uses.py").write_text(f"{text}nms(torch.ones(3))\n")
-    done = run_python("uses.py", cwd=tmp_path)
+    (folder / "uses.py").write_text(f"{text}nms(torch.ones(3))\n")
+    done = run_python("uses.py", cwd=folder)
     assert done.returncode == 0, done.stderr
-    return tmp_path
+    return folder
 
 
 def test_a_sample_that_ships_has_a_name_that_no_folder_hides(folder_of_samples: Path) -> None:
