@@ -118,14 +118,14 @@ def test_a_mode_that_goes_bad_costs_its_row_alone(trace: Path, tmp_path: Path, p
     }
     options = ("--mode", ",".join((*bad, "planted-same")), "--timeout", "3", "--iterations", "6")
     environment = planted | {"OPGRIP_CACHE": str(tmp_path / "cache")}
-    rows, _ = replayed(trace, tmp_path, environment, *options, "--op", "aten.mm*", "--op", "aten.sort*")
+    rows, _ = replayed(trace, tmp_path, environment, *options, "--op", "aten.mm*")
     assert not list((tmp_path / "cache").glob("*/.*"))
     for mode, (status, told) in bad.items():
         found = rows_of(rows, mode)
-        assert found["status"].tolist() == [status] * 2, mode
+        assert found["status"].tolist() == [status], mode
         assert found["error"].str.contains(told, regex=False).all()
-    assert rows_of(rows, "eager")["status"].tolist() == ["ok"] * 2
-    assert rows_of(rows, "planted-same")["status"].tolist() == ["ok"] * 2
+    assert rows_of(rows, "eager")["status"].tolist() == ["ok"]
+    assert rows_of(rows, "planted-same")["status"].tolist() == ["ok"]
 
 
 def test_a_row_that_had_no_memory_beside_others_is_compiled_again(

@@ -58,7 +58,7 @@ def trace_of(path: Path, durations: dict[str, list[int]]) -> Path:
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_the_table_holds_every_number_whole(width: int, detector_trace: Path) -> None:
-    shown = show(width, "opreplay", detector_trace, *FAST, "--top", "4", "--mode", "eager,jit")
+    shown = show(width, "opreplay", detector_trace, *FAST, "--top", "4", "--cache", "warm", "--mode", "eager,jit")
     assert max(map(len, shown.lines)) <= width
     assert "…" not in shown.text
     cases = make_cases(load(detector_trace), Selection(top=4))
