@@ -142,3 +142,29 @@ def test_a_pool_of_threads_that_a_module_holds_ends_with_the_script(tmp_path: Pa
     watched = run_command("opcapture", "-o", "t.jsonl", "--", "pooled.py", cwd=tmp_path, fresh=True, timeout=120)
     assert (watched.returncode, watched.stdout) == (alone.returncode, alone.stdout) == (0, "3.0\nstill done\nlast\n")
     assert "aten.sum.default" in set(load(tmp_path / "t.jsonl", partial=False).calls["op"])
+
+
+ENDS = {
+    "a daemon": "threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()",
+    "a thread": "threading.Thread(target=lambda: (time.sleep(0.2), print(torch.ones(2).cos().sum().item()))).start()",
+    "a thread that fails": "threading.Thread(target=lambda: 1 / 0).start()",
+    "hooks": "atexit.register(print, 'second'); atexit.register(print, 'first'); sys.exit(3)",
+    "a hook that fails": "atexit.register(int, 'x')",
+    "a subprocess": "print(subprocess.run([sys.executable, '-c', 'print(5)'], capture_output=True).stdout)",
+    "a fork": "print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])) if (pid := os.fork()) else os._exit(4)",
+    "a signal": "signal.signal(signal.SIGUSR1, lambda *_: print('heard')); os.kill(os.getpid(), signal.SIGUSR1)",
+    "a signal that ends it": "sys.stdout.flush(); os.kill(os.getpid(), signal.SIGTERM)",
+    "a word": "sys.exit('it cannot go on')",
+    "no hooks": "atexit.register(print, 'never'); sys.stdout.flush(); os._exit(5)",
+    "a crash": "sys.stdout.flush(); os.abort()",
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_a_program_ends_as_it_does_alone(tmp_path: Path, end: str) -> None:
+    imports = "import atexit, os, signal, subprocess, sys, threading, time, torch"
+    (tmp_path / "ends.py").write_text(f"{imports}\nprint(torch.ones(3).sin().shape)\n{ENDS[end]}\n", encoding="utf-8")
+    alone = run_python("ends.py", cwd=tmp_path, timeout=60)
+    watched = run_command("opcapture", "-o", "t.jsonl", "--", "ends.py", cwd=tmp_path, timeout=60)
+    assert (watched.returncode, watched.stdout) == (alone.returncode, alone.stdout), watched.stderr
+    assert [line for line in alone.stderr.splitlines() if line not in watched.stderr and "ends.py" not in line] == []
