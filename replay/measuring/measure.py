@@ -73,8 +73,13 @@ def measure_cases(
             )
 
 
-def windows(cases: Sequence[Case], settings: Settings) -> Iterator[list[Case]]:
-    """Cases in the parts in which they are measured side by side, each under all of its modes."""
+def windows(cases: Sequence[Case], settings: Settings, most: int = CASES) -> Iterator[list[Case]]:
+    """Cases in the parts in which they are measured side by side, each under all of its modes.
+
+    Parameters
+    ----------
+    most : cases of a window
+    """
     window: list[Case] = []
     size, time_us = 0, 0.0
     runs = settings.effort.warmup + (settings.effort.iterations or LEAST)
@@ -83,7 +88,7 @@ def windows(cases: Sequence[Case], settings: Settings) -> Iterator[list[Case]]:
         sets = sum(way.point.batch for way in ways)
         needed = bytes_of([case.signature.args, case.signature.kwargs]) * (1 + len(case.variants)) * sets
         takes_us = case.captured_us * runs * len(ways)
-        if window and (len(window) == CASES or size + needed > BYTES or time_us + takes_us > LONG_US):
+        if window and (len(window) == most or size + needed > BYTES or time_us + takes_us > LONG_US):
             yield window
             window, size, time_us = [], 0, 0.0
         window.append(case)
