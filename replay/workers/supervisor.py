@@ -9,7 +9,7 @@ from dataclasses import replace
 from opgrip.replay.cases.cases import Case
 from opgrip.replay.measuring.measure import CachedRows
 from opgrip.replay.measuring.preparation import empty_row, empty_rows
-from opgrip.replay.measuring.results import Result
+from opgrip.replay.measuring.results import OK, Result
 from opgrip.replay.workers.connection import Connection
 from opgrip.replay.workers.job import Job, Loaded
 from opgrip.replay.workers.processes import Ended
@@ -67,6 +67,15 @@ def _window(
     }
     blameless = 0
     while remaining_cases:
+        for case in list(remaining_cases.values()):
+            rows = [cached_by_case[case.number].get(way.number) for way in loaded.settings.ways(case)]
+            lost_rows = [row for row in rows if row is not None and row.status != OK]
+            if len(lost_rows) == len(rows):
+                # no process has to start for what cannot run
+                del remaining_cases[case.number]
+                yield lost_rows
+        if not remaining_cases:
+            return
         ended = None
         for heard in _run(process, list(remaining_cases), without, cached_by_case):
             if isinstance(heard, Ended):
