@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import count
@@ -17,7 +18,8 @@ from opgrip.capture import Capture
 from opgrip.replay import load_results
 from opgrip.replay.cases.cases import Case
 from opgrip.replay.cases.functions import function_case
-from opgrip.replay.measuring.measure import measure_cases
+from opgrip.replay.measuring.limits import Limits
+from opgrip.replay.measuring.measure import measure_cases, windows
 from opgrip.replay.measuring.preparation import empty_row
 from opgrip.replay.measuring.results import FAILED, OK, Result
 from opgrip.replay.measuring.settings import Settings
@@ -122,6 +124,19 @@ def test_a_device_side_assert_costs_one_row(tmp_path: Path) -> None:
     assert rows.loc["aten.cos.default", "error"] == f"it ended the use of the device: SIM error: {ASSERT}"
 
 
+@on_simulator(SIM_FAIL=f"aten::cos={ASSERT}")
+def test_an_assert_in_a_sequence_costs_that_call(tmp_path: Path) -> None:
+    trace, output = tmp_path / "t.jsonl", tmp_path / "sequence.json"
+    with Capture(trace):
+        torch.ones(3).sin().cos().tan()
+    assert opreplay([str(trace), "--device", "sim:1", "--sequence", "--iterations", "1", "-o", str(output)]) == 0
+    result = json.loads(output.read_text())
+    assert result["calls"] == 4
+    (lost,) = result["not_replayed"]
+    assert (lost["op"], lost["status"], lost["count"]) == ("aten.cos.default", "unsupported", 1)
+    assert lost["reason"] == f"it ended the use of the device: SIM error: {ASSERT}"
+
+
 @on_simulator(SIM_MEMORY=str(64 * MB))
 def test_a_case_that_runs_out_of_memory_leaves_it_to_the_next() -> None:
     for run in range(1, 9):
@@ -146,4 +161,4 @@ def test_cases_measured_side_by_side_leave_most_of_the_memory() -> None:
     settings = settings_of(iterations=1, cache="warm")
     assert len(list(windows(cases, settings))) == 1
     settings = replace(settings, limits=Limits(memory_limit=64 * MB))
-    assert [len(window) for window in windows(cases, settings)] == [2, 2, 2, 2]
+    assert [len(window) for window in windows(cases, settings)] == [4, 4]
