@@ -76,23 +76,13 @@ def run(args: argparse.Namespace, words: Sequence[str] = ()) -> int:
 
 
 def _replay_sequence(replay: Replay, output: Output, reporter: Reporter) -> int:
+    from opgrip.replay.sequences.apart import replay_apart
     from opgrip.replay.sequences.report import print_sequence
-    from opgrip.replay.sequences.sequence import SequenceSettings, replay_apart
 
-    loaded, plan = replay.loaded, replay.job.plan
-    settings = SequenceSettings(
-        place=loaded.settings.place,
-        device=loaded.settings.device,
-        seed=plan.inputs.seed,
-        extensions=plan.inputs.extensions,
-        repeats=plan.effort.iterations,
-        precision=plan.effort.precision,
-        room_bytes=plan.limits.memory_limit,
-        timeout_s=plan.limits.timeout,
-    )
+    loaded = replay.loaded
     calls = counted(len(loaded.trace.calls), "call")
-    with reporter.following(f"replaying {calls} in their order on {settings.device}") as tell:
-        result = replay_apart(loaded.trace, settings, tell)
+    with reporter.following(f"replaying {calls} in their order on {loaded.settings.device}") as tell:
+        result = replay_apart(replay.job, loaded, tell)
     print_sequence(result, sys.stdout)
     if output.output is not None:
         with whole_file(output.output, output.force) as file:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from opgrip.replay.analyses import analyses, in_order
+from opgrip.replay.arguments.options import InputOptions
 from opgrip.replay.cases.selection import Selection
 from opgrip.replay.measuring.settings import GROUPS, Plan
 from opgrip.replay.sequences.options import SequenceOptions
@@ -110,6 +111,8 @@ def job_of(args: argparse.Namespace) -> Job:
     source = source_of(target)
     if args.sequence:
         refuse_options(args, option_classes(), ("single cases",), "leave it out with --sequence")
+        if from_arguments(InputOptions, args).is_spread:
+            raise UserError("a sequence is replayed on one device", "name one with --device")
     refuse_options(args, option_classes(), source.lacks, source.hint)
     if not source.in_program:
         if PROGRAM in args.cache:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,14 +14,16 @@ import torch
 from opgrip.replay.analyses import Analysis, Session, analyses, in_order
 from opgrip.replay.measuring.measure import CachedRows
 from opgrip.replay.measuring.results import Result
+from opgrip.replay.operators.device_traits import check_equal
 from opgrip.replay.operators.devices import check_present, is_accelerator, name_of
 from opgrip.replay.options import Output, job_of, make_parser
 from opgrip.replay.outcome import Results, write_results
 from opgrip.replay.reports import report_for
 from opgrip.replay.reports.cells import read_results
-from opgrip.replay.workers.ahead import in_parts, make_ahead, rows_ahead
+from opgrip.replay.workers.ahead import Row, in_parts, make_ahead, rows_ahead
 from opgrip.replay.workers.job import Job, Loaded
 from opgrip.replay.workers.journal import Journal, journal_path
+from opgrip.replay.workers.spread import Windows
 from opgrip.replay.workers.supervisor import supervise
 from opgrip.traces.errors import UserError, in_words_of_python
 from opgrip.traces.keywords import arguments_of
@@ -123,7 +125,9 @@ class Replay:
         for note in (*loaded.notes, *job.plan.points.notes):
             reporter.say(note)
         device = loaded.settings.device
-        check_present(device)
+        for name in loaded.devices:
+            check_present(name)
+        check_equal(loaded.devices)
         job.plan.timing.check_device(device)
         limits = job.plan.limits
         if not is_accelerator(device):
@@ -142,7 +146,8 @@ class Replay:
         """Run the cases, let the analyses add to them, and write the output."""
         output = self.output
         requested = self._analyses()
-        self.job.plan.energy.check(self.loaded.settings.device)
+        for device in self.loaded.devices:
+            self.job.plan.energy.check(device)
         earlier = []
         if output.append and output.output is not None and output.output.exists():
             earlier = read_results(output.output)
@@ -220,7 +225,7 @@ class Replay:
                 rows = journal.rows
             remaining = len(loaded.cases) - len(rows)
             compiled = self._compile(rows)
-            doing = f"replaying {counted(remaining, 'case')} on {loaded.settings.device}"
+            doing = f"replaying {counted(remaining, 'case')} on {', '.join(loaded.devices)}"
             try:
                 with self._reporter.doing(doing, remaining) as advance:
                     for case_rows in supervise(
@@ -245,14 +250,23 @@ class Replay:
             f"compiling {counted(len(ahead), 'row')} of {counted(cases, 'case')}", len(ahead)
         ) as advance:
             try:
-                for part, jobs in in_parts(ahead, self.loaded.settings, limits.compilers):
-                    made = make_ahead(self.job, self.loaded, part, jobs, limits.timeout, self._may_fork, advance)
-                    for number, row_of_way in made.items():
-                        rows.setdefault(number, {}).update(row_of_way)
+                for device, dealt in self._dealt(ahead, done):
+                    job, loaded = self.job.on(device), self.loaded.on(device)
+                    for part, jobs in in_parts(dealt, loaded.settings, limits.compilers):
+                        made = make_ahead(job, loaded, part, jobs, limits.timeout, self._may_fork, advance)
+                        for number, row_of_way in made.items():
+                            rows.setdefault(number, {}).update(row_of_way)
             except KeyboardInterrupt:
                 self._reporter.say("what is compiled is kept for the next time")
                 raise
         return rows
+
+    def _dealt(self, ahead: Sequence[Row], done: Collection[int]) -> Iterator[tuple[str, list[Row]]]:
+        """Each device with the rows of the cases that it begins with: compilers keep what they made for one device."""
+        windows = Windows(self.loaded, done)
+        for device in self.loaded.devices:
+            numbers = {case.number for case in windows.dealt_to(device)}
+            yield device, [row for row in ahead if row[0].number in numbers]
 
     def _in_order(self, rows: dict[int, list[Result]]) -> list[Result]:
         return [row for case in self.loaded.cases for row in rows.get(case.number, [])]

@@ -64,6 +64,11 @@ class Session:
         if len(self.job.plan.timing.caches) > 1:
             raise UserError(f"{profiler} sees one state of the caches", "give one to --cache")
 
+    def check_one_device(self, profiler: str) -> None:
+        """Raise `UserError` where the cases are spread over devices, of whose processes a profiler's report has one."""
+        if self.job.plan.inputs.is_spread:
+            raise UserError(f"{profiler} watches one device", "name one with --device")
+
     def beside(self, suffix: str) -> Path:
         """`base` with another suffix.
 

@@ -26,7 +26,11 @@ def value_kinds(text: str) -> tuple[str, ...]:
 class InputOptions:
     """Where arguments are, and what they hold."""
 
-    device: str | None = option(None, "where to replay, such as cuda:0 (default: where it was captured)")
+    device: str | None = option(
+        None,
+        "where to replay, such as cuda:0 (default: where it was captured); cuda:0,cuda:1 spreads the cases over equal "
+        "devices",
+    )
     dtype: str | None = option(
         None, "of floating-point tensors, such as bfloat16", parse=floating_dtype, only=("single cases",)
     )
@@ -45,6 +49,16 @@ class InputOptions:
         repeated=True,
         metavar="MODULE",
     )
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """The names in `device`."""
+        return () if self.device is None else tuple(self.device.split(","))
+
+    @property
+    def is_spread(self) -> bool:
+        """Whether the cases are spread over several devices."""
+        return len(self.devices) > 1
 
     @property
     def extensions(self) -> tuple[str, ...]:

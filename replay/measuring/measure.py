@@ -38,6 +38,8 @@ from opgrip.replay.timing.subjects import Subject
 CASES, BYTES, LONG_US = 128, 1 << 30, 30e6
 """Cases that are measured side by side, bytes of their arguments, and what their runs took in the program: a replay
 that is killed loses those that were running."""
+SHARE = 0.25
+"""Of the memory that cases may have, for the arguments of those that are measured side by side."""
 QUICK_US = 50_000
 """Calls that took longer are not run before others, which they would keep waiting."""
 
@@ -73,17 +75,24 @@ def measure_cases(
             )
 
 
-def windows(cases: Sequence[Case], settings: Settings) -> Iterator[list[Case]]:
-    """Cases in the parts in which they are measured side by side, each under all of its modes."""
+def windows(cases: Sequence[Case], settings: Settings, most: int = CASES) -> Iterator[list[Case]]:
+    """Cases in the parts in which they are measured side by side, each under all of its modes.
+
+    Parameters
+    ----------
+    most : cases of a window
+    """
     window: list[Case] = []
     size, time_us = 0, 0.0
+    limit = settings.limits.memory_limit
+    most_bytes = BYTES if limit is None else min(BYTES, round(SHARE * limit))
     runs = settings.effort.warmup + (settings.effort.iterations or LEAST)
     for case in cases:
         ways = settings.ways(case)
         sets = sum(way.point.batch for way in ways)
         needed = bytes_of([case.signature.args, case.signature.kwargs]) * (1 + len(case.variants)) * sets
         takes_us = case.captured_us * runs * len(ways)
-        if window and (len(window) == CASES or size + needed > BYTES or time_us + takes_us > LONG_US):
+        if window and (len(window) == most or size + needed > most_bytes or time_us + takes_us > LONG_US):
             yield window
             window, size, time_us = [], 0, 0.0
         window.append(case)

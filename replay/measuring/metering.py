@@ -42,7 +42,7 @@ def metered(number: int, groups: Sequence[Group], settings: Settings, announce: 
                         energy_of_subject[id(subject)] = meter.measure(subject.run, wait)
                     except Exception as error:
                         check_use(settings.device, error)
-                        subject.failure = error
+                        subject.fail(error, settings.device)
     finally:
         meter.close()
     return energy_of_subject

@@ -33,7 +33,7 @@ from opgrip.replay.operators.calling import Arguments, Function
 from opgrip.replay.operators.contexts import restored
 from opgrip.replay.operators.devices import check_use, synchronizer
 from opgrip.replay.operators.lookup import Operator, Unsupported, find_operator
-from opgrip.replay.operators.memory import bytes_of, is_out_of_memory, with_memory
+from opgrip.replay.operators.memory import bytes_of, is_out_of_memory, release_memory, with_memory
 from opgrip.replay.programs.backward import check_gradients, gradient_graph, gradients, graph_of, with_backward
 from opgrip.replay.programs.programs import as_call, key_of, make_program, run_program
 from opgrip.replay.timing.caches import PROGRAM
@@ -161,10 +161,16 @@ class _Preparation:
                 if subject is not None:
                     for _ in range(settings.effort.warmup):
                         subject.run()
+                # what a device says of it only now is not the next row's
+                synchronizer(settings.device)()
                 return result, subject
         except Exception as error:
             check_use(settings.device, error)
-            return failed(result, error, settings), None
+            result, is_memory_short = failed(result, error, settings), is_out_of_memory(error)
+        # when the error is gone, and with it the frames that hold tensors
+        if is_memory_short:
+            release_memory(settings.device)
+        return result, None
 
     def _forward(self, case: Case, operator: Operator, way: Way, result: Result) -> tuple[Result, Subject | None]:
         settings = self._settings

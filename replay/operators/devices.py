@@ -83,7 +83,7 @@ def check_use(device: str, error: BaseException) -> None:
     try:
         synchronizer(device)()
     except Exception as lost:
-        raise DeviceLostError(str(error)) from lost
+        raise DeviceLostError(str(error) or str(lost)) from lost
 
 
 def make_event(device: str) -> Any:

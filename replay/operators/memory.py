@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -45,6 +46,13 @@ def is_out_of_memory(error: BaseException) -> bool:
             return True
         seen = seen.__cause__ or seen.__context__
     return False
+
+
+def release_memory(device: str) -> None:
+    """Free what is left of a call that ran out of memory, whose errors may stand in cycles, for those after it."""
+    gc.collect()
+    if is_accelerator(device) and hasattr(module_of(device), "empty_cache"):
+        module_of(device).empty_cache()
 
 
 def bytes_of(tree: Any) -> int:

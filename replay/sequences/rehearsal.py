@@ -14,7 +14,7 @@ from opgrip.replay.arguments.inputs import DeviceMap
 from opgrip.replay.cases.flow import Flow, FlowingCall, can_flow
 from opgrip.replay.cases.traits import overwrites, sizes_vary, takes_any_numbers
 from opgrip.replay.operators.contexts import restored
-from opgrip.replay.operators.devices import check_use
+from opgrip.replay.operators.devices import check_use, synchronizer
 from opgrip.replay.operators.lookup import Operator, Unsupported, find_operator
 from opgrip.replay.sequences.memory import Memory
 from opgrip.replay.sequences.prepared import Drawn, Prepared, never_flowing
@@ -82,6 +82,7 @@ class Rehearsal:
         self.parts = [Part() for _ in flow.calls]
         self._values, self._place, self._seed, self._extensions = values, place, seed, extensions
         self._device = device
+        self._synchronize = synchronizer(device)
         self._drawn = Drawn(values, place, seed, memory)
         self._operators: dict[int, Operator | str] = {}
         self._prepared: dict[tuple[int, frozenset[int]], Prepared] = {}
@@ -145,6 +146,7 @@ class Rehearsal:
             part.prepared = self._prepare(call.signature, everything)
             self._run(call, part.prepared)
         except Exception as error:
+            check_use(self._device, error)
             part.status, part.prepared, part.reason = UNSUPPORTED, None, _reason(error)
 
     def _try(self, call: FlowingCall, part: Part) -> bool:
@@ -195,7 +197,10 @@ class Rehearsal:
     def _run(self, call: FlowingCall, prepared: Prepared) -> Any:
         args, kwargs = prepared.arguments(self.memory, call.takes)
         self.announce(call.signature, NO_ROW)
-        return prepared.run(*args, **kwargs)
+        result = prepared.run(*args, **kwargs)
+        # what a device says of it only now is not the next call's
+        self._synchronize()
+        return result
 
     def _arrange(self, call: FlowingCall, part: Part) -> Prepared:
         """The call with memory that flows, and in its part what has to be drawn."""

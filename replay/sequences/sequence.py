@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from time import perf_counter_ns
 from types import MappingProxyType
 
@@ -14,20 +14,16 @@ import torch
 from opgrip.replay.arguments.inputs import DeviceMap
 from opgrip.replay.cases.flow import FlowingCall, make_flow
 from opgrip.replay.operators.devices import (
-    DeviceLostError,
     check_use,
     is_accelerator,
     module_of,
     synchronizer,
-    use_device,
 )
 from opgrip.replay.operators.lookup import TRUSTED_EXTENSIONS
 from opgrip.replay.sequences.memory import Memory, room_on
 from opgrip.replay.sequences.rehearsal import Part, Rehearsal, switching
-from opgrip.replay.sequences.results import Pass, SequenceResult, from_plain, make_result
+from opgrip.replay.sequences.results import Pass, SequenceResult, make_result
 from opgrip.replay.timing.rounds import NO_ROW, Announce, no_garbage_collection
-from opgrip.replay.workers.processes import Ended, ForkLimits, run_in_fork
-from opgrip.replay.workers.watch import NOTHING
 from opgrip.traces import Trace
 from opgrip.traces.errors import UserError, one_line
 from opgrip.traces.progress import Tell, tell_nobody
@@ -39,6 +35,7 @@ __all__ = [
 FEWEST, MOST = 3, 100
 """Timed passes over a trace where their number is not given."""
 MOST_FAILURES = 20
+"""Calls that change from one pass to the next, or end a process, until a replay gives up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,34 +96,6 @@ def replay_sequence(
         )
         passes = _measure(rehearsal, settings, tell)
     return make_result(trace, flow, rehearsal.parts, passes, settings.device)
-
-
-def replay_apart(trace: Trace, settings: SequenceSettings, tell: Tell = tell_nobody) -> SequenceResult:
-    """The same in a fork of this process, which must not have used torch yet; on a GPU, in this one.
-
-    A call that crashes the fork, hangs or takes too much memory is not run in the next.
-
-    Raises
-    ------
-    UserError : where the trace holds no calls, or forks end where no call is to blame, or too many do
-    """
-    if is_accelerator(settings.device):
-        use_device(settings.device)
-        try:
-            return replay_sequence(trace, settings, tell)
-        except DeviceLostError as error:
-            raise UserError(f"{settings.device} serves this process no more: {error}", "leave that call out") from error
-    limits = ForkLimits(settings.device, settings.room_bytes, settings.timeout_s)
-    excluded: dict[int, str] = {}
-    while True:
-        answer = run_in_fork(
-            lambda announce, tell: asdict(replay_sequence(trace, settings, tell, excluded, announce)), limits, tell
-        )
-        if not isinstance(answer, Ended):
-            return from_plain(answer)
-        if answer.case == NOTHING or answer.case in excluded or len(excluded) == MOST_FAILURES:
-            raise UserError("the process that runs the calls cannot go on", answer.reason)
-        excluded[answer.case] = answer.reason
 
 
 def _measure(rehearsal: Rehearsal, settings: SequenceSettings, tell: Tell) -> list[Pass]:

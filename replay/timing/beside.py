@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from opgrip.replay.operators.contexts import restored
-from opgrip.replay.operators.devices import check_use
+from opgrip.replay.operators.devices import DeviceLostError, check_use
 from opgrip.replay.timing.clock import Pace
 from opgrip.replay.timing.crew import Crew, Work
 from opgrip.replay.timing.options import Effort
@@ -248,8 +248,13 @@ class _Batch:
         try:
             return function(subject)
         except Exception as error:
-            check_use(self._crew.device, error)
-            subject.failure = subject.failure or error
+            try:
+                check_use(self._crew.device, error)
+            except DeviceLostError:
+                # others have been announced since
+                self._announce(subject.number, subject.row)
+                raise
+            subject.fail(error, self._crew.device)
             return None
 
     def _result(self, times: _Times) -> ConcurrentRun:

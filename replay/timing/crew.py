@@ -11,7 +11,7 @@ from typing import Any, TypeAlias, TypeVar
 import torch
 
 from opgrip.replay.operators.contexts import restored
-from opgrip.replay.operators.devices import synchronizer
+from opgrip.replay.operators.devices import check_use, synchronizer
 from opgrip.replay.timing.rounds import Group
 
 T = TypeVar("T")
@@ -46,8 +46,10 @@ class Crew:
         running = [self._threads.submit(self._run, place, one, barrier) for place, one in enumerate(functions)]
         try:
             return [future.result() for future in running]
-        except BaseException:
+        except BaseException as error:
             barrier.abort()
+            # where the device is lost, leaving the stream of a thread raised too
+            check_use(self.device, error)
             raise
 
     def _run(self, place: int, function: Work[T], barrier: Barrier) -> T:

@@ -139,20 +139,29 @@ class Measurer:
     def _run_before(self, place: Place, group: Group) -> None:
         for number in place.before:
             before = group.around.get(number)
-            if before is not None:
-                self._announce(number, NO_ROW)
+            if before is None or before.failure is not None:
+                continue
+            self._announce(number, NO_ROW)
+            try:
                 before.run_before()
+                # what a device says of it only now is not the next one's
+                self._stopwatch.synchronize()
+            except Exception as error:
+                self._fail(before, error)
 
     def _run(self, subject: Subject, place: Place = NOWHERE) -> None:
         self._announce(subject.number, subject.row)
         try:
             stratum, time_ns = subject.time(self._stopwatch, self._flush, place.recent)
         except Exception as error:
-            check_use(self._stopwatch.device, error)
-            subject.failure = error
+            self._fail(subject, error)
             return
         self._pending.append((subject, stratum, time_ns))
         self._pending_ns += time_ns
+
+    def _fail(self, subject: Subject, error: Exception) -> None:
+        check_use(self._stopwatch.device, error)
+        subject.fail(error, self._stopwatch.device)
 
     def _check(self, all_of_them: bool = True) -> None:
         """Keep the runs since the last check, or drop them where the processor was slowed down or taken meanwhile.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter_ns
@@ -10,7 +11,7 @@ from typing import Any
 from opgrip.replay.arguments.inputs import Inputs
 from opgrip.replay.cases.surroundings import Place
 from opgrip.replay.operators.calling import Arguments, Function
-from opgrip.replay.operators.memory import LARGE, mostly_fresh
+from opgrip.replay.operators.memory import LARGE, is_out_of_memory, mostly_fresh, release_memory
 from opgrip.replay.timing import pages
 from opgrip.replay.timing.methods import CONTINUOUS, GRAPH
 from opgrip.replay.timing.ranges import BEFORE, DROPPED, READY, Range
@@ -97,6 +98,16 @@ class Subject:
             for variant in self.variants:
                 ready = variant.sets[0].make()
                 variant.ready = [ready if self.enter is None or self.enters_each_run else self.enter(ready)]
+
+    def fail(self, error: Exception, device: str) -> None:
+        """Say that a run raised, and let go of all memory: no further run is made."""
+        self.failure = self.failure or error
+        self.variants = ()
+        self._graphs.clear()
+        # those of the run, which hold its tensors
+        traceback.clear_frames(error.__traceback__)
+        if is_out_of_memory(error):
+            release_memory(device)
 
     def run(self) -> None:
         """Run once without timing it."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any
 
@@ -45,6 +45,13 @@ class Job:
         groups: dict[str, Any] = {name: from_plain(group, record["plan"][name]) for name, group in GROUPS.items()}
         plan = Plan(**{**record["plan"], **groups})
         return cls(record["trace"], from_plain(Selection, record["selection"]), plan)
+
+    def on(self, device: str) -> Job:
+        """What a process is told that runs cases on one of its devices."""
+        plan = self.plan
+        if not plan.inputs.is_spread:
+            return self
+        return replace(self, plan=replace(plan, inputs=replace(plan.inputs, device=device)))
 
     def load(self) -> Loaded:
         """Its trace, cases and settings.
@@ -93,6 +100,19 @@ class Loaded:
         """What the cases are of."""
         return self.source_cases.trace
 
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """That the cases run on: one, or several that they are spread over."""
+        settings = self.settings
+        return tuple(map(with_index, settings.inputs.devices)) if settings.inputs.is_spread else (settings.device,)
+
+    def on(self, device: str) -> Loaded:
+        """The same for one of its devices."""
+        if not self.settings.inputs.is_spread:
+            return self
+        place = device_map(recorded_device(self.trace), device)
+        return replace(self, settings=replace(self.settings, device=device, place=place))
+
     @cached_property
     def surroundings(self) -> Surroundings:
         """What stands around the cases' calls, where they are run amid it."""
@@ -104,7 +124,7 @@ class Loaded:
 def settings_for(plan: Plan, trace: Trace = NO_TRACE) -> Settings:
     """What a plan means for a trace, or for cases of none."""
     recorded = recorded_device(trace)
-    requested = None if plan.inputs.device is None else with_index(plan.inputs.device)
+    requested = next(map(with_index, plan.inputs.devices), None)
     device = requested or with_index(recorded)
     # what works on streams of its own is not seen by torch's clock, and is compared by one clock alone
     by_events = device not in ("cpu", "meta") and all(find_mode(name)[0].in_torch for name in plan.modes.all_names)

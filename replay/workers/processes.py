@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from time import monotonic_ns
@@ -26,6 +26,7 @@ from opgrip.traces.progress import Tell, tell_nobody
 
 PR_SET_PDEATHSIG = 1
 POLL_S = 0.1
+WORKER = "opgrip.replay.workers.worker"
 NOISE = ("USDT:",)
 """Beginnings of lines that torch's profiler prints on its own."""
 
@@ -96,31 +97,59 @@ def run_in_fork(
     ------
     UserError : that the function raises
     """
+
+    def fork(watch: Watch, errors: IO[bytes]) -> Process:
+        def serve_once(_: int, output: int) -> None:
+            limit_memory(limits.memory_bytes, limits.device)
+            answer(lambda tell: run(watch.entered, tell), output)
+
+        return _Forked(serve_once, errors)
+
+    return _follow(fork, limits.timeout_s, tell)
+
+
+def run_spawned(
+    module: str, request: Mapping[str, Any], timeout_s: float | None, tell: Tell = tell_nobody
+) -> dict[str, Any] | Ended:
+    """The same of a module that is run as a program, which reads its request and says by `answer` what it gives.
+
+    Parameters
+    ----------
+    request : its first line of input, with the descriptor of the `Watch` that it announces calls in besides
+    """
+    return _follow(lambda watch, errors: _Spawned(module, request, watch, errors), timeout_s, tell)
+
+
+def _follow(
+    begin: Callable[[Watch, IO[bytes]], Process], timeout_s: float | None, tell: Tell
+) -> dict[str, Any] | Ended:
+    """What a process gives in the end."""
     with tempfile.TemporaryFile() as errors, tempfile.TemporaryFile() as file:
         watch = Watch(file.fileno())
         watch.mark_idle()
-
-        def serve_once(_: int, output: int) -> None:
-            limit_memory(limits.memory_bytes, limits.device)
-            _tell(lambda tell: run(watch.entered, tell), output)
-
-        process = _Forked(serve_once, errors)
+        process = begin(watch, errors)
         message: dict[str, Any] = {}
         is_late = False
-        for line in _lines(process.from_):
-            if line:
-                message = json.loads(line)
-            if "progress" in message and line:
-                tell(*message["progress"])
-            at = watch.read()
-            since_s = (monotonic_ns() - at.since_ns) / 1e9
-            is_late = limits.timeout_s is not None and at.case != NOTHING and since_s > limits.timeout_s
-            if is_late:
-                process.kill()
-                break
+        try:
+            for line in _lines(process.from_):
+                if line:
+                    message = json.loads(line)
+                if "progress" in message and line:
+                    tell(*message["progress"])
+                at = watch.read()
+                since_s = (monotonic_ns() - at.since_ns) / 1e9
+                is_late = timeout_s is not None and at.case != NOTHING and since_s > timeout_s
+                if is_late:
+                    process.kill()
+                    break
+        except BaseException:
+            # Ctrl-C is not for it
+            process.kill()
+            process.wait()
+            raise
         at, code, words = watch.read(), process.wait(), last_words(errors)
     if is_late:
-        return Ended(at.case, at.row, TIMEOUT, f"it took longer than {limits.timeout_s:g} s")
+        return Ended(at.case, at.row, TIMEOUT, f"it took longer than {timeout_s:g} s")
     if code or not message or "progress" in message:
         return Ended(at.case, at.row, FAILED, f"{how_it_ended(code)}{': ' if words else ''}{words}")
     if "problem" in message:
@@ -128,7 +157,8 @@ def run_in_fork(
     return message
 
 
-def _tell(run: Callable[[Tell], dict[str, Any]], output: int) -> None:
+def answer(run: Callable[[Tell], dict[str, Any]], output: int) -> None:
+    """Say what a function gives, and meanwhile how far it is, or the user's mistake that it raises; then end."""
     with os.fdopen(output, "wb") as file:
 
         def say(message: dict[str, Any]) -> None:
@@ -136,10 +166,10 @@ def _tell(run: Callable[[Tell], dict[str, Any]], output: int) -> None:
             file.flush()
 
         try:
-            answer = run(lambda *progress: say({"progress": progress}))
+            message = run(lambda *progress: say({"progress": progress}))
         except UserError as error:
-            answer = {"problem": [error.problem, error.hint]}
-        say(answer)
+            message = {"problem": [error.problem, error.hint]}
+        say(message)
     os._exit(0)
 
 
@@ -192,7 +222,7 @@ def start(job: Job, loaded: Loaded, watch: Watch, errors: IO[bytes], may_fork: b
     """
     if may_fork and not loaded.source_cases.has_run_code and loaded.settings.device == "cpu":
         return _Forked(lambda to, from_: serve(loaded, watch, to, from_, job.plan.points.pin), errors)
-    return _Spawned(job, watch, errors)
+    return _Spawned(WORKER, {"job": asdict(job)}, watch, errors)
 
 
 class _Forked:
@@ -231,9 +261,9 @@ class _Forked:
 class _Spawned:
     """A new process that loads the trace itself: a GPU serves no fork of a process that has used it."""
 
-    def __init__(self, job: Job, watch: Watch, errors: IO[bytes]) -> None:
+    def __init__(self, module: str, request: Mapping[str, Any], watch: Watch, errors: IO[bytes]) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "opgrip.replay.workers.worker"],
+            [sys.executable, "-m", module],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=errors,
@@ -245,7 +275,7 @@ class _Spawned:
         assert self._process.stdout is not None
         self.to, self.from_ = self._process.stdin.fileno(), self._process.stdout.fileno()
         with suppress(BrokenPipeError):
-            os.write(self.to, json.dumps({"job": asdict(job), "watch": watch.file}).encode() + b"\n")
+            os.write(self.to, json.dumps({**request, "watch": watch.file}).encode() + b"\n")
 
     def let_end(self) -> None:
         assert self._process.stdin is not None

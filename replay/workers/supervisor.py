@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
 
 from opgrip.replay.cases.cases import Case
-from opgrip.replay.measuring.measure import CachedRows, windows
+from opgrip.replay.measuring.measure import CachedRows
 from opgrip.replay.measuring.preparation import empty_row, empty_rows
-from opgrip.replay.measuring.results import Result
+from opgrip.replay.measuring.results import OK, Result
 from opgrip.replay.workers.connection import Connection
 from opgrip.replay.workers.job import Job, Loaded
 from opgrip.replay.workers.processes import Ended
+from opgrip.replay.workers.spread import Lane, Windows, interleaved
 from opgrip.replay.workers.watch import NOTHING
 from opgrip.traces.errors import UserError
 
@@ -26,7 +29,7 @@ def supervise(
     may_fork: bool = False,
     cached_rows: CachedRows | None = None,
 ) -> Iterator[list[Result]]:
-    """The rows of each case, as soon as all of its runs are done.
+    """The rows of each case, as soon as all of its runs are done; of several devices each has a process.
 
     Parameters
     ----------
@@ -36,27 +39,50 @@ def supervise(
     cached_rows : rows of which it is known what came of making them ready
     """
     without: list[int] = []
-    cases = sorted((case for case in loaded.cases if case.number not in done), key=loaded.surroundings.first)
-    if not cases:
-        return
-    with Connection(job, loaded, timeout_s, may_fork) as process:
-        for window in windows(cases, loaded.settings):
-            yield from _window(process, window, without, loaded, cached_rows or {})
+    windows = Windows(loaded, done)
+    with ExitStack() as stack:
+        lanes = {}
+        for device in loaded.devices:
+            there = loaded.on(device)
+            process = stack.enter_context(Connection(job.on(device), there, timeout_s, may_fork))
+            lanes[process] = _lane(process, windows.take(device), without, there, cached_rows or {})
+        yield from interleaved(lanes)
+
+
+def _lane(
+    process: Connection, windows: Iterator[list[Case]], without: list[int], loaded: Loaded, cached_rows: CachedRows
+) -> Lane:
+    for window in windows:
+        yield from _window(process, window, without, loaded, cached_rows)
 
 
 def _window(
     process: Connection, cases: Sequence[Case], without: list[int], loaded: Loaded, cached_rows: CachedRows
-) -> Iterator[list[Result]]:
+) -> Lane:
+    device = loaded.settings.device
     remaining_cases = {case.number: case for case in cases}
-    cached_by_case = {case.number: dict(cached_rows.get(case.number, {})) for case in cases}
+    cached_by_case = {
+        case.number: {row: replace(result, device=device) for row, result in cached_rows.get(case.number, {}).items()}
+        for case in cases
+    }
     blameless = 0
     while remaining_cases:
+        for case in list(remaining_cases.values()):
+            rows = [cached_by_case[case.number].get(way.number) for way in loaded.settings.ways(case)]
+            lost_rows = [row for row in rows if row is not None and row.status != OK]
+            if len(lost_rows) == len(rows):
+                # no process has to start for what cannot run
+                del remaining_cases[case.number]
+                yield lost_rows
+        if not remaining_cases:
+            return
         ended = None
         for heard in _run(process, list(remaining_cases), without, cached_by_case):
             if isinstance(heard, Ended):
                 ended = heard
             else:
-                del remaining_cases[heard[0].case]
+                if heard is not None:
+                    del remaining_cases[heard[0].case]
                 yield heard
         if ended is None:
             continue
@@ -79,12 +105,13 @@ def _window(
 
 def _run(
     process: Connection, numbers: Sequence[int], without: Sequence[int], cached_rows: CachedRows
-) -> Iterator[list[Result] | Ended]:
-    """The rows of each of these cases as they come, and last how the process ended, if it did."""
+) -> Iterator[list[Result] | Ended | None]:
+    """The rows of each of these cases as they come, None before it is heard; last how the process ended, if it did."""
     records = [[number, row, result.to_plain()] for number in numbers for row, result in cached_rows[number].items()]
     process.ask({"cases": numbers, "without": list(without), "known": records})
     while True:
-        heard = process.hear()
+        yield None
+        heard = process.hear(0)
         if isinstance(heard, Ended):
             yield heard
             return

@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from typing import Any, NoReturn
 
 from opgrip.replay.measuring.measure import measure_cases
 from opgrip.replay.measuring.preparation import prepare
@@ -48,8 +48,7 @@ def serve(loaded: Loaded, watch: Watch, source: int, output: int, cpus: Sequence
     try:
         _serve(loaded, settings, watch, source, output)
     except DeviceLostError as error:
-        print(error, file=sys.stderr, flush=True)
-        os._exit(DEVICE_LOST)
+        end_without_device(error)
 
 
 def _serve(loaded: Loaded, settings: Settings, watch: Watch, source: int, output: int) -> None:
@@ -81,13 +80,25 @@ def _by_case(records: Sequence[tuple[int, int, dict[str, Any]]]) -> dict[int, di
 
 def main() -> int:
     """Serve the process that started this one; its first line is a job."""
-    # what extensions print must not stand among our messages
-    output = os.dup(1)
-    os.dup2(2, 1)
-    request = json.loads(_first_line(0))
+    request, output = receive()
     job = Job.from_plain(request["job"])
     serve(job.load(), Watch(request["watch"]), 0, output, job.plan.points.pin)
     return 0
+
+
+def receive() -> tuple[dict[str, Any], int]:
+    """What the process that started this one asks for, and the descriptor that takes the answer."""
+    # what extensions print must not stand among our messages
+    output = os.dup(1)
+    os.dup2(2, 1)
+    request: dict[str, Any] = json.loads(_first_line(0))
+    return request, output
+
+
+def end_without_device(error: DeviceLostError) -> NoReturn:
+    """End this process, which its device serves no more."""
+    print(error, file=sys.stderr, flush=True)
+    os._exit(DEVICE_LOST)
 
 
 def limit_memory(limit: int | None, device: str) -> int | None:

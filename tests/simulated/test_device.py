@@ -82,7 +82,7 @@ def test_a_context_is_made_by_the_first_use_and_not_by_counting() -> None:
     torch.ones(1, device="sim")
     assert torch.sim.is_initialized()
     assert torch.sim.device_count() == 1
-    assert torch.sim.get_device_name(0).endswith("1")
+    assert torch.sim.get_device_properties(0).uuid == "sim-1"
 
 
 @on_simulator()

@@ -74,15 +74,6 @@ def test_a_device_without_an_index_replays(tmp_path: Path) -> None:
     assert {row["status"] for row in replay_rows(tmp_path / "t.jsonl", "--device", "sim", "--top", "2")} == {"ok"}
 
 
-@on_simulator(SIM_FAIL="aten::threshold_backward=device-side assert triggered")
-def test_a_device_side_assert_costs_one_row(tmp_path: Path) -> None:
-    capture_layers(tmp_path / "t.jsonl", "cpu")
-    rows = replay_rows(tmp_path / "t.jsonl", "--device", "sim:0", "--op", "aten.t*")
-    bad = [row for row in rows if row["status"] != "ok"]
-    assert [row["op"] for row in bad] == ["aten.threshold_backward.default"]
-    assert "device-side assert" in bad[0]["error"]
-
-
 @on_simulator()
 def test_a_trace_names_the_devices_that_its_program_used(tmp_path: Path) -> None:
     with Capture(tmp_path / "t.jsonl"):

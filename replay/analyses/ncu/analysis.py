@@ -68,6 +68,8 @@ class NcuAnalysis(Analysis):
 
         super().__init__(options, session)
         session.check_one_cache("ncu")
+        if options.batch_device is None:
+            session.check_one_device("ncu")
         device = options.batch_device or session.device
         if torch.device(device).type != "cuda":
             lacks = "" if torch.cuda.is_available() else " and this machine has none"

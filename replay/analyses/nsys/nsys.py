@@ -91,6 +91,7 @@ class NsysAnalysis(Analysis):
         super().__init__(options, session)
         if any(count > 1 for count in session.job.plan.points.streams):
             raise UserError("nsys cannot tell cases that run side by side apart", "leave --streams out, or --nsys")
+        session.check_one_device("nsys")
         check_ranges("nsys")
         arguments = () if options.nsys_args_file is None else arguments_in(options.nsys_args_file)
         session.check_one_cache("nsys")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -205,8 +206,11 @@ def get_device_properties(device: Device = None) -> Any:
     """What the device is; asking makes a context, as with CUDA."""
     index = _index(device)
     _extension.use(index)
+    physical = _extension.physical_index(index)
+    names = os.environ.get("SIM_NAMES", "").split(";")
     return SimpleNamespace(
-        name=f"Simulated accelerator {_extension.physical_index(index)}",
+        name=names[physical] if physical < len(names) and names[physical] else "Simulated accelerator",
+        uuid=f"sim-{physical}",
         total_memory=_memory(index)["total"],
         L2_cache_size=L2_CACHE_BYTES,
         multi_processor_count=1,

@@ -1,0 +1,91 @@
+"""Replays a sequence in a process of its own: a call that crashes, hangs or loses the device costs its row alone.
+
+`python -m opgrip.replay.sequences.apart` is that process where it is not forked, and reads what to do.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from dataclasses import asdict
+
+from opgrip.replay.measuring.settings import Settings
+from opgrip.replay.operators.devices import DeviceLostError, is_accelerator, use_device
+from opgrip.replay.sequences.results import SequenceResult, from_plain
+from opgrip.replay.sequences.sequence import MOST_FAILURES, SequenceSettings, replay_sequence
+from opgrip.replay.workers.job import Job, Loaded
+from opgrip.replay.workers.processes import Ended, ForkLimits, answer, run_in_fork, run_spawned
+from opgrip.replay.workers.watch import NOTHING, Watch
+from opgrip.replay.workers.worker import end_without_device, receive
+from opgrip.traces.errors import UserError
+from opgrip.traces.progress import Tell, tell_nobody
+
+MODULE = "opgrip.replay.sequences.apart"
+
+
+def sequence_settings(settings: Settings) -> SequenceSettings:
+    """What the settings of a replay say of a sequence."""
+    return SequenceSettings(
+        place=settings.place,
+        device=settings.device,
+        seed=settings.inputs.seed,
+        extensions=settings.inputs.extensions,
+        repeats=settings.effort.iterations,
+        precision=settings.effort.precision,
+        room_bytes=settings.limits.memory_limit,
+        timeout_s=settings.limits.timeout,
+    )
+
+
+def replay_apart(job: Job, loaded: Loaded, tell: Tell = tell_nobody) -> SequenceResult:
+    """All calls of a job's trace in their order, in a fork of this process, which must not have used torch yet.
+
+    For an accelerator it is a new process, since none serves a fork of a process that has used it. A call that ends a
+    process is not run in the next.
+
+    Raises
+    ------
+    UserError : where the trace holds no calls, or processes end where no call is to blame, or too many do
+    """
+    excluded: dict[int, str] = {}
+    while True:
+        result = _run(job, loaded, excluded, tell)
+        if not isinstance(result, Ended):
+            return result
+        if result.case == NOTHING or result.case in excluded or len(excluded) == MOST_FAILURES:
+            raise UserError("the process that runs the calls cannot go on", result.reason)
+        excluded[result.case] = result.reason
+
+
+def _run(job: Job, loaded: Loaded, excluded: dict[int, str], tell: Tell) -> SequenceResult | Ended:
+    settings = sequence_settings(loaded.settings)
+    if is_accelerator(settings.device):
+        request = {"job": asdict(job), "excluded": list(excluded.items())}
+        plain = run_spawned(MODULE, request, settings.timeout_s, tell)
+    else:
+        plain = run_in_fork(
+            lambda announce, tell: asdict(replay_sequence(loaded.trace, settings, tell, excluded, announce)),
+            ForkLimits(settings.device, settings.room_bytes, settings.timeout_s),
+            tell,
+        )
+    return plain if isinstance(plain, Ended) else from_plain(plain)
+
+
+def main() -> int:
+    """Replay a sequence for the process that started this one."""
+    request, output = receive()
+    watch = Watch(request["watch"])
+    # the last words of a process that dies shall tell why
+    warnings.simplefilter("ignore")
+    loaded = Job.from_plain(request["job"]).load()
+    settings, excluded = sequence_settings(loaded.settings), dict(request["excluded"])
+    use_device(settings.device)
+    try:
+        answer(lambda tell: asdict(replay_sequence(loaded.trace, settings, tell, excluded, watch.entered)), output)
+    except DeviceLostError as error:
+        end_without_device(error)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

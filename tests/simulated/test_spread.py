@@ -1,0 +1,108 @@
+"""`--device sim:0,sim:1`: cases spread over two devices, with a process for each."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import subprocess
+from contextlib import redirect_stderr
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from programs import program_path, wait_for
+from simulation import on_simulator
+
+from opgrip.capture import Capture
+from opgrip.replay import load_results
+from opgrip.replay.opreplay import main as opreplay
+
+BOTH = ("--device", "sim:0,sim:1")
+FEW = ("--iterations", "2", "--warmup", "0", "--cache", "warm", "--clock-warmup", "0")
+
+
+def capture_calls(path: Path, count: int = 7) -> Path:
+    """As many cases of sin on the CPU, and a last one of cos."""
+    with Capture(path):
+        for size in range(1, count + 1):
+            torch.ones(size).sin()
+        torch.ones(2).cos()
+    return path
+
+
+def replay(trace: Path, *options: str) -> Any:
+    """The results of a quick replay on both devices."""
+    output = trace.with_suffix(".rows.json")
+    # makes contexts, so that no further process is started to ask what the devices are
+    for device in ("sim:0", "sim:1"):
+        torch.ones(1, device=device)
+    assert opreplay([str(trace), *FEW, *BOTH, "--op", "aten.[sc][io]*", "-o", str(output), *options]) == 0
+    return load_results(output)
+
+
+@on_simulator(SIM_FAIL="aten::cos=device-side assert triggered", SIM_DURATIONS="aten::sin=50000")
+def test_devices_share_the_cases_and_one_that_fails_costs_its_row(tmp_path: Path) -> None:
+    rows = replay(capture_calls(tmp_path / "t.jsonl"))
+    assert len(rows) == 8
+    bad = rows[rows["status"] != "ok"]
+    assert bad["op"].tolist() == ["aten.cos.default"]
+    assert bad["error"].str.contains("device-side assert").all()
+    assert set(rows["device"]) == {"sim:0", "sim:1"}
+
+
+@pytest.mark.slow
+@on_simulator(SIM_DURATIONS="aten::sin=100000")
+def test_a_replay_that_was_killed_goes_on(tmp_path: Path) -> None:
+    trace, output = capture_calls(tmp_path / "t.jsonl"), tmp_path / "t.rows.json"
+    journal = output.with_name(f"{output.name}.journal")
+    command = [program_path("opreplay"), trace, *FEW, *BOTH, "--op", "aten.[sc][io]*", "-o", output]
+    with subprocess.Popen(command, stderr=subprocess.PIPE) as process:
+        wait_for(lambda: journal.exists() and len(journal.read_text().splitlines()) > 2, process)
+        process.kill()
+    kept = [row for line in journal.read_text().splitlines()[1:] for row in json.loads(line)]
+    assert 2 <= len(kept) < 8
+    rows = replay(trace, "--resume")
+    assert rows["case"].is_unique
+    assert len(rows) == 8
+    by_case = rows.set_index("case")
+    assert all(by_case.loc[row["case"], "median_us"] == row["median_us"] for row in kept)
+    assert not journal.exists()
+
+
+@pytest.mark.slow
+@on_simulator()
+def test_the_rows_of_a_case_run_on_one_device_and_a_timeline_has_both(tmp_path: Path) -> None:
+    rows = replay(capture_calls(tmp_path / "t.jsonl", 3), "--mode", "eager,jit", "--profile")
+    assert len(rows) == 8
+    assert set(rows["status"]) == {"ok"}
+    assert (rows.groupby("case")["device"].nunique() == 1).all()
+    with gzip.open(tmp_path / "t.rows.timeline.json.gz", "rt") as file:
+        events = json.load(file)["traceEvents"]
+    calls = [event for event in events if event.get("cat") == "user_annotation"]
+    assert len({event["pid"] for event in calls}) == 2
+
+
+@on_simulator(SIM_NAMES="Small;Large")
+def test_devices_that_are_not_equal_are_refused(tmp_path: Path) -> None:
+    trace = capture_calls(tmp_path / "t.jsonl", 1)
+    done = subprocess.run([program_path("opreplay"), trace, *BOTH], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr == (
+        "opreplay: error: sim:0 is Small (1.1 GB), and sim:1 is Large (1.1 GB): "
+        "cases are spread over equal devices: name those alone with --device\n"
+    )
+
+
+@on_simulator()
+def test_what_runs_on_one_device_alone_says_so(tmp_path: Path) -> None:
+    trace = capture_calls(tmp_path / "t.jsonl", 1)
+    for option, problem in [
+        ("--sequence", "a sequence is replayed on one device"),
+        ("--nsys", "nsys watches one device"),
+        ("--ncu", "ncu watches one device"),
+    ]:
+        with redirect_stderr(StringIO()) as errors:
+            assert opreplay([str(trace), *BOTH, option]) == 2
+        assert errors.getvalue() == f"opreplay: error: {problem}: name one with --device\n"
