@@ -49,7 +49,7 @@ def main() -> int:
     parser.add_argument("-o", "--output", type=Path, default=OUTPUT, metavar="FILE", help="the file to be sent back")
     args = parser.parse_args()
     if not is_there(args.device):
-        print(f"there is no {args.device} here: nothing is checked")
+        print(f"torch {torch.__version__} sees no {args.device}: nothing is checked")
         return 0
     steps = [step for step in STEPS.values() if fnmatchcase(step.name, args.only)]
     if not steps:
@@ -82,18 +82,22 @@ def outcomes_of(steps: Sequence[Step], place: Place, console: Console, most_s: f
     """Of each step, told as it comes; those for which no time is left are not taken."""
     end = perf_counter() + most_s
     for number, step in enumerate(steps, 1):
-        folder = place.folder / step.slug
-        remaining_s = end - perf_counter()
         with console.status(f"{number} of {len(steps)}: {escape(step.name)}"):
-            if remaining_s > 0:
-                own_place = replace(place, folder=folder)
-                outcome = run_apart(step, own_place, place.folder / f"{step.slug}.txt", remaining_s)
-            else:
-                outcome = Outcome(step.name, Verdict.NOT_HERE, f"no time was left of {most_s:.0f} s")
+            outcome = take(step, place, end - perf_counter())
         told = f"{outcome.verdict.value}: {outcome.reason}" if outcome.reason else outcome.verdict.value
         style = STYLES[outcome.verdict]
         console.print(f"{number:2} {escape(step.name)} ({outcome.seconds:.0f} s): [{style}]{escape(told)}[/]")
         yield outcome
+
+
+def take(step: Step, place: Place, remaining_s: float) -> Outcome:
+    """The outcome of a step, for which there is so much time."""
+    if step.needs_cuda and place.kind != "cuda":
+        return Outcome(step.name, Verdict.NOT_HERE, step.needs_cuda)
+    if remaining_s <= 0:
+        return Outcome(step.name, Verdict.NOT_HERE, "no time was left for it")
+    folder = place.folder / step.slug
+    return run_apart(step, replace(place, folder=folder), folder.with_suffix(".txt"), remaining_s)
 
 
 def write_archive(path: Path, check: dict[str, object], folder: Path) -> None:

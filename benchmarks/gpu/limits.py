@@ -24,7 +24,6 @@ NEAR = 0.3
 
 def check_roofline(place: Place) -> Facts:
     """Large products in each dtype, and a copy, come near the machine's limits and not above."""
-    place.need_cuda("ceilings of other accelerators are not judged")
     device = place.device
     x, block = torch.rand(4096, 4096, device=device), torch.rand(1 << 26, device=device)
     half = x.bfloat16()
@@ -40,7 +39,6 @@ def check_roofline(place: Place) -> Facts:
 
 def check_energy(place: Place) -> Facts:
     """What `--energy` tells of a product is what NVML's counter says while it runs here."""
-    place.need_cuda("energy is read by NVML")
     gpu = find_gpu(with_index(place.device))
     if gpu is None:
         raise NotHereError("NVML does not tell: pip install nvidia-ml-py")
@@ -65,6 +63,6 @@ def check_energy(place: Place) -> Facts:
 
 
 STEPS = (
-    Step("--roofline", check_roofline, 180.0),
-    Step("--energy against NVML's counter", check_energy),
+    Step("--roofline", check_roofline, 180.0, "the ceilings of other accelerators are not judged"),
+    Step("--energy against NVML's counter", check_energy, needs_cuda="energy is read by NVML"),
 )

@@ -40,7 +40,7 @@ def check_nsys(place: Place) -> Facts:
 
 def check_windows(place: Place) -> Facts:
     """Each of 140 cases, which nsys sees in several windows, has kernels of its own operator."""
-    _need(place, NSYS)
+    _need(NSYS)
     device = place.device
     operators: dict[str, Callable[[torch.Tensor], object]] = {
         "aten.sin.default": torch.sin,
@@ -71,7 +71,7 @@ def check_nsys_of_graphs(place: Place) -> Facts:
 
 def check_nsys_of_shipped(place: Place) -> Facts:
     """The top cases of the shipped trace; its report is kept for tests."""
-    _need(place, NSYS)
+    _need(NSYS)
     return _of_shipped(place, NSYS, nsys=True)
 
 
@@ -88,13 +88,13 @@ def check_ncu(place: Place) -> Facts:
 
 def check_ncu_of_shipped(place: Place) -> Facts:
     """The top cases of the shipped trace; its report is kept for tests."""
-    _need(place, NCU)
+    _need(NCU)
     return _of_shipped(place, NCU, ncu=True, ncu_iterations=2)
 
 
 def _profiled_product(place: Place, profiler: str, **options: Any) -> tuple[list[Result], float, dict[str, int]]:
     """The rows of a replay under a profiler, and by torch's own the time and the kernels of its call."""
-    _need(place, profiler)
+    _need(profiler)
     x = torch.rand(1024, 1024, device=place.device)
     names = kernel_names(kernels_of(lambda: torch.mm(x, x)))
     us = kernel_us(lambda: torch.mm(x, x))
@@ -121,8 +121,7 @@ def _profiled(place: Place, trace: Any, **options: Any) -> list[Result]:
         raise
 
 
-def _need(place: Place, profiler: str) -> None:
-    place.need_cuda(f"{profiler} sees kernels of CUDA alone")
+def _need(profiler: str) -> None:
     try:
         find_binary(profiler)
         check_ranges(profiler)
@@ -143,11 +142,12 @@ def _short_names(kernels: str) -> Sequence[str]:
     return [kernel.rpartition(" x")[0] for kernel in kernels.split("; ")]
 
 
+REASON = "Nsight sees kernels of CUDA alone"
 STEPS = (
-    Step("--nsys against torch.profiler", check_nsys, 120.0),
-    Step("--nsys of more cases than a window holds", check_windows, 180.0),
-    Step("--nsys of CUDA graphs", check_nsys_of_graphs, 120.0),
-    Step("--nsys of trace:faster_rcnn", check_nsys_of_shipped, 180.0),
-    Step("--ncu against torch.profiler", check_ncu, 120.0),
-    Step("--ncu of trace:faster_rcnn", check_ncu_of_shipped, 240.0),
+    Step("--nsys against torch.profiler", check_nsys, 120.0, REASON),
+    Step("--nsys of more cases than a window holds", check_windows, 180.0, REASON),
+    Step("--nsys of CUDA graphs", check_nsys_of_graphs, 120.0, REASON),
+    Step("--nsys of trace:faster_rcnn", check_nsys_of_shipped, 180.0, REASON),
+    Step("--ncu against torch.profiler", check_ncu, 120.0, REASON),
+    Step("--ncu of trace:faster_rcnn", check_ncu_of_shipped, 240.0, REASON),
 )

@@ -72,11 +72,6 @@ class Place:
         """The part of torch that knows it."""
         return getattr(torch, self.kind)
 
-    def need_cuda(self, reason: str) -> None:
-        """Raise `NotHereError` for another device."""
-        if self.kind != "cuda":
-            raise NotHereError(reason)
-
 
 @dataclass(frozen=True, slots=True)
 class Step:
@@ -86,11 +81,13 @@ class Step:
     ----------
     run : gives what it saw; raises `WrongError` or `NotHereError`, and whatever else is wrong
     timeout_s : after which it is ended, and wrong
+    needs_cuda : why it is for CUDA alone; empty where it is for any accelerator
     """
 
     name: str
     run: Callable[[Place], Facts]
     timeout_s: float = 90.0
+    needs_cuda: str = ""
 
     @property
     def slug(self) -> str:

@@ -7,6 +7,5 @@ from collections.abc import Mapping
 from gpu import captures, devices, failures, limits, modes, profilers, times
 from gpu.step import Step
 
-STEPS: Mapping[str, Step] = {
-    step.name: step for room in (captures, devices, failures, times, limits, modes, profilers) for step in room.STEPS
-}
+ROOMS = (captures, devices, failures, times, limits, modes, profilers)
+STEPS: Mapping[str, Step] = {step.name: step for room in ROOMS for step in room.STEPS}

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from statistics import median
 from typing import Any
 
 import torch
 
-from gpu.kernels import kernel_names, kernel_us, kernels_of
-from gpu.programs import QUICK, SHIPPED, capture_calls, median_us, replay_rows, row_of
+from gpu.kernels import kernel_names, kernel_us, kernels_in, kernels_of
+from gpu.programs import SHIPPED, capture_calls, median_us, replay_rows, row_of
 from gpu.step import Facts, NotHereError, Place, Step, expect, expect_between
 from opgrip.capture import Capture
 from opgrip.replay.measuring.nvml import find_gpu
@@ -29,7 +30,6 @@ PRODUCTS = (1024, 2048, 4096)
 
 def check_captured_times(place: Place) -> Facts:
     """`device_ns` of a program that the host does not hold up is the time of the kernels."""
-    place.need_cuda("torch.profiler sees kernels of CUDA alone")
     matrices = [torch.rand(rows, rows, device=place.device) for rows in PRODUCTS]
     expected = [kernel_us(lambda x=x: torch.mm(x, x)) for x in matrices]  # type: ignore[misc]
     trace = place.folder / "times.jsonl"
@@ -46,7 +46,6 @@ def check_captured_times(place: Place) -> Facts:
 
 def check_short_call(place: Place) -> Facts:
     """An addition of one element takes a microsecond or two: its launch is not to be timed with it."""
-    place.need_cuda("torch.profiler sees kernels of CUDA alone")
     x = torch.ones(1, device=place.device)
     expected = kernel_us(lambda: x + 1)
     trace = capture_calls(place, lambda: x + 1)
@@ -60,7 +59,6 @@ def check_short_call(place: Place) -> Facts:
 
 def check_long_call(place: Place) -> Facts:
     """A product of milliseconds takes the same by each method."""
-    place.need_cuda("torch.profiler sees kernels of CUDA alone")
     x = torch.rand(PRODUCTS[-1], PRODUCTS[-1], device=place.device)
     expected = kernel_us(lambda: torch.mm(x, x))
     trace = capture_calls(place, lambda: torch.mm(x, x))
@@ -72,7 +70,6 @@ def check_long_call(place: Place) -> Facts:
 
 def check_caches(place: Place) -> Facts:
     """What lies in the L2 cache is read faster than what does not."""
-    place.need_cuda("the size of its last cache is asked of CUDA")
     cache_bytes = torch.cuda.get_device_properties(place.device).L2_cache_size
     x = torch.rand(cache_bytes // 16, device=place.device)
     trace = capture_calls(place, lambda: x.sum())
@@ -112,7 +109,6 @@ def check_tf32(place: Place) -> Facts:
 
 def check_clocks(place: Place) -> Facts:
     """Rows have the clock that they were timed at, which NVML says is possible."""
-    place.need_cuda("clocks are read by NVML")
     if find_gpu(_indexed(place)) is None:
         raise NotHereError("NVML does not tell: pip install nvidia-ml-py")
     import pynvml
@@ -156,13 +152,8 @@ def check_shipped(place: Place) -> Facts:
     return facts
 
 
-def check_kernels_of_shipped(place: Place) -> Facts:
+def check_timeline(place: Place) -> Facts:
     """What `--profile` keeps has the kernels of each run, as torch's profiler sees them in a program."""
-    place.need_cuda("torch.profiler sees kernels of CUDA alone")
-    import gzip
-
-    from gpu.kernels import kernels_in
-
     x = torch.rand(512, 512, device=place.device)
     expected = kernel_names(kernels_of(lambda: torch.mm(x, x)))
     trace, output = capture_calls(place, lambda: torch.mm(x, x)), place.folder / "profiled.json"
@@ -178,14 +169,14 @@ def _indexed(place: Place) -> str:
     return place.device if ":" in place.device else f"{place.device}:{place.module.current_device()}"
 
 
-SLOW_S = 60.0 + QUICK["timeout"]
+BY_PROFILER = "torch.profiler sees kernels of CUDA alone"
 STEPS = (
-    Step("device_ns of a capture against torch.profiler", check_captured_times),
-    Step("an addition of one element by each method", check_short_call),
-    Step("a product of milliseconds by each method", check_long_call, SLOW_S),
-    Step("--cache warm,cold", check_caches),
+    Step("device_ns of a capture against torch.profiler", check_captured_times, needs_cuda=BY_PROFILER),
+    Step("an addition of one element by each method", check_short_call, needs_cuda=BY_PROFILER),
+    Step("a product of milliseconds by each method", check_long_call, needs_cuda=BY_PROFILER),
+    Step("--cache warm,cold", check_caches, needs_cuda="the size of the last cache is asked of CUDA"),
     Step("TF32 by fp32_precision", check_tf32),
-    Step("clock_mhz and throttled", check_clocks),
+    Step("clock_mhz and throttled", check_clocks, needs_cuda="clocks are read by NVML"),
     Step("top cases of trace:faster_rcnn by each method", check_shipped, 240.0),
-    Step("--profile", check_kernels_of_shipped),
+    Step("--profile", check_timeline, needs_cuda=BY_PROFILER),
 )
