@@ -9,7 +9,7 @@ import torch
 
 from gpu.kernels import kernel_names, kernel_us, kernels_of
 from gpu.programs import SHIPPED, capture_calls, expect_ok, replay_rows, row_of
-from gpu.reports import NCU, NSYS, find_binary
+from gpu.reports import NCU, NSYS, find_binary, keep_small
 from gpu.step import Facts, NotHereError, Place, Step, expect, expect_between
 from opgrip.replay.analyses.ncu.rows import NcuColumns
 from opgrip.replay.analyses.nsys.rows import NsysColumns
@@ -48,8 +48,11 @@ def check_windows(place: Place) -> Facts:
         "aten.cat.default": lambda x: torch.cat([x, x]),
         "aten._softmax.default": lambda x: torch.softmax(x, 0),
     }
-    tensors = [torch.rand(1000 + 10 * place, device=device) for place in range(SIZES)]
-    names = {name: kernel_names(kernels_of(lambda run=run: run(tensors[0]))) for name, run in operators.items()}  # type: ignore[misc]
+    tensors = [torch.rand(4096 + 16 * place, device=device) for place in range(SIZES)]
+    names = {
+        name: kernel_names(kernels_of(lambda run=run: [run(x) for x in tensors]))  # type: ignore[misc]
+        for name, run in operators.items()
+    }
     calls = [lambda run=run, x=x: run(x) for x in tensors for run in operators.values()]  # type: ignore[misc]
     trace = capture_calls(place, *calls, repeats=1)
     rows = replay_rows(place, trace, nsys=True, output=place.folder / "windows.json", nsys_iterations=3)
@@ -106,6 +109,7 @@ def _profiled_product(place: Place, profiler: str, **options: Any) -> tuple[list
 def _of_shipped(place: Place, profiler: str, **options: Any) -> Facts:
     rows = _profiled(place, SHIPPED, top=place.top, output=place.folder / f"{profiler}.json", **options)
     columns = NsysColumns if profiler == NSYS else NcuColumns
+    keep_small(profiler, place.folder)
     seen = [row for row in rows if getattr(columns.of(row), f"{profiler}_launches")]
     expect(seen, f"{profiler} saw no kernels of {len(rows)} cases")
     expect(sum(row.status == OK for row in rows) == len(rows), "cases are not ok")

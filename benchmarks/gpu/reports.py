@@ -19,6 +19,7 @@ from opgrip.replay.analyses.profiling.programs import find_program
 NSYS, NCU = "nsys", "ncu"
 PRODUCTS = {NSYS: "Nsight Systems", NCU: "Nsight Compute"}
 PLACES = {NSYS: NSYS_PLACES, NCU: NCU_PLACES}
+SUFFIXES = {NSYS: ".sqlite", NCU: ".csv"}
 MOST_BYTES = 4 << 20
 """Of a report that is sent."""
 HOSTS = ("Process Name", "Host Name")
@@ -29,43 +30,38 @@ def find_binary(profiler: str) -> str:
     return find_program(profiler, PRODUCTS[profiler], PLACES[profiler])
 
 
+def keep_small(profiler: str, folder: Path) -> None:
+    """Leave a profiler's report in the folder that it is in, made as small as tests want it; raises where it cannot."""
+    (_keep_ncu if profiler == NCU else _keep_nsys)(folder)
+
+
 def small_reports(folder: Path) -> Iterator[Path]:
-    """The reports below a folder, with the rows that they belong to, made as small as tests want them."""
-    for profiler, export in ((NCU, export_ncu), (NSYS, export_nsys)):
-        for rows in folder.glob(f"*/{profiler}.json"):
-            report = export(rows.parent)
-            if report is None or report.stat().st_size + rows.stat().st_size > MOST_BYTES:
-                continue
-            yield report
-            yield rows
+    """The reports that steps left below a folder, each with the rows that it belongs to."""
+    for profiler, suffix in SUFFIXES.items():
+        for report in folder.glob(f"*/{profiler}{suffix}"):
+            rows = report.with_suffix(".json")
+            if rows.exists() and report.stat().st_size + rows.stat().st_size <= MOST_BYTES:
+                yield report
+                yield rows
 
 
-def export_ncu(folder: Path) -> Path | None:
-    """The first report as CSV; None where there is none."""
-    reports = sorted(folder.glob("ncu.batch*.ncu-rep"))
-    if not reports:
-        return None
-    command = [find_binary(NCU), f"--import={reports[0]}", *TO_CSV]
+def _keep_ncu(folder: Path) -> None:
+    report = sorted(folder.glob("ncu.batch*.ncu-rep"))[0]
+    command = [find_binary(NCU), f"--import={report}", *TO_CSV]
     text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     rows = list(csv.reader(io.StringIO(text[text.index('"ID"') :])))
     hidden = [place for place, name in enumerate(rows[0]) if name in HOSTS]
-    csv_path = folder / "ncu.csv"
-    with csv_path.open("w", encoding="utf-8", newline="") as file:
+    with (folder / "ncu.csv").open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, quoting=csv.QUOTE_ALL)
         for number, row in enumerate(rows):
             writer.writerow(["" if number and place in hidden else cell for place, cell in enumerate(row)])
-    return csv_path
 
 
-def export_nsys(folder: Path) -> Path | None:
-    """The tables of the first report that opgrip reads; None where there is none."""
-    report, whole, excerpt = folder / "nsys.nsys-rep", folder / "whole.sqlite", folder / "nsys.sqlite"
-    if not report.exists():
-        return None
-    command = [find_binary(NSYS), "export", "--type=sqlite", f"--output={whole}", str(report)]
+def _keep_nsys(folder: Path) -> None:
+    whole = folder / "whole.sqlite"
+    command = [find_binary(NSYS), "export", "--type=sqlite", f"--output={whole}", str(folder / "nsys.nsys-rep")]
     subprocess.run(command, stdout=subprocess.DEVNULL, check=True)
-    cut(whole, excerpt)
-    return excerpt
+    cut(whole, folder / "nsys.sqlite")
 
 
 def cut(whole: Path, excerpt: Path) -> None:

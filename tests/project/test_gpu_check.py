@@ -13,10 +13,10 @@ from gpu.environment import describe_machine
 from gpu.kernels import kernel_names, kernels_in
 from gpu.processes import outcome_of, run_apart
 from gpu.profilers import _expect_kernels
-from gpu.reports import cut
+from gpu.reports import NSYS, cut, keep_small, small_reports
 from gpu.step import Facts, NotHereError, Place, Step, Verdict, WrongError, expect, expect_between
 from gpu.steps import ROOMS, STEPS
-from nsys_reports import write_report
+from nsys_reports import NsysStandIn, write_report
 from rich.console import Console
 
 from opgrip.replay.analyses.nsys.report import read_report
@@ -110,6 +110,19 @@ def test_a_report_that_is_cut_has_what_opgrip_reads(tmp_path: Path) -> None:
     whole, excerpt = read_report(path), read_report(tmp_path / "cut.sqlite")
     assert whole.work
     assert (excerpt.spans, excerpt.work) == (whole.spans, whole.work)
+
+
+def test_a_small_report_goes_with_its_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_report(tmp_path / "whole", [(200, 300, "aten.sum.default", 7)])
+    stand_in = NsysStandIn(tmp_path / "bin", [path])
+    monkeypatch.setenv("PATH", f"{stand_in.binary.parent}:/usr/bin:/bin")
+    step = tmp_path / "steps" / "nsys-step"
+    step.mkdir(parents=True)
+    (step / "nsys.nsys-rep").write_bytes(path.read_bytes())
+    (step / "nsys.json").write_text("{}")
+    keep_small(NSYS, step)
+    assert [path.name for path in small_reports(step.parent)] == ["nsys.sqlite", "nsys.json"]
+    assert read_report(step / "nsys.sqlite").spans
 
 
 def test_the_file_has_the_end_of_what_steps_printed_and_no_names(
