@@ -17,7 +17,7 @@ import platform
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -100,7 +100,7 @@ def take(step: Step, place: Place, remaining_s: float) -> Outcome:
     return run_apart(step, replace(place, folder=folder), folder.with_suffix(".txt"), remaining_s)
 
 
-def write_archive(path: Path, check: dict[str, object], folder: Path) -> None:
+def write_archive(path: Path, check: Mapping[str, object], folder: Path) -> None:
     """The one file: the check, what steps printed, reports; names of the user and the host are taken out of texts."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:

@@ -13,7 +13,7 @@ from gpu.reports import NCU, NSYS, find_binary, keep_small
 from gpu.step import Facts, NotHereError, Place, Step, expect, expect_between
 from opgrip.replay.analyses.ncu.rows import NcuColumns
 from opgrip.replay.analyses.nsys.rows import NsysColumns
-from opgrip.replay.measuring.results import OK, Result
+from opgrip.replay.measuring.results import OK, UNSUPPORTED, Result
 from opgrip.replay.timing.ranges import check_ranges
 from opgrip.traces.errors import UserError
 
@@ -53,7 +53,7 @@ def check_windows(place: Place) -> Facts:
         name: kernel_names(kernels_of(lambda run=run: [run(x) for x in tensors]))  # type: ignore[misc]
         for name, run in operators.items()
     }
-    calls = [lambda run=run, x=x: run(x) for x in tensors for run in operators.values()]  # type: ignore[misc]
+    calls = [lambda run=run, x=x: run(x) for x in tensors for run in operators.values()]
     trace = capture_calls(place, *calls, repeats=1)
     rows = replay_rows(place, trace, nsys=True, output=place.folder / "windows.json", nsys_iterations=3)
     expect_ok(rows)
@@ -112,7 +112,8 @@ def _of_shipped(place: Place, profiler: str, **options: Any) -> Facts:
     keep_small(profiler, place.folder)
     seen = [row for row in rows if getattr(columns.of(row), f"{profiler}_launches")]
     expect(seen, f"{profiler} saw no kernels of {len(rows)} cases")
-    expect(sum(row.status == OK for row in rows) == len(rows), "cases are not ok")
+    failed = [row.op for row in rows if row.status not in (OK, UNSUPPORTED)]
+    expect(not failed, f"cases are neither ok nor unsupported: {failed}")
     return {"rows": len(rows), "with_kernels": len(seen)}
 
 
