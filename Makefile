@@ -19,7 +19,7 @@ NEWEST := build/newest
 VERSIONS := $(OLDEST) $(NEWEST)
 TESTING := pytest pytest-timeout pytest-xdist hypothesis jsonschema pyte
 
-.PHONY: help demo test test-all test-versions smoke-versions fuzz coverage openmmlab runtimes lint types bench held clean
+.PHONY: help demo test test-all test-versions smoke-versions fuzz coverage openmmlab runtimes lint types bench gpu-check held clean
 
 help: ## list what there is to make
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 16
@@ -79,6 +79,10 @@ $(PACKAGE):
 
 bench: $(INSTALLED) ## run the benchmarks
 	@for benchmark in $(filter-out benchmarks/held.py,$(wildcard benchmarks/*.py)); do echo "== $$benchmark"; $(BIN)/python $$benchmark || exit 1; done
+
+gpu-check: $(INSTALLED) ## check opgrip on this machine's GPU, in ten minutes, and leave one file to be sent back
+	$(PIP) -e '.[dev,gpu]'
+	$(BIN)/python benchmarks/gpu_check.py $(ARGS)
 
 held: $(INSTALLED) ## measure what earlier work reached, and fail where it is no longer: ARGS=--quick for two minutes
 	$(BIN)/python benchmarks/held.py $(ARGS)

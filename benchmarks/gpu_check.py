@@ -1,196 +1,124 @@
-"""Everything of a replay that needs a GPU, by one command: ways to time, caches, graphs, profilers and the roofline.
+"""Whether opgrip is right on this machine's GPU: steps, judged by torch.profiler, nsys, NVML and known results.
 
-    python benchmarks/gpu_check.py                 # captures the built-in detector on the GPU first
-    python benchmarks/gpu_check.py --shipped       # replays the trace that ships, as it was captured on a CPU
+    make gpu-check                                       # from a fresh clone: sets up what it needs first
+    python benchmarks/gpu_check.py                       # where opgrip is installed; about ten minutes
+    python benchmarks/gpu_check.py --only '*events*'     # some steps
 
-It prints a table of what worked, and keeps small raw reports in tests/data/gpu, which tests parse on machines without a
-GPU. What is not installed is left out, with the reason. Where opgrip is not installed, run pip install --no-deps -e .
-first.
+It prints a line a step, `ok`, `wrong` or `not here`, and leaves one file to be sent back, which its last line names: a
+.zip with check.json (verdicts, numbers, the machine), what each step printed, and small reports of nsys and ncu, which
+tests parse elsewhere once they are unpacked into tests/data/gpu. The exit status is 1 where a step is wrong.
 """
 
 from __future__ import annotations
 
 import argparse
-import csv
-import io
-import shutil
-import sqlite3
-import subprocess
+import json
+import platform
 import sys
 import tempfile
-from contextlib import closing
-from dataclasses import dataclass
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 from time import perf_counter
 
 import torch
+from gpu.environment import describe_machine
+from gpu.processes import run_apart
+from gpu.reports import small_reports
+from gpu.step import Outcome, Place, Step, Verdict
+from gpu.steps import STEPS
 from rich.console import Console
-from rich.table import Table
-
-from opgrip.replay import load_results
-from opgrip.replay.analyses.ncu.ncu import PLACES as NCU_PLACES
-from opgrip.replay.analyses.ncu.report import TO_CSV
-from opgrip.replay.analyses.nsys.nsys import PLACES as NSYS_PLACES
-from opgrip.replay.analyses.nsys.report import CALLS, EVENTS, STRINGS, Kind
-from opgrip.replay.analyses.profiling.programs import find_program
-from opgrip.replay.timing.ranges import check_ranges
-from opgrip.traces.errors import UserError
+from rich.markup import escape
 
 ROOT = Path(__file__).resolve().parent.parent
-REPORTS_FOLDER = ROOT / "tests/data/gpu"
-START = "import sys; from opgrip.{room}.{name} import main; sys.exit(main())"
-MOST_BYTES = 1 << 20
-"""Of a report that is kept."""
-HOSTS = ("Process Name", "Host Name")
+OUTPUT = ROOT / "build/gpu-check.zip"
+MOST_S = 1500.0
+"""Of all steps together."""
+MOST_LOG_BYTES = 100_000
+STYLES = {Verdict.OK: "green", Verdict.WRONG: "bold red", Verdict.NOT_HERE: "dim"}
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
-    """A replay that is tried.
-
-    Attributes
-    ----------
-    options : of opreplay
-    needs : the profiler that it needs; empty for none
-    columns : of the results, of which their sum or mean stands in the table
-    """
-
-    name: str
-    options: tuple[str, ...]
-    needs: str = ""
-    columns: tuple[str, ...] = ("median_us",)
-
-
-STEPS = (
-    Step("discrete", ()),
-    Step("events", ("--exec-mode", "events")),
-    Step("graph", ("--exec-mode", "graph")),
-    Step("cold", ("--exec-mode", "events", "--cache", "cold")),
-    Step("profile", ("--profile",)),
-    Step("nsys", ("--nsys",), "nsys", ("nsys_launches", "nsys_gpu_us", "nsys_gap_us")),
-    Step("ncu", ("--ncu", "--ncu-iterations", "2"), "ncu", ("ncu_launches", "ncu_us", "ncu_dram_bytes")),
-    Step("roofline", ("--roofline",)),
-)
-
-
-def main() -> None:
+def main() -> int:
+    """Take the steps, and say by the status whether none is wrong."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shipped", action="store_true", help="replay the trace that ships, not a new one")
-    parser.add_argument("--top", default="20", help="cases with the largest share of time (default: %(default)s)")
+    parser.add_argument("--device", default="cuda", help="that is checked (default: %(default)s)")
+    parser.add_argument("--top", type=int, default=20, help="cases of the shipped trace (default: %(default)s)")
+    parser.add_argument("--only", default="*", metavar="PATTERN", help="steps by name, such as '*nsys*'")
+    parser.add_argument("-o", "--output", type=Path, default=OUTPUT, metavar="FILE", help="the file to be sent back")
     args = parser.parse_args()
-    if not torch.cuda.is_available():
-        print("there is no GPU here: nothing is checked")
-        return
-    table = Table("step", "status", "cases ok", "seconds", "found", title=torch.cuda.get_device_name())
-    with tempfile.TemporaryDirectory() as name:
+    if not is_there(args.device):
+        print(f"torch {torch.__version__} sees no {args.device}: nothing is checked")
+        return 0
+    steps = [step for step in STEPS.values() if fnmatchcase(step.name, args.only)]
+    if not steps:
+        parser.error(f"no step is called {args.only!r}; there are: {', '.join(STEPS)}")
+    console = Console(highlight=False, soft_wrap=True)
+    machine = describe_machine(args.device)
+    console.print(f"torch {torch.__version__}, {', '.join(gpu['name'] for gpu in machine['gpus']) or args.device}")
+    with tempfile.TemporaryDirectory(prefix="gpu-check-") as name:
         folder = Path(name)
-        trace = ROOT / "traces/faster_rcnn.jsonl" if args.shipped else _capture(folder / "detector.jsonl")
-        for step in STEPS:
-            table.add_row(step.name, *_run_step(step, trace, folder, args.top))
-        _keep(folder)
-    Console().print(table)
+        place = Place(args.device, folder, args.top)
+        outcomes = list(outcomes_of(steps, place, console, MOST_S))
+        check = {"machine": machine, "steps": [asdict(outcome) for outcome in outcomes]}
+        write_archive(args.output, check, folder)
+    counts = {verdict: sum(outcome.verdict is verdict for outcome in outcomes) for verdict in Verdict}
+    console.print(", ".join(f"{count} {verdict.value}" for verdict, count in counts.items()))
+    console.print(f"please send back this one file: {escape(str(args.output))}")
+    return 1 if counts[Verdict.WRONG] else 0
 
 
-def _capture(trace: Path) -> Path:
-    done = _run("capture", "opcapture", "--device", "cuda", "-o", str(trace))
-    if done.returncode:
-        sys.exit(f"the capture failed: {done.stderr.strip()}")
-    return trace
-
-
-def _run_step(step: Step, trace: Path, folder: Path, top: str) -> tuple[str, str, str, str]:
-    output = folder / f"{step.name}.json"
-    missing = _missing(step.needs)
-    if missing:
-        return f"left out: {missing}", "-", "-", ""
-    began = perf_counter()
-    done = _run("replay", "opreplay", str(trace), "--device", "cuda", "--top", top, *step.options, "-o", str(output))
-    took = f"{perf_counter() - began:.0f}"
-    lines = done.stderr.strip().splitlines() or [""]
-    if done.returncode:
-        return f"failed: {lines[-1]}", "-", took, ""
-    rows = load_results(output)
-    sums = [f"{name} {rows[name].sum():,.1f}" for name in step.columns if name in rows]
-    return "done", f"{(rows['status'] == 'ok').sum()} of {len(rows)}", took, ", ".join(sums)
-
-
-def _missing(profiler: str) -> str:
-    """Why a profiler cannot be used; empty where it can."""
+def is_there(device: str) -> bool:
+    """Whether torch has a device of that kind; makes no context."""
     try:
-        if profiler:
-            find_program(profiler, profiler, NSYS_PLACES if profiler == "nsys" else NCU_PLACES)
-            check_ranges(profiler)
-    except UserError as error:
-        return str(error)
-    return ""
+        module = getattr(torch, torch.device(device).type)
+    except (AttributeError, RuntimeError):
+        return False
+    return bool(module.is_available())
 
 
-def _run(room: str, name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", START.format(room=room, name=name), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+def outcomes_of(steps: Sequence[Step], place: Place, console: Console, most_s: float) -> Iterator[Outcome]:
+    """Of each step, told as it comes; those for which no time is left are not taken."""
+    end = perf_counter() + most_s
+    for number, step in enumerate(steps, 1):
+        with console.status(f"{number} of {len(steps)}: {escape(step.name)}"):
+            outcome = take(step, place, end - perf_counter())
+        told = f"{outcome.verdict.value}: {outcome.reason}" if outcome.reason else outcome.verdict.value
+        style = STYLES[outcome.verdict]
+        console.print(f"{number:2} {escape(step.name)} ({outcome.seconds:.0f} s): [{style}]{escape(told)}[/]")
+        yield outcome
 
 
-def _keep(folder: Path) -> None:
-    """Copy what tests can parse elsewhere, where it is small enough."""
-    REPORTS_FOLDER.mkdir(parents=True, exist_ok=True)
-    reports = [path for path in (_export_ncu(folder), _export_nsys(folder)) if path is not None]
-    for path in reports:
-        rows = folder / f"{path.stem}.json"
-        if path.stat().st_size + rows.stat().st_size > MOST_BYTES:
-            print(f"{path.name} is too large to keep: give a smaller --top")
-            continue
-        shutil.copy(path, REPORTS_FOLDER / path.name)
-        shutil.copy(rows, REPORTS_FOLDER / rows.name)
-        print(f"kept {REPORTS_FOLDER / path.name}")
+def take(step: Step, place: Place, remaining_s: float) -> Outcome:
+    """The outcome of a step, for which there is so much time."""
+    if step.needs_cuda and place.kind != "cuda":
+        return Outcome(step.name, Verdict.NOT_HERE, step.needs_cuda)
+    if remaining_s <= 0:
+        return Outcome(step.name, Verdict.NOT_HERE, "no time was left for it")
+    folder = place.folder / step.slug
+    return run_apart(step, replace(place, folder=folder), folder.with_suffix(".txt"), remaining_s)
 
 
-def _export_ncu(folder: Path) -> Path | None:
-    reports = sorted(folder.glob("ncu.batch*.ncu-rep"))
-    if not reports:
-        return None
-    binary = find_program("ncu", "Nsight Compute", NCU_PLACES)
-    command = [binary, f"--import={reports[0]}", *TO_CSV]
-    text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    rows = list(csv.reader(io.StringIO(text[text.index('"ID"') :])))
-    hidden = [place for place, name in enumerate(rows[0]) if name in HOSTS]
-    csv_path = folder / "ncu.csv"
-    with csv_path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file, quoting=csv.QUOTE_ALL)
-        for number, row in enumerate(rows):
-            writer.writerow(["" if number and place in hidden else cell for place, cell in enumerate(row)])
-    return csv_path
+def write_archive(path: Path, check: Mapping[str, object], folder: Path) -> None:
+    """The one file: the check, what steps printed, reports; names of the user and the host are taken out of texts."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("check.json", without_names(json.dumps(check, indent=1)))
+        for log in sorted(folder.glob("*.txt")):
+            text = log.read_bytes()[-MOST_LOG_BYTES:].decode(errors="replace")
+            archive.writestr(f"logs/{log.name}", without_names(text))
+        for report in small_reports(folder):
+            archive.write(report, report.name)
 
 
-def _export_nsys(folder: Path) -> Path | None:
-    report = folder / "nsys.nsys-rep"
-    if not report.exists():
-        return None
-    binary, whole, excerpt = (
-        find_program("nsys", "Nsight Systems", NSYS_PLACES),
-        folder / "w.sqlite",
-        folder / "nsys.sqlite",
-    )
-    subprocess.run([binary, "export", "--type=sqlite", f"--output={whole}", str(report)], check=True)
-    cut(whole, excerpt)
-    return excerpt
-
-
-def cut(whole: Path, excerpt: Path) -> None:
-    """Copy the tables of an exported report that opgrip reads, and of its strings those that they name."""
-    with closing(sqlite3.connect(whole)) as database:
-        database.execute("ATTACH ? AS excerpt", (str(excerpt),))
-        there = {name for (name,) in database.execute("SELECT name FROM main.sqlite_master WHERE type = 'table'")}
-        named = []
-        for table in {EVENTS, CALLS, *(kind.value for kind in Kind)} & there:
-            database.execute(f"CREATE TABLE excerpt.{table} AS SELECT * FROM main.{table}")
-            columns = {row[1] for row in database.execute(f"PRAGMA main.table_info({table})")}
-            strings = {"textId", "shortName", "demangledName", "nameId"} & columns
-            named += [f"SELECT {column} FROM main.{table}" for column in strings]
-        if STRINGS in there and named:
-            id_query = " UNION ".join(named)
-            database.execute(f"CREATE TABLE excerpt.{STRINGS} AS SELECT * FROM main.{STRINGS} WHERE id IN ({id_query})")
-        database.commit()
+def without_names(text: str) -> str:
+    """A text without where the user's files are, and who and what host it is."""
+    for name, replacement in ((str(ROOT), "ROOT"), (str(Path.home()), "~"), (platform.node(), "HOST")):
+        if len(name) > 2:
+            text = text.replace(name, replacement)
+    return text
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

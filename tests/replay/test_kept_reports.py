@@ -1,7 +1,8 @@
-"""Reports of real profilers on a real GPU, kept by `benchmarks/gpu_check.py`, with the rows that they belong to."""
+"""What `benchmarks/gpu_check.py` left on a real GPU: reports of profilers, with the rows that they belong to."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ KEPT = ROOT / "tests/data/gpu"
 def kept(name: str) -> Path:
     path = KEPT / name
     if not path.exists():
-        pytest.skip(f"no report is kept in {path}: python benchmarks/gpu_check.py keeps one on a machine with a GPU")
+        pytest.skip(f"there is no {path}: unzip what `make gpu-check` leaves on a machine with a GPU there")
     return path
 
 
@@ -41,3 +42,9 @@ def test_kernels_of_a_kept_report_of_nsys_belong_to_rows() -> None:
     assert report.work
     assert outside < len(report.work) / 100
     assert {case for case, _ in seen} <= {row.case for row in read_results(kept("nsys.json"))}
+
+
+def test_no_step_of_a_kept_check_was_wrong() -> None:
+    steps = json.loads(kept("check.json").read_text(encoding="utf-8"))["steps"]
+    assert {step["name"]: step["reason"] for step in steps if step["verdict"] == "wrong"} == {}
+    assert any(step["verdict"] == "ok" for step in steps)

@@ -1,0 +1,1 @@
+"""The steps that `benchmarks/gpu_check.py` takes, and what they are judged by."""

@@ -1,0 +1,173 @@
+"""Steps of captures: programs run as if nobody watched, and their traces have all calls."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from textwrap import dedent
+
+import torch
+
+from gpu.programs import last_line, run_command
+from gpu.step import Facts, NotHereError, Place, Step, expect
+from opgrip.capture import Capture
+from opgrip.traces import load
+
+VISIBLE = {"cuda": "CUDA_VISIBLE_DEVICES", "sim": "SIM_VISIBLE_DEVICES", "xpu": "ZE_AFFINITY_MASK"}
+"""Variables that hide devices from a process, where it has not started the devices yet."""
+GRAPHS = ("CUDAGraph", "XPUGraph", "Graph")
+FLUSHED_S = 1.2
+"""A capture's thread wakes twice meanwhile."""
+
+HIDING = """
+    import os
+    os.environ["{variable}"] = ""
+    import torch
+    torch.ones(3).sin()
+    try:
+        torch.ones(3, device="{device}").cpu()
+        print("the device is seen")
+    except Exception as error:
+        print("the device is hidden:", error)
+"""
+FORKING = """
+    import os
+    import torch
+    torch.ones(3).sin()
+    child = os.fork()
+    if child == 0:
+        torch.ones(3, device="{device}").cos().cpu()
+        print("the child has used the device", flush=True)
+        os._exit(0)
+    os.waitpid(child, 0)
+"""
+LOADING = """
+    import torch
+    from torch.utils.data import DataLoader, Dataset
+
+    class Images(Dataset):
+        def __len__(self):
+            return 8
+        def __getitem__(self, place):
+            return torch.ones(4).add(place)
+
+    if __name__ == "__main__":
+        scale = torch.ones(4, device="{device}")
+        for batch in DataLoader(Images(), batch_size=2, num_workers=2):
+            (batch.to("{device}") * scale).sum().item()
+"""
+
+
+def check_start(place: Place) -> Facts:
+    """A script hides the device in its first line, which works as long as the capture has not started it."""
+    variable = VISIBLE.get(place.kind)
+    if variable is None:
+        raise NotHereError(f"nothing is known to hide {place.kind} from a process")
+    _, said = _captured_script(place, HIDING.format(variable=variable, device=place.device))
+    expect("the device is hidden" in said, f"{variable}, as the script set it, was ignored")
+    return {}
+
+
+def check_forks(place: Place) -> Facts:
+    """A fork can start the device only where the process that forks has not."""
+    _, said = _captured_script(place, FORKING.format(device=place.device))
+    expect("the child has used the device" in said, "a fork of a captured program cannot start the device")
+    return {}
+
+
+def check_workers(place: Place) -> Facts:
+    """Workers of a DataLoader are forks of a process that has started the device: each has a trace."""
+    traces, said = _captured_script(place, LOADING.format(device=place.device))
+    calls = {path.name: list(load(path, partial=False).calls["op"]) for path in traces}
+    workers = [name for name, operators in calls.items() if operators.count("aten.add.Tensor") == 4]
+    expect(len(workers) == 2, f"of two workers {len(workers)} have all of their calls in a trace")
+    expect("Warning" not in said, f"it warned: {said.strip().splitlines()[-1:]}")
+    return {"traces": len(calls)}
+
+
+def check_graph(place: Place) -> Facts:
+    """A program captures a graph, for longer than the recording's thread sleeps, and replays it."""
+    module, trace = place.module, place.folder / "graph.jsonl"
+    kinds = [getattr(module, name) for name in GRAPHS if hasattr(module, name)]
+    if not kinds:
+        raise NotHereError(f"{place.kind} has no graphs")
+    x = torch.ones(1000, device=place.device)
+    with Capture(trace) as capture:
+        for _ in range(3):
+            x.sin()
+        module.synchronize()
+        graph = kinds[0]()
+        with module.graph(graph):
+            y = x.sin()
+            time.sleep(FLUSHED_S)
+            z = y.cos()
+        x.fill_(2)
+        graph.replay()
+        x.sin()
+    expected = torch.full((1000,), 2.0).sin().cos()
+    expect(torch.allclose(z.cpu(), expected, rtol=1e-4), "the graph gives other results under a capture")
+    calls = load(trace, partial=False).calls
+    sines = calls[calls["op"] == "aten.sin.default"]["device_ns"]
+    expect(capture.dropped == 0 and len(sines) == 5, f"{len(sines)} of 5 calls are in the trace")
+    expect(sines.isna().tolist() == [False] * 3 + [True, False], "other calls than the graph's have no device time")
+    return {"calls": len(calls)}
+
+
+def check_side_stream(place: Place) -> Facts:
+    """Values that a side stream writes are in the trace as they were, and nothing waited for them."""
+    module, trace = place.module, place.folder / "streams.jsonl"
+    table, index = torch.rand(50, 3, device=place.device), torch.arange(40, device=place.device)
+    sleep: Callable[[int], None] | None = getattr(module, "_sleep", None)
+    with Capture(trace):
+        side = module.Stream()
+        side.wait_stream(module.current_stream())
+        with module.stream(side):
+            if sleep is not None:
+                sleep(100_000_000)
+            table[index + 7]
+    records = [json.loads(line) for line in trace.read_text(encoding="utf-8").splitlines()]
+    kept = any(record.get("data") == list(range(7, 47)) for record in records)
+    expect(kept, "the trace has other values than the program")
+    return {}
+
+
+def check_two_devices(place: Place) -> Facts:
+    """A thread that goes from one device to the other has times of both."""
+    module, trace = place.module, place.folder / "two.jsonl"
+    if module.device_count() < 2:
+        raise NotHereError("there is one device")
+    inputs = [torch.rand(2048, 2048, device=f"{place.kind}:{index}") for index in range(2)]
+    with Capture(trace) as capture:
+        for _ in range(5):
+            for index, x in enumerate(inputs):
+                torch.mm(x, x)
+                with module.device(index):
+                    torch.mm(x, x)
+    times = load(trace, partial=False).calls.query("op == 'aten.mm.default'")["device_ns"] / 1e3
+    expect(capture.dropped == 0 and len(times) == 20, f"{len(times)} of 20 calls are in the trace")
+    expect(times.notna().all(), "calls on one of two devices have no time")
+    first, second = times[0::4].median(), times[2::4].median()
+    expect(0.2 < first / second < 5, f"the same product takes {first:.0f} us on one device, {second:.0f} on the other")
+    return {"first_us": first, "second_us": second}
+
+
+def _captured_script(place: Place, code: str) -> tuple[list[Path], str]:
+    """The traces of a script and of its forks, and all that was said."""
+    script, traces = place.folder / "script.py", place.folder / "traces"
+    script.write_text(dedent(code), encoding="utf-8")
+    traces.mkdir()
+    done = run_command("opcapture", "-o", traces / "t.jsonl", "--", script)
+    expect(done.returncode == 0, f"opcapture: {last_line(done)}")
+    return sorted(traces.glob("*.jsonl")), done.stdout + done.stderr
+
+
+STEPS = (
+    Step("a capture leaves it to the program which devices it sees", check_start),
+    Step("forks of a captured program use the device", check_forks),
+    Step("capture with workers of a DataLoader", check_workers),
+    Step("capture of a program with a graph", check_graph),
+    Step("captured values of a side stream", check_side_stream),
+    Step("capture on two devices", check_two_devices),
+)

@@ -1,0 +1,84 @@
+"""Steps of replays on a device by its names, on all of its calls, on several of its streams."""
+
+from __future__ import annotations
+
+import json
+
+import torch
+
+from gpu.kernels import kernel_us
+from gpu.programs import capture_calls, capture_layers, expect_ok, last_line, median_us, replay_rows, run_command
+from gpu.step import Facts, NotHereError, Place, Step, expect
+
+
+def check_without_index(place: Place) -> Facts:
+    """`--device cuda`, as documents write it."""
+    rows = replay_rows(place, capture_layers(place), device=place.kind)
+    expect_ok(rows)
+    return {"device": rows[0].device}
+
+
+def check_without_device(place: Place) -> Facts:
+    """A trace that was captured on the device runs there where nothing is said."""
+    rows = replay_rows(place, capture_layers(place), device=None)
+    expect_ok(rows)
+    expect({row.device.partition(":")[0] for row in rows} == {place.kind}, f"it ran on {rows[0].device}")
+    return {"device": rows[0].device}
+
+
+def check_from_cpu(place: Place) -> Facts:
+    """A trace that was captured on the CPU runs on the device where that is said, by the command."""
+    x, output = torch.rand(64, 64), place.folder / "rows.json"
+    trace = capture_calls(place, lambda: torch.mm(x, x), lambda: torch.relu(x))
+    done = run_command("opreplay", trace, "--device", place.device, "--budget", "0.05", "--strict", "-o", output)
+    expect(done.returncode == 0, last_line(done))
+    rows = json.loads(output.read_text(encoding="utf-8"))["results"]
+    expect({row["device"].partition(":")[0] for row in rows} == {place.kind}, f"it ran on {rows[0]['device']}")
+    return {"rows": len(rows)}
+
+
+def check_second_device(place: Place) -> Facts:
+    """Events, graphs and streams are of the device that the calls run on."""
+    if place.module.device_count() < 2:
+        raise NotHereError("there is one device")
+    second = f"{place.kind}:1"
+    x = torch.rand(1 << 14, device=second)
+    trace = capture_calls(place, lambda: x.sin())
+    expected = kernel_us(lambda: x.sin()) if place.kind == "cuda" else 0.0
+    facts = {"kernel_us": expected}
+    for method in ("events", "graph"):
+        [row] = replay_rows(place, trace, device=second, exec_mode=method)
+        facts[method] = median_us(row)
+        expect(facts[method] > 0.5 * expected, f"{method} gives {facts[method]:.2f} us of a kernel of {expected:.2f}")
+    return facts
+
+
+def check_sequence(place: Place) -> Facts:
+    """The whole step, on what flows between its calls."""
+    output = place.folder / "sequence.json"
+    done = run_command("opreplay", capture_layers(place), "--sequence", "--device", place.device, "-o", output)
+    expect(done.returncode == 0, last_line(done))
+    result = json.loads(output.read_text(encoding="utf-8"))
+    expect(not result["unsupported"], f"calls are unsupported: {result['unsupported']}")
+    return {name: value for name, value in result.items() if isinstance(value, int | float)}
+
+
+def check_streams(place: Place) -> Facts:
+    """Two cases at once overlap, or take as long as one after the other: never much less than the longer of them."""
+    rows = replay_rows(place, capture_layers(place), streams=[1, 2])
+    expect_ok(rows)
+    pairs = [row for row in rows if row.streams == 2]
+    expect(pairs, "there are no rows of two streams")
+    overlaps = [row.overlap for row in pairs if row.overlap is not None]
+    expect(all(0.1 < overlap < 3 for overlap in overlaps), f"overlaps are {overlaps}")
+    return {"overlaps": overlaps}
+
+
+STEPS = (
+    Step("replay on a device without an index", check_without_index),
+    Step("replay without --device", check_without_device),
+    Step("replay of a trace of the CPU", check_from_cpu),
+    Step("replay on the second device", check_second_device),
+    Step("--sequence", check_sequence),
+    Step("--streams 2", check_streams),
+)

@@ -1,0 +1,76 @@
+"""Steps of cases that fail, of which each costs one row."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from gpu.programs import capture_calls, median_us, replay_rows, row_of
+from gpu.step import Facts, Place, Step, expect
+from opgrip.replay.measuring.results import OK
+
+HUGE = 1 << 30
+"""Bytes of a tensor for which there is no memory under `LIMIT`."""
+LIMIT = "512MB"
+WAITING, GOOD = "aten.nonzero.default", "aten.add.Tensor"
+
+
+def check_assert(place: Place) -> Facts:
+    """After a kernel that fails, CUDA refuses all work of its process; zeros let the recorded assertion fail."""
+    flag, x = torch.ones(1, dtype=torch.bool), torch.ones(100)
+    trace = capture_calls(place, lambda: torch._assert_async(flag), lambda: x + 1, lambda: x * 2)
+    rows = replay_rows(place, trace, values=["zeros"])
+    bad = row_of(rows, "aten._assert_async.default")
+    expect(bad.status != OK, "a call that fails on the device is ok")
+    median_us(row_of(rows, GOOD))
+    median_us(row_of(rows, "aten.mul.Tensor"))
+    return {"error": bad.error}
+
+
+def check_memory(place: Place) -> Facts:
+    """A call that wants more memory than there is takes none from the next."""
+    x = torch.ones(100)
+    free = _free_bytes(place)
+    trace = capture_calls(place, lambda: torch.empty(HUGE // 4), lambda: x + 1)
+    rows = replay_rows(place, trace, memory_limit=LIMIT)
+    bad = row_of(rows, "aten.empty.memory_format")
+    expect(bad.status != OK, "a call that wants more memory than it may is ok")
+    expect("memory" in (bad.error or ""), f"its error is {bad.error}")
+    median_us(row_of(rows, GOOD))
+    kept = free - _free_bytes(place)
+    expect(kept < HUGE // 4, f"{kept / 1e6:.0f} MB are not given back")
+    return {"error": bad.error, "kept_bytes": kept}
+
+
+def check_waiting_call(place: Place, mode: str) -> Facts:
+    """A call that waits for the device cannot be in a graph, and the captures after it are none the worse for it."""
+    trace = _waiting_trace(place)
+    rows = replay_rows(place, trace, **({"exec_mode": "graph"} if mode == "eager" else {"mode": [mode]}))
+    bad = row_of(rows, WAITING, mode)
+    expect(bad.status != OK, f"a graph of {WAITING} is ok")
+    for operator in (GOOD, "aten.mul.Tensor", "aten.sin.default"):
+        median_us(row_of(rows, operator, mode))
+    return {"status": bad.status, "error": bad.error}
+
+
+def _waiting_trace(place: Place) -> Path:
+    x = torch.ones(100)
+    return capture_calls(place, lambda: x.nonzero(), lambda: x + 1, lambda: x * 2, lambda: x.sin())
+
+
+def _free_bytes(place: Place) -> int:
+    return int(place.module.mem_get_info(place.module.current_device())[0])
+
+
+STEPS = (
+    Step("a device-side assert costs one row", check_assert),
+    Step("running out of memory costs one row", check_memory),
+    Step("a call that --exec-mode graph cannot capture costs one row", partial(check_waiting_call, mode="eager")),
+    Step(
+        "a call that --mode cudagraph cannot capture costs one row",
+        partial(check_waiting_call, mode="cudagraph"),
+        needs_cuda="its graphs are CUDA's",
+    ),
+)

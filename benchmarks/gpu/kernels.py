@@ -1,0 +1,80 @@
+"""Kernels as torch's own profiler sees them, which is what times are held against."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from gpu.step import NotHereError
+
+WARMUP = 3
+KERNEL = "kernel"
+"""Category of kernels in a timeline of torch's profiler."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """A kernel that ran."""
+
+    name: str
+    start_us: float
+    us: float
+
+
+def kernels_of(run: Callable[[], object], runs: int = 1) -> list[Kernel]:
+    """The kernels of some runs in their order, after others that warm up.
+
+    Raises
+    ------
+    NotHereError : where the profiler sees none
+    """
+    if not torch.cuda.is_available():
+        raise NotHereError("torch.profiler sees kernels of CUDA alone")
+    for _ in range(WARMUP):
+        run()
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
+        for _ in range(runs):
+            run()
+        torch.cuda.synchronize()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "timeline.json"
+        profiler.export_chrome_trace(str(path))
+        kernels = kernels_in(json.loads(path.read_text(encoding="utf-8")))
+    if not kernels:
+        raise NotHereError("torch.profiler sees no kernels on this machine")
+    return kernels
+
+
+def kernels_in(timeline: Mapping[str, Any]) -> list[Kernel]:
+    """The kernels of a timeline, in their order."""
+    events = (event for event in timeline["traceEvents"] if event.get("cat") == KERNEL)
+    kernels = [Kernel(str(event["name"]), float(event["ts"]), float(event["dur"])) for event in events]
+    return sorted(kernels, key=lambda kernel: kernel.start_us)
+
+
+def kernel_us(run: Callable[[], object], runs: int = 20) -> float:
+    """Median time on the device of the one kernel, or of all that a run launches; raises as `kernels_of` does."""
+    return median(_sums(kernels_of(run, runs), runs))
+
+
+def kernel_names(kernels: Sequence[Kernel]) -> dict[str, int]:
+    """How often each ran."""
+    return dict(Counter(kernel.name for kernel in kernels))
+
+
+def _sums(kernels: Sequence[Kernel], runs: int) -> list[float]:
+    """Time of each run, which all launch the same kernels."""
+    each = len(kernels) // runs
+    if each * runs != len(kernels):
+        return [sum(kernel.us for kernel in kernels) / runs]
+    return [sum(kernel.us for kernel in kernels[run * each : (run + 1) * each]) for run in range(runs)]

@@ -1,0 +1,51 @@
+"""Steps of modes: results as eager's, checked by the replay, each on calls of several kinds."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+
+from gpu.programs import capture_layers, expect_ok, replay_rows
+from gpu.step import Facts, NotHereError, Place, Step, expect
+from opgrip.replay.modes.mode import find_mode
+from opgrip.traces.errors import UserError
+
+MODES = {
+    **dict.fromkeys(("eager", "jit", "cudagraph"), 90.0),
+    **dict.fromkeys(("compile", "reduce-overhead", "onnxruntime", "xla", "jax", "tvm", "tensorrt"), 150.0),
+    **dict.fromkeys(("compile-max", "aot"), 240.0),
+}
+"""Names, and how long each may take in s: compilers take seconds a call."""
+OF_ANY_DEVICE = ("eager", "jit")
+"""Those that need no compiler for the device."""
+
+
+def check_mode(place: Place, name: str) -> Facts:
+    """Each call under a mode is ok, which says that its results are eager's."""
+    try:
+        mode, _ = find_mode(name)
+    except UserError as error:
+        raise NotHereError(str(error)) from error
+    rows = [row for row in replay_rows(place, capture_layers(place), mode=[name], timeout=120) if row.mode == name]
+    expect_ok(rows)
+    if mode.in_graphs:
+        without = [row.op for row in rows if "no CUDA graph" in row.note]
+        expect(not without, f"calls have no CUDA graph: {without}")
+    return {
+        "us": {row.op: row.median_us for row in rows},
+        "notes": {row.op: row.note for row in rows if row.note},
+        "max_abs": {row.op: row.max_abs for row in rows},
+        "matmul_precision": torch.get_float32_matmul_precision(),
+    }
+
+
+STEPS = tuple(
+    Step(
+        f"--mode {name}",
+        partial(check_mode, name=name),
+        timeout_s,
+        "" if name in OF_ANY_DEVICE else "compilers and other runtimes are tried on CUDA",
+    )
+    for name, timeout_s in MODES.items()
+)

@@ -1,0 +1,158 @@
+"""Steps of NVIDIA's profilers, held against torch's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from gpu.kernels import kernel_names, kernel_us, kernels_of
+from gpu.programs import SHIPPED, capture_calls, expect_ok, replay_rows, row_of
+from gpu.reports import NCU, NSYS, find_binary, keep_small
+from gpu.step import Facts, NotHereError, Place, Step, expect, expect_between
+from opgrip.replay.analyses.ncu.rows import NcuColumns
+from opgrip.replay.analyses.nsys.rows import NsysColumns
+from opgrip.replay.measuring.results import OK, UNSUPPORTED, Result
+from opgrip.replay.timing.ranges import check_ranges
+from opgrip.traces.errors import UserError
+
+NEAR = 0.3
+"""Share by which two profilers may differ."""
+TIMER_US = 1.0
+NCU_FACTOR = 3.0
+"""By which ncu's times may differ, which empties caches before a kernel."""
+NOT_ALLOWED = ("ERR_NVGPUCTRPERM", "permission")
+SIZES = 35
+"""Of each of four operators: 140 cases, more than a window of nsys holds."""
+
+
+def check_nsys(place: Place) -> Facts:
+    """Kernels of a product, and their time."""
+    rows, expected_us, names = _profiled_product(place, NSYS, nsys=True)
+    columns = NsysColumns.of(row_of(rows, "aten.mm.default"))
+    expect(columns.nsys_gpu_us is not None, "nsys sees no kernels of a product")
+    _expect_kernels(columns.nsys_kernels, names)
+    us = columns.nsys_gpu_us or 0.0
+    expect_between(us, (1 - NEAR) * expected_us, (1 + NEAR) * expected_us + TIMER_US, "nsys_gpu_us")
+    return {"nsys_gpu_us": us, "kernel_us": expected_us, "kernels": columns.nsys_kernels}
+
+
+def check_windows(place: Place) -> Facts:
+    """Each of 140 cases, which nsys sees in several windows, has kernels of its own operator."""
+    _need(NSYS)
+    device = place.device
+    operators: dict[str, Callable[[torch.Tensor], object]] = {
+        "aten.sin.default": torch.sin,
+        "aten.sum.default": torch.sum,
+        "aten.cat.default": lambda x: torch.cat([x, x]),
+        "aten._softmax.default": lambda x: torch.softmax(x, 0),
+    }
+    tensors = [torch.rand(4096 + 16 * place, device=device) for place in range(SIZES)]
+    names = {
+        name: kernel_names(kernels_of(lambda run=run: [run(x) for x in tensors]))  # type: ignore[misc]
+        for name, run in operators.items()
+    }
+    calls = [lambda run=run, x=x: run(x) for x in tensors for run in operators.values()]
+    trace = capture_calls(place, *calls, repeats=1)
+    rows = replay_rows(place, trace, nsys=True, output=place.folder / "windows.json", nsys_iterations=3)
+    expect_ok(rows)
+    expect(len(rows) == len(calls), f"there are {len(rows)} rows of {len(calls)} calls")
+    for row in rows:
+        _expect_kernels(NsysColumns.of(row).nsys_kernels, names[row.op], row)
+    return {"rows": len(rows)}
+
+
+def check_nsys_of_graphs(place: Place) -> Facts:
+    """Kernels in CUDA graphs are seen one by one."""
+    rows, _, names = _profiled_product(place, NSYS, nsys=True, mode=["cudagraph"])
+    row = row_of(rows, "aten.mm.default", "cudagraph")
+    expect_ok([row])
+    _expect_kernels(NsysColumns.of(row).nsys_kernels, names, row)
+    return {"kernels": NsysColumns.of(row).nsys_kernels}
+
+
+def check_nsys_of_shipped(place: Place) -> Facts:
+    """The top cases of the shipped trace; its report is kept for tests."""
+    _need(NSYS)
+    return _of_shipped(place, NSYS, nsys=True)
+
+
+def check_ncu(place: Place) -> Facts:
+    """Kernels of a product, and about their time."""
+    rows, expected_us, names = _profiled_product(place, NCU, ncu=True)
+    columns = NcuColumns.of(row_of(rows, "aten.mm.default"))
+    expect(columns.ncu_us is not None, "ncu sees no kernels of a product")
+    expect(columns.ncu_launches == sum(names.values()), f"ncu sees {columns.ncu_kernels}, torch.profiler {names}")
+    us = columns.ncu_us or 0.0
+    expect_between(us, expected_us / NCU_FACTOR, expected_us * NCU_FACTOR, "ncu_us")
+    return {"ncu_us": us, "kernel_us": expected_us, "kernels": columns.ncu_kernels}
+
+
+def check_ncu_of_shipped(place: Place) -> Facts:
+    """The top cases of the shipped trace; its report is kept for tests."""
+    _need(NCU)
+    return _of_shipped(place, NCU, ncu=True, ncu_iterations=2)
+
+
+def _profiled_product(place: Place, profiler: str, **options: Any) -> tuple[list[Result], float, dict[str, int]]:
+    """The rows of a replay under a profiler, and by torch's own the time and the kernels of its call."""
+    _need(profiler)
+    x = torch.rand(1024, 1024, device=place.device)
+    names = kernel_names(kernels_of(lambda: torch.mm(x, x)))
+    us = kernel_us(lambda: torch.mm(x, x))
+    trace = capture_calls(place, lambda: torch.mm(x, x))
+    rows = _profiled(place, trace, output=place.folder / "product.json", **options)
+    return rows, us, names
+
+
+def _of_shipped(place: Place, profiler: str, **options: Any) -> Facts:
+    rows = _profiled(place, SHIPPED, top=place.top, output=place.folder / f"{profiler}.json", **options)
+    columns = NsysColumns if profiler == NSYS else NcuColumns
+    keep_small(profiler, place.folder)
+    seen = [row for row in rows if getattr(columns.of(row), f"{profiler}_launches")]
+    expect(seen, f"{profiler} saw no kernels of {len(rows)} cases")
+    failed = [row.op for row in rows if row.status not in (OK, UNSUPPORTED)]
+    expect(not failed, f"cases are neither ok nor unsupported: {failed}")
+    return {"rows": len(rows), "with_kernels": len(seen)}
+
+
+def _profiled(place: Place, trace: Any, **options: Any) -> list[Result]:
+    try:
+        return replay_rows(place, trace, **options)
+    except UserError as error:
+        if any(word in str(error) for word in NOT_ALLOWED):
+            raise NotHereError(str(error)) from error
+        raise
+
+
+def _need(profiler: str) -> None:
+    try:
+        find_binary(profiler)
+        check_ranges(profiler)
+    except UserError as error:
+        raise NotHereError(str(error)) from error
+
+
+def _expect_kernels(seen: str | None, names: dict[str, int], row: Result | None = None) -> None:
+    """Each kernel that a profiler names, in short, is one that torch's profiler names in full."""
+    of_row = "" if row is None else f" of {row.op} {row.shapes}"
+    expect(seen, f"no kernels{of_row} are seen")
+    short = _short_names(seen or "")
+    strangers = [name for name in short if not any(name in whole for whole in names)]
+    expect(not strangers, f"kernels{of_row} are {strangers}, by torch.profiler {list(names)}")
+
+
+def _short_names(kernels: str) -> Sequence[str]:
+    return [kernel.rpartition(" x")[0] for kernel in kernels.split("; ")]
+
+
+REASON = "Nsight sees kernels of CUDA alone"
+STEPS = (
+    Step("--nsys against torch.profiler", check_nsys, 120.0, REASON),
+    Step("--nsys of more cases than a window holds", check_windows, 180.0, REASON),
+    Step("--nsys of CUDA graphs", check_nsys_of_graphs, 120.0, REASON),
+    Step("--nsys of trace:faster_rcnn", check_nsys_of_shipped, 180.0, REASON),
+    Step("--ncu against torch.profiler", check_ncu, 120.0, REASON),
+    Step("--ncu of trace:faster_rcnn", check_ncu_of_shipped, 240.0, REASON),
+)

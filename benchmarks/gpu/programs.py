@@ -1,0 +1,96 @@
+"""Small programs that steps capture, and replays of their traces."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gpu.step import Place, expect
+from opgrip.capture import Capture
+from opgrip.replay import replay
+from opgrip.replay.measuring.results import OK, Result
+
+ROOT = Path(__file__).resolve().parents[2]
+SHIPPED = ROOT / "traces/faster_rcnn.jsonl"
+START = "import sys; from opgrip.{room} import main; sys.exit(main())"
+ROOMS = {"opcapture": "capture.command", "opreplay": "replay.opreplay"}
+QUICK = {"budget": 0.1, "timeout": 60}
+"""Options of replays whose times are not looked at."""
+
+
+def run_command(name: str, *words: object) -> subprocess.CompletedProcess[str]:
+    """Run one of the project's commands, as a user does."""
+    command = [sys.executable, "-c", START.format(room=ROOMS[name]), *map(str, words)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    print(done.stdout, done.stderr)
+    return done
+
+
+def last_line(done: subprocess.CompletedProcess[str]) -> str:
+    """What a command said last."""
+    return (done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1]
+
+
+def capture_calls(place: Place, *calls: Callable[[], object], name: str = "calls", repeats: int = 3) -> Path:
+    """A trace of some calls."""
+    trace = place.folder / f"{name}.jsonl"
+    for call in calls:
+        call()
+    with Capture(trace) as capture:
+        for _ in range(repeats):
+            for call in calls:
+                call()
+    expect(capture.dropped == 0, f"a capture dropped {capture.dropped} calls")
+    return trace
+
+
+def capture_layers(place: Place) -> Path:
+    """A trace of calls of several kinds on the device."""
+    torch.manual_seed(0)
+    device = place.device
+    images, kernel = torch.randn(2, 16, 64, 64, device=device), torch.randn(32, 16, 3, 3, device=device)
+    left, right = torch.randn(256, 512, device=device), torch.randn(512, 128, device=device)
+    return capture_calls(
+        place,
+        lambda: torch.conv2d(images, kernel, padding=1),
+        lambda: torch.mm(left, right),
+        lambda: torch.softmax(left, 1),
+        lambda: torch.relu(left),
+        lambda: left.sum(1),
+        lambda: left + 1,
+        name="layers",
+    )
+
+
+def replay_rows(place: Place, trace: Path, **options: Any) -> list[Result]:
+    """The rows of a replay on the device, unless the options say where."""
+    rows = list(replay(trace, **({"device": place.device} | QUICK | options)).rows)
+    for row in rows:
+        print(row.op, row.shapes, row.mode, row.status, row.median_us, row.error)
+    expect(rows, "a replay gave no rows")
+    return rows
+
+
+def expect_ok(rows: list[Result]) -> None:
+    """Raise `WrongError` where a row is not ok."""
+    for row in rows:
+        expect(row.status == OK, f"{row.op} as {row.mode} is {row.status}: {row.error}")
+
+
+def row_of(rows: list[Result], operator: str, mode: str = "eager") -> Result:
+    """The row of an operator."""
+    matching = [row for row in rows if row.op == operator and row.mode == mode]
+    expect(matching, f"there is no row of {operator} as {mode}")
+    return matching[0]
+
+
+def median_us(row: Result) -> float:
+    """The time of a row that has to have one."""
+    expect(row.status == OK and row.median_us is not None, f"{row.op} as {row.mode} is {row.status}: {row.error}")
+    assert row.median_us is not None, "it is expected above"
+    return row.median_us

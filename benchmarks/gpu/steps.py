@@ -1,0 +1,11 @@
+"""All steps, by name, in the order in which they are taken."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from gpu import captures, devices, failures, limits, modes, profilers, times
+from gpu.step import Step
+
+ROOMS = (captures, devices, failures, times, limits, modes, profilers)
+STEPS: Mapping[str, Step] = {step.name: step for room in ROOMS for step in room.STEPS}

@@ -1,0 +1,187 @@
+"""Steps of times: the same work as torch's profiler sees it, by each way to time it."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from statistics import median
+from typing import Any
+
+import torch
+
+from gpu.kernels import kernel_names, kernel_us, kernels_in, kernels_of
+from gpu.programs import SHIPPED, capture_calls, median_us, replay_rows, row_of
+from gpu.step import Facts, NotHereError, Place, Step, expect, expect_between
+from opgrip.capture import Capture
+from opgrip.replay.measuring.nvml import find_gpu
+from opgrip.replay.measuring.results import OK, UNSUPPORTED
+from opgrip.replay.operators.devices import with_index
+from opgrip.traces import load
+
+METHODS = ("discrete", "events", "graph")
+EVENT_US = 4.0
+"""What two events around a kernel add to its time at most; a launch that is timed too adds more."""
+LAUNCH_US = 60.0
+"""What a launch and the wait for it take at most."""
+NEAR = 0.15
+"""Share by which two clocks may differ on the same work."""
+PRODUCTS = (1024, 2048, 4096)
+"""Rows of square matrices, whose products take from tens of microseconds to milliseconds."""
+
+
+def check_captured_times(place: Place) -> Facts:
+    """`device_ns` of a program that the host does not hold up is the time of the kernels."""
+    matrices = [torch.rand(rows, rows, device=place.device) for rows in PRODUCTS]
+    expected = [kernel_us(lambda x=x: torch.mm(x, x)) for x in matrices]  # type: ignore[misc]
+    trace = place.folder / "times.jsonl"
+    with Capture(trace):
+        for _ in range(20):
+            for x in matrices:
+                torch.mm(x, x)
+    times = load(trace, partial=False).calls.query("op == 'aten.mm.default'")["device_ns"] / 1e3
+    actual = [float(times[place::3].median()) for place in range(len(PRODUCTS))]
+    for us, kernels_us in zip(actual, expected, strict=True):
+        expect_between(us, (1 - NEAR) * kernels_us, (1 + NEAR) * kernels_us + 2 * EVENT_US, "device_ns in us")
+    return {"device_us": actual, "kernels_us": expected}
+
+
+def check_short_call(place: Place) -> Facts:
+    """An addition of one element takes a microsecond or two: its launch is not to be timed with it."""
+    x = torch.ones(1, device=place.device)
+    expected = kernel_us(lambda: x + 1)
+    trace = capture_calls(place, lambda: x + 1)
+    us = {method: median_us(replay_rows(place, trace, exec_mode=method)[0]) for method in METHODS}
+    facts = {"kernel_us": expected, **us}
+    expect(us["discrete"] < LAUNCH_US, f"discrete is {us['discrete']:.1f} us")
+    for method in ("events", "graph"):
+        expect_between(us[method], 0.5 * expected, expected + EVENT_US, f"{method} of a kernel of {expected:.2f} us")
+    return facts
+
+
+def check_long_call(place: Place) -> Facts:
+    """A product of milliseconds takes the same by each method."""
+    x = torch.rand(PRODUCTS[-1], PRODUCTS[-1], device=place.device)
+    expected = kernel_us(lambda: torch.mm(x, x))
+    trace = capture_calls(place, lambda: torch.mm(x, x))
+    us = {method: median_us(replay_rows(place, trace, exec_mode=method)[0]) for method in METHODS}
+    for method, value in us.items():
+        expect_between(value, (1 - NEAR) * expected, (1 + NEAR) * expected + LAUNCH_US, f"{method} of a long product")
+    return {"kernel_us": expected, **us}
+
+
+def check_caches(place: Place) -> Facts:
+    """What lies in the L2 cache is read faster than what does not."""
+    cache_bytes = torch.cuda.get_device_properties(place.device).L2_cache_size
+    x = torch.rand(cache_bytes // 16, device=place.device)
+    trace = capture_calls(place, lambda: x.sum())
+    facts: dict[str, Any] = {"cache_bytes": cache_bytes}
+    for method in ("events", "graph"):
+        rows = replay_rows(place, trace, exec_mode=method, cache=["warm", "cold"])
+        us = {row.cache: median_us(row) for row in rows}
+        expect(us["cold"] > us["warm"], f"{method}: cold {us['cold']:.2f} us, warm {us['warm']:.2f} us")
+        facts |= {f"{method} {cache}": value for cache, value in us.items()}
+    return facts
+
+
+def check_tf32(place: Place) -> Facts:
+    """Products take TF32 where the program said so by torch's newer settings, and only there."""
+    settings = torch.backends.cuda.matmul
+    if not hasattr(settings, "fp32_precision"):
+        raise NotHereError("torch before 2.9 has no fp32_precision")
+    x = torch.rand(4096 if place.kind == "cuda" else 64, 4096, device=place.device)
+    traces = []
+    for precision in ("ieee", "tf32"):
+        settings.fp32_precision = precision
+        traces.append(capture_calls(place, lambda: torch.mm(x, x.t()), name=precision))
+    contexts = [trace.read_text(encoding="utf-8") for trace in traces]
+    expect("cuda.matmul" in contexts[1], "the trace does not have the setting")
+    ieee, tf32 = (row_of(replay_rows(place, trace), "aten.mm.default") for trace in traces)
+    facts = {"ieee_us": median_us(ieee), "tf32_us": median_us(tf32)}
+    if place.kind == "cuda" and torch.cuda.get_device_capability(place.device) >= (8, 0):
+        expected = []
+        for precision in ("ieee", "tf32"):
+            settings.fp32_precision = precision
+            expected.append(kernel_us(lambda: torch.mm(x, x.t())))
+        for name, us, kernels_us in zip(("ieee", "tf32"), facts.values(), expected, strict=True):
+            least, most = (1 - 2 * NEAR) * kernels_us, (1 + 2 * NEAR) * kernels_us + LAUNCH_US
+            expect_between(us, least, most, f"a product by {name}, of {kernels_us:.0f} us,")
+    return facts
+
+
+def check_clocks(place: Place) -> Facts:
+    """Rows have the clock that they were timed at, which NVML says is possible."""
+    if find_gpu(with_index(place.device)) is None:
+        raise NotHereError("NVML does not tell: pip install nvidia-ml-py")
+    import pynvml
+
+    pynvml.nvmlInit()
+    uuid = torch.cuda.get_device_properties(place.device).uuid
+    try:
+        handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
+        most = pynvml.nvmlDeviceGetMaxClockInfo(handle, pynvml.NVML_CLOCK_SM)
+    except pynvml.NVMLError as error:
+        raise NotHereError(f"NVML does not tell the highest clock: {error}") from error
+    x = torch.rand(2048, 2048, device=place.device)
+    row = replay_rows(place, capture_calls(place, lambda: torch.mm(x, x)))[0]
+    expect(row.clock_mhz is not None, "the column clock_mhz is empty")
+    expect_between(row.clock_mhz or 0.0, 0.3 * most, 1.01 * most, "clock_mhz after the clocks were brought up")
+    return {"clock_mhz": row.clock_mhz, "most_mhz": most, "throttled": row.throttled}
+
+
+def check_shipped(place: Place) -> Facts:
+    """The top cases of the shipped trace, by each method: a device's own clock counts no launch."""
+    facts: Facts = {"cases": []}
+    by_case: dict[int, dict[str, float]] = {}
+    for method in METHODS:
+        for row in replay_rows(place, SHIPPED, exec_mode=method, top=place.top):
+            facts["cases"].append(
+                {
+                    "op": row.op,
+                    "shapes": row.shapes,
+                    "method": method,
+                    "status": row.status,
+                    "error": row.error,
+                    "median_us": row.median_us,
+                    "p10_us": row.p10_us,
+                    "p90_us": row.p90_us,
+                    "samples": row.samples,
+                }
+            )
+            if row.status == OK and row.median_us is not None:
+                by_case.setdefault(row.case, {})[method] = row.median_us
+    failed = [case for case in facts["cases"] if case["status"] not in (OK, UNSUPPORTED)]
+    expect(not failed, f"{len(failed)} cases are neither ok nor unsupported, such as {failed[:1]}")
+    both = [us for us in by_case.values() if us.keys() >= {"events", "discrete"}]
+    expect(both, "no case is timed by events and discrete")
+    facts["events_of_discrete"] = median(us["events"] / us["discrete"] for us in both)
+    slower = [us for us in both if us["events"] > 1.3 * us["discrete"] + EVENT_US]
+    # a device that the host computes for has no time of its own
+    if place.kind == "cuda":
+        expect(len(slower) <= len(both) / 10, f"{len(slower)} cases take longer by events than with their launch")
+    return facts
+
+
+def check_timeline(place: Place) -> Facts:
+    """What `--profile` keeps has the kernels of each run, as torch's profiler sees them in a program."""
+    x = torch.rand(512, 512, device=place.device)
+    expected = kernel_names(kernels_of(lambda: torch.mm(x, x)))
+    trace, output = capture_calls(place, lambda: torch.mm(x, x)), place.folder / "profiled.json"
+    replay_rows(place, trace, profile=True, output=output)
+    with gzip.open(place.folder / "profiled.timeline.json.gz", "rt") as file:
+        seen = kernel_names(kernels_in(json.load(file)))
+    missing = [name for name in expected if seen.get(name, 0) < 3 * expected[name]]
+    expect(not missing, f"the timeline lacks {missing[:1]}")
+    return {"kernels": seen}
+
+
+BY_PROFILER = "torch.profiler sees kernels of CUDA alone"
+STEPS = (
+    Step("device_ns of a capture against torch.profiler", check_captured_times, needs_cuda=BY_PROFILER),
+    Step("an addition of one element by each method", check_short_call, needs_cuda=BY_PROFILER),
+    Step("a product of milliseconds by each method", check_long_call, needs_cuda=BY_PROFILER),
+    Step("--cache warm,cold", check_caches, needs_cuda="the size of the last cache is asked of CUDA"),
+    Step("TF32 by fp32_precision", check_tf32),
+    Step("clock_mhz and throttled", check_clocks, needs_cuda="clocks are read by NVML"),
+    Step("top cases of trace:faster_rcnn by each method", check_shipped, 240.0),
+    Step("--profile", check_timeline, needs_cuda=BY_PROFILER),
+)

@@ -1,0 +1,149 @@
+"""The check of a GPU, as far as a machine without one tells: what becomes of its steps, and what it leaves."""
+
+from __future__ import annotations
+
+import json
+import platform
+import zipfile
+from pathlib import Path
+
+import gpu_check
+import pytest
+from gpu.environment import describe_machine
+from gpu.kernels import kernel_names, kernels_in
+from gpu.processes import outcome_of, run_apart
+from gpu.profilers import _expect_kernels
+from gpu.reports import NSYS, cut, keep_small, small_reports
+from gpu.step import Facts, NotHereError, Place, Step, Verdict, WrongError, expect, expect_between
+from gpu.steps import ROOMS, STEPS
+from nsys_reports import NsysStandIn, write_report
+from rich.console import Console
+
+from opgrip.replay.analyses.nsys.report import read_report
+
+
+def place_in(folder: Path, device: str = "cpu") -> Place:
+    return Place(device, folder, top=1)
+
+
+def raising(error: Exception) -> Step:
+    def run(place: Place) -> Facts:
+        raise error
+
+    return Step("planted", run)
+
+
+@pytest.mark.parametrize(
+    ("error", "verdict", "reason"),
+    [
+        (WrongError("3 us"), Verdict.WRONG, "3 us"),
+        (NotHereError("no nsys"), Verdict.NOT_HERE, "no nsys"),
+        (ValueError("first\nlast"), Verdict.WRONG, "ValueError: last"),
+        (AssertionError(), Verdict.WRONG, "AssertionError: "),
+    ],
+)
+def test_what_a_step_raises_is_its_verdict(error: Exception, verdict: Verdict, reason: str, tmp_path: Path) -> None:
+    outcome = outcome_of(raising(error), place_in(tmp_path))
+    assert (outcome.verdict, outcome.reason) == (verdict, reason)
+
+
+def test_a_number_out_of_its_bounds_is_wrong_and_so_is_none() -> None:
+    expect_between(2.0, 1.0, 2.0, "the time")
+    for value in (0.9, 2.1, float("nan")):
+        with pytest.raises(WrongError, match=r"the time is .*, not between 1 and 2"):
+            expect_between(value, 1.0, 2.0, "the time")
+    with pytest.raises(WrongError, match="nothing"):
+        expect([], "nothing")
+
+
+def test_a_step_that_hangs_or_dies_is_wrong(tmp_path: Path) -> None:
+    log = tmp_path / "log.txt"
+    known = Step(next(iter(STEPS)), lambda place: {}, timeout_s=0.01)
+    outcome = run_apart(known, place_in(tmp_path / "hangs"), log, 60)
+    assert (outcome.verdict, outcome.reason) == (Verdict.WRONG, "it took longer than 0 s")
+    outcome = run_apart(Step("unknown", lambda place: {}), place_in(tmp_path / "dies"), log, 60)
+    assert outcome.verdict is Verdict.WRONG
+    assert outcome.reason == "its process ended with status 1: KeyError: 'unknown'"
+
+
+def test_steps_that_need_cuda_or_time_are_not_taken(tmp_path: Path) -> None:
+    on_cuda = Step("on CUDA", lambda place: {}, needs_cuda="it reads NVML")
+    assert gpu_check.take(on_cuda, place_in(tmp_path), 60).reason == "it reads NVML"
+    steps = [on_cuda, Step("late", lambda place: {})]
+    console = Console(file=(tmp_path / "said").open("w"))
+    outcomes = list(gpu_check.outcomes_of(steps, place_in(tmp_path), console, 0.0))
+    assert [outcome.verdict for outcome in outcomes] == [Verdict.NOT_HERE] * 2
+    assert not list(tmp_path.glob("*/"))
+
+
+def test_each_step_has_a_name_of_its_own() -> None:
+    assert len(STEPS) == sum(len(room.STEPS) for room in ROOMS)
+    assert len({step.slug for step in STEPS.values()}) == len(STEPS)
+
+
+def test_kernels_of_a_timeline_are_in_their_order() -> None:
+    events = [
+        {"cat": "kernel", "name": "second", "ts": 20.5, "dur": 3},
+        {"cat": "cpu_op", "name": "aten::add", "ts": 1, "dur": 9},
+        {"cat": "kernel", "name": "first", "ts": 10, "dur": 2.5},
+        {"cat": "gpu_memcpy", "name": "Memcpy", "ts": 15, "dur": 1},
+        {"name": "process_name", "ph": "M"},
+    ]
+    kernels = kernels_in({"traceEvents": events})
+    assert [(kernel.name, kernel.us) for kernel in kernels] == [("first", 2.5), ("second", 3.0)]
+    assert kernel_names(kernels) == {"first": 1, "second": 1}
+
+
+def test_a_kernel_that_another_profiler_does_not_know_is_wrong() -> None:
+    names = {"void at::native::reduce_kernel<512, 1>(float)": 1}
+    _expect_kernels("reduce_kernel x1", names)
+    with pytest.raises(WrongError, match="gemm_f32"):
+        _expect_kernels("reduce_kernel x1; gemm_f32 x0.5", names)
+    with pytest.raises(WrongError, match="no kernels"):
+        _expect_kernels(None, names)
+
+
+def test_a_report_that_is_cut_has_what_opgrip_reads(tmp_path: Path) -> None:
+    kernel = {"start": 210, "end": 220, "correlationId": 1, "name": "reduce_kernel"}
+    path = write_report(tmp_path / "whole", [(200, 300, "aten.sum.default", 7)], [(205, 1)], {"KERNEL": [kernel]})
+    cut(path, tmp_path / "cut.sqlite")
+    whole, excerpt = read_report(path), read_report(tmp_path / "cut.sqlite")
+    assert whole.work
+    assert (excerpt.spans, excerpt.work) == (whole.spans, whole.work)
+
+
+def test_a_small_report_goes_with_its_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_report(tmp_path / "whole", [(200, 300, "aten.sum.default", 7)])
+    stand_in = NsysStandIn(tmp_path / "bin", [path])
+    monkeypatch.setenv("PATH", f"{stand_in.binary.parent}:/usr/bin:/bin")
+    step = tmp_path / "steps" / "nsys-step"
+    step.mkdir(parents=True)
+    (step / "nsys.nsys-rep").write_bytes(path.read_bytes())
+    (step / "nsys.json").write_text("{}")
+    keep_small(NSYS, step)
+    assert [path.name for path in small_reports(step.parent)] == ["nsys.sqlite", "nsys.json"]
+    assert read_report(step / "nsys.sqlite").spans
+
+
+def test_the_file_has_the_end_of_what_steps_printed_and_no_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(platform, "node", lambda: "cluster-17")
+    (tmp_path / "a-step.txt").write_text(f"{'x' * gpu_check.MOST_LOG_BYTES}\n{Path.home()}/a.py on cluster-17\n")
+    path = tmp_path / "build" / "check.zip"
+    gpu_check.write_archive(path, {"machine": describe_machine("cpu")}, tmp_path)
+    with zipfile.ZipFile(path) as archive:
+        assert archive.namelist() == ["check.json", "logs/a-step.txt"]
+        log = archive.read("logs/a-step.txt").decode()
+        check = json.loads(archive.read("check.json"))
+    assert log.endswith("x\n~/a.py on HOST\n")
+    assert len(log) <= gpu_check.MOST_LOG_BYTES
+    assert check["machine"]["torch"]["version"]
+
+
+def test_where_there_is_no_such_device_nothing_is_checked(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["gpu_check.py", "--device", "nowhere:0"])
+    assert gpu_check.main() == 0
+    assert "sees no nowhere:0: nothing is checked" in capsys.readouterr().out
