@@ -288,6 +288,8 @@ def _end_to_json(record: End) -> dict[str, Json]:
         form["stopped"] = record.stopped
     if record.devices:
         form["devices"] = dict(record.devices)
+    if record.accelerator:
+        form["accelerator"] = dict(record.accelerator)
     return form | {"without_values": _dropped_to_json(record.without_values)}
 
 
@@ -305,7 +307,13 @@ def _end_from_json(form: Mapping[str, Json]) -> End:
         without_values=_dropped_from_json(form.get("without_values", [])),
         stopped=_optional(_text, form.get("stopped")),
         devices={_text(device): _text(name) for device, name in form.get("devices", {}).items()},
+        accelerator=_facts(form.get("accelerator", {})),
     )
+
+
+def _facts(form: Mapping[str, Json]) -> dict[str, Json]:
+    _check_finite(form)
+    return {_text(name): value for name, value in form.items()}
 
 
 def _dropped_from_json(items: list[Mapping[str, Json]]) -> list[Dropped]:
@@ -402,5 +410,6 @@ _FIELDS: dict[str, set[str]] = {
         *("newest", "device_ns", "page_faults"),
     },
     "entered": {"type", "thread", "start_ns", "scope", "signature", "opened"},
-    "end": {"type", "calls", "signatures", "duration_ns", "dropped", "passed_by", "without_values", "stopped"},
+    "end": {"type", "calls", "signatures", "duration_ns", "dropped", "passed_by", "without_values", "stopped"}
+    | {"devices", "accelerator"},
 }

@@ -231,6 +231,7 @@ class End:
     stopped : the limit that ended the recording while the program went on; None where none did
     without_values : tensors that are, without a value model
     devices : names of the accelerators that the program had started by then
+    accelerator : of these the properties, the libraries and their settings, as `describe_accelerators` gives them
     """
 
     calls: int
@@ -241,6 +242,7 @@ class End:
     without_values: list[Dropped] = field(default_factory=list)
     stopped: str | None = None
     devices: dict[str, str] = field(default_factory=dict)
+    accelerator: dict[str, Any] = field(default_factory=dict)
 
 
 Record: TypeAlias = Header | Signature | Observed | Effects | Scope | Context | Values | Thread | Calls | Entered | End

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from opgrip.traces.accelerators import merge_facts
 from opgrip.traces.errors import UserError
 from opgrip.traces.labels import are_marks, label_of, labeled
 from opgrip.traces.reader import TraceReader
@@ -199,7 +200,7 @@ def load(path: str | Path, partial: bool | None = None, unbounded: bool = False)
                 blocks.append(record)
             case End():
                 end = record
-                header = _with_devices(header, record.devices)
+                header = _with_accelerators(header, record)
     if reader.missing and partial is None:
         warnings.warn(f"{reader.missing}: what there is of it is loaded", stacklevel=2)
     elif reader.missing and not partial:
@@ -212,10 +213,12 @@ def load(path: str | Path, partial: bool | None = None, unbounded: bool = False)
     )
 
 
-def _with_devices(header: dict[str, Any], later: dict[str, str]) -> dict[str, Any]:
-    """A header, with the devices that the program started after it was written."""
-    devices = header.get("devices")
-    return {**header, "devices": {**(devices if isinstance(devices, dict) else {}), **later}} if later else header
+def _with_accelerators(header: dict[str, Any], end: End) -> dict[str, Any]:
+    """A header, with what the closing record tells of accelerators, which the program may have started since."""
+    later = {"devices": end.devices, "accelerator": end.accelerator}
+    present = {name: facts for name, facts in later.items() if facts}
+    before = {name: header[name] for name in present if isinstance(header.get(name), dict)}
+    return {**header, **merge_facts(before, present)} if present else header
 
 
 def _unfinished_calls(entered: dict[int, list[Entered]], blocks: list[Calls]) -> list[Entered]:

@@ -55,6 +55,7 @@ def test_a_capture_makes_no_context(tmp_path: Path) -> None:
     with Capture(tmp_path / "t.jsonl"):
         torch.ones(3).sin()
     assert not torch.sim.is_initialized()
+    assert "accelerator" not in load(tmp_path / "t.jsonl", partial=False).header
 
 
 @on_simulator()
@@ -91,6 +92,25 @@ def test_a_trace_names_the_devices_that_its_program_used(tmp_path: Path) -> None
     records = map(json.loads, (tmp_path / "t.jsonl").read_text().splitlines())
     devices = [record["devices"] for record in records if "devices" in record]
     assert any("sim:0" in names for names in devices)
+
+
+@on_simulator(PYTORCH_ALLOC_CONF="expandable_segments:True")
+def test_a_trace_and_results_say_what_the_device_is_and_how_it_is_set(tmp_path: Path) -> None:
+    with Capture(tmp_path / "t.jsonl"):
+        torch.ones(3, device="sim:1").sin()
+    trace = load(tmp_path / "t.jsonl", partial=False)
+    header = trace.header
+    assert not trace.unknown
+    assert list(header["accelerator"]["devices"]) == ["sim:0", "sim:1"]
+    assert header["accelerator"]["devices"]["sim:1"]["l2_bytes"] > 0
+    out = tmp_path / "rows.json"
+    assert opreplay([str(tmp_path / "t.jsonl"), "--budget", "0.01", "-o", str(out)]) == 0
+    accelerator = json.loads(out.read_text())["accelerator"]
+    assert list(accelerator["devices"]) == ["sim:1"]
+    assert accelerator["devices"]["sim:1"] == header["accelerator"]["devices"]["sim:1"]
+    for facts in (header["accelerator"], accelerator):
+        assert facts["settings"]["environment"] == {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+        assert "flash" in facts["settings"]["attention"]
 
 
 @on_simulator(SIM_DURATIONS="aten::sin=500;aten::cos=900")

@@ -119,6 +119,7 @@ LEAST = {"op": 20, "module": 20, "function": 16, "file": 16, "line": 0, "phase":
 
 
 def _facts(trace: Trace) -> Iterable[tuple[str, str]]:
+    from opgrip.traces.accelerators import facts_in_words
     from opgrip.traces.labels import are_marks, is_mark
     from opgrip.traces.records import FUNCTION
 
@@ -137,6 +138,7 @@ def _facts(trace: Trace) -> Iterable[tuple[str, str]]:
     devices = header.get("devices")
     if isinstance(devices, dict):
         yield "devices", "; ".join(f"{name}: {device}" for name, device in devices.items())
+    yield from facts_in_words(header.get("accelerator"))
     yield "time", str(header.get("time"))
     functions = calls[calls["kind"] == FUNCTION]
     whole = len(calls) - len(functions) - int(are_marks(calls).sum())
