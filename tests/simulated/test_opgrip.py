@@ -203,6 +203,18 @@ def test_values_that_wait_leave_the_program_its_memory(tmp_path: Path) -> None:
     assert capture.dropped == 0
 
 
+@on_simulator()
+def test_memory_of_a_call_is_what_the_allocator_took_for_it(tmp_path: Path) -> None:
+    table = torch.ones(500, 100, device="sim:1")
+    with Capture(tmp_path / "t.jsonl"):
+        table.view(-1)
+        table.repeat(2, 3)
+        (table[:250] * 2).sum()
+    rows = {row["op"]: row for row in replay_rows(tmp_path / "t.jsonl")}
+    assert rows["aten.mul.Tensor"]["reserved_bytes"] == rows["aten.mul.Tensor"]["peak_bytes"] == 250 * 100 * 4
+    assert rows["aten.view.default"]["reserved_bytes"] == rows["aten.view.default"]["allocated_bytes"] == 0
+
+
 @on_simulator(SIM_DURATIONS="aten::relu=5000;aten::clamp_min=5000")
 def test_the_time_of_a_device_is_the_time(tmp_path: Path) -> None:
     x = torch.ones(3, device="sim:0")
