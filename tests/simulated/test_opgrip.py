@@ -9,14 +9,18 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+import pytest
 import torch
 from simulation import on_simulator
 from torch import nn
 
 from opgrip.capture import Capture
+from opgrip.replay.analyses.roofline import measuring
 from opgrip.replay.opreplay import main as opreplay
 from opgrip.traces import load
 from opgrip.traces.arguments import tensors
+from opgrip.traces.ceilings import copying
+from opgrip.traces.errors import UserError
 
 LONG_US = 300_000.0
 
@@ -213,6 +217,32 @@ def test_memory_of_a_call_is_what_the_allocator_took_for_it(tmp_path: Path) -> N
     rows = {row["op"]: row for row in replay_rows(tmp_path / "t.jsonl")}
     assert rows["aten.mul.Tensor"]["reserved_bytes"] == rows["aten.mul.Tensor"]["peak_bytes"] == 250 * 100 * 4
     assert rows["aten.view.default"]["reserved_bytes"] == rows["aten.view.default"]["allocated_bytes"] == 0
+
+
+def make_measuring_quick() -> None:
+    measuring.SIZES, measuring.LAUNCHES, copying.MOST_COPIES = (64,), 20, 2
+
+
+@on_simulator(SIM_MEMORY=str(64 << 20))
+def test_the_device_s_ceilings_are_measured_and_its_rows_held_against_them(tmp_path: Path) -> None:
+    os.environ["OPGRIP_CACHE"] = str(tmp_path)
+    make_measuring_quick()
+    capture_layers(tmp_path / "t.jsonl")
+    rows = replay_rows(tmp_path / "t.jsonl", "--roofline", "--op", "aten.addmm*")
+    assert all(row["limit_us"] > 0 for row in rows)
+    [file] = (tmp_path / "machine").iterdir()
+    ceilings = json.loads(file.read_text())
+    assert ceilings["device"] == "sim"
+    assert [level["name"] for level in ceilings["levels"]] == ["L2", "memory"]
+    assert {"float32", "bfloat16", "float16"} <= ceilings["rates"].keys()
+
+
+@on_simulator(SIM_FAIL="aten::neg=planted failure")
+def test_a_device_that_cannot_be_measured_is_told_in_a_line(tmp_path: Path) -> None:
+    os.environ["OPGRIP_CACHE"] = str(tmp_path)
+    make_measuring_quick()
+    with pytest.raises(UserError, match=r"what sim:1 gives at most cannot be measured: .*planted failure: leave "):
+        measuring.measure("sim:1")
 
 
 @on_simulator(SIM_DURATIONS="aten::relu=5000;aten::clamp_min=5000")
