@@ -14,9 +14,11 @@ from typing import Any
 
 import torch
 
+from opgrip.traces.arguments import tensors
 from opgrip.traces.machine import lines
 from opgrip.traces.nvml import find_gpu
 from opgrip.traces.precisions import PLACES, allows_tf32, read_precision
+from opgrip.traces.records import Signature
 
 Facts = dict[str, Any]
 """By name numbers, truths, texts, lists of texts, and facts again."""
@@ -57,6 +59,16 @@ VARIABLES = (
     *("CUBLAS_WORKSPACE_CONFIG", "CUDA_LAUNCH_BLOCKING", "NVIDIA_TF32_OVERRIDE"),
 )
 """Of the environment, which steer the allocator, and what libraries compute with."""
+
+
+HOST = ("cpu", "meta")
+"""Devices that are none."""
+
+
+def device_of(signature: Signature) -> str:
+    """Where a signature's tensors are: on the first accelerator among them, else on the host."""
+    devices = [spec.device for spec in tensors([signature.args, signature.kwargs, signature.outputs])]
+    return next((device for device in devices if device not in HOST), devices[0] if devices else "cpu")
 
 
 def describe_accelerators(devices: Sequence[str]) -> Facts:

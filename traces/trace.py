@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from opgrip.traces.accelerators import merge_facts
+from opgrip.traces.accelerators import device_of, merge_facts
 from opgrip.traces.errors import UserError
 from opgrip.traces.labels import are_marks, label_of, labeled
 from opgrip.traces.reader import TraceReader
@@ -49,7 +49,8 @@ class Trace:
     scopes : where calls came from
     values : value models by number
     calls : one row a call, in the order in which the calls started: signature, op, kind, scope, module, function,
-        file, line, own_module, phase, inside, gripped (whether what it is inside of is a gripped function), process
+        file, line, own_module, phase, inside, gripped (whether what it is inside of is a gripped function), device (of
+        its tensors: an accelerator, where one is among them), process
         (in a merged trace), thread, start_ns (since the start of the capture),
         duration_ns, device_ns (nan for what ran on the host alone), time_ns (of the device where there is one, else
         the duration), page_faults (0 where none were counted), tensors,
@@ -279,6 +280,7 @@ def _table(
             "inside": of_scope(lambda record: record.inside),
             "gripped": np.isin(scope, [record.number for record in scopes if record.gripped]),
             "kind": _names(signature, {record.number: record.kind for record in signatures}),
+            "device": _names(signature, {record.number: device_of(record) for record in signatures}),
             "process": _names(thread, {number: record.process for number, record in threads.items()}),
             "thread": _names(thread, {number: record.name for number, record in threads.items()}),
             "start_ns": _column(blocks, "start_ns"),

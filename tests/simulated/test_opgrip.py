@@ -125,9 +125,11 @@ def test_calls_on_two_devices_have_their_times(tmp_path: Path) -> None:
             first.sin()
             second.cos()
             capture._flusher.flush()
-    calls = load(tmp_path / "t.jsonl", partial=False).calls
+    trace = load(tmp_path / "t.jsonl", partial=False)
+    calls = trace.calls
     assert (calls[calls["op"] == "aten.sin.default"]["device_ns"] >= 500e3).all()
     assert (calls[calls["op"] == "aten.cos.default"]["device_ns"] >= 900e3).all()
+    assert trace.summary("device")["device"].tolist()[:2] == ["sim:1", "sim:0"]
 
 
 @on_simulator()

@@ -9,7 +9,9 @@ import pytest
 import torch
 from nvml import UUID, Nvml, properties_of
 
-from opgrip.traces.accelerators import describe_accelerators, facts_in_words, merge_facts
+from opgrip.traces.accelerators import describe_accelerators, device_of, facts_in_words, merge_facts
+from opgrip.traces.arguments import TensorSpec
+from opgrip.traces.records import OPERATOR, Signature
 
 H200 = SimpleNamespace(
     uuid=UUID, name="NVIDIA H200", total_memory=150 << 30, L2_cache_size=50 << 20, multi_processor_count=132
@@ -117,3 +119,16 @@ def test_facts_of_two_ranks_are_joined() -> None:
     second = {"devices": {"cuda:1": {"name": "B"}}, "libraries": {"cuda": "12.8"}}
     joined = merge_facts(first, second)
     assert joined == {"devices": {"cuda:0": {"name": "A"}, "cuda:1": {"name": "B"}}, "libraries": {"cuda": "12.8"}}
+
+
+def test_a_call_is_on_the_first_accelerator_among_its_tensors() -> None:
+    def spec(device: str) -> TensorSpec:
+        return TensorSpec((2,), (1,), torch.float32, device)
+
+    def call(args: tuple[object, ...], outputs: object = None) -> Signature:
+        return Signature(0, OPERATOR, "aten.x", args, {}, outputs)
+
+    assert device_of(call((spec("cpu"), [spec("cuda:1"), spec("cuda:0")]))) == "cuda:1"
+    assert device_of(call((3,), spec("xpu:0"))) == "xpu:0"
+    assert device_of(call((spec("meta"),), spec("meta"))) == "meta"
+    assert device_of(call((3,))) == "cpu"

@@ -111,10 +111,11 @@ GROUPS = {
     "op": Group("operators", ("op",)),
     "module": Group("modules", ("module", "phase")),
     "function": Group("functions", ("function", "file", "phase")),
+    "device": Group("devices", ("device",)),
     "line": Group("lines", ("file", "line", "function", "phase")),
 }
 """The tables by the name that the user gives them; calls of a backward pass count to what caused them."""
-LEAST = {"op": 20, "module": 20, "function": 16, "file": 16, "line": 0, "phase": 8}
+LEAST = {"op": 20, "module": 20, "function": 16, "device": 0, "file": 16, "line": 0, "phase": 8}
 """Characters that names fold to."""
 
 
