@@ -89,9 +89,9 @@ def describe_accelerators(devices: Sequence[str]) -> Facts:
             facts_by_device[device] = _properties(device)
             gpu = _tell(partial(find_gpu, device))
             if gpu is not None:
-                stack.callback(gpu.close)
-                facts_by_device[device] |= gpu.limits()
-                versions |= gpu.versions()
+                stack.callback(_tell, gpu.close)
+                facts_by_device[device] |= _tell(gpu.limits) or {}
+                versions |= _tell(gpu.versions) or {}
     parts = {"devices": facts_by_device, "libraries": versions | _libraries(kinds), "settings": _settings(kinds)}
     return {name: facts for name, facts in parts.items() if facts}
 
@@ -158,14 +158,14 @@ def _size(count: int) -> str:
 def _properties(device: str) -> Facts:
     """What torch tells of a device."""
     module = getattr(torch, torch.device(device).type)
-    properties = _tell(partial(module.get_device_properties, device))
+    properties = _tell(lambda: module.get_device_properties(device))
     facts: Facts = {}
     for name, attributes in PROPERTIES.items():
         value = next((value for item in attributes if (value := getattr(properties, item, None)) is not None), None)
         # torch built for CUDA has the name for it
         if isinstance(value, str | int) and not (name == "architecture" and torch.version.hip is None):
             facts[name] = value
-    capability = _tell(partial(module.get_device_capability, device))
+    capability = _tell(lambda: module.get_device_capability(device))
     # of some accelerators it is a dictionary of all that they can
     if isinstance(capability, tuple):
         facts["capability"] = ".".join(map(str, capability))

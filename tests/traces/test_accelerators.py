@@ -83,6 +83,19 @@ def test_what_nothing_tells_is_left_out(gpu: Nvml, monkeypatch: pytest.MonkeyPat
     assert "driver_cuda" not in facts["libraries"]
 
 
+def test_a_broken_driver_costs_its_own_facts_alone(gpu: Nvml, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: object) -> None:
+        raise OSError("planted")
+
+    monkeypatch.setattr(gpu, "nvmlDeviceGetMaxClockInfo", fail)
+    monkeypatch.setattr(gpu, "nvmlShutdown", fail)
+    monkeypatch.setattr(torch.backends.cudnn, "version", fail)
+    monkeypatch.delattr(torch.cuda, "get_device_capability")
+    facts = describe_accelerators(["cuda:0"])
+    assert facts["devices"]["cuda:0"]["name"] == "NVIDIA H200"
+    assert facts["libraries"].keys() == {"driver", "driver_cuda", "cuda", "nccl"}
+
+
 def test_an_instance_of_a_shared_gpu_has_the_limits_of_the_whole(monkeypatch: pytest.MonkeyPatch, gpu: Nvml) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", Nvml("nvmlDeviceGetEccMode", kind="MIG"))
     facts = describe_accelerators(["cuda:0"])["devices"]["cuda:0"]
