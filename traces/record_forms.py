@@ -233,6 +233,8 @@ def _calls_to_json(record: Calls) -> dict[str, Json]:
         form["device_ns"] = record.device_ns
     if record.page_faults:
         form["page_faults"] = [list(pair) for pair in record.page_faults]
+    if any(record.streams):
+        form["streams"] = record.streams
     return form
 
 
@@ -246,12 +248,13 @@ def _calls_from_json(form: Mapping[str, Json]) -> Calls:
     storages = _integers(decode_storages(_integers(form.get("storages", [])), newest))
     if tensors and (len(tensors) != len(starts) or min(tensors) < 0 or sum(tensors) != len(storages)):
         raise FormatError("a block of calls whose storages are not those of its calls")
-    device_ns = _integers(form.get("device_ns", []))
-    if device_ns and len(device_ns) != len(starts):
+    device_ns, streams = (_integers(form.get(name, [])) for name in ("device_ns", "streams"))
+    if not {len(device_ns), len(streams)} <= {0, len(starts)}:
         raise FormatError("a block of calls whose columns differ in length")
     return Calls(
         *(_integer(form["thread"]), columns[0], columns[1], starts, columns[3]),
         *(tensors, storages, newest, device_ns, _page_faults(form.get("page_faults", []), len(starts))),
+        streams,
     )
 
 
@@ -407,7 +410,7 @@ _FIELDS: dict[str, set[str]] = {
     "thread": {"type", "id", "name", "process"},
     "calls": {
         *("type", "thread", "start_ns", "signature", "scope", "after_ns", "duration_ns", "tensors", "storages"),
-        *("newest", "device_ns", "page_faults"),
+        *("newest", "device_ns", "page_faults", "streams"),
     },
     "entered": {"type", "thread", "start_ns", "scope", "signature", "opened"},
     "end": {"type", "calls", "signatures", "duration_ns", "dropped", "passed_by", "without_values", "stopped"}

@@ -52,8 +52,8 @@ class Trace:
         file, line, own_module, phase, inside, gripped (whether what it is inside of is a gripped function), device (of
         its tensors: an accelerator, where one is among them), process
         (in a merged trace), thread, start_ns (since the start of the capture),
-        duration_ns, device_ns (nan for what ran on the host alone), time_ns (of the device where there is one, else
-        the duration), page_faults (0 where none were counted), tensors,
+        duration_ns, device_ns (nan for what ran on the host alone), stream (its number, for others),
+        time_ns (of the device where there is one, else the duration), page_faults (0 where none were counted), tensors,
         first_storage. Module, function, file and line of a call in a backward pass are those of the forward call that
         caused it, where it is known; `own_module` is where it ran itself.
     storages : the memory of each call's tensors: `tensors` numbers from `first_storage` on, as `Calls` has them
@@ -286,6 +286,7 @@ def _table(
             "start_ns": _column(blocks, "start_ns"),
             "duration_ns": duration_ns,
             "device_ns": device_ns,
+            "stream": _streams(blocks, ~np.isnan(device_ns)),
             "time_ns": np.where(np.isnan(device_ns), duration_ns, device_ns),
             "page_faults": _page_faults(blocks, lengths),
             "tensors": tensors,
@@ -304,6 +305,13 @@ def _device_times(blocks: list[Calls]) -> np.ndarray[Any, np.dtype[np.float64]]:
     pieces = [np.asarray(block.device_ns or [-1] * len(block.signature), dtype=np.float64) for block in blocks]
     times = np.concatenate(pieces) if pieces else np.empty(0)
     return np.where(times < 0, np.nan, times)
+
+
+def _streams(blocks: list[Calls], on_device: np.ndarray[Any, np.dtype[np.bool_]]) -> Any:
+    """The number of each call's stream; none of those that ran on the host alone."""
+    pieces = [np.asarray(block.streams or [0] * len(block.signature), dtype=np.int64) for block in blocks]
+    streams = np.concatenate(pieces) if pieces else np.empty(0, dtype=np.int64)
+    return pd.arrays.IntegerArray(streams, ~on_device)
 
 
 def _page_faults(blocks: list[Calls], lengths: list[int]) -> np.ndarray[Any, np.dtype[np.int64]]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+import pandas as pd
 import pytest
 import torch
 from simulation import on_simulator
@@ -48,6 +49,8 @@ def test_a_capture_on_the_device_has_all_calls(tmp_path: Path) -> None:
     capture = capture_layers(tmp_path / "t.jsonl")
     trace = load(tmp_path / "t.jsonl", partial=False)
     assert capture.dropped == 0
+    # the program had started the device before the capture began
+    assert "sim:1" in json.loads((tmp_path / "t.jsonl").read_text().splitlines()[0])["accelerator"]["devices"]
     assert {"forward", "backward"} <= set(trace.calls["phase"])
     assert list(trace.calls["op"]).count("aten.addmm.default") == 2
     devices = {spec.device for signature in trace.signatures for spec in tensors([signature.args, signature.kwargs])}
@@ -130,6 +133,24 @@ def test_calls_on_two_devices_have_their_times(tmp_path: Path) -> None:
     assert (calls[calls["op"] == "aten.sin.default"]["device_ns"] >= 500e3).all()
     assert (calls[calls["op"] == "aten.cos.default"]["device_ns"] >= 900e3).all()
     assert trace.summary("device")["device"].tolist()[:2] == ["sim:1", "sim:0"]
+
+
+@on_simulator(SIM_DURATIONS="aten::cos=9000")
+def test_time_is_told_by_stream(tmp_path: Path) -> None:
+    x, side = torch.ones(3, device="sim:0"), torch.sim.Stream()
+    torch.sim.synchronize()
+    with Capture(tmp_path / "t.jsonl"):
+        x.sin()
+        with torch.sim.stream(side):
+            x.cos()
+        torch.ones(3).tan()
+    trace = load(tmp_path / "t.jsonl", partial=False)
+    stream_of = dict(zip(trace.calls["op"], trace.calls["stream"].astype(object), strict=True))
+    assert stream_of["aten.sin.default"] == 0
+    assert stream_of["aten.cos.default"] == side.stream_id != 0
+    assert stream_of["aten.tan.default"] is pd.NA
+    table = trace.summary("device", "stream")
+    assert list(zip(table["device"], table["stream"], strict=True)) == [("sim:0", side.stream_id), ("sim:0", 0)]
 
 
 @on_simulator()
