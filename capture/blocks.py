@@ -87,7 +87,8 @@ class Blocks:
         columns = (list(signature), scopes, start.tolist(), duration.tolist(), list(tensors))
         with self.recorder.graphs.question() as may_ask:
             device_ns = mode.device.times_ns(starts, may_ask)
-        yield Calls(self._threads[mode.number], *columns, flows, self._newest, device_ns, page_faults)
+        streams = mode.device.streams(starts)
+        yield Calls(self._threads[mode.number], *columns, flows, self._newest, device_ns, page_faults, streams)
         self._last[mode.number] = int(table[-1, 1]), int(table[-1, 2])
         self._newest = max(self._newest, *flows) if flows else self._newest
         self.calls += len(table)

@@ -41,6 +41,8 @@ class DeviceTimer:
     def __init__(self) -> None:
         self._free: dict[torch.device, list[Event]] = {}
         self._open: dict[int, tuple[torch.device, Event, Event]] = {}
+        self._stream = 0
+        self._streams: dict[int, int] = {}
 
     def timed(
         self, operator: Callable[..., Any], device: torch.device, started: Callable[[], int]
@@ -61,6 +63,8 @@ class DeviceTimer:
                 after = self._mark(device)
                 if after is not None:
                     self._open[start] = (device, before, after)
+                    if self._stream:
+                        self._streams[start] = self._stream
             return result
 
         return run
@@ -76,6 +80,10 @@ class DeviceTimer:
             return []
         return [self._read(start, may_ask) for start in starts]
 
+    def streams(self, starts: Sequence[int]) -> list[int]:
+        """The numbers of the streams of the calls that started then; empty where all are the default one."""
+        return [self._streams.pop(start, 0) for start in starts] if self._streams else []
+
     def _mark(self, device: torch.device) -> Event | None:
         """An event in the stream that the thread gives the device work in; None where there can be none."""
         try:
@@ -84,7 +92,9 @@ class DeviceTimer:
                 return None
             free = self._free.get(device)
             event = free.pop() if free else make_event(device)
-            event.record(current_stream(device))
+            stream = current_stream(device)
+            event.record(stream)
+            self._stream = getattr(stream, "stream_id", 0)
         except Exception:
             return None
         return event

@@ -26,6 +26,15 @@ def is_started(kind: str) -> bool:
     return is_initialized is not None and bool(is_initialized())
 
 
+def started_devices() -> list[str]:
+    """The devices of the kinds that this process has started."""
+    devices: list[str] = []
+    with suppress(Exception):
+        for kind in filter(is_started, accelerators()):
+            devices += [f"{kind}:{index}" for index in range(getattr(torch, kind).device_count())]
+    return devices
+
+
 def accelerator_of(tensors: Iterable[torch.Tensor], values: Iterable[Any] = ()) -> torch.device | None:
     """The accelerator that a call gives work to; None where it gives none.
 
@@ -62,8 +71,7 @@ def describe_devices() -> dict[str, str]:
     """The names of the accelerators of those kinds that the program has started."""
     names: dict[str, str] = {}
     with suppress(Exception):
-        for kind in filter(is_started, accelerators()):
-            module = getattr(torch, kind)
-            name_of = getattr(module, "get_device_name", lambda index, kind=kind: kind)
-            names.update({f"{kind}:{index}": str(name_of(index)) for index in range(module.device_count())})
+        for device in started_devices():
+            name_of = getattr(getattr(torch, torch.device(device).type), "get_device_name", str)
+            names[device] = str(name_of(device))
     return names

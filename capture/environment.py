@@ -13,15 +13,17 @@ from typing import Any
 
 import torch
 
-from opgrip.capture.devices import describe_devices
+from opgrip.capture.devices import describe_devices, started_devices
 from opgrip.capture.processes import rank
+from opgrip.traces.accelerators import describe_accelerators
 
 
 def describe_environment() -> dict[str, Any]:
     """Fields of a trace's header: versions, command, devices, settings, time."""
     number = rank()
     ranks = {} if number is None else {"rank": number, "world_size": int(os.environ["WORLD_SIZE"])}
-    return ranks | {
+    accelerator = describe_accelerators(started_devices())
+    fields = {
         "opgrip": _version("opgrip"),
         "torch": torch.__version__,
         "python": platform.python_version(),
@@ -33,6 +35,7 @@ def describe_environment() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "page_size": resource.getpagesize(),
     }
+    return ranks | fields | ({"accelerator": accelerator} if accelerator else {})
 
 
 def _cpu_name() -> str:

@@ -9,9 +9,10 @@ from time import perf_counter_ns, sleep
 from types import TracebackType
 
 from opgrip.capture.blocks import Blocks, CallBlock
-from opgrip.capture.devices import describe_devices
+from opgrip.capture.devices import describe_devices, started_devices
 from opgrip.capture.limits import Held, Limits, parts_within
 from opgrip.capture.recorder import Recorder
+from opgrip.traces.accelerators import describe_accelerators
 from opgrip.traces.records import End, Record, listed
 from opgrip.traces.words import counted
 from opgrip.traces.writer import TraceWriter, encode_line
@@ -145,6 +146,7 @@ class Flusher:
             without_values=listed(recorder.fitter.without_values),
             stopped=self.reached,
             devices=describe_devices(),
+            accelerator=describe_accelerators(started_devices()),
         )
         try:
             self.writer.write(end)

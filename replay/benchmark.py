@@ -16,7 +16,7 @@ from opgrip.replay.checks import Tolerance
 from opgrip.replay.measuring.measure import measure_cases
 from opgrip.replay.measuring.results import Result
 from opgrip.replay.modes import ModeOptions, Tuning
-from opgrip.replay.operators.devices import DeviceLostError, use_device
+from opgrip.replay.operators.devices import DeviceLostError, facts_of, use_device
 from opgrip.replay.options import make_parser, plan_of
 from opgrip.replay.outcome import Results
 from opgrip.replay.timing.caches import WARM
@@ -81,7 +81,8 @@ def benchmark(
         except DeviceLostError as error:
             raise UserError(f"{device} serves this process no more: {error}", "start Python anew without it") from error
     in_order = [row for number in sorted(rows_of_case) for row in rows_of_case[number]]
-    return Results(in_order, {"torch": torch.__version__, "device": str(device), "seed": args.seed})
+    header = {"torch": torch.__version__, "device": str(device), "seed": args.seed}
+    return Results(in_order, header | facts_of(args.device))
 
 
 def _case(function: Callable[..., Any], inputs: Inputs, number: int, args: Any) -> Case:

@@ -15,7 +15,7 @@ from opgrip.replay.analyses import Analysis, Session, analyses, in_order
 from opgrip.replay.measuring.measure import CachedRows
 from opgrip.replay.measuring.results import Result
 from opgrip.replay.operators.device_traits import check_equal
-from opgrip.replay.operators.devices import check_present, is_accelerator, name_of
+from opgrip.replay.operators.devices import check_present, facts_of, is_accelerator, name_of
 from opgrip.replay.options import Output, job_of, make_parser
 from opgrip.replay.outcome import Results, write_results
 from opgrip.replay.reports import report_for
@@ -140,7 +140,8 @@ class Replay:
         """Where results come from, as files say it."""
         device = self.loaded.settings.device
         seed = self.job.plan.inputs.seed
-        return {"trace": self.job.trace, "torch": torch.__version__, "device": name_of(device), "seed": seed}
+        header = {"trace": self.job.trace, "torch": torch.__version__, "device": name_of(device), "seed": seed}
+        return header | facts_of(device)
 
     def run(self) -> ReplayOutcome:
         """Run the cases, let the analyses add to them, and write the output."""

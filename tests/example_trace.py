@@ -40,7 +40,7 @@ RECORDS: list[Record] = [
     Thread(0, "MainThread"),
     Thread(1, "autograd"),
     Calls(0, [0, 1, 0], [0, 0, 1], [10, 90, 50], [5, 6, 7], [2, 1, 2], [0, 1, 1, 2000, NO_STORAGE]),
-    Calls(1, [0], [1], [70], [8], [2], [1, 2001], 2000, [], [(0, 12)]),
+    Calls(1, [0], [1], [70], [8], [2], [1, 2001], 2000, [], [(0, 12)], [35]),
     Entered(0, 90, 0, 1),
     Entered(1, 80, 1, 2, Signature(2, "operator", "c10d.barrier.default", (GROUP, REDUCTION), {})),
     End(4, 2, 100, [Dropped("aten.x", "ValueError: no", 2)], [Dropped("aten.y", "run by Twice", 1)], stopped="4 calls"),

@@ -29,6 +29,7 @@ class Nvml:
 
     NVMLError = NVMLError
     NVML_CLOCK_SM = 1
+    NVML_CLOCK_MEM = 2
     nvmlClocksEventReasonGpuIdle = 1
     nvmlClocksEventReasonSwPowerCap = 4
     nvmlClocksEventReasonHwSlowdown = 8
@@ -74,6 +75,28 @@ class Nvml:
         self._ask("nvmlDeviceGetClockInfo", handle)
         assert kind == self.NVML_CLOCK_SM
         return 1500
+
+    def nvmlDeviceGetMaxClockInfo(self, handle: str, kind: int) -> int:
+        self._ask("nvmlDeviceGetMaxClockInfo", handle)
+        return {self.NVML_CLOCK_SM: 1980, self.NVML_CLOCK_MEM: 3201}[kind]
+
+    def nvmlDeviceGetEnforcedPowerLimit(self, handle: str) -> int:
+        self._ask("nvmlDeviceGetEnforcedPowerLimit", handle)
+        return 700_000
+
+    def nvmlDeviceGetEccMode(self, handle: str) -> list[int]:
+        self._ask("nvmlDeviceGetEccMode", handle)
+        return [1, 1]
+
+    def nvmlDeviceGetMigMode(self, handle: str) -> list[int]:
+        self._ask("nvmlDeviceGetMigMode", handle)
+        return [int(self.kind == "MIG"), 1]
+
+    def nvmlSystemGetDriverVersion(self) -> str:
+        return "550.54.15"
+
+    def nvmlSystemGetCudaDriverVersion_v2(self) -> int:
+        return 12040
 
     def nvmlDeviceGetCurrentClocksEventReasons(self, handle: str) -> int:
         self._ask("nvmlDeviceGetCurrentClocksEventReasons", handle)

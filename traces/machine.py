@@ -28,7 +28,7 @@ def processor(device: str) -> list[str]:
 
     module = _module_of(device)
     if module is not None:
-        return [str(module.get_device_name(device))]
+        return [str(getattr(module, "get_device_name", str)(device))]
     names = (line.split(":", 1)[1].strip() for line in lines("/proc/cpuinfo") if line.startswith("model name"))
     return [platform.machine(), next(names, ""), torch.backends.cpu.get_cpu_capability()]
 
@@ -37,7 +37,9 @@ def last_cache_bytes(device: str) -> int:
     """Size of the last cache that a core or a device shares; 32 MB where the system does not say."""
     module = _module_of(device)
     if module is not None:
-        return int(getattr(module.get_device_properties(device), "L2_cache_size", 0)) or USUAL_CACHE
+        properties = module.get_device_properties(device) if hasattr(module, "get_device_properties") else None
+        sizes = (int(getattr(properties, name, 0)) for name in ("L2_cache_size", "last_level_cache_size"))
+        return max(sizes) or USUAL_CACHE
     # per instance, where sysconf gives the sum of all
     for index in (3, 2):
         text = "".join(lines(f"/sys/devices/system/cpu/cpu0/cache/index{index}/size"))

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from opgrip.traces.accelerators import merge_facts
 from opgrip.traces.arguments import TensorSpec, map_leaves
 from opgrip.traces.errors import UserError
 from opgrip.traces.reader import TraceReader, read_header
@@ -241,6 +242,7 @@ class _Join:
             without_values=_sum(end.without_values, record.without_values),
             stopped=end.stopped or record.stopped,
             devices=end.devices | record.devices,
+            accelerator=merge_facts(end.accelerator, record.accelerator),
         )
 
 

@@ -233,6 +233,8 @@ def _calls_to_json(record: Calls) -> dict[str, Json]:
         form["device_ns"] = record.device_ns
     if record.page_faults:
         form["page_faults"] = [list(pair) for pair in record.page_faults]
+    if any(record.streams):
+        form["streams"] = record.streams
     return form
 
 
@@ -246,12 +248,13 @@ def _calls_from_json(form: Mapping[str, Json]) -> Calls:
     storages = _integers(decode_storages(_integers(form.get("storages", [])), newest))
     if tensors and (len(tensors) != len(starts) or min(tensors) < 0 or sum(tensors) != len(storages)):
         raise FormatError("a block of calls whose storages are not those of its calls")
-    device_ns = _integers(form.get("device_ns", []))
-    if device_ns and len(device_ns) != len(starts):
+    device_ns, streams = (_integers(form.get(name, [])) for name in ("device_ns", "streams"))
+    if not {len(device_ns), len(streams)} <= {0, len(starts)}:
         raise FormatError("a block of calls whose columns differ in length")
     return Calls(
         *(_integer(form["thread"]), columns[0], columns[1], starts, columns[3]),
         *(tensors, storages, newest, device_ns, _page_faults(form.get("page_faults", []), len(starts))),
+        streams,
     )
 
 
@@ -288,6 +291,8 @@ def _end_to_json(record: End) -> dict[str, Json]:
         form["stopped"] = record.stopped
     if record.devices:
         form["devices"] = dict(record.devices)
+    if record.accelerator:
+        form["accelerator"] = dict(record.accelerator)
     return form | {"without_values": _dropped_to_json(record.without_values)}
 
 
@@ -305,7 +310,13 @@ def _end_from_json(form: Mapping[str, Json]) -> End:
         without_values=_dropped_from_json(form.get("without_values", [])),
         stopped=_optional(_text, form.get("stopped")),
         devices={_text(device): _text(name) for device, name in form.get("devices", {}).items()},
+        accelerator=_facts(form.get("accelerator", {})),
     )
+
+
+def _facts(form: Mapping[str, Json]) -> dict[str, Json]:
+    _check_finite(form)
+    return {_text(name): value for name, value in form.items()}
 
 
 def _dropped_from_json(items: list[Mapping[str, Json]]) -> list[Dropped]:
@@ -399,8 +410,9 @@ _FIELDS: dict[str, set[str]] = {
     "thread": {"type", "id", "name", "process"},
     "calls": {
         *("type", "thread", "start_ns", "signature", "scope", "after_ns", "duration_ns", "tensors", "storages"),
-        *("newest", "device_ns", "page_faults"),
+        *("newest", "device_ns", "page_faults", "streams"),
     },
     "entered": {"type", "thread", "start_ns", "scope", "signature", "opened"},
-    "end": {"type", "calls", "signatures", "duration_ns", "dropped", "passed_by", "without_values", "stopped"},
+    "end": {"type", "calls", "signatures", "duration_ns", "dropped", "passed_by", "without_values", "stopped"}
+    | {"devices", "accelerator"},
 }

@@ -173,6 +173,8 @@ class Calls:
     newest : the largest number of a storage in the blocks before; numbers are written by their distance to it
     device_ns : how long each call kept an accelerator busy, -1 for one that ran on the host alone; empty where none did
     page_faults : (place in this block, pages that the system gave) of the calls that got fresh memory
+    streams : torch's number of the stream of its accelerator that each call gave work to; empty where that is 0, the
+        default one, for all
     """
 
     thread: int
@@ -185,6 +187,7 @@ class Calls:
     newest: int = -1
     device_ns: list[int] = field(default_factory=list)
     page_faults: list[tuple[int, int]] = field(default_factory=list)
+    streams: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,6 +234,7 @@ class End:
     stopped : the limit that ended the recording while the program went on; None where none did
     without_values : tensors that are, without a value model
     devices : names of the accelerators that the program had started by then
+    accelerator : of these the properties, the libraries and their settings, as `describe_accelerators` gives them
     """
 
     calls: int
@@ -241,6 +245,7 @@ class End:
     without_values: list[Dropped] = field(default_factory=list)
     stopped: str | None = None
     devices: dict[str, str] = field(default_factory=dict)
+    accelerator: dict[str, Any] = field(default_factory=dict)
 
 
 Record: TypeAlias = Header | Signature | Observed | Effects | Scope | Context | Values | Thread | Calls | Entered | End

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from opgrip.traces.accelerators import device_of, merge_facts
 from opgrip.traces.errors import UserError
 from opgrip.traces.labels import are_marks, label_of, labeled
 from opgrip.traces.reader import TraceReader
@@ -48,10 +49,11 @@ class Trace:
     scopes : where calls came from
     values : value models by number
     calls : one row a call, in the order in which the calls started: signature, op, kind, scope, module, function,
-        file, line, own_module, phase, inside, gripped (whether what it is inside of is a gripped function), process
+        file, line, own_module, phase, inside, gripped (whether what it is inside of is a gripped function), device (of
+        its tensors: an accelerator, where one is among them), process
         (in a merged trace), thread, start_ns (since the start of the capture),
-        duration_ns, device_ns (nan for what ran on the host alone), time_ns (of the device where there is one, else
-        the duration), page_faults (0 where none were counted), tensors,
+        duration_ns, device_ns (nan for what ran on the host alone), stream (its number, for others),
+        time_ns (of the device where there is one, else the duration), page_faults (0 where none were counted), tensors,
         first_storage. Module, function, file and line of a call in a backward pass are those of the forward call that
         caused it, where it is known; `own_module` is where it ran itself.
     storages : the memory of each call's tensors: `tensors` numbers from `first_storage` on, as `Calls` has them
@@ -199,7 +201,7 @@ def load(path: str | Path, partial: bool | None = None, unbounded: bool = False)
                 blocks.append(record)
             case End():
                 end = record
-                header = _with_devices(header, record.devices)
+                header = _with_accelerators(header, record)
     if reader.missing and partial is None:
         warnings.warn(f"{reader.missing}: what there is of it is loaded", stacklevel=2)
     elif reader.missing and not partial:
@@ -212,10 +214,12 @@ def load(path: str | Path, partial: bool | None = None, unbounded: bool = False)
     )
 
 
-def _with_devices(header: dict[str, Any], later: dict[str, str]) -> dict[str, Any]:
-    """A header, with the devices that the program started after it was written."""
-    devices = header.get("devices")
-    return {**header, "devices": {**(devices if isinstance(devices, dict) else {}), **later}} if later else header
+def _with_accelerators(header: dict[str, Any], end: End) -> dict[str, Any]:
+    """A header, with what the closing record tells of accelerators, which the program may have started since."""
+    later = {"devices": end.devices, "accelerator": end.accelerator}
+    present = {name: facts for name, facts in later.items() if facts}
+    before = {name: header[name] for name in present if isinstance(header.get(name), dict)}
+    return {**header, **merge_facts(before, present)} if present else header
 
 
 def _unfinished_calls(entered: dict[int, list[Entered]], blocks: list[Calls]) -> list[Entered]:
@@ -276,11 +280,13 @@ def _table(
             "inside": of_scope(lambda record: record.inside),
             "gripped": np.isin(scope, [record.number for record in scopes if record.gripped]),
             "kind": _names(signature, {record.number: record.kind for record in signatures}),
+            "device": _names(signature, {record.number: device_of(record) for record in signatures}),
             "process": _names(thread, {number: record.process for number, record in threads.items()}),
             "thread": _names(thread, {number: record.name for number, record in threads.items()}),
             "start_ns": _column(blocks, "start_ns"),
             "duration_ns": duration_ns,
             "device_ns": device_ns,
+            "stream": _streams(blocks, ~np.isnan(device_ns)),
             "time_ns": np.where(np.isnan(device_ns), duration_ns, device_ns),
             "page_faults": _page_faults(blocks, lengths),
             "tensors": tensors,
@@ -299,6 +305,13 @@ def _device_times(blocks: list[Calls]) -> np.ndarray[Any, np.dtype[np.float64]]:
     pieces = [np.asarray(block.device_ns or [-1] * len(block.signature), dtype=np.float64) for block in blocks]
     times = np.concatenate(pieces) if pieces else np.empty(0)
     return np.where(times < 0, np.nan, times)
+
+
+def _streams(blocks: list[Calls], on_device: np.ndarray[Any, np.dtype[np.bool_]]) -> Any:
+    """The number of each call's stream; none of those that ran on the host alone."""
+    pieces = [np.asarray(block.streams or [0] * len(block.signature), dtype=np.int64) for block in blocks]
+    streams = np.concatenate(pieces) if pieces else np.empty(0, dtype=np.int64)
+    return pd.arrays.IntegerArray(streams, ~on_device)
 
 
 def _page_faults(blocks: list[Calls], lengths: list[int]) -> np.ndarray[Any, np.dtype[np.int64]]:

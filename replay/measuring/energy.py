@@ -11,7 +11,7 @@ from time import perf_counter
 from types import TracebackType
 
 from opgrip.replay.measuring.columns import Columns, column
-from opgrip.replay.measuring.nvml import Gpu, open_gpu
+from opgrip.traces.nvml import Gpu, open_gpu
 from opgrip.traces.options import option, titled
 
 SECONDS = 1.0

@@ -16,7 +16,6 @@ from opgrip.replay.cases.ways import Point, Points, Way
 from opgrip.replay.measuring.clocks import Clocks, warm_up
 from opgrip.replay.measuring.energy import Energy
 from opgrip.replay.measuring.metering import metered, with_energy
-from opgrip.replay.measuring.nvml import find_gpu
 from opgrip.replay.measuring.preparation import Prepared, failed, prepare
 from opgrip.replay.measuring.results import Result
 from opgrip.replay.measuring.settings import Settings
@@ -34,6 +33,7 @@ from opgrip.replay.timing.rounds import NO_ROW, Announce, Group, Measurer
 from opgrip.replay.timing.samples import LEAST, NOISY, Samples, like_with_like, ratio_quantiles
 from opgrip.replay.timing.stopwatch import Stopwatch
 from opgrip.replay.timing.subjects import Subject
+from opgrip.traces.nvml import find_gpu
 
 CASES, BYTES, LONG_US = 128, 1 << 30, 30e6
 """Cases that are measured side by side, bytes of their arguments, and what their runs took in the program: a replay

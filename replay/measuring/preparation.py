@@ -33,7 +33,7 @@ from opgrip.replay.operators.calling import Arguments, Function
 from opgrip.replay.operators.contexts import restored
 from opgrip.replay.operators.devices import check_use, synchronizer
 from opgrip.replay.operators.lookup import Operator, Unsupported, find_operator
-from opgrip.replay.operators.memory import bytes_of, is_out_of_memory, release_memory, with_memory
+from opgrip.replay.operators.memory import Memory, bytes_of, is_out_of_memory, release_memory, with_memory
 from opgrip.replay.programs.backward import check_gradients, gradient_graph, gradients, graph_of, with_backward
 from opgrip.replay.programs.programs import as_call, key_of, make_program, run_program
 from opgrip.replay.timing.caches import PROGRAM
@@ -210,7 +210,7 @@ class _Preparation:
         result = _with_program_note(result, program, (perf_counter_ns() - began) / 1e6)
         result = self._with_work(case, result, operator, inputs, program.leave is None, args, kwargs, raw_result)
         if settings.memory and program.memory is not None:
-            result = replace(result, allocated_bytes=program.memory.allocated, peak_bytes=program.memory.peak)
+            result = _with_memory(result, program.memory)
         elif settings.memory and find_mode(result.mode)[0].in_torch:
             del raw_result, results
             if operator.mutates:
@@ -218,7 +218,7 @@ class _Preparation:
             # the profiler that counts takes longer than most calls
             arguments = inputs.make()
             (_, results), memory = with_memory(lambda: run_program(program, arguments, operator.mutates), device)
-            result = replace(result, allocated_bytes=memory.allocated, peak_bytes=memory.peak)
+            result = _with_memory(result, memory)
         return result, results
 
     def _with_work(
@@ -342,6 +342,10 @@ class _Preparation:
         if case.operator is None:
             bound_indices(operator.function, *inputs.make())
         return inputs
+
+
+def _with_memory(result: Result, memory: Memory) -> Result:
+    return replace(result, allocated_bytes=memory.allocated, peak_bytes=memory.peak, reserved_bytes=memory.reserved)
 
 
 def _with_program_note(result: Result, program: Program, first_ms: float) -> Result:

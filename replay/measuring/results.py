@@ -87,6 +87,10 @@ class Result:
     bytes_out: int | None = column("of all tensors that it gives", "bytes")
     allocated_bytes: int | None = column("memory that one call allocates", "bytes")
     peak_bytes: int | None = column("the most that it holds of it at once", "bytes")
+    reserved_bytes: int | None = column(
+        "the most that torch's allocator takes of an accelerator's memory for it, having given back what it held free",
+        "bytes",
+    )
     bytes_moved: int | None = column("that one call has to read and write at least", "bytes")
     gflop_per_s: float | None = column("`flops` in the median time", "GFLOP/s")
     gb_per_s: float | None = column("`bytes_moved` in the median time", "GB/s")

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from opgrip.replay.operators.lookup import Unsupported
+from opgrip.traces.accelerators import describe_accelerators
 from opgrip.traces.devices import check_device
 from opgrip.traces.machine import available_memory
 
@@ -66,6 +67,11 @@ def name_of(device: str) -> str:
     if not is_accelerator(device) or not hasattr(module_of(device), "get_device_name"):
         return device
     return str(module_of(device).get_device_name(device))
+
+
+def facts_of(device: str) -> dict[str, Any]:
+    """What the header of results says of an accelerator besides its name; nothing of the CPU. Makes a context."""
+    return {"accelerator": describe_accelerators([with_index(device)])} if is_accelerator(device) else {}
 
 
 def synchronizer(device: str) -> Callable[[], None]:

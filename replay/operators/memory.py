@@ -31,10 +31,19 @@ LARGE = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """What one call allocates in all, and the most of it that it holds at once, in bytes."""
+    """Memory of one call, in bytes.
+
+    Attributes
+    ----------
+    allocated : in all
+    peak : the most of it that the call holds at once
+    reserved : the most that the allocator took of the device for it, which had given back what it held free; None where
+        there is no such allocator
+    """
 
     allocated: int
     peak: int
+    reserved: int | None = None
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -92,6 +101,9 @@ def with_memory(run: Callable[[], T], device: str) -> tuple[T, Memory]:
 def _with_device_memory(run: Callable[[], T], device: str) -> tuple[T, Memory]:
     module = module_of(device)
     module.synchronize(device)
+    # else what earlier calls left is used again, and nothing is reserved
+    if hasattr(module, "empty_cache"):
+        module.empty_cache()
     module.reset_peak_memory_stats(device)
     before = module.memory_stats(device)
     result = run()
@@ -99,5 +111,8 @@ def _with_device_memory(run: Callable[[], T], device: str) -> tuple[T, Memory]:
     after = module.memory_stats(device)
     allocated = "allocated_bytes.all.allocated"
     peak = after["allocated_bytes.all.peak"] - before["allocated_bytes.all.current"]
+    reserved = None
+    if "reserved_bytes.all.peak" in after:
+        reserved = after["reserved_bytes.all.peak"] - before["reserved_bytes.all.current"]
     # some backends do not count all that was ever allocated
-    return result, Memory(after[allocated] - before[allocated] if allocated in after else peak, peak)
+    return result, Memory(after[allocated] - before[allocated] if allocated in after else peak, peak, reserved)

@@ -13,7 +13,7 @@ import torch
 
 from opgrip.replay.analyses.roofline import measuring
 from opgrip.replay.analyses.roofline.limits import LimitColumns, dtype_of, with_limits
-from opgrip.replay.analyses.roofline.measuring import ON_GPU, PRODUCTS, random_matrices
+from opgrip.replay.analyses.roofline.measuring import products_of, random_matrices
 from opgrip.replay.cases.cases import Case
 from opgrip.replay.measuring.results import OK, Result
 from opgrip.replay.options import job_with
@@ -24,6 +24,7 @@ from opgrip.traces.precisions import is_tf32
 
 CONVOLUTION, PRODUCT, ADDITION = "aten.convolution.default", "aten.mm.default", "aten.add.Tensor"
 
+ON_GPU = products_of("cuda")
 CEILINGS = Ceilings(
     machine=("a GPU",),
     device="cuda",
@@ -85,6 +86,16 @@ def test_a_convolution_is_held_against_what_tf32_gives_and_a_product_against_flo
     assert [LimitColumns.of(row).limit_us for row in limited] == [10.0, 80.0, 80.0]
 
 
+def test_another_accelerator_has_no_tf32() -> None:
+    class Loaded:
+        cases: tuple[Case, ...] = ()
+
+    row = row_of(op=CONVOLUTION, device="xpu:0")
+    assert dtype_of(Loaded())(row) == "float32"  # type: ignore[arg-type]
+    assert TF32 not in products_of("xpu")
+    assert {"bfloat16", "float16", "float8_e4m3fn", TF32} <= products_of("cuda").keys()
+
+
 def test_cases_are_held_against_the_ceiling_of_the_settings_that_they_run_under(tiny_trace: Path) -> None:
     loaded = job_with(tiny_trace, top=1).load()
     [case] = loaded.cases
@@ -136,7 +147,7 @@ def test_a_call_that_does_nothing_on_the_device_has_no_limit_there() -> None:
     assert limit_of(view) == LimitColumns()
 
 
-@pytest.mark.parametrize("product", (PRODUCTS | ON_GPU).values(), ids=[*PRODUCTS, *ON_GPU])
+@pytest.mark.parametrize("product", ON_GPU.values(), ids=ON_GPU)
 def test_products_are_of_random_numbers_that_every_dtype_holds(product: measuring.Product) -> None:
     first, second = random_matrices(64, product.dtype, "cpu")
     assert first.dtype is second.dtype is product.dtype
@@ -158,7 +169,7 @@ def test_tf32_is_measured_under_the_setting_that_allows_it(monkeypatch: pytest.M
 
     monkeypatch.setattr(measuring, "best_s", quickest)
     for name in ("float32", TF32):
-        measuring._matrix_rate((PRODUCTS | ON_GPU)[name], "cpu")
+        measuring._matrix_rate(ON_GPU[name], "cpu")
     assert precisions == ["highest", "high"]
     assert torch.get_float32_matmul_precision() == "highest"
 

@@ -9,14 +9,19 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+import pandas as pd
+import pytest
 import torch
 from simulation import on_simulator
 from torch import nn
 
 from opgrip.capture import Capture
+from opgrip.replay.analyses.roofline import measuring
 from opgrip.replay.opreplay import main as opreplay
 from opgrip.traces import load
 from opgrip.traces.arguments import tensors
+from opgrip.traces.ceilings import copying
+from opgrip.traces.errors import UserError
 
 LONG_US = 300_000.0
 
@@ -44,6 +49,8 @@ def test_a_capture_on_the_device_has_all_calls(tmp_path: Path) -> None:
     capture = capture_layers(tmp_path / "t.jsonl")
     trace = load(tmp_path / "t.jsonl", partial=False)
     assert capture.dropped == 0
+    # the program had started the device before the capture began
+    assert "sim:1" in json.loads((tmp_path / "t.jsonl").read_text().splitlines()[0])["accelerator"]["devices"]
     assert {"forward", "backward"} <= set(trace.calls["phase"])
     assert list(trace.calls["op"]).count("aten.addmm.default") == 2
     devices = {spec.device for signature in trace.signatures for spec in tensors([signature.args, signature.kwargs])}
@@ -55,6 +62,7 @@ def test_a_capture_makes_no_context(tmp_path: Path) -> None:
     with Capture(tmp_path / "t.jsonl"):
         torch.ones(3).sin()
     assert not torch.sim.is_initialized()
+    assert "accelerator" not in load(tmp_path / "t.jsonl", partial=False).header
 
 
 @on_simulator()
@@ -84,6 +92,25 @@ def test_a_trace_names_the_devices_that_its_program_used(tmp_path: Path) -> None
     assert any("sim:0" in names for names in devices)
 
 
+@on_simulator(PYTORCH_ALLOC_CONF="expandable_segments:True")
+def test_a_trace_and_results_say_what_the_device_is_and_how_it_is_set(tmp_path: Path) -> None:
+    with Capture(tmp_path / "t.jsonl"):
+        torch.ones(3, device="sim:1").sin()
+    trace = load(tmp_path / "t.jsonl", partial=False)
+    header = trace.header
+    assert not trace.unknown
+    assert list(header["accelerator"]["devices"]) == ["sim:0", "sim:1"]
+    assert header["accelerator"]["devices"]["sim:1"]["l2_bytes"] > 0
+    out = tmp_path / "rows.json"
+    assert opreplay([str(tmp_path / "t.jsonl"), "--budget", "0.01", "-o", str(out)]) == 0
+    accelerator = json.loads(out.read_text())["accelerator"]
+    assert list(accelerator["devices"]) == ["sim:1"]
+    assert accelerator["devices"]["sim:1"] == header["accelerator"]["devices"]["sim:1"]
+    for facts in (header["accelerator"], accelerator):
+        assert facts["settings"]["environment"] == {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+        assert "flash" in facts["settings"]["attention"]
+
+
 @on_simulator(SIM_DURATIONS="aten::sin=500;aten::cos=900")
 def test_calls_on_two_devices_have_their_times(tmp_path: Path) -> None:
     first, second = torch.ones(3, device="sim:0"), torch.ones(3, device="sim:1")
@@ -92,9 +119,29 @@ def test_calls_on_two_devices_have_their_times(tmp_path: Path) -> None:
             first.sin()
             second.cos()
             capture._flusher.flush()
-    calls = load(tmp_path / "t.jsonl", partial=False).calls
+    trace = load(tmp_path / "t.jsonl", partial=False)
+    calls = trace.calls
     assert (calls[calls["op"] == "aten.sin.default"]["device_ns"] >= 500e3).all()
     assert (calls[calls["op"] == "aten.cos.default"]["device_ns"] >= 900e3).all()
+    assert trace.summary("device")["device"].tolist()[:2] == ["sim:1", "sim:0"]
+
+
+@on_simulator(SIM_DURATIONS="aten::cos=9000")
+def test_time_is_told_by_stream(tmp_path: Path) -> None:
+    x, side = torch.ones(3, device="sim:0"), torch.sim.Stream()
+    torch.sim.synchronize()
+    with Capture(tmp_path / "t.jsonl"):
+        x.sin()
+        with torch.sim.stream(side):
+            x.cos()
+        torch.ones(3).tan()
+    trace = load(tmp_path / "t.jsonl", partial=False)
+    stream_of = dict(zip(trace.calls["op"], trace.calls["stream"].astype(object), strict=True))
+    assert stream_of["aten.sin.default"] == 0
+    assert stream_of["aten.cos.default"] == side.stream_id != 0
+    assert stream_of["aten.tan.default"] is pd.NA
+    table = trace.summary("device", "stream")
+    assert list(zip(table["device"], table["stream"], strict=True)) == [("sim:0", side.stream_id), ("sim:0", 0)]
 
 
 @on_simulator()
@@ -172,6 +219,44 @@ def test_values_that_wait_leave_the_program_its_memory(tmp_path: Path) -> None:
         largest = torch.empty(20 << 18, device="sim")
     assert largest.numel()
     assert capture.dropped == 0
+
+
+@on_simulator()
+def test_memory_of_a_call_is_what_the_allocator_took_for_it(tmp_path: Path) -> None:
+    table = torch.ones(500, 100, device="sim:1")
+    with Capture(tmp_path / "t.jsonl"):
+        table.view(-1)
+        table.repeat(2, 3)
+        (table[:250] * 2).sum()
+    rows = {row["op"]: row for row in replay_rows(tmp_path / "t.jsonl")}
+    assert rows["aten.mul.Tensor"]["reserved_bytes"] == rows["aten.mul.Tensor"]["peak_bytes"] == 250 * 100 * 4
+    assert rows["aten.view.default"]["reserved_bytes"] == rows["aten.view.default"]["allocated_bytes"] == 0
+
+
+def make_measuring_quick() -> None:
+    measuring.SIZES, measuring.LAUNCHES, copying.MOST_COPIES = (64,), 20, 2
+
+
+@on_simulator(SIM_MEMORY=str(64 << 20))
+def test_the_device_s_ceilings_are_measured_and_its_rows_held_against_them(tmp_path: Path) -> None:
+    os.environ["OPGRIP_CACHE"] = str(tmp_path)
+    make_measuring_quick()
+    capture_layers(tmp_path / "t.jsonl")
+    rows = replay_rows(tmp_path / "t.jsonl", "--roofline", "--op", "aten.addmm*")
+    assert all(row["limit_us"] > 0 for row in rows)
+    [file] = (tmp_path / "machine").iterdir()
+    ceilings = json.loads(file.read_text())
+    assert ceilings["device"] == "sim"
+    assert [level["name"] for level in ceilings["levels"]] == ["L2", "memory"]
+    assert {"float32", "bfloat16", "float16"} <= ceilings["rates"].keys()
+
+
+@on_simulator(SIM_FAIL="aten::neg=planted failure")
+def test_a_device_that_cannot_be_measured_is_told_in_a_line(tmp_path: Path) -> None:
+    os.environ["OPGRIP_CACHE"] = str(tmp_path)
+    make_measuring_quick()
+    with pytest.raises(UserError, match=r"what sim:1 gives at most cannot be measured: .*planted failure: leave "):
+        measuring.measure("sim:1")
 
 
 @on_simulator(SIM_DURATIONS="aten::relu=5000;aten::clamp_min=5000")

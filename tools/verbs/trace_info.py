@@ -111,14 +111,17 @@ GROUPS = {
     "op": Group("operators", ("op",)),
     "module": Group("modules", ("module", "phase")),
     "function": Group("functions", ("function", "file", "phase")),
+    "device": Group("devices", ("device",)),
+    "stream": Group("streams", ("device", "stream")),
     "line": Group("lines", ("file", "line", "function", "phase")),
 }
 """The tables by the name that the user gives them; calls of a backward pass count to what caused them."""
-LEAST = {"op": 20, "module": 20, "function": 16, "file": 16, "line": 0, "phase": 8}
+LEAST = {"op": 20, "module": 20, "function": 16, "device": 0, "stream": 0, "file": 16, "line": 0, "phase": 8}
 """Characters that names fold to."""
 
 
 def _facts(trace: Trace) -> Iterable[tuple[str, str]]:
+    from opgrip.traces.accelerators import facts_in_words
     from opgrip.traces.labels import are_marks, is_mark
     from opgrip.traces.records import FUNCTION
 
@@ -137,6 +140,7 @@ def _facts(trace: Trace) -> Iterable[tuple[str, str]]:
     devices = header.get("devices")
     if isinstance(devices, dict):
         yield "devices", "; ".join(f"{name}: {device}" for name, device in devices.items())
+    yield from facts_in_words(header.get("accelerator"))
     yield "time", str(header.get("time"))
     functions = calls[calls["kind"] == FUNCTION]
     whole = len(calls) - len(functions) - int(are_marks(calls).sum())
@@ -221,7 +225,8 @@ def _place_column(name: str, cells: Iterable[object]) -> TableColumn:
     """What calls are grouped by."""
     empty = "(root)" if name == "module" else ""
     heading = "operator" if name == "op" else name
-    return TableColumn(heading, [str(cell) or empty for cell in cells], is_number=name == "line", least=LEAST[name])
+    is_number = name in ("line", "stream")
+    return TableColumn(heading, [str(cell) or empty for cell in cells], is_number=is_number, least=LEAST[name])
 
 
 verbs.register("trace info")(Verb("show what a trace holds", EXAMPLES, prepare, run))

@@ -23,6 +23,8 @@ SHARE_OF_CACHE = 0.5
 MEMORY_BYTES = 256 << 20
 """Of both buffers on the CPU, or eight times the last cache where that is more."""
 MOST_BYTES = 4 << 30
+MOST_COPIES = 200
+"""On a device before its clock is read."""
 BYTES_OF_FLOAT = 4
 BYTES_A_RUN = 256 << 20
 """That copies within a cache move before the clock is read."""
@@ -113,15 +115,20 @@ def _on_device(device: str, name: str, size: int | None, both: int) -> Level:
     """A level of so many bytes, by copies between two buffers of `both` bytes in all."""
     elements = max(both // 2 // BYTES_OF_FLOAT, 1)
     target, source = (torch.zeros(elements, device=device) for _ in range(2))
-    count = max(1, min(200, 4 * MOST_BYTES // both))
+    once_s = _on_device_s(lambda: _copy(source, target), device, repeats=2)
+    count = max(1, min(MOST_COPIES, 4 * MOST_BYTES // both, int(REPEAT_S / REPEATS / max(once_s, 1e-6))))
 
     def copy() -> None:
         for _ in range(count):
-            # a kernel, which a graph begins sooner than a copy
-            torch.neg(source, out=target)
+            _copy(source, target)
 
     moved = count * 2 * BYTES_OF_FLOAT * elements
     return Level(name, size, 1, {1: moved / _on_device_s(_launched_at_once(copy, device), device) / 1e9})
+
+
+def _copy(source: torch.Tensor, target: torch.Tensor) -> None:
+    # a kernel, which a graph begins sooner than a copy
+    torch.neg(source, out=target)
 
 
 def _launched_at_once(run: Callable[[], None], device: str) -> Callable[[], None]:
@@ -136,20 +143,21 @@ def _launched_at_once(run: Callable[[], None], device: str) -> Callable[[], None
     return graph.replay
 
 
-def _on_device_s(run: Callable[[], None], device: str) -> float:
+def _on_device_s(run: Callable[[], None], device: str, repeats: int = REPEATS) -> float:
     """Seconds of the quickest run by the device's clock."""
     module = getattr(torch, torch.device(device).type)
 
     def timed() -> float:
-        before, after = (module.Event(enable_timing=True) for _ in range(2))
-        before.record()
+        before, after = (torch.Event(device=torch.device(device), enable_timing=True) for _ in range(2))
+        stream = module.current_stream(device)
+        before.record(stream)
         run()
-        after.record()
+        after.record(stream)
         after.synchronize()
         return float(before.elapsed_time(after)) / 1e3
 
     with module.device(device):
-        return min(timed() for _ in range(REPEATS))
+        return min(timed() for _ in range(repeats))
 
 
 def best_s(run: Callable[[], object], enough_s: float = 1.0) -> float:

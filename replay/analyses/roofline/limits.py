@@ -102,13 +102,15 @@ def with_limits(
 
 def dtype_of(loaded: Loaded) -> Callable[[Result], str | None]:
     """What tells of a row what it computes in: float32 as TF32 where the settings that its case runs under allow it."""
+    from opgrip.replay.operators.tf32 import KINDS
     from opgrip.traces.ceilings.ceilings import TF32
     from opgrip.traces.precisions import is_tf32
 
     context_of_case = {case.number: case.context for case in loaded.cases}
 
     def dtype(row: Result) -> str | None:
-        is_rounded = row.math_dtype == "float32" and is_tf32(row.op, context_of_case.get(row.case, {}))
+        may_be_rounded = row.math_dtype == "float32" and row.device.partition(":")[0] in KINDS
+        is_rounded = may_be_rounded and is_tf32(row.op, context_of_case.get(row.case, {}))
         return TF32 if is_rounded else row.math_dtype
 
     return dtype

@@ -14,8 +14,11 @@ from torch import Tensor
 
 from opgrip.replay.operators.contexts import restored
 from opgrip.replay.operators.devices import synchronizer
+from opgrip.replay.operators.tf32 import KINDS
+from opgrip.traces.causes import cause_of
 from opgrip.traces.ceilings.ceilings import TF32, Ceilings
 from opgrip.traces.ceilings.copying import best_s, levels, no_less
+from opgrip.traces.errors import UserError
 from opgrip.traces.machine import processor
 from opgrip.traces.names import plain_name
 from opgrip.traces.progress import Tell, tell_nobody
@@ -57,21 +60,41 @@ PRODUCTS = {
     "int8": Product(torch.int8, aten._int_mm.default),
 }
 """By the name of what they compute in."""
-ON_GPU = {
-    TF32: Product(torch.float32, precision="high"),
-    "float8_e4m3fn": Product(torch.float8_e4m3fn, _scaled_product),
-}
+ON_ACCELERATORS = {"float8_e4m3fn": Product(torch.float8_e4m3fn, _scaled_product)}
+ROUNDED = {TF32: Product(torch.float32, precision="high")}
+"""Of the kinds of accelerators that round so."""
+NOT_THERE = (RuntimeError, AttributeError, TypeError, AssertionError)
+"""What torch and its backends raise for what a device does not have."""
 
 
 def measure(device: str, tell: Tell = tell_nobody) -> Ceilings:
     """The ceilings of this machine, or of one of its GPUs; `tell` is told how far it is.
 
     On the CPU one thread is measured, and one a processor. Takes about 20 seconds.
+
+    Raises
+    ------
+    UserError : where the device lacks what is needed to measure it
     """
+    try:
+        return _measure(device, tell)
+    except NOT_THERE as error:
+        problem = f"what {device} gives at most cannot be measured: {cause_of(error)}"
+        raise UserError(problem, "leave --roofline out, or measure another device") from error
+
+
+def products_of(kind: str) -> dict[str, Product]:
+    """The products that are measured on a kind of device, by the name of what they compute in."""
+    if kind == "cpu":
+        return PRODUCTS
+    return PRODUCTS | (ROUNDED if kind in KINDS else {}) | ON_ACCELERATORS
+
+
+def _measure(device: str, tell: Tell) -> Ceilings:
     kind = torch.device(device).type
     threads = sorted({1, len(os.sched_getaffinity(0))}) if kind == "cpu" else [1]
     rates: dict[str, dict[int, float]] = {}
-    products = PRODUCTS if kind == "cpu" else PRODUCTS | ON_GPU
+    products = products_of(kind)
     parts = len(threads) * len(products) + 1
     for place, count in enumerate(threads):
         with _threads(count):
@@ -109,7 +132,7 @@ def _matrix_rate(product: Product, device: str) -> float | None:
 
             with restored({"matmul_precision": product.precision}):
                 time_s = best_s(run, LONGEST_S)
-        except (RuntimeError, MemoryError):
+        except (RuntimeError, TypeError, MemoryError):
             break
         best = max(best or 0.0, 2 * size**3 / time_s / 1e9)
         if time_s * 8 > LONGEST_S:

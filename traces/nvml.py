@@ -1,4 +1,4 @@
-"""What a GPU says of itself by NVML: energy, power, clock, and why that is not higher."""
+"""What a GPU says of itself by NVML, which starts no CUDA: its limits, and energy, power and clock at a time."""
 
 from __future__ import annotations
 
@@ -54,6 +54,28 @@ class Gpu:
             mask = self._read("nvmlDeviceGetCurrentClocksThrottleReasons", self._whole)
         return [name for name in REASONS if name not in IDLE and int(mask or 0) & self._bit(name)]
 
+    def limits(self) -> dict[str, float | bool]:
+        """What does not change while programs run, by the names that traces have for it."""
+        readings = {
+            "power_limit_w": _scaled(self._read("nvmlDeviceGetEnforcedPowerLimit", self._whole), 1e-3),
+            "max_sm_mhz": self._max_clock_mhz("NVML_CLOCK_SM", 1),
+            "max_memory_mhz": self._max_clock_mhz("NVML_CLOCK_MEM", 2),
+            "ecc": _is_on(self._read("nvmlDeviceGetEccMode", self._whole)),
+            "mig": _is_on(self._read("nvmlDeviceGetMigMode", self._whole)),
+        }
+        return {name: value for name, value in readings.items() if value is not None}
+
+    def versions(self) -> dict[str, str]:
+        """Of the driver, and the newest CUDA that it runs."""
+        driver = self._read("nvmlSystemGetDriverVersion")
+        newest = self._read("nvmlSystemGetCudaDriverVersion_v2")
+        # older versions of the package give bytes
+        texts = {
+            "driver": driver.decode() if isinstance(driver, bytes) else driver,
+            "driver_cuda": None if newest is None else f"{newest // 1000}.{newest % 1000 // 10}",
+        }
+        return {name: text for name, text in texts.items() if text is not None}
+
     def close(self) -> None:
         """Let go of NVML."""
         self._read("nvmlShutdown")
@@ -64,6 +86,9 @@ class Gpu:
             return None if function is None else function(*arguments)
         except self._nvml.NVMLError:
             return None
+
+    def _max_clock_mhz(self, name: str, number: int) -> float | None:
+        return _number(self._read("nvmlDeviceGetMaxClockInfo", self._whole, getattr(self._nvml, name, number)))
 
     def _bit(self, name: str) -> int:
         bits = (getattr(self._nvml, f"nvmlClocks{kind}Reason{name}", None) for kind in ("Event", "Throttle"))
@@ -115,3 +140,12 @@ def _handle(nvml: Any, device: str) -> Any:
 
 def _number(value: Any) -> float | None:
     return None if value is None else float(value)
+
+
+def _scaled(value: Any, factor: float) -> float | None:
+    return None if value is None else float(value) * factor
+
+
+def _is_on(modes: Any) -> bool | None:
+    """Whether what is now, of a pair with what will be after a restart, is on."""
+    return None if modes is None else bool(modes[0])

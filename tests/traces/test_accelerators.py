@@ -1,0 +1,147 @@
+"""What a trace says of accelerators, by a stand-in for CUDA and NVML: no GPU is needed."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+from nvml import UUID, Nvml, properties_of
+
+from opgrip.traces.accelerators import describe_accelerators, device_of, facts_in_words, merge_facts
+from opgrip.traces.arguments import TensorSpec
+from opgrip.traces.records import OPERATOR, Signature
+
+H200 = SimpleNamespace(
+    uuid=UUID, name="NVIDIA H200", total_memory=150 << 30, L2_cache_size=50 << 20, multi_processor_count=132
+)
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Nvml:
+    """A machine with one, of which torch and NVML tell."""
+    nvml = Nvml()
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: H200)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(torch.cuda, "get_allocator_backend", lambda: "native")
+    monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 27, 3))
+    monkeypatch.setattr(torch.backends.cudnn, "version", lambda: 91002)
+    monkeypatch.setattr(torch.version, "cuda", "12.8")
+    return nvml
+
+
+def test_a_gpu_is_described_by_torch_and_by_nvml(gpu: Nvml) -> None:
+    facts = describe_accelerators(["cuda:0"])
+    assert facts["devices"]["cuda:0"] == {
+        "name": "NVIDIA H200",
+        "capability": "9.0",
+        "multiprocessors": 132,
+        "memory_bytes": 150 << 30,
+        "l2_bytes": 50 << 20,
+        "power_limit_w": 700.0,
+        "max_sm_mhz": 1980.0,
+        "max_memory_mhz": 3201.0,
+        "ecc": True,
+        "mig": False,
+    }
+    versions = {"driver": "550.54.15", "driver_cuda": "12.4", "cuda": "12.8", "cudnn": "9.10.2", "nccl": "2.27.3"}
+    assert facts["libraries"] == versions
+    assert facts["settings"]["allocator"] == "native"
+    assert gpu.closed
+
+
+def test_settings_are_those_of_the_moment(gpu: Nvml, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "allow_bf16_reduced_precision_reduction"
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "expandable_segments:True")
+    before = describe_accelerators(["cuda:0"])["settings"]
+    assert before["environment"] == {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+    assert set(before["attention"]) >= {"flash", "math"}
+    assert before[name] is True
+    assert before["fp32_precision"]["cudnn.conv"] == "tf32"
+    torch.backends.cuda.enable_flash_sdp(False)
+    setattr(torch.backends.cuda.matmul, name, False)
+    try:
+        after = describe_accelerators(["cuda:0"])["settings"]
+    finally:
+        torch.backends.cuda.enable_flash_sdp(True)
+        setattr(torch.backends.cuda.matmul, name, True)
+    assert "flash" not in after["attention"]
+    assert after[name] is False
+
+
+def test_what_nothing_tells_is_left_out(gpu: Nvml, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(device: object) -> None:
+        raise RuntimeError("planted")
+
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", refuse)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", properties_of)
+    facts = describe_accelerators(["cuda:0"])
+    assert facts["devices"] == {"cuda:0": {}}
+    assert "driver_cuda" not in facts["libraries"]
+
+
+def test_a_broken_driver_costs_its_own_facts_alone(gpu: Nvml, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: object) -> None:
+        raise OSError("planted")
+
+    monkeypatch.setattr(gpu, "nvmlDeviceGetMaxClockInfo", fail)
+    monkeypatch.setattr(gpu, "nvmlShutdown", fail)
+    monkeypatch.setattr(torch.backends.cudnn, "version", fail)
+    monkeypatch.delattr(torch.cuda, "get_device_capability")
+    facts = describe_accelerators(["cuda:0"])
+    assert facts["devices"]["cuda:0"]["name"] == "NVIDIA H200"
+    assert facts["libraries"].keys() == {"driver", "driver_cuda", "cuda", "nccl"}
+
+
+def test_an_instance_of_a_shared_gpu_has_the_limits_of_the_whole(monkeypatch: pytest.MonkeyPatch, gpu: Nvml) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", Nvml("nvmlDeviceGetEccMode", kind="MIG"))
+    facts = describe_accelerators(["cuda:0"])["devices"]["cuda:0"]
+    assert facts["max_sm_mhz"] == 1980.0
+    assert facts["mig"] is True
+    assert "ecc" not in facts
+
+
+def test_without_a_device_nothing_is_asked(monkeypatch: pytest.MonkeyPatch, gpu: Nvml) -> None:
+    monkeypatch.setattr(gpu, "nvmlInit", lambda: pytest.fail("asked"))
+    assert describe_accelerators([]) == {}
+
+
+def test_facts_read_as_lines_with_devices_that_are_alike_in_one(gpu: Nvml, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = dict(facts_in_words(describe_accelerators(["cuda:0", "cuda:1"])))
+    assert lines["hardware"] == (
+        "cuda:0, cuda:1: memory 150.0 GiB, l2 50 MiB, multiprocessors 132, capability 9.0, power limit 700 W, "
+        "max sm 1,980 MHz, max memory 3,201 MHz, ecc, no mig"
+    )
+    assert lines["libraries"].startswith("driver 550.54.15, driver cuda 12.4, cuda 12.8, cudnn 9.10.2, nccl")
+    assert "fp32 precision cuda.matmul:" in lines["settings"]
+
+
+@pytest.mark.parametrize(
+    "strange",
+    [None, [], "x", {"devices": 3}, {"devices": {"cuda:0": []}}, {"libraries": [1], "settings": {"a_bytes": {}}}],
+)
+def test_lines_of_a_stranger_s_facts_are_lines(strange: object) -> None:
+    assert all(isinstance(text, str) for _, text in facts_in_words(strange))
+
+
+def test_facts_of_two_ranks_are_joined() -> None:
+    first = {"devices": {"cuda:0": {"name": "A"}}, "libraries": {"cuda": "12.4"}}
+    second = {"devices": {"cuda:1": {"name": "B"}}, "libraries": {"cuda": "12.8"}}
+    joined = merge_facts(first, second)
+    assert joined == {"devices": {"cuda:0": {"name": "A"}, "cuda:1": {"name": "B"}}, "libraries": {"cuda": "12.8"}}
+
+
+def test_a_call_is_on_the_first_accelerator_among_its_tensors() -> None:
+    def spec(device: str) -> TensorSpec:
+        return TensorSpec((2,), (1,), torch.float32, device)
+
+    def call(args: tuple[object, ...], outputs: object = None) -> Signature:
+        return Signature(0, OPERATOR, "aten.x", args, {}, outputs)
+
+    assert device_of(call((spec("cpu"), [spec("cuda:1"), spec("cuda:0")]))) == "cuda:1"
+    assert device_of(call((3,), spec("xpu:0"))) == "xpu:0"
+    assert device_of(call((spec("meta"),), spec("meta"))) == "meta"
+    assert device_of(call((3,))) == "cpu"
