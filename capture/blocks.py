@@ -88,6 +88,8 @@ class Blocks:
         with self.recorder.graphs.question() as may_ask:
             device_ns = mode.device.times_ns(starts, may_ask)
         yield Calls(self._threads[mode.number], *columns, flows, self._newest, device_ns, page_faults)
+        if self.recorder.kernels is not None:
+            self.recorder.kernels.note(self._threads[mode.number], mode.idents, signature, starts, table[:, 2].tolist())
         self._last[mode.number] = int(table[-1, 1]), int(table[-1, 2])
         self._newest = max(self._newest, *flows) if flows else self._newest
         self.calls += len(table)

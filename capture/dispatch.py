@@ -19,6 +19,7 @@ from torch import is_grad_enabled, is_inference_mode_enabled
 from opgrip.capture.contexts import describe_autocast, read_settings
 from opgrip.capture.device_time import DeviceTimer
 from opgrip.capture.devices import accelerator_of
+from opgrip.capture.kernels import identities_here
 from opgrip.capture.observations import looking
 from opgrip.capture.page_faults import FaultCounter, may_need_pages
 from opgrip.capture.places import BACKWARD, FORWARD, Place, is_running
@@ -78,6 +79,7 @@ class RecordingMode(ThreadMode):
 
     def begin(self) -> None:
         self.ident = get_ident()
+        self.idents = identities_here()
         # the engine's own threads are not Python's
         names = (thread.name for thread in enumerate_threads() if thread.ident == self.ident)
         self.thread_name = next(names, "autograd")

@@ -76,6 +76,8 @@ class Recorder:
         self.pid = os.getpid()
         self.storages = Storages()
         self.graphs.forget()
+        if self.kernels is not None:
+            self.kernels.forget()
         self.pending: list[tuple[Record, bytes]] = []
         self.pairs: list[tuple[int, int, int]] = []
         self.dropped: Counter[tuple[str, str]] = Counter()

@@ -47,5 +47,5 @@ def with_functions(calls: pd.DataFrame) -> Times:
         inner, outer = np.flatnonzero(own & (thread == number)), np.flatnonzero(functions & (thread == number))
         sums = np.concatenate([[0.0], np.cumsum(times[inner])])
         first, last = np.searchsorted(starts[inner], starts[outer]), np.searchsorted(starts[inner], ends[outer])
-        times[outer] = np.where(last > first, sums[last] - sums[first], times[outer])
+        times[outer] = np.where(np.isnan(times[outer]) & (last > first), sums[last] - sums[first], times[outer])
     return times

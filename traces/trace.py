@@ -55,8 +55,8 @@ class Trace:
         (in a merged trace), thread, start_ns (since the start of the capture),
         duration_ns, device_ns (nan for what ran on the host alone; of a gripped function, the sum of the calls inside
         it), time_ns (of the device where there is one, else the duration), page_faults (0 where none were counted),
-        tensors, first_storage. Module, function, file and line of a call in a backward pass are those of the forward call that
-        caused it, where it is known; `own_module` is where it ran itself.
+        tensors, first_storage. Module, function, file and line of a call in a backward pass are those of the forward
+        call that caused it, where it is known; `own_module` is where it ran itself.
     storages : the memory of each call's tensors: `tensors` numbers from `first_storage` on, as `Calls` has them
     contexts : settings that scopes refer to, by number
     unfinished : the calls that never ended, in a trace that was cut by that
@@ -128,7 +128,8 @@ class Trace:
 
         Each call counts to `time_us` and `share` with the median of its signature's calls, so that one that the system
         interrupted weighs no more than the others; `total_us` is the sum of what they really took. A call that
-        worked on an accelerator counts with the time that it kept that busy.
+        worked on an accelerator counts with the time that it kept that busy; where there are such calls, a column
+        `host_us` has the sum of all calls' times on the host.
         Calls that an extension function made count to the function's time, and have no row of their own. A gripped
         function has none: its calls have.
 
@@ -149,6 +150,8 @@ class Trace:
                 "share": time_ns / max(float(time_ns.sum()), 1.0),
             }
         )
+        if own["device_ns"].notna().any():
+            table["host_us"] = groups["duration_ns"].sum() / 1e3
         return table.sort_values(["share", "calls"], ascending=False).reset_index()
 
 

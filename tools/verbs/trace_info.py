@@ -17,7 +17,7 @@ from opgrip.traces.output import check_writable, whole_file
 from opgrip.traces.progress import Reporter
 from opgrip.traces.tables import TableColumn, print_table
 from opgrip.traces.terminal import print_line
-from opgrip.traces.words import counted
+from opgrip.traces.words import DEVICE_TIME, counted
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -69,6 +69,8 @@ def run(args: argparse.Namespace) -> int:
     for name, value in _facts(trace):
         print_line(f"{name:<12}{printable(value)}", sys.stdout, indent=12)
     print()
+    if trace.calls["device_ns"].notna().any():
+        print_line(f"{DEVICE_TIME}; host us is the host's time beside it", sys.stdout)
     summaries = {by: trace.summary(*GROUPS[by].columns) for by in tables}
     for by, table in summaries.items():
         title = f"{GROUPS[by].title} by share of time ({len(table)} in all)"
@@ -207,10 +209,14 @@ def _list_dropped(dropped: list[Dropped]) -> str:
 
 
 def _columns(table: pd.DataFrame, by: str) -> list[TableColumn]:
+    on_host = (
+        [TableColumn("host us", [f"{time:,.0f}" for time in table["host_us"]], rank=1)] if "host_us" in table else []
+    )
     return [
         TableColumn("share", [f"{share:.1%}" for share in table["share"]]),
         TableColumn("time us", [f"{time:,.0f}" for time in table["time_us"]]),
         TableColumn("total us", [f"{time:,.0f}" for time in table["total_us"]], rank=3),
+        *on_host,
         TableColumn("calls", [f"{count:,}" for count in table["calls"]], rank=1),
         TableColumn("signatures", [f"{count:,}" for count in table["signatures"]], rank=2),
         *(_place_column(name, table[name]) for name in GROUPS[by].columns),
