@@ -379,11 +379,14 @@ def is_transforming() -> bool:
     return bool(_is_traced_by_fx()) or _transforms() is not None
 
 
+_events = _places.take("torch._C._autograd._ProfilerResult.events", None, "times of kernels are refused")
+
+
 class ActivityProfile:
     """torch's profiler with the records that accelerators keep of their work, and nothing of operators."""
 
     def __init__(self, activities: Collection[Any] | None = None) -> None:
-        self._profile = torch.profiler.profile(activities=activities or recorded_activities().values())
+        self._profile: Any = torch.profiler.profile(activities=activities or recorded_activities().values())
 
     def start(self) -> None:
         """Keep records from now on."""
@@ -398,6 +401,8 @@ class ActivityProfile:
 
 def recorded_activities() -> dict[str, Any]:
     """The profiler's activities by the type of their devices, of the accelerators here that keep records."""
+    if _events is None:
+        return {}
     activities = (item for item in torch.profiler.supported_activities() if item.name != "CPU")
     return {item.name.lower().replace("privateuse1", out_of_tree_device()): item for item in activities}
 
@@ -417,14 +422,14 @@ def is_launch(event: Any) -> bool:
     """Whether a profile's event is that the host gave an accelerator work."""
     if _tells_kind:
         return bool(event.activity_type().endswith(_LAUNCH))
-    return event.device_type() == torch.autograd.DeviceType.CPU and event.correlation_id() > 0
+    return bool(event.device_type().name == "CPU" and event.correlation_id() > 0)
 
 
 def is_work(event: Any) -> bool:
     """Whether a profile's event is what an accelerator did: a kernel, a copy, a fill."""
     if _tells_kind:
         return bool(event.activity_type().endswith(_WORK))
-    return event.device_type() != torch.autograd.DeviceType.CPU and not event.is_user_annotation()
+    return bool(event.device_type().name != "CPU" and not event.is_user_annotation())
 
 
 def _tells_reductions() -> bool:

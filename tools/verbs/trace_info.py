@@ -209,9 +209,8 @@ def _list_dropped(dropped: list[Dropped]) -> str:
 
 
 def _columns(table: pd.DataFrame, by: str) -> list[TableColumn]:
-    on_host = (
-        [TableColumn("host us", [f"{time:,.0f}" for time in table["host_us"]], rank=1)] if "host_us" in table else []
-    )
+    host_us = table["host_us"] if "host_us" in table else None
+    on_host = [] if host_us is None else [TableColumn("host us", [f"{time:,.0f}" for time in host_us], rank=1)]
     return [
         TableColumn("share", [f"{share:.1%}" for share in table["share"]]),
         TableColumn("time us", [f"{time:,.0f}" for time in table["time_us"]]),
