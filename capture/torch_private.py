@@ -400,11 +400,12 @@ class ActivityProfile:
 
 
 def recorded_activities() -> dict[str, Any]:
-    """The profiler's activities by the type of their devices, of the accelerators here that keep records."""
-    if _events is None:
-        return {}
-    activities = (item for item in torch.profiler.supported_activities() if item.name != "CPU")
-    return {item.name.lower().replace("privateuse1", out_of_tree_device()): item for item in activities}
+    """The profiler's activities by the type of their devices, of the accelerators here that keep records.
+
+    A device from outside of torch is among those that the profiler supports whether it keeps any or not.
+    """
+    activities = [] if _events is None else torch.profiler.supported_activities()
+    return {item.name.lower(): item for item in activities if item.name in ("CUDA", "XPU")}
 
 
 _event = "torch._C._autograd._KinetoEvent"

@@ -209,7 +209,7 @@ def _list_dropped(dropped: list[Dropped]) -> str:
 
 
 def _columns(table: pd.DataFrame, by: str) -> list[TableColumn]:
-    host_us = table["host_us"] if "host_us" in table else None
+    host_us = table.get("host_us")
     on_host = [] if host_us is None else [TableColumn("host us", [f"{time:,.0f}" for time in host_us], rank=1)]
     return [
         TableColumn("share", [f"{share:.1%}" for share in table["share"]]),
