@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
 import pandas as pd
 
 from opgrip.traces.labels import are_marks
-from opgrip.traces.records import FUNCTION, Calls, DeviceTimes
+from opgrip.traces.records import FUNCTION, Calls, DeviceTimes, Kernels
 
 Times: TypeAlias = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -49,3 +49,16 @@ def with_functions(calls: pd.DataFrame) -> Times:
         first, last = np.searchsorted(starts[inner], starts[outer]), np.searchsorted(starts[inner], ends[outer])
         times[outer] = np.where(np.isnan(times[outer]) & (last > first), sums[last] - sums[first], times[outer])
     return times
+
+
+def summarize_kernels(kernels: Sequence[Kernels], op_by_signature: Mapping[int, str]) -> pd.DataFrame:
+    """One row a kernel and the operator that launches it, by falling time: kernel, op, launches, time_us, share."""
+    rows = [
+        (name, op_by_signature.get(record.signature, ""), launches, device_ns / 1e3)
+        for record in kernels
+        for name, launches, device_ns in zip(record.names, record.launches, record.device_ns, strict=True)
+    ]
+    table = pd.DataFrame(rows, columns=["kernel", "op", "launches", "time_us"])
+    table = table.groupby(["kernel", "op"], as_index=False, sort=False).sum()
+    table["share"] = table["time_us"] / max(float(table["time_us"].sum()), 1e-3)
+    return table.sort_values(["time_us", "launches"], ascending=False, ignore_index=True)

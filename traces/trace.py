@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from opgrip.traces.device_times import device_times, with_functions
+from opgrip.traces.device_times import device_times, summarize_kernels, with_functions
 from opgrip.traces.errors import UserError
 from opgrip.traces.labels import are_marks, label_of, labeled
 from opgrip.traces.reader import TraceReader
@@ -153,6 +153,13 @@ class Trace:
         if own["device_ns"].notna().any():
             table["host_us"] = groups["duration_ns"].sum() / 1e3
         return table.sort_values(["share", "calls"], ascending=False).reset_index()
+
+    def kernels_by_operator(self) -> pd.DataFrame:
+        """One row a kernel and operator, by falling time on the device: kernel, op, launches, time_us, share.
+
+        Empty where the trace tells of none: it was captured without `--device-time kernels`.
+        """
+        return summarize_kernels(self.kernels, {signature.number: signature.op for signature in self.signatures})
 
 
 def load(path: str | Path, partial: bool | None = None, unbounded: bool = False) -> Trace:

@@ -108,7 +108,7 @@ def test_a_sequence_goes_by_the_time_of_the_device(tmp_path: Path) -> None:
         for _ in range(3):
             waves(x)
     out = tmp_path / "sequence.json"
-    assert opreplay([str(tmp_path / "t.jsonl"), "--sequence", "--budget", "0.1", "-o", str(out)]) == 0
+    assert opreplay([str(tmp_path / "t.jsonl"), "--sequence", "--iterations", "3", "-o", str(out)]) == 0
     result = json.loads(out.read_text())
     result = result.get("sequence", result)
     operators = {item["op"]: item for item in result["operators"]}
