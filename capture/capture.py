@@ -295,7 +295,7 @@ class Capture:
             yield f"the extension {name} was not recorded: {reason}"
         kernels = self._recorder.kernels
         if kernels is not None and kernels.failure is not None:
-            yield f"the trace has no times of kernels: {kernels.failure}"
+            yield f"the trace lacks times of kernels: {kernels.failure}"
         if self.schedule == ALWAYS:
             return
         if not self._step:

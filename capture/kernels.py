@@ -6,9 +6,10 @@ goes to the calls whose interval on the host, in the same thread, holds its laun
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from time import perf_counter_ns, time_ns
@@ -17,7 +18,8 @@ from typing import Any
 
 import torch
 
-from opgrip.capture.torch_private import ActivityProfile, is_launch, is_work, recorded_activities
+from opgrip.capture.patches import Patches
+from opgrip.capture.torch_private import PREPARE_PROFILER, ActivityProfile, is_launch, is_work, recorded_activities
 from opgrip.traces.errors import UserError, one_line
 from opgrip.traces.records import DeviceTimes, Kernels, Record
 
@@ -66,10 +68,15 @@ class CallBlock:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """What was launched while calls were recorded, until then."""
+    """What was launched between two moments, by `perf_counter_ns`."""
 
     launched: list[Launched]
+    started_ns: int
     ended_ns: int
+
+    def holds(self, time_ns: int) -> bool:
+        """Whether a moment is between them."""
+        return self.started_ns <= time_ns <= self.ended_ns
 
 
 class KernelTimes:
@@ -83,6 +90,8 @@ class KernelTimes:
 
     def __init__(self) -> None:
         self.failure: str | None = None
+        self._patches = Patches()
+        self._thread = self._started_ns = 0
         self.forget()
 
     def forget(self) -> None:
@@ -97,7 +106,10 @@ class KernelTimes:
         profile = ActivityProfile()
         try:
             profile.start()
-            self._profile = profile
+            self._profile, self._thread = profile, threading.get_ident()
+            self._started_ns = perf_counter_ns()
+            for module, name in PREPARE_PROFILER:
+                self._patches.replace(module, name, self._giving_way)
         except Exception as error:
             self.failure = one_line(error)
         return self
@@ -105,13 +117,35 @@ class KernelTimes:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        self._patches.undo()
+        self._stop()
+
+    def _giving_way(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """What starts a profile of the program: torch has one at a time, and would refuse it."""
+
+        @functools.wraps(original)
+        def prepare(*args: Any, **kwargs: Any) -> Any:
+            if self._profile is not None and threading.get_ident() == self._thread:
+                self.failure = "the program profiled itself, and they end there"
+                self._stop()
+            return original(*args, **kwargs)
+
+        return prepare
+
+    def _note_idle(self, block: CallBlock, windows: Sequence[Window]) -> None:
+        """Give calls that work on an accelerator, and launched nothing in the windows, no time there."""
+        for place, (signature, start) in enumerate(zip(block.signatures, block.starts, strict=True)):
+            if signature in self.signatures and any(window.holds(start) for window in windows):
+                block.device_ns[place] = max(0, block.device_ns[place])
+
+    def _stop(self) -> None:
         profile, self._profile = self._profile, None
         if profile is None:
             return
         try:
             events = profile.stop()
             ended_ns = perf_counter_ns()
-            self._windows.append(Window(launched_by(events, clock_distance_ns()), ended_ns))
+            self._windows.append(Window(launched_by(events, clock_distance_ns()), self._started_ns, ended_ns))
         except Exception as error:
             self.failure = one_line(error)
 
@@ -126,8 +160,7 @@ class KernelTimes:
         """Take note of calls that are written now, after all others of their thread that were."""
         first = self._calls_by_thread[thread]
         self._calls_by_thread[thread] += len(starts)
-        times = [0 if number in self.signatures else -1 for number in signatures]
-        self._blocks.append(CallBlock(thread, idents, first, signatures, starts, ends, times))
+        self._blocks.append(CallBlock(thread, idents, first, signatures, starts, ends, [-1] * len(starts)))
 
     def take_windows(self) -> list[Window]:
         """What has ended; its calls are all there to be written."""
@@ -153,13 +186,12 @@ class KernelTimes:
                 count = names.setdefault(item.name, [0, 0])
                 count[0] += 1
                 count[1] += item.duration_ns
-        over, self._blocks = self._blocks, []
-        for block in over:
-            if block.starts[-1] > windows[-1].ended_ns:
-                # of the next window
-                self._blocks.append(block)
-            elif max(block.device_ns) >= 0:
-                yield DeviceTimes(block.thread, block.first, block.device_ns)
+        for block in self._blocks:
+            self._note_idle(block, windows)
+            if max(block.device_ns) >= 0:
+                yield DeviceTimes(block.thread, block.first, list(block.device_ns))
+        # others may have calls of the next window too: what is told of them then stands for all
+        self._blocks = [block for block in self._blocks if block.ends[-1] > windows[-1].ended_ns]
         for signature, names in sorted(kernels.items()):
             launches, times = zip(*names.values(), strict=True)
             yield Kernels(signature, list(names), list(launches), list(times))

@@ -382,6 +382,13 @@ def is_transforming() -> bool:
 _events = _places.take("torch._C._autograd._ProfilerResult.events", None, "times of kernels are refused")
 
 
+_prepare_profiler = _places.take(
+    "torch.autograd.profiler._prepare_profiler", None, "a program whose kernels are timed cannot profile itself"
+)
+PREPARE_PROFILER = () if _prepare_profiler is None else ((sys.modules["torch.autograd.profiler"], "_prepare_profiler"),)
+"""Where what every profile calls before it starts is looked up."""
+
+
 class ActivityProfile:
     """torch's profiler with the records that accelerators keep of their work, and nothing of operators."""
 

@@ -177,10 +177,23 @@ def test_a_profile_that_cannot_begin_costs_the_times_alone(tmp_path: Path, monke
         raise RuntimeError("Profiler is already enabled on this thread")
 
     monkeypatch.setattr(ProfileOnCpu, "start", fail)
-    with pytest.warns(RuntimeWarning, match=r"no times of kernels: .*already enabled"):  # noqa: SIM117
+    with pytest.warns(RuntimeWarning, match=r"lacks times of kernels: .*already enabled"):  # noqa: SIM117
         with Capture(tmp_path / "t.jsonl", device_time="kernels"):
             torch.ones(LARGE).sin()
     assert load(tmp_path / "t.jsonl", partial=False).calls["device_ns"].isna().all()
+
+
+@pytest.mark.usefixtures("_device")
+def test_a_program_may_profile_itself(tmp_path: Path) -> None:
+    large = torch.ones(LARGE)
+    with pytest.warns(RuntimeWarning, match=r"lacks times of kernels: the program profiled itself"):  # noqa: SIM117
+        with Capture(tmp_path / "t.jsonl", device_time="kernels"):
+            large.sin()
+            with torch.profiler.profile(activities=[ProfilerActivity.CPU]) as own:
+                large.cos()
+    assert "aten::cos" in {event.name for event in own.events()}
+    assert times_of(tmp_path / "t.jsonl", "aten.sin.default") == [700]
+    assert torch.autograd.profiler._prepare_profiler.__module__ != kernels.__name__
 
 
 def test_the_work_of_a_device_goes_to_the_thread_that_launched_it() -> None:
