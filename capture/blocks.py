@@ -89,6 +89,8 @@ class Blocks:
             device_ns = mode.device.times_ns(starts, may_ask)
         streams = mode.device.streams(starts)
         yield Calls(self._threads[mode.number], *columns, flows, self._newest, device_ns, page_faults, streams)
+        if self.recorder.kernels is not None:
+            self.recorder.kernels.note(self._threads[mode.number], mode.idents, signature, starts, table[:, 2].tolist())
         self._last[mode.number] = int(table[-1, 1]), int(table[-1, 2])
         self._newest = max(self._newest, *flows) if flows else self._newest
         self.calls += len(table)

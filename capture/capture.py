@@ -17,7 +17,17 @@ from typing import Any, ParamSpec, TypeVar
 from torch import nn
 
 from opgrip.capture import full_values
-from opgrip.capture.choices import FULL, KNOWN_EXTENSIONS, OPAQUE, OPERATORS, SKETCH, VALUES
+from opgrip.capture.choices import (
+    DEVICE_TIMES,
+    EVENTS,
+    FULL,
+    KERNELS,
+    KNOWN_EXTENSIONS,
+    OPAQUE,
+    OPERATORS,
+    SKETCH,
+    VALUES,
+)
 from opgrip.capture.compiled import CompiledWatch, OpaqueMode
 from opgrip.capture.dispatch import RecordingMode
 from opgrip.capture.environment import describe_environment
@@ -26,6 +36,7 @@ from opgrip.capture.flusher import Flusher
 from opgrip.capture.full_values import FullValues
 from opgrip.capture.grips.gripping import Grips
 from opgrip.capture.grips.patterns import parse_pattern
+from opgrip.capture.kernels import KernelTimes, check_kernels
 from opgrip.capture.limits import Limits
 from opgrip.capture.processes import ChildFiles, ForkWatch, child_path, own_path
 from opgrip.capture.recorder import Recorder
@@ -72,6 +83,8 @@ class Capture:
     compiled : `operators` runs what torch.compile compiled as the operators it was made of; `opaque` lets compiled
         regions run, and makes each run one call
     write_ahead : write every call before it runs, so that the trace of a crash ends in the call that caused it; slow
+    device_time : `events` times calls on an accelerator from an event before to one after; `kernels` by the kernels,
+        copies and fills that they launch, whose names the trace then has
     values : `sketch` keeps models of tensors' values; `full` also the values of every signature's first call, which
         can be private data, in a file beside: `step.values.safetensors`
     grip : names of functions whose calls are recorded too, with the operators below them: `module:function`, as shells
@@ -95,7 +108,7 @@ class Capture:
     Raises
     ------
     UserError : when entered, where a file exists or cannot be written, or the capture is running already; when made,
-        where `values` is no such choice, or `grip` names no functions
+        where `values` or `device_time` is no such choice, or `grip` names no functions
 
     Whatever goes wrong later is a warning at the end of the block, and never reaches the program.
     """
@@ -113,6 +126,7 @@ class Capture:
         compiled: str = OPERATORS,
         write_ahead: bool = False,
         values: str = SKETCH,
+        device_time: str = EVENTS,
         grip: Iterable[str] = (),
         grip_to: str | Path | None = None,
         details: Mapping[str, Any] | None = None,
@@ -135,6 +149,8 @@ class Capture:
         self._child_files: ChildFiles | None = None
         if values not in VALUES:
             raise UserError(f"{values!r} is no way to keep values", f"choose {' or '.join(VALUES)}")
+        if device_time not in DEVICE_TIMES:
+            raise UserError(f"{device_time!r} is no way to time a device", f"choose {' or '.join(DEVICE_TIMES)}")
         self._full = values == FULL
         self._details = dict(details or {})
         self._force = force
@@ -145,7 +161,10 @@ class Capture:
         samples = None if grip_to is None else Path(grip_to)
         self.grips = Grips([parse_pattern(text) for text in grip], to=samples, recorder=self._recorder)
         self.extensions = ExtensionWatch(self._recorder, tuple(extensions))
+        kernels = KernelTimes() if device_time == KERNELS else None
+        self._recorder.kernels = kernels
         self._watches = (
+            *(() if kernels is None else (kernels,)),
             ScopeWatch(self._recorder, model),
             self.grips,
             self.extensions,
@@ -254,6 +273,8 @@ class Capture:
         if self._flusher is not None:
             raise UserError(f"the capture to {self.path} is already running", "make another Capture for an inner block")
         load_private()
+        if self._recorder.kernels is not None:
+            check_kernels()
         with in_words_of_python():
             if self._full:
                 full_values.check(self._file, self._force)
@@ -272,6 +293,9 @@ class Capture:
             yield f"{name} was not gripped: {reason}"
         for name, reason in self.extensions.refused().items():
             yield f"the extension {name} was not recorded: {reason}"
+        kernels = self._recorder.kernels
+        if kernels is not None and kernels.failure is not None:
+            yield f"the trace lacks times of kernels: {kernels.failure}"
         if self.schedule == ALWAYS:
             return
         if not self._step:

@@ -6,6 +6,8 @@ SKETCH, FULL = VALUES = ("sketch", "full")
 """What is kept of tensors' values: a model, or all of them."""
 OPERATORS, OPAQUE = COMPILED = ("operators", "opaque")
 """What a compiled region is recorded as: the operators that it was made of, or one call."""
+EVENTS, KERNELS = DEVICE_TIMES = ("events", "kernels")
+"""How calls are timed on an accelerator: from an event before to one after, or by its own records of kernels."""
 KNOWN_EXTENSIONS = ("mmcv._ext",)
 """Extension modules that are watched wherever the program has loaded them."""
 CALLS = 3

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import torch
 
-from opgrip.capture.devices import current_stream, is_capturing
+from opgrip.capture.devices import current_stream, is_capturing, with_index
 
 NOT_TIMED = -1
 """Device time of a call that ran on the host alone."""
@@ -51,18 +51,19 @@ class DeviceTimer:
 
         Parameters
         ----------
-        device : which it gives work to
+        device : which it gives work to; one without an index stands for the thread's current one at each call
         started : the host's start of the call that runs, in ns, by which its time is asked for
         """
 
         def run(*args: Any, **kwargs: Any) -> Any:
             start = started()
-            before = self._mark(device)
+            mark = self._mark(device)
             result = operator(*args, **kwargs)
-            if before is not None:
-                after = self._mark(device)
-                if after is not None:
-                    self._open[start] = (device, before, after)
+            if mark is not None:
+                used, before = mark
+                later = self._mark(used)
+                if later is not None:
+                    self._open[start] = (used, before, later[1])
                     if self._stream:
                         self._streams[start] = self._stream
             return result
@@ -84,12 +85,13 @@ class DeviceTimer:
         """The numbers of the streams of the calls that started then; empty where all are the default one."""
         return [self._streams.pop(start, 0) for start in starts] if self._streams else []
 
-    def _mark(self, device: torch.device) -> Event | None:
-        """An event in the stream that the thread gives the device work in; None where there can be none."""
+    def _mark(self, device: torch.device) -> tuple[torch.device, Event] | None:
+        """A device and an event in the stream that the thread gives it work in; None where there can be none."""
         try:
             # a graph has no times of its own while it is made, and its events cannot be read
             if is_capturing(device.type):
                 return None
+            device = with_index(device)
             free = self._free.get(device)
             event = free.pop() if free else make_event(device)
             stream = current_stream(device)
@@ -97,7 +99,7 @@ class DeviceTimer:
             self._stream = getattr(stream, "stream_id", 0)
         except Exception:
             return None
-        return event
+        return device, event
 
     def _read(self, start: int, may_ask: bool) -> int:
         events = self._open.pop(start, None)

@@ -36,7 +36,7 @@ def started_devices() -> list[str]:
 
 
 def accelerator_of(tensors: Iterable[torch.Tensor], values: Iterable[Any] = ()) -> torch.device | None:
-    """The accelerator that a call gives work to; None where it gives none.
+    """The accelerator that a call gives work to, with no index where the call names none; None where it gives none.
 
     Parameters
     ----------
@@ -45,15 +45,15 @@ def accelerator_of(tensors: Iterable[torch.Tensor], values: Iterable[Any] = ()) 
     devices = [tensor.device for tensor in tensors]
     devices += [value for value in values if isinstance(value, torch.device)]
     device = next((device for device in devices if device.type in accelerators()), None)
-    if device is None or not is_started(device.type):
-        return None
+    return None if device is None or not is_started(device.type) else device
+
+
+def with_index(device: torch.device) -> torch.device:
+    """A device; for one without an index, that of its kind which this thread uses now."""
     index: int | None = device.index
-    return device if index is not None else torch.device(device.type, current_index(device.type))
-
-
-def current_index(kind: str) -> int:
-    """The index of a kind's device that this thread uses."""
-    return int(getattr(torch, kind).current_device())
+    if index is not None:
+        return device
+    return torch.device(device.type, int(getattr(torch, device.type).current_device()))
 
 
 def current_stream(device: torch.device) -> Any:

@@ -19,6 +19,7 @@ from torch import is_grad_enabled, is_inference_mode_enabled
 from opgrip.capture.contexts import describe_autocast, read_settings
 from opgrip.capture.device_time import DeviceTimer
 from opgrip.capture.devices import accelerator_of
+from opgrip.capture.kernels import identities_here
 from opgrip.capture.observations import looking
 from opgrip.capture.page_faults import FaultCounter, may_need_pages
 from opgrip.capture.places import BACKWARD, FORWARD, Place, is_running
@@ -78,6 +79,7 @@ class RecordingMode(ThreadMode):
 
     def begin(self) -> None:
         self.ident = get_ident()
+        self.idents = identities_here()
         # the engine's own threads are not Python's
         names = (thread.name for thread in enumerate_threads() if thread.ident == self.ident)
         self.thread_name = next(names, "autograd")
@@ -199,13 +201,19 @@ class RecordingMode(ThreadMode):
             scope, pair = self.recorder.point(entry.number, self.place, len(argument_storages) + 1)
             node = Node(entry, (), scope, pair, None)
             self.enter(node, self.recorder.places.inside(self.place, name, kind == FUNCTION))
-            if may_need_pages(None, tensors_in((*args, *kwargs.values())), self.recorder.output_bytes(entry.number)):
+            values = (*args, *kwargs.values())
+            tensors = tensors_in(values)
+            # the device time of a function of the program is that of the calls in it
+            device = None if kind == FUNCTION else accelerator_of(tensors, values)
+            if device is not None:
+                run = self._timed(entry.number, run, device, lambda: start)
+            elif may_need_pages(None, tensors, self.recorder.output_bytes(entry.number)):
                 run = self.faults.counted(run, lambda: start)
+            # a compiled region frees its inputs as it goes
+            del args, kwargs, values, tensors
         except Exception as error:
             self.recorder.drop(name, error)
             return run()
-        # a compiled region frees its inputs as it goes
-        del args, kwargs
         start = perf_counter_ns()
         self._around.append((start, node))
         if self._ahead:
@@ -358,10 +366,20 @@ class RecordingMode(ThreadMode):
             tensors = tensors_in((*args, *kwargs.values()))
             device = accelerator_of(tensors, (*args, *kwargs.values()))
             if device is not None:
-                entry.timed, entry.op = True, self.device.timed(entry.op, device, lambda: self.started)
+                entry.timed, entry.op = True, self._timed(number, entry.op, device, lambda: self.started)
             elif may_need_pages(func, tensors, self.recorder.output_bytes(number)):
                 entry.timed, entry.op = True, self.faults.counted(entry.op, lambda: self.started)
         return entry
+
+    def _timed(
+        self, number: int, run: Callable[..., Any], device: torch.device, started: Callable[[], int]
+    ) -> Callable[..., Any]:
+        """What a call on an accelerator runs: the function between events, or alone where its kernels are timed."""
+        kernels = self.recorder.kernels
+        if kernels is None:
+            return self.device.timed(run, device, started)
+        kernels.signatures.add(number)
+        return run
 
     def _keep(
         self,

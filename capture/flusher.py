@@ -84,6 +84,9 @@ class Flusher:
             return
         with self._writing:
             try:
+                kernels = self.recorder.kernels
+                # what has ended by now, whose calls are all there
+                windows = [] if kernels is None else kernels.take_windows()
                 while self.reached is None and (blocks := self.blocks.take(self._room())):
                     for block in self._within_limit(blocks):
                         self._write(self.blocks.records(block))
@@ -91,6 +94,8 @@ class Flusher:
                             break
                         if pause_s:
                             sleep(pause_s)
+                if kernels is not None and windows and self.writer is not None:
+                    self._write(kernels.records(windows))
                 self.recorder.fitter.fit_deferred(self.recorder.graphs)
                 if self.writer is not None or self.recorder.pending:
                     self._write(())

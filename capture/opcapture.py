@@ -86,7 +86,7 @@ def _run_model(args: argparse.Namespace, reporter: Reporter) -> int:
         if getattr(args, name) and args.output == "-":
             raise UserError(f"--{name.replace('_', '-')} reads the trace again", "name a file with --output")
     args.steps = args.steps or (LONGTAIL_STEPS if args.find_longtail else 1)
-    check_capture(args)
+    check_capture(args, args.device)
     # what models print is not what was asked for
     with redirect_stdout(sys.stderr), warnings.catch_warnings():
         ignore_own_warnings()

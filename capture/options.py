@@ -6,7 +6,7 @@ import argparse
 from dataclasses import dataclass
 from pathlib import Path
 
-from opgrip.capture.choices import COMPILED, KNOWN_EXTENSIONS, OPERATORS, SKETCH, VALUES
+from opgrip.capture.choices import COMPILED, DEVICE_TIMES, EVENTS, KNOWN_EXTENSIONS, OPERATORS, SKETCH, VALUES
 from opgrip.capture.models import model_sources
 from opgrip.capture.program import ModelOptions
 from opgrip.traces.command import OneLineParser, add_debug, add_version, not_negative, positive, seed
@@ -109,6 +109,12 @@ class Recording:
         "full also keeps the values of each signature's first call, which can be private, in a file beside "
         "(default: %(default)s)",
         choices=VALUES,
+    )
+    device_time: str = option(
+        EVENTS,
+        "time calls on an accelerator from an event before to one after, or by its own records of their kernels, whose "
+        "names the trace then has (default: %(default)s)",
+        choices=DEVICE_TIMES,
     )
     stack_depth: int = option(1, "source lines kept (default: %(default)s)", parse=positive, metavar="N")
     max_calls: int | None = option(None, "end the recording, not the program, after N", parse=positive, metavar="N")

@@ -17,6 +17,7 @@ from torch import nn
 from opgrip.capture.contexts import describe_context, read_context
 from opgrip.capture.fitting import Fitter, varies_by_values
 from opgrip.capture.graph_captures import GraphCaptures
+from opgrip.capture.kernels import KernelTimes
 from opgrip.capture.observations import Observations
 from opgrip.capture.page_faults import LARGE
 from opgrip.capture.places import CallSites, Place, Places, Site, innermost_module
@@ -48,6 +49,7 @@ class Recorder:
     path_of : the path of a module
     fitter : finds value models
     observations : which calls are looked at again
+    kernels : times calls by their kernels; None where events around them do
     pairs : signature, scope and number of tensors that a pair's number stands for
     """
 
@@ -60,6 +62,7 @@ class Recorder:
         self.write_now: Callable[[], None] = lambda: None
         self.idle = False
         self.graphs = GraphCaptures()
+        self.kernels: KernelTimes | None = None
         self._make_mode = make_mode
         self._sites = CallSites(stack_depth)
         self._here = threading.local()
@@ -73,6 +76,8 @@ class Recorder:
         self.pid = os.getpid()
         self.storages = Storages()
         self.graphs.forget()
+        if self.kernels is not None:
+            self.kernels.forget()
         self.pending: list[tuple[Record, bytes]] = []
         self.pairs: list[tuple[int, int, int]] = []
         self.dropped: Counter[tuple[str, str]] = Counter()

@@ -14,7 +14,8 @@ from torch import nn
 
 from opgrip.capture import full_values
 from opgrip.capture.capture import Capture
-from opgrip.capture.choices import FULL, GRIPS, KNOWN_EXTENSIONS
+from opgrip.capture.choices import FULL, GRIPS, KERNELS, KNOWN_EXTENSIONS
+from opgrip.capture.kernels import check_kernels
 from opgrip.capture.models import load_program
 from opgrip.capture.options import Recording, check_grips
 from opgrip.capture.processes import own_path
@@ -36,14 +37,21 @@ def ignore_own_warnings() -> None:
         warnings.filterwarnings("ignore", message=message)
 
 
-def check_capture(args: argparse.Namespace) -> None:
-    """Raise `UserError` where a capture cannot be made, or written, as it is asked for."""
+def check_capture(args: argparse.Namespace, device: str | None = None) -> None:
+    """Raise `UserError` where a capture cannot be made, or written, as it is asked for.
+
+    Parameters
+    ----------
+    device : that the program runs on, where it is known
+    """
     check_grips(args)
     output = None if args.output is None else own_path(args.output)
     if output is not None and str(output) != "-":
         check_writable(Path(output), args.force)
         if not str(output).endswith(SUFFIXES):
             raise UserError(f"{output} is no name of a trace", f"end it in {', '.join(SUFFIXES)}")
+    if args.device_time == KERNELS:
+        check_kernels(device)
     if args.values == FULL:
         full_values.check(output, args.force)
 

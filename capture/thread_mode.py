@@ -20,6 +20,7 @@ class ThreadMode(OrderlyMode):
     Attributes
     ----------
     number : of the thread's mode; a thread's ident goes to another thread when it ends
+    idents : numbers that an accelerator's records may name the thread by
     place : where the thread is; hooks change it by `enter` and `leave`
     rows : of each call: pair, start and end in ns, sequence number of autograd, negative in a backward pass, and the
         storages of its tensors, those that it took before those that it gave. A call is added in one go, which nothing
@@ -31,6 +32,7 @@ class ThreadMode(OrderlyMode):
     """
 
     number: int
+    idents: tuple[int, ...]
     thread_name: str
     place: Place
     rows: list[int]

@@ -9,7 +9,7 @@ import math
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import cache, partial
 from types import FunctionType, TracebackType
@@ -377,6 +377,67 @@ def is_transformed(tensor: torch.Tensor) -> bool:
 def is_transforming() -> bool:
     """Whether this thread runs inside a transform of torch.func, or is traced by torch.fx."""
     return bool(_is_traced_by_fx()) or _transforms() is not None
+
+
+_events = _places.take("torch._C._autograd._ProfilerResult.events", None, "times of kernels are refused")
+
+
+_prepare_profiler = _places.take(
+    "torch.autograd.profiler._prepare_profiler", None, "a program whose kernels are timed cannot profile itself"
+)
+PREPARE_PROFILER = () if _prepare_profiler is None else ((sys.modules["torch.autograd.profiler"], "_prepare_profiler"),)
+"""Where what every profile calls before it starts is looked up."""
+
+
+class ActivityProfile:
+    """torch's profiler with the records that accelerators keep of their work, and nothing of operators."""
+
+    def __init__(self, activities: Collection[Any] | None = None) -> None:
+        self._profile: Any = torch.profiler.profile(activities=activities or recorded_activities().values())
+
+    def start(self) -> None:
+        """Keep records from now on."""
+        self._profile.start()
+
+    def stop(self) -> list[Any]:
+        """Wait for the accelerator; gives the events."""
+        self._profile.stop()
+        events: list[Any] = self._profile.profiler.kineto_results.events()
+        return events
+
+
+def recorded_activities() -> dict[str, Any]:
+    """The profiler's activities by the type of their devices, of the accelerators here that keep records.
+
+    A device from outside of torch is among those that the profiler supports whether it keeps any or not.
+    """
+    activities = [] if _events is None else torch.profiler.supported_activities()
+    return {item.name.lower(): item for item in activities if item.name in ("CUDA", "XPU")}
+
+
+_event = "torch._C._autograd._KinetoEvent"
+_tells_kind = (
+    _places.take(
+        f"{_event}.activity_type", None, "records are told apart by their device: of the host, those of launches"
+    )
+    is not None
+)
+_LAUNCH = ("_runtime", "_driver")
+_WORK = ("kernel", "gpu_memcpy", "gpu_memset")
+
+
+def is_launch(event: Any) -> bool:
+    """Whether a profile's event is that the host gave an accelerator work."""
+    if _tells_kind:
+        return bool(event.activity_type().endswith(_LAUNCH))
+    return bool(event.device_type().name == "CPU" and event.correlation_id() > 0)
+
+
+def is_work(event: Any) -> bool:
+    """Whether a profile's event is what an accelerator did: a kernel, a copy, a fill."""
+    if _tells_kind:
+        return bool(event.activity_type().endswith(_WORK))
+    return bool(event.device_type().name != "CPU" and not event.is_user_annotation())
 
 
 def _tells_reductions() -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 
 from opgrip.traces.arguments import TensorSpec, leaves, tensors
@@ -20,6 +21,8 @@ class Step:
     Attributes
     ----------
     number : place of the call in the trace's table
+    duration_ns : on the host
+    device_ns : how long it kept an accelerator busy; None for a call on the host alone
     after : the calls that made or last wrote the memory that this one takes
     takes, gives : storages of its arguments and of its results
     writes : storages of arguments that it writes into
@@ -32,10 +35,16 @@ class Step:
     thread: str
     start_ns: int
     duration_ns: int
+    device_ns: int | None
     takes: list[int]
     gives: list[int]
     writes: list[int]
     after: list[int] = field(default_factory=list)
+
+    @property
+    def time_ns(self) -> int:
+        """On the device where the call worked on one, else on the host."""
+        return self.duration_ns if self.device_ns is None else self.device_ns
 
 
 @dataclass(slots=True)
@@ -64,7 +73,8 @@ class Graph:
     ----------
     steps : by number; calls that were made inside another one belong to that
     critical_path : the chain of calls, each after the one before it, that takes longest
-    critical_ns : sum of their durations
+    critical_ns : sum of their times, of the device for calls that worked on one
+    critical_host_ns : the same on the host
     peak_bytes : the most memory that is mentioned before and after a call at once, without what was there before
     peak_at : that call
     outside_bytes : memory that was there before
@@ -74,6 +84,7 @@ class Graph:
     storages: dict[int, Storage]
     critical_path: list[int]
     critical_ns: int
+    critical_host_ns: int
     peak_bytes: int
     peak_at: int | None
     outside_bytes: int
@@ -125,16 +136,21 @@ def make_graph(trace: Trace) -> Graph:
     path = _critical_path(steps)
     peak, at = _peak(steps, storages)
     outside = sum(storage.bytes for storage in storages.values() if storage.made_by is None)
-    return Graph(steps, storages, path, sum(steps[number].duration_ns for number in path), peak, at, outside)
+    critical = [steps[number] for number in path]
+    times = sum(step.time_ns for step in critical), sum(step.duration_ns for step in critical)
+    return Graph(steps, storages, path, *times, peak, at, outside)
 
 
 def _steps(trace: Trace, extents: _Extents) -> Iterator[Step]:
     """The calls of a trace in the order in which they started; `extents` is told of their tensors."""
     signatures = {signature.number: signature for signature in trace.signatures}
     own = trace.own_calls
-    columns = ("signature", "op", "module", "phase", "thread", "start_ns", "duration_ns", "tensors", "first_storage")
+    columns = (
+        *("signature", "op", "module", "phase", "thread", "start_ns", "duration_ns", "device_ns"),
+        *("tensors", "first_storage"),
+    )
     for number, *values in zip(own.index, *(own[name] for name in columns), strict=True):
-        signature, op, module, phase, thread, start, duration, count, first = values
+        signature, op, module, phase, thread, start, duration, device, count, first = values
         mentioned = [int(item) for item in trace.storages[first : first + count]]
         shape = _shape_of(signatures.get(int(signature)), len(mentioned))
         extents.note(mentioned, shape.specs, shape.argument_count)
@@ -142,6 +158,7 @@ def _steps(trace: Trace, extents: _Extents) -> Iterator[Step]:
         writes = [storage for storage, written in zip(takes, shape.written, strict=True) if written]
         yield Step(
             *(int(number), str(op), str(module), str(phase), str(thread), int(start), int(duration)),
+            device_ns=None if np.isnan(device) else round(device),
             takes=_distinct_storages(takes),
             gives=_distinct_storages(gives),
             writes=_distinct_storages(writes),
@@ -206,13 +223,13 @@ def _distinct_storages(numbers: list[int]) -> list[int]:
 
 
 def _critical_path(steps: dict[int, Step]) -> list[int]:
-    """The chain of calls with the longest sum of durations; calls come after those that they depend on."""
+    """The chain of calls with the longest sum of times; calls come after those that they depend on."""
     longest: dict[int, int] = {}
     before: dict[int, int | None] = {}
     for number, step in steps.items():
         previous = max(step.after, key=lambda other: longest.get(other, 0), default=None)
         before[number] = previous
-        longest[number] = step.duration_ns + (0 if previous is None else longest.get(previous, 0))
+        longest[number] = step.time_ns + (0 if previous is None else longest.get(previous, 0))
     last = max(longest, key=lambda number: longest[number], default=None)
     path: list[int] = []
     while last is not None:

@@ -18,11 +18,13 @@ from opgrip.traces.records import (
     NO_STORAGE,
     Calls,
     Context,
+    DeviceTimes,
     Dropped,
     Effects,
     End,
     Entered,
     Header,
+    Kernels,
     Observed,
     Record,
     Scope,
@@ -143,6 +145,10 @@ class _Join:
                     self._counts["thread"] += 1
                 case Calls():
                     self._calls(record, numbers, first_storage, shift_ns)
+                case DeviceTimes():
+                    self.writer.write(replace(record, thread=numbers.threads[record.thread]))
+                case Kernels():
+                    self.writer.write(replace(record, signature=numbers.signatures[record.signature]))
                 case Entered():
                     self._entered(record, numbers, shift_ns)
                 case End():

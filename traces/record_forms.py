@@ -21,11 +21,13 @@ from opgrip.traces.records import (
     MINOR,
     Calls,
     Context,
+    DeviceTimes,
     Dropped,
     Effects,
     End,
     Entered,
     Header,
+    Kernels,
     Observed,
     Record,
     Scope,
@@ -267,6 +269,31 @@ def _page_faults(pairs: Json, calls: int) -> list[tuple[int, int]]:
     return [(place, count) for place, count in counted]
 
 
+def _device_times_to_json(record: DeviceTimes) -> dict[str, Json]:
+    return {"type": "device_times", "thread": record.thread, "first": record.first, "device_ns": record.device_ns}
+
+
+def _device_times_from_json(form: Mapping[str, Json]) -> DeviceTimes:
+    first = _integer(form["first"])
+    if first < 0:
+        raise FormatError("device times of a call before the first")
+    return DeviceTimes(_integer(form["thread"]), first, _integers(form["device_ns"]))
+
+
+def _kernels_to_json(record: Kernels) -> dict[str, Json]:
+    form: dict[str, Json] = {"type": "kernels", "signature": record.signature, "names": record.names}
+    return form | {"launches": record.launches, "device_ns": record.device_ns}
+
+
+def _kernels_from_json(form: Mapping[str, Json]) -> Kernels:
+    names, launches, times = form["names"], _integers(form["launches"]), _integers(form["device_ns"])
+    if not isinstance(names, list) or not len(names) == len(launches) == len(times):
+        raise FormatError("kernels whose columns differ in length")
+    if min([*launches, *times], default=0) < 0:
+        raise FormatError("kernels with a count or a time below 0")
+    return Kernels(_integer(form["signature"]), [_text(name) for name in names], launches, times)
+
+
 def _entered_to_json(record: Entered) -> dict[str, Json]:
     form: dict[str, Json] = {"type": "entered", "thread": record.thread, "start_ns": record.start_ns}
     form |= {"scope": record.scope, "signature": record.signature}
@@ -380,6 +407,8 @@ _TO_JSON: dict[type, Callable[[Any], dict[str, Json]]] = {
     Values: _values_to_json,
     Thread: _thread_to_json,
     Calls: _calls_to_json,
+    DeviceTimes: _device_times_to_json,
+    Kernels: _kernels_to_json,
     Entered: _entered_to_json,
     End: _end_to_json,
 }
@@ -394,6 +423,8 @@ _FROM_JSON: dict[str, Callable[[Mapping[str, Json]], Record]] = {
     "values": _values_from_json,
     "thread": _thread_from_json,
     "calls": _calls_from_json,
+    "device_times": _device_times_from_json,
+    "kernels": _kernels_from_json,
     "entered": _entered_from_json,
     "end": _end_from_json,
 }
@@ -412,6 +443,8 @@ _FIELDS: dict[str, set[str]] = {
         *("type", "thread", "start_ns", "signature", "scope", "after_ns", "duration_ns", "tensors", "storages"),
         *("newest", "device_ns", "page_faults", "streams"),
     },
+    "device_times": {"type", "thread", "first", "device_ns"},
+    "kernels": {"type", "signature", "names", "launches", "device_ns"},
     "entered": {"type", "thread", "start_ns", "scope", "signature", "opened"},
     "end": {"type", "calls", "signatures", "duration_ns", "dropped", "passed_by", "without_values", "stopped"}
     | {"devices", "accelerator"},

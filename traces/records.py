@@ -10,7 +10,7 @@ from opgrip.traces.arguments import Opaque, TensorSpec
 from opgrip.traces.values import ValueModel
 
 FORMAT = "opgrip-trace"
-MAJOR, MINOR = 1, 3
+MAJOR, MINOR = 1, 4
 
 OPERATOR = "operator"
 EXTENSION = "extension"
@@ -191,6 +191,37 @@ class Calls:
 
 
 @dataclass(frozen=True, slots=True)
+class DeviceTimes:
+    """How long calls kept an accelerator busy, where that was known only after they were written.
+
+    Attributes
+    ----------
+    first : place of the first call among those of its thread, in the order in which the trace has them
+    device_ns : of this call and those that follow it, as `Calls` has it
+    """
+
+    thread: int
+    first: int
+    device_ns: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Kernels:
+    """What the calls of a signature ran on an accelerator: kernels, copies and fills. Several records of one add up.
+
+    Attributes
+    ----------
+    names : as the accelerator's driver has them
+    launches, device_ns : how often each ran, and for how long in all
+    """
+
+    signature: int
+    names: list[str]
+    launches: list[int]
+    device_ns: list[int]
+
+
+@dataclass(frozen=True, slots=True)
 class Entered:
     """A call that had not ended when this was written. If it did end, the trace also has it among its calls.
 
@@ -248,4 +279,18 @@ class End:
     accelerator: dict[str, Any] = field(default_factory=dict)
 
 
-Record: TypeAlias = Header | Signature | Observed | Effects | Scope | Context | Values | Thread | Calls | Entered | End
+Record: TypeAlias = (
+    Header
+    | Signature
+    | Observed
+    | Effects
+    | Scope
+    | Context
+    | Values
+    | Thread
+    | Calls
+    | DeviceTimes
+    | Kernels
+    | Entered
+    | End
+)

@@ -1,6 +1,7 @@
 """A trace as events of the Chrome trace format, which Perfetto and chrome://tracing open.
 
-A track for each thread, on which calls stand inside their modules, and those inside their phases. Format:
+A track for each thread, on which calls stand inside their modules, and those inside their phases. Where calls have
+times of a device, a second one has what the thread gave it. Format:
 https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
 """
 
@@ -14,9 +15,10 @@ import pandas as pd
 
 from opgrip.traces.arguments import TensorSpec, leaves
 from opgrip.traces.names import tensor_outline
+from opgrip.traces.records import FUNCTION
 from opgrip.traces.trace import Trace
 
-MODULE, PHASE, CALL = "module", "phase", "operator"
+MODULE, PHASE, CALL, ON_DEVICE = "module", "phase", "operator", "device"
 """Categories of events."""
 PROCESS = 1
 """Number of the process of a trace that holds one only."""
@@ -41,6 +43,24 @@ def timeline(trace: Trace) -> Iterator[Event]:
                 yield from nesting.move_to(_path(row), row["start_ns"], row["start_ns"] + row["duration_ns"])
             yield _slice(str(row["op"]), CALL, row["start_ns"], row["duration_ns"], pid, tid, _facts(row, shapes))
         yield from nesting.move_to((), 0, 0)
+        yield from _device_track(calls, pid, len(trace.calls) + tid, thread, shapes)
+
+
+def _device_track(calls: pd.DataFrame, pid: int, tid: int, thread: str, shapes: dict[int, str]) -> Iterator[Event]:
+    """What a thread gave a device. When that began is not known: at the earliest, when the call did and the last ended.
+
+    What extension functions call is in the time of these; that of a function of the program is of the calls in it.
+    """
+    on_device = calls[calls["device_ns"].notna() & (calls["kind"] != FUNCTION)]
+    on_device = on_device[on_device["inside"].isna() | on_device["gripped"]]
+    if on_device.empty:
+        return
+    yield _name_event("thread_name", pid, tid, f"device, by {thread} (calls as early as they can be)")
+    end_ns = 0.0
+    for row in on_device.to_dict("records"):
+        start_ns = max(end_ns, row["start_ns"])
+        end_ns = start_ns + row["device_ns"]
+        yield _slice(str(row["op"]), ON_DEVICE, start_ns, row["device_ns"], pid, tid, _facts(row, shapes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +103,7 @@ def _facts(row: dict[Any, Any], shapes: dict[int, str]) -> dict[str, Any]:
     if not pd.isna(row["function"]):
         facts["at"] = f"{row['function']}, {row['file']}:{row['line']}"
     if not pd.isna(row["device_ns"]):
-        facts["device_us"] = row["device_ns"] / 1e3
+        facts |= {"device_us": row["device_ns"] / 1e3, "host_us": row["duration_ns"] / 1e3}
     return facts
 
 
@@ -93,7 +113,7 @@ def _shapes(arguments: Any) -> str:
     )
 
 
-def _slice(name: str, category: str, start_ns: int, duration_ns: int, pid: int, tid: int, facts: Event) -> Event:
+def _slice(name: str, category: str, start_ns: float, duration_ns: float, pid: int, tid: int, facts: Event) -> Event:
     times = {"ts": int(start_ns) / 1e3, "dur": int(duration_ns) / 1e3}
     return {"name": name, "cat": category, "ph": "X", **times, "pid": pid, "tid": tid, "args": facts}
 

@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 
 from opgrip.traces.accelerators import device_of, merge_facts
+from opgrip.traces.device_times import device_times, streams, summarize_kernels, with_functions
 from opgrip.traces.errors import UserError
 from opgrip.traces.labels import are_marks, label_of, labeled
 from opgrip.traces.reader import TraceReader
@@ -20,10 +21,12 @@ from opgrip.traces.records import (
     FUNCTION,
     Calls,
     Context,
+    DeviceTimes,
     Effects,
     End,
     Entered,
     Header,
+    Kernels,
     Observed,
     Scope,
     Signature,
@@ -52,10 +55,10 @@ class Trace:
         file, line, own_module, phase, inside, gripped (whether what it is inside of is a gripped function), device (of
         its tensors: an accelerator, where one is among them), process
         (in a merged trace), thread, start_ns (since the start of the capture),
-        duration_ns, device_ns (nan for what ran on the host alone), stream (its number, for others),
-        time_ns (of the device where there is one, else the duration), page_faults (0 where none were counted), tensors,
-        first_storage. Module, function, file and line of a call in a backward pass are those of the forward call that
-        caused it, where it is known; `own_module` is where it ran itself.
+        duration_ns, device_ns (nan for what ran on the host alone; of a gripped function, the sum of the calls inside
+        it), stream (its number, for others), time_ns (of the device where there is one, else the duration), page_faults
+        (0 where none were counted), tensors, first_storage. Module, function, file and line of a call in a backward
+        pass are those of the forward call that caused it, where it is known; `own_module` is where it ran itself.
     storages : the memory of each call's tensors: `tensors` numbers from `first_storage` on, as `Calls` has them
     contexts : settings that scopes refer to, by number
     unfinished : the calls that never ended, in a trace that was cut by that
@@ -66,6 +69,7 @@ class Trace:
     tensor_files : the files of whole values beside the trace, as far as they are there
     observed : by the number of a signature, what others of its calls met than the first
     effects : by the number of a signature, in the trace of a sample, what its call did
+    kernels : what calls of signatures ran on an accelerator, where the trace tells
     """
 
     header: dict[str, Any]
@@ -83,6 +87,7 @@ class Trace:
     tensor_files: tuple[Path, ...] = ()
     observed: dict[int, list[Observed]] = field(default_factory=dict)
     effects: dict[int, Effects] = field(default_factory=dict)
+    kernels: list[Kernels] = field(default_factory=list)
 
     def __repr__(self) -> str:
         model = self.header.get("model")
@@ -125,7 +130,8 @@ class Trace:
 
         Each call counts to `time_us` and `share` with the median of its signature's calls, so that one that the system
         interrupted weighs no more than the others; `total_us` is the sum of what they really took. A call that
-        worked on an accelerator counts with the time that it kept that busy.
+        worked on an accelerator counts with the time that it kept that busy; where there are such calls, a column
+        `host_us` has the sum of all calls' times on the host.
         Calls that an extension function made count to the function's time, and have no row of their own. A gripped
         function has none: its calls have.
 
@@ -146,7 +152,16 @@ class Trace:
                 "share": time_ns / max(float(time_ns.sum()), 1.0),
             }
         )
+        if own["device_ns"].notna().any():
+            table["host_us"] = groups["duration_ns"].sum() / 1e3
         return table.sort_values(["share", "calls"], ascending=False).reset_index()
+
+    def kernels_by_operator(self) -> pd.DataFrame:
+        """One row a kernel and operator, by falling time on the device: kernel, op, launches, time_us, share.
+
+        Empty where the trace tells of none: it was captured without `--device-time kernels`.
+        """
+        return summarize_kernels(self.kernels, {signature.number: signature.op for signature in self.signatures})
 
 
 def load(path: str | Path, partial: bool | None = None, unbounded: bool = False) -> Trace:
@@ -174,6 +189,8 @@ def load(path: str | Path, partial: bool | None = None, unbounded: bool = False)
     threads: dict[int, Thread] = {}
     entered: dict[int, list[Entered]] = {}
     blocks: list[Calls] = []
+    later: list[DeviceTimes] = []
+    kernels: list[Kernels] = []
     end: End | None = None
     for record in reader:
         match record:
@@ -199,6 +216,10 @@ def load(path: str | Path, partial: bool | None = None, unbounded: bool = False)
                 entered.setdefault(record.thread, []).append(record)
             case Calls():
                 blocks.append(record)
+            case DeviceTimes():
+                later.append(record)
+            case Kernels():
+                kernels.append(record)
             case End():
                 end = record
                 header = _with_accelerators(header, record)
@@ -206,11 +227,12 @@ def load(path: str | Path, partial: bool | None = None, unbounded: bool = False)
         warnings.warn(f"{reader.missing}: what there is of it is loaded", stacklevel=2)
     elif reader.missing and not partial:
         raise UserError(reader.missing, "load what there is with --partial, or partial=True")
-    calls = _table(blocks, signatures, scopes, threads)
+    calls = _table(blocks, later, signatures, scopes, threads)
     unfinished = _unfinished_calls(entered, blocks)
     return Trace(
         *(header, signatures, scopes, values, calls, _column(blocks, "storages"), contexts, unfinished),
         *(end, reader.missing, dict(reader.unknown), tensors, files_beside(reader.path, header), observed, effects),
+        kernels,
     )
 
 
@@ -251,7 +273,11 @@ def _unfinished_calls(entered: dict[int, list[Entered]], blocks: list[Calls]) ->
 
 
 def _table(
-    blocks: list[Calls], signatures: list[Signature], scopes: list[Scope], threads: dict[int, Thread]
+    blocks: list[Calls],
+    later: list[DeviceTimes],
+    signatures: list[Signature],
+    scopes: list[Scope],
+    threads: dict[int, Thread],
 ) -> pd.DataFrame:
     def of_scope(value: Callable[[Scope], Any]) -> pd.Categorical:
         return _names(scope, {record.number: value(record) for record in scopes})
@@ -265,7 +291,6 @@ def _table(
     def origin(record: Scope) -> Scope:
         return by_number.get(record.forward, record) if record.forward is not None else record
 
-    device_ns, duration_ns = _device_times(blocks), _column(blocks, "duration_ns")
     table = pd.DataFrame(
         {
             "signature": signature,
@@ -284,34 +309,25 @@ def _table(
             "process": _names(thread, {number: record.process for number, record in threads.items()}),
             "thread": _names(thread, {number: record.name for number, record in threads.items()}),
             "start_ns": _column(blocks, "start_ns"),
-            "duration_ns": duration_ns,
-            "device_ns": device_ns,
-            "stream": _streams(blocks, ~np.isnan(device_ns)),
-            "time_ns": np.where(np.isnan(device_ns), duration_ns, device_ns),
+            "duration_ns": _column(blocks, "duration_ns"),
+            "device_ns": device_times(blocks, later),
+            "stream": streams(blocks),
+            "time_ns": 0.0,
             "page_faults": _page_faults(blocks, lengths),
             "tensors": tensors,
             "first_storage": np.cumsum(tensors) - tensors,
         }
     )
-    return table.sort_values("start_ns", kind="stable", ignore_index=True)
+    table = table.sort_values("start_ns", kind="stable", ignore_index=True)
+    table["stream"] = pd.arrays.IntegerArray(table["stream"].to_numpy(), table["device_ns"].isna().to_numpy())
+    table["device_ns"] = with_functions(table)
+    table["time_ns"] = table["device_ns"].fillna(table["duration_ns"])
+    return table
 
 
 def _column(blocks: list[Calls], name: str) -> np.ndarray[Any, np.dtype[np.int64]]:
     pieces = [np.asarray(getattr(block, name), dtype=np.int64) for block in blocks]
     return np.concatenate(pieces) if pieces else np.empty(0, dtype=np.int64)
-
-
-def _device_times(blocks: list[Calls]) -> np.ndarray[Any, np.dtype[np.float64]]:
-    pieces = [np.asarray(block.device_ns or [-1] * len(block.signature), dtype=np.float64) for block in blocks]
-    times = np.concatenate(pieces) if pieces else np.empty(0)
-    return np.where(times < 0, np.nan, times)
-
-
-def _streams(blocks: list[Calls], on_device: np.ndarray[Any, np.dtype[np.bool_]]) -> Any:
-    """The number of each call's stream; none of those that ran on the host alone."""
-    pieces = [np.asarray(block.streams or [0] * len(block.signature), dtype=np.int64) for block in blocks]
-    streams = np.concatenate(pieces) if pieces else np.empty(0, dtype=np.int64)
-    return pd.arrays.IntegerArray(streams, ~on_device)
 
 
 def _page_faults(blocks: list[Calls], lengths: list[int]) -> np.ndarray[Any, np.dtype[np.int64]]:

@@ -11,3 +11,7 @@ def counted(count: int, noun: str, plural: str | None = None) -> str:
     plural : of the noun, where that is not the noun and an `s`
     """
     return f"{count:,} {noun if count == 1 else plural or f'{noun}s'}"
+
+
+DEVICE_TIME = "times are of the device for calls that worked on one"
+"""What is said above times that are not all of the host."""

@@ -21,6 +21,7 @@ class FlowingCall:
 
     Attributes
     ----------
+    captured_ns : of the device where it worked on one, else of the host
     takes : memory of each tensor among its arguments, `NO_STORAGE` where that is not known
     gives : of each among its results
     over : what no later call mentions
@@ -29,7 +30,8 @@ class FlowingCall:
 
     signature: int
     op: str
-    captured_ns: int
+    captured_ns: float
+    captured_host_ns: int
     takes: tuple[int, ...]
     gives: tuple[int, ...]
     over: tuple[int, ...]
@@ -120,14 +122,14 @@ def _calls(
         over.setdefault(storage.last, []).append(storage.number)
     nothing = Interface((), ())
     own = trace.own_calls
-    columns = ("signature", "op", "scope", "duration_ns", "tensors", "first_storage")
+    columns = ("signature", "op", "scope", "time_ns", "duration_ns", "tensors", "first_storage")
     for row, *values in zip(own.index, *(own[name].tolist() for name in columns), strict=True):
-        signature, op, scope, duration, count, first = values
+        signature, op, scope, time, host, count, first = values
         interface = interfaces.get(signature, nothing)
         takes, gives = interface.memory_of(tuple(trace.storages[first : first + count].tolist()))
         _note(needs, interface, takes, gives)
         yield FlowingCall(
-            *(signature, str(op), duration, takes, gives, tuple(over.get(row, ()))),
+            *(signature, str(op), time, host, takes, gives, tuple(over.get(row, ()))),
             settings.get(context_of.get(scope), settings[None]),
         )
 

@@ -14,11 +14,12 @@ from opgrip.replay.measuring.results import OK, Result
 from opgrip.replay.modes import EAGER
 from opgrip.replay.reports.cells import added_columns
 from opgrip.replay.reports.report import report
+from opgrip.replay.timing.methods import ON_DEVICE
 from opgrip.traces.command import printable
 from opgrip.traces.folding import shorten
 from opgrip.traces.tables import TableColumn, print_table
 from opgrip.traces.terminal import print_line
-from opgrip.traces.words import counted
+from opgrip.traces.words import DEVICE_TIME, counted
 
 STYLES = {"wrong": "bold red", "failed": "red", "timeout": "red", "unsupported": "yellow", "skipped": "dim"}
 OPERATORS = 3
@@ -53,7 +54,7 @@ def print_results(results: Sequence[Result], file: IO[str]) -> None:
     """Print the table; reasons of what is not ok stand below it, one line for all cases that share one."""
     columns = [heading.column(results) for heading in _headings(results)]
     print_table(columns, file, styles=[STYLES.get(result.status) for result in results])
-    for line in _reasons(results):
+    for line in (*_clocks(results), *_reasons(results)):
         print_line(line, file)
 
 
@@ -66,7 +67,7 @@ def write_markdown(results: Sequence[Result], header: Mapping[str, Any], file: I
     for result in results:
         cells = (shorten(heading.cell(result)).replace("|", "\\|") for heading in headings)
         file.write(f"| {' | '.join(cells)} |\n")
-    for line in _reasons(results):
+    for line in (*_clocks(results), *_reasons(results)):
         file.write(f"\n{line}\n")
 
 
@@ -90,6 +91,12 @@ def _headings(results: Sequence[Result]) -> list[Heading]:
             rank=4,
         ),
         Heading("captured us", lambda row: _number(row.captured_us), lambda _: in_program, rank=2),
+        Heading(
+            "captured host us",
+            lambda row: _number(row.captured_host_us),
+            _any(lambda row: row.captured_host_us),
+            rank=4,
+        ),
         Heading("replayed us", lambda row: _number(row.median_us)),
         Heading("p10", lambda row: _number(row.p10_us), rank=5),
         Heading("p90", lambda row: _number(row.p90_us), rank=5),
@@ -124,6 +131,10 @@ def _operator(result: Result) -> str:
 
 def _mode(result: Result) -> str:
     return f"{result.mode} ({result.note})" if result.note else result.mode
+
+
+def _captured_on_host(result: Result) -> str:
+    return _number(result.captured_host_us)
 
 
 def _speed_up(result: Result) -> str:
@@ -162,6 +173,16 @@ def _added(about: Column, result: Result) -> str:
     if about.unit == "1":
         return f"{cell:.0%}"
     return cell if isinstance(cell, str) else f"{cell:g}"
+
+
+def _clocks(results: Sequence[Result]) -> list[str]:
+    """Which clock the times are of, where some are of a device."""
+    if not any(result.captured_host_us for result in results):
+        return []
+    by_device = {result.method in ON_DEVICE for result in results if result.median_us is not None}
+    clocks = " and ".join("the device's clock" if is_so else "the host's" for is_so in sorted(by_device, reverse=True))
+    replayed = f"; replayed ones are by {clocks}" if clocks else ""
+    return [f"captured {DEVICE_TIME}, captured host us is the host's beside it{replayed}"]
 
 
 def _reasons(results: Sequence[Result]) -> list[str]:

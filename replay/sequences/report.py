@@ -8,7 +8,7 @@ from opgrip.replay.sequences.results import OperatorTime, SequenceResult
 from opgrip.traces.command import printable
 from opgrip.traces.tables import TableColumn, print_table
 from opgrip.traces.terminal import print_line
-from opgrip.traces.words import counted
+from opgrip.traces.words import DEVICE_TIME, counted
 
 OPERATORS, REASONS = 12, 12
 
@@ -25,6 +25,11 @@ def print_sequence(result: SequenceResult, file: IO[str]) -> None:
         TableColumn("replayed us", [f"{item.replayed_us:,.0f}" for item in shown]),
         TableColumn("ratio", [_ratio(item) for item in shown]),
     ]
+    if result.has_device_times:
+        columns += [
+            TableColumn("captured host us", [f"{item.captured_host_us:,.0f}" for item in shown], rank=1),
+            TableColumn("replayed host us", [f"{item.replayed_host_us:,.0f}" for item in shown], rank=1),
+        ]
     print_table(columns, file)
     for reason in result.not_replayed[:REASONS]:
         text = f"{reason.status}: {reason.op}, {counted(reason.count, 'call')}: {reason.reason}"
@@ -38,16 +43,21 @@ def _ratio(item: OperatorTime) -> str:
 def _lines(result: SequenceResult) -> list[tuple[str, str]]:
     middle, low, high = (result.replayed_quantile_ms(share) for share in (0.5, 0.1, 0.9))
     ran = f"{result.replayed:,} replayed, {result.substituted:,} substituted, {result.unsupported:,} unsupported"
-    captured = result.captured_ms - result.unsupported_ms
+    captured, on_host = (
+        result.captured_ms - result.unsupported_ms,
+        result.captured_host_ms - result.unsupported_host_ms,
+    )
     ratio = f", {middle / captured:.2f} times" if captured else ""
+    host = f"captured {on_host:,.2f} ms in these calls, replayed {result.host_quantile_ms(0.5):,.2f} ms"
     megabytes = [size / 1e6 for size in (result.captured_peak_bytes, result.replayed_peak_bytes, result.outside_bytes)]
     return [
         ("calls", f"{result.calls:,}: {ran}"),
         (
             "time",
             f"captured {captured:,.2f} ms in these calls, replayed {middle:,.2f} ms{ratio} "
-            f"(p10 {low:,.2f}, p90 {high:,.2f}, {counted(result.repeats, 'pass', 'passes')})",
+            f"(p10 {low:,.2f}, p90 {high:,.2f}, {counted(len(result.replayed_ms), 'pass', 'passes')})",
         ),
+        *([("host", f"{host}; the other {DEVICE_TIME}")] if result.has_device_times else []),
         (
             "wall",
             f"captured {result.captured_wall_ms:,.2f} ms from first to last, "

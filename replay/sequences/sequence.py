@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from time import perf_counter_ns
@@ -23,6 +23,7 @@ from opgrip.replay.operators.lookup import TRUSTED_EXTENSIONS
 from opgrip.replay.sequences.memory import Memory, room_on
 from opgrip.replay.sequences.rehearsal import Part, Rehearsal, switching
 from opgrip.replay.sequences.results import Pass, SequenceResult, make_result
+from opgrip.replay.sequences.watches import DeviceWatch, HostWatch, Watch, typical_ns
 from opgrip.replay.timing.rounds import NO_ROW, Announce, no_garbage_collection
 from opgrip.traces import Trace
 from opgrip.traces.errors import UserError, one_line
@@ -95,14 +96,12 @@ def replay_sequence(
             *(excluded, announce),
         )
         passes = _measure(rehearsal, settings, tell)
-    return make_result(trace, flow, rehearsal.parts, passes, settings.device)
+        on_device = _measure_on_device(rehearsal, settings, passes, tell)
+    return make_result(trace, flow, rehearsal.parts, passes, on_device, settings.device)
 
 
 def _measure(rehearsal: Rehearsal, settings: SequenceSettings, tell: Tell) -> list[Pass]:
-    def begin() -> None:
-        rehearsal.begin()
-        _set_seed(settings.device, settings.seed)
-
+    begin = _beginning(rehearsal, settings)
     rehearsal.settle(begin, tell)
     passes: list[Pass] = []
     failures = 0
@@ -111,7 +110,7 @@ def _measure(rehearsal: Rehearsal, settings: SequenceSettings, tell: Tell) -> li
         while _wants_more(passes, perf_counter_ns() - started, settings) and failures < MOST_FAILURES:
             tell("timed runs", len(passes), settings.repeats or max(FEWEST, len(passes) + 1))
             begin()
-            timed = _pass(rehearsal, settings.device)
+            timed = _pass(rehearsal, settings.device, HostWatch())
             if timed is None:
                 # values that are not the same at each pass: it is found out anew what can run
                 failures += 1
@@ -121,7 +120,37 @@ def _measure(rehearsal: Rehearsal, settings: SequenceSettings, tell: Tell) -> li
     return passes
 
 
-def _pass(rehearsal: Rehearsal, device: str) -> Pass | None:
+def _measure_on_device(
+    rehearsal: Rehearsal, settings: SequenceSettings, passes: Sequence[Pass], tell: Tell
+) -> list[Pass]:
+    """Passes of their own, as an accelerator is held back in them: timed by its clock; none on the CPU."""
+    if not is_accelerator(settings.device) or not passes:
+        return []
+    begin = _beginning(rehearsal, settings)
+    host_ns = typical_ns([one.times_ns for one in passes])
+    on_device: list[Pass] = []
+    count = min(FEWEST, settings.repeats or FEWEST)
+    with no_garbage_collection():
+        for number in range(count):
+            tell("runs timed by the device", number, count)
+            begin()
+            timed = _pass(rehearsal, settings.device, DeviceWatch(settings.device, host_ns))
+            if timed is not None:
+                on_device.append(timed)
+    return on_device
+
+
+def _beginning(rehearsal: Rehearsal, settings: SequenceSettings) -> Callable[[], None]:
+    """What puts all back to how it was before the first call."""
+
+    def begin() -> None:
+        rehearsal.begin()
+        _set_seed(settings.device, settings.seed)
+
+    return begin
+
+
+def _pass(rehearsal: Rehearsal, device: str, watch: Watch) -> Pass | None:
     """Run all calls once; None where one failed that had not before."""
     synchronize = synchronizer(device)
     allocator = module_of(device) if is_accelerator(device) else None
@@ -129,14 +158,13 @@ def _pass(rehearsal: Rehearsal, device: str) -> Pass | None:
     if allocator is not None:
         allocator.reset_peak_memory_stats(device)
         at_start = allocator.memory_allocated(device)
-    times = []
     with switching() as use:
         synchronize()
         start = perf_counter_ns()
         for call, part in zip(rehearsal.flow.calls, rehearsal.parts, strict=True):
             use(call.settings)
             try:
-                times.append(_timed(rehearsal, call, part))
+                _run(rehearsal, call, part, watch)
             except Exception as error:
                 check_use(device, error)
                 rehearsal.give_up(call, part, one_line(error, 120))
@@ -145,24 +173,21 @@ def _pass(rehearsal: Rehearsal, device: str) -> Pass | None:
         synchronize()
         wall = perf_counter_ns() - start
     own = rehearsal.memory.peak_bytes
-    return Pass(times, wall, own if allocator is None else allocator.max_memory_allocated(device) - at_start)
+    return Pass(watch.times_ns(), wall, own if allocator is None else allocator.max_memory_allocated(device) - at_start)
 
 
-def _timed(rehearsal: Rehearsal, call: FlowingCall, part: Part) -> int:
-    """How long a call took, in ns; 0 for one that is not run."""
+def _run(rehearsal: Rehearsal, call: FlowingCall, part: Part, watch: Watch) -> None:
+    """Run a call, where it can be, and hand on its result."""
     if part.prepared is None:
         rehearsal.hand_on(call, part, None)
-        return 0
+        watch.skip()
+        return
     if part.redrawn:
         rehearsal.redraw(call, part)
     function = part.prepared.run
     args, kwargs = part.prepared.arguments(rehearsal.memory, call.takes)
     rehearsal.announce(call.signature, NO_ROW)
-    start = perf_counter_ns()
-    result = function(*args, **kwargs)
-    spent = perf_counter_ns() - start
-    rehearsal.hand_on(call, part, result)
-    return spent
+    rehearsal.hand_on(call, part, watch.run(function, args, kwargs))
 
 
 def _wants_more(passes: Sequence[Pass], spent_ns: int, settings: SequenceSettings) -> bool:

@@ -275,3 +275,16 @@ def test_the_time_of_a_device_is_the_time(tmp_path: Path) -> None:
     assert row["method"] == "events"
     assert row["captured_us"] >= 5000 > row["captured_host_us"]
     assert 5000 <= row["median_us"] < 5100
+
+
+@on_simulator(SIM_DURATIONS="aten::relu=5000;aten::clamp_min=5000")
+def test_a_table_says_which_clock_its_times_are_of(tmp_path: Path) -> None:
+    x = torch.ones(3, device="sim:0")
+    with Capture(tmp_path / "t.jsonl"):
+        x.relu()
+    out = tmp_path / "t.md"
+    assert opreplay([str(tmp_path / "t.jsonl"), "--budget", "0.01", "-o", str(out)]) == 0
+    text = out.read_text()
+    assert "| captured us | captured host us | replayed us |" in text
+    assert "captured times are of the device for calls that worked on one" in text
+    assert "replayed ones are by the device's clock" in text

@@ -15,7 +15,7 @@ from opgrip.traces.command import add_debug, add_reading, printable
 from opgrip.traces.errors import UserError
 from opgrip.traces.output import whole_file
 from opgrip.traces.progress import Reporter
-from opgrip.traces.words import counted
+from opgrip.traces.words import DEVICE_TIME, counted
 
 if TYPE_CHECKING:
     from opgrip.traces.graph import Graph
@@ -55,15 +55,14 @@ def run(args: argparse.Namespace) -> int:
             for line in writers[args.output.suffix](graph):
                 file.write(f"{line}\n".encode())
         print(f"opgrip trace graph: {counted(len(graph.steps), 'call')} to {args.output}", file=sys.stderr)
-    total = sum(step.duration_ns for step in graph.steps.values())
-    for line in _facts(graph, total):
+    for line in _facts(graph):
         print(line, file=sys.stdout)
     return 0
 
 
 def as_json(graph: Graph) -> Iterator[str]:
     """The graph as one JSON object, a call or storage a line."""
-    critical = {"duration_ns": graph.critical_ns, "calls": graph.critical_path}
+    critical = {"time_ns": graph.critical_ns, "duration_ns": graph.critical_host_ns, "calls": graph.critical_path}
     memory = {"peak_bytes": graph.peak_bytes, "peak_at": graph.peak_at, "outside_bytes": graph.outside_bytes}
     yield f'{{"critical_path": {json.dumps(critical)},'
     yield f'"live_memory": {json.dumps(memory)},'
@@ -81,7 +80,7 @@ def as_dot(graph: Graph) -> Iterator[str]:
     yield "digraph trace {"
     yield "node [shape=box, fontname=sans]"
     for step in graph.steps.values():
-        label = json.dumps(f"{printable(step.op)}\n{printable(step.module)}\n{step.duration_ns / 1e3:.1f} us")
+        label = json.dumps(f"{printable(step.op)}\n{printable(step.module)}\n{step.time_ns / 1e3:.1f} us")
         yield f"{step.number} [label={label}{', color=red' if step.number in critical else ''}]"
     for step in graph.steps.values():
         for before in step.after:
@@ -90,17 +89,23 @@ def as_dot(graph: Graph) -> Iterator[str]:
     yield "}"
 
 
-def _facts(graph: Graph, total_ns: int) -> Iterator[str]:
+def _facts(graph: Graph) -> Iterator[str]:
+    steps = graph.steps.values()
     edges = sum(len(step.after) for step in graph.steps.values())
     flow = f"{counted(edges, 'dependency', 'dependencies')}, {counted(len(graph.storages), 'storage')}"
     yield f"calls          {len(graph.steps):,}, {flow}"
-    yield (
-        f"critical path  {counted(len(graph.critical_path), 'call')}, {graph.critical_ns / 1e6:,.2f} ms of "
-        f"{total_ns / 1e6:,.2f} ms ({graph.critical_ns / max(total_ns, 1):.0%})"
-    )
+    path = f"{counted(len(graph.critical_path), 'call')}, "
+    yield f"critical path  {path}{_part(graph.critical_ns, sum(step.time_ns for step in steps))}"
+    if any(step.device_ns is not None for step in steps):
+        host = _part(graph.critical_host_ns, sum(step.duration_ns for step in steps))
+        yield f"               {DEVICE_TIME}; on the host, {host}"
     at = "" if graph.peak_at is None else f" at call {graph.peak_at} ({printable(graph.steps[graph.peak_at].op)})"
     peak, outside = graph.peak_bytes / 1e6, graph.outside_bytes / 1e6
     yield f"live memory    {peak:,.2f} MB at most{at}, and {outside:,.2f} MB from before"
+
+
+def _part(part_ns: int, total_ns: int) -> str:
+    return f"{part_ns / 1e6:,.2f} ms of {total_ns / 1e6:,.2f} ms ({part_ns / max(total_ns, 1):.0%})"
 
 
 verbs.register("trace graph")(Verb("show dependencies, the critical path and live memory", EXAMPLES, prepare, run))

@@ -17,7 +17,7 @@ from opgrip.traces.output import check_writable, whole_file
 from opgrip.traces.progress import Reporter
 from opgrip.traces.tables import TableColumn, print_table
 from opgrip.traces.terminal import print_line
-from opgrip.traces.words import counted
+from opgrip.traces.words import DEVICE_TIME, counted
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -69,7 +69,11 @@ def run(args: argparse.Namespace) -> int:
     for name, value in _facts(trace):
         print_line(f"{name:<12}{printable(value)}", sys.stdout, indent=12)
     print()
-    summaries = {by: trace.summary(*GROUPS[by].columns) for by in tables}
+    if trace.calls["device_ns"].notna().any():
+        print_line(f"{DEVICE_TIME}; host us is the host's time beside it", sys.stdout)
+    if KERNEL in tables and not trace.kernels:
+        raise UserError(f"{args.trace} names no kernels", "capture it on a GPU with --device-time kernels")
+    summaries = {by: _summary(trace, by) for by in tables}
     for by, table in summaries.items():
         title = f"{GROUPS[by].title} by share of time ({len(table)} in all)"
         print_table(_columns(table.head(args.top), by), sys.stdout, title)
@@ -107,6 +111,7 @@ class Group:
     columns: tuple[str, ...]
 
 
+KERNEL = "kernel"
 GROUPS = {
     "op": Group("operators", ("op",)),
     "module": Group("modules", ("module", "phase")),
@@ -114,9 +119,29 @@ GROUPS = {
     "device": Group("devices", ("device",)),
     "stream": Group("streams", ("device", "stream")),
     "line": Group("lines", ("file", "line", "function", "phase")),
+    KERNEL: Group("kernels", ("kernel", "op")),
 }
 """The tables by the name that the user gives them; calls of a backward pass count to what caused them."""
-LEAST = {"op": 20, "module": 20, "function": 16, "device": 0, "stream": 0, "file": 16, "line": 0, "phase": 8}
+NUMBERS = {
+    "time_us": ("time us", 0),
+    "total_us": ("total us", 3),
+    "host_us": ("host us", 1),
+    "calls": ("calls", 1),
+    "signatures": ("signatures", 2),
+    "launches": ("launches", 1),
+}
+"""Columns of the tables, as far as they have them: headings with their ranks, as in `TableColumn`."""
+LEAST = {
+    "op": 20,
+    "module": 20,
+    "function": 16,
+    "device": 0,
+    "stream": 0,
+    "file": 16,
+    "line": 0,
+    "phase": 8,
+    KERNEL: 24,
+}
 """Characters that names fold to."""
 
 
@@ -210,13 +235,18 @@ def _list_dropped(dropped: list[Dropped]) -> str:
     return "; ".join(f"{item.count:,} {item.op}: {item.reason}" for item in dropped) or "nothing"
 
 
+def _summary(trace: Trace, by: str) -> pd.DataFrame:
+    return trace.kernels_by_operator() if by == KERNEL else trace.summary(*GROUPS[by].columns)
+
+
 def _columns(table: pd.DataFrame, by: str) -> list[TableColumn]:
     return [
         TableColumn("share", [f"{share:.1%}" for share in table["share"]]),
-        TableColumn("time us", [f"{time:,.0f}" for time in table["time_us"]]),
-        TableColumn("total us", [f"{time:,.0f}" for time in table["total_us"]], rank=3),
-        TableColumn("calls", [f"{count:,}" for count in table["calls"]], rank=1),
-        TableColumn("signatures", [f"{count:,}" for count in table["signatures"]], rank=2),
+        *(
+            TableColumn(heading, [f"{number:,.0f}" for number in table[name]], rank=rank)
+            for name, (heading, rank) in NUMBERS.items()
+            if name in table
+        ),
         *(_place_column(name, table[name]) for name in GROUPS[by].columns),
     ]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from math import isnan
 from typing import TypeAlias
 
 from opgrip.traces.labels import are_marks
@@ -28,6 +29,8 @@ class MadeCall:
     number : in the trace's table
     place : the function; None for calls that no function of the program made
     module : path of the module that it worked for
+    duration_ns : on the host
+    device_ns : how long it kept an accelerator busy; None for a call on the host alone
     takes, gives : memory of each tensor among its arguments and results
     """
 
@@ -40,6 +43,7 @@ class MadeCall:
     signature: int
     start_ns: int
     duration_ns: int
+    device_ns: float | None
     takes: tuple[int, ...]
     gives: tuple[int, ...]
 
@@ -58,20 +62,23 @@ def _calls(
 ) -> Iterator[tuple[tuple[int, int], MadeCall]]:
     own = trace.calls[trace.calls["inside"].isna() & ~are_marks(trace.calls)]
     threads = zip(own["process"].cat.codes.tolist(), own["thread"].cat.codes.tolist(), strict=True)
-    names = ("signature", "module", "scope", "line", "start_ns", "duration_ns", "tensors", "first_storage")
+    names = ("signature", "module", "scope", "line", "start_ns", "duration_ns", "device_ns", "tensors", "first_storage")
     columns = (own[name].tolist() for name in names)
     memory: list[int] = trace.storages.tolist()
     for number, thread, *values in zip(own.index.tolist(), threads, *columns, strict=True):
-        signature, module, scope, line, start, duration, count, first = values
+        signature, module, scope, line, start, duration, device, count, first = values
         operation = operations.get(signature)
         if operation is None:
             # the trace is damaged
             continue
         takes, gives = operation.interface.memory_of(tuple(memory[first : first + count]))
-        place = places.get(scope)
+        device_ns = None if isnan(device) else device
         yield (
             thread,
-            MadeCall(number, operation, place, str(module), scope, line, signature, start, duration, takes, gives),
+            MadeCall(
+                *(number, operation, places.get(scope), str(module), scope, line, signature, start, duration),
+                *(device_ns, takes, gives),
+            ),
         )
 
 

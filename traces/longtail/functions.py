@@ -31,8 +31,9 @@ class LongTailFunction:
     pattern : what `--grip` calls it
     calls : how often it was called, as told by the lines of its operators: see `count_invocations`
     launches, backward_launches : operators that it and its backward pass called, in all
-    operator_ns : time in these
-    between_ns : time between two of them that follow each other, backward pass included
+    operator_ns : time in these, of the device for those that worked on one
+    between_ns : time between two of them that follow each other on the host, backward pass included
+    host_ns : the host's time in all of them, launches included, and between them
     backward_ns : of both, what was in backward passes
     bytes : in and out of the function: see `Traffic`
     fused_ns : time in which these bytes can be read and written
@@ -48,6 +49,7 @@ class LongTailFunction:
     backward_launches: int
     operator_ns: float
     between_ns: float
+    host_ns: float
     backward_ns: float
     bytes: int
     fused_ns: float
@@ -75,6 +77,7 @@ class LongTail:
     traces, launches : how many
     wall_ns : time of all functions that made calls, long tail or not
     bandwidths : bytes a second that `fused_ns` was worked out from, those of all traces
+    device_launches : of the launches, those with a time on a device
     """
 
     functions: list[LongTailFunction]
@@ -82,6 +85,7 @@ class LongTail:
     launches: int
     wall_ns: float
     bandwidths: tuple[float, ...]
+    device_launches: int
 
 
 @dataclass(slots=True)
@@ -94,6 +98,7 @@ class _Sum:
     operator_ns: float = 0.0
     dense_ns: float = 0.0
     between_ns: float = 0.0
+    host_ns: float = 0.0
     backward_ns: float = 0.0
     bytes: int = 0
     fused_ns: float = 0.0
@@ -120,18 +125,21 @@ def find_longtail(
     sums: dict[Function, _Sum] = {}
     launches: list[int] = []
     bandwidths: set[float] = set()
+    device_launches = 0
     for trace in traces:
         speed = bandwidth(trace)
         bandwidths.add(speed)
-        launches.append(_add(trace, sums, speed, cost))
+        threads = _add(trace, sums, speed, cost)
+        launches.append(sum(map(len, threads)))
+        device_launches += sum(call.device_ns is not None for thread in threads for call in thread)
     wall = sum(item.operator_ns + item.between_ns for item in sums.values())
     functions = [_function(file, name, item) for (file, name), item in sums.items() if name and item.is_long_tail]
     functions.sort(key=attrgetter("saving_ns"), reverse=True)
-    return LongTail(functions, len(launches), sum(launches), wall, tuple(sorted(bandwidths)))
+    return LongTail(functions, len(launches), sum(launches), wall, tuple(sorted(bandwidths)), device_launches)
 
 
-def _add(trace: Trace, sums: dict[Function, _Sum], bandwidth: float, cost: CaptureCost) -> int:
-    """Add a trace's calls to what is known of each function; gives how many they were."""
+def _add(trace: Trace, sums: dict[Function, _Sum], bandwidth: float, cost: CaptureCost) -> list[list[MadeCall]]:
+    """Add a trace's calls to what is known of each function; gives these by thread."""
     operations = {signature.number: operation_of(signature) for signature in trace.signatures}
     threads = threads_of(trace, operations)
     traffic = Traffic()
@@ -156,7 +164,7 @@ def _add(trace: Trace, sums: dict[Function, _Sum], bandwidth: float, cost: Captu
         pattern = pattern_of(trace.header, *function)
         command = (pattern, grip_command(trace.header, pattern))
         own.wall_by_command[command] = own.wall_by_command.get(command, 0.0) + wall
-    return sum(map(len, threads))
+    return threads
 
 
 def _add_run(own: _Sum, run: Sequence[MadeCall], times: Times) -> float:
@@ -165,6 +173,7 @@ def _add_run(own: _Sum, run: Sequence[MadeCall], times: Times) -> float:
     own.operator_ns += operator_ns
     own.dense_ns += times.operators_ns(call for call in run if call.operation.dense)
     own.between_ns += between_ns
+    own.host_ns += times.host_ns(run)
     if run[0].place is not None and run[0].place.phase == BACKWARD:
         own.backward_launches += len(run)
         own.backward_ns += operator_ns + between_ns
@@ -184,6 +193,7 @@ def _function(file: str, name: str, own: _Sum) -> LongTailFunction:
         backward_launches=own.backward_launches,
         operator_ns=own.operator_ns,
         between_ns=own.between_ns,
+        host_ns=own.host_ns,
         backward_ns=own.backward_ns,
         bytes=own.bytes,
         fused_ns=own.fused_ns,

@@ -15,7 +15,7 @@ from opgrip.traces.longtail.functions import LongTail, LongTailFunction
 from opgrip.traces.output import whole_file
 from opgrip.traces.tables import TableColumn, print_table
 from opgrip.traces.terminal import print_line
-from opgrip.traces.words import counted
+from opgrip.traces.words import DEVICE_TIME, counted
 
 NUMBERS = {
     "saves ms": 0,
@@ -24,6 +24,7 @@ NUMBERS = {
     "ops/call": 1,
     "ops ms": 2,
     "between ms": 2,
+    "host ms": 2,
     "backward": 4,
     "in+out MB": 3,
     "fused ms": 3,
@@ -47,10 +48,14 @@ def print_longtail(longtail: LongTail, top: int, file: IO[str]) -> None:
         f"{longtail.wall_ns / 1e6:,.1f}, at {' and '.join(f'{speed / 1e9:,.1f}' for speed in longtail.bandwidths)} GB/s"
     )
     print_line(head, file)
+    if longtail.device_launches:
+        print_line(f"{DEVICE_TIME}: {longtail.device_launches:,} of them; host ms is the host's time beside it", file)
     shown = ranked[:top]
     cells = zip(*(_cells(item, longtail.wall_ns) for item in shown), strict=True) if shown else [()] * len(NUMBERS)
     columns = [
-        TableColumn(name, list(column), rank=rank) for (name, rank), column in zip(NUMBERS.items(), cells, strict=True)
+        TableColumn(name, list(column), rank=rank)
+        for (name, rank), column in zip(NUMBERS.items(), cells, strict=True)
+        if name != "host ms" or longtail.device_launches
     ]
     commands = [item.command for item in shown]
     columns += [
@@ -71,6 +76,7 @@ def _cells(item: LongTailFunction, wall_ns: float) -> tuple[str, ...]:
         f"{item.launches / calls:.0f}{backward}",
         f"{item.operator_ns / 1e6:,.2f}",
         f"{item.between_ns / 1e6:,.2f}",
+        f"{item.host_ns / 1e6:,.2f}",
         f"{item.backward_ns / max(item.wall_ns, 1):.0%}",
         f"{item.bytes / 1e6:,.2f}",
         f"{item.fused_ns / 1e6:,.3f}",
@@ -89,6 +95,7 @@ def write_rows(longtail: LongTail, path: Path, force: bool) -> None:
     text = io.StringIO()
     if path.suffix == ".json":
         facts = {"traces": longtail.traces, "calls": longtail.launches, "wall_ns": longtail.wall_ns}
+        facts["device_calls"] = longtail.device_launches
         json.dump({**facts, "bandwidths": longtail.bandwidths, "functions": rows}, text, indent=1)
     else:
         names = list(row_of(_NOTHING))
@@ -112,4 +119,4 @@ def row_of(item: LongTailFunction) -> dict[str, Any]:
     return {**asdict(item), "wall_ns": item.wall_ns, "saving_ns": item.saving_ns}
 
 
-_NOTHING = LongTailFunction("", "", "", 0, 0, 0, 0.0, 0.0, 0.0, 0, 0.0, 0, "")
+_NOTHING = LongTailFunction("", "", "", 0, 0, 0, 0.0, 0.0, 0.0, 0.0, 0, 0.0, 0, "")

@@ -4,12 +4,15 @@ Recording a call that was met before costs some microseconds, which `CaptureCost
 arguments are described, values fitted) takes many times as long, and falls into the time between two calls. So does
 looking again at the values of some later calls. What happens again and again is therefore taken to last as long as it
 typically does.
+
+A call that worked on an accelerator counts with the time that it kept that busy, and the time on the host beside it not
+at all: the host runs ahead there.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TypeAlias
@@ -42,26 +45,39 @@ class Times:
     Attributes
     ----------
     cost : of the capture, taken off
-    calls : by signature and scope, the typical time of a call
+    calls : by signature and scope, the typical time of a call on the host
+    device_calls : the same on an accelerator
     clean : by step, a typical gap in which the capture had nothing new to record
     typical : stands for those gaps of which none is known
     """
 
     cost: CaptureCost
-    calls: dict[tuple[int, int], int]
+    calls: dict[tuple[int, int], float]
+    device_calls: dict[tuple[int, int], float]
     clean: dict[Step, int]
     typical: int
 
     def between_ns(self, run: Sequence[MadeCall]) -> float:
-        """Time between the calls of a run."""
-        return sum(max(0.0, self._gap(before, after) - self.cost.between_ns) for before, after in pairwise(run))
+        """Time between the calls of a run, of those that worked on the host."""
+        pairs = pairwise(run)
+        return self._gaps((one, other) for one, other in pairs if one.device_ns is None and other.device_ns is None)
 
     def operators_ns(self, calls: Iterable[MadeCall]) -> float:
-        """Time in calls."""
-        return sum(max(0.0, self._call(call) - self.cost.operator_ns) for call in calls)
+        """Time in calls, on the device where they have one there."""
+        return sum(self._on_host(call) if call.device_ns is None else self._on_device(call) for call in calls)
 
-    def _call(self, call: MadeCall) -> int:
-        return min(call.duration_ns, self.calls[call.signature, call.scope])
+    def host_ns(self, run: Sequence[MadeCall]) -> float:
+        """The host's time in all calls of a run and between them, launches included."""
+        return sum(map(self._on_host, run)) + self._gaps(pairwise(run))
+
+    def _on_host(self, call: MadeCall) -> float:
+        return max(0.0, min(call.duration_ns, self.calls[call.signature, call.scope]) - self.cost.operator_ns)
+
+    def _on_device(self, call: MadeCall) -> float:
+        return min(call.device_ns or 0.0, self.device_calls[call.signature, call.scope])
+
+    def _gaps(self, pairs: Iterable[tuple[MadeCall, MadeCall]]) -> float:
+        return sum(max(0.0, self._gap(before, after) - self.cost.between_ns) for before, after in pairs)
 
     def _gap(self, before: MadeCall, after: MadeCall) -> int:
         return min(gap(before, after), self.clean.get(step_of(before, after), self.typical))
@@ -75,13 +91,17 @@ def measure_times(runs: Iterable[Sequence[MadeCall]], looked_at: Container[int],
     looked_at : signatures of which the capture looked at the values of later calls
     """
     earlier_pairs: set[tuple[int, int, int, int]] = set()
-    durations: dict[tuple[int, int], list[int]] = {}
+    durations: dict[tuple[int, int], list[float]] = {}
+    device_times: dict[tuple[int, int], list[float]] = {}
     clean: dict[Step, list[int]] = {}
     every: list[int] = []
     calls_by_signature: Counter[int] = Counter()
     for run in runs:
         for call in run:
-            durations.setdefault((call.signature, call.scope), []).append(call.duration_ns)
+            key = call.signature, call.scope
+            durations.setdefault(key, []).append(call.duration_ns)
+            if call.device_ns is not None:
+                device_times.setdefault(key, []).append(call.device_ns)
         for before, after in pairwise(run):
             every.append(gap(before, after))
             pair = (before.signature, before.scope, after.signature, after.scope)
@@ -94,8 +114,8 @@ def measure_times(runs: Iterable[Sequence[MadeCall]], looked_at: Container[int],
             calls_by_signature[after.signature] += 1
     clean_gaps = [item for items in clean.values() for item in items]
     typical = _low(clean_gaps if len(clean_gaps) >= FEWEST else every)
-    calls = {key: _low(items) for key, items in durations.items()}
-    return Times(cost, calls, {step: _low(items) for step, items in clean.items()}, typical)
+    calls, device_calls = _typical(durations), _typical(device_times)
+    return Times(cost, calls, device_calls, {step: round(_low(items)) for step, items in clean.items()}, round(typical))
 
 
 def gap(before: MadeCall, after: MadeCall) -> int:
@@ -108,5 +128,9 @@ def step_of(before: MadeCall, after: MadeCall) -> Step:
     return (before.scope, before.operation.op, after.scope, after.operation.op)
 
 
-def _low(times: Sequence[int]) -> int:
+def _typical(times: Mapping[tuple[int, int], Sequence[float]]) -> dict[tuple[int, int], float]:
+    return {key: _low(items) for key, items in times.items()}
+
+
+def _low(times: Sequence[float]) -> float:
     return sorted(times)[int(LOW * len(times))] if times else 0

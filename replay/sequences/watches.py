@@ -1,0 +1,99 @@
+"""Time the calls of one pass over a sequence: by the host's clock, or by that of the device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from time import perf_counter_ns
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from opgrip.replay.operators.calling import Function, tensors_in
+from opgrip.replay.operators.devices import current_stream, delay, make_event, synchronizer
+
+LAUNCH_NS = 20_000
+"""What two events around a launch add to it at most."""
+MOST_LEAD_NS = 5_000_000
+"""Time that the device is kept busy before a call at most."""
+
+
+class Watch(Protocol):
+    """Runs the calls of one pass, in their order."""
+
+    def run(self, function: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Run a call; gives its result."""
+
+    def skip(self) -> None:
+        """Take note of a call that is not run."""
+
+    def times_ns(self) -> list[int]:
+        """The time of each call in ns, 0 for one that was not run."""
+
+
+class HostWatch:
+    """By the host's clock; on an accelerator, that is how long launches take."""
+
+    def __init__(self) -> None:
+        self._times: list[int] = []
+
+    def run(self, function: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:  # noqa: D102
+        start = perf_counter_ns()
+        result = function(*args, **kwargs)
+        self._times.append(perf_counter_ns() - start)
+        return result
+
+    def skip(self) -> None:  # noqa: D102
+        self._times.append(0)
+
+    def times_ns(self) -> list[int]:  # noqa: D102
+        return self._times
+
+
+class DeviceWatch:
+    """By an accelerator's clock, for calls that work on it; the others by the host's.
+
+    The accelerator is kept busy before each call until the host has launched it: a shorter one would else seem to take
+    as long as its launch.
+
+    Parameters
+    ----------
+    host_ns : what each call took on the host in earlier passes
+    """
+
+    def __init__(self, device: str, host_ns: Sequence[float]) -> None:
+        self._device = device
+        self._stream = current_stream(device)
+        self._host_ns = host_ns
+        self._times: list[int] = []
+        self._events: list[tuple[int, Any, Any]] = []
+
+    def run(self, function: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:  # noqa: D102
+        before, after = make_event(self._device), make_event(self._device)
+        delay(self._device, min(self._host_ns[len(self._times)] + LAUNCH_NS, MOST_LEAD_NS) / 1e3)
+        before.record(self._stream)
+        start = perf_counter_ns()
+        result = function(*args, **kwargs)
+        spent = perf_counter_ns() - start
+        after.record(self._stream)
+        kind = torch.device(self._device).type
+        if any(tensor.device.type == kind for tensor in tensors_in([list(args), kwargs, result])):
+            self._events.append((len(self._times), before, after))
+        self._times.append(spent)
+        return result
+
+    def skip(self) -> None:  # noqa: D102
+        self._times.append(0)
+
+    def times_ns(self) -> list[int]:  # noqa: D102
+        synchronizer(self._device)()
+        for place, before, after in self._events:
+            self._times[place] = round(before.elapsed_time(after) * 1e6)
+        self._events.clear()
+        return self._times
+
+
+def typical_ns(passes: Sequence[Sequence[int]]) -> list[float]:
+    """The median time of each call over all passes in ns."""
+    medians: list[float] = np.median(np.array(passes, dtype=np.float64), axis=0).tolist()
+    return medians

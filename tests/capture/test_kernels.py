@@ -1,0 +1,247 @@
+"""Times of kernels. No GPU is at hand here: launches, kernels and devices are made up after the interface of the real
+profiler's events, at the moments and in the threads in which the real profiler saw the calls' operators on the CPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+import torch
+from torch.profiler import ProfilerActivity
+
+from opgrip.capture import Capture, Schedule, dispatch, kernels
+from opgrip.capture.kernels import CallBlock, innermost_calls, launched_by
+from opgrip.capture.opcapture import run as opcapture
+from opgrip.capture.options import make_parser
+from opgrip.capture.torch_private import ActivityProfile
+from opgrip.traces import load
+from opgrip.traces.errors import UserError
+
+LARGE = 20
+DURATIONS = {"aten::sin": 700, "aten::cos": 900, "aten::mul": 50}
+
+
+@dataclass(frozen=True)
+class Event:
+    """What `launched_by` asks of a `torch._C._autograd._KinetoEvent`."""
+
+    kind: str
+    correlation: int
+    title: str = ""
+    start: int = 0
+    duration: int = 0
+    resource: int = 0
+
+    def activity_type(self) -> str:
+        return self.kind
+
+    def correlation_id(self) -> int:
+        return self.correlation
+
+    def name(self) -> str:
+        return self.title
+
+    def start_ns(self) -> int:
+        return self.start
+
+    def duration_ns(self) -> int:
+        return self.duration
+
+    def device_resource_id(self) -> int:
+        return self.resource
+
+
+class ProfileOnCpu:
+    """A profile in which each innermost operator of `DURATIONS` launched a kernel where it began."""
+
+    def __init__(self) -> None:
+        self._profile = ActivityProfile([ProfilerActivity.CPU])
+
+    def start(self) -> None:
+        self._profile.start()
+
+    def stop(self) -> list[Event]:
+        operators = [event for event in self._profile.stop() if event.name() in DURATIONS]
+        return [event for number, operator in enumerate(innermost(operators), 1) for event in launch(number, operator)]
+
+
+def innermost(events: Iterable[Any]) -> Iterator[Any]:
+    """The events with none of their name inside of them: the others begin before the capture sees the call."""
+    ordered = sorted(events, key=lambda event: event.start_ns())
+    for event in ordered:
+        inside = (other for other in ordered if event.start_ns() < other.start_ns() < event.end_ns())
+        if not any(other.device_resource_id() == event.device_resource_id() for other in inside):
+            yield event
+
+
+def launch(number: int, operator: Any) -> tuple[Event, Event]:
+    """What a GPU's records have of an operator's kernel."""
+    name, thread = operator.name(), operator.device_resource_id()
+    return (
+        Event("cuda_runtime", number, "cudaLaunchKernel", operator.start_ns(), 10, thread),
+        Event("kernel", number, f"{name}_kernel", operator.end_ns() + 10_000, DURATIONS[name], 7),
+    )
+
+
+@pytest.fixture
+def _device(monkeypatch: pytest.MonkeyPatch) -> None:
+    def device_of(tensors: Any, values: Any) -> torch.device | None:
+        return torch.device("cuda:0") if any(tensor.numel() >= LARGE for tensor in tensors) else None
+
+    monkeypatch.setattr(kernels, "ActivityProfile", ProfileOnCpu)
+    monkeypatch.setattr(kernels, "recorded_activities", lambda: {"cuda": ProfilerActivity.CUDA})
+    monkeypatch.setattr(dispatch, "accelerator_of", device_of)
+
+
+def times_of(path: Path, op: str) -> list[float]:
+    calls = load(path, partial=False).calls
+    times: list[float] = calls[calls["op"] == op]["device_ns"].tolist()
+    return times
+
+
+@pytest.mark.usefixtures("_device")
+def test_calls_have_the_times_of_the_kernels_that_they_launched(tmp_path: Path) -> None:
+    large, small = torch.ones(LARGE), torch.ones(3)
+    with Capture(tmp_path / "t.jsonl", device_time="kernels") as capture:
+        for _ in range(30):
+            large.sin()
+            large.cos()
+            large.view(2, -1)
+            small.neg()
+    assert capture.dropped == 0
+    trace = load(tmp_path / "t.jsonl", partial=False)
+    assert times_of(tmp_path / "t.jsonl", "aten.sin.default") == [700] * 30
+    assert times_of(tmp_path / "t.jsonl", "aten.cos.default") == [900] * 30
+    assert times_of(tmp_path / "t.jsonl", "aten.view.default") == [0] * 30
+    assert trace.calls[trace.calls["op"] == "aten.neg.default"]["device_ns"].isna().all()
+    op_by_signature = {signature.number: signature.op for signature in trace.signatures}
+    assert [(op_by_signature[item.signature], item.names, item.launches, item.device_ns) for item in trace.kernels] == [
+        ("aten.sin.default", ["aten::sin_kernel"], [30], [21_000]),
+        ("aten.cos.default", ["aten::cos_kernel"], [30], [27_000]),
+    ]
+
+
+@pytest.mark.usefixtures("_device")
+def test_kernels_of_another_thread_go_to_its_calls(tmp_path: Path) -> None:
+    large = torch.ones(LARGE)
+
+    def sines() -> None:
+        for _ in range(5):
+            large.sin()
+
+    with Capture(tmp_path / "t.jsonl", device_time="kernels"):
+        thread = Thread(target=sines)
+        # the real profiler sees operators of its own thread alone
+        large.cos()
+        thread.start()
+        thread.join()
+        large.cos()
+    assert times_of(tmp_path / "t.jsonl", "aten.cos.default") == [900] * 2
+
+
+@pytest.mark.usefixtures("_device")
+def test_an_extension_s_function_has_the_kernels_of_all_that_it_calls(tmp_path: Path) -> None:
+    large = torch.ones(LARGE)
+    import operator
+
+    with Capture(tmp_path / "t.jsonl", device_time="kernels", extensions=["operator"]):
+        operator.mul(large, large)
+    calls = load(tmp_path / "t.jsonl", partial=False).calls
+    assert calls["device_ns"].tolist() == [50, 50]
+    assert calls["inside"].notna().tolist() == [False, True]
+
+
+@pytest.mark.usefixtures("_device")
+def test_each_recorded_step_has_its_kernels(tmp_path: Path) -> None:
+    large = torch.ones(LARGE)
+    schedule = Schedule(skip=1, active=1, repeat=3)
+    with Capture(tmp_path / "t.jsonl", device_time="kernels", schedule=schedule) as capture:
+        for step in range(6):
+            large.sin()
+            large.cos()
+            capture.step()
+            if step == 2 and capture._flusher is not None:
+                capture._flusher.flush()
+    assert times_of(tmp_path / "t.jsonl", "aten.sin.default") == [700] * 3
+    assert times_of(tmp_path / "t.jsonl", "aten.cos.default") == [900] * 3
+
+
+@pytest.mark.usefixtures("_device")
+def test_a_profile_that_cannot_begin_costs_the_times_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(self: ProfileOnCpu) -> None:
+        raise RuntimeError("Profiler is already enabled on this thread")
+
+    monkeypatch.setattr(ProfileOnCpu, "start", fail)
+    with pytest.warns(RuntimeWarning, match=r"lacks times of kernels: .*already enabled"):  # noqa: SIM117
+        with Capture(tmp_path / "t.jsonl", device_time="kernels"):
+            torch.ones(LARGE).sin()
+    assert load(tmp_path / "t.jsonl", partial=False).calls["device_ns"].isna().all()
+
+
+@pytest.mark.usefixtures("_device")
+def test_a_program_may_profile_itself(tmp_path: Path) -> None:
+    large = torch.ones(LARGE)
+    with pytest.warns(RuntimeWarning, match=r"lacks times of kernels: the program profiled itself"):  # noqa: SIM117
+        with Capture(tmp_path / "t.jsonl", device_time="kernels"):
+            large.sin()
+            with torch.profiler.profile(activities=[ProfilerActivity.CPU]) as own:
+                large.cos()
+    assert "aten::cos" in {event.name for event in own.events()}
+    assert times_of(tmp_path / "t.jsonl", "aten.sin.default") == [700]
+    assert torch.autograd.profiler._prepare_profiler.__module__ != kernels.__name__
+
+
+def test_the_work_of_a_device_goes_to_the_thread_that_launched_it() -> None:
+    events = [
+        Event("cuda_runtime", 1, "cudaLaunchKernel", 1_100, 5, 41),
+        Event("kernel", 1, "add", 5_000, 30, 7),
+        Event("cuda_driver", 2, "cuLaunchKernel", 1_200, 5, -2),
+        Event("gpu_memcpy", 2, "Memcpy HtoD", 6_000, 40, 7),
+        Event("gpu_memset", 3, "of a launch before the profile", 6_500, 9, 7),
+        Event("cpu_op", 4, "aten::add", 1_000, 500, 41),
+        Event("gpu_user_annotation", 1, "step", 4_000, 9_000, 7),
+    ]
+    launched = launched_by(events, 1_000)
+    assert [(item.name, item.thread, item.at_ns, item.duration_ns) for item in launched] == [
+        ("add", 41, 100, 30),
+        ("Memcpy HtoD", (1 << 32) - 2, 200, 40),
+    ]
+
+
+def test_what_is_launched_in_a_call_within_another_counts_to_both() -> None:
+    block = CallBlock(0, (41,), 0, [5, 6, 7], [20, 10, 70], [30, 50, 90], [-1, 0, 0])
+    launched = launched_by(
+        [
+            Event(kind, number, name, at, 3, 41)
+            for number, (name, at) in enumerate([("in", 25), ("around", 40), ("between", 60), ("after", 95)], 1)
+            for kind in ("cuda_runtime", "kernel")
+        ],
+        0,
+    )
+    inner = [(block.signatures[place], item.name) for block, place, item in innermost_calls([block], launched)]
+    assert inner == [(5, "in"), (6, "around")]
+    assert block.device_ns == [3, 6, 0]
+
+
+def test_without_records_of_kernels_the_option_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(kernels, "recorded_activities", dict)
+    with pytest.raises(UserError, match="no device here keeps records of its kernels"):  # noqa: SIM117
+        with Capture(tmp_path / "t.jsonl", device_time="kernels"):
+            pass
+    monkeypatch.setattr(kernels, "recorded_activities", lambda: {"cuda": ProfilerActivity.CUDA})
+    args = make_parser().parse_args(["--device-time", "kernels", "-o", str(tmp_path / "t.jsonl")])
+    with pytest.raises(UserError, match="the device cpu keeps no records of its kernels"):
+        opcapture(args, None)
+    assert not (tmp_path / "t.jsonl").exists()
+
+
+def test_an_unknown_way_to_time_a_device_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="choose events or kernels"):
+        Capture(tmp_path / "t.jsonl", device_time="clocks")

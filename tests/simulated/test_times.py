@@ -1,0 +1,171 @@
+"""A simulated accelerator's time is the time: which calls have it, and what is told by it."""
+
+from __future__ import annotations
+
+import json
+import operator
+from pathlib import Path
+
+import pytest
+import torch
+from simulation import on_simulator
+
+from opgrip.capture import Capture
+from opgrip.replay.opreplay import main as opreplay
+from opgrip.tools.opgrip import main as opgrip
+from opgrip.traces import Trace, load
+from opgrip.traces.errors import UserError
+from opgrip.traces.graph import make_graph
+from opgrip.traces.longtail import find_longtail
+from opgrip.traces.timeline import timeline
+
+SIN_NS = 5e6
+
+
+def times_of(trace: Trace, op: str) -> list[float]:
+    times: list[float] = trace.calls[trace.calls["op"] == op]["device_ns"].tolist()
+    return times
+
+
+def waves(x: torch.Tensor) -> torch.Tensor:
+    y = x.sin() * 2
+    y = y + 1
+    return y.cos()
+
+
+def capture_waves(path: Path) -> Trace:
+    """Host work, then waves on the device."""
+    x, host = torch.ones(3, device="sim:0"), torch.rand(200, 200)
+    with Capture(path):
+        for _ in range(4):
+            host = host @ host.softmax(1)
+            waves(x)
+    return load(path, partial=False)
+
+
+@on_simulator(SIM_DURATIONS="aten::sin=5000")
+def test_longtail_goes_by_the_time_of_the_device(tmp_path: Path) -> None:
+    trace = capture_waves(tmp_path / "t.jsonl")
+    longtail = find_longtail([trace], lambda trace: 1e12)
+    item = next(item for item in longtail.functions if item.name == "waves")
+    assert longtail.device_launches == item.launches == 16
+    assert item.operator_ns >= 4 * SIN_NS > item.host_ns > 0
+    assert item.between_ns == 0
+    assert item.wall_ns == item.operator_ns
+
+
+@on_simulator(SIM_DURATIONS="aten::sin=5000")
+def test_commands_tell_that_times_are_of_the_device(tmp_path: Path) -> None:
+    capture_waves(tmp_path / "t.jsonl")
+    text = {}
+    for verb in (("trace", "info"), ("longtail", "--bandwidth", "1000"), ("trace", "graph")):
+        words = [*verb[:2], str(tmp_path / "t.jsonl")] if verb[0] == "trace" else [*verb, str(tmp_path / "t.jsonl")]
+        text[verb] = printed(words)
+        assert "times are of the device for calls that worked on one" in text[verb]
+    assert "host us" in text["trace", "info"]
+    assert "host ms" in text["longtail", "--bandwidth", "1000"]
+
+
+def printed(words: list[str]) -> str:
+    """What a command of opgrip prints."""
+    import contextlib
+    import io
+
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        assert opgrip(words) == 0
+    return out.getvalue()
+
+
+@on_simulator(SIM_DURATIONS="aten::sin=5000")
+def test_the_critical_path_goes_by_the_time_of_the_device(tmp_path: Path) -> None:
+    x, host = torch.ones(3, device="sim:0"), torch.rand(50, 50)
+    with Capture(tmp_path / "t.jsonl"):
+        x.sin()
+        for _ in range(20):
+            host = host.exp()
+    graph = make_graph(load(tmp_path / "t.jsonl", partial=False))
+    assert [graph.steps[number].op for number in graph.critical_path] == ["aten.sin.default"]
+    assert graph.critical_ns >= SIN_NS > graph.critical_host_ns
+
+
+@on_simulator(SIM_DURATIONS="aten::sin=5000")
+def test_a_timeline_has_a_track_of_the_device(tmp_path: Path) -> None:
+    events = list(timeline(capture_waves(tmp_path / "t.jsonl")))
+    on_device = [event for event in events if event.get("cat") == "device"]
+    assert len(on_device) == 16
+    assert all(event["dur"] >= SIN_NS / 1e3 for event in on_device if event["name"] == "aten.sin.default")
+    ends = [event["ts"] + event["dur"] for event in on_device]
+    assert all(event["ts"] >= end - 0.01 for event, end in zip(on_device[1:], ends[:-1], strict=True))
+    (name,) = {event["args"]["name"] for event in events if event["tid"] == on_device[0]["tid"] and event["ph"] == "M"}
+    assert name.startswith("device, by MainThread")
+
+
+@on_simulator(SIM_DURATIONS="aten::sin=5000;aten::cos=3;aten::mul=3;aten::add=3", SIM_DEVICES="1")
+def test_a_sequence_goes_by_the_time_of_the_device(tmp_path: Path) -> None:
+    x = torch.ones(3, device="sim:0")
+    with Capture(tmp_path / "t.jsonl"):
+        for _ in range(3):
+            waves(x)
+    out = tmp_path / "sequence.json"
+    assert opreplay([str(tmp_path / "t.jsonl"), "--sequence", "--iterations", "3", "-o", str(out)]) == 0
+    result = json.loads(out.read_text())
+    result = result.get("sequence", result)
+    operators = {item["op"]: item for item in result["operators"]}
+    sin, cos = operators["aten.sin.default"], operators["aten.cos.default"]
+    assert 15_000 <= sin["captured_us"] < 17_000
+    assert 15_000 <= sin["replayed_us"] < 15_100
+    assert sin["captured_host_us"] < 15_000
+    assert sin["replayed_host_us"] < 15_000
+    # a short call is timed without its launch
+    assert 9 <= cos["replayed_us"] < 60
+    assert min(result["replayed_ms"]) >= 15 > min(result["replayed_host_ms"])
+
+
+@on_simulator(SIM_DURATIONS="aten::mul=5000")
+def test_a_function_of_an_extension_is_timed_on_its_device(tmp_path: Path) -> None:
+    x = torch.ones(3, device="sim:0")
+    with Capture(tmp_path / "t.jsonl", extensions=["operator"]):
+        for _ in range(2):
+            operator.mul(x, x)
+    trace = load(tmp_path / "t.jsonl", partial=False)
+    assert all(time >= SIN_NS for time in times_of(trace, "operator:mul"))
+    assert trace.summary().iloc[0]["op"] == "operator:mul"
+    assert trace.summary().iloc[0]["time_us"] >= 2 * SIN_NS / 1e3
+
+
+@on_simulator(SIM_DURATIONS="aten::copy_=700;aten::_copy_from=700")
+def test_copies_and_new_tensors_have_times_wherever_they_name_the_device(tmp_path: Path) -> None:
+    host, there = torch.rand(5), torch.rand(5, device="sim")
+    with Capture(tmp_path / "t.jsonl"):
+        for _ in range(3):
+            host.to("sim")
+            there.cpu()
+            there.copy_(host)
+            host.copy_(there)
+            torch.ones(3, device="sim")
+            with torch.device("sim"):
+                torch.zeros(3)
+            torch.tensor([1.0, 2.0], device="sim")
+            there.new_ones(2)
+    trace = load(tmp_path / "t.jsonl", partial=False)
+    assert trace.calls["device_ns"].notna().all()
+
+
+@on_simulator(SIM_DURATIONS="aten::fill_=700")
+def test_a_device_without_an_index_is_the_current_one_at_each_call(tmp_path: Path) -> None:
+    torch.ones(1, device="sim:0"), torch.ones(1, device="sim:1")
+    with Capture(tmp_path / "t.jsonl"):
+        for number in (0, 1, 0, 1):
+            with torch.sim.device(number):
+                torch.ones(3, device="sim")
+    times = times_of(load(tmp_path / "t.jsonl", partial=False), "aten.ones.default")
+    assert len(times) == 4
+    assert all(time >= 700e3 for time in times)
+
+
+@on_simulator()
+def test_a_device_that_keeps_no_records_is_not_timed_by_them(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no device here keeps records of its kernels"):  # noqa: SIM117
+        with Capture(tmp_path / "t.jsonl", device_time="kernels"):
+            torch.ones(3, device="sim")

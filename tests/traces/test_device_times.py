@@ -1,0 +1,109 @@
+"""Times of a device in traces that were made up: which calls have them, and what goes by them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from example_trace import SPEC, write
+
+from opgrip.tools.opgrip import main as opgrip
+from opgrip.traces import load
+from opgrip.traces.errors import FormatError
+from opgrip.traces.merge import merge
+from opgrip.traces.record_forms import from_json
+from opgrip.traces.records import (
+    FUNCTION,
+    Calls,
+    DeviceTimes,
+    End,
+    Kernels,
+    Record,
+    Scope,
+    Signature,
+    Thread,
+    Values,
+)
+from opgrip.traces.values.booleans import Booleans
+
+EXTENSION_CALL, MULTIPLY, GRIPPED = 0, 1, 2
+RECORDS: list[Record] = [
+    Values(0, Booleans(3, 70)),
+    Signature(EXTENSION_CALL, "extension", "kernels:nms", (SPEC,), {}, SPEC),
+    Signature(MULTIPLY, "operator", "aten.mul.Tensor", (SPEC, 2.5), {}, SPEC),
+    Signature(GRIPPED, FUNCTION, "net:scale", (SPEC,), {}, SPEC),
+    Scope(0, "", "", "forward", None, "main", "net.py", 1),
+    Scope(1, "", "", "forward", "net:scale", "scale", "net.py", 2, gripped=True),
+    Scope(2, "", "", "forward", "kernels:nms", "scale", "net.py", 3),
+    Thread(0, "MainThread"),
+    Thread(1, "other"),
+    # those inside end first: mul in nms, nms and mul in scale, scale, mul
+    Calls(
+        0,
+        *([MULTIPLY, EXTENSION_CALL, MULTIPLY, GRIPPED, MULTIPLY], [2, 1, 1, 0, 0]),
+        *([30, 20, 60, 10, 200], [5, 30, 10, 90, 10]),
+        device_ns=[400, 1000, 500, -1, -1],
+    ),
+    Calls(1, [MULTIPLY], [0], [25], [10], device_ns=[7000]),
+    Calls(0, [MULTIPLY], [0], [300], [10]),
+    End(7, 3, 400),
+]
+
+
+def test_a_function_has_the_time_of_the_calls_inside_it(tmp_path: Path) -> None:
+    trace = load(write(tmp_path / "t.jsonl", RECORDS))
+    calls = trace.calls.set_index("start_ns")
+    assert calls.loc[10, "device_ns"] == 1500
+    assert calls.loc[200, "time_ns"] == calls.loc[200, "duration_ns"] == 10
+    assert trace.summary().set_index("op").loc["kernels:nms", "total_us"] == 1.0
+
+
+def test_times_that_come_later_are_of_the_calls_of_their_thread(tmp_path: Path) -> None:
+    later: list[Record] = [DeviceTimes(0, 4, [300, 0]), DeviceTimes(1, 1, [9]), DeviceTimes(5, 0, [9])]
+    trace = load(write(tmp_path / "t.jsonl", [*RECORDS[:-1], *later, RECORDS[-1]]))
+    calls = trace.calls.set_index("start_ns")
+    assert calls.loc[[200, 300, 25], "device_ns"].tolist() == [300, 0, 7000]
+
+
+def test_a_merged_trace_has_the_times_and_kernels_of_all(tmp_path: Path) -> None:
+    later: list[Record] = [DeviceTimes(0, 4, [300, 0]), Kernels(MULTIPLY, ["mul"], [2], [300])]
+    paths = [write(tmp_path / f"{name}.jsonl", [*RECORDS[:-1], *later, RECORDS[-1]]) for name in "ab"]
+    merge(paths, tmp_path / "m.jsonl")
+    merged = load(tmp_path / "m.jsonl", partial=False)
+    assert sorted(merged.calls["device_ns"].dropna()) == sorted([*load(paths[0]).calls["device_ns"].dropna()] * 2)
+    table = merged.kernels_by_operator()
+    assert table.iloc[0].tolist() == ["mul", "aten.mul.Tensor", 4, 0.6, 1.0]
+
+
+def test_kernels_are_a_table_of_their_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    kernels: list[Record] = [
+        Kernels(MULTIPLY, ["void mul<float>()", "Memset"], [3, 1], [9000, 1000]),
+        Kernels(MULTIPLY, ["void mul<float>()"], [1], [5000]),
+    ]
+    write(tmp_path / "t.jsonl", [*RECORDS[:-1], *kernels, RECORDS[-1]])
+    assert opgrip(["trace", "info", str(tmp_path / "t.jsonl"), "--by", "kernel"]) == 0
+    text = capsys.readouterr().out
+    assert "kernels by share of time (2 in all)" in text
+    assert ["93.3%", "14", "4", "void"] in [line.split()[:4] for line in text.splitlines()]
+
+
+def test_a_trace_without_kernels_says_how_to_capture_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(tmp_path / "t.jsonl", RECORDS)
+    assert opgrip(["trace", "info", str(tmp_path / "t.jsonl"), "--by", "kernel"]) == 2
+    assert "names no kernels: capture it on a GPU with --device-time kernels" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        {"type": "device_times", "thread": 0, "first": -1, "device_ns": [1]},
+        {"type": "device_times", "thread": 0, "first": 0, "device_ns": "1"},
+        {"type": "kernels", "signature": 0, "names": ["a"], "launches": [1, 2], "device_ns": [1]},
+        {"type": "kernels", "signature": 0, "names": "a", "launches": [1], "device_ns": [1]},
+        {"type": "kernels", "signature": 0, "names": [1], "launches": [1], "device_ns": [1]},
+        {"type": "kernels", "signature": 0, "names": ["a"], "launches": [1], "device_ns": [-1]},
+    ],
+)
+def test_records_of_times_that_make_no_sense_are_damage(form: dict[str, object]) -> None:
+    with pytest.raises(FormatError):
+        from_json(form)
