@@ -72,6 +72,7 @@ def describe_devices() -> dict[str, str]:
     names: dict[str, str] = {}
     with suppress(Exception):
         for device in started_devices():
-            name_of = getattr(getattr(torch, torch.device(device).type), "get_device_name", str)
-            names[device] = str(name_of(device))
+            kind, _, index = device.partition(":")
+            name_of = getattr(getattr(torch, kind), "get_device_name", lambda index, kind=kind: kind)
+            names[device] = str(name_of(int(index)))
     return names

@@ -141,7 +141,7 @@ class Trace:
         """
         own = self.own_calls
         own = own.assign(typical_ns=own.groupby("signature")["time_ns"].transform("median"))
-        groups = own.groupby(list(columns or ("op",)), observed=True)
+        groups = own.groupby(list(columns or ("op",)), observed=True, dropna=False)
         time_ns = groups["typical_ns"].sum()
         table = pd.DataFrame(
             {

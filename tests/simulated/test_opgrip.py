@@ -141,7 +141,9 @@ def test_time_is_told_by_stream(tmp_path: Path) -> None:
     assert stream_of["aten.cos.default"] == side.stream_id != 0
     assert stream_of["aten.tan.default"] is pd.NA
     table = trace.summary("device", "stream")
-    assert list(zip(table["device"], table["stream"], strict=True)) == [("sim:0", side.stream_id), ("sim:0", 0)]
+    places = list(zip(table["device"], table["stream"], strict=True))
+    assert places[0] == ("sim:0", side.stream_id)
+    assert {("sim:0", 0), ("cpu", pd.NA)} <= set(places)
 
 
 @on_simulator()

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from opgrip.tools.verbs.verb import Verb, verbs
 from opgrip.traces.command import add_debug, add_reading, positive, printable
@@ -251,12 +251,14 @@ def _columns(table: pd.DataFrame, by: str) -> list[TableColumn]:
     ]
 
 
-def _place_column(name: str, cells: Iterable[object]) -> TableColumn:
+def _place_column(name: str, cells: Iterable[Any]) -> TableColumn:
     """What calls are grouped by."""
     empty = "(root)" if name == "module" else ""
     heading = "operator" if name == "op" else name
-    is_number = name in ("line", "stream")
-    return TableColumn(heading, [str(cell) or empty for cell in cells], is_number=is_number, least=LEAST[name])
+    import pandas as pd
+
+    texts = ["" if pd.isna(cell) else str(cell) or empty for cell in cells]
+    return TableColumn(heading, texts, is_number=name in ("line", "stream"), least=LEAST[name])
 
 
 verbs.register("trace info")(Verb("show what a trace holds", EXAMPLES, prepare, run))
