@@ -19,7 +19,7 @@ def check(output: Path, *options: object, **variables: str) -> tuple[subprocess.
     """The check's own words, and each step by name."""
     build()
     words = ("--device", "sim", "--top", 1, "-o", output, *options)
-    done = run_python(CHECK, *words, env=environment(**variables), timeout=500)
+    done = run_python(CHECK, *words, env=environment(**variables), fresh=True, timeout=900)
     assert output.exists(), done.stderr
     with zipfile.ZipFile(output) as archive:
         steps = json.loads(archive.read("check.json"))["steps"]
@@ -33,6 +33,7 @@ def test_a_step_is_right_and_the_last_line_names_the_file(tmp_path: Path) -> Non
     assert done.stdout.splitlines()[-1] == f"please send back this one file: {tmp_path / 'check.zip'}"
 
 
+@pytest.mark.slow
 def test_a_step_on_a_device_that_fails_is_wrong(tmp_path: Path) -> None:
     failure = {"SIM_FAIL": "aten::index=device-side assert triggered"}
     done, steps = check(tmp_path / "check.zip", "--only", "*side stream*", **failure)
