@@ -13,8 +13,8 @@ from opgrip.replay.modes.mode import find_mode
 from opgrip.traces.errors import UserError
 
 MODES = {
-    **dict.fromkeys(("eager", "jit", "cudagraph"), 90.0),
-    **dict.fromkeys(("compile", "reduce-overhead", "onnxruntime", "xla", "jax", "tvm", "tensorrt"), 150.0),
+    **dict.fromkeys(("eager", "jit", "cudagraph"), 150.0),
+    **dict.fromkeys(("compile", "reduce-overhead", "onnxruntime", "xla", "jax", "tvm", "tensorrt"), 180.0),
     **dict.fromkeys(("compile-max", "aot"), 240.0),
 }
 """Names, and how long each may take in s: compilers take seconds a call."""
