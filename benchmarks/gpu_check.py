@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 import sys
 import tempfile
@@ -33,7 +34,7 @@ from rich.console import Console
 from rich.markup import escape
 
 ROOT = Path(__file__).resolve().parent.parent
-OUTPUT = ROOT / "build/gpu-check.zip"
+OUTPUT = Path(os.path.relpath(ROOT / "build/gpu-check.zip"))
 MOST_S = 1500.0
 """Of all steps together."""
 MOST_LOG_BYTES = 100_000

@@ -19,7 +19,7 @@ from programs import run_python
 
 TESTS = Path(__file__).resolve().parent
 PACKAGE = TESTS / "simulated" / "package"
-sys.path.append(str(PACKAGE))
+sys.path += [str(PACKAGE), str(TESTS.parent / "benchmarks")]
 
 
 def environment(**variables: str) -> dict[str, str]:

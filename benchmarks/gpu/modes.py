@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from importlib.util import find_spec
 
 import torch
 
@@ -12,13 +13,33 @@ from opgrip.replay.modes.mode import find_mode
 from opgrip.traces.errors import UserError
 
 MODES = {
-    **dict.fromkeys(("eager", "jit", "cudagraph"), 90.0),
-    **dict.fromkeys(("compile", "reduce-overhead", "onnxruntime", "xla", "jax", "tvm", "tensorrt"), 150.0),
+    **dict.fromkeys(("eager", "jit", "cudagraph"), 150.0),
+    **dict.fromkeys(("compile", "reduce-overhead", "onnxruntime", "xla", "jax", "tvm", "tensorrt"), 180.0),
     **dict.fromkeys(("compile-max", "aot"), 240.0),
 }
 """Names, and how long each may take in s: compilers take seconds a call."""
 OF_ANY_DEVICE = ("eager", "jit")
 """Those that need no compiler for the device."""
+PROVIDERS = {"onnxruntime": "CUDAExecutionProvider", "tensorrt": "TensorrtExecutionProvider"}
+JAX_PLUGINS = ("jax_cuda12_plugin", "jax_cuda13_plugin")
+
+
+def check_runtime(name: str) -> None:
+    """Raise `NotHereError` where a mode's runtime is installed, but not for CUDA."""
+    if name in PROVIDERS:
+        import onnxruntime
+
+        if PROVIDERS[name] not in onnxruntime.get_available_providers():
+            raise NotHereError(f"this onnxruntime has no {PROVIDERS[name]}: install onnxruntime-gpu")
+    if name == "tensorrt" and find_spec("tensorrt") is None:
+        raise NotHereError("tensorrt is not installed")
+    if name in ("xla", "jax") and not any(map(find_spec, JAX_PLUGINS)):
+        raise NotHereError("this jax has no CUDA: pip install 'jax[cuda12]'")
+    if name == "tvm":
+        import tvm
+
+        if not tvm.cuda(0).exist:
+            raise NotHereError("this tvm has no CUDA")
 
 
 def check_mode(place: Place, name: str) -> Facts:
@@ -27,6 +48,7 @@ def check_mode(place: Place, name: str) -> Facts:
         mode, _ = find_mode(name)
     except UserError as error:
         raise NotHereError(str(error)) from error
+    check_runtime(name)
     rows = [row for row in replay_rows(place, capture_layers(place), mode=[name], timeout=120) if row.mode == name]
     expect_ok(rows)
     if mode.in_graphs:

@@ -86,7 +86,7 @@ class Step:
 
     name: str
     run: Callable[[Place], Facts]
-    timeout_s: float = 90.0
+    timeout_s: float = 150.0
     needs_cuda: str = ""
 
     @property

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import platform
+import sys
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import gpu_check
 import pytest
 from gpu.environment import describe_machine
 from gpu.kernels import kernel_names, kernels_in
+from gpu.modes import check_runtime
 from gpu.processes import outcome_of, run_apart
 from gpu.profilers import _expect_kernels
 from gpu.reports import NSYS, cut, keep_small, small_reports
@@ -74,6 +77,18 @@ def test_steps_that_need_cuda_or_time_are_not_taken(tmp_path: Path) -> None:
     outcomes = list(gpu_check.outcomes_of(steps, place_in(tmp_path), console, 0.0))
     assert [outcome.verdict for outcome in outcomes] == [Verdict.NOT_HERE] * 2
     assert not list(tmp_path.glob("*/"))
+
+
+def test_a_runtime_that_is_not_for_cuda_is_not_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    of_cpu = SimpleNamespace(get_available_providers=lambda: ["CPUExecutionProvider"])
+    monkeypatch.setitem(sys.modules, "onnxruntime", of_cpu)
+    for name in ("onnxruntime", "tensorrt"):
+        with pytest.raises(NotHereError, match="install onnxruntime-gpu"):
+            check_runtime(name)
+    monkeypatch.setattr("gpu.modes.find_spec", lambda name: None)
+    with pytest.raises(NotHereError, match=r"jax\[cuda12\]"):
+        check_runtime("jax")
+    check_runtime("compile")
 
 
 def test_each_step_has_a_name_of_its_own() -> None:

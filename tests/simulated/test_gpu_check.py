@@ -3,48 +3,45 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import zipfile
 from pathlib import Path
-from typing import Any
 
 import pytest
+import torch
+from gpu.captures import check_side_stream
+from gpu.processes import outcome_of
+from gpu.step import Place, Step, Verdict
 from programs import ROOT, run_python
-from simulation import build, environment
+from simulation import build, environment, on_simulator
 
 CHECK = ROOT / "benchmarks/gpu_check.py"
+STEP = Step("side stream", check_side_stream)
 
 
-def check(output: Path, *options: object, **variables: str) -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:
-    """The check's own words, and each step by name."""
-    build()
-    words = ("--device", "sim", "--top", 1, "-o", output, *options)
-    done = run_python(CHECK, *words, env=environment(**variables), timeout=500)
-    assert output.exists(), done.stderr
-    with zipfile.ZipFile(output) as archive:
-        steps = json.loads(archive.read("check.json"))["steps"]
-    return done, {step["name"]: step for step in steps}
+@on_simulator()
+def test_a_step_is_right_on_a_device_that_is(tmp_path: Path) -> None:
+    outcome = outcome_of(STEP, Place("sim", tmp_path, 1))
+    assert (outcome.verdict, outcome.reason) == (Verdict.OK, "")
 
 
-def test_a_step_is_right_and_the_last_line_names_the_file(tmp_path: Path) -> None:
-    done, steps = check(tmp_path / "check.zip", "--only", "*side stream*")
-    assert done.returncode == 0, done.stdout
-    assert [step["verdict"] for step in steps.values()] == ["ok"]
-    assert done.stdout.splitlines()[-1] == f"please send back this one file: {tmp_path / 'check.zip'}"
-
-
-def test_a_step_on_a_device_that_fails_is_wrong(tmp_path: Path) -> None:
-    failure = {"SIM_FAIL": "aten::index=device-side assert triggered"}
-    done, steps = check(tmp_path / "check.zip", "--only", "*side stream*", **failure)
-    assert done.returncode == 1
-    assert [step["verdict"] for step in steps.values()] == ["wrong"]
+@on_simulator()
+def test_a_step_is_wrong_on_a_device_that_fails(tmp_path: Path) -> None:
+    torch.sim.fail("aten::index", "device-side assert triggered")
+    outcome = outcome_of(STEP, Place("sim", tmp_path, 1))
+    assert outcome.verdict is Verdict.WRONG
 
 
 @pytest.mark.slow
-def test_all_steps_are_right_or_not_for_this_device(tmp_path: Path) -> None:
-    done, steps = check(tmp_path / "check.zip")
-    wrong = {name: step["reason"] for name, step in steps.items() if step["verdict"] == "wrong"}
-    assert not wrong
+@pytest.mark.timeout(1800)
+def test_all_steps_are_right_or_not_for_this_device_and_one_file_has_them(tmp_path: Path) -> None:
+    build()
+    output = tmp_path / "check.zip"
+    # torch loads the device where an interpreter starts
+    done = run_python(CHECK, "--device", "sim", "--top", 1, "-o", output, env=environment(), fresh=True, timeout=1700)
+    assert done.stdout.splitlines()[-1] == f"please send back this one file: {output}", done.stderr
+    with zipfile.ZipFile(output) as archive:
+        steps = json.loads(archive.read("check.json"))["steps"]
+        assert sum(name.startswith("logs/") for name in archive.namelist()) >= 15
+    assert {step["name"]: step["reason"] for step in steps if step["verdict"] == "wrong"} == {}
+    assert sum(step["verdict"] == "ok" for step in steps) >= 15
     assert done.returncode == 0
-    right = [name for name, step in steps.items() if step["verdict"] == "ok"]
-    assert len(right) >= 15, done.stdout

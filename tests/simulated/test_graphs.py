@@ -12,7 +12,7 @@ from opgrip.capture import Capture
 from opgrip.replay.opreplay import main as opreplay
 
 
-@on_simulator(SIM_DURATIONS="aten::sin=700")
+@on_simulator(SIM_DURATIONS="aten::sin=700", SIM_ONE_FAILED_CAPTURE="1")
 def test_a_call_that_no_graph_holds_costs_one_row_and_spoils_none_after_it(tmp_path: Path) -> None:
     x = torch.ones(20)
     with Capture(tmp_path / "t.jsonl"):

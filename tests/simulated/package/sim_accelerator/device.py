@@ -118,29 +118,43 @@ def is_current_stream_capturing() -> bool:
 
 
 class Graph:
-    """Calls that are recorded and run again."""
+    """Calls that are recorded and run again.
+
+    After a capture that failed there is no other with `SIM_ONE_FAILED_CAPTURE`, as up to torch 2.11.
+    """
+
+    _is_capturing = False
 
     def capture_begin(self, pool: object = None, capture_error_mode: str = "global") -> None:
+        if Graph._is_capturing and "SIM_ONE_FAILED_CAPTURE" in os.environ:
+            raise RuntimeError("captures_underway.empty() INTERNAL ASSERT FAILED")
         now = current_stream()
         self._capture = _extension.begin_capture(now.device_index, now.stream_id, capture_error_mode)
+        Graph._is_capturing = True
 
     def capture_end(self) -> None:
         _extension.end_capture(self._capture)
+        Graph._is_capturing = False
 
     def replay(self) -> None:
         _extension.replay(self._capture)
 
 
-@contextmanager
-def graph(graph: Graph, capture_error_mode: str = "global") -> Iterator[None]:
-    """Capture what runs in it, in a stream of its own."""
-    synchronize()
-    with stream(Stream()):
-        graph.capture_begin(capture_error_mode=capture_error_mode)
-        try:
-            yield
-        finally:
-            graph.capture_end()
+class graph:
+    """Capture what runs in it, in a stream of its own, which it leaves as torch.cuda.graph does: not where it fails."""
+
+    def __init__(self, graph: Graph, capture_error_mode: str = "global") -> None:
+        self._graph, self._mode = graph, capture_error_mode
+
+    def __enter__(self) -> None:
+        synchronize()
+        self._replaced = current_stream()
+        set_stream(Stream())
+        self._graph.capture_begin(capture_error_mode=self._mode)
+
+    def __exit__(self, *error: Any) -> None:
+        self._graph.capture_end()
+        set_stream(self._replaced)
 
 
 def memory_allocated(device: Device = None) -> int:
