@@ -10,7 +10,7 @@ import warnings
 from dataclasses import asdict
 
 from opgrip.replay.measuring.settings import Settings
-from opgrip.replay.operators.devices import DeviceLostError, is_accelerator, use_device
+from opgrip.replay.operators.devices import DeviceLostError, check_use, is_accelerator, use_device
 from opgrip.replay.sequences.results import SequenceResult, from_plain
 from opgrip.replay.sequences.sequence import MOST_FAILURES, SequenceSettings, replay_sequence
 from opgrip.replay.workers.job import Job, Loaded
@@ -81,7 +81,12 @@ def main() -> int:
     settings, excluded = sequence_settings(loaded.settings), dict(request["excluded"])
     use_device(settings.device)
     try:
-        answer(lambda tell: asdict(replay_sequence(loaded.trace, settings, tell, excluded, watch.entered)), output)
+        try:
+            answer(lambda tell: asdict(replay_sequence(loaded.trace, settings, tell, excluded, watch.entered)), output)
+        except Exception as error:
+            # where the device is lost, putting its random state back raised in the loss's place
+            check_use(settings.device, error)
+            raise
     except DeviceLostError as error:
         end_without_device(error)
     return 0

@@ -134,7 +134,7 @@ def test_an_assert_in_a_sequence_costs_that_call(tmp_path: Path) -> None:
     assert result["calls"] == 4
     (lost,) = result["not_replayed"]
     assert (lost["op"], lost["status"], lost["count"]) == ("aten.cos.default", "unsupported", 1)
-    assert lost["reason"] == f"it ended the use of the device: SIM error: {ASSERT}"
+    assert lost["reason"] == f"it ended the use of the device: SIM error: {ASSERT}", lost
 
 
 @on_simulator(SIM_MEMORY=str(64 * MB))
