@@ -30,6 +30,7 @@ VOLATILE = re.compile(r"\d[\d,.]*(?= (?:ms|us|s|kB|MB|GB|tensors|operators)\b)")
 CRASHES = "crash.jsonl"
 """What a capture is called of a program that does not end well."""
 NOT_THERE = {
+    ("docs/capture.md", "gpu.jsonl"): "it is made on a GPU",
     ("docs/gripper.md", "step.jsonl"): "it replays a trace of the reader's own with gripped calls",
     ("docs/profiling-ncu.md", "trace.jsonl"): "it runs on another machine",
 }

@@ -463,15 +463,15 @@ def test_a_call_that_fails_in_a_timed_pass_alone_is_given_up(tiny_trace: Path, m
     import sys
 
     module = sys.modules["opgrip.replay.sequences.sequence"]
-    timed, failed = module._timed, []  # type: ignore[attr-defined]
+    run, failed = module._run, []  # type: ignore[attr-defined]
 
-    def failing(rehearsal: Rehearsal, call: Any, part: Any) -> int:
+    def failing(rehearsal: Rehearsal, call: Any, part: Any, watch: Any) -> None:
         if call.op == "aten.relu_.default" and not failed:
             failed.append(call)
             raise RuntimeError("planted")
-        return timed(rehearsal, call, part)  # type: ignore[no-any-return]
+        run(rehearsal, call, part, watch)
 
-    monkeypatch.setattr(module, "_timed", failing)
+    monkeypatch.setattr(module, "_run", failing)
     result = replay_sequence(load(tiny_trace), SETTINGS)
     assert told(result)["aten.relu_.default"] == "substituted: RuntimeError: planted"
     assert (result.substituted, result.repeats) == (1, 3)

@@ -47,7 +47,7 @@ def prepare(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--by",
-        choices=tuple(GROUPS),
+        choices=tuple(TABLES),
         action="append",
         help="one table of time by this; can be repeated (default: op and module)",
     )
@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
         raise UserError(f"{args.trace} names no kernels", "capture it on a GPU with --device-time kernels")
     summaries = {by: _summary(trace, by) for by in tables}
     for by, table in summaries.items():
-        title = f"{GROUPS[by].title} by share of time ({len(table)} in all)"
+        title = f"{TABLES[by].title} by share of time ({len(table)} in all)"
         print_table(_columns(table.head(args.top), by), sys.stdout, title)
     if args.output is not None:
         _write(summaries, args.output, args.force)
@@ -111,7 +111,6 @@ class Group:
     columns: tuple[str, ...]
 
 
-KERNEL = "kernel"
 GROUPS = {
     "op": Group("operators", ("op",)),
     "module": Group("modules", ("module", "phase")),
@@ -119,9 +118,11 @@ GROUPS = {
     "device": Group("devices", ("device",)),
     "stream": Group("streams", ("device", "stream")),
     "line": Group("lines", ("file", "line", "function", "phase")),
-    KERNEL: Group("kernels", ("kernel", "op")),
 }
 """The tables by the name that the user gives them; calls of a backward pass count to what caused them."""
+KERNEL = "kernel"
+TABLES = {**GROUPS, KERNEL: Group("kernels", ("kernel", "op"))}
+"""And those of what calls ran on an accelerator."""
 NUMBERS = {
     "time_us": ("time us", 0),
     "total_us": ("total us", 3),
@@ -247,7 +248,7 @@ def _columns(table: pd.DataFrame, by: str) -> list[TableColumn]:
             for name, (heading, rank) in NUMBERS.items()
             if name in table
         ),
-        *(_place_column(name, table[name]) for name in GROUPS[by].columns),
+        *(_place_column(name, table[name]) for name in TABLES[by].columns),
     ]
 
 
