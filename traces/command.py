@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 
 from opgrip.traces.errors import UserError
 from opgrip.traces.limits import UNBOUNDED_HELP
+from opgrip.traces.standard_streams import open_closed_streams
 from opgrip.traces.suggestions import did_you_mean
 
 USAGE_ERROR = 2
@@ -98,6 +99,7 @@ def run_command(
     The command's own status; 2 after a `UserError`; 130 after Ctrl-C. A reader that closed our output early, as
     `head` does, is not an error.
     """
+    open_closed_streams()
     args = parser.parse_args(argv)
     prog = getattr(args, "prog", parser.prog)
     try:

@@ -36,11 +36,13 @@ class TraceWriter:
 
     def __init__(self, path: str | Path, header: Header, force: bool = False) -> None:
         self.path = None if str(path) == "-" else Path(path)
-        # not sys.stdout: a command that writes a trace there sends all else to stderr
-        self._sink = cast(ByteSink, sys.__stdout__.buffer)  # type: ignore[union-attr]
         self._file: IO[bytes] | None = None
+        self._sink: ByteSink
         if self.path is not None:
             self._file = create(self.path, force)
+        else:
+            # not sys.stdout: a command that writes a trace there sends all else to stderr
+            self._sink = cast(ByteSink, sys.__stdout__.buffer)  # type: ignore[union-attr]
         self.bytes_written = 0
         try:
             if self._file is not None and self.path is not None:

@@ -11,6 +11,7 @@ from typing import Any
 
 from opgrip.replay.operators.devices import is_accelerator, module_of
 from opgrip.traces.errors import UserError
+from opgrip.traces.own_python import own_python
 
 ALIKE = 0.98
 """Of the larger memory, where that of two devices is the same: the driver keeps some of it, not always as much."""
@@ -65,7 +66,7 @@ def _traits_of_all(devices: Sequence[str]) -> Mapping[str, DeviceTraits]:
     if all(module_of(device).is_initialized() for device in devices):
         return {device: _traits_of(device) for device in devices}
     done = subprocess.run(
-        [sys.executable, "-m", __spec__.name, *devices], capture_output=True, text=True, errors="replace", check=False
+        own_python(__spec__.name, *devices), capture_output=True, text=True, errors="replace", check=False
     )
     if done.returncode:
         words = done.stderr.strip().splitlines() or [f"status {done.returncode}"]

@@ -28,8 +28,8 @@ class DeviceLostError(BaseException):
 
 
 def is_accelerator(device: str) -> bool:
-    """Whether it is another device than the CPU."""
-    return torch.device(device).type != "cpu"
+    """Whether it is a device that does work of its own."""
+    return torch.device(device).type not in ("cpu", "meta")
 
 
 def module_of(device: str) -> Any:

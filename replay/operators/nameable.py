@@ -46,7 +46,13 @@ UNCHECKED_VIEWS = re.compile(
 """Names of operators whose results may lie outside of their memory, by no more than what the caller says."""
 
 _FILE_ARGUMENTS = re.compile(r"(file_?name|file|path|folder|directory|url|uri)s?")
+_NUMBERS = re.compile(r"int|float|bool|Tensor")
 _ADDRESS_ARGUMENTS = re.compile(r".*(data_ptr|pointer|address).*|ptr|\w+_ptr")
+
+
+def _names_a_file(argument: Any) -> bool:
+    # einsum's path is one of whole numbers
+    return bool(_FILE_ARGUMENTS.fullmatch(argument.name)) and not _NUMBERS.search(str(argument.type))
 
 
 def refusal(function: Any, extensions: Collection[str] = ()) -> str | None:
@@ -65,7 +71,7 @@ def refusal(function: Any, extensions: Collection[str] = ()) -> str | None:
         if namespace in OF_TORCH_ITSELF:
             return "is for torch's own compilers and runtimes"
         return f"is not trusted: name {namespace} with --extension"
-    if name in READS_OR_WRITES_FILES or any(_FILE_ARGUMENTS.fullmatch(argument.name) for argument in schema.arguments):
+    if name in READS_OR_WRITES_FILES or any(map(_names_a_file, schema.arguments)):
         return "reads or writes files"
     if any(_ADDRESS_ARGUMENTS.fullmatch(argument.name) for argument in schema.arguments):
         return "takes an address of memory"

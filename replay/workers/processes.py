@@ -8,7 +8,6 @@ import os
 import select
 import signal
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -22,6 +21,7 @@ from opgrip.replay.workers.job import Job, Loaded
 from opgrip.replay.workers.watch import NOTHING, Watch
 from opgrip.replay.workers.worker import DEVICE_LOST, limit_memory, serve
 from opgrip.traces.errors import UserError
+from opgrip.traces.own_python import own_python
 from opgrip.traces.progress import Tell, tell_nobody
 
 PR_SET_PDEATHSIG = 1
@@ -263,7 +263,7 @@ class _Spawned:
 
     def __init__(self, module: str, request: Mapping[str, Any], watch: Watch, errors: IO[bytes]) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", module],
+            own_python(module),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=errors,

@@ -70,3 +70,25 @@ def test_a_capture_says_in_short_what_it_is(tmp_path: Path) -> None:
 def test_the_help_of_opgrip_lists_what_its_verbs_do() -> None:
     lines = run_command("opgrip", "--help").stdout.splitlines()
     assert "  opgrip trace merge     join the traces of several processes" in lines
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
+def test_commands_whose_streams_are_closed_do_their_work(tmp_path: Path, closed: str) -> None:
+    (tmp_path / "one.py").write_text("import torch; print(torch.ones(3).sin().shape)", encoding="utf-8")
+    programs = Path(program_path("opcapture")).parent
+    lines = [
+        f"{programs}/opcapture -- one.py {closed}",
+        f"{programs}/opreplay one.jsonl {FAST} -o one.json {closed}",
+        f"{programs}/opgrip trace info one.jsonl {closed}",
+    ]
+    done = subprocess.run(["bash", "-ec", "\n".join(lines)], cwd=tmp_path, timeout=300, check=False)
+    assert done.returncode == 0
+    assert (tmp_path / "one.json").stat().st_size
+
+
+def test_modules_of_the_folder_are_never_imported_by_processes_of_ours(tmp_path: Path, tiny_trace: Path) -> None:
+    for name in ("opgrip", "json", "runpy"):
+        (tmp_path / f"{name}.py").write_text("open('planted', 'w')", encoding="utf-8")
+    done = run_command("opreplay", tiny_trace, *FAST.split(), "--device", "meta", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert not (tmp_path / "planted").exists()

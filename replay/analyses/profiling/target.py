@@ -16,6 +16,7 @@ from typing import Any
 from opgrip.replay.measuring.results import Result
 from opgrip.replay.workers.job import Job
 from opgrip.replay.workers.supervisor import supervise
+from opgrip.traces.own_python import own_python
 
 MODULE = "opgrip.replay.analyses.profiling.target"
 
@@ -24,7 +25,7 @@ def command(folder: Path, job: Job, without: Collection[int], timeout_s: float) 
     """The command that a profiler is given, which finds what to do in a folder."""
     request = {"job": asdict(job), "without": sorted(without), "timeout_s": timeout_s}
     (folder / "work.json").write_text(json.dumps(request))
-    return [sys.executable, "-m", MODULE, str(folder / "work.json"), str(folder / "rows.jsonl")]
+    return own_python(MODULE, str(folder / "work.json"), str(folder / "rows.jsonl"))
 
 
 def rows_of(folder: Path) -> list[Result]:
