@@ -107,4 +107,10 @@ def missing_mode(name: str) -> str | None:
 
 def is_installed(name: str) -> bool:
     """Whether a module can be found, without importing it, or a program is on the PATH."""
-    return shutil.which(name) is not None if name in PROGRAMS else importlib.util.find_spec(name) is not None
+    if name in PROGRAMS:
+        return shutil.which(name) is not None
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError:
+        # a part of a package that is not there
+        return False

@@ -20,7 +20,7 @@ DOUBTFUL = re.compile(
 """Words in the names of operators that somebody has to look at."""
 LOOKED_AT = re.compile(
     # compute on copies, or check against the storage
-    r"_unsafe_(view|index|index_put|masked_index|masked_index_put_accumulate)|unsafe_(chunk|split|split_with_sizes)"
+    r"_unsafe_(view|index|index_put_?|masked_index|masked_index_put_accumulate)|unsafe_(chunk|split|split_with_sizes)"
     r"|alias|as_strided_?|as_strided_scatter|(new_)?empty_strided|copy_strided|sym_storage_offset|storage_offset"
     r"|_copy_from_and_resize|_has_same_storage_numel|_nested_tensor_storage_offsets|lift_fresh|clone_from_strided"
     # give their tensor the memory that it asks for
