@@ -216,12 +216,11 @@ def check_agreement(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, A
     Unsupported : where they do not agree
     """
     schema = getattr(function, "_schema", None)
-    check = None if schema is None else CHECKS.get(schema.name)
-    if check is None:
+    if schema is None or schema.name not in CHECKS:
         return
     call = {**dict(zip((argument.name for argument in schema.arguments), args, strict=False)), **kwargs}
     try:
-        for name, actual, expected in check(call):
+        for name, actual, expected in CHECKS[schema.name](call):
             if actual != expected:
                 raise Unsupported(f"its sizes do not agree: {name} has {actual} where {expected} fits")
     except (KeyError, IndexError, TypeError, AttributeError, ValueError, RuntimeError) as error:
