@@ -50,7 +50,7 @@ def _optimizer(call: Call) -> Iterator[Sizes]:
         needed.add("max_exp_avg_sqs")
     if call.get("momentum"):
         needed.add("momentum_buffer_list")
-    for name in needed | {"max_exp_avg_sqs", "momentum_buffer_list"}:
+    for name in sorted(needed | {"max_exp_avg_sqs", "momentum_buffer_list"}):
         if name not in call or (not call[name] and name not in needed):
             continue
         yield name, len(call[name]), len(expected)
