@@ -28,6 +28,7 @@ from opgrip.replay.measuring.results import (
 )
 from opgrip.replay.measuring.settings import Settings
 from opgrip.replay.modes import EAGER, Program, Results, find_mode
+from opgrip.replay.operators.agreement import check_agreement, check_graph
 from opgrip.replay.operators.bounds import bound_indices
 from opgrip.replay.operators.calling import Arguments, Function
 from opgrip.replay.operators.contexts import restored
@@ -341,6 +342,9 @@ class _Preparation:
         inputs = Inputs(drawn.args, drawn.kwargs, models, settings.place, settings.inputs.seed, settings.dtype)
         if case.operator is None:
             bound_indices(operator.function, *inputs.make())
+            check_agreement(operator.function, *inputs.make())
+        elif isinstance(operator.function, torch.fx.GraphModule):
+            check_graph(operator.function, (inputs.copy() if operator.mutates else inputs).make()[0])
         return inputs
 
 

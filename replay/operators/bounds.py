@@ -53,6 +53,11 @@ def _segmented(call: Call) -> int:
     return int(call["data"].shape[call.get("axis", 0)])
 
 
+def _shares(samples: Tensor, call: Call) -> Tensor:
+    """Where windows begin, as shares of the way that they can move."""
+    return samples.nan_to_num().clamp(0, 1)
+
+
 def _in_sizes(indices: Tensor, call: Call) -> Tensor:
     """Rows of indices, each within the size of its dimension."""
     most = torch.tensor(call["size"][: indices.shape[0]], device=indices.device) - 1
@@ -99,8 +104,12 @@ UNCHECKED: Mapping[str, Mapping[str, Bound]] = {
         "offset2bag": _below(_rows("grad")),
         "offsets": _ascending_up_to(lambda call: int(call["indices"].numel())),
     },
+    "aten::embedding_dense_backward": {"indices": _below(lambda call: int(call["num_weights"]))},
+    "aten::embedding_backward": {"indices": _below(lambda call: int(call["num_weights"]))},
     "aten::embedding_sparse_backward": {"indices": _below(lambda call: int(call["num_weights"]))},
     "aten::_gather_sparse_backward": {"index": _below(lambda call: int(call["self"].shape[call["dim"]]))},
+    "aten::fractional_max_pool2d": {"random_samples": _shares},
+    "aten::fractional_max_pool3d": {"random_samples": _shares},
     "aten::segment_reduce": _SEGMENTS,
     "aten::_segment_reduce_backward": _SEGMENTS,
     "aten::_sparse_mm_reduce_impl_backward": {"arg_out": _below(lambda call: int(call["self"]._nnz()))},

@@ -42,6 +42,7 @@ OF_TORCH_ITSELF = frozenset(
 READS_OR_WRITES_FILES = frozenset({"from_file", "save", "load", "_save", "_load"})
 UNCHECKED_VIEWS = re.compile(
     r"_reshape_alias(_copy)?|_sparse_(coo|csr|csc|bsr|bsc|compressed)_tensor_unsafe|_nested_view_from_\w+"
+    r"|sparse_compressed_tensor|_sobol_engine_\w+"
 )
 """Names of operators whose results may lie outside of their memory, by no more than what the caller says."""
 

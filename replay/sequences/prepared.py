@@ -12,6 +12,7 @@ import torch
 from opgrip.replay.arguments.filling import memory_of
 from opgrip.replay.arguments.inputs import DeviceMap, Inputs
 from opgrip.replay.cases.flow import can_flow
+from opgrip.replay.operators.agreement import check_agreement
 from opgrip.replay.operators.bounds import bounding
 from opgrip.replay.operators.calling import Arguments
 from opgrip.replay.operators.lookup import Operator
@@ -66,6 +67,7 @@ class Prepared:
         place: DeviceMap,
         seed: int,
     ) -> None:
+        check_agreement(operator.function, signature.args, signature.kwargs)
         self.function: Callable[..., Any] = operator.function
         self.run: Callable[..., Any] = bounding(operator.function)
         count = 0
