@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from itertools import count
@@ -43,6 +45,22 @@ def create(path: Path, force: bool) -> IO[bytes]:
         return partial_path(path).open("xb")
     except OSError as error:
         raise UserError(f"{path} cannot be written", (error.strerror or str(error)).lower()) from error
+
+
+def open_ordinary(path: Path) -> IO[bytes]:
+    """A file to read and write, made where there is none; `UserError` for a link or what is no file."""
+    problem = UserError(f"{path} is no ordinary file", "remove it")
+    try:
+        # a link would be written through, and a pipe waited for
+        number = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
+            raise problem from error
+        raise
+    if not stat.S_ISREG(os.fstat(number).st_mode):
+        os.close(number)
+        raise problem
+    return open(number, "r+b")
 
 
 def commit(file: IO[bytes], path: Path) -> None:

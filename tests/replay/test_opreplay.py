@@ -130,7 +130,7 @@ def test_a_cut_trace_is_replayed_only_on_request(tmp_path: Path) -> None:
         (["t.jsonl", "--top", "-1"], "argument --top: '-1' is not a whole number from 1"),
         (["t.jsonl", "--memory-limit", "8"], "'8' is 8 bytes, which hold no case: give a unit, as in 8GB"),
         (["t.jsonl", "--start", "9"], "no case is left from --start 9: there are "),
-        (["t.jsonl", "-o", "/proc/results.json"], "/proc/results.json"),
+        (["t.jsonl", "-o", "/proc/results.json"], "error: /proc/results.json cannot be written: "),
         (["t.jsonl", "-o", "results.xls"], "results.xls has no known form: end its name in .csv, .json, .md"),
         (["t.jsonl", "-o", "existing.json"], "existing.json exists"),
         (["t.jsonl", "-o", "no/such.json"], "the folder no does not exist"),
