@@ -18,7 +18,7 @@ from opgrip.traces.suggestions import did_you_mean
 
 USAGE_ERROR = 2
 INTERRUPTED = 130
-NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG)
 """Numbers of errors where a device takes no more."""
 
 

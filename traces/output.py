@@ -44,7 +44,17 @@ def create(path: Path, force: bool) -> IO[bytes]:
     try:
         return partial_path(path).open("xb")
     except OSError as error:
-        raise UserError(f"{path} cannot be written", (error.strerror or str(error)).lower()) from error
+        raise cannot_be_written(path, error) from error
+
+
+def cannot_be_written(path: str | Path, error: BaseException) -> UserError:
+    """Why a file cannot be written."""
+    return UserError(f"{path} cannot be written", reason_of(error))
+
+
+def reason_of(error: BaseException) -> str:
+    """What the system says of an error, without its number."""
+    return ((error.strerror if isinstance(error, OSError) else None) or str(error)).lower()
 
 
 def open_ordinary(path: Path) -> IO[bytes]:

@@ -16,7 +16,7 @@ from opgrip.replay.measuring.limits import Limits
 from opgrip.replay.measuring.results import Result
 from opgrip.replay.workers.job import Job
 from opgrip.traces.errors import UserError
-from opgrip.traces.output import open_ordinary
+from opgrip.traces.output import cannot_be_written, open_ordinary
 
 
 def journal_path(output: Path) -> Path:
@@ -45,13 +45,13 @@ class Journal:
     """
 
     def __init__(self, output: Path, job: Job, resume: bool, force: bool) -> None:
-        self.path = journal_path(output)
+        self._output, self.path = output, journal_path(output)
         self.rows: dict[int, list[Result]] = {}
         job_identity = identity(job)
         try:
             self._open(job_identity, resume, force)
         except OSError as error:
-            raise UserError(f"{output} cannot be written", (error.strerror or str(error)).lower()) from error
+            raise cannot_be_written(output, error) from error
 
     def _open(self, job_identity: dict[str, Any], resume: bool, force: bool) -> None:
         exists = os.path.lexists(self.path)
@@ -87,10 +87,13 @@ class Journal:
                 self.path.unlink()
 
     def add(self, rows: Sequence[Result]) -> None:
-        """Keep the rows of a case."""
+        """Keep the rows of a case; raises `UserError` where they cannot be written."""
+        try:
+            self._file.write(json.dumps([row.to_plain() for row in rows]).encode() + b"\n")
+            self._file.flush()
+        except OSError as error:
+            raise cannot_be_written(self._output, error) from error
         self.rows[rows[0].case] = list(rows)
-        self._file.write(json.dumps([row.to_plain() for row in rows]).encode() + b"\n")
-        self._file.flush()
 
     def _read(self, file: IO[bytes], job_identity: dict[str, Any]) -> int:
         """Take the rows that are there; gives the length of what is whole."""
