@@ -15,6 +15,7 @@ from opgrip.replay.analyses import Analysis, Session, analyses, in_order
 from opgrip.replay.measuring.measure import CachedRows
 from opgrip.replay.measuring.preparation import empty_row
 from opgrip.replay.measuring.results import Result
+from opgrip.replay.operators.admission import absent_extensions
 from opgrip.replay.operators.device_traits import check_equal
 from opgrip.replay.operators.devices import check_present, facts_of, is_accelerator, name_of
 from opgrip.replay.options import Output, job_of, make_parser
@@ -128,7 +129,7 @@ class Replay:
         job = job_of(args)
         with reporter.reading(job.trace):
             loaded = job.load()
-        for note in (*loaded.notes, *job.plan.points.notes):
+        for note in (*loaded.notes, *job.plan.points.notes, *absent_extensions(job.plan.inputs.extension)):
             reporter.say(note)
         device = loaded.settings.device
         for name in loaded.devices:
@@ -198,7 +199,11 @@ class Replay:
         """Raise `UserError` where the results cannot be written as they are asked for."""
         output = self.output.output
         if output is None:
+            if self.output.append:
+                raise UserError("--append needs to know what it adds to", "name the file with --output")
             return
+        if self.output.list:
+            raise UserError("--list runs no case and writes no results", "leave out --output")
         if is_sequence:
             if output.suffix != ".json":
                 raise UserError(f"a sequence is not written to {output}", "end its name in .json")

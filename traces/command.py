@@ -61,7 +61,8 @@ class OneLineParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Say in one line what is wrong with the command line, and exit."""
-        self.exit(USAGE_ERROR, f"{self.prog}: error: {message}: see {self.prog} --help\n")
+        end = "" if message.endswith("?") else ":"
+        self.exit(USAGE_ERROR, f"{self.prog}: error: {message}{end} see {self.prog} --help\n")
 
 
 def add_debug(parser: argparse.ArgumentParser) -> None:
