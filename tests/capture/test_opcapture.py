@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -297,3 +298,14 @@ def test_a_full_disk_leaves_what_was_written_and_its_name(folder: Path, words: l
     told = f"t.jsonl could not be written: file too large; {part.name} has what was written, read it with --partial"
     assert done.stderr.splitlines()[-1] == f"opcapture: error: {told}"
     assert load(part).missing
+
+
+def test_marks_of_record_function_are_counted_neither_here_nor_by_trace_info(folder: Path) -> None:
+    step = "    with torch.profiler.record_function('step'):\n        torch.ones(2) + 1\n"
+    (folder / "script.py").write_text(f"import torch\nfor _ in range(3):\n{step}", encoding="utf-8")
+    done = run_command("opcapture", "-o", "t.jsonl", "--", "script.py", cwd=folder)
+    assert "opcapture: 6 calls of 2 signatures, " in done.stderr
+    assert len(load(folder / "t.jsonl").calls) == 12
+    shown = run_command("opgrip", "trace", "info", "t.jsonl", cwd=folder).stdout
+    assert re.search(r"calls +6\n", shown)
+    assert re.search(r"signatures +2 of 2 operators", shown)
