@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -31,11 +32,18 @@ class CallBlock:
 
 
 class Blocks:
-    """Makes the records of one process's calls."""
+    """Makes the records of one process's calls.
+
+    Attributes
+    ----------
+    calls : how many there were
+    marks : how many of them were marks of `record_function`, by their signature
+    """
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
         self.calls = 0
+        self.marks: Counter[int] = Counter()
         self._threads: dict[int, int] = {}
         self._newest = -1
         # by thread: the last sequence number, the scope of the forward call that made each node, the last call
@@ -94,6 +102,8 @@ class Blocks:
         self._last[mode.number] = int(table[-1, 1]), int(table[-1, 2])
         self._newest = max(self._newest, *flows) if flows else self._newest
         self.calls += len(table)
+        if self.recorder.marks:
+            self.marks.update(number for number in signature if number in self.recorder.marks)
 
     def running(self) -> Iterator[Record]:
         """The calls that each thread is in, outermost first."""

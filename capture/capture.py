@@ -97,9 +97,11 @@ class Capture:
     ----------
     calls, signatures, dropped : after the block, how many calls were recorded, how many distinct ones there were,
         and how many could not be recorded
+    marks, mark_signatures : how many of these calls and signatures are marks of `record_function`
     stopped : the limit that ended the recording while the program went on, None where none did
     bytes_written : size of the trace before compression
-    failure : what kept the trace from being written, None where nothing did
+    failure, problem : what kept the trace from being written, and in words, with what there is of it; None where
+        nothing did
     full_values : after the block, what became of the whole values; None where they were not asked for
     child_files : after the block, the traces of processes that the program forked, as far as these have ended;
         `old_child_files` are those of an earlier program, which `force` removes
@@ -141,8 +143,10 @@ class Capture:
         self._file = self.path if str(path) == "-" else Path(self.path).absolute()
         self.schedule = schedule
         self.calls = self.signatures = self.dropped = self.bytes_written = 0
+        self.marks = self.mark_signatures = 0
         self.stopped: str | None = None
         self.failure: Exception | None = None
+        self.problem: UserError | None = None
         self.full_values: FullValues | None = None
         self.child_files: tuple[Path, ...] = ()
         self.old_child_files: tuple[Path, ...] = ()
@@ -215,14 +219,16 @@ class Capture:
         if not was_discarded:
             self.grips.finish()
         self.calls, self.signatures = flusher.blocks.calls, flusher.signatures
+        self.marks, self.mark_signatures = flusher.blocks.marks.total(), len(flusher.blocks.marks)
         self.stopped = flusher.reached
         self.dropped = sum(recorder.dropped.values())
         self.bytes_written = 0 if flusher.writer is None else flusher.writer.bytes_written
-        self.failure, self.full_values = flusher.failure, recorder.fitter.full
+        self.failure, self.problem = flusher.failure, flusher.problem_with(self.path)
+        self.full_values = recorder.fitter.full
         if self._child_files is not None:
             self._end_child_files(self._child_files, flusher.discarded)
-        if self.failure is not None:
-            warnings.warn(f"the trace {self.path} could not be written: {self.failure}", RuntimeWarning, stacklevel=3)
+        if self.problem is not None:
+            warnings.warn(f"the trace {self.problem}", RuntimeWarning, stacklevel=3)
         elif recorder.fitter.full is not None and recorder.fitter.full.failure is not None:
             text = f"the trace {self.path} could not be written with whole values: {recorder.fitter.full.failure}"
             warnings.warn(text, RuntimeWarning, stacklevel=3)

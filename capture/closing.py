@@ -22,7 +22,8 @@ def closing_lines(capture: Capture, interrupted: bool = False) -> Iterator[str]:
     if capture.calls or capture.dropped:
         ending = " (interrupted)" if interrupted else ""
         size = f"{capture.bytes_written / 1000:,.0f} kB"
-        counts = f"{_count(capture.calls, 'call')} of {_count(capture.signatures, 'signature')}"
+        calls, signatures = capture.calls - capture.marks, capture.signatures - capture.mark_signatures
+        counts = f"{_count(calls, 'call')} of {_count(signatures, 'signature')}"
         yield f"{counts}, {size}, to {where}{ending}"
     elif interrupted:
         yield "interrupted before an operator was called: there is no trace"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from time import perf_counter_ns, sleep
 from types import TracebackType
 
@@ -13,6 +14,8 @@ from opgrip.capture.devices import describe_devices, started_devices
 from opgrip.capture.limits import Held, Limits, parts_within
 from opgrip.capture.recorder import Recorder
 from opgrip.traces.accelerators import describe_accelerators
+from opgrip.traces.errors import UserError
+from opgrip.traces.output import reason_of
 from opgrip.traces.records import End, Record, listed
 from opgrip.traces.words import counted
 from opgrip.traces.writer import TraceWriter, encode_line
@@ -104,6 +107,16 @@ class Flusher:
                 self.failure = error
                 # what cannot be written is not kept either
                 self.recorder.stop()
+
+    def problem_with(self, path: str | Path) -> UserError | None:
+        """Why there is no whole trace under a path, and what there is of it; None where nothing stopped the writing."""
+        if self.failure is None:
+            return None
+        reason = reason_of(self.failure)
+        unfinished = None if self.writer is None else self.writer.unfinished
+        if unfinished is not None:
+            reason += f"; {Path(path).with_name(unfinished.name)} has what was written, read it with --partial"
+        return UserError(f"{path} could not be written", reason)
 
     @property
     def signatures(self) -> int:

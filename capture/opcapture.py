@@ -55,11 +55,10 @@ def _run_script(args: argparse.Namespace, arguments: Sequence[str], reporter: Re
     with warnings.catch_warnings():
         ignore_own_warnings()
         status, interrupted = _run_in(capture, arguments)
-    if capture.failure is None:
+    problem: object = capture.problem
+    if problem is None:
         _tell(capture, reporter, interrupted)
         problem = values_problem(capture)
-    else:
-        problem = f"{capture.path} could not be written: {capture.failure}"
     if problem:
         reporter.say(f"error: {problem}")
     elif args.find_longtail and capture.calls:

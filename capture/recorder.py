@@ -27,6 +27,7 @@ from opgrip.capture.thread_mode import ThreadMode
 from opgrip.capture.torch_private import unobserved
 from opgrip.traces.arguments import Opaque, numbers_of, tensors
 from opgrip.traces.errors import one_line
+from opgrip.traces.labels import is_mark
 from opgrip.traces.records import OPERATOR, Context, Observed, Record, Scope, Signature
 from opgrip.traces.writer import encode_line
 
@@ -50,6 +51,7 @@ class Recorder:
     fitter : finds value models
     observations : which calls are looked at again
     kernels : times calls by their kernels; None where events around them do
+    marks : signatures of marks of `record_function`
     pairs : signature, scope and number of tensors that a pair's number stands for
     """
 
@@ -84,6 +86,7 @@ class Recorder:
         self.passed_by: Counter[tuple[str, str]] = Counter()
         self.signatures_closed = 0
         self.differentiable: set[int] = set()
+        self.marks: set[int] = set()
         self._signatures: dict[Hashable, int] = {}
         self._open: dict[int, Signature] = {}
         self._open_names: dict[int, Hashable] = {}
@@ -282,6 +285,8 @@ class Recorder:
             number = self._signatures.setdefault(key, len(self._signatures))
             if any(spec.requires_grad for spec in tensors((described_args, described_kwargs))):
                 self.differentiable.add(number)
+            if is_mark(op):
+                self.marks.add(number)
             self._open_names[number] = key[0]
             self._open[number] = Signature(number, kind, op, described_args, described_kwargs)
         return number

@@ -23,7 +23,7 @@ from opgrip.capture.program import ModelOptions, Program
 from opgrip.traces.causes import cause_of
 from opgrip.traces.errors import UserError
 from opgrip.traces.options import from_arguments
-from opgrip.traces.output import check_writable
+from opgrip.traces.output import check_writable, reason_of
 from opgrip.traces.progress import Reporter
 from opgrip.traces.words import counted
 
@@ -125,8 +125,8 @@ def check_written(capture: Capture) -> None:
     """Raise what kept the trace from being written."""
     if isinstance(capture.failure, BrokenPipeError):
         raise capture.failure
-    if capture.failure is not None:
-        raise UserError(f"{capture.path} could not be written", str(capture.failure))
+    if capture.problem is not None:
+        raise capture.problem
 
 
 def values_problem(capture: Capture) -> str | None:
@@ -134,4 +134,4 @@ def values_problem(capture: Capture) -> str | None:
     full = capture.full_values
     if full is None or full.failure is None:
         return None
-    return f"whole values could not be written to {full.path.name}: {full.failure}"
+    return f"whole values could not be written to {full.path.name}: {reason_of(full.failure)}"

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from opgrip.replay.measuring.results import OK, summarize
 from opgrip.replay.options import Output, make_parser
 from opgrip.traces.command import INTERRUPTED, run_command
+from opgrip.traces.errors import UserError
 from opgrip.traces.loading import loading
 from opgrip.traces.options import from_arguments
 from opgrip.traces.output import whole_file
@@ -37,26 +38,34 @@ def run(args: argparse.Namespace, words: Sequence[str] = ()) -> int:
     words : the command line, to be told again with what goes on where it was interrupted
     """
     with loading("opreplay"):
-        from opgrip.replay.replay import Replay, is_whole
+        from opgrip.replay.replay import Replay, is_completed
         from opgrip.replay.reports.listing import list_cases
         from opgrip.replay.reports.table import print_results
 
     reporter = Reporter("opreplay")
     output = from_arguments(Output, args)
-    if is_whole(output):
+    is_done = is_completed(output)
+    replay = Replay(args, reporter)
+    if is_done:
+        replay.completed_rows()
         reporter.say(f"{output.output} is whole: there is nothing to go on with")
         return 0
-    replay = Replay(args, reporter)
     if output.list:
         list_cases(replay.loaded.cases, sys.stdout)
         return 0
     if args.sequence:
         return _replay_sequence(replay, output, reporter)
-    replayed = replay.run()
+    again = shlex.join(["opreplay", *words, *(() if output.resume else ("--resume",))])
+    try:
+        replayed = replay.run()
+    except UserError:
+        _say_what_is_stored(replay, again, reporter)
+        raise
     rows = list(replayed.results)
     if rows or not replayed.interrupted:
         print_results(rows, sys.stdout)
     if replayed.problem is not None:
+        _say_what_is_stored(replay, again, reporter)
         raise replayed.problem
     for analysis in replayed.analyses:
         analysis.print(rows, sys.stdout)
@@ -66,13 +75,21 @@ def run(args: argparse.Namespace, words: Sequence[str] = ()) -> int:
         if row.detail is not None:
             reporter.say(f"{row.op} {row.mode}:\n{row.detail.rstrip()}")
     if replayed.interrupted:
-        again = shlex.join(["opreplay", *words, *(() if output.resume else ("--resume",))])
         hint = f"go on with: {again}" if output.output else "with --output it could go on"
         ran, all_cases = len({row.case for row in rows}), len(replay.loaded.cases)
         reporter.say(f"interrupted after {ran} of {counted(all_cases, 'case')}; {hint}")
         return INTERRUPTED
     reporter.say(summarize(rows))
     return 1 if output.strict and any(row.status != OK for row in rows) else 0
+
+
+def _say_what_is_stored(replay: Replay, again: str, reporter: Reporter) -> None:
+    """Say what a replay that failed left, and how to go on with it."""
+    from opgrip.replay.workers.journal import journal_path
+
+    if replay.output.output is not None and replay.stored_cases:
+        cases = f"{replay.stored_cases} of {counted(len(replay.loaded.cases), 'case')}"
+        reporter.say(f"{cases} are in {journal_path(replay.output.output)}; go on with: {again}")
 
 
 def _replay_sequence(replay: Replay, output: Output, reporter: Reporter) -> int:

@@ -13,8 +13,8 @@ import pandas as pd
 from opgrip.replay.measuring.results import Result, summarize
 from opgrip.replay.reports import report_for
 from opgrip.replay.reports.cells import to_frame
-from opgrip.traces.errors import in_words_of_python
-from opgrip.traces.output import whole_file
+from opgrip.traces.errors import UserError, in_words_of_python
+from opgrip.traces.output import cannot_be_written, whole_file
 
 SHOWN = ("case", "op", "shapes", "count", "share", "mode", "status", "captured_us", "median_us", "ratio", "error")
 """Columns that a notebook shows, as far as a row has something in them; `Results.frame` has all."""
@@ -67,5 +67,10 @@ def write_results(rows: Sequence[Result], header: Mapping[str, Any], path: Path,
     """Write rows as the file's suffix says; raises as `Results.save` does."""
     text = io.StringIO()
     report_for(path).write(rows, header, text)
-    with whole_file(path, force) as file:
-        file.write(text.getvalue().encode(errors="backslashreplace"))
+    try:
+        with whole_file(path, force) as file:
+            file.write(text.getvalue().encode(errors="backslashreplace"))
+    except UserError:
+        raise
+    except OSError as error:
+        raise cannot_be_written(path, error) from error

@@ -13,13 +13,16 @@ import torch
 
 from opgrip.replay.analyses import Analysis, Session, analyses, in_order
 from opgrip.replay.measuring.measure import CachedRows
+from opgrip.replay.measuring.preparation import empty_row
 from opgrip.replay.measuring.results import Result
+from opgrip.replay.operators.admission import absent_extensions
 from opgrip.replay.operators.device_traits import check_equal
 from opgrip.replay.operators.devices import check_present, facts_of, is_accelerator, name_of
 from opgrip.replay.options import Output, job_of, make_parser
 from opgrip.replay.outcome import Results, write_results
 from opgrip.replay.reports import report_for
 from opgrip.replay.reports.cells import read_results
+from opgrip.replay.reports.completed import check_completed
 from opgrip.replay.workers.ahead import Row, in_parts, make_ahead, rows_ahead
 from opgrip.replay.workers.job import Job, Loaded
 from opgrip.replay.workers.journal import Journal, journal_path
@@ -58,11 +61,10 @@ def replay(trace: str | Path, **options: Any) -> Results:
     """
     with in_words_of_python():
         args = arguments_of(make_parser(), [str(trace)], options, excluded=("strict", "sequence", "list"))
-        output = from_arguments(Output, args)
-        if is_whole(output):
-            assert output.output is not None, "is_whole asks for it"
-            return Results(read_results(output.output), {"trace": str(trace)})
+        is_done = is_completed(from_arguments(Output, args))
         whole = Replay(args, QuietReporter("opgrip"), may_fork=False)
+        if is_done:
+            return Results(whole.completed_rows(), {"trace": str(trace)})
         replayed = whole.run()
         if replayed.problem is not None:
             raise replayed.problem
@@ -89,8 +91,8 @@ class ReplayOutcome:
     analyses: Sequence[Analysis] = ()
 
 
-def is_whole(output: Output) -> bool:
-    """Whether there is nothing to go on with.
+def is_completed(output: Output) -> bool:
+    """Whether there are results and nothing to go on with.
 
     Raises
     ------
@@ -110,6 +112,10 @@ class Replay:
     ----------
     may_fork : whether this process has run nothing of torch yet, and forks of it can
 
+    Attributes
+    ----------
+    stored_cases : how many cases have their rows in the journal, after `run`
+
     Raises
     ------
     UserError : for options that do not go together, and files that cannot be read or written
@@ -118,11 +124,12 @@ class Replay:
     def __init__(self, args: argparse.Namespace, reporter: Reporter, may_fork: bool = True) -> None:
         self._args, self._reporter, self._may_fork = args, reporter, may_fork
         self.output = from_arguments(Output, args)
+        self.stored_cases = 0
         self._check_output(args.sequence)
         job = job_of(args)
         with reporter.reading(job.trace):
             loaded = job.load()
-        for note in (*loaded.notes, *job.plan.points.notes):
+        for note in (*loaded.notes, *job.plan.points.notes, *absent_extensions(job.plan.inputs.extension)):
             reporter.say(note)
         device = loaded.settings.device
         for name in loaded.devices:
@@ -142,6 +149,16 @@ class Replay:
         seed = self.job.plan.inputs.seed
         header = {"trace": self.job.trace, "torch": torch.__version__, "device": name_of(device), "seed": seed}
         return header | facts_of(device)
+
+    def completed_rows(self) -> list[Result]:
+        """The rows of the output, which an earlier replay completed; `UserError` where they are of another one."""
+        path, loaded = self.output.output, self.loaded
+        assert path is not None, "an earlier replay wrote it"
+        expected = [
+            empty_row(case, way, loaded.settings) for case in loaded.cases for way in loaded.settings.ways(case)
+        ]
+        check_completed(path, expected, loaded.devices, loaded.settings.timing.caches, self.header)
+        return [] if report_for(path).read is None else read_results(path)
 
     def run(self) -> ReplayOutcome:
         """Run the cases, let the analyses add to them, and write the output."""
@@ -182,7 +199,11 @@ class Replay:
         """Raise `UserError` where the results cannot be written as they are asked for."""
         output = self.output.output
         if output is None:
+            if self.output.append:
+                raise UserError("--append needs to know what it adds to", "name the file with --output")
             return
+        if self.output.list:
+            raise UserError("--list runs no case and writes no results", "leave out --output")
         if is_sequence:
             if output.suffix != ".json":
                 raise UserError(f"a sequence is not written to {output}", "end its name in .json")
@@ -224,6 +245,7 @@ class Replay:
                 begins_anew = output.force or output.append
                 journal = stack.enter_context(Journal(output.output, self.job, output.resume, begins_anew))
                 rows = journal.rows
+                self.stored_cases = len(rows)
             remaining = len(loaded.cases) - len(rows)
             compiled = self._compile(rows)
             doing = f"replaying {counted(remaining, 'case')} on {', '.join(loaded.devices)}"
@@ -234,6 +256,7 @@ class Replay:
                     ):
                         if journal is not None:
                             journal.add(case_rows)
+                            self.stored_cases = len(journal.rows)
                         rows[case_rows[0].case] = case_rows
                         advance()
             except KeyboardInterrupt:

@@ -11,19 +11,19 @@ MOST = 1000
 """Characters of a message that is not a common one."""
 
 
-def cause_of(error: BaseException) -> str:
-    """Why something failed, on one line: a common cause in short, any other by the error's class and whole message."""
+def cause_of(error: BaseException, most: int = MOST) -> str:
+    """Why something failed, on one line: a common cause in short, any other by the error's class and message."""
     try:
         text = " ".join(str(error).split())
     except Exception:
         return one_line(error)
     if isinstance(error, MemoryError):
-        return f"out of memory: {shortened(text, MOST)}" if text else "out of memory"
+        return f"out of memory: {shortened(text, most)}" if text else "out of memory"
     for pattern, say in _CAUSES:
         match = pattern.search(text)
         if match is not None:
             return say(match)
-    return one_line(error, MOST)
+    return one_line(error, most)
 
 
 def _of_allocator(match: re.Match[str]) -> str:

@@ -19,7 +19,7 @@ from opgrip.traces.suggestions import did_you_mean
 
 USAGE_ERROR = 2
 INTERRUPTED = 130
-NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG)
 """Numbers of errors where a device takes no more."""
 
 
@@ -62,7 +62,8 @@ class OneLineParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Say in one line what is wrong with the command line, and exit."""
-        self.exit(USAGE_ERROR, f"{self.prog}: error: {message}: see {self.prog} --help\n")
+        end = "" if message.endswith("?") else ":"
+        self.exit(USAGE_ERROR, f"{self.prog}: error: {message}{end} see {self.prog} --help\n")
 
 
 def add_debug(parser: argparse.ArgumentParser) -> None:

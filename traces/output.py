@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from itertools import count
@@ -42,7 +44,33 @@ def create(path: Path, force: bool) -> IO[bytes]:
     try:
         return partial_path(path).open("xb")
     except OSError as error:
-        raise UserError(f"{path} cannot be written", (error.strerror or str(error)).lower()) from error
+        raise cannot_be_written(path, error) from error
+
+
+def cannot_be_written(path: str | Path, error: BaseException) -> UserError:
+    """Why a file cannot be written."""
+    return UserError(f"{path} cannot be written", reason_of(error))
+
+
+def reason_of(error: BaseException) -> str:
+    """What the system says of an error, without its number."""
+    return ((error.strerror if isinstance(error, OSError) else None) or str(error)).lower()
+
+
+def open_ordinary(path: Path) -> IO[bytes]:
+    """A file to read and write, made where there is none; `UserError` for a link or what is no file."""
+    problem = UserError(f"{path} is no ordinary file", "remove it")
+    try:
+        # a link would be written through, and a pipe waited for
+        number = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
+            raise problem from error
+        raise
+    if not stat.S_ISREG(os.fstat(number).st_mode):
+        os.close(number)
+        raise problem
+    return open(number, "r+b")
 
 
 def commit(file: IO[bytes], path: Path) -> None:

@@ -9,11 +9,26 @@ from pathlib import Path
 from time import monotonic
 from typing import TypeAlias
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
+from opgrip.traces.errors import shortened
 from opgrip.traces.terminal import console_for
 
 REDRAW_S = 0.1
+TIME_WIDTH = len(" 10:00:00")
+"""Columns of a terminal that a time takes."""
+LEAST_TEXT, LEAST_BAR, MOST_BAR = 12, 8, 40
+"""Columns below which a text or a bar is left out, and those that a bar fills."""
+MOST_STEPS = 9999
+"""Of a part of a task, as far as room is kept for their number."""
 LARGE_BYTES = 20_000_000
 """Of a file that takes seconds to read."""
 
@@ -60,12 +75,8 @@ class Reporter:
             self.begin(text)
             yield lambda: None
             return
-        columns = [TextColumn("{task.description}", markup=False)]
-        steps = [BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()] if total is not None else []
-        left = [TextColumn("left"), TimeRemainingColumn()] if steps else []
-        elapsed = [] if measures or steps else [TimeElapsedColumn()]
-        shown = (*columns, *steps, *left, *elapsed)
-        with Progress(*shown, console=self.console, transient=True, auto_refresh=not measures) as progress:
+        columns, text = self._fitting(text, total, None if measures and total is None else TimeElapsedColumn())
+        with Progress(*columns, console=self.console, transient=True, auto_refresh=not measures) as progress:
             task = progress.add_task(text, total=total)
             progress.refresh()
             drawn = monotonic()
@@ -86,18 +97,41 @@ class Reporter:
             self.begin(text)
             yield tell_nobody
             return
-        columns = [TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn()]
-        with Progress(
-            *(*columns, TimeElapsedColumn()), console=self.console, transient=True, auto_refresh=False
-        ) as progress:
-            task = progress.add_task(text, total=None)
+        elapsed = TimeElapsedColumn()
+        columns, first = self._fitting(text, MOST_STEPS, elapsed, tells_left=False)
+        with Progress(*columns, console=self.console, transient=True, auto_refresh=False) as progress:
+            task = progress.add_task(first, total=None)
             progress.refresh()
 
             def tell(part: str, done: int, total: int) -> None:
-                progress.update(task, description=f"{text}: {part}", completed=done, total=total)
+                shown = self._fitting(f"{text}: {part}", MOST_STEPS, elapsed, tells_left=False)[1]
+                progress.update(task, description=shown, completed=done, total=total)
                 progress.refresh()
 
             yield tell
+
+    def _fitting(
+        self, text: str, total: int | None, elapsed: ProgressColumn | None, tells_left: bool = True
+    ) -> tuple[list[ProgressColumn], str]:
+        """The columns that the terminal has room for, and what it has room for of the text: numbers are never cut."""
+        numbers: list[tuple[int, list[ProgressColumn]]] = []
+        if total is not None:
+            numbers.append((2 * len(str(total)) + 2, [MofNCompleteColumn()]))
+        if elapsed is not None:
+            numbers.append((TIME_WIDTH, [elapsed]))
+        if total is not None and tells_left:
+            numbers.append((TIME_WIDTH + len(" left"), [TextColumn("left"), TimeRemainingColumn()]))
+        room, shown = self.console.width, list[ProgressColumn]()
+        for width, columns in numbers:
+            if width > room:
+                break
+            room -= width
+            shown += columns
+        text = shortened(text, room) if room >= LEAST_TEXT else ""
+        bar_width = min(MOST_BAR, room - len(text) - 2)
+        if total is not None and bar_width >= LEAST_BAR:
+            shown.insert(0, BarColumn(bar_width))
+        return ([TextColumn("{task.description}", markup=False)] if text else []) + shown, text
 
     def reading(self, path: str | Path) -> AbstractContextManager[object]:
         """A file that is read: told where it is so large that it takes long."""

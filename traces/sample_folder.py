@@ -11,9 +11,11 @@ from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
 
-from opgrip.traces.errors import UserError, one_line
+from opgrip.traces.errors import FormatError, UserError, one_line
 
 SAMPLE, CALLS = "sample.json", "calls.jsonl"
+MOST_BYTES = 1 << 20
+"""Of `sample.json`, which has a few lines."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,28 +45,67 @@ def open_sample(folder: Path) -> OpenSample:
     ------
     UserError : where there is no sample, or its code cannot be loaded
     """
-    try:
-        about = json.loads((folder / SAMPLE).read_text(encoding="utf-8"))
-        name, entry, file, classes = (about[key] for key in ("name", "entry", "file", "classes"))
-        origin = ":".join(str(about["source"][key]) for key in ("module", "qualname"))
-        tags = frozenset(map(str, about.get("tags", ())))
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{folder} is no sample", one_line(error)) from error
+    about = _read(folder)
     # its own name could be that of an installed package
-    spec = spec_from_file_location(f"opgrip_sample_{name}", folder / file)
-    assert spec is not None
-    assert spec.loader is not None
+    spec = spec_from_file_location(f"opgrip_sample_{about.name}", folder / about.file)
+    assert spec is not None, "it is a .py file"
+    assert spec.loader is not None, "it is a .py file"
     module = module_from_spec(spec)
     # dataclasses look their module up
     sys.modules[spec.name] = module
     try:
         spec.loader.exec_module(module)
         thing: Any = module
-        for part in entry.split("."):
+        for part in about.entry.split("."):
             thing = inspect.getattr_static(thing, part)
+        classes = {full: getattr(module, short) for full, short in about.classes.items()}
     except Exception as error:
-        raise UserError(f"the code of the sample {name} cannot be loaded", one_line(error)) from error
+        raise UserError(f"the code of the sample {about.name} cannot be loaded", one_line(error)) from error
     if isinstance(thing, property):
         thing = thing.fget
-    namespace = vars(module) | {full: getattr(module, short) for full, short in classes.items()}
-    return OpenSample(folder, name, getattr(thing, "__func__", thing), namespace, origin, tags)
+    function = getattr(thing, "__func__", thing)
+    return OpenSample(folder, about.name, function, vars(module) | classes, about.origin, about.tags)
+
+
+@dataclass(frozen=True, slots=True)
+class _About:
+    """What `sample.json` says."""
+
+    name: str
+    entry: str
+    file: str
+    classes: Mapping[str, str]
+    origin: str
+    tags: frozenset[str]
+
+
+def _read(folder: Path) -> _About:
+    """What a sample's folder says of it; `UserError` where it is not what `grip` writes."""
+    try:
+        with (folder / SAMPLE).open("rb") as file:
+            text = file.read(MOST_BYTES + 1)
+        if len(text) > MOST_BYTES:
+            raise FormatError(f"{SAMPLE} has more than {MOST_BYTES:,} bytes")
+        about = json.loads(text)
+        _check("an object", isinstance(about, dict))
+        for key in ("name", "entry", "file"):
+            _check(f"{key} as a text", isinstance(about[key], str))
+        file_name = about["file"]
+        is_own = file_name.endswith(".py") and not {"/", "\0"} & set(file_name)
+        _check("file as the name of a .py file beside it", is_own)
+        _check("classes as texts by name", _is_texts(about["classes"]))
+        _check("source as an object", isinstance(about["source"], dict))
+        origin = ":".join(str(about["source"][key]) for key in ("module", "qualname"))
+        tags = frozenset(map(str, about.get("tags", ())))
+        return _About(about["name"], about["entry"], file_name, about["classes"], origin, tags)
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise UserError(f"{folder} is no sample", one_line(error)) from error
+
+
+def _check(form: str, holds: bool) -> None:
+    if not holds:
+        raise FormatError(f"{SAMPLE} does not have {form}")
+
+
+def _is_texts(value: object) -> bool:
+    return isinstance(value, dict) and all(isinstance(text, str) for text in value.values())

@@ -53,6 +53,12 @@ class TraceWriter:
             self.discard()
             raise
 
+    @property
+    def unfinished(self) -> Path | None:
+        """Where what was written is while the file does not have its name; None where nothing is."""
+        path = None if self._file is None else Path(self._file.name)
+        return path if path is not None and path.exists() else None
+
     def write(self, record: Record) -> None:
         """Add a record."""
         self.write_lines(encode_line(record))

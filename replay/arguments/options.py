@@ -10,6 +10,7 @@ from opgrip.replay.operators.admission import TRUSTED_EXTENSIONS
 from opgrip.traces.command import seed
 from opgrip.traces.option_types import floating_dtype
 from opgrip.traces.options import option, titled
+from opgrip.traces.suggestions import did_you_mean
 
 
 def value_kinds(text: str) -> tuple[str, ...]:
@@ -17,7 +18,8 @@ def value_kinds(text: str) -> tuple[str, ...]:
     kinds = tuple(dict.fromkeys(text.split(",")))
     unknown = [kind for kind in kinds if kind not in KINDS]
     if unknown:
-        raise argparse.ArgumentTypeError(f"{unknown[0]!r} is none of {', '.join(KINDS)}")
+        hint = did_you_mean(unknown[0], KINDS, f"choose from {', '.join(KINDS)}")
+        raise argparse.ArgumentTypeError(f"{unknown[0]!r} is no way to draw values: {hint}")
     return kinds
 
 

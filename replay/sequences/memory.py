@@ -13,7 +13,7 @@ from opgrip.replay.arguments.inputs import DeviceMap, Inputs, as_recorded
 from opgrip.replay.cases.flow import Need
 from opgrip.replay.operators.lookup import Unsupported
 from opgrip.traces.arguments import TensorSpec
-from opgrip.traces.errors import one_line
+from opgrip.traces.causes import cause_of
 from opgrip.traces.machine import free_memory
 from opgrip.traces.values import ValueModel
 
@@ -131,7 +131,7 @@ class Memory:
         try:
             self._outside[number] = self._first_values(number).clone()
         except Exception as error:
-            self.unmade[number] = str(error) if isinstance(error, Unsupported) else one_line(error, 120)
+            self.unmade[number] = str(error) if isinstance(error, Unsupported) else cause_of(error, 120)
 
     def _first_values(self, number: int) -> torch.UntypedStorage:
         cached_values = self._first.get(number)

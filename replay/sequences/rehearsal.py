@@ -20,7 +20,7 @@ from opgrip.replay.sequences.memory import Memory
 from opgrip.replay.sequences.prepared import Drawn, Prepared, never_flowing
 from opgrip.replay.timing.rounds import NO_ROW, Announce
 from opgrip.traces.arguments import leaves
-from opgrip.traces.errors import one_line
+from opgrip.traces.causes import cause_of
 from opgrip.traces.interfaces import Interface
 from opgrip.traces.progress import REDRAW_S, Tell, tell_nobody
 from opgrip.traces.records import NO_STORAGE
@@ -306,4 +306,4 @@ def tensors_of(result: Any) -> list[torch.Tensor]:
 
 
 def _reason(error: Exception) -> str:
-    return str(error) if isinstance(error, Unsupported) else one_line(error, 120)
+    return str(error) if isinstance(error, Unsupported) else cause_of(error, 120)

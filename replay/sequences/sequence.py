@@ -26,7 +26,8 @@ from opgrip.replay.sequences.results import Pass, SequenceResult, make_result
 from opgrip.replay.sequences.watches import DeviceWatch, HostWatch, Watch, typical_ns
 from opgrip.replay.timing.rounds import NO_ROW, Announce, no_garbage_collection
 from opgrip.traces import Trace
-from opgrip.traces.errors import UserError, one_line
+from opgrip.traces.causes import cause_of
+from opgrip.traces.errors import UserError
 from opgrip.traces.progress import Tell, tell_nobody
 
 __all__ = [
@@ -167,7 +168,7 @@ def _pass(rehearsal: Rehearsal, device: str, watch: Watch) -> Pass | None:
                 _run(rehearsal, call, part, watch)
             except Exception as error:
                 check_use(device, error)
-                rehearsal.give_up(call, part, one_line(error, 120))
+                rehearsal.give_up(call, part, cause_of(error, 120))
                 return None
             rehearsal.memory.drop(call.over)
         synchronize()

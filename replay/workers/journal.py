@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import IO, Any
 
 from opgrip.replay.cases.sources import source_of
 from opgrip.replay.measuring.limits import Limits
 from opgrip.replay.measuring.results import Result
 from opgrip.replay.workers.job import Job
 from opgrip.traces.errors import UserError
+from opgrip.traces.output import cannot_be_written, open_ordinary
 
 
 def journal_path(output: Path) -> Path:
@@ -43,26 +45,33 @@ class Journal:
     """
 
     def __init__(self, output: Path, job: Job, resume: bool, force: bool) -> None:
-        self.path = journal_path(output)
+        self._output, self.path = output, journal_path(output)
         self.rows: dict[int, list[Result]] = {}
         job_identity = identity(job)
         try:
             self._open(job_identity, resume, force)
         except OSError as error:
-            raise UserError(f"{self.path} cannot be written", (error.strerror or str(error)).lower()) from error
+            raise cannot_be_written(output, error) from error
 
     def _open(self, job_identity: dict[str, Any], resume: bool, force: bool) -> None:
-        if self.path.exists() and resume:
-            whole = self._read(job_identity)
+        exists = os.path.lexists(self.path)
+        file = open_ordinary(self.path)
+        try:
+            if exists and not resume and not force:
+                hint = "go on with --resume, or begin anew with --force"
+                raise UserError(f"{self.path} holds the rows of an interrupted replay", hint)
             # what follows the last whole line is half a record
-            with self.path.open("r+b") as file:
-                file.truncate(whole)
-        elif self.path.exists() and not force:
-            hint = "go on with --resume, or begin anew with --force"
-            raise UserError(f"{self.path} holds the rows of an interrupted replay", hint)
-        else:
-            self.path.write_text(json.dumps(job_identity) + "\n", encoding="utf-8")
-        self._file = self.path.open("a", encoding="utf-8")
+            file.truncate(self._read(file, job_identity) if resume else 0)
+            if not file.seek(0, os.SEEK_END):
+                file.write(json.dumps(job_identity).encode() + b"\n")
+            file.flush()
+        except BaseException:
+            with suppress(OSError):
+                file.close()
+            if not exists:
+                self.path.unlink()
+            raise
+        self._file = file
 
     def __enter__(self) -> Journal:
         return self
@@ -70,35 +79,39 @@ class Journal:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._file.close()
+        with suppress(OSError):
+            # what a full disk did not take in `add` is tried once more
+            self._file.close()
         if not self.rows:
             with suppress(OSError):
                 self.path.unlink()
 
     def add(self, rows: Sequence[Result]) -> None:
-        """Keep the rows of a case."""
+        """Keep the rows of a case; raises `UserError` where they cannot be written."""
+        try:
+            self._file.write(json.dumps([row.to_plain() for row in rows]).encode() + b"\n")
+            self._file.flush()
+        except OSError as error:
+            raise cannot_be_written(self._output, error) from error
         self.rows[rows[0].case] = list(rows)
-        self._file.write(json.dumps([row.to_plain() for row in rows]) + "\n")
-        self._file.flush()
 
-    def _read(self, job_identity: dict[str, Any]) -> int:
+    def _read(self, file: IO[bytes], job_identity: dict[str, Any]) -> int:
         """Take the rows that are there; gives the length of what is whole."""
         whole = 0
-        with self.path.open("rb") as file:
-            for place, line in enumerate(file):
-                if not line.endswith(b"\n"):
-                    break
-                try:
-                    record = json.loads(line)
-                    if place:
-                        rows = [Result.from_plain(row) for row in record]
-                        self.rows[rows[0].case] = rows
-                except (ValueError, TypeError, IndexError, AttributeError) as error:
-                    raise UserError(f"{self.path} is damaged in line {place + 1}", "begin anew with --force") from error
-                if not place and record != job_identity:
-                    hint = "give the same, or begin anew with --force"
-                    raise UserError(f"{self.path} is of another trace or with other options", hint)
-                whole += len(line)
+        for place, line in enumerate(file):
+            if not line.endswith(b"\n"):
+                break
+            try:
+                record = json.loads(line)
+                if place:
+                    rows = [Result.from_plain(row) for row in record]
+                    self.rows[rows[0].case] = rows
+            except (ValueError, TypeError, IndexError, AttributeError, RecursionError) as error:
+                raise UserError(f"{self.path} is damaged in line {place + 1}", "begin anew with --force") from error
+            if not place and record != job_identity:
+                hint = "give the same, or begin anew with --force"
+                raise UserError(f"{self.path} is of another trace or with other options", hint)
+            whole += len(line)
         return whole
 
 

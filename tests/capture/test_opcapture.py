@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from programs import hear_ctrl_c, run_command, wait_for
+from programs import hear_ctrl_c, run_command, run_python, wait_for
 
 from opgrip.traces import load
 
@@ -277,3 +278,34 @@ def test_help_shows_examples() -> None:
     done = run_command("opcapture", "--help")
     assert done.returncode == 0
     assert "opcapture --model faster-rcnn_r50_fpn_1x_coco.py" in done.stdout
+
+
+FULL = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_FSIZE, (8000, resource.RLIM_INFINITY))
+from opgrip.capture.command import main
+sys.exit(main(sys.argv[1:]))
+"""
+"""A command whose files may have few bytes, which stands for a disk that is full."""
+
+
+@pytest.mark.parametrize("words", [["--", "script.py"], ["--model", "nets.py:good", "--steps", "300"]])
+def test_a_full_disk_leaves_what_was_written_and_its_name(folder: Path, words: list[str]) -> None:
+    (folder / "script.py").write_text("import torch\nfor size in range(300):\n    torch.ones(size)\n", encoding="utf-8")
+    done = run_python("-c", FULL, "-o", "t.jsonl", *words, cwd=folder)
+    assert done.returncode == 2
+    (part,) = folder.glob("*.part*")
+    told = f"t.jsonl could not be written: file too large; {part.name} has what was written, read it with --partial"
+    assert done.stderr.splitlines()[-1] == f"opcapture: error: {told}"
+    assert load(part).missing
+
+
+def test_marks_of_record_function_are_counted_neither_here_nor_by_trace_info(folder: Path) -> None:
+    step = "    with torch.profiler.record_function('step'):\n        torch.ones(2) + 1\n"
+    (folder / "script.py").write_text(f"import torch\nfor _ in range(3):\n{step}", encoding="utf-8")
+    done = run_command("opcapture", "-o", "t.jsonl", "--", "script.py", cwd=folder)
+    assert "opcapture: 6 calls of 2 signatures, " in done.stderr
+    assert len(load(folder / "t.jsonl").calls) == 12
+    shown = run_command("opgrip", "trace", "info", "t.jsonl", cwd=folder).stdout
+    assert re.search(r"calls +6\n", shown)
+    assert re.search(r"signatures +2 of 2 operators", shown)

@@ -130,9 +130,13 @@ def test_a_cut_trace_is_replayed_only_on_request(tmp_path: Path) -> None:
         (["t.jsonl", "--top", "-1"], "argument --top: '-1' is not a whole number from 1"),
         (["t.jsonl", "--memory-limit", "8"], "'8' is 8 bytes, which hold no case: give a unit, as in 8GB"),
         (["t.jsonl", "--start", "9"], "no case is left from --start 9: there are "),
-        (["t.jsonl", "-o", "/proc/results.json"], "/proc/results.json"),
+        (["t.jsonl", "-o", "/proc/results.json"], "error: /proc/results.json cannot be written: "),
         (["t.jsonl", "-o", "results.xls"], "results.xls has no known form: end its name in .csv, .json, .md"),
         (["t.jsonl", "-o", "existing.json"], "existing.json exists"),
+        (["t.jsonl", "--append"], "--append needs to know what it adds to: name the file with --output"),
+        (["t.jsonl", "--list", "-o", "l.csv"], "--list runs no case and writes no results: leave out --output"),
+        (["t.jsonl", "--values", "recordd"], "'recordd' is no way to draw values: did you mean recorded? see "),
+        (["t.jsonl", "--tpo", "1"], "there is no option --tpo: did you mean --top? see opreplay --help"),
         (["t.jsonl", "-o", "no/such.json"], "the folder no does not exist"),
         ([], "the following arguments are required: TRACE"),
     ],
@@ -153,6 +157,13 @@ def test_a_mistake_is_one_line_and_leaves_nothing_behind(tmp_path: Path, args: l
     assert told in done.stderr
     assert done.stderr.count("\n") == 1
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_an_extension_that_is_not_installed_is_told(tmp_path: Path) -> None:
+    done = run_command("opreplay", write(tmp_path / "t.jsonl"), "--list", "--extension", "nosuch.part")
+    assert done.stderr == (
+        "opreplay: --extension nosuch.part: no such module is installed, and its functions cannot run\n"
+    )
 
 
 def tensor(shape: list[int], **rest: object) -> dict[str, object]:

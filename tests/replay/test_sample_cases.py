@@ -123,4 +123,5 @@ def test_a_sample_whose_calls_are_an_ordinary_trace_is_told_in_one_line(tmp_path
     done = run_command("opreplay", "x", cwd=tmp_path)
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
-    assert done.stderr.startswith("opreplay: error: x holds no sample")
+    hint = "name a folder that grip wrote, or replay x/calls.jsonl as a trace"
+    assert done.stderr == f"opreplay: error: x holds no sample whose calls were recorded: {hint}\n"

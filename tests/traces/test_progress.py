@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import io
+import re
 from threading import Event, active_count
 
+import pytest
 from rich.console import Console
 
 from opgrip.traces.progress import Reporter
 
 
-def on_terminal() -> tuple[Reporter, io.StringIO]:
+def on_terminal(width: int = 80) -> tuple[Reporter, io.StringIO]:
     written = io.StringIO()
     reporter = Reporter("opcapture")
-    reporter.console = Console(file=written, force_terminal=True, width=80)
+    reporter.console = Console(file=written, force_terminal=True, width=width)
     return reporter, written
 
 
@@ -33,3 +35,20 @@ def test_no_thread_draws_while_something_is_measured() -> None:
     before = active_count()
     with reporter.doing("timing", 3):
         assert active_count() == before
+
+
+@pytest.mark.parametrize("width", [20, 40, 60, 80, 160])
+def test_a_narrow_terminal_shows_no_bar_and_fewer_words_and_no_number_is_cut(width: int) -> None:
+    reporter, written = on_terminal(width)
+    with reporter.doing("replaying 1234 cases on cuda:0", 1234) as advance:
+        for _ in range(1234):
+            advance()
+    with reporter.following("replaying 5678 calls in their order") as tell:
+        tell("timed runs", 123, 456)
+    lines = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", written.getvalue()).replace("\r", "\n").splitlines()
+    assert max(map(len, lines)) <= width
+    assert any("1234/1234" in line for line in lines)
+    assert any("123/456" in line and re.search(r"\d:\d\d:\d\d", line) for line in lines)
+    assert not any("…" in line for line in lines)
+    assert ("━" in written.getvalue()) == (width >= 80)
+    assert any(line.startswith("replaying") for line in lines) == (width >= 40)

@@ -11,6 +11,7 @@ from typing import Any
 from opgrip.replay.analyses.ncu.rows import NcuColumns
 from opgrip.replay.analyses.profiling.rows import Key
 from opgrip.traces.errors import UserError
+from opgrip.traces.output import open_ordinary
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +57,9 @@ class Batches:
         if path is None:
             return
         run_options = json.loads(json.dumps(run_options))
-        if path.exists() and resume:
+        exists = path.exists()
+        open_ordinary(path).close()
+        if exists and resume:
             self._read(path, run_options)
         else:
             path.write_text(json.dumps(run_options) + "\n", encoding="utf-8")

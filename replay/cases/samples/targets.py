@@ -15,6 +15,7 @@ from opgrip.replay.cases.samples.gripped import folders_in, gripped_samples, has
 from opgrip.replay.cases.samples.shipped import SHIPPED, find_samples, samples_named, shipped_case
 from opgrip.samples import samples
 from opgrip.traces.errors import UserError
+from opgrip.traces.sample_folder import CALLS
 from opgrip.traces.suggestions import nearest
 
 PREFIX = "sample:"
@@ -49,11 +50,11 @@ def sample_cases(target: str, patterns: Sequence[str] = (), tags: Sequence[str] 
     cases = [shipped_case(sample, configuration) for sample in shipped for configuration in sample.configurations]
     cases += gripped_samples(folders, patterns, tags)
     if not cases:
-        raise _nothing_selected(target, patterns)
+        raise _nothing_selected(target, patterns, tags)
     return [replace(case, signature=replace(case.signature, number=number)) for number, case in enumerate(cases)]
 
 
-def _nothing_selected(target: str, patterns: Sequence[str]) -> UserError:
+def _nothing_selected(target: str, patterns: Sequence[str], tags: Sequence[str]) -> UserError:
     """Why a target has no case."""
     folder = Path(target)
     shipped = _shipped_name(target)
@@ -63,6 +64,9 @@ def _nothing_selected(target: str, patterns: Sequence[str]) -> UserError:
         trace = next((path for path in sorted(folder.iterdir()) if ".jsonl" in path.suffixes), None)
         example = "" if trace is None else f", such as {trace}"
         return UserError(f"{target} is a folder without samples", f"name a trace{example}, or a folder that grip wrote")
+    if not patterns and not tags:
+        hint = f"name a folder that grip wrote, or replay {_folders(target)[0] / CALLS} as a trace"
+        return UserError(f"{target} holds no sample whose calls were recorded", hint)
     if not any(matches(name, patterns) for name in names):
         near = ", ".join(nearest(patterns[0], names))
         return UserError(f"no sample matches --op {' '.join(patterns)}", f"the nearest in {target} are {near}")

@@ -1,0 +1,47 @@
+"""Whether a file of results is what a replay would write."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from opgrip.replay.measuring.results import Result
+from opgrip.replay.reports.cells import read_results
+from opgrip.replay.reports.report import report_for
+from opgrip.traces.errors import UserError
+
+OF_CASE = ("case", "op", "count", "mode", "values", "direction", "threads", "batch_scale", "streams")
+"""Columns that options and the trace set, and no measurement."""
+OF_HEADER = ("trace", "device", "seed")
+
+
+def check_completed(
+    path: Path, expected: Sequence[Result], devices: Collection[str], caches: Collection[str], header: Mapping[str, Any]
+) -> None:
+    """Raise `UserError` where a file holds other results than a replay would give, as far as such a file tells.
+
+    Parameters
+    ----------
+    expected : the rows of the replay before they are measured
+    devices : that it runs on
+    caches : what it finds caches to hold
+    header : of the file that it would write
+    """
+    if report_for(path).read is None:
+        return
+    rows = read_results(path)
+    is_same = sorted(map(_key, rows)) == sorted(map(_key, expected))
+    is_same &= {row.device for row in rows} <= {*devices}
+    is_same &= {row.cache for row in rows} <= {*caches, None}
+    if path.suffix == ".json":
+        stored = json.loads(path.read_text(encoding="utf-8"))
+        is_same &= all(stored.get(name) == header[name] for name in OF_HEADER)
+    if not is_same:
+        raise UserError(f"{path} holds other results", "choose another name, or replace it with --force")
+
+
+def _key(row: Result) -> tuple[str, ...]:
+    """The cells by which rows are told apart, which may be empty."""
+    return tuple(str(getattr(row, name)) for name in OF_CASE)

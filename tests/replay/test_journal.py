@@ -1,0 +1,95 @@
+"""The file beside the results that keeps what an interrupted replay can go on with."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from example_trace import write
+from programs import run_command, run_python
+
+from opgrip.replay import load_results, replay
+from opgrip.replay.options import job_with
+from opgrip.replay.workers.job import Job
+from opgrip.replay.workers.journal import Journal
+from opgrip.traces.errors import UserError
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Job:
+    return job_with(write(tmp_path / "t.jsonl"))
+
+
+def linked(path: Path) -> None:
+    path.symlink_to(path.parent / "precious")
+
+
+@pytest.mark.parametrize("make", [linked, os.mkfifo, Path.mkdir])
+@pytest.mark.parametrize("force", [False, True])
+def test_a_journal_that_is_no_ordinary_file_is_neither_written_nor_waited_for(
+    tmp_path: Path, job: Job, make: Callable[[Path], None], force: bool
+) -> None:
+    (tmp_path / "precious").write_text("precious")
+    make(tmp_path / "r.json.journal")
+    with pytest.raises(UserError, match=r"r\.json\.journal is no ordinary file: remove it"):
+        Journal(tmp_path / "r.json", job, resume=False, force=force)
+    assert (tmp_path / "precious").read_text() == "precious"
+
+
+def test_a_journal_whose_first_line_was_cut_begins_anew(tmp_path: Path, job: Job) -> None:
+    path = tmp_path / "r.json.journal"
+    path.write_text('{"trace"')
+    journal = Journal(tmp_path / "r.json", job, resume=True, force=False)
+    whole = path.read_text()
+    with journal:
+        assert whole.endswith("}\n")
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("suffix", [".json", ".csv"])
+def test_results_that_are_whole_are_gone_on_with_by_the_same_replay_alone(tmp_path: Path, suffix: str) -> None:
+    trace, output = write(tmp_path / "t.jsonl"), tmp_path / f"r{suffix}"
+    same: dict[str, Any] = {"op": ["aten.*"], "values": "recorded,zeros", "iterations": 1, "output": output}
+    rows = replay(trace, **same)
+    before = output.read_bytes()
+    again = replay(trace, **same, resume=True)
+    assert [(row.case, row.values, row.median_us) for row in again] == [
+        (row.case, row.values, row.median_us) for row in rows
+    ]
+    others: list[dict[str, Any]] = [{"values": "recorded"}, {"op": []}, {"threads": "1"}, {"cache": "cold"}]
+    for changes in others:
+        with pytest.raises(UserError, match=f"r{suffix} holds other results: choose another name, or replace it"):
+            replay(trace, **(same | changes), resume=True)
+    with pytest.raises(FileNotFoundError):
+        replay(tmp_path / "none.jsonl", **same, resume=True)
+    if suffix == ".json":
+        with pytest.raises(UserError, match="holds other results"):
+            replay(trace, **same, seed=1, resume=True)
+    assert output.read_bytes() == before
+
+
+WITHIN = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]), resource.RLIM_INFINITY))
+from opgrip.replay.opreplay import main
+sys.exit(main(sys.argv[2:]))
+"""
+"""A command whose files may have so many bytes, which stands for a disk that is full."""
+
+
+@pytest.mark.parametrize("size", [6_000, 13_000])
+def test_a_full_disk_leaves_what_ran_and_says_how_to_go_on(tmp_path: Path, tiny_trace: Path, size: int) -> None:
+    words = [str(tiny_trace), "--top", "8", "--iterations", "1", "--warmup", "0", "-o", "r.json"]
+    done = run_python("-c", WITHIN, size, *words, cwd=tmp_path)
+    assert done.returncode == 2
+    *_, hint, error = done.stderr.splitlines()
+    again = f"opreplay {' '.join(words)} --resume"
+    assert re.fullmatch(rf"opreplay: \d of 8 cases are in r\.json\.journal; go on with: {re.escape(again)}", hint)
+    assert error == "opreplay: error: r.json cannot be written: file too large"
+    assert not (tmp_path / "r.json").exists()
+    assert run_command("opreplay", *words, "--resume", cwd=tmp_path).returncode == 0
+    assert len(load_results(tmp_path / "r.json")) == 8

@@ -1,0 +1,67 @@
+"""Sample folders that strangers wrote."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from opgrip.traces.errors import UserError
+from opgrip.traces.sample_folder import MOST_BYTES, open_sample
+
+GOOD = {"name": "s", "entry": "f", "file": "code.py", "classes": {}, "source": {"module": "m", "qualname": "f"}}
+
+
+def written(folder: Path, text: str) -> Path:
+    (folder / "code.py").write_text("class A:\n    pass\n\ndef f(x):\n    return x\n")
+    (folder / "code.txt").write_text("def f(x):\n    return x\n")
+    (folder / "sample.json").write_text(text)
+    return folder
+
+
+def test_a_class_is_what_the_calls_name_it(tmp_path: Path) -> None:
+    sample = open_sample(written(tmp_path, json.dumps(GOOD | {"classes": {"m:A": "A"}})))
+    assert sample.function(3) == 3
+    assert sample.classes["m:A"] is sample.classes["A"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"file": "code.txt"}, "file as the name of a .py file"),
+        ({"file": "co\0de.py"}, "file as the name of a .py file"),
+        ({"file": "/etc/code.py"}, "file as the name of a .py file"),
+        ({"file": "../code.py"}, "file as the name of a .py file"),
+        ({"file": "none.py"}, "FileNotFoundError"),
+        ({"file": 5}, "file as a text"),
+        ({"classes": []}, "classes as texts"),
+        ({"classes": {"m:A": "Nope"}}, "has no attribute 'Nope'"),
+        ({"classes": {"m:A": 5}}, "classes as texts"),
+        ({"name": ["s"]}, "name as a text"),
+        ({"entry": None}, "entry as a text"),
+        ({"entry": "f.g.h"}, "AttributeError"),
+        ({"tags": 5}, "TypeError"),
+        ({"source": []}, "source as an object"),
+        ({"source": {}}, "KeyError"),
+    ],
+)
+def test_a_field_of_another_kind_is_one_line(tmp_path: Path, changes: dict[str, object], told: str) -> None:
+    with pytest.raises(UserError) as caught:
+        open_sample(written(tmp_path, json.dumps(GOOD | changes)))
+    assert told in str(caught.value)
+    assert len(str(caught.value)) < 400
+
+
+@pytest.mark.parametrize("text", ["[" * 200_000, "[]", "5", ""])
+def test_what_is_no_sample_is_one_line(tmp_path: Path, text: str) -> None:
+    with pytest.raises(UserError, match="is no sample"):
+        open_sample(written(tmp_path, text))
+
+
+def test_a_file_of_gigabytes_is_not_read(tmp_path: Path) -> None:
+    written(tmp_path, json.dumps(GOOD))
+    with (tmp_path / "sample.json").open("r+b") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(UserError, match=f"more than {MOST_BYTES:,} bytes"):
+        open_sample(tmp_path)
