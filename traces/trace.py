@@ -226,7 +226,7 @@ def load(path: str | Path, partial: bool | None = None, unbounded: bool = False)
     if reader.missing and partial is None:
         warnings.warn(f"{reader.missing}: what there is of it is loaded", stacklevel=2)
     elif reader.missing and not partial:
-        raise UserError(reader.missing, "load what there is with --partial, or partial=True")
+        raise UserError(reader.missing, "load what there is with --partial")
     calls = _table(blocks, later, signatures, scopes, threads)
     unfinished = _unfinished_calls(entered, blocks)
     return Trace(

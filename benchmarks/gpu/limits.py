@@ -10,7 +10,7 @@ from gpu.programs import capture_calls, expect_ok, replay_rows
 from gpu.step import Facts, NotHereError, Place, Step, expect, expect_between
 from opgrip.replay.analyses.roofline.limits import LimitColumns
 from opgrip.replay.measuring.energy import EnergyColumns
-from opgrip.replay.measuring.nvml import find_gpu
+from opgrip.traces.nvml import find_gpu
 from opgrip.replay.operators.devices import with_index
 
 MOST_OF_LIMIT = 1.1

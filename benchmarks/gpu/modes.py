@@ -24,6 +24,11 @@ PROVIDERS = {"onnxruntime": "CUDAExecutionProvider", "tensorrt": "TensorrtExecut
 JAX_PLUGINS = ("jax_cuda12_plugin", "jax_cuda13_plugin")
 
 
+def is_installed(name: str) -> bool:
+    """Whether a module can be found, without importing it."""
+    return find_spec(name) is not None
+
+
 def check_runtime(name: str) -> None:
     """Raise `NotHereError` where a mode's runtime is installed, but not for CUDA."""
     if name in PROVIDERS:
@@ -31,9 +36,9 @@ def check_runtime(name: str) -> None:
 
         if PROVIDERS[name] not in onnxruntime.get_available_providers():
             raise NotHereError(f"this onnxruntime has no {PROVIDERS[name]}: install onnxruntime-gpu")
-    if name == "tensorrt" and find_spec("tensorrt") is None:
+    if name == "tensorrt" and not is_installed("tensorrt"):
         raise NotHereError("tensorrt is not installed")
-    if name in ("xla", "jax") and not any(map(find_spec, JAX_PLUGINS)):
+    if name in ("xla", "jax") and not any(map(is_installed, JAX_PLUGINS)):
         raise NotHereError("this jax has no CUDA: pip install 'jax[cuda12]'")
     if name == "tvm":
         import tvm

@@ -85,7 +85,7 @@ def test_a_runtime_that_is_not_for_cuda_is_not_here(monkeypatch: pytest.MonkeyPa
     for name in ("onnxruntime", "tensorrt"):
         with pytest.raises(NotHereError, match="install onnxruntime-gpu"):
             check_runtime(name)
-    monkeypatch.setattr("gpu.modes.find_spec", lambda name: None)
+    monkeypatch.setattr("gpu.modes.is_installed", lambda name: False)
     with pytest.raises(NotHereError, match=r"jax\[cuda12\]"):
         check_runtime("jax")
     check_runtime("compile")

@@ -67,6 +67,7 @@ def blamed(bad: Case, settings: Settings) -> tuple[int, int]:
     return announced[-1]
 
 
+@pytest.mark.slow
 @on_simulator(SIM_DEVICES="12")
 def test_an_assert_in_any_run_is_blamed_on_its_row() -> None:
     for run in range(1, 9):

@@ -84,6 +84,7 @@ def test_the_rows_of_a_case_run_on_one_device_and_a_timeline_has_both(tmp_path: 
     assert len({event["pid"] for event in calls}) == 2
 
 
+@pytest.mark.slow
 @on_simulator(SIM_NAMES="Small;Large")
 def test_devices_that_are_not_equal_are_refused(tmp_path: Path) -> None:
     trace = capture_calls(tmp_path / "t.jsonl", 1)
