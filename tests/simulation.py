@@ -45,7 +45,8 @@ def on_simulator(**variables: str) -> Callable[[Callable[..., None]], Callable[.
             done = run_python(__file__, file, test.__name__, values, env=environment(**variables), timeout=100)
             assert done.returncode == 0, done.stdout + done.stderr
 
-        return run
+        # the first of them builds the device, which takes a minute
+        return pytest.mark.slow(run)
 
     return decorate
 

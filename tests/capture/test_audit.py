@@ -31,6 +31,7 @@ def audit_model(path: Path, source: str, options: ModelOptions) -> list[Differen
     return audit(path, lambda: program.step(inputs))  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("run", ["predict", "train"])
 def test_the_built_in_detector_leaves_nothing_unexplained(tmp_path: Path, run: str) -> None:
     options = ModelOptions(run=run, input_size=(64, 64), batch_size=1)
@@ -101,6 +102,7 @@ def test_forms_of_an_operator_count_together() -> None:
     assert all(item.explained for item in found)
 
 
+@pytest.mark.slow
 def test_the_command_tells_what_differs(tmp_path: Path) -> None:
     done = run_command("opcapture", "--audit", *SMALL, "-o", tmp_path / "t.jsonl")
     assert done.returncode == 0, done.stderr

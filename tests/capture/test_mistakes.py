@@ -158,6 +158,7 @@ def test_a_driver_that_is_too_old_is_not_said_of_a_program_that_asks_for_no_gpu(
         assert list(describe_environment()["devices"]) == ["cpu"]
 
 
+@pytest.mark.slow
 def test_where_warnings_are_errors_a_capture_goes_as_ever(folder: Path) -> None:
     (folder / "uses.py").write_text(
         "import torch\nfrom opgrip import Capture\nwith Capture('t.jsonl'): torch.ones(3)\n", encoding="utf-8"

@@ -80,6 +80,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_with_no_arguments_it_captures_the_built_in_detector(tmp_path: Path) -> None:
     done = run_command("opcapture", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -132,6 +133,7 @@ def test_a_reader_that_goes_early_is_no_error(tmp_path: Path) -> None:
     assert all(line.startswith("opcapture: ") and "error" not in line for line in done.stderr.splitlines())
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_signatures(tmp_path: Path) -> None:
     for name in ("a", "b"):
         assert run_command("opcapture", *SMALL, "-o", tmp_path / f"{name}.jsonl").returncode == 0

@@ -59,6 +59,7 @@ def test_a_number_out_of_its_bounds_is_wrong_and_so_is_none() -> None:
         expect([], "nothing")
 
 
+@pytest.mark.slow
 def test_a_step_that_hangs_or_dies_is_wrong(tmp_path: Path) -> None:
     log = tmp_path / "log.txt"
     known = Step(next(iter(STEPS)), lambda place: {}, timeout_s=0.01)

@@ -58,6 +58,7 @@ def test_their_options_stand_in_the_help_and_are_refused_where_they_are_for_noth
     )
 
 
+@pytest.mark.slow
 def test_their_options_are_keywords_of_the_call(tmp_path: Path, environment: dict[str, str]) -> None:
     script = tmp_path / "call.py"
     script.write_text(CALL)

@@ -289,7 +289,10 @@ RANDOM: dict[str, tuple[Any, tuple[Any, ...], list[Callable[[Tensor], Tensor]]]]
 }
 
 
-@pytest.mark.parametrize("name", RANDOM)
+SLOW = ("shared", "rand", "randn")
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in RANDOM])
 def test_random_results_are_right_by_their_distribution(name: str) -> None:
     function, args, errors = RANDOM[name]
     state = torch.get_rng_state()

@@ -183,6 +183,7 @@ def test_tolerances_can_be_told(trace: Path, tmp_path: Path, planted: dict[str, 
     assert rows["status"].tolist() == ["ok", "ok"]
 
 
+@pytest.mark.slow
 def test_usual_modes_give_what_eager_gives(trace: Path, tmp_path: Path, planted: dict[str, str]) -> None:
     rows, _ = replayed(trace, tmp_path, planted, "--mode", "jit,compile:aot_eager,compile-dynamic")
     assert set(rows["status"]) <= {"ok", "unsupported"}

@@ -278,6 +278,7 @@ def test_rows_have_their_limits_and_what_binds_them(
     assert from_json(json.loads(output.read_text())["ceilings"]) == CEILINGS
 
 
+@pytest.mark.slow
 def test_samples_have_limits_too(tmp_path: Path, measured: dict[str, str]) -> None:
     output = tmp_path / "rows.json"
     shown = run_command("opreplay", "sample:bbox2delta", *FAST, "--roofline", "-o", output, env=measured)

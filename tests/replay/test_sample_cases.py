@@ -24,8 +24,8 @@ def rows_of(output: Path, *words: str) -> pd.DataFrame:
 
 
 def test_a_sample_runs_in_each_configuration(tmp_path: Path) -> None:
-    rows = rows_of(tmp_path / "rows.json", "sample:bbox2delta", *FAST, "--mode", "jit,compile:aot_eager")
-    assert len(rows) == 3 * len(samples()["bbox2delta"].configurations)
+    rows = rows_of(tmp_path / "rows.json", "sample:bbox2delta", *FAST, "--mode", "jit")
+    assert len(rows) == 2 * len(samples()["bbox2delta"].configurations)
     assert set(rows["op"]) == {"bbox2delta"}
     assert set(rows["status"]) == {"ok"}
     assert set(rows["cache"]) == {"warm"}

@@ -15,7 +15,7 @@ from opgrip.traces.errors import UserError
 
 
 def test_the_cases_that_would_run_are_listed_and_none_runs(tiny_trace: Path, tmp_path: Path) -> None:
-    done = run_command("opreplay", tiny_trace, "--list", "--top", "3", "-o", tmp_path / "r.json")
+    done = run_command("opreplay", tiny_trace, "--list", "--top", "3", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "replaying" not in done.stderr
     assert list(tmp_path.iterdir()) == []

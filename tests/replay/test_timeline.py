@@ -79,6 +79,7 @@ def test_without_the_package_nvtx_cases_run_and_profilers_that_need_it_say_so(
         assert "the package nvtx is missing: install nvtx" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_sample_whose_function_was_run_to_load_it_has_a_timeline_too(tmp_path: Path) -> None:
     done = run_command("opreplay", "sample:nms", *FAST, "--profile", "-o", tmp_path / "out.json")
     assert done.returncode == 0, done.stderr

@@ -10,7 +10,6 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from programs import program_path, wait_for
 from simulation import on_simulator
@@ -52,7 +51,6 @@ def test_devices_share_the_cases_and_one_that_fails_costs_its_row(tmp_path: Path
     assert set(rows["device"]) == {"sim:0", "sim:1"}
 
 
-@pytest.mark.slow
 @on_simulator(SIM_DURATIONS="aten::sin=100000")
 def test_a_replay_that_was_killed_goes_on(tmp_path: Path) -> None:
     trace, output = capture_calls(tmp_path / "t.jsonl"), tmp_path / "t.rows.json"
@@ -71,7 +69,6 @@ def test_a_replay_that_was_killed_goes_on(tmp_path: Path) -> None:
     assert not journal.exists()
 
 
-@pytest.mark.slow
 @on_simulator()
 def test_the_rows_of_a_case_run_on_one_device_and_a_timeline_has_both(tmp_path: Path) -> None:
     rows = replay(capture_calls(tmp_path / "t.jsonl", 3), "--mode", "eager,jit", "--profile")
@@ -84,7 +81,6 @@ def test_the_rows_of_a_case_run_on_one_device_and_a_timeline_has_both(tmp_path: 
     assert len({event["pid"] for event in calls}) == 2
 
 
-@pytest.mark.slow
 @on_simulator(SIM_NAMES="Small;Large")
 def test_devices_that_are_not_equal_are_refused(tmp_path: Path) -> None:
     trace = capture_calls(tmp_path / "t.jsonl", 1)

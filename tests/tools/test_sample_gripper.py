@@ -165,6 +165,7 @@ def test_what_cannot_be_gripped_is_told_and_runs_as_it_is(tmp_path: Path) -> Non
     assert not (tmp_path / "grips").exists()
 
 
+@pytest.mark.slow
 def test_a_program_that_fails_leaves_what_it_called(tmp_path: Path) -> None:
     text = f"{HEADER}\n\n@grip\ndef f(boxes):\n    return boxes + 1\n\n\nf(torch.ones(2))\nraise KeyError('over')\n"
     done = run_program(text, tmp_path)
@@ -173,6 +174,7 @@ def test_a_program_that_fails_leaves_what_it_called(tmp_path: Path) -> None:
     assert (tmp_path / "grips" / "f" / "f.py").exists()
 
 
+@pytest.mark.slow
 def test_a_function_of_another_text_gets_another_name(tmp_path: Path) -> None:
     text = f"{HEADER}\n\n@grip\ndef f(boxes):\n    return boxes + 1\n\n\nf(torch.ones(2))\n"
     assert run_program(text, tmp_path).returncode == 0
@@ -223,6 +225,7 @@ os._exit(7)
 """
 
 
+@pytest.mark.slow
 def test_a_sample_is_written_as_soon_as_it_has_its_calls(tmp_path: Path) -> None:
     assert run_program(KILLED, tmp_path).returncode == 7
     assert (tmp_path / "grips" / "f" / "sample.json").exists()
@@ -328,6 +331,7 @@ def test_opcapture_grips_functions_of_a_model(tmp_path: Path) -> None:
     assert run_samples(tmp_path / "grips") >= 1
 
 
+@pytest.mark.slow
 def test_what_generated_files_import_of_opgrip_is_public(tmp_path: Path) -> None:
     done = run_program(
         f"{HEADER}\n@grip(tags=['Reduce'])\ndef summed(x):\n    return x.sum()\n\n\nsummed(torch.ones(3))\n", tmp_path
