@@ -14,7 +14,7 @@ from opgrip.capture.recorder import Recorder
 from opgrip.capture.thread_mode import ThreadMode
 from opgrip.traces.records import Calls, Entered, Record, Thread
 
-BLOCK = 512
+BLOCK = 1024
 """Calls in one record."""
 COLUMNS = 4
 """Integers that a mode keeps of a call, before those of its tensors."""
