@@ -69,7 +69,7 @@ def blamed(bad: Case, settings: Settings) -> tuple[int, int]:
 
 @on_simulator(SIM_DEVICES="12")
 def test_an_assert_in_any_run_is_blamed_on_its_row() -> None:
-    for run in range(1, 9):
+    for run in range(1, 6):
         bad = case_of(1, failing(in_run(run)))
         assert blamed(bad, settings_on(f"sim:{run}")) == (1, 0), f"in run {run}"
 
