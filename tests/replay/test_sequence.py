@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -519,13 +520,15 @@ def test_a_strangers_call_ends_in_a_reason(tmp_path: Path, spec: TensorSpec, rea
     st.integers(0, 9),
 )
 @settings(max_examples=40, deadline=None)
-def test_whatever_numbers_a_stranger_writes_nothing_raises(
+def test_whatever_numbers_a_stranger_writes_nothing_raises_but_a_line(
     tmp_path_factory: pytest.TempPathFactory, storages: list[int], shape: list[int], offset: int
 ) -> None:
     stride = tuple(reversed(range(1, len(shape) + 1)))
     spec = TensorSpec(tuple(shape), stride, torch.int64, "cpu", offset=offset, values=5)
     signature = Signature(0, "operator", "aten.add_.Tensor", (spec, spec), {}, spec)
-    hostile(tmp_path_factory.mktemp("hostile"), signature, storages, [Values(5, Exact([1, HUGE]))])
+    # storages whose differences are no whole numbers of 64 bits are a record that is not read
+    with suppress(UserError):
+        hostile(tmp_path_factory.mktemp("hostile"), signature, storages, [Values(5, Exact([1, HUGE]))])
 
 
 def test_more_memory_than_may_be_taken_is_not(tmp_path: Path) -> None:
