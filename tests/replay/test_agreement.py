@@ -55,7 +55,7 @@ def f(*shape: int) -> torch.Tensor:
         ("_adaptive_avg_pool2d_backward", (f(1, 1, 1, 1), f(5, 5, 5, 5)), {}, "grad_output"),
         ("grid_sampler_2d_backward", (f(1, 1, 1, 1), f(1, 1, 4, 4), f(1, 9, 9, 2), 0, 0, False, []), {}, "grad_output"),
         ("_cdist_backward", (f(1), f(4, 2), f(4, 2), 1.0, f(1)), {}, "cdist"),
-        ("_pdist_backward", (f(1), f(5, 2), 2.0, f(1)), {}, "grad"),
+        ("_pdist_backward", (f(1), f(5, 2), 2.0, f(10)), {}, "grad"),
         (
             "mkldnn_rnn_layer",
             (f(2, 1, 4), f(256, 4), f(256, 64), f(256), f(256), f(1, 1), f(1, 1), False, [], 2, 64, 1)
