@@ -157,7 +157,7 @@ def _grid(call: Call) -> Iterator[Sizes]:
 
 def _pairwise(call: Call) -> Iterator[Sizes]:
     rows = _shape(call["self"])[0]
-    yield from _elements(call, rows * (rows - 1) // 2, "grad", "pdist")
+    yield from _elements(call, rows * (rows - 1) // 2, "grad", "grad_output", "pdist")
 
 
 def _distances(call: Call) -> Iterator[Sizes]:
