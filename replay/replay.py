@@ -22,7 +22,7 @@ from opgrip.replay.options import Output, job_of, make_parser
 from opgrip.replay.outcome import Results, write_results
 from opgrip.replay.reports import report_for
 from opgrip.replay.reports.cells import read_results
-from opgrip.replay.reports.completed import check_completed
+from opgrip.replay.reports.completed import read_completed
 from opgrip.replay.workers.ahead import Row, in_parts, make_ahead, rows_ahead
 from opgrip.replay.workers.job import Job, Loaded
 from opgrip.replay.workers.journal import Journal, journal_path
@@ -157,8 +157,7 @@ class Replay:
         expected = [
             empty_row(case, way, loaded.settings) for case in loaded.cases for way in loaded.settings.ways(case)
         ]
-        check_completed(path, expected, loaded.devices, loaded.settings.timing.caches, self.header)
-        return [] if report_for(path).read is None else read_results(path)
+        return read_completed(path, expected, loaded.devices, loaded.settings.timing.caches, self.header)
 
     def run(self) -> ReplayOutcome:
         """Run the cases, let the analyses add to them, and write the output."""

@@ -130,6 +130,18 @@ class Analysis:
         """Print what it has for people besides its columns of the table."""
 
 
+class UnaskedAnalysis(Analysis):
+    """One that only prints, of whatever rows there are, and needs no option."""
+
+    options = NoOptions
+    prints_partial = True
+
+    @classmethod
+    def is_requested(cls, options: Any) -> bool:
+        """Always."""
+        return True
+
+
 analyses: Registry[type[Analysis]] = Registry("opgrip.replay.analyses", "opgrip.analyses")
 """Analyses by name."""
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import IO
 
-from opgrip.replay.analyses.analysis import Analysis, NoOptions, analyses
+from opgrip.replay.analyses.analysis import UnaskedAnalysis, analyses
 from opgrip.replay.analyses.speed_ups import SpeedUp, speed_up_columns, speed_up_of
 from opgrip.replay.measuring.results import FAILED, OK, TIMEOUT, UNSUPPORTED, WRONG, Result
 from opgrip.traces.tables import TableColumn, print_table
@@ -18,17 +18,10 @@ STATUSES = (OK, WRONG, UNSUPPORTED, FAILED, TIMEOUT)
 
 
 @analyses.register("modes")
-class ModesAnalysis(Analysis):
+class ModesAnalysis(UnaskedAnalysis):
     """A line for each mode beside the reference."""
 
-    options = NoOptions
     place = 40
-    prints_partial = True
-
-    @classmethod
-    def is_requested(cls, options: NoOptions) -> bool:
-        """Always."""
-        return True
 
     def print(self, rows: Sequence[Result], file: IO[str]) -> None:
         """Print the lines."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import IO
 
-from opgrip.replay.analyses.analysis import Analysis, NoOptions, analyses
+from opgrip.replay.analyses.analysis import UnaskedAnalysis, analyses
 from opgrip.replay.analyses.speed_ups import speed_up_columns, speed_up_of
 from opgrip.replay.measuring.results import OK, Result
 from opgrip.traces.tables import TableColumn, print_table
@@ -19,17 +19,10 @@ DIMENSIONS: Mapping[str, Callable[[Result], object]] = {
 
 
 @analyses.register("points")
-class PointsAnalysis(Analysis):
+class PointsAnalysis(UnaskedAnalysis):
     """A line for each point beside the first."""
 
-    options = NoOptions
     place = 45
-    prints_partial = True
-
-    @classmethod
-    def is_requested(cls, options: NoOptions) -> bool:
-        """Always."""
-        return True
 
     def print(self, rows: Sequence[Result], file: IO[str]) -> None:
         """Print the lines."""

@@ -341,8 +341,9 @@ class _Preparation:
             raise MemoryError(f"its tensors are {needed / 1e9:,.1f} GB, the limit is {limit / 1e9:,.1f} GB")
         inputs = Inputs(drawn.args, drawn.kwargs, models, settings.place, settings.inputs.seed, settings.dtype)
         if case.operator is None:
-            bound_indices(operator.function, *inputs.make())
-            check_agreement(operator.function, *inputs.make())
+            arguments = inputs.make()
+            bound_indices(operator.function, *arguments)
+            check_agreement(operator.function, *arguments)
         elif isinstance(operator.function, torch.fx.GraphModule):
             check_graph(operator.function, (inputs.copy() if operator.mutates else inputs).make()[0])
         return inputs

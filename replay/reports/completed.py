@@ -17,10 +17,10 @@ OF_CASE = ("case", "op", "count", "mode", "values", "direction", "threads", "bat
 OF_HEADER = ("trace", "device", "seed")
 
 
-def check_completed(
+def read_completed(
     path: Path, expected: Sequence[Result], devices: Collection[str], caches: Collection[str], header: Mapping[str, Any]
-) -> None:
-    """Raise `UserError` where a file holds other results than a replay would give, as far as such a file tells.
+) -> list[Result]:
+    """The rows of a file of results that a replay would write; none where such files cannot be read.
 
     Parameters
     ----------
@@ -28,9 +28,13 @@ def check_completed(
     devices : that it runs on
     caches : what it finds caches to hold
     header : of the file that it would write
+
+    Raises
+    ------
+    UserError : where it holds others, as far as such a file tells
     """
     if report_for(path).read is None:
-        return
+        return []
     rows = read_results(path)
     is_same = sorted(map(_key, rows)) == sorted(map(_key, expected))
     is_same &= {row.device for row in rows} <= {*devices}
@@ -40,6 +44,7 @@ def check_completed(
         is_same &= all(stored.get(name) == header[name] for name in OF_HEADER)
     if not is_same:
         raise UserError(f"{path} holds other results", "choose another name, or replace it with --force")
+    return rows
 
 
 def _key(row: Result) -> tuple[str, ...]:

@@ -133,10 +133,6 @@ def _mode(result: Result) -> str:
     return f"{result.mode} ({result.note})" if result.note else result.mode
 
 
-def _captured_on_host(result: Result) -> str:
-    return _number(result.captured_host_us)
-
-
 def _speed_up(result: Result) -> str:
     return f"{1 / result.ratio:.2f}" if result.ratio else "-"
 

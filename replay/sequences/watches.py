@@ -11,11 +11,10 @@ import torch
 
 from opgrip.replay.operators.calling import Function, tensors_in
 from opgrip.replay.operators.devices import current_stream, delay, make_event, synchronizer
+from opgrip.replay.timing.stopwatch import MOST_LEAD_NS
 
 LAUNCH_NS = 20_000
 """What two events around a launch add to it at most."""
-MOST_LEAD_NS = 5_000_000
-"""Time that the device is kept busy before a call at most."""
 
 
 class Watch(Protocol):
