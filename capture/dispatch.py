@@ -26,6 +26,7 @@ from opgrip.capture.places import BACKWARD, FORWARD, Place, is_running
 from opgrip.capture.predictions import LISTED, ONE, SEVERAL, TWO, Entry, Node, Predictions, sharing
 from opgrip.capture.recorder import Recorder
 from opgrip.capture.signatures import tensors_in
+from opgrip.capture.storages import SWEEP, SWEEP_BYTES
 from opgrip.capture.thread_mode import ThreadMode
 from opgrip.capture.torch_private import (
     NO_SEQUENCE,
@@ -42,9 +43,6 @@ from opgrip.traces.records import FUNCTION, OPERATOR
 
 PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 NOTHING: Mapping[str, Any] = {}
-SWEEP, SWEEP_BYTES = 256, 1 << 25
-"""New storages, and bytes in them, after which those that are gone are looked for. Soon: their addresses are in the
-processor's cache, and beside what keeps an address the allocator leaves holes."""
 UNPAIRED = -(1 << 62)
 """Sequence number of a call that made no node, and of one in a backward pass whose node no forward call made."""
 

@@ -14,6 +14,9 @@ import torch
 from opgrip.capture.torch_private import pin, storage_address, storage_is_gone, unpin
 from opgrip.traces.records import NO_STORAGE
 
+SWEEP, SWEEP_BYTES = 256, 1 << 25
+"""New storages, and bytes in them, after which those that are gone are looked for. Soon: their addresses are in the
+processor's cache, and beside what keeps an address the allocator leaves holes."""
 MIDDLE_SWEEPS, OLD_SWEEPS = 8, 64
 """After so many sweeps, storages that lived on are looked at no more in each one, and those are looked at again."""
 
@@ -36,6 +39,7 @@ class Storages:
         self.young: list[int] = []
         self._middle: list[int] = []
         self._old: list[int] = []
+        self._unswept_bytes = 0
         self._sweeps = 0
         self._sweeping = threading.Lock()
 
@@ -43,7 +47,14 @@ class Storages:
         """The number of a tensor's storage, a new one where it has none; `NO_STORAGE` for a tensor without one."""
         try:
             number = self.numbers.get(storage_address(tensor))
-            return self._first(pin(tensor.untyped_storage())) if number is None else number
+            if number is None:
+                storage = tensor.untyped_storage()
+                number = self._first(pin(storage))
+                self._unswept_bytes += storage.nbytes()
+                if self._unswept_bytes > SWEEP_BYTES:
+                    self._unswept_bytes = 0
+                    self.sweep()
+            return number
         except (RuntimeError, NotImplementedError):
             # sparse layouts, and subclasses that are no memory themselves
             return NO_STORAGE

@@ -111,7 +111,7 @@ def test_a_trace_and_results_say_what_the_device_is_and_how_it_is_set(tmp_path: 
         assert "flash" in facts["settings"]["attention"]
 
 
-@on_simulator(SIM_DURATIONS="aten::sin=500;aten::cos=900")
+@on_simulator(SIM_DURATIONS="aten::sin=500;aten::cos=9000")
 def test_calls_on_two_devices_have_their_times(tmp_path: Path) -> None:
     first, second = torch.ones(3, device="sim:0"), torch.ones(3, device="sim:1")
     with Capture(tmp_path / "t.jsonl") as capture:
@@ -122,8 +122,9 @@ def test_calls_on_two_devices_have_their_times(tmp_path: Path) -> None:
     trace = load(tmp_path / "t.jsonl", partial=False)
     calls = trace.calls
     assert (calls[calls["op"] == "aten.sin.default"]["device_ns"] >= 500e3).all()
-    assert (calls[calls["op"] == "aten.cos.default"]["device_ns"] >= 900e3).all()
-    assert trace.summary("device")["device"].tolist()[:2] == ["sim:1", "sim:0"]
+    assert (calls[calls["op"] == "aten.cos.default"]["device_ns"] >= 9000e3).all()
+    devices = trace.summary("device")["device"].tolist()
+    assert [name for name in devices if name != "cpu"] == ["sim:1", "sim:0"]
 
 
 @on_simulator(SIM_DURATIONS="aten::cos=9000")
