@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from opgrip.capture.devices import accelerators, current_stream, is_capturing
+from opgrip.capture.devices import accelerators, current_stream, is_capturing, on_device
 from opgrip.capture.graph_captures import GraphCaptures
 from opgrip.traces.values.model import sample
 
@@ -47,7 +47,8 @@ def is_deferred(tensor: torch.Tensor) -> bool:
 
 def _mark(device: torch.device) -> Any:
     event = torch.Event(device=device)
-    event.record(current_stream(device))
+    with on_device(device):
+        event.record(current_stream(device))
     return event
 
 
@@ -86,7 +87,7 @@ class Deferred:
         wait : for all of them
         """
         while self._waiting:
-            with graphs.question() as may_ask:
+            with graphs.question() as may_ask, on_device(self._waiting[0].copy.device):
                 if not may_ask or not (wait or self._waiting[0].event.query()):
                     return
                 item = self._waiting.popleft()

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import torch
 
-from opgrip.capture.devices import current_stream, is_capturing, with_index
+from opgrip.capture.devices import current_stream, is_capturing, on_device, with_index
 
 NOT_TIMED = -1
 """Device time of a call that ran on the host alone."""
@@ -95,7 +95,8 @@ class DeviceTimer:
             free = self._free.get(device)
             event = free.pop() if free else make_event(device)
             stream = current_stream(device)
-            event.record(stream)
+            with on_device(device):
+                event.record(stream)
             self._stream = getattr(stream, "stream_id", 0)
         except Exception:
             return None
@@ -107,8 +108,9 @@ class DeviceTimer:
             return NOT_TIMED
         device, before, after = events
         try:
-            after.synchronize()
-            time = round(before.elapsed_time(after) * 1e6)
+            with on_device(device):
+                after.synchronize()
+                time = round(before.elapsed_time(after) * 1e6)
         except Exception:
             return NOT_TIMED
         self._free.setdefault(device, []).extend((before, after))

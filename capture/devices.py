@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any
 
 import torch
@@ -12,6 +12,8 @@ from opgrip.capture.torch_private import out_of_tree_device
 
 KINDS = ("cuda", "xpu")
 """Device types of torch's own with streams and events; a backend from outside of torch has another."""
+
+_SAME = nullcontext()
 
 
 def accelerators() -> tuple[str, ...]:
@@ -59,6 +61,18 @@ def with_index(device: torch.device) -> torch.device:
 def current_stream(device: torch.device) -> Any:
     """The stream that this thread gives a device work in."""
     return getattr(torch, device.type).current_stream(device)
+
+
+def on_device(device: torch.device) -> AbstractContextManager[Any]:
+    """A block in which this thread uses a device.
+
+    An event that is asked or recorded while another is the thread's gives that one a context, which takes memory.
+    """
+    module = getattr(torch, device.type)
+    if module.current_device() == device.index:
+        return _SAME
+    other: AbstractContextManager[Any] = module.device(device)
+    return other
 
 
 def is_capturing(kind: str) -> bool:

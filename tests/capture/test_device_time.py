@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,7 @@ def _device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device_time, "make_event", lambda device: Mark())
     monkeypatch.setattr(device_time, "current_stream", lambda device: None)
     monkeypatch.setattr(device_time, "is_capturing", lambda kind: False)
+    monkeypatch.setattr(device_time, "on_device", nullcontext)
     monkeypatch.setattr(dispatch, "accelerator_of", device_of)
 
 

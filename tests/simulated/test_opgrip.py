@@ -291,3 +291,19 @@ def test_a_table_says_which_clock_its_times_are_of(tmp_path: Path) -> None:
     assert "| captured us | captured host us | replayed us |" in text
     assert "captured times are of the device for calls that worked on one" in text
     assert "replayed ones are by the device's clock" in text
+
+
+@on_simulator(SIM_DEVICES="3")
+def test_a_capture_gives_a_device_no_context_that_the_program_does_not_use(tmp_path: Path) -> None:
+    x, index = torch.rand(50, 3, device="sim:1"), torch.arange(40, device="sim:1")
+    assert [torch.sim.has_context(device) for device in range(3)] == [False, True, False]
+    with Capture(tmp_path / "t.jsonl") as capture:
+        for _ in range(3):
+            x[index].sin()
+        thread = threading.Thread(target=capture._flusher.flush)
+        thread.start()
+        thread.join()
+        x.cos()
+    assert [torch.sim.has_context(device) for device in range(3)] == [False, True, False]
+    calls = load(tmp_path / "t.jsonl", partial=False).calls
+    assert calls[calls["op"].isin(["aten.sin.default", "aten.cos.default"])]["device_ns"].notna().tolist() == [True] * 4

@@ -27,19 +27,20 @@ using Clock = std::vector<uint64_t>; // how many calls of each stream happened b
 Time host_time();
 std::recursive_mutex& state_mutex();
 
-// Context. It is made by the first use, and is of no use in a fork.
+// Contexts. That of a device is made by its first use, and is of no use in a fork.
 Index device_count() noexcept;
 int physical_index(Index device);
 bool is_initialized();
 bool has_context(Index device);
 bool in_bad_fork();
+void initialize(); // the driver, which makes no context yet
 void use(Index device);
 
 // The current device and streams of this thread.
 Index current_device();
 void set_current_device(Index device);
-c10::Stream current_stream(Index device, bool makes_context = true);
-c10::Stream exchange_stream(c10::Stream stream, bool makes_context = true);
+c10::Stream current_stream(Index device, bool starts = true);
+c10::Stream exchange_stream(c10::Stream stream, bool starts = true);
 c10::Stream new_stream(Index device);
 c10::Stream default_stream(Index device);
 

@@ -21,6 +21,10 @@ namespace {
 constexpr bool kRaises =
     !noexcept(std::declval<const c10::impl::DeviceGuardImplInterface&>().getStream(std::declval<c10::Device>()));
 
+// What CUDA's events do to the thread's own device, which torch's guard leaves to them or goes back to: whichever event
+// it is, the device gets a context.
+void use_own() { use(current_device()); }
+
 // Methods that older torch lacks are not marked as overriding.
 struct Guard final : c10::impl::DeviceGuardImplInterface {
   c10::DeviceType type() const override { return kKind; }
@@ -46,16 +50,26 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   void destroyEvent(void* event, const Index) const noexcept override { delete static_cast<Event*>(event); }
   void record(void** event, const c10::Stream& stream, const Index, const c10::EventFlag) const override {
     record_event(event, stream);
+    use_own();
   }
   void block(void* event, const c10::Stream& stream) const override { block_on_event(event, stream); }
-  bool queryEvent(void* event) const override { return query_event(event); }
+  bool queryEvent(void* event) const override {
+    use_own();
+    return query_event(event);
+  }
   Index deviceCount() const noexcept override { return device_count(); }
   bool queryStream(const c10::Stream& stream) const override { return query_stream(stream); }
   void synchronizeStream(const c10::Stream& stream) const override { synchronize_stream(stream); }
   bool isStreamCapturing(const c10::Stream& stream) const { return capture_of(stream) != nullptr; }
-  void synchronizeEvent(void* event) const override { synchronize_event(event); }
+  void synchronizeEvent(void* event) const override {
+    use_own();
+    synchronize_event(event);
+  }
   void synchronizeDevice(const Index device) const { synchronize_device(device); }
-  double elapsedTime(void* before, void* after, const Index) const override { return elapsed_ms(before, after); }
+  double elapsedTime(void* before, void* after, const Index) const override {
+    use_own();
+    return elapsed_ms(before, after);
+  }
 };
 
 C10_REGISTER_GUARD_IMPL(PrivateUse1, Guard)
@@ -68,7 +82,7 @@ struct Generator final : at::CPUGeneratorImpl {
 };
 
 struct Hooks final : at::PrivateUse1HooksInterface {
-  void init() const override { use(current_device()); }
+  void init() const override { initialize(); }
   bool isBuilt() const { return true; }
   bool isAvailable() const { return device_count() > 0; }
   bool hasPrimaryContext(Index device) const override { return has_context(device); }

@@ -39,6 +39,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("physical_index", wrap_pybind_function([](int device) { return sim::physical_index(static_cast<sim::Index>(device)); }));
   m.def("is_initialized", [] { return sim::is_initialized(); });
   m.def("in_bad_fork", [] { return sim::in_bad_fork(); });
+  m.def("has_context", [](int device) { return sim::has_context(static_cast<sim::Index>(device)); });
+  m.def("initialize", wrap_pybind_function([] { sim::initialize(); }));
   m.def("use", wrap_pybind_function([](int device) { sim::use(static_cast<sim::Index>(device)); }));
   m.def("memory", wrap_pybind_function([](int device) { return memory(device); }));
   m.def("limit_memory", wrap_pybind_function([](int device, double share) { sim::limit_memory(static_cast<sim::Index>(device), share); }));

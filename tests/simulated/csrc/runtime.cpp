@@ -85,7 +85,7 @@ bool has_context(Index device) {
 
 bool in_bad_fork() { return bad_fork; }
 
-void use(Index device) {
+void initialize() {
   TORCH_CHECK(
       !bad_fork,
       "Cannot re-initialize SIM in forked subprocess. To use SIM with multiprocessing, you must use the 'spawn' start "
@@ -103,6 +103,11 @@ void use(Index device) {
     pthread_atfork(nullptr, nullptr, [] { bad_fork = true; });
     context_exists = true;
   }
+}
+
+void use(Index device) {
+  initialize();
+  std::lock_guard guard(state_mutex());
   TORCH_CHECK(device >= 0 && device < device_count(), "SIM error: invalid device ordinal");
   state().devices[device].used = true;
   if (!state().devices[device].error.empty()) raise_error(state().devices[device].error);
@@ -137,14 +142,14 @@ void set_current_device(Index device) {
   device_of_thread = device;
 }
 
-c10::Stream current_stream(Index device, bool makes_context) {
+c10::Stream current_stream(Index device, bool starts) {
   if (device < 0) device = device_of_thread;
-  if (makes_context) use(device);
+  if (starts) initialize();
   return c10::Stream(c10::Stream::UNSAFE, {kKind, device}, streams_of_thread[device]);
 }
 
-c10::Stream exchange_stream(c10::Stream stream, bool makes_context) {
-  const auto before = current_stream(stream.device_index(), makes_context);
+c10::Stream exchange_stream(c10::Stream stream, bool starts) {
+  const auto before = current_stream(stream.device_index(), starts);
   streams_of_thread[stream.device_index()] = stream.id();
   return before;
 }
@@ -158,7 +163,7 @@ c10::Stream new_stream(Index device) {
 }
 
 c10::Stream default_stream(Index device) {
-  use(device < 0 ? device_of_thread : device);
+  initialize();
   return c10::Stream(c10::Stream::UNSAFE, {kKind, device < 0 ? device_of_thread : device}, 0);
 }
 

@@ -28,6 +28,8 @@ exchange_capture_mode = _extension.exchange_capture_mode
 
 device_count = _extension.device_count
 is_initialized = _extension.is_initialized
+has_context = _extension.has_context
+"""Whether this process has used a device by its index."""
 _is_in_bad_fork = _extension.in_bad_fork
 
 
@@ -36,7 +38,7 @@ def is_available() -> bool:
 
 
 def init() -> None:
-    _extension.use(current_device())
+    _extension.initialize()
 
 
 def current_device() -> int:
@@ -76,7 +78,7 @@ def stream(stream: torch.Stream | None) -> Iterator[None]:
         yield
     finally:
         set_stream(replaced)
-        set_device(device)
+        torch._C._accelerator_setDeviceIndex(device)
 
 
 class device:
@@ -90,7 +92,8 @@ class device:
         set_device(self._index)
 
     def __exit__(self, *error: object) -> None:
-        set_device(self._before)
+        # as CUDA's, it gives a device no context that has none
+        torch._C._accelerator_setDeviceIndex(self._before)
 
 
 class Stream(torch.Stream):
@@ -212,14 +215,14 @@ def get_device_name(device: Device = None) -> str:
 
 
 def get_device_capability(device: Device = None) -> tuple[int, int]:
-    _extension.use(_index(device))
+    _extension.initialize()
     return 1, 0
 
 
 def get_device_properties(device: Device = None) -> Any:
-    """What the device is; asking makes a context, as with CUDA."""
+    """What the device is; asking starts the driver, as with CUDA."""
+    _extension.initialize()
     index = _index(device)
-    _extension.use(index)
     physical = _extension.physical_index(index)
     names = os.environ.get("SIM_NAMES", "").split(";")
     return SimpleNamespace(
