@@ -73,6 +73,6 @@ def _device(recorded: str) -> str:
     """Where a tensor goes: where it was, as far as that is here."""
     try:
         torch.empty(0, device=recorded)
-    except (RuntimeError, AssertionError):
+    except (RuntimeError, AssertionError, ImportError):
         return "cpu"
     return recorded

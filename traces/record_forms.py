@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from itertools import pairwise
-from math import isfinite
+from sys import float_info
 from typing import Any, TypeVar
 
 from opgrip.traces.arguments import FormatError, Json, Opaque, TensorSpec, decode, encode
@@ -40,6 +40,8 @@ from opgrip.traces.values import value_model_from_json, value_model_to_json, val
 
 LIMIT = 1 << 63
 """Bound of the whole numbers in a trace."""
+LARGEST = float_info.max
+"""Of the numbers in what is kept as it stands."""
 
 T = TypeVar("T")
 
@@ -351,13 +353,13 @@ def _dropped_from_json(items: list[Mapping[str, Json]]) -> list[Dropped]:
 
 
 def _check_finite(tree: Json) -> None:
-    """Raise `FormatError` for numbers too large for a float, which no file can hold again."""
+    """Raise `FormatError` for numbers too large for a float, which no file can hold again, or nobody reckon with."""
     level = [tree]
     while level:
         item = level.pop()
         if isinstance(item, dict | list):
             level += item.values() if isinstance(item, dict) else item
-        elif isinstance(item, float) and not isfinite(item):
+        elif isinstance(item, int | float) and not -LARGEST <= item <= LARGEST:
             raise FormatError("a number that no float holds")
 
 

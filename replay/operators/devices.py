@@ -13,7 +13,7 @@ import torch
 
 from opgrip.replay.operators.lookup import Unsupported
 from opgrip.traces.accelerators import describe_accelerators
-from opgrip.traces.devices import check_device
+from opgrip.traces.devices import check_device, parse_device
 from opgrip.traces.machine import available_memory
 
 DELAY_CYCLES_PER_US = 2_000
@@ -53,8 +53,8 @@ def check_present(device: str) -> None:
 
     One that is there gets no context, which takes memory, and on some clusters keeps other processes from the device.
     """
+    place = parse_device(device)
     try:
-        place = torch.device(device)
         if place.type not in ("cpu", "meta") and module_of(device).device_count() > (place.index or 0):
             return
     except (RuntimeError, AttributeError):

@@ -129,6 +129,9 @@ def _live(path: Path) -> None:
 CONSUMERS: Sequence[Callable[[Path], None]] = (
     _load,
     _verb("trace", "info", "TRACE", "--partial", *(f"--by={by}" for by in ("op", "module", "function", "line"))),
+    _verb("trace", "info", "TRACE", "--partial", *(f"--by={by}" for by in ("device", "stream", "kernel"))),
+    _verb("trace", "info", "TRACE", "--partial", "--by=op", "--by=module", "-f", "-o", "OUT.json"),
+    _verb("trace", "info", "TRACE", "--partial", "--by=kernel", "-f", "-o", "OUT.csv"),
     _verb("trace", "graph", "TRACE", "--partial", "-f", "-o", "OUT.json"),
     _verb("trace", "graph", "TRACE", "--partial", "-f", "-o", "OUT.dot"),
     _verb("trace", "timeline", "TRACE", "--partial"),

@@ -61,6 +61,7 @@ def test_what_is_cut_ends_with_a_whole_word() -> None:
     [
         ("foo", "'foo' is no device that torch knows: name one such as cpu, cuda or cuda:1"),
         ("cuda:x", "'cuda:x' is no device that torch knows: "),
+        ("cuda:256", "'cuda:256' is no device that torch knows: "),
         ("mtia", "no MTIA device here: "),
     ],
 )

@@ -23,6 +23,9 @@ SIGNATURE: dict[str, Any] = {
     "op": "aten.relu.default",
     "args": [TENSOR],
 }
+ON_DEVICE = SIGNATURE | {"args": [{"tensor": TENSOR["tensor"] | {"device": "cuda:99"}}]}
+ON_PACKAGE = SIGNATURE | {"args": [{"tensor": TENSOR["tensor"] | {"device": "hpu:0"}}]}
+KERNELS = {"type": "kernels", "signature": 0, "names": [STRANGE], "launches": [1], "device_ns": [9]}
 SCOPE = {"type": "scope", "id": 0, "module": "m", "module_type": "M", "phase": "forward", "function": "f", "file": "a"}
 CALLS: dict[str, Any] = {
     "type": "calls",
@@ -64,6 +67,23 @@ TRACES: dict[str, list[dict[str, Any]]] = {
     "huge numbers": [
         *(HEADER, SIGNATURE | {"args": [{"tensor": HUGE}, 10**4000], "outputs": {"tensor": HUGE}}, SCOPE),
         *(CALLS | {"start_ns": 2**63 - 19, "duration_ns": [2**63 - 1, -(2**63), 0]}, END | {"calls": -(2**63)}),
+    ],
+    "huge numbers of accelerators": [
+        HEADER | {"accelerator": {"devices": {"cuda:0": {"memory_bytes": 10**400, "power_limit_w": 10**400}}}},
+        *(SIGNATURE, SCOPE, CALLS, END | {"accelerator": {"devices": {"cuda:0": {"max_sm_mhz": -(10**400)}}}}),
+    ],
+    "an accelerator of other types": [
+        HEADER | {"accelerator": {"devices": [1], "libraries": 5, "settings": {"": [STRANGE, [None]], "_bytes": True}}},
+        *(SIGNATURE, SCOPE, CALLS, END | {"accelerator": {"devices": {STRANGE: {STRANGE: [STRANGE]}}}}),
+    ],
+    "a device of a package": [HEADER, ON_PACKAGE, SCOPE, CALLS, END],
+    "kernels": [
+        *(HEADER, ON_DEVICE, SCOPE, CALLS | {"device_ns": [1, -(2**63), 2**63 - 1], "streams": [-1, 2**63 - 1, 0]}),
+        KERNELS,
+        KERNELS | {"signature": -5, "launches": [2**63 - 1], "device_ns": [2**63 - 1]},
+        {"type": "device_times", "thread": 0, "first": 2**63 - 1, "device_ns": [1]},
+        {"type": "device_times", "thread": -1, "first": 0, "device_ns": [2**63 - 1] * 9},
+        END,
     ],
 }  # fmt: skip
 

@@ -94,13 +94,28 @@ def _check_output(path: Path, force: bool, tables: Sequence[str]) -> None:
 
 def _write(summaries: Mapping[str, pd.DataFrame], path: Path, force: bool) -> None:
     """All rows of the tables: one object of tables in JSON, one table as CSV."""
+    plain = {by: _without_surrogates(table, by) for by, table in summaries.items()}
     with whole_file(path, force) as file:
         if path.suffix == ".csv":
-            (table,) = summaries.values()
+            (table,) = plain.values()
             file.write(table.to_csv(index=False).encode())
         else:
-            parts = (f"{json.dumps(by)}: {table.to_json(orient='records')}" for by, table in summaries.items())
+            parts = (f"{json.dumps(by)}: {table.to_json(orient='records')}" for by, table in plain.items())
             file.write(f"{{{', '.join(parts)}}}\n".encode())
+
+
+def _without_surrogates(table: pd.DataFrame, by: str) -> pd.DataFrame:
+    """A table whose names UTF-8 can hold."""
+    names = [name for name in TABLES[by].columns if name not in NUMBERED]
+    return table.assign(
+        **{
+            name: [
+                cell.encode(errors="backslashreplace").decode() if isinstance(cell, str) else cell
+                for cell in table[name]
+            ]
+            for name in names
+        }
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +138,8 @@ GROUPS = {
 KERNEL = "kernel"
 TABLES = {**GROUPS, KERNEL: Group("kernels", ("kernel", "op"))}
 """And those of what calls ran on an accelerator."""
+NUMBERED = ("line", "stream")
+"""Columns that places are told apart by, and are numbers."""
 NUMBERS = {
     "time_us": ("time us", 0),
     "total_us": ("total us", 3),
@@ -259,7 +276,7 @@ def _place_column(name: str, cells: Iterable[Any]) -> TableColumn:
     import pandas as pd
 
     texts = ["" if pd.isna(cell) else str(cell) or empty for cell in cells]
-    return TableColumn(heading, texts, is_number=name in ("line", "stream"), least=LEAST[name])
+    return TableColumn(heading, texts, is_number=name in NUMBERED, least=LEAST[name])
 
 
 verbs.register("trace info")(Verb("show what a trace holds", EXAMPLES, prepare, run))
