@@ -75,6 +75,11 @@ def on_device(device: torch.device) -> AbstractContextManager[Any]:
     return other
 
 
+def synchronize(device: torch.device) -> None:
+    """Wait for all that a device was given."""
+    getattr(torch, device.type).synchronize(device)
+
+
 def is_capturing(kind: str) -> bool:
     """Whether this thread's stream keeps work for a graph instead of running it."""
     asks = getattr(getattr(torch, kind), "is_current_stream_capturing", None)

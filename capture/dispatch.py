@@ -376,7 +376,7 @@ class RecordingMode(ThreadMode):
         kernels = self.recorder.kernels
         if kernels is None:
             return self.device.timed(run, device, started)
-        kernels.signatures.add(number)
+        kernels.expect(number, device)
         return run
 
     def _keep(

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from opgrip.capture.devices import synchronize, with_index
 from opgrip.capture.patches import Patches
 from opgrip.capture.torch_private import PREPARE_PROFILER, ActivityProfile, is_launch, is_work, recorded_activities
 from opgrip.traces.errors import UserError, one_line
@@ -84,7 +85,6 @@ class KernelTimes:
 
     Attributes
     ----------
-    signatures : those whose calls work on an accelerator
     failure : why there are no records, None where there are
     """
 
@@ -97,7 +97,8 @@ class KernelTimes:
     def forget(self) -> None:
         """Begin with no calls and no records, as a forked process does, which may not use the accelerator."""
         self._profile: ActivityProfile | None = None
-        self.signatures: set[int] = set()
+        self._signatures: set[int] = set()
+        self._devices: set[torch.device] = set()
         self._windows: list[Window] = []
         self._blocks: list[CallBlock] = []
         self._calls_by_thread: Counter[int] = Counter()
@@ -135,7 +136,7 @@ class KernelTimes:
     def _note_idle(self, block: CallBlock, windows: Sequence[Window]) -> None:
         """Give calls that work on an accelerator, and launched nothing in the windows, no time there."""
         for place, (signature, start) in enumerate(zip(block.signatures, block.starts, strict=True)):
-            if signature in self.signatures and any(window.holds(start) for window in windows):
+            if signature in self._signatures and any(window.holds(start) for window in windows):
                 block.device_ns[place] = max(0, block.device_ns[place])
 
     def _stop(self) -> None:
@@ -143,11 +144,19 @@ class KernelTimes:
         if profile is None:
             return
         try:
+            # the profile waits for the thread's current device, and what others still do is in no record
+            for device in self._devices:
+                synchronize(device)
             events = profile.stop()
             ended_ns = perf_counter_ns()
             self._windows.append(Window(launched_by(events, clock_distance_ns()), self._started_ns, ended_ns))
         except Exception as error:
             self.failure = one_line(error)
+
+    def expect(self, signature: int, device: torch.device) -> None:
+        """Take note that calls of a signature give a device work."""
+        self._signatures.add(signature)
+        self._devices.add(with_index(device))
 
     def note(
         self,

@@ -95,6 +95,7 @@ def _device(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(kernels, "ActivityProfile", ProfileOnCpu)
     monkeypatch.setattr(kernels, "recorded_activities", lambda: {"cuda": ProfilerActivity.CUDA})
+    monkeypatch.setattr(kernels, "synchronize", lambda device: None)
     monkeypatch.setattr(dispatch, "accelerator_of", device_of)
 
 
@@ -236,6 +237,7 @@ def test_without_records_of_kernels_the_option_is_refused(
         with Capture(tmp_path / "t.jsonl", device_time="kernels"):
             pass
     monkeypatch.setattr(kernels, "recorded_activities", lambda: {"cuda": ProfilerActivity.CUDA})
+    monkeypatch.setattr(kernels, "synchronize", lambda device: None)
     args = make_parser().parse_args(["--device-time", "kernels", "-o", str(tmp_path / "t.jsonl")])
     with pytest.raises(UserError, match="the device cpu keeps no records of its kernels"):
         opcapture(args, None)
@@ -245,3 +247,24 @@ def test_without_records_of_kernels_the_option_is_refused(
 def test_an_unknown_way_to_time_a_device_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="choose events or kernels"):
         Capture(tmp_path / "t.jsonl", device_time="clocks")
+
+
+@pytest.mark.usefixtures("_device")
+def test_records_end_when_every_device_has_done_its_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+
+    class Profile(ProfileOnCpu):
+        def stop(self) -> list[Event]:
+            order.append("stop")
+            return super().stop()
+
+    devices = {LARGE: torch.device("cuda:0"), LARGE + 1: torch.device("cuda:1")}
+    monkeypatch.setattr(kernels, "ActivityProfile", Profile)
+    monkeypatch.setattr(kernels, "synchronize", lambda device: order.append(str(device)))
+    monkeypatch.setattr(dispatch, "accelerator_of", lambda tensors, values: devices.get(tensors[0].numel()))
+    first, second = torch.ones(LARGE), torch.ones(LARGE + 1)
+    with Capture(tmp_path / "t.jsonl", device_time="kernels"):
+        first.sin()
+        second.sin()
+    assert sorted(order[:2]) == ["cuda:0", "cuda:1"]
+    assert order[2:] == ["stop"]
