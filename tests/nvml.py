@@ -92,6 +92,11 @@ class Nvml:
         self._ask("nvmlDeviceGetMigMode", handle)
         return [int(self.kind == "MIG"), 1]
 
+    def nvmlDeviceGetMemoryInfo(self, handle: str) -> SimpleNamespace:
+        if "nvmlDeviceGetMemoryInfo" in self.lacks:
+            raise NVMLError("not supported")
+        return SimpleNamespace(total=80 * 10**9, free=5 * 10**9, used=75 * 10**9)
+
     def nvmlSystemGetDriverVersion(self) -> str:
         return "550.54.15"
 

@@ -47,6 +47,11 @@ class Gpu:
         """Of its multiprocessors."""
         return _number(self._read("nvmlDeviceGetClockInfo", self._whole, getattr(self._nvml, "NVML_CLOCK_SM", 1)))
 
+    def free_bytes(self) -> int | None:
+        """Of its memory, that no program has now."""
+        memory = self._read("nvmlDeviceGetMemoryInfo", self._handle)
+        return None if memory is None else int(memory.free)
+
     def throttle_reasons(self) -> list[str]:
         """Why the clock is lower than it could be."""
         mask = self._read("nvmlDeviceGetCurrentClocksEventReasons", self._whole)

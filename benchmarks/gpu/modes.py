@@ -21,6 +21,8 @@ MODES = {
 OF_ANY_DEVICE = ("eager", "jit")
 """Those that need no compiler for the device."""
 PROVIDERS = {"onnxruntime": "CUDAExecutionProvider", "tensorrt": "TensorrtExecutionProvider"}
+PRECISIONS = {"tensorrt": "high"}
+"""Of products of float32 in eager, where a mode multiplies in TF32 and cannot be told otherwise."""
 JAX_PLUGINS = ("jax_cuda12_plugin", "jax_cuda13_plugin")
 
 
@@ -54,6 +56,7 @@ def check_mode(place: Place, name: str) -> Facts:
     except UserError as error:
         raise NotHereError(str(error)) from error
     check_runtime(name)
+    torch.set_float32_matmul_precision(PRECISIONS.get(name, "highest"))
     rows = [row for row in replay_rows(place, capture_layers(place), mode=[name], timeout=120) if row.mode == name]
     expect_ok(rows)
     if mode.in_graphs:

@@ -21,6 +21,8 @@ from opgrip.traces.nvml import find_gpu
 METHODS = ("discrete", "events", "graph")
 EVENT_US = 4.0
 """What two events around a kernel add to its time at most; a launch that is timed too adds more."""
+KERNEL_US = 1.0
+"""By which two profiles of a kernel may differ."""
 LAUNCH_US = 60.0
 """What a launch and the wait for it take at most."""
 NEAR = 0.15
@@ -43,6 +45,30 @@ def check_captured_times(place: Place) -> Facts:
     for us, kernels_us in zip(actual, expected, strict=True):
         expect_between(us, (1 - NEAR) * kernels_us, (1 + NEAR) * kernels_us + 2 * EVENT_US, "device_ns in us")
     return {"device_us": actual, "kernels_us": expected}
+
+
+def check_times_of_kernels(place: Place) -> Facts:
+    """`device_ns` by the device's own records is the kernels' time, of a short call too; the trace has their names."""
+    x, one = torch.rand(1024, 1024, device=place.device), torch.ones(1, device=place.device)
+    calls = {"aten.mm.default": lambda: torch.mm(x, x), "aten.add.Tensor": lambda: one + 1}
+    expected = {op: (kernel_us(run), kernel_names(kernels_of(run))) for op, run in calls.items()}
+    path = place.folder / "kernels.jsonl"
+    with Capture(path, device_time="kernels") as capture:
+        for _ in range(20):
+            for run in calls.values():
+                run()
+    expect(capture.dropped == 0, f"a capture dropped {capture.dropped} calls")
+    trace = load(path, partial=False)
+    kernels = trace.kernels_by_operator()
+    facts: Facts = {}
+    for op, (kernels_us, names) in expected.items():
+        us = float(trace.calls[trace.calls["op"] == op]["device_ns"].median() / 1e3)
+        near_us = NEAR * kernels_us + KERNEL_US
+        expect_between(us, kernels_us - near_us, kernels_us + near_us, f"device_ns by kernels of {op}, in us,")
+        seen = set(kernels[kernels["op"] == op]["kernel"])
+        expect(seen == names.keys(), f"the trace has the kernels {sorted(seen)} of {op}, not {sorted(names)}")
+        facts |= {op: us, f"{op} expected": kernels_us}
+    return facts
 
 
 def check_short_call(place: Place) -> Facts:
@@ -177,6 +203,7 @@ def check_timeline(place: Place) -> Facts:
 BY_PROFILER = "torch.profiler sees kernels of CUDA alone"
 STEPS = (
     Step("device_ns of a capture against torch.profiler", check_captured_times, needs_cuda=BY_PROFILER),
+    Step("--device-time kernels against torch.profiler", check_times_of_kernels, needs_cuda=BY_PROFILER),
     Step("an addition of one element by each method", check_short_call, needs_cuda=BY_PROFILER),
     Step("a product of milliseconds by each method", check_long_call, needs_cuda=BY_PROFILER),
     Step("--cache warm,cold", check_caches, needs_cuda="the size of the last cache is asked of CUDA"),

@@ -15,6 +15,7 @@ from opgrip.replay.operators.lookup import Unsupported
 from opgrip.traces.accelerators import describe_accelerators
 from opgrip.traces.devices import check_device, parse_device
 from opgrip.traces.machine import available_memory
+from opgrip.traces.nvml import find_gpu
 
 DELAY_CYCLES_PER_US = 2_000
 """Of a GPU's clock, which is at most some 2 GHz."""
@@ -117,6 +118,17 @@ def limit_device_memory(device: str, limit: int | None) -> int | None:
         total = module.get_device_properties(device).total_memory
         module.set_per_process_memory_fraction(min(1.0, limit / total), device)
     return limit
+
+
+def free_by_driver(device: str) -> int | None:
+    """Bytes that are free on an accelerator, where NVML tells; torch would make a context to know."""
+    gpu = find_gpu(device)
+    if gpu is None:
+        return None
+    try:
+        return gpu.free_bytes()
+    finally:
+        gpu.close()
 
 
 def without_waiting(device: str) -> AbstractContextManager[Any]:

@@ -19,6 +19,7 @@ from opgrip.replay.measuring.preparation import OUT_OF_MEMORY, empty_row
 from opgrip.replay.measuring.results import Result
 from opgrip.replay.measuring.settings import Settings
 from opgrip.replay.modes import find_mode
+from opgrip.replay.operators.devices import free_by_driver
 from opgrip.replay.programs.programs import remove_partial
 from opgrip.replay.workers.connection import Connection
 from opgrip.replay.workers.job import Job, Loaded
@@ -50,7 +51,7 @@ def in_parts(rows: Collection[Row], settings: Settings, jobs: int) -> list[tuple
     """
     if torch.device(settings.device).type == "cpu":
         return [(list(rows), jobs)]
-    free_bytes = settings.limits.memory_limit
+    free_bytes = settings.limits.memory_limit or free_by_driver(settings.device)
     beside = min(jobs, MOST_BESIDE, jobs if free_bytes is None else max(1, free_bytes // COMPILER_BYTES))
     alone = [row for row in rows if _autotunes(row, settings)]
     others = [row for row in rows if not _autotunes(row, settings)]

@@ -6,13 +6,17 @@ import json
 import platform
 import sys
 import zipfile
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
 import gpu_check
+import pandas as pd
 import pytest
+import torch
+from gpu import modes, times
 from gpu.environment import describe_machine
-from gpu.kernels import kernel_names, kernels_in
+from gpu.kernels import Kernel, kernel_names, kernels_in
 from gpu.modes import check_runtime
 from gpu.processes import outcome_of, run_apart
 from gpu.profilers import _expect_kernels
@@ -90,6 +94,53 @@ def test_a_runtime_that_is_not_for_cuda_is_not_here(monkeypatch: pytest.MonkeyPa
     with pytest.raises(NotHereError, match=r"jax\[cuda12\]"):
         check_runtime("jax")
     check_runtime("compile")
+
+
+def test_a_mode_that_multiplies_in_tf32_is_held_against_an_eager_that_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    precisions: list[str] = []
+
+    def rows_of(place: Place, trace: str, mode: list[str], timeout: int) -> list[SimpleNamespace]:
+        precisions.append(trace)
+        return [
+            SimpleNamespace(
+                op="aten.mm.default", mode=mode[0], status="ok", error="", median_us=1.0, note="", max_abs=0.0
+            )
+        ]
+
+    monkeypatch.setattr(modes, "find_mode", lambda name: (SimpleNamespace(in_graphs=False), ""))
+    monkeypatch.setattr(modes, "check_runtime", lambda name: None)
+    # what the capture finds set is what the replay sets
+    monkeypatch.setattr(modes, "capture_layers", lambda place: torch.get_float32_matmul_precision())
+    monkeypatch.setattr(modes, "replay_rows", rows_of)
+    for name in ("tensorrt", "onnxruntime"):
+        modes.check_mode(place_in(tmp_path), name)
+    assert precisions == ["high", "highest"]
+
+
+def test_times_of_kernels_are_held_against_those_of_the_profiler(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = {"aten.mm.default": ("gemm", 300_000), "aten.add.Tensor": ("add", 1_500)}
+    calls = pd.DataFrame({"op": list(seen), "device_ns": [float(ns) for _, ns in seen.values()]})
+    kernels = pd.DataFrame({"op": list(seen), "kernel": [name for name, _ in seen.values()]})
+    trace = SimpleNamespace(calls=calls, kernels_by_operator=lambda: kernels)
+    expected = iter([("gemm", 310.0), ("add", 1.2)])
+
+    def next_kernel(run: object) -> list[Kernel]:
+        name, us = next(expected)
+        return [Kernel(name, 0.0, us)]
+
+    monkeypatch.setattr(times, "kernels_of", next_kernel)
+    monkeypatch.setattr(times, "kernel_us", lambda run: 310.0 if run().numel() > 1 else 1.2)
+    monkeypatch.setattr(times, "Capture", lambda path, device_time: nullcontext(SimpleNamespace(dropped=0)))
+    monkeypatch.setattr(times, "load", lambda path, partial: trace)
+    facts = times.check_times_of_kernels(place_in(tmp_path))
+    assert (facts["aten.mm.default"], facts["aten.add.Tensor"]) == (300.0, 1.5)
+    expected = iter([("gemm", 310.0), ("mul", 1.2)])
+    with pytest.raises(WrongError, match=r"the kernels \['add'\] of aten.add.Tensor, not \['mul'\]"):
+        times.check_times_of_kernels(place_in(tmp_path))
 
 
 def test_each_step_has_a_name_of_its_own() -> None:

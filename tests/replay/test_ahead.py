@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 
 import pytest
 import torch
+from nvml import Nvml, properties_of
 from settings import settings_of
 
 from opgrip.replay.cases.functions import function_case
@@ -41,6 +43,16 @@ def test_so_many_compile_at_once_as_an_accelerator_has_memory_for(
     device: str, free_bytes: int | None, jobs: int, processes: int
 ) -> None:
     assert parts_of(device, free_bytes, jobs, "compile", "jit") == [(["compile", "jit"], processes)]
+
+
+@pytest.mark.parametrize(("nvml", "processes"), [(Nvml(), 3), (Nvml("nvmlDeviceGetMemoryInfo"), 4)])
+def test_the_driver_tells_how_much_memory_there_is_for_compilers(
+    nvml: Nvml, processes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", properties_of)
+    assert parts_of("cuda:0", None, 64, "compile", "jit") == [(["compile", "jit"], processes)]
+    assert nvml.closed
 
 
 def test_what_times_kernels_to_choose_one_compiles_alone_on_an_accelerator() -> None:
