@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from time import perf_counter_ns
 from typing import Any
@@ -99,6 +100,7 @@ def test_values_on_a_device_are_fitted_when_they_have_come(tmp_path: Path, monke
     monkeypatch.setattr("opgrip.capture.fitting.is_deferred", lambda tensor: True)
     monkeypatch.setattr(deferred, "_mark", lambda device: Mark())
     monkeypatch.setattr(deferred, "is_capturing", lambda kind: False)
+    monkeypatch.setattr(deferred, "on_device", nullcontext)
     mask = torch.arange(5000) % 7 == 0
     with Capture(tmp_path / "t.jsonl") as watched:
         mask.nonzero()
