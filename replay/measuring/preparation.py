@@ -28,7 +28,7 @@ from opgrip.replay.measuring.results import (
 )
 from opgrip.replay.measuring.settings import Settings
 from opgrip.replay.modes import EAGER, Program, Results, find_mode
-from opgrip.replay.operators.agreement import check_agreement, check_graph
+from opgrip.replay.operators.agreement.checking import check_agreement, check_graph
 from opgrip.replay.operators.bounds import bound_indices
 from opgrip.replay.operators.calling import Arguments, Function
 from opgrip.replay.operators.contexts import restored

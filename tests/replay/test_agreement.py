@@ -12,7 +12,8 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from opgrip.replay.operators.admission import Unsupported
-from opgrip.replay.operators.agreement import CHECKS, check_agreement, check_graph
+from opgrip.replay.operators.agreement.checking import check_agreement, check_graph
+from opgrip.replay.operators.agreement.table import CHECKS
 from opgrip.replay.operators.bounds import bound_indices
 
 ATEN = torch.ops.aten
