@@ -119,9 +119,7 @@ _BAG = {
 _CTC = {
     "targets": _CLASSES,
     "input_lengths": _up_to(_rows("log_probs")),
-    "target_lengths": _up_to(
-        lambda call: _longest_target(call["targets"], call["target_lengths"], call.get("log_alpha"))
-    ),
+    "target_lengths": _up_to(lambda call: _longest_target(call)),
 }
 _SEGMENTS = {"lengths": _lengths, "offsets": _ascending_up_to(_segmented)}
 

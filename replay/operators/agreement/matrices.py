@@ -29,7 +29,10 @@ def reduced_products(call: Call) -> Iterator[Sizes]:
     rows, inner = shape_of(call["self"])
     weight = shape_of(call["weight"])
     yield "rows of weight", weight[0], inner
-    yield from shapes(call, (rows, weight[1]), "grad_out", "arg_out")
+    yield from shapes(call, (rows, weight[1]), "grad_out")
+    # sums keep none
+    if call["reduce"] in ("amax", "amin"):
+        yield from shapes(call, (rows, weight[1]), "arg_out")
 
 
 def dimensions(call: Call) -> Iterator[Sizes]:

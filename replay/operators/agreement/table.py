@@ -28,7 +28,7 @@ _UPSAMPLES = (
 _OPTIMIZERS = ("adam", "adamw", "sgd", "adagrad")
 _ATTENTIONS = ("flash", "efficient", "cudnn", "fused")
 
-_OF_RNN = ("input", "hx_", "cx_", "cx_tmp", "output", "hy_", "cy_", "grad_output", "grad_hy", "grad_cy", "workspace")
+_OF_RNN = ("input", "hx_", "cx_", "cx_tmp", "output", "hy_", "cy_", "workspace")
 _OF_BAG = ("weight", "indices", "offsets", "per_sample_weights", "compressed_indices_mapping")
 _BITS = ("byte", "4bit", "2bit")
 
