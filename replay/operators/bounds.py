@@ -127,7 +127,7 @@ _SEGMENTS = {"lengths": _lengths, "offsets": _ascending_up_to(_segmented)}
 def _longest_target(call: Call) -> int:
     """So long may all be.
 
-    Of a batch in rows as long as a row, of one in a line their share of it; and no longer than a backward has states for.
+    Of a batch in rows as long as a row, of one in a line their share of it; no longer than a backward has states for.
     """
     targets, states = call["targets"], call.get("log_alpha")
     longest = int(targets.shape[-1]) // (1 if targets.dim() > 1 else max(1, len(call["target_lengths"])))
@@ -220,6 +220,16 @@ def bound_indices(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any
                 _write(index.detach(), bounded)
     except (KeyError, IndexError, TypeError, AttributeError, RuntimeError) as error:
         raise Unsupported(f"its indices cannot be brought into bounds ({error})") from error
+
+
+def check_indices(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    """Raise `Unsupported` where a call would read or write foreign memory by its indices, whose values stay."""
+    rules = _rules_of(function)
+    try:
+        if rules is not None and any(not torch.equal(index, bounded) for _, index, bounded in rules.of(args, kwargs)):
+            raise Unsupported("a call that it makes has indices out of bounds")
+    except (KeyError, IndexError, TypeError, AttributeError, RuntimeError) as error:
+        raise Unsupported(f"a call that it makes has indices that have no bounds ({error})") from error
 
 
 def bounding(function: Function) -> Function:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from math import prod
 from typing import Any
 
 from torch import Tensor
@@ -12,7 +11,6 @@ from opgrip.replay.operators.agreement.sizes import (
     Call,
     Sizes,
     dtypes,
-    elements,
     ends_in_a_row,
     is_tensor,
     shape_of,
@@ -21,6 +19,7 @@ from opgrip.replay.operators.agreement.sizes import (
 
 
 def attention(call: Call) -> Iterator[Sizes]:
+    """Queries, keys and values of heads."""
     query, key, value = (shape_of(call[name]) for name in ("query", "key", "value"))
     for name, shape in (("query", query), ("key", key), ("value", value)):
         yield f"dimensions of {name}", len(shape), 4
@@ -33,6 +32,7 @@ def attention(call: Call) -> Iterator[Sizes]:
 
 
 def attention_for_cpu(call: Call) -> Iterator[Sizes]:
+    """Attention in blocks on the CPU, which walks along heads by pointers."""
     yield from attention(call)
     yield "value", shape_of(call["value"]), shape_of(call["key"])
     yield from shapes(call, shape_of(call["query"])[:3], "logsumexp")

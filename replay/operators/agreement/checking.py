@@ -1,7 +1,7 @@
 """The check of a call, and of each call of a unit's graph.
 
-Found by calling torch's operators with arguments that do not agree, each tensor up against memory that may not be touched,
-and seeing which of them read or wrote there.
+Found by calling torch's operators with arguments that do not agree, each tensor up against memory that may not be
+touched, and seeing which of them read or wrote there.
 """
 
 from __future__ import annotations
@@ -11,9 +11,11 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from opgrip.replay.operators.admission import Unsupported
 from opgrip.replay.operators.agreement.table import CHECKS
+from opgrip.replay.operators.bounds import check_indices
 
 
 def check_agreement(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
@@ -35,6 +37,32 @@ def check_agreement(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, A
                 raise Unsupported(f"its sizes do not agree: {name} has {actual} where {expected} fits")
     except (KeyError, IndexError, TypeError, AttributeError, ValueError, RuntimeError, ZeroDivisionError) as error:
         raise Unsupported(f"its sizes cannot be held against each other ({error})") from error
+
+
+class _CheckedCalls(TorchDispatchMode):
+    """Checks each call that an operator makes, before it is made."""
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        check_agreement(function, args, kwargs)
+        check_indices(function, args, kwargs)
+        return function(*args, **kwargs)
+
+
+def check_parts(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    """Run an operator that is made of others once, with its calls checked; what else goes wrong, goes wrong again.
+
+    Raises
+    ------
+    Unsupported : where a call's arguments do not agree
+    """
+    with torch.no_grad(), _CheckedCalls():
+        try:
+            function(*args, **kwargs)
+        except (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError):
+            return
 
 
 class CheckedRun(fx.Interpreter):

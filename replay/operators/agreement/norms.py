@@ -9,6 +9,7 @@ from opgrip.replay.operators.agreement.sizes import Call, Sizes, elements, is_te
 
 
 def batch_norm(call: Call) -> Iterator[Sizes]:
+    """Statistics and weights of channels."""
     shape = shape_of(call["input"])
     channels = shape[1]
     yield from elements(call, channels, "weight", "bias", "running_mean", "running_var", "mean", "invstd")
@@ -21,6 +22,7 @@ def batch_norm(call: Call) -> Iterator[Sizes]:
 
 
 def layer_norm(call: Call) -> Iterator[Sizes]:
+    """Weights of the last dimensions, and statistics of the others."""
     shape, normalized = shape_of(call["input"]), tuple(call["normalized_shape"])
     yield "normalized_shape", normalized, shape[len(shape) - len(normalized) :]
     yield from shapes(call, normalized, "weight", "bias")
@@ -29,6 +31,7 @@ def layer_norm(call: Call) -> Iterator[Sizes]:
 
 
 def group_norm(call: Call) -> Iterator[Sizes]:
+    """Weights of channels, and statistics of their groups."""
     batch, channels, groups = call["N"], call["C"], call["group"]
     yield "N, C and HxW", batch * channels * call["HxW"], prod(shape_of(call["input"]))
     yield "C modulo group", channels % groups if groups > 0 else None, 0
@@ -38,6 +41,7 @@ def group_norm(call: Call) -> Iterator[Sizes]:
 
 
 def weight_norm(call: Call) -> Iterator[Sizes]:
+    """Norms along all dimensions but one."""
     shape = shape_of(call["v"] if "v" in call else call["saved_v"])
     yield from shapes(call, shape, "grad_w")
     yield from elements(call, shape[call.get("dim", 0)], "g", "saved_g", "saved_norms")

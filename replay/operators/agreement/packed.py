@@ -62,6 +62,11 @@ def bag_gradient(call: Call) -> Iterator[Sizes]:
         yield "grad", grad[1:], shape_of(call["weight"])[1:]
 
 
+def numbered(call: Call) -> Iterator[Sizes]:
+    """As many elements as are said to be there."""
+    yield "numel", call["numel"], min(max(call["numel"], 0), prod(shape_of(call["input"])))
+
+
 def observed(call: Call) -> Iterator[Sizes]:
     """Scales for each channel or for all; ranges may not be there yet."""
     count = shape_of(call["self"])[call["ch_axis"]] if call["per_row_fake_quant"] else 1
