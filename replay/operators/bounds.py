@@ -157,7 +157,9 @@ UNCHECKED: Mapping[str, Mapping[str, Bound]] = {
     "aten::nll_loss2d_backward": {"target": _class_or_none},
     **{f"quantized::embedding_bag_{bits}_rowwise_offsets": _PACKED for bits in ("byte", "4bit", "2bit")},
     "aten::linalg_ldl_solve": {"pivots": _pairs},
+    # torch looks for what is not finite in linalg_eig alone
     "aten::linalg_eigvals": {"self": lambda matrix, call: matrix.nan_to_num()},
+    "aten::_linalg_eigvals": {"self": lambda matrix, call: matrix.nan_to_num()},
     "aten::fractional_max_pool2d": {"random_samples": _shares},
     "aten::fractional_max_pool3d": {"random_samples": _shares},
     "aten::segment_reduce": _SEGMENTS,

@@ -43,7 +43,7 @@ READS_OR_WRITES_FILES = frozenset({"from_file", "save", "load", "_save", "_load"
 UNCHECKED = re.compile(
     r"_reshape_alias(_copy)?|_sparse_(coo|csr|csc|bsr|bsc|compressed)_tensor_unsafe|_nested_view_from_\w+"
     r"|sparse_compressed_tensor|_sobol_engine_\w+|_thnn_differentiable_\w+|_compute_linear_combination"
-    r"|_cum(max|min)_helper|_cholesky_solve_helper|slow_conv_transpose\dd|embedding_bag_byte_prepack_with_rowwise_min_max"
+    r"|_(add|remove)_batch_dim|_cum(max|min)_helper|_cholesky_solve_helper|slow_conv_transpose\dd|embedding_bag_byte_prepack_with_rowwise_min_max"
 )
 """Names of operators that reach outside of their memory by what the caller says, and that programs do not call.
 

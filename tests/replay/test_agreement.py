@@ -46,6 +46,9 @@ def one(*shape: int) -> torch.Tensor:
     return torch.zeros(()).expand(shape)
 
 
+OUT = {"grad_input": one(1, 2, 2, 2)}
+
+
 def encoder(heads: int, bias: torch.Tensor) -> tuple[Any, ...]:
     weights = (f(24, 8), bias, f(8, 8), f(8), False, False, 1e-5, *(f(8) for _ in range(4)))
     return (f(2, 5, 8), 8, heads, *weights, f(16, 8), f(16), f(8, 16), f(8))
@@ -132,6 +135,14 @@ def encoder(heads: int, bias: torch.Tensor) -> tuple[Any, ...]:
         ("native_group_norm", (f(2, 4, 3), one(4), None, 2, 4, 3, 2, 1e-5), {}, "weight in memory"),
         ("_weight_norm_interface", (one(3, 4), f(3, 1)), {}, "v in memory"),
         ("_embedding_bag", (f(10, 8), one(12).long().expand(12), n(1)[:1].expand(3)), {}, "offsets in memory"),
+        ("as_strided_", (f(8), [4, 2], [2**62, 1]), {}, "places up to"),
+        ("empty_strided", ([4, 2], [2**62, 1]), {}, "places up to"),
+        (
+            "adaptive_max_pool3d_backward.grad_input",
+            (f(1, 2, 2, 2),) * 2 + (n(1, 2, 2, 2),),
+            OUT,
+            "grad_input in memory",
+        ),
         ("median.dim", (one(4, 5), 1), {}, "self in memory"),
         (
             "_scaled_dot_product_flash_attention_for_cpu",
@@ -150,6 +161,8 @@ def encoder(heads: int, bias: torch.Tensor) -> tuple[Any, ...]:
 )
 def test_sizes_that_do_not_agree_are_refused(op: str, args: Any, kwargs: dict[str, Any], told: str) -> None:
     packet, _, overload = op.partition(".")
+    if not hasattr(ATEN, packet):
+        pytest.skip(f"torch {torch.__version__} has no {op}")
     with pytest.raises(Unsupported, match=told):
         check_agreement(getattr(getattr(ATEN, packet), overload or "default"), args, kwargs)
 
@@ -233,7 +246,7 @@ def step(optimizer: type[torch.optim.Optimizer], **options: Any) -> torch.Tensor
         lambda: F.adaptive_max_pool2d(image(), (3, 2)),
         lambda: F.fractional_max_pool2d(image(), 2, output_size=3),
         lambda: F.pad(image(), (1, 2, 2, 1), mode="reflect"),
-        lambda: F.pad(image(), (1, 2), mode="replicate"),
+        lambda: F.pad(image()[0], (1, 2), mode="replicate"),
         lambda: image().unfold(2, 3, 2),
         lambda: image().log_softmax(1),
         lambda: torch.segment_reduce(image()[0, 0], "max", offsets=torch.tensor([0, 2, 5, 6])),
@@ -265,9 +278,9 @@ def test_indices_of_an_embedding_s_gradient_are_brought_into_bounds() -> None:
     [
         (
             "nll_loss_backward",
-            [f(4), f(4, 3), torch.tensor([-1, 3, -100, 10**9]), None, 0, -100, f()],
+            [f(3), f(3, 3), torch.tensor([-1, -100, 10**9]), None, 0, -100, f()],
             2,
-            [0, 2, -100, 2],
+            [0, -100, 2],
         ),
         ("linalg_ldl_solve", [f(3, 3), torch.tensor([-1, 2, 99], dtype=torch.int32), f(3, 1)], 1, [1, 2, 3]),
         ("linalg_ldl_solve", [f(3, 3), torch.tensor([-1, -1, 3], dtype=torch.int32), f(3, 1)], 1, [-1, -1, 3]),

@@ -14,6 +14,7 @@ from torch import fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from opgrip.replay.operators.admission import Unsupported
+from opgrip.replay.operators.agreement.sizes import both, own_memory
 from opgrip.replay.operators.agreement.table import CHECKS
 from opgrip.replay.operators.bounds import check_indices
 
@@ -26,13 +27,17 @@ def check_agreement(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, A
     Unsupported : where they do not agree
     """
     schema = getattr(function, "_schema", None)
-    if schema is None or schema.name not in CHECKS:
+    if schema is None:
+        return
+    outputs = [argument.name for argument in schema.arguments if argument.is_out]
+    checks = [CHECKS[schema.name]] if schema.name in CHECKS else []
+    if not outputs and not checks:
         return
     names = (argument.name for argument in schema.arguments)
     defaults = {argument.name: argument.default_value for argument in schema.arguments if argument.has_default_value()}
     call = {**defaults, **dict(zip(names, args, strict=False)), **kwargs}
     try:
-        for name, actual, expected in CHECKS[schema.name](call):
+        for name, actual, expected in both(*checks, own_memory(*outputs))(call):
             if actual != expected:
                 raise Unsupported(f"its sizes do not agree: {name} has {actual} where {expected} fits")
     except (KeyError, IndexError, TypeError, AttributeError, ValueError, RuntimeError, ZeroDivisionError) as error:

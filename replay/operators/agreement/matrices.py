@@ -35,6 +35,14 @@ def reduced_products(call: Call) -> Iterator[Sizes]:
         yield from shapes(call, (rows, weight[1]), "arg_out")
 
 
+def reach(call: Call) -> Iterator[Sizes]:
+    """Strides whose products are numbers of 64 bits: torch counts with them where a view ends."""
+    last = (call.get("storage_offset") or 0) + sum(
+        (size - 1) * stride for size, stride in zip(call["size"], call["stride"], strict=True) if size > 0
+    )
+    yield f"places up to {last}", abs(last) < 2**59, True
+
+
 def dimensions(call: Call) -> Iterator[Sizes]:
     """Dimensions that there are, each once."""
     count = len(shape_of(call["self"]))

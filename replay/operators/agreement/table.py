@@ -30,6 +30,10 @@ _ATTENTIONS = ("flash", "efficient", "cudnn", "fused")
 
 _OF_RNN = ("input", "hx_", "cx_", "cx_tmp", "output", "hy_", "cy_", "workspace")
 _OF_BAG = ("weight", "indices", "offsets", "per_sample_weights", "compressed_indices_mapping")
+_STRIDED = (
+    *("as_strided", "as_strided_", "as_strided_copy", "as_strided_scatter"),
+    *("empty_strided", "new_empty_strided"),
+)
 _BITS = ("byte", "4bit", "2bit")
 
 _SIZES: Mapping[str, Check] = {
@@ -87,6 +91,7 @@ _SIZES: Mapping[str, Check] = {
     "aten::_fused_moving_avg_obs_fq_helper_functional": packed.observed,
     "aten::lu_unpack": matrices.pivots,
     "aten::_spdiags": matrices.diagonals,
+    **{f"aten::{name}": matrices.reach for name in _STRIDED},
     "aten::choose_qparams_optimized": packed.numbered,
     "aten::_convert_indices_from_coo_to_csr": matrices.compressed_rows,
     "aten::_sparse_mm_reduce_impl_backward": matrices.reduced_products,
@@ -135,6 +140,7 @@ _IN_A_ROW: Mapping[str, tuple[str, ...]] = {
     "aten::_convert_indices_from_coo_to_csr": ("self",),
     "aten::choose_qparams_optimized": ("input",),
     **{f"quantization::_{name}": ("input",) for name in ("FloatToBfloat16Quantized", "Bfloat16QuantizedToFloat")},
+    "aten::_nested_compute_contiguous_strides_offsets": ("nested_size",),
     "aten::_nested_from_padded": ("cpu_nested_shape_example",),
     **{f"aten::{kind}_max_pool{n}d_backward": ("indices",) for kind in ("adaptive", "fractional") for n in (2, 3)},
     **{f"aten::max_pool{n}d_with_indices_backward": ("indices",) for n in (2, 3)},
