@@ -248,7 +248,13 @@ def bounding(function: Function) -> Function:
         args = tuple(replaced.pop(name, arg) for name, arg in zip(rules.names, args, strict=False))
         return function(*args, **{**kwargs, **replaced})
 
+    bounded_call.bounds = function  # type: ignore[attr-defined]
     return bounded_call
+
+
+def bounded_function(function: Function) -> Function:
+    """The operator that `bounding` was given."""
+    return getattr(function, "bounds", function)
 
 
 def _write(tensor: Tensor, values: Tensor) -> None:

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from opgrip.replay.operators.admission import Unsupported
 from opgrip.replay.operators.agreement.checking import check_agreement, check_graph, check_parts
 from opgrip.replay.operators.agreement.table import CHECKS
-from opgrip.replay.operators.bounds import bound_indices
+from opgrip.replay.operators.bounds import bound_indices, bounding
 
 ATEN = torch.ops.aten
 ADAM = {"lr": 0.1, "beta1": 0.9, "beta2": 0.9, "weight_decay": 0.0, "eps": 1e-3, "amsgrad": False, "maximize": False}
@@ -305,6 +305,17 @@ def test_a_call_that_an_operator_makes_is_checked() -> None:
     check_parts(lstm, (f(5, 2, 4), [f(1, 2, 6)] * 2, weights, *flags), {})
     with pytest.raises(Unsupported, match="weight1 has"):
         check_parts(lstm, (f(5, 2, 4), [f(1, 2, 6)] * 2, [weights[0], f(1, 6), *weights[2:]], *flags), {})
+
+
+def test_a_call_in_a_unit_that_brings_indices_into_bounds_is_checked_too() -> None:
+    graph = torch.fx.Graph()
+    grad = graph.placeholder("grad")
+    args = (grad, graph.call_function(ATEN.ones.default, ([1, 1, 4, 4],)), graph.placeholder("indices"))
+    graph.output(graph.call_function(bounding(ATEN.adaptive_max_pool2d_backward.default), args))
+    module = torch.fx.GraphModule(nn.Module(), graph)
+    check_graph(module, (f(1, 1, 2, 2), n(1, 1, 2, 2) + 99))
+    with pytest.raises(Unsupported, match="grad_output has"):
+        check_graph(module, (f(9, 1, 2, 2), n(9, 1, 2, 2)))
 
 
 def test_a_unit_whose_results_differ_from_those_recorded_is_refused() -> None:

@@ -7,6 +7,7 @@ touched, and seeing which of them read or wrote there.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -16,7 +17,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from opgrip.replay.operators.admission import Unsupported
 from opgrip.replay.operators.agreement.sizes import both, own_memory
 from opgrip.replay.operators.agreement.table import CHECKS
-from opgrip.replay.operators.bounds import check_indices
+from opgrip.replay.operators.bounds import bounded_function, check_indices
+from opgrip.replay.operators.torch_private import is_composite
 
 
 def check_agreement(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
@@ -56,36 +58,39 @@ class _CheckedCalls(TorchDispatchMode):
         return function(*args, **kwargs)
 
 
-def check_parts(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-    """Run an operator that is made of others once, with its calls checked; what else goes wrong, goes wrong again.
+def checking_parts(function: Any) -> AbstractContextManager[Any]:
+    """A context in which the calls that an operator makes are checked, if it is made of others.
 
     Raises
     ------
-    Unsupported : where a call's arguments do not agree
+    Unsupported : from the call, where arguments of one that it makes do not agree
     """
-    with torch.no_grad(), _CheckedCalls():
+    return _CheckedCalls() if is_composite(function) else nullcontext()
+
+
+def check_parts(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    """Run an operator that is made of others once, with its calls checked; what else goes wrong, goes wrong again."""
+    with torch.no_grad(), checking_parts(function):
         try:
             function(*args, **kwargs)
         except (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError):
             return
 
 
-class CheckedRun(fx.Interpreter):
-    """Runs a unit's graph once, and checks each call before it is made: sizes inside may differ from those recorded."""
-
-    def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What a call gives."""
-        check_agreement(target, args, kwargs)
-        return super().call_function(target, args, kwargs)
-
-
 def is_checked(graph: fx.Graph) -> bool:
-    """Whether a graph calls an operator whose sizes must be held against each other."""
-    return any(getattr(getattr(node.target, "_schema", None), "name", None) in CHECKS for node in graph.nodes)
+    """Whether a graph calls an operator whose sizes must be held against each other, or one made of others."""
+    functions = (bounded_function(node.target) for node in graph.nodes if node.op == "call_function")
+    return any(
+        getattr(getattr(function, "_schema", None), "name", None) in CHECKS or is_composite(function)
+        for function in functions
+    )
 
 
 def check_graph(module: fx.GraphModule, args: tuple[Any, ...]) -> None:
-    """Run a unit's graph once with its calls checked, where it calls what needs it."""
+    """Run a unit's graph once with its calls checked, where it calls what needs it.
+
+    Sizes inside may differ from those recorded.
+    """
     if is_checked(module.graph):
-        with torch.no_grad():
-            CheckedRun(module).run(*args)
+        with torch.no_grad(), _CheckedCalls():
+            fx.Interpreter(module).run(*args)
