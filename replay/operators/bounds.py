@@ -79,11 +79,12 @@ def _images(rois: Tensor, call: Call) -> Tensor:
 
 
 def _bags(offsets: Tensor, call: Call) -> Tensor:
-    """Where bags begin, up to the end of the last one."""
+    """Where bags begin, up to the end of the last one; each index is in one."""
     count = int(call["indices"].numel())
     offsets = offsets.clamp(0, count).cummax(-1).values
-    if "grad" in call and len(offsets) > len(call["grad"]):
-        offsets[-1] = count
+    if "grad" in call:
+        offsets[:1] = 0
+        offsets[len(call["grad"]) :] = count
     return offsets
 
 

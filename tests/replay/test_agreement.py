@@ -46,6 +46,10 @@ def one(*shape: int) -> torch.Tensor:
     return torch.zeros(()).expand(shape)
 
 
+def bags() -> list[Any]:
+    return [n(0), n(2), n(2), 10, False, 0, False, None]
+
+
 OUT = {"grad_input": one(1, 2, 2, 2)}
 
 
@@ -282,6 +286,7 @@ def test_indices_of_an_embedding_s_gradient_are_brought_into_bounds() -> None:
             2,
             [0, -100, 2],
         ),
+        ("_embedding_bag_backward", [f(2, 8), n(4), torch.tensor([3, 99, 2]), *bags()], 2, [0, 4, 4]),
         ("linalg_ldl_solve", [f(3, 3), torch.tensor([-1, 2, 99], dtype=torch.int32), f(3, 1)], 1, [1, 2, 3]),
         ("linalg_ldl_solve", [f(3, 3), torch.tensor([-1, -1, 3], dtype=torch.int32), f(3, 1)], 1, [-1, -1, 3]),
         ("linalg_eigvals", [torch.full((1, 1), torch.inf)], 0, [[torch.finfo().max]]),
