@@ -91,8 +91,8 @@ def _places(tensor: Any) -> int:
     """How many places in memory a tensor with strides reaches over."""
     if 0 in tensor.shape:
         return 0
-    return 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, _strides(tensor), strict=True))
+    return 1 + sum((size - 1) * stride for size, stride in zip(shape_of(tensor), _strides(tensor), strict=True))
 
 
 def _strides(tensor: Any) -> tuple[int, ...]:
-    return tuple(tensor.stride if isinstance(tensor, TensorSpec) else tensor.stride())
+    return tuple((tensor.stride or ()) if isinstance(tensor, TensorSpec) else tensor.stride())
