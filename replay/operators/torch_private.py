@@ -60,9 +60,7 @@ _has_kernel_for = _places.take(
 
 def is_composite(function: Any) -> bool:
     """Whether a function is an operator of `torch.ops` that is nothing but calls of others, wherever it runs."""
-    return isinstance(function, torch._ops.OpOverload) and bool(
-        _has_kernel_for(function.name(), "CompositeImplicitAutograd")
-    )
+    return hasattr(function, "_schema") and bool(_has_kernel_for(function.name(), "CompositeImplicitAutograd"))
 
 
 def graphs_skipped() -> int:

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from example_trace import write
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from opgrip.replay import replay
 from opgrip.replay.operators.admission import Unsupported
 from opgrip.replay.operators.agreement.checking import check_agreement, check_graph, check_parts
 from opgrip.replay.operators.agreement.table import CHECKS
 from opgrip.replay.operators.bounds import bound_indices, bounding
+from opgrip.traces.arguments import TensorSpec
+from opgrip.traces.records import OPERATOR, Calls, End, Scope, Signature, Thread
 
 ATEN = torch.ops.aten
 ADAM = {"lr": 0.1, "beta1": 0.9, "beta2": 0.9, "weight_decay": 0.0, "eps": 1e-3, "amsgrad": False, "maximize": False}
@@ -310,6 +315,19 @@ def test_a_call_that_an_operator_makes_is_checked() -> None:
     check_parts(lstm, (f(5, 2, 4), [f(1, 2, 6)] * 2, weights, *flags), {})
     with pytest.raises(Unsupported, match="weight1 has"):
         check_parts(lstm, (f(5, 2, 4), [f(1, 2, 6)] * 2, [weights[0], f(1, 6), *weights[2:]], *flags), {})
+
+
+def test_a_case_is_unsupported_where_a_call_that_it_makes_does_not_agree(tmp_path: Path) -> None:
+    weight = TensorSpec((64, 4), (4, 1), torch.float32, "cpu")
+    norm = TensorSpec((1,), (1,), torch.float32, "cpu")
+    signature = Signature(0, OPERATOR, "aten._weight_norm.default", (weight, norm), {}, weight)
+    calls = Calls(0, [0], [0], [0], [5])
+    trace = write(
+        tmp_path / "t.jsonl", [signature, Scope(0, "", "", "forward"), Thread(0, "MainThread"), calls, End(1, 1, 10)]
+    )
+    (row,) = replay(trace, iterations=1, warmup=0).frame.to_dict("records")
+    assert row["status"] == "unsupported"
+    assert "g has 1 where 64 fits" in row["error"]
 
 
 def test_a_call_in_a_unit_that_brings_indices_into_bounds_is_checked_too() -> None:
