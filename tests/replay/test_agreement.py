@@ -264,7 +264,7 @@ def step(optimizer: type[torch.optim.Optimizer], **options: Any) -> torch.Tensor
         lambda: F.multi_margin_loss(image()[0, 0], torch.arange(6)),
         lambda: bag(torch.tensor([0, 4, 9])),
         lambda: bag(torch.tensor([0, 4, 12]), include_last_offset=True, mode="max"),
-        lambda: torch.fft.irfft(torch.fft.rfftn(image())),
+        lambda: torch.fft.irfft(torch.fft.rfft(image())) * torch.rand(6),
         lambda: F.rrelu(image(), training=True),
         lambda: torch.stack(torch.lu_unpack(*torch.linalg.lu_factor(image()))[1:]),
         lambda: image().median(-1).values,

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from math import prod
+from typing import Any
 
-from opgrip.replay.operators.agreement.sizes import Call, Sizes, elements, is_tensor, shape_of, shapes
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from opgrip.replay.operators.agreement.sizes import Call, Sizes, elements, is_tensor, own_memory, shape_of, shapes
 
 
 def batch_norm(call: Call) -> Iterator[Sizes]:
@@ -38,6 +44,40 @@ def group_norm(call: Call) -> Iterator[Sizes]:
     yield from shapes(call, shape_of(call["input"]), "grad_out")
     yield from elements(call, channels, "weight", "bias")
     yield from elements(call, batch * groups, "mean", "rstd")
+
+
+def group_norm_backward(call: Call) -> Iterator[Sizes]:
+    """The same for its backward, some versions of which read gradients in a row."""
+    yield from group_norm(call)
+    if not _takes_any_strides():
+        yield from own_memory("grad_out", "input", "weight", "mean", "rstd")(call)
+
+
+class _Gradients(TorchDispatchMode):
+    """Sees whether the backward of a group norm is called with a gradient that is not contiguous."""
+
+    any_strides: bool = False
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        if function._schema.name == "aten::native_group_norm_backward":
+            self.any_strides |= not args[0].is_contiguous()
+        return function(*args, **(kwargs or {}))
+
+
+@cache
+def _takes_any_strides() -> bool:
+    """Whether this torch leaves it to the backward of a group norm to lay a gradient in a row, as 2.15 does."""
+    # a thread of its own: the caller may be in a dispatch mode, where nothing has gradients
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(_sees_any_strides).result()
+
+
+def _sees_any_strides() -> bool:
+    image = torch.zeros(1, 2, 3, requires_grad=True)
+    seen = _Gradients()
+    with seen:
+        torch.nn.functional.group_norm(image, 1).sum().backward()
+    return seen.any_strides
 
 
 def weight_norm(call: Call) -> Iterator[Sizes]:

@@ -10,6 +10,7 @@ from opgrip.replay.operators.agreement.attention import attention, attention_for
 from opgrip.replay.operators.agreement.norms import (
     batch_norm,
     group_norm,
+    group_norm_backward,
     layer_norm,
     quantized_batch_norm,
     weight_norm,
@@ -48,7 +49,8 @@ _SIZES: Mapping[str, Check] = {
     **{f"quantized::batch_norm{n}_relu": quantized_batch_norm for n in ("", "1d", "2d", "3d")},
     **{f"aten::native_layer_norm{ending}": layer_norm for ending in ("", "_backward")},
     **{f"aten::_fused_rms_norm{ending}": layer_norm for ending in ("", "_backward")},
-    **{f"aten::native_group_norm{ending}": group_norm for ending in ("", "_backward")},
+    "aten::native_group_norm": group_norm,
+    "aten::native_group_norm_backward": group_norm_backward,
     **{f"aten::_weight_norm_{ending}": weight_norm for ending in ("interface", "interface_backward")},
     **{
         f"aten::_scaled_dot_product_{name}_attention{ending}": attention
@@ -106,10 +108,7 @@ _SIZES: Mapping[str, Check] = {
 _STATES = ("exp_avgs", "exp_avg_sqs", "max_exp_avg_sqs", "state_sums", "momentum_buffer_list")
 _IN_A_ROW: Mapping[str, tuple[str, ...]] = {
     **{f"aten::_fused_{name}{ending}": ("self", "grads", *_STATES) for name in _OPTIMIZERS for ending in ("", "_")},
-    **{
-        f"aten::native_group_norm{ending}": ("grad_out", "input", "weight", "bias", "mean", "rstd")
-        for ending in ("", "_backward")
-    },
+    "aten::native_group_norm": ("weight", "bias"),
     "aten::native_layer_norm_backward": ("mean", "rstd"),
     "aten::_fused_rms_norm_backward": ("rstd",),
     **{
