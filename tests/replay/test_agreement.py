@@ -132,6 +132,7 @@ def encoder(heads: int, bias: torch.Tensor) -> tuple[Any, ...]:
             {},
             "scale",
         ),
+        ("linalg_ldl_solve", (f(2, 5, 5), n(2, 5), f(3, 2, 5, 1)), {}, "batch of B"),
         ("lu_unpack", (f(1, 4, 4), n(2, 4)), {}, "LU_pivots"),
         ("_spdiags", (f(2, 4), n(2), [-1, 4]), {}, "negative sizes"),
         ("_convert_indices_from_coo_to_csr", (n(3), -1), {}, "size"),
@@ -268,6 +269,7 @@ def step(optimizer: type[torch.optim.Optimizer], **options: Any) -> torch.Tensor
         lambda: F.rrelu(image(), training=True),
         lambda: torch.stack(torch.lu_unpack(*torch.linalg.lu_factor(image()))[1:]),
         lambda: image().median(-1).values,
+        lambda: image() + torch.linalg.ldl_solve(*torch.linalg.ldl_factor(image().detach()), torch.rand(6, 2)).sum(),
     ],
 )
 def test_what_torch_itself_calls_is_admitted(program: Callable[[], torch.Tensor]) -> None:

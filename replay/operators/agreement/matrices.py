@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import prod
 
+import torch
+
 from opgrip.replay.operators.agreement.sizes import Call, Sizes, shape_of, shapes
 
 
@@ -12,6 +14,13 @@ def pivots(call: Call) -> Iterator[Sizes]:
     """A pivot for each row of the smaller side of each matrix."""
     shape = shape_of(call["LU_data"])
     yield from shapes(call, (*shape[:-2], min(shape[-2:])), "LU_pivots")
+
+
+def solutions(call: Call) -> Iterator[Sizes]:
+    """A factored matrix for each right side."""
+    shape, right = shape_of(call["LD"]), shape_of(call["B"])
+    yield from shapes(call, shape[:-1], "pivots")
+    yield "batch of B with that of LD", tuple(torch.broadcast_shapes(shape[:-2], right[:-2])), shape[:-2]
 
 
 def diagonals(call: Call) -> Iterator[Sizes]:

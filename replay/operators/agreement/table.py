@@ -91,6 +91,7 @@ _SIZES: Mapping[str, Check] = {
     "aten::_dyn_quant_matmul_4bit": packed.matmul_4bit,
     "aten::_fused_moving_avg_obs_fq_helper": packed.observed,
     "aten::_fused_moving_avg_obs_fq_helper_functional": packed.observed,
+    "aten::linalg_ldl_solve": matrices.solutions,
     "aten::lu_unpack": matrices.pivots,
     "aten::_spdiags": matrices.diagonals,
     **{f"aten::{name}": matrices.reach for name in _STRIDED},
