@@ -28,13 +28,14 @@ from opgrip.replay.measuring.results import (
 )
 from opgrip.replay.measuring.settings import Settings
 from opgrip.replay.modes import EAGER, Program, Results, find_mode
-from opgrip.replay.operators.agreement import check_agreement, check_graph
+from opgrip.replay.operators.agreement.checking import check_agreement, check_graph, check_parts
 from opgrip.replay.operators.bounds import bound_indices
 from opgrip.replay.operators.calling import Arguments, Function
 from opgrip.replay.operators.contexts import restored
 from opgrip.replay.operators.devices import check_use, synchronizer
 from opgrip.replay.operators.lookup import Operator, Unsupported, find_operator
 from opgrip.replay.operators.memory import Memory, bytes_of, is_out_of_memory, release_memory, with_memory
+from opgrip.replay.operators.torch_private import is_composite
 from opgrip.replay.programs.backward import check_gradients, gradient_graph, gradients, graph_of, with_backward
 from opgrip.replay.programs.programs import as_call, key_of, make_program, run_program
 from opgrip.replay.timing.caches import PROGRAM
@@ -344,6 +345,8 @@ class _Preparation:
             arguments = inputs.make()
             bound_indices(operator.function, *arguments)
             check_agreement(operator.function, *arguments)
+            if is_composite(operator.function):
+                check_parts(operator.function, *(inputs.copy() if operator.mutates else inputs).make())
         elif isinstance(operator.function, torch.fx.GraphModule):
             check_graph(operator.function, (inputs.copy() if operator.mutates else inputs).make()[0])
         return inputs

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import groupby
 from math import prod
 from typing import Any, TypeAlias
 
@@ -23,11 +24,18 @@ Bound: TypeAlias = Callable[[Tensor, Call], Tensor]
 
 
 def _below(size: Callable[[Call], int]) -> Bound:
-    return lambda index, call: index.clamp(0, size(call) - 1)
+    return lambda index, call: _clamp(index, size(call) - 1)
 
 
 def _up_to(size: Callable[[Call], int]) -> Bound:
-    return lambda index, call: index.clamp(0, size(call))
+    return lambda index, call: _clamp(index, size(call))
+
+
+def _clamp(index: Tensor, last: int) -> Tensor:
+    if last < 0:
+        # clamped, it would be the place before the first
+        raise IndexError("an index into nothing")
+    return index.clamp(0, last)
 
 
 def _rows(name: str, dimension: int = 0) -> Callable[[Call], int]:
@@ -70,23 +78,61 @@ def _images(rois: Tensor, call: Call) -> Tensor:
     return torch.cat([rois[:, :1].nan_to_num().clamp(0, images - 1), rois[:, 1:]], 1)
 
 
+def _bags(offsets: Tensor, call: Call) -> Tensor:
+    """Where bags begin, up to the end of the last one; each index is in one."""
+    count = int(call["indices"].numel())
+    offsets = offsets.clamp(0, count).cummax(-1).values
+    if "grad" in call:
+        offsets[:1] = 0
+        offsets[len(call["grad"]) :] = count
+    return offsets
+
+
+def _class_or_none(target: Tensor, call: Call) -> Tensor:
+    """Classes, and the number that stands for none."""
+    shape = call["self"].shape
+    bounded = _clamp(target, shape[1 if len(shape) > 1 else 0] - 1)
+    return torch.where(target == call["ignore_index"], target, bounded)
+
+
+def _pairs(pivots: Tensor, call: Call) -> Tensor:
+    """Numbers of rows from 1 on, negative only in twos."""
+    size = int(call["LD"].shape[-1])
+    rows = []
+    for row in pivots.reshape(-1, size).tolist():
+        runs = [len(list(run)) for negative, run in groupby(row, lambda pivot: pivot < 0) if negative]
+        signed = row if all(run % 2 == 0 for run in runs) else map(abs, row)
+        rows.append([min(max(abs(pivot), 1), size) * (-1 if pivot < 0 else 1) for pivot in signed])
+    return torch.tensor(rows, dtype=pivots.dtype, device=pivots.device).reshape(pivots.shape)
+
+
+_PACKED = {
+    "offsets": _bags,
+    "compressed_indices_mapping": lambda rows, call: rows.clamp(-1, call["weight"].shape[0] - 1),
+}
 _CLASSES = _below(_rows("log_probs", -1))
 _BAG = {
     "indices": _below(lambda call: int(call["num_weights"])),
     "offset2bag": _below(_rows("grad")),
+    "offsets": _bags,
     "maximum_indices": _below(lambda call: int(call["num_weights"])),
 }
 _CTC = {
     "targets": _CLASSES,
     "input_lengths": _up_to(_rows("log_probs")),
-    "target_lengths": _up_to(lambda call: _longest_target(call["targets"], call["target_lengths"])),
+    "target_lengths": _up_to(lambda call: _longest_target(call)),
 }
 _SEGMENTS = {"lengths": _lengths, "offsets": _ascending_up_to(_segmented)}
 
 
-def _longest_target(targets: Tensor, lengths: Tensor) -> int:
-    """So long may all be: of a batch in rows as long as a row, of one in a line their share of it."""
-    return targets.shape[-1] // (1 if targets.dim() > 1 else max(1, len(lengths)))
+def _longest_target(call: Call) -> int:
+    """So long may all be.
+
+    Of a batch in rows as long as a row, of one in a line their share of it; no longer than a backward has states for.
+    """
+    targets, states = call["targets"], call.get("log_alpha")
+    longest = int(targets.shape[-1]) // (1 if targets.dim() > 1 else max(1, len(call["target_lengths"])))
+    return longest if states is None else min(longest, int(states.shape[-1]) // 2)
 
 
 UNCHECKED: Mapping[str, Mapping[str, Bound]] = {
@@ -102,12 +148,19 @@ UNCHECKED: Mapping[str, Mapping[str, Bound]] = {
     "aten::_embedding_bag_per_sample_weights_backward": {
         "indices": _below(_rows("weight")),
         "offset2bag": _below(_rows("grad")),
-        "offsets": _ascending_up_to(lambda call: int(call["indices"].numel())),
+        "offsets": _bags,
     },
     "aten::embedding_dense_backward": {"indices": _below(lambda call: int(call["num_weights"]))},
     "aten::embedding_backward": {"indices": _below(lambda call: int(call["num_weights"]))},
     "aten::embedding_sparse_backward": {"indices": _below(lambda call: int(call["num_weights"]))},
     "aten::_gather_sparse_backward": {"index": _below(lambda call: int(call["self"].shape[call["dim"]]))},
+    "aten::nll_loss_backward": {"target": _class_or_none},
+    "aten::nll_loss2d_backward": {"target": _class_or_none},
+    **{f"quantized::embedding_bag_{bits}_rowwise_offsets": _PACKED for bits in ("byte", "4bit", "2bit")},
+    "aten::linalg_ldl_solve": {"pivots": _pairs},
+    # torch looks for what is not finite in linalg_eig alone
+    "aten::linalg_eigvals": {"self": lambda matrix, call: matrix.nan_to_num()},
+    "aten::_linalg_eigvals": {"self": lambda matrix, call: matrix.nan_to_num()},
     "aten::fractional_max_pool2d": {"random_samples": _shares},
     "aten::fractional_max_pool3d": {"random_samples": _shares},
     "aten::segment_reduce": _SEGMENTS,
@@ -172,6 +225,16 @@ def bound_indices(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any
         raise Unsupported(f"its indices cannot be brought into bounds ({error})") from error
 
 
+def check_indices(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    """Raise `Unsupported` where a call would read or write foreign memory by its indices, whose values stay."""
+    rules = _rules_of(function)
+    try:
+        if rules is not None and any(not torch.equal(index, bounded) for _, index, bounded in rules.of(args, kwargs)):
+            raise Unsupported("a call that it makes has indices out of bounds")
+    except (KeyError, IndexError, TypeError, AttributeError, RuntimeError) as error:
+        raise Unsupported(f"a call that it makes has indices that have no bounds ({error})") from error
+
+
 def bounding(function: Function) -> Function:
     """A function that brings the indices of a call into bounds before it; the same one where it checks them itself.
 
@@ -186,7 +249,13 @@ def bounding(function: Function) -> Function:
         args = tuple(replaced.pop(name, arg) for name, arg in zip(rules.names, args, strict=False))
         return function(*args, **{**kwargs, **replaced})
 
+    bounded_call.bounds = function  # type: ignore[attr-defined]
     return bounded_call
+
+
+def bounded_function(function: Function) -> Function:
+    """The operator that `bounding` was given."""
+    return getattr(function, "bounds", function)
 
 
 def _write(tensor: Tensor, values: Tensor) -> None:

@@ -51,6 +51,18 @@ def is_dispatched(function: Any) -> bool:
     return bool(_has_kernel(function.name()))
 
 
+_has_kernel_for = _places.take(
+    "torch._C._dispatch_has_kernel_for_dispatch_key",
+    lambda name, key: False,
+    "calls that an operator makes are not held against the sizes that they trust",
+)
+
+
+def is_composite(function: Any) -> bool:
+    """Whether a function is an operator of `torch.ops` that is nothing but calls of others, wherever it runs."""
+    return hasattr(function, "_schema") and bool(_has_kernel_for(function.name(), "CompositeImplicitAutograd"))
+
+
 def graphs_skipped() -> int:
     """CUDA graphs that inductor left out in this process where it was asked for them; 0 where torch does not tell."""
     counters = _counters()

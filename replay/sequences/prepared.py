@@ -12,7 +12,7 @@ import torch
 from opgrip.replay.arguments.filling import memory_of
 from opgrip.replay.arguments.inputs import DeviceMap, Inputs
 from opgrip.replay.cases.flow import can_flow
-from opgrip.replay.operators.agreement import check_agreement
+from opgrip.replay.operators.agreement.checking import check_agreement
 from opgrip.replay.operators.bounds import bounding
 from opgrip.replay.operators.calling import Arguments
 from opgrip.replay.operators.lookup import Operator

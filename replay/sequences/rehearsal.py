@@ -13,6 +13,7 @@ import torch
 from opgrip.replay.arguments.inputs import DeviceMap
 from opgrip.replay.cases.flow import Flow, FlowingCall, can_flow
 from opgrip.replay.cases.traits import overwrites, sizes_vary, takes_any_numbers
+from opgrip.replay.operators.agreement.checking import checking_parts
 from opgrip.replay.operators.contexts import restored
 from opgrip.replay.operators.devices import check_use, synchronizer
 from opgrip.replay.operators.lookup import Operator, Unsupported, find_operator
@@ -197,7 +198,8 @@ class Rehearsal:
     def _run(self, call: FlowingCall, prepared: Prepared) -> Any:
         args, kwargs = prepared.arguments(self.memory, call.takes)
         self.announce(call.signature, NO_ROW)
-        result = prepared.run(*args, **kwargs)
+        with checking_parts(prepared.function):
+            result = prepared.run(*args, **kwargs)
         # what a device says of it only now is not the next call's
         self._synchronize()
         return result

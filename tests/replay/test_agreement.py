@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from example_trace import write
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from opgrip.replay import replay
 from opgrip.replay.operators.admission import Unsupported
-from opgrip.replay.operators.agreement import CHECKS, check_agreement, check_graph
-from opgrip.replay.operators.bounds import bound_indices
+from opgrip.replay.operators.agreement.checking import check_agreement, check_graph, check_parts
+from opgrip.replay.operators.agreement.table import CHECKS
+from opgrip.replay.operators.bounds import bound_indices, bounding
+from opgrip.traces.arguments import TensorSpec
+from opgrip.traces.records import OPERATOR, Calls, End, Scope, Signature, Thread
 
 ATEN = torch.ops.aten
 ADAM = {"lr": 0.1, "beta1": 0.9, "beta2": 0.9, "weight_decay": 0.0, "eps": 1e-3, "amsgrad": False, "maximize": False}
@@ -29,8 +35,32 @@ SGD = {
 BATCH_NORM = (True, 0.1, 1e-5)
 
 
+TABLE = torch.zeros(10, 12, dtype=torch.uint8)
+
+
 def f(*shape: int) -> torch.Tensor:
     return torch.zeros(shape)
+
+
+def n(*shape: int) -> torch.Tensor:
+    return torch.zeros(shape, dtype=torch.int64)
+
+
+def one(*shape: int) -> torch.Tensor:
+    """A single element in memory, seen as many."""
+    return torch.zeros(()).expand(shape)
+
+
+def bags() -> list[Any]:
+    return [n(0), n(2), n(2), 10, False, 0, False, None]
+
+
+OUT = {"grad_input": one(1, 2, 2, 2)}
+
+
+def encoder(heads: int, bias: torch.Tensor) -> tuple[Any, ...]:
+    weights = (f(24, 8), bias, f(8, 8), f(8), False, False, 1e-5, *(f(8) for _ in range(4)))
+    return (f(2, 5, 8), 8, heads, *weights, f(16, 8), f(16), f(8, 16), f(8))
 
 
 @pytest.mark.parametrize(
@@ -56,6 +86,80 @@ def f(*shape: int) -> torch.Tensor:
         ("grid_sampler_2d_backward", (f(1, 1, 1, 1), f(1, 1, 4, 4), f(1, 9, 9, 2), 0, 0, False, []), {}, "grad_output"),
         ("_cdist_backward", (f(1), f(4, 2), f(4, 2), 1.0, f(1)), {}, "cdist"),
         ("_pdist_backward", (f(1), f(5, 2), 2.0, f(10)), {}, "grad"),
+        ("_cdist_backward", (f(3, 5), f(3, 3, 4), f(5, 4), 2.0, f(3, 5)), {}, r"cdist has \(3, 5\) where \(3, 3, 5\)"),
+        ("avg_pool2d_backward", (f(3, 3, 1, 4), f(2, 3, 1, 8), [1, 2], [1, 2], [0, 0], False, True), {}, "grad_output"),
+        (
+            "max_pool3d_with_indices_backward",
+            (f(1, 1, 2, 2, 2), f(1, 1, 4, 4, 4), [2], [], [0], [1], False, n(1, 1, 2, 2, 1)),
+            {},
+            "indices",
+        ),
+        ("adaptive_max_pool2d_backward", (f(2, 3, 1, 2), f(1, 3, 1, 8), n(2, 3, 1, 2)), {}, "grad_output"),
+        ("adaptive_max_pool3d_backward", (f(1, 2, 2, 2), f(1, 0, 8, 8), n(1, 2, 2, 2)), {}, "places to pool, any"),
+        ("fractional_max_pool3d_backward", (f(1, 2, 2, 2), f(2, 4, 4, 4), [2], [2], n(1, 2, 2, 2)), {}, "grad_output"),
+        ("_adaptive_avg_pool2d", (f(1, 4, 4), [2]), {}, "output_size has 1 where 2"),
+        ("reflection_pad1d_backward", (f(1, 3, 11), f(2, 3, 8), [1, 2]), {}, "grad_output"),
+        ("replication_pad3d_backward", (f(1, 5, 5, 5), f(2, 3, 3, 3), [1] * 6), {}, "grad_output"),
+        ("unfold_backward", (f(3, 3, 1), [3, 8], 1, 3, 2), {}, r"grad_in has \(3, 3, 1\) where \(3, 3, 3\)"),
+        ("_log_softmax_backward_data", (f(10, 3), f(9, 3), -1, torch.float32), {}, "grad_output"),
+        (
+            "_segment_reduce_backward",
+            (f(1, 3), f(3, 3), f(6, 3), "sum"),
+            {"lengths": torch.tensor([2, 3, 1])},
+            "grad has",
+        ),
+        ("_ctc_loss", (f(9, 3, 6), n(9), [9, 9, 10], [4, 3, 2]), {}, "input_lengths from 0 to 9"),
+        ("_ctc_loss", (f(9, 3, 6), n(9), [9, 9, 9], [4, 3, 3]), {}, "the sum of target_lengths"),
+        ("_ctc_loss_backward", (f(3), f(9, 3, 6), n(9), [9] * 3, [4, 3, 2], f(3), f(3, 9, 9), -1), {}, "blank"),
+        ("_ctc_loss_backward", (f(3), f(9, 3, 6), n(9), [9] * 3, [4, 3, 2], f(3), f(3, 9, 7), 0), {}, "up to 3"),
+        ("nll_loss_backward", (f(2), f(2, 0), n(2), None, 0, -100, f()), {}, "classes"),
+        ("multi_margin_loss_backward", (f(1), f(10, 5), n(10), 1, 1.0, None, 0), {}, "elements of grad_output"),
+        (
+            "_embedding_bag_backward",
+            (f(1, 8), n(12), n(3), n(0), n(3), n(3), 10, False, 0, False, None),
+            {},
+            "bag_size",
+        ),
+        ("_embedding_bag", (f(10, 8), n(12), n(0)), {}, "any bags"),
+        ("_transform_bias_rescale_qkv", (f(2, 5, 48), f(24), 2), {}, "qkv_bias"),
+        ("_transformer_encoder_layer_fwd", encoder(2, torch.zeros(24, dtype=torch.uint8)), {}, "qkv_bias"),
+        ("_transformer_encoder_layer_fwd", encoder(0, f(24)), {}, "modulo heads"),
+        ("_weight_int4pack_mm_for_cpu", (f(4, 64), n(64, 32), 32, f(1, 64, 2)), {}, "qScaleAndZeros"),
+        ("_dyn_quant_matmul_4bit", (f(4, 32), f(1056), 64, 64, 32), {}, "inp"),
+        (
+            "_fused_moving_avg_obs_fq_helper",
+            (f(5, 6), n(1), n(1), f(4), f(4), f(4), n(4), 0.1, 0, 255, 0, True),
+            {},
+            "scale",
+        ),
+        ("linalg_ldl_solve", (f(2, 5, 5), n(2, 5), f(3, 2, 5, 1)), {}, "batch of B"),
+        ("lu_unpack", (f(1, 4, 4), n(2, 4)), {}, "LU_pivots"),
+        ("_spdiags", (f(2, 4), n(2), [-1, 4]), {}, "negative sizes"),
+        ("_convert_indices_from_coo_to_csr", (n(3), -1), {}, "size"),
+        ("_sparse_mm_reduce_impl_backward", (f(5, 5), f(5, 3), f(5, 3), "amax", n(1, 3), [True] * 2), {}, "arg_out"),
+        ("_fft_r2c", (f(4, 6), [2**31], 0, True), {}, "dimensions from -2 to 1"),
+        ("_fft_c2c", (f(4, 6), [1, 1], 0, True), {}, "different dimensions"),
+        ("_fft_c2r", (f(4, 4), [1], 2, 3), {}, "size of the last dimension has 4 where 2"),
+        ("rrelu_with_noise", (f(3, 4), torch.zeros(3, 4, dtype=torch.uint8), 0.1, 0.3, True), {}, "dtype of noise"),
+        ("_fused_sgd_", ([one(8)], [f(8)], [f(8)]), SGD, "elements of self in memory has 1 where 8"),
+        ("native_group_norm", (f(2, 4, 3), one(4), None, 2, 4, 3, 2, 1e-5), {}, "weight in memory"),
+        ("_weight_norm_interface", (one(3, 4), f(3, 1)), {}, "v in memory"),
+        ("_embedding_bag", (f(10, 8), one(12).long().expand(12), n(1)[:1].expand(3)), {}, "offsets in memory"),
+        ("as_strided_", (f(8), [4, 2], [2**62, 1]), {}, "places up to"),
+        ("empty_strided", ([4, 2], [2**62, 1]), {}, "places up to"),
+        (
+            "adaptive_max_pool3d_backward.grad_input",
+            (f(1, 2, 2, 2),) * 2 + (n(1, 2, 2, 2),),
+            OUT,
+            "grad_input in memory",
+        ),
+        ("median.dim", (one(4, 5), 1), {}, "self in memory"),
+        (
+            "_scaled_dot_product_flash_attention_for_cpu",
+            (f(2, 4, 6, 8), f(2, 4, 6, 1).expand(2, 4, 6, 8), f(2, 4, 6, 8)),
+            {},
+            "last stride of key has 0 where 1",
+        ),
         (
             "mkldnn_rnn_layer",
             (f(2, 1, 4), f(256, 4), f(256, 64), f(256), f(256), f(1, 1), f(1, 1), False, [], 2, 64, 1)
@@ -66,8 +170,33 @@ def f(*shape: int) -> torch.Tensor:
     ],
 )
 def test_sizes_that_do_not_agree_are_refused(op: str, args: Any, kwargs: dict[str, Any], told: str) -> None:
+    packet, _, overload = op.partition(".")
+    if not hasattr(ATEN, packet):
+        pytest.skip(f"torch {torch.__version__} has no {op}")
     with pytest.raises(Unsupported, match=told):
-        check_agreement(getattr(ATEN, op).default, args, kwargs)
+        check_agreement(getattr(getattr(ATEN, packet), overload or "default"), args, kwargs)
+
+
+def test_a_backward_of_an_lstm_takes_the_workspace_of_its_forward() -> None:
+    if not torch.backends.mkldnn.is_available():
+        pytest.skip("this torch has no oneDNN")
+    states = (f(2, 6), f(2, 6), f(5, 2, 6), f(2, 6), f(2, 6), f(5, 2, 6), None, None)
+    args = (f(5, 2, 4), f(24, 4), f(24, 6), f(24), f(24), *states)
+    with pytest.raises(Unsupported, match=r"workspace has \(1,\) where"):
+        check_agreement(
+            ATEN.mkldnn_rnn_layer_backward.default,
+            (*args, False, 2, 6, 1, True, True, False, [], False, torch.zeros(1, dtype=torch.uint8)),
+            {},
+        )
+
+
+def test_what_a_packed_table_is_read_by_is_held_against_it() -> None:
+    lookup = torch.ops.quantized.embedding_bag_4bit_rowwise_offsets.default
+    with pytest.raises(Unsupported, match="per_sample_weights"):
+        check_agreement(lookup, (TABLE, n(4), n(2), False, 0, False, f(1)), {})
+    offsets, rows = torch.tensor([-5000, 10**9]), torch.tensor([-100, 10**9], dtype=torch.int32)
+    bound_indices(lookup, (TABLE, n(4), offsets, False, 0, True, None, rows), {})
+    assert (offsets.tolist(), rows.tolist()) == ([0, 4], [-1, 9])
 
 
 class _Checking(TorchDispatchMode):
@@ -83,6 +212,10 @@ class _Checking(TorchDispatchMode):
 
 def image() -> torch.Tensor:
     return torch.rand(2, 4, 6, 6, requires_grad=True)
+
+
+def bag(offsets: torch.Tensor, **options: Any) -> torch.Tensor:
+    return F.embedding_bag(torch.arange(12) % 10, torch.rand(10, 8, requires_grad=True), offsets, **options)
 
 
 def step(optimizer: type[torch.optim.Optimizer], **options: Any) -> torch.Tensor:
@@ -117,6 +250,26 @@ def step(optimizer: type[torch.optim.Optimizer], **options: Any) -> torch.Tensor
         lambda: nn.utils.parametrizations.weight_norm(nn.Linear(6, 3))(image()),
         lambda: nn.LSTM(4, 6, num_layers=2, bidirectional=True)(torch.rand(5, 2, 4))[0],
         lambda: nn.LSTM(4, 6, bias=False)(torch.rand(5, 2, 4))[0],
+        lambda: F.max_pool2d(image(), 3, stride=2, padding=1, return_indices=True)[0],
+        lambda: F.max_pool3d(image(), 2, ceil_mode=True),
+        lambda: F.avg_pool2d(image(), 4, ceil_mode=True, count_include_pad=False),
+        lambda: F.adaptive_max_pool2d(image(), (3, 2)),
+        lambda: F.fractional_max_pool2d(image(), 2, output_size=3),
+        lambda: F.pad(image(), (1, 2, 2, 1), mode="reflect"),
+        lambda: F.pad(image()[0], (1, 2), mode="replicate"),
+        lambda: image().unfold(2, 3, 2),
+        lambda: image().log_softmax(1),
+        lambda: torch.segment_reduce(image()[0, 0], "max", offsets=torch.tensor([0, 2, 5, 6])),
+        lambda: F.ctc_loss(torch.rand(9, 3, 6, requires_grad=True), torch.ones(9).int(), (9, 8, 9), (4, 3, 2)),
+        lambda: F.nll_loss(image(), torch.tensor([[[0, 3, -100] * 2] * 6] * 2)),
+        lambda: F.multi_margin_loss(image()[0, 0], torch.arange(6)),
+        lambda: bag(torch.tensor([0, 4, 9])),
+        lambda: bag(torch.tensor([0, 4, 12]), include_last_offset=True, mode="max"),
+        lambda: torch.fft.irfft(torch.fft.rfft(image())) * torch.rand(6),
+        lambda: F.rrelu(image(), training=True),
+        lambda: torch.stack(torch.lu_unpack(*torch.linalg.lu_factor(image()))[1:]),
+        lambda: image().median(-1).values,
+        lambda: image() + torch.linalg.ldl_solve(*torch.linalg.ldl_factor(image().detach()), torch.rand(6, 2)).sum(),
     ],
 )
 def test_what_torch_itself_calls_is_admitted(program: Callable[[], torch.Tensor]) -> None:
@@ -129,6 +282,65 @@ def test_indices_of_an_embedding_s_gradient_are_brought_into_bounds() -> None:
     indices = torch.full((2,), 10**9)
     bound_indices(ATEN.embedding_dense_backward.default, (f(2, 4), indices, 10, -1, True), {})
     assert indices.tolist() == [9, 9]
+
+
+@pytest.mark.parametrize(
+    ("op", "args", "name", "bounded"),
+    [
+        (
+            "nll_loss_backward",
+            [f(3), f(3, 3), torch.tensor([-1, -100, 10**9]), None, 0, -100, f()],
+            2,
+            [0, -100, 2],
+        ),
+        ("_embedding_bag_backward", [f(2, 8), n(4), torch.tensor([3, 99, 2]), *bags()], 2, [0, 4, 4]),
+        ("linalg_ldl_solve", [f(3, 3), torch.tensor([-1, 2, 99], dtype=torch.int32), f(3, 1)], 1, [1, 2, 3]),
+        ("linalg_ldl_solve", [f(3, 3), torch.tensor([-1, -1, 3], dtype=torch.int32), f(3, 1)], 1, [-1, -1, 3]),
+        ("linalg_eigvals", [torch.full((1, 1), torch.inf)], 0, [[torch.finfo().max]]),
+    ],
+)
+def test_values_that_are_trusted_are_brought_into_bounds(op: str, args: Any, name: int, bounded: list[Any]) -> None:
+    bound_indices(getattr(ATEN, op).default, tuple(args), {})
+    assert args[name].tolist() == bounded
+
+
+def test_an_index_into_nothing_is_refused() -> None:
+    with pytest.raises(Unsupported, match="an index into nothing"):
+        bound_indices(ATEN.embedding_dense_backward.default, (f(2, 4), n(2), 0, -1, True), {})
+
+
+def test_a_call_that_an_operator_makes_is_checked() -> None:
+    model = nn.LSTM(4, 6)
+    weights = [weight.detach() for weight in model.parameters()]
+    flags = (True, 1, 0.0, False, False, False)
+    lstm = ATEN.lstm.input
+    check_parts(lstm, (f(5, 2, 4), [f(1, 2, 6)] * 2, weights, *flags), {})
+    with pytest.raises(Unsupported, match="weight1 has"):
+        check_parts(lstm, (f(5, 2, 4), [f(1, 2, 6)] * 2, [weights[0], f(1, 6), *weights[2:]], *flags), {})
+
+
+def test_a_case_is_unsupported_where_a_call_that_it_makes_does_not_agree(tmp_path: Path) -> None:
+    weight = TensorSpec((64, 4), (4, 1), torch.float32, "cpu")
+    norm = TensorSpec((1,), (1,), torch.float32, "cpu")
+    signature = Signature(0, OPERATOR, "aten._weight_norm.default", (weight, norm), {}, weight)
+    calls = Calls(0, [0], [0], [0], [5])
+    trace = write(
+        tmp_path / "t.jsonl", [signature, Scope(0, "", "", "forward"), Thread(0, "MainThread"), calls, End(1, 1, 10)]
+    )
+    (row,) = replay(trace, iterations=1, warmup=0).frame.to_dict("records")
+    assert row["status"] == "unsupported"
+    assert "g has 1 where 64 fits" in row["error"]
+
+
+def test_a_call_in_a_unit_that_brings_indices_into_bounds_is_checked_too() -> None:
+    graph = torch.fx.Graph()
+    grad = graph.placeholder("grad")
+    args = (grad, graph.call_function(ATEN.ones.default, ([1, 1, 4, 4],)), graph.placeholder("indices"))
+    graph.output(graph.call_function(bounding(ATEN.adaptive_max_pool2d_backward.default), args))
+    module = torch.fx.GraphModule(nn.Module(), graph)
+    check_graph(module, (f(1, 1, 2, 2), n(1, 1, 2, 2) + 99))
+    with pytest.raises(Unsupported, match="grad_output has"):
+        check_graph(module, (f(9, 1, 2, 2), n(9, 1, 2, 2)))
 
 
 def test_a_unit_whose_results_differ_from_those_recorded_is_refused() -> None:

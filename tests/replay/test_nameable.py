@@ -101,6 +101,8 @@ def test_what_programs_call_can_be_named(op: str) -> None:
         ("aten._sparse_csr_tensor_unsafe.default", "does not check how far it reaches"),
         ("aten._sobol_engine_ff_.default", "does not check how far it reaches"),
         ("aten.sparse_compressed_tensor.comp_plain_value", "does not check how far it reaches"),
+        ("aten._cummax_helper.default", "does not check how far it reaches"),
+        ("aten.slow_conv_transpose2d.default", "does not check how far it reaches"),
         ("aten.from_file.default", "reads or writes files"),
         ("symm_mem.memset32_.default", "works with other processes|is not registered"),
         ("_c10d_functional.all_reduce.default", "is not an operator.s name"),

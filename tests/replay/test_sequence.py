@@ -514,6 +514,14 @@ def test_a_strangers_call_ends_in_a_reason(tmp_path: Path, spec: TensorSpec, rea
     assert reason in told(result).get("aten.cos.default", "")
 
 
+def test_calls_that_a_strangers_call_is_made_of_are_checked(tmp_path: Path) -> None:
+    weight = TensorSpec((64, 4), (4, 1), torch.float32, "cpu")
+    norm = TensorSpec((1,), (1,), torch.float32, "cpu")
+    signature = Signature(0, "operator", "aten._weight_norm.default", (weight, norm), {}, weight)
+    result = hostile(tmp_path, signature, [3, 4, 5])
+    assert "its sizes do not agree: g has 1 where 64 fits" in told(result)["aten._weight_norm.default"]
+
+
 @given(
     st.lists(st.integers(-3, 6) | st.integers(-HUGE, HUGE), max_size=6),
     st.lists(st.integers(0, 40), max_size=3),

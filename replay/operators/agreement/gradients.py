@@ -1,0 +1,154 @@
+"""Gradients, which have the shapes of what the forward gives; and results of the forward that backwards take again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import torch
+
+from opgrip.replay.operators.agreement.sizes import Call, Check, Sizes, elements, is_tensor, shape_of, shapes
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """The operator that a backward belongs to.
+
+    Attributes
+    ----------
+    name : of the operator, in `aten`
+    results : the names that the backward has for what it gives, and for gradients of that, by its place
+    """
+
+    name: str
+    results: tuple[tuple[str, ...], ...] = (("grad_output",),)
+
+
+_POOLED = (("grad_output",), ("indices",))
+FORWARDS: Mapping[str, Forward] = {
+    **{f"aten::avg_pool{n}d_backward": Forward(f"avg_pool{n}d") for n in (2, 3)},
+    **{f"aten::max_pool{n}d_with_indices_backward": Forward(f"max_pool{n}d_with_indices", _POOLED) for n in (2, 3)},
+    **{
+        f"aten::{kind}_pad{n}d_backward": Forward(f"{kind}_pad{n}d")
+        for kind in ("reflection", "replication")
+        for n in (1, 2, 3)
+    },
+    "aten::unfold_backward": Forward("unfold", (("grad_in",),)),
+}
+"""By backward, the forward that tells the sizes of its arguments: those that have one name in both are the same."""
+
+
+def _on_meta(value: Any) -> Any:
+    return torch.empty(shape_of(value), dtype=value.dtype, device="meta") if is_tensor(value) else value
+
+
+def as_forward(forward: Forward) -> Check:
+    """What a backward takes has the shapes that its forward gives for the same arguments."""
+    function = getattr(torch.ops.aten, forward.name).default
+
+    def check(call: Call) -> Iterator[Sizes]:
+        known = {**call}
+        if "input_sizes" in call:
+            known |= {"self": torch.empty(call["input_sizes"], device="meta"), "dimension": call["dim"]}
+        arguments = {
+            argument.name: _on_meta(known[argument.name])
+            for argument in function._schema.arguments
+            if argument.name in known
+        }
+        results = function(**arguments)
+        for names, result in zip(forward.results, results if isinstance(results, tuple) else (results,), strict=True):
+            yield from shapes(call, tuple(result.shape), *names)
+
+    return check
+
+
+def pooled_planes(dimensions: int) -> Check:
+    """As many planes in the gradient as were pooled."""
+
+    def check(call: Call) -> Iterator[Sizes]:
+        shape = shape_of(call["self"])
+        grad = shape_of(call["grad_output"])
+        yield "dimensions of grad_output", len(grad), len(shape)
+        yield "grad_output", grad[:-dimensions], shape[:-dimensions]
+        yield from shapes(call, grad, "indices")
+        if "output_size" in call:
+            yield "grad_output", grad[-dimensions:], tuple(call["output_size"])
+        yield "places to pool, any", prod(shape) > 0 or not prod(grad), True
+
+    return check
+
+
+def pooled_to(dimensions: int) -> Check:
+    """As many output sizes as dimensions that are pooled."""
+
+    def check(call: Call) -> Iterator[Sizes]:
+        yield "output_size", len(call["output_size"]), dimensions
+
+    return check
+
+
+def grid(call: Call) -> Iterator[Sizes]:
+    """Sampling from a grid."""
+    yield from shapes(call, (*shape_of(call["input"])[:2], *shape_of(call["grid"])[1:-1]), "grad_output")
+
+
+def pairwise(call: Call) -> Iterator[Sizes]:
+    """Distances of all rows from each other."""
+    rows = shape_of(call["self"])[0]
+    pairs = (rows * (rows - 1) // 2,)
+    yield from shapes(call, pairs, "grad", "grad_output", "pdist")
+
+
+def distances(call: Call) -> Iterator[Sizes]:
+    """Distances of the rows of two matrices."""
+    one, other = shape_of(call["x1"]), shape_of(call["x2"])
+    yield "size of x2", other[-1], one[-1]
+    batch = tuple(torch.broadcast_shapes(one[:-2], other[:-2]))
+    yield from shapes(call, (*batch, one[-2], other[-2]), "cdist", "grad")
+
+
+def of_output(*names: str) -> Check:
+    """The shape of what the forward gave, for which the backward has one of these names."""
+
+    def check(call: Call) -> Iterator[Sizes]:
+        for name in names:
+            if is_tensor(call.get(name)):
+                yield from shapes(call, shape_of(call[name]), "grad_output", "grad", "grad_out")
+
+    return check
+
+
+def segments(call: Call) -> Iterator[Sizes]:
+    """Reductions of segments of rows."""
+    data, axis = shape_of(call["data"]), call.get("axis", 0)
+    ends = call.get("lengths") if is_tensor(call.get("lengths")) else call["offsets"]
+    count = shape_of(ends)[-1] - (not is_tensor(call.get("lengths")))
+    yield "axis", axis, len(shape_of(ends)) - 1
+    yield "segments of the dimensions before", shape_of(ends)[:-1], data[:axis]
+    yield from shapes(call, (*data[:axis], count, *data[axis + 1 :]), "grad", "output")
+
+
+def ctc(call: Call) -> Iterator[Sizes]:
+    """Alignments of targets with what a recognizer heard."""
+    time, batch, classes = shape_of(call["log_probs"])
+    targets = shape_of(call["targets"])
+    yield f"blank from 0 to {classes - 1}", 0 <= call["blank"] < classes, True
+    for name in ("input_lengths", "target_lengths"):
+        lengths = call[name]
+        yield name, shape_of(lengths) if is_tensor(lengths) else (len(lengths),), (batch,)
+        if not is_tensor(lengths):
+            limit = time if name == "input_lengths" else targets[-1]
+            yield f"{name} from 0 to {limit}", all(0 <= length <= limit for length in lengths), True
+    if len(targets) > 1:
+        yield "targets", targets[:-1], (batch,)
+    elif not is_tensor(call["target_lengths"]):
+        yield "the sum of target_lengths up to that of targets", sum(call["target_lengths"]) <= targets[0], True
+    yield from elements(call, batch, "grad", "neg_log_likelihood")
+    if is_tensor(call.get("log_alpha")):
+        states = shape_of(call["log_alpha"])
+        yield "log_alpha", (states[:2], states[2] % 2), ((batch, time), 1)
+        if not is_tensor(call["target_lengths"]):
+            limit = states[2] // 2
+            yield f"target_lengths up to {limit}", all(length <= limit for length in call["target_lengths"]), True
