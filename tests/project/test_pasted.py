@@ -24,10 +24,17 @@ DOCUMENTS = [
 PARSERS = {"opcapture": capture_parser, "opreplay": replay_parser, "opgrip": opgrip_parser}
 
 
-def run_pasted(pasted: Pasted, folder: Path) -> str:
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What a user's machine keeps from one command to the next, such as how fast it is; one for all documents."""
+    folder = tmp_path_factory.getbasetemp()
+    return (folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "pasted-cache"
+
+
+def run_pasted(pasted: Pasted, folder: Path, cache: Path) -> str:
     """Run a command; what is wrong with it, and empty where nothing is."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    env = {**os.environ, "PATH": path, "OPGRIP_CACHE": str(folder / ".cache")}
+    env = {**os.environ, "PATH": path, "OPGRIP_CACHE": str(cache)}
     command = f"({in_small(pasted)}\n) 2>&1"
     done = subprocess.run(
         ["bash", "-c", command], cwd=folder, env=env, capture_output=True, text=True, timeout=550, check=False
@@ -41,7 +48,7 @@ def run_pasted(pasted: Pasted, folder: Path) -> str:
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("name", DOCUMENTS)
-def test_the_commands_of_a_document_run_in_their_order(name: str, tmp_path: Path) -> None:
+def test_the_commands_of_a_document_run_in_their_order(name: str, tmp_path: Path, cache: Path) -> None:
     text = (ROOT / name).read_text(encoding="utf-8")
     prepare_folder(tmp_path, name, text)
     problems, passed_over = [], []
@@ -49,7 +56,7 @@ def test_the_commands_of_a_document_run_in_their_order(name: str, tmp_path: Path
         reason = why_not(name, pasted)
         if reason is not None:
             passed_over.append(f"line {pasted.line}: {reason}")
-        elif problem := run_pasted(pasted, tmp_path):
+        elif problem := run_pasted(pasted, tmp_path, cache):
             problems.append(problem)
     assert not problems, "\n\n".join(problems)
     if len(passed_over) == len(commands_in(text)):
@@ -65,12 +72,12 @@ def test_the_commands_of_a_document_have_the_options_that_there_are(name: str) -
             PARSERS[program]().parse_args(own_words)
 
 
-def test_what_the_readme_shows_first_runs(tmp_path: Path) -> None:
+def test_what_the_readme_shows_first_runs(tmp_path: Path, cache: Path) -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     prepare_folder(tmp_path, "README.md", text)
     commands = [pasted for pasted in commands_in(text) if pasted.command.startswith("opcapture -o")]
     assert commands
-    assert [run_pasted(pasted, tmp_path) for pasted in commands] == [""] * len(commands)
+    assert [run_pasted(pasted, tmp_path, cache) for pasted in commands] == [""] * len(commands)
 
 
 def test_a_document_is_read_as_a_user_reads_it() -> None:
