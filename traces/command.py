@@ -159,6 +159,17 @@ def seed(text: str) -> int:
     return int(text)
 
 
+def part_of_one(text: str) -> float:
+    """A number from 0 to 1."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 to 1")
+    return value
+
+
 def not_negative(text: str) -> int:
     """A whole number from 0."""
     if not text.isdecimal():

@@ -17,6 +17,7 @@ VALUES = ("none", "ieee", "tf32", "bf16")
 USUAL = {"cudnn.conv": ("tf32",), "cudnn.rnn": ("tf32",)}
 """What places have from the start, where that is not `none`, which comes to `ieee`."""
 
+_READERS = {place: attrgetter(f"{place}.fp32_precision") for place in PLACES}
 _OLDER = {"cuda.matmul": "cuda.matmul.allow_tf32", "cudnn.conv": "cudnn.allow_tf32", "cudnn.rnn": "cudnn.allow_tf32"}
 """Settings of torch before 2.9."""
 
@@ -24,7 +25,7 @@ _OLDER = {"cuda.matmul": "cuda.matmul.allow_tf32", "cudnn.conv": "cudnn.allow_tf
 def read_precision(place: str) -> str | None:
     """How exactly a place computes; None where this torch does not say."""
     try:
-        value: str = attrgetter(f"{place}.fp32_precision")(torch.backends)
+        value: str = _READERS[place](torch.backends)
     except (AttributeError, RuntimeError):
         return None
     return value

@@ -6,14 +6,19 @@ types that its record declares.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
-from itertools import pairwise
-from sys import float_info
-from typing import Any, TypeVar
+from typing import Any
 
 from opgrip.traces.arguments import FormatError, Json, Opaque, TensorSpec, decode, encode
-from opgrip.traces.limits import NAME_LENGTH
+from opgrip.traces.call_forms import (
+    calls_from_json,
+    calls_to_json,
+    device_times_from_json,
+    device_times_to_json,
+    kernels_from_json,
+    kernels_to_json,
+)
+from opgrip.traces.json_values import boolean, check_finite, integer, key, optional, text
 from opgrip.traces.records import (
     FORMAT,
     KINDS,
@@ -35,15 +40,7 @@ from opgrip.traces.records import (
     Thread,
     Values,
 )
-from opgrip.traces.storage_codes import decode_storages, encode_storages
 from opgrip.traces.values import value_model_from_json, value_model_to_json, value_models
-
-LIMIT = 1 << 63
-"""Bound of the whole numbers in a trace."""
-LARGEST = float_info.max
-"""Of the numbers in what is kept as it stands."""
-
-T = TypeVar("T")
 
 
 def to_json(record: Record) -> dict[str, Json]:
@@ -81,7 +78,7 @@ def _header_to_json(record: Header) -> dict[str, Json]:
 
 
 def _header_from_json(form: Mapping[str, Json]) -> Header:
-    _check_finite(form)
+    check_finite(form)
     return Header({name: value for name, value in form.items() if name != "type"})
 
 
@@ -98,34 +95,36 @@ def _signature_to_json(record: Signature) -> dict[str, Json]:
 
 
 def _signature_from_json(form: Mapping[str, Json]) -> Signature:
-    kind = _text(form["kind"])
+    kind = text(form["kind"])
     if kind not in KINDS:
         raise FormatError(f"a signature of unknown kind {kind[:60]!r}")
     kwargs = form.get("kwargs", {})
     if not isinstance(kwargs, dict) or not isinstance(form["args"], list):
         raise FormatError("a signature whose arguments are not a list and an object")
     return Signature(
-        number=_integer(form["id"]),
+        number=integer(form["id"]),
         kind=kind,
-        op=_text(form["op"]),
+        op=text(form["op"]),
         args=tuple(decode(item) for item in form["args"]),
-        kwargs={_text(name): decode(item) for name, item in kwargs.items()},
+        kwargs={text(name): decode(item) for name, item in kwargs.items()},
         outputs=decode(form["outputs"]) if "outputs" in form else Opaque("not recorded"),
-        raised=_optional(_text, form.get("raised")),
+        raised=optional(text, form.get("raised")),
     )
 
 
 def _observed_to_json(record: Observed) -> dict[str, Json]:
     numbers = {"signature": record.signature, "values": record.values}
-    return {"type": "observed", **numbers, "outputs": encode(record.outputs)}
+    since = {} if record.since_ns is None else {"since_ns": record.since_ns}
+    return {"type": "observed", **numbers, "outputs": encode(record.outputs), **since}
 
 
 def _observed_from_json(form: Mapping[str, Json]) -> Observed:
     values = form["values"]
     if not isinstance(values, list):
         raise FormatError("values of a call that are no list")
-    numbers = [_optional(_integer, number) for number in values]
-    return Observed(_integer(form["signature"]), numbers, decode(form["outputs"]))
+    numbers = [optional(integer, number) for number in values]
+    since_ns = optional(integer, form.get("since_ns"))
+    return Observed(integer(form["signature"]), numbers, decode(form["outputs"]), since_ns)
 
 
 def _effects_to_json(record: Effects) -> dict[str, Json]:
@@ -139,8 +138,8 @@ def _effects_to_json(record: Effects) -> dict[str, Json]:
 
 
 def _effects_from_json(form: Mapping[str, Json]) -> Effects:
-    after = _optional(decode, form.get("after"))
-    state = _optional(decode, form.get("random_state"))
+    after = optional(decode, form.get("after"))
+    state = optional(decode, form.get("random_state"))
     if state is not None and not isinstance(state, TensorSpec):
         raise FormatError("a random state that is no tensor")
     if after is not None:
@@ -148,7 +147,7 @@ def _effects_from_json(form: Mapping[str, Json]) -> Effects:
         if not isinstance(args, tuple) or not isinstance(kwargs, dict):
             raise FormatError("arguments after a call that are no positional and named ones")
     return Effects(
-        *(_integer(form["signature"]), _integer(form["operators"]), _integer(form["operator_ns"])),
+        *(integer(form["signature"]), integer(form["operators"]), integer(form["operator_ns"])),
         *(after, state),
     )
 
@@ -173,18 +172,18 @@ def _scope_to_json(record: Scope) -> dict[str, Json]:
 
 def _scope_from_json(form: Mapping[str, Json]) -> Scope:
     return Scope(
-        number=_integer(form["id"]),
-        module=_text(form["module"]),
-        module_type=_text(form["module_type"]),
-        phase=_text(form["phase"]),
-        inside=_optional(_text, form.get("inside")),
-        function=_text(form.get("function", "")),
-        file=_text(form.get("file", "")),
-        line=_integer(form.get("line", 0)),
-        callers=tuple(_text(caller) for caller in form.get("callers", ())),
-        context=_optional(_integer, form.get("context")),
-        forward=_optional(_integer, form.get("forward")),
-        gripped=_boolean(form.get("gripped", False)),
+        number=integer(form["id"]),
+        module=text(form["module"]),
+        module_type=text(form["module_type"]),
+        phase=text(form["phase"]),
+        inside=optional(text, form.get("inside")),
+        function=text(form.get("function", "")),
+        file=text(form.get("file", "")),
+        line=integer(form.get("line", 0)),
+        callers=tuple(text(caller) for caller in form.get("callers", ())),
+        context=optional(integer, form.get("context")),
+        forward=optional(integer, form.get("forward")),
+        gripped=boolean(form.get("gripped", False)),
     )
 
 
@@ -196,8 +195,8 @@ def _context_from_json(form: Mapping[str, Json]) -> Context:
     settings = form["settings"]
     if not isinstance(settings, dict) or any(isinstance(value, dict | list) for value in settings.values()):
         raise FormatError("a context whose settings are not an object of plain values")
-    _check_finite(settings)
-    return Context(_integer(form["id"]), settings)
+    check_finite(settings)
+    return Context(integer(form["id"]), settings)
 
 
 def _values_to_json(record: Values) -> dict[str, Json]:
@@ -206,7 +205,7 @@ def _values_to_json(record: Values) -> dict[str, Json]:
 
 
 def _values_from_json(form: Mapping[str, Json]) -> Values:
-    return Values(_integer(form["id"]), value_model_from_json(form), _optional(_key, form.get("tensor")))
+    return Values(integer(form["id"]), value_model_from_json(form), optional(key, form.get("tensor")))
 
 
 def _thread_to_json(record: Thread) -> dict[str, Json]:
@@ -215,85 +214,7 @@ def _thread_to_json(record: Thread) -> dict[str, Json]:
 
 
 def _thread_from_json(form: Mapping[str, Json]) -> Thread:
-    return Thread(_integer(form["id"]), _text(form["name"]), _optional(_integer, form.get("process")))
-
-
-def _calls_to_json(record: Calls) -> dict[str, Json]:
-    starts = record.start_ns
-    after = [later - earlier for earlier, later in pairwise(starts)]
-    form: dict[str, Json] = {
-        "type": "calls",
-        "thread": record.thread,
-        "start_ns": starts[0] if starts else 0,
-        "signature": record.signature,
-        "scope": record.scope,
-        "after_ns": [0, *after] if starts else [],
-        "duration_ns": record.duration_ns,
-        "tensors": record.tensors,
-        "newest": record.newest,
-        "storages": encode_storages(record.storages, record.newest),
-    }
-    if record.device_ns:
-        form["device_ns"] = record.device_ns
-    if record.page_faults:
-        form["page_faults"] = [list(pair) for pair in record.page_faults]
-    if any(record.streams):
-        form["streams"] = record.streams
-    return form
-
-
-def _calls_from_json(form: Mapping[str, Json]) -> Calls:
-    columns = [_integers(form[name]) for name in ("signature", "scope", "after_ns", "duration_ns")]
-    if len({len(column) for column in columns}) != 1:
-        raise FormatError("a block of calls whose columns differ in length")
-    start = _integer(form["start_ns"])
-    starts = _integers([start := start + after for after in columns[2]])
-    tensors, newest = _integers(form.get("tensors", [])), _integer(form.get("newest", -1))
-    storages = _integers(decode_storages(_integers(form.get("storages", [])), newest))
-    if tensors and (len(tensors) != len(starts) or min(tensors) < 0 or sum(tensors) != len(storages)):
-        raise FormatError("a block of calls whose storages are not those of its calls")
-    device_ns, streams = (_integers(form.get(name, [])) for name in ("device_ns", "streams"))
-    if not {len(device_ns), len(streams)} <= {0, len(starts)}:
-        raise FormatError("a block of calls whose columns differ in length")
-    return Calls(
-        *(_integer(form["thread"]), columns[0], columns[1], starts, columns[3]),
-        *(tensors, storages, newest, device_ns, _page_faults(form.get("page_faults", []), len(starts))),
-        streams,
-    )
-
-
-def _page_faults(pairs: Json, calls: int) -> list[tuple[int, int]]:
-    if not isinstance(pairs, list):
-        raise FormatError("page faults that are no list")
-    counted = [_integers(pair) for pair in pairs]
-    if any(len(pair) != 2 or not 0 <= pair[0] < calls or pair[1] < 0 for pair in counted):
-        raise FormatError("page faults of calls that are not in their block")
-    return [(place, count) for place, count in counted]
-
-
-def _device_times_to_json(record: DeviceTimes) -> dict[str, Json]:
-    return {"type": "device_times", "thread": record.thread, "first": record.first, "device_ns": record.device_ns}
-
-
-def _device_times_from_json(form: Mapping[str, Json]) -> DeviceTimes:
-    first = _integer(form["first"])
-    if first < 0:
-        raise FormatError("device times of a call before the first")
-    return DeviceTimes(_integer(form["thread"]), first, _integers(form["device_ns"]))
-
-
-def _kernels_to_json(record: Kernels) -> dict[str, Json]:
-    form: dict[str, Json] = {"type": "kernels", "signature": record.signature, "names": record.names}
-    return form | {"launches": record.launches, "device_ns": record.device_ns}
-
-
-def _kernels_from_json(form: Mapping[str, Json]) -> Kernels:
-    names, launches, times = form["names"], _integers(form["launches"]), _integers(form["device_ns"])
-    if not isinstance(names, list) or not len(names) == len(launches) == len(times):
-        raise FormatError("kernels whose columns differ in length")
-    if min([*launches, *times], default=0) < 0:
-        raise FormatError("kernels with a count or a time below 0")
-    return Kernels(_integer(form["signature"]), [_text(name) for name in names], launches, times)
+    return Thread(integer(form["id"]), text(form["name"]), optional(integer, form.get("process")))
 
 
 def _entered_to_json(record: Entered) -> dict[str, Json]:
@@ -304,11 +225,11 @@ def _entered_to_json(record: Entered) -> dict[str, Json]:
 
 def _entered_from_json(form: Mapping[str, Json]) -> Entered:
     return Entered(
-        thread=_integer(form["thread"]),
-        start_ns=_integer(form["start_ns"]),
-        scope=_integer(form["scope"]),
-        signature=_integer(form["signature"]),
-        opened=_optional(_signature_from_json, form.get("opened")),
+        thread=integer(form["thread"]),
+        start_ns=integer(form["start_ns"]),
+        scope=integer(form["scope"]),
+        signature=integer(form["signature"]),
+        opened=optional(_signature_from_json, form.get("opened")),
     )
 
 
@@ -331,72 +252,25 @@ def _dropped_to_json(dropped: list[Dropped]) -> list[dict[str, Json]]:
 
 def _end_from_json(form: Mapping[str, Json]) -> End:
     return End(
-        calls=_integer(form["calls"]),
-        signatures=_integer(form["signatures"]),
-        duration_ns=_integer(form["duration_ns"]),
+        calls=integer(form["calls"]),
+        signatures=integer(form["signatures"]),
+        duration_ns=integer(form["duration_ns"]),
         dropped=_dropped_from_json(form["dropped"]),
         passed_by=_dropped_from_json(form.get("passed_by", [])),
         without_values=_dropped_from_json(form.get("without_values", [])),
-        stopped=_optional(_text, form.get("stopped")),
-        devices={_text(device): _text(name) for device, name in form.get("devices", {}).items()},
+        stopped=optional(text, form.get("stopped")),
+        devices={text(device): text(name) for device, name in form.get("devices", {}).items()},
         accelerator=_facts(form.get("accelerator", {})),
     )
 
 
 def _facts(form: Mapping[str, Json]) -> dict[str, Json]:
-    _check_finite(form)
-    return {_text(name): value for name, value in form.items()}
+    check_finite(form)
+    return {text(name): value for name, value in form.items()}
 
 
 def _dropped_from_json(items: list[Mapping[str, Json]]) -> list[Dropped]:
-    return [Dropped(_text(item["op"]), _text(item["reason"]), _integer(item["count"])) for item in items]
-
-
-def _check_finite(tree: Json) -> None:
-    """Raise `FormatError` for numbers too large for a float, which no file can hold again, or nobody reckon with."""
-    level = [tree]
-    while level:
-        item = level.pop()
-        if isinstance(item, dict | list):
-            level += item.values() if isinstance(item, dict) else item
-        elif isinstance(item, int | float) and not -LARGEST <= item <= LARGEST:
-            raise FormatError("a number that no float holds")
-
-
-def _integer(value: Json) -> int:
-    if type(value) is not int or not -LIMIT <= value < LIMIT:
-        raise FormatError(f"{str(value)[:60]!r} stands where a whole number of 64 bits should")
-    return value
-
-
-def _integers(value: Json) -> list[int]:
-    if not isinstance(value, list):
-        raise FormatError(f"{str(value)[:60]!r} stands where a list of whole numbers should")
-    return [_integer(item) for item in value]
-
-
-def _boolean(value: Json) -> bool:
-    if type(value) is not bool:
-        raise FormatError(f"{str(value)[:60]!r} stands where true or false should")
-    return value
-
-
-def _text(value: Json) -> str:
-    if not isinstance(value, str):
-        raise FormatError(f"{str(value)[:60]!r} stands where text should")
-    if len(value) > NAME_LENGTH:
-        raise FormatError(f"a name of {len(value):,} characters")
-    return value
-
-
-def _key(value: Json) -> str:
-    if re.fullmatch("[0-9a-f]{32,128}", _text(value)) is None:
-        raise FormatError(f"{value[:60]!r} stands where the key of a tensor should")
-    return str(value)
-
-
-def _optional(read: Callable[[Any], T], value: Json) -> T | None:
-    return None if value is None else read(value)
+    return [Dropped(text(item["op"]), text(item["reason"]), integer(item["count"])) for item in items]
 
 
 _TO_JSON: dict[type, Callable[[Any], dict[str, Json]]] = {
@@ -408,9 +282,9 @@ _TO_JSON: dict[type, Callable[[Any], dict[str, Json]]] = {
     Context: _context_to_json,
     Values: _values_to_json,
     Thread: _thread_to_json,
-    Calls: _calls_to_json,
-    DeviceTimes: _device_times_to_json,
-    Kernels: _kernels_to_json,
+    Calls: calls_to_json,
+    DeviceTimes: device_times_to_json,
+    Kernels: kernels_to_json,
     Entered: _entered_to_json,
     End: _end_to_json,
 }
@@ -424,9 +298,9 @@ _FROM_JSON: dict[str, Callable[[Mapping[str, Json]], Record]] = {
     "context": _context_from_json,
     "values": _values_from_json,
     "thread": _thread_from_json,
-    "calls": _calls_from_json,
-    "device_times": _device_times_from_json,
-    "kernels": _kernels_from_json,
+    "calls": calls_from_json,
+    "device_times": device_times_from_json,
+    "kernels": kernels_from_json,
     "entered": _entered_from_json,
     "end": _end_from_json,
 }
@@ -438,12 +312,12 @@ _FIELDS: dict[str, set[str]] = {
         *("forward", "gripped"),
     },
     "context": {"type", "id", "settings"},
-    "observed": {"type", "signature", "values", "outputs"},
+    "observed": {"type", "signature", "values", "outputs", "since_ns"},
     "effects": {"type", "signature", "operators", "operator_ns", "after", "random_state"},
     "thread": {"type", "id", "name", "process"},
     "calls": {
         *("type", "thread", "start_ns", "signature", "scope", "after_ns", "duration_ns", "tensors", "storages"),
-        *("newest", "device_ns", "page_faults", "streams"),
+        *("newest", "device_ns", "page_faults", "streams", "perturbed"),
     },
     "device_times": {"type", "thread", "first", "device_ns"},
     "kernels": {"type", "signature", "names", "launches", "device_ns"},

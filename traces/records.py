@@ -10,7 +10,7 @@ from opgrip.traces.arguments import Opaque, TensorSpec
 from opgrip.traces.values import ValueModel
 
 FORMAT = "opgrip-trace"
-MAJOR, MINOR = 1, 4
+MAJOR, MINOR = 1, 5
 
 OPERATOR = "operator"
 EXTENSION = "extension"
@@ -58,17 +58,22 @@ class Signature:
 class Observed:
     """What another call of a signature met than its first, where values decide what a call costs or gives.
 
+    Where calls of a signature take other times in some places of the program than in others, a call in each of these.
+
     Attributes
     ----------
     signature : its number
     values : numbers of the value models of what the call took, in the order of the signature's tensors; None where
         there is none
     outputs : what the call returned, in a signature's form
+    since_ns : of a call that stands for its place: it is the signature's first to begin after this, counted from the
+        start of the capture
     """
 
     signature: int
     values: list[int | None]
     outputs: Any
+    since_ns: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +180,8 @@ class Calls:
     page_faults : (place in this block, pages that the system gave) of the calls that got fresh memory
     streams : torch's number of the stream of its accelerator that each call gave work to; empty where that is 0, the
         default one, for all
+    perturbed : (place in this block, how many calls from there on) of the calls that ran right after, or around, so
+        much of the capture's own work that they found other caches and memory
     """
 
     thread: int
@@ -188,6 +195,7 @@ class Calls:
     device_ns: list[int] = field(default_factory=list)
     page_faults: list[tuple[int, int]] = field(default_factory=list)
     streams: list[int] = field(default_factory=list)
+    perturbed: list[tuple[int, int]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from opgrip.traces.records import NO_STORAGE
 
 FAR = 999
@@ -14,16 +16,12 @@ def encode_storages(numbers: list[int], newest: int) -> list[int]:
     A positive code is that much more than the largest number so far; 0 to `1 - FAR` is that much less than it; `-FAR`
     is `NO_STORAGE`; a lower code c is the number `-FAR - 1 - c`.
     """
-    codes = []
-    for number in numbers:
-        if number > newest:
-            codes.append(number - newest)
-            newest = number
-        elif number == NO_STORAGE:
-            codes.append(-FAR)
-        else:
-            distance = newest - number
-            codes.append(-distance if distance < FAR else -FAR - 1 - number)
+    own = np.asarray(numbers, dtype=np.int64)
+    # the largest before each
+    largest = np.maximum.accumulate(np.concatenate([[newest], own]))[:-1]
+    distance = largest - own
+    near = np.where(distance < FAR, -distance, -FAR - 1 - own)
+    codes: list[int] = np.where(own == NO_STORAGE, -FAR, near).tolist()
     return codes
 
 

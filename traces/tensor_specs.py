@@ -163,7 +163,7 @@ MadeOf: TypeAlias = Coo | Compressed | PerTensor | PerChannel | Nested
 def shape_of(tensor: torch.Tensor) -> tuple[int, ...]:
     """A tensor's shape; that of a nested one is the smallest that holds each of its tensors."""
     if not tensor.is_nested or tensor.layout is not torch.strided:
-        return tuple(int(size) for size in tensor.shape)
+        return tuple(map(int, tensor.shape))
     # torch has no table of the sizes of none
     sizes = tensor._nested_tensor_size().tolist() if tensor.size(0) else []
     return bounding_shape(sizes, tensor.dim())

@@ -53,12 +53,14 @@ class Trace:
     values : value models by number
     calls : one row a call, in the order in which the calls started: signature, op, kind, scope, module, function,
         file, line, own_module, phase, inside, gripped (whether what it is inside of is a gripped function), device (of
-        its tensors: an accelerator, where one is among them), process
-        (in a merged trace), thread, start_ns (since the start of the capture),
-        duration_ns, device_ns (nan for what ran on the host alone; of a gripped function, the sum of the calls inside
-        it), stream (its number, for others), time_ns (of the device where there is one, else the duration), page_faults
-        (0 where none were counted), tensors, first_storage. Module, function, file and line of a call in a backward
-        pass are those of the forward call that caused it, where it is known; `own_module` is where it ran itself.
+        its tensors: an accelerator, where one is among them), process (in a merged trace), thread, start_ns (since the
+        start of the capture), duration_ns, device_ns (nan for what ran on the host alone; of a gripped function, the
+        sum of the calls inside it), stream (its number, for others), perturbed (whether the capture's own work ran
+        right before it, or within it), raw_ns (of the device where there is one, else the duration), time_ns (the
+        same; of a call that was perturbed on the host, the median of its signature's others, where there are any),
+        page_faults (0 where none were counted), tensors, first_storage. Module, function, file and line of a call in a
+        backward pass are those of the forward call that caused it, where it is known; `own_module` is where it ran
+        itself.
     storages : the memory of each call's tensors: `tensors` numbers from `first_storage` on, as `Calls` has them
     contexts : settings that scopes refer to, by number
     unfinished : the calls that never ended, in a trace that was cut by that
@@ -140,7 +142,8 @@ class Trace:
         columns : of `calls`, to have a row for each of their values in place of operators
         """
         own = self.own_calls
-        own = own.assign(typical_ns=own.groupby("signature")["time_ns"].transform("median"))
+        typical_ns = own.groupby("signature")["time_ns"].transform("median")
+        own = own.assign(typical_ns=typical_ns)
         groups = own.groupby(list(columns or ("op",)), observed=True, dropna=False)
         time_ns = groups["typical_ns"].sum()
         table = pd.DataFrame(
@@ -148,7 +151,7 @@ class Trace:
                 "calls": groups.size(),
                 "signatures": groups["signature"].nunique(),
                 "time_us": time_ns / 1e3,
-                "total_us": groups["time_ns"].sum() / 1e3,
+                "total_us": groups["raw_ns"].sum() / 1e3,
                 "share": time_ns / max(float(time_ns.sum()), 1.0),
             }
         )
@@ -312,6 +315,8 @@ def _table(
             "duration_ns": _column(blocks, "duration_ns"),
             "device_ns": device_times(blocks, later),
             "stream": streams(blocks),
+            "perturbed": _perturbed(blocks, lengths),
+            "raw_ns": 0.0,
             "time_ns": 0.0,
             "page_faults": _page_faults(blocks, lengths),
             "tensors": tensors,
@@ -321,8 +326,18 @@ def _table(
     table = table.sort_values("start_ns", kind="stable", ignore_index=True)
     table["stream"] = pd.arrays.IntegerArray(table["stream"].to_numpy(), table["device_ns"].isna().to_numpy())
     table["device_ns"] = with_functions(table)
-    table["time_ns"] = table["device_ns"].fillna(table["duration_ns"])
+    table["raw_ns"] = table["device_ns"].fillna(table["duration_ns"])
+    table["time_ns"] = table["device_ns"].fillna(_unperturbed(table))
     return table
+
+
+def _unperturbed(calls: pd.DataFrame) -> pd.Series[float]:
+    """Durations of calls; of those that were perturbed, the median of others of their signature where there are any."""
+    durations, perturbed = calls["duration_ns"], calls["perturbed"]
+    if not perturbed.any():
+        return durations
+    typical = durations.where(~perturbed).groupby(calls["signature"]).transform("median")
+    return durations.where(~perturbed | typical.isna(), typical)
 
 
 def _column(blocks: list[Calls], name: str) -> np.ndarray[Any, np.dtype[np.int64]]:
@@ -338,6 +353,16 @@ def _page_faults(blocks: list[Calls], lengths: list[int]) -> np.ndarray[Any, np.
             faults[first + place] = count
         first += length
     return faults
+
+
+def _perturbed(blocks: list[Calls], lengths: list[int]) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    perturbed = np.zeros(sum(lengths), dtype=np.bool_)
+    first = 0
+    for block, length in zip(blocks, lengths, strict=True):
+        for place, count in block.perturbed:
+            perturbed[first + place : first + min(place + count, length)] = True
+        first += length
+    return perturbed
 
 
 def _names(numbers: np.ndarray[Any, np.dtype[np.int64]], names: dict[int, Any]) -> pd.Categorical:

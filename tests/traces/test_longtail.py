@@ -185,7 +185,7 @@ def test_the_time_of_a_function_is_about_that_without_a_capture(
 
     program()
     ratios = []
-    for _ in range(3):
+    for _ in range(5):
         direct = statistics.median(program())
         trace = captured(tmp_path, program)
         item = by_name(find_longtail([trace], lambda trace: SPEED, own_cost()))["centers"]

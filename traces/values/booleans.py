@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
 import torch
 
 from opgrip.traces.arguments import FormatError
 from opgrip.traces.values import checks
 from opgrip.traces.values.drawing import exactly, in_runs, runs_of, scaled
-from opgrip.traces.values.model import value_models
+from opgrip.traces.values.model import PIECES, value_models
 
 
 @value_models.register("booleans")
@@ -28,14 +29,15 @@ class Booleans:
     runs: int | None = None
 
     priority: ClassVar[int] = 20
+    seen: ClassVar[str] = PIECES
 
     @classmethod
     def fit(cls, tensor: torch.Tensor) -> Booleans | None:
         """The counts, for boolean tensors."""
         if tensor.dtype != torch.bool:
             return None
-        flat = tensor.reshape(-1)
-        return cls(int(torch.count_nonzero(flat)), len(flat), runs_of(flat))
+        flat = tensor.numpy().reshape(-1)
+        return cls(int(np.count_nonzero(flat)), len(flat), runs_of(flat))
 
     def check(self) -> None:
         """Between none and all are true, in as many runs as there is room for."""

@@ -11,7 +11,7 @@ from opgrip.traces.arguments import FormatError
 from opgrip.traces.values import checks
 from opgrip.traces.values.box_layout import copies, draw_separate_boxes, overlapping
 from opgrip.traces.values.drawing import at_quantiles
-from opgrip.traces.values.model import leading, sample, value_models
+from opgrip.traces.values.model import PIECES, leading, sample, value_models
 
 MAX_COLUMNS = 8
 GLANCED = 64
@@ -52,6 +52,7 @@ class Boxes:
     groups: int | None = None
 
     priority: ClassVar[int] = 80
+    seen: ClassVar[str] = PIECES
 
     @classmethod
     def fit(cls, tensor: torch.Tensor) -> Boxes | None:

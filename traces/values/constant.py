@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 
 from opgrip.traces.values.exact import check_element, elements
-from opgrip.traces.values.model import value_models
+from opgrip.traces.values.model import PIECES, value_models
 
 
 @value_models.register("constant")
@@ -19,6 +19,7 @@ class Constant:
     value: bool | int | float | complex
 
     priority: ClassVar[int] = 10
+    seen: ClassVar[str] = PIECES
 
     @classmethod
     def fit(cls, tensor: torch.Tensor) -> Constant | None:

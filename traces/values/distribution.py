@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from opgrip.traces.values.drawing import at_quantiles
-from opgrip.traces.values.float_bits import Kinds, is_plain, magnitudes, smallest
-from opgrip.traces.values.model import sample
+from opgrip.traces.values.float_bits import Floats1D, Kinds, is_plain, magnitudes, smallest
+from opgrip.traces.values.pieces import every_so_many
 
 SHAPES = ("normal", "uniform", "quantiles")
 _TAIL = (0.0, 0.001, 0.005, 0.01, 0.02)
@@ -57,45 +58,48 @@ class Distribution:
         return values
 
 
-def distribution_of(tensor: torch.Tensor, kinds: Kinds, sampled: int) -> Distribution:
-    """The distribution of a tensor's plain elements; all zero where there are none.
+def distribution_of(values: Floats1D, dtype: torch.dtype, kinds: Kinds, sampled: int) -> Distribution:
+    """The distribution of the plain elements; all zero where there are none.
 
     Parameters
     ----------
+    dtype : what the values were of
     kinds : what the other elements are
-    sampled : elements that a tensor may have to be looked at whole, but for its range
+    sampled : so many elements are looked at, but for their range
     """
-    count = tensor.numel() - kinds.special
+    count = len(values) - kinds.special
     if not count:
         return Distribution(0.0, 0.0, 0.0, 0.0)
-    part = sample(tensor, sampled).reshape(-1)
+    part = every_so_many(values, sampled)
     if kinds.special:
-        part = part[is_plain(part)]
+        part = part[is_plain(part, dtype)]
         if len(part) < min(count, FEW):
-            part = tensor[is_plain(tensor)][:sampled]
-    ranked = (part if part.itemsize > 3 else part.float()).sort().values
-    low, high = _range(tensor, ranked, kinds)
-    mean, std = ranked.mean().item(), ranked.std(correction=0).item()
+            part = values[is_plain(values, dtype)][:sampled]
+    ranked = np.sort(part)
+    low, high = _range(values, dtype, ranked, kinds)
     # the sum or the square of finite numbers can overflow
+    with np.errstate(over="ignore", invalid="ignore"):
+        mean = float(ranked.mean(dtype=np.float64))
+        centred = ranked - ranked.dtype.type(mean)
+        std = math.sqrt(float(np.dot(centred, centred)) / len(ranked))
     mean = mean if math.isfinite(mean) else low / 2 + high / 2
     std = std if math.isfinite(std) else high / 4 - low / 4
     last = len(ranked) - 1
     quantiles = ranked[[round(at * last) for at in PROBABILITIES]].tolist()
-    whole = all(value == math.floor(value) for value in quantiles) and bool((ranked == ranked.round()).all())
+    whole = all(value == math.floor(value) for value in quantiles) and bool((ranked == np.rint(ranked)).all())
     shape = _shape(quantiles, mean, std, len(ranked))
     quantiles[0], quantiles[-1] = low, high
     return Distribution(mean, std, low, high, shape, quantiles if shape == "quantiles" else None, whole)
 
 
-def _range(tensor: torch.Tensor, ranked: torch.Tensor, kinds: Kinds) -> tuple[float, float]:
+def _range(values: Floats1D, dtype: torch.dtype, ranked: Floats1D, kinds: Kinds) -> tuple[float, float]:
     """Smallest and largest plain element."""
-    if tensor.numel() == len(ranked) + kinds.special:
-        low, high = ranked[0].item(), ranked[-1].item()
+    if len(values) == len(ranked) + kinds.special:
+        plain = ranked[[0, -1]]
     else:
         # zeros have their own share: a bound of zero is not one of the others
-        plain = torch.where(is_plain(tensor), tensor, ranked[0].to(tensor.dtype)) if kinds.special else tensor
-        low, high = (bound.item() for bound in torch.aminmax(plain))
-    return low, high
+        plain = np.where(is_plain(values, dtype), values, ranked[0]) if kinds.special else values
+    return float(plain.min()), float(plain.max())
 
 
 def _shape(quantiles: list[float], mean: float, std: float, count: int) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from opgrip.traces.values.checks import HIGHEST
 
@@ -42,10 +44,9 @@ def in_runs(chosen: int, total: int, runs: int, generator: torch.Generator) -> t
     return turns[:total].cumsum(0, dtype=torch.int8).bool()
 
 
-def runs_of(mask: torch.Tensor) -> int:
-    """In how many runs the true elements of a mask stand, in row-major order."""
-    flat = mask.reshape(-1)
-    return int(torch.count_nonzero(flat[1:] > flat[:-1])) + int(flat[0])
+def runs_of(mask: NDArray[np.bool_]) -> int:
+    """In how many runs the true elements of a mask (N,) stand."""
+    return int(np.count_nonzero(mask[1:] > mask[:-1])) + int(mask[0])
 
 
 def shuffled(values: torch.Tensor, generator: torch.Generator) -> torch.Tensor:

@@ -5,10 +5,17 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
+
+Floats1D = NDArray[np.floating[Any]]
+"""Real numbers (N,) of four or eight bytes."""
 
 _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+_NUMPY_INTEGERS: dict[int, Any] = {4: np.int32, 8: np.int64}
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +34,13 @@ class Kinds:
         return self.zeros + self.denormals + self.nan + self.inf + self.minus_inf
 
 
+def as_floats(tensor: torch.Tensor) -> Floats1D:
+    """The elements of a tensor of floats, in row-major order; narrow ones with more digits, none of them rounded."""
+    wide = tensor if tensor.itemsize > 3 else tensor.float()
+    array: Floats1D = wide.numpy().reshape(-1)
+    return array
+
+
 def magnitudes(tensor: torch.Tensor) -> torch.Tensor:
     """The bits of a float of two bytes or more without its sign: they stand in the order of absolute values."""
     integer = _INTEGERS[tensor.itemsize]
@@ -36,36 +50,30 @@ def magnitudes(tensor: torch.Tensor) -> torch.Tensor:
 @cache
 def smallest(dtype: torch.dtype) -> int:
     """Bits of the smallest number that is not denormal."""
-    return _bits(torch.finfo(dtype).tiny, dtype)
+    return int(torch.tensor(torch.finfo(dtype).tiny, dtype=dtype).view(_INTEGERS[dtype.itemsize]))
 
 
-@cache
-def largest(dtype: torch.dtype) -> int:
-    """Bits of inf; those of nan are more."""
-    return _bits(math.inf, dtype)
-
-
-def kinds_of(tensor: torch.Tensor) -> Kinds:
-    """The counts of a tensor of floats of two bytes or more."""
-    bits = magnitudes(tensor)
-    low, high = smallest(tensor.dtype), largest(tensor.dtype)
-    zeros = tensor.numel() - int(torch.count_nonzero(bits))
+def kinds_of(values: Floats1D, dtype: torch.dtype) -> Kinds:
+    """The counts of floats that were of this dtype."""
+    bits = _magnitudes(values)
+    low, high = _bounds(dtype, values.dtype.itemsize)
+    zeros = len(values) - int(np.count_nonzero(bits))
     denormal = nan = inf = minus_inf = 0
-    least, most = (int(bound) for bound in torch.aminmax(bits))
-    if least < low:
-        denormal = int(torch.count_nonzero(bits < low)) - zeros
-    if most >= high:
-        nan = int(torch.count_nonzero(bits > high))
-        infinite = tensor[bits == high]
-        inf = int(torch.count_nonzero(infinite > 0))
+    if len(values) and bits.min() < low:
+        denormal = int(np.count_nonzero(bits < low)) - zeros
+    if len(values) and bits.max() >= high:
+        nan = int(np.count_nonzero(bits > high))
+        infinite = values[bits == high]
+        inf = int(np.count_nonzero(infinite > 0))
         minus_inf = len(infinite) - inf
     return Kinds(zeros, denormal, nan, inf, minus_inf)
 
 
-def is_plain(tensor: torch.Tensor) -> torch.Tensor:
-    """Which elements are finite and neither zero nor denormal."""
-    bits = magnitudes(tensor)
-    return (bits >= smallest(tensor.dtype)) & (bits < largest(tensor.dtype))
+def is_plain(values: Floats1D, dtype: torch.dtype) -> NDArray[np.bool_]:
+    """Which elements are finite and neither zero nor denormal in that dtype."""
+    bits = _magnitudes(values)
+    low, high = _bounds(dtype, values.dtype.itemsize)
+    return (bits >= low) & (bits < high)
 
 
 def draw_denormals(count: int, dtype: torch.dtype, signed: bool, generator: torch.Generator) -> torch.Tensor:
@@ -79,5 +87,16 @@ def draw_denormals(count: int, dtype: torch.dtype, signed: bool, generator: torc
     return bits.view(dtype)
 
 
-def _bits(value: float, dtype: torch.dtype) -> int:
-    return int(torch.tensor(value, dtype=dtype).view(_INTEGERS[dtype.itemsize]))
+def _magnitudes(values: Floats1D) -> NDArray[Any]:
+    integer = _NUMPY_INTEGERS[values.dtype.itemsize]
+    bits: NDArray[Any] = values.view(integer) & np.iinfo(integer).max
+    return bits
+
+
+@cache
+def _bounds(dtype: torch.dtype, itemsize: int) -> tuple[int, int]:
+    """Bits of a dtype's smallest number that is not denormal, and of inf, in floats of so many bytes."""
+    integer = _NUMPY_INTEGERS[itemsize]
+    real = np.float32 if itemsize == 4 else np.float64
+    bounds = np.array([torch.finfo(dtype).tiny, math.inf], dtype=real).view(integer)
+    return int(bounds[0]), int(bounds[1])

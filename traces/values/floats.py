@@ -12,9 +12,9 @@ from opgrip.traces.arguments import FormatError
 from opgrip.traces.values import checks
 from opgrip.traces.values.distribution import PROBABILITIES, SHAPES, Distribution, distribution_of
 from opgrip.traces.values.drawing import between, exactly, in_runs, runs_of, shuffled
-from opgrip.traces.values.float_bits import draw_denormals, kinds_of
-from opgrip.traces.values.model import value_models
-from opgrip.traces.values.order import Ordered, order_of
+from opgrip.traces.values.float_bits import as_floats, draw_denormals, kinds_of
+from opgrip.traces.values.model import PIECES, value_models
+from opgrip.traces.values.order import Ordered, last_length, order_of
 
 ROUNDS = 8
 """So often, more numbers are drawn where too many are equal."""
@@ -58,6 +58,7 @@ class Floats(Ordered):
     zero_runs: float | None = None
 
     priority: ClassVar[int] = 90
+    seen: ClassVar[str] = PIECES
 
     @classmethod
     def fit(cls, tensor: torch.Tensor) -> Floats | None:
@@ -69,10 +70,11 @@ class Floats(Ordered):
         if tensor.itemsize == 1:
             # 8-bit floats lack most operations
             tensor = tensor.float()
-        kinds = kinds_of(tensor)
-        spread = distribution_of(tensor, kinds, SAMPLED)
-        order = order_of(tensor)
-        total = tensor.numel()
+        values = as_floats(tensor)
+        kinds = kinds_of(values, tensor.dtype)
+        spread = distribution_of(values, tensor.dtype, kinds, SAMPLED)
+        order = order_of(values, last_length(tensor))
+        total = len(values)
         return cls(
             spread.mean,
             spread.std,
@@ -86,7 +88,7 @@ class Floats(Ordered):
             spread.shape,
             spread.quantiles,
             spread.whole,
-            zero_runs=runs_of(tensor == 0) / total if 0 < kinds.zeros < total else None,
+            zero_runs=runs_of(values == 0) / total if 0 < kinds.zeros < total else None,
             **order,
         )
 

@@ -6,14 +6,15 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
 import torch
 
 from opgrip.traces.arguments import FormatError
 from opgrip.traces.values import checks
 from opgrip.traces.values.drawing import between, distinct, parts, scaled, shuffled
-from opgrip.traces.values.model import value_models
-from opgrip.traces.values.order import Ordered, order_of
-from opgrip.traces.values.tally import SORTED, estimate, is_narrow, tally
+from opgrip.traces.values.model import PIECES, value_models
+from opgrip.traces.values.order import Ordered, last_length, order_of
+from opgrip.traces.values.tally import SORTED, Integers1D, estimate, is_narrow, tally
 
 FREQUENT = 64
 """How many distinct values are kept with their counts."""
@@ -48,6 +49,7 @@ class Integers(Ordered):
     total: int | None = None
 
     priority: ClassVar[int] = 60
+    seen: ClassVar[str] = PIECES
 
     @classmethod
     def fit(cls, tensor: torch.Tensor) -> Integers | None:
@@ -55,9 +57,8 @@ class Integers(Ordered):
         if tensor.dtype.is_floating_point or tensor.dtype.is_complex or tensor.dtype == torch.bool:
             return None
         # torch lacks most operations for the wider unsigned types
-        whole = tensor.to(torch.int64)
-        flat = whole.reshape(-1)
-        low, high = (int(bound) for bound in torch.aminmax(flat))
+        flat = tensor.to(torch.int64).numpy().reshape(-1)
+        low, high = int(flat.min()), int(flat.max())
         counted = len(flat) <= SORTED or is_narrow(low, high, len(flat))
         values, counts, distinct_estimate = (*tally(flat), None) if counted else estimate(flat)
         scale = 1.0 if counted else len(flat) / int(counts.sum())
@@ -65,14 +66,16 @@ class Integers(Ordered):
         if low <= 0 <= high and (len(frequent) < len(counts) or not counted):
             frequent = _with_zero(frequent, int(counts[_places(values, [0])].sum()))
         frequent_values = [value for value, _ in frequent]
-        zipf = _zipf(counts.index_fill(0, _places(values, frequent_values), 1))
+        rest = counts.copy()
+        rest[_places(values, frequent_values)] = 1
+        zipf = _zipf(rest)
         bounds = _range_without(low, high, values, set(frequent_values))
         frequent = [[value, round(count * scale)] for value, count in frequent]
         if not counted and 0 in frequent_values:
-            zeros = len(flat) - int(torch.count_nonzero(flat))
+            zeros = len(flat) - int(np.count_nonzero(flat))
             frequent = [[value, count if value else zeros] for value, count in frequent]
         others = 0 if bounds[0] is None else max(1, len(flat) - sum(count for _, count in frequent))
-        order = order_of(whole)
+        order = order_of(flat, last_length(tensor))
         return cls(
             frequent,
             *bounds,
@@ -145,16 +148,17 @@ class Integers(Ordered):
         return values.repeat_interleave(parts(count, ranks.pow(-self.zipf), most))
 
 
-def _frequent(values: torch.Tensor, counts: torch.Tensor, complete: bool) -> list[list[int]]:
+def _frequent(values: Integers1D, counts: Integers1D, complete: bool) -> list[list[int]]:
     """The most frequent values and their counts.
 
     Parameters
     ----------
     complete : these are all values and not those of a sample
     """
-    most, places = counts.topk(min(FREQUENT, len(counts)))
+    places = np.argsort(-counts, kind="stable")[:FREQUENT]
+    most = counts[places]
     # a value met once tells nothing that the range does not, unless all values are kept
-    count = len(counts) if complete and len(counts) <= FREQUENT else int(torch.count_nonzero(most > 1))
+    count = len(counts) if complete and len(counts) <= FREQUENT else int(np.count_nonzero(most > 1))
     return [list(pair) for pair in zip(values[places[:count]].tolist(), most[:count].tolist(), strict=True)]
 
 
@@ -165,14 +169,15 @@ def _with_zero(frequent: list[list[int]], zeros: int) -> list[list[int]]:
     return [*frequent[: FREQUENT - 1], [0, zeros]]
 
 
-def _places(values: torch.Tensor, queries: list[int]) -> torch.Tensor:
+def _places(values: Integers1D, queries: list[int]) -> Integers1D:
     """Where these are among the distinct values, in ascending order; those that are not there are left out."""
-    query_tensor = torch.tensor(queries, dtype=torch.int64, device=values.device)
-    places = torch.searchsorted(values, query_tensor).clamp(max=len(values) - 1)
-    return places[values[places] == query_tensor]
+    wanted = np.array(queries, dtype=np.int64)
+    places = np.searchsorted(values, wanted).clip(max=len(values) - 1)
+    there: Integers1D = places[values[places] == wanted]
+    return there
 
 
-def _range_without(low: int, high: int, values: torch.Tensor, frequent: set[int]) -> tuple[int | None, int | None]:
+def _range_without(low: int, high: int, values: Integers1D, frequent: set[int]) -> tuple[int | None, int | None]:
     """Smallest and largest of the elements that are none of the frequent values; None where there is none.
 
     Parameters
@@ -185,15 +190,15 @@ def _range_without(low: int, high: int, values: torch.Tensor, frequent: set[int]
     return (min(others), max(others)) if others else (None, None)
 
 
-def _zipf(counts: torch.Tensor) -> float:
+def _zipf(counts: Integers1D) -> float:
     """The exponent by which counts fall with their rank, those of one left out."""
     most = int(counts.max()) if len(counts) else 0
     if most < 2:
         return 0.0
     # how many values have so large a count or a larger one
-    ranks = torch.bincount(counts).flip(0).cumsum(0)
-    probe_ranks = torch.tensor([2**power for power in range(len(counts).bit_length())], device=counts.device)
-    sizes = (most - torch.searchsorted(ranks, probe_ranks)).tolist()
+    ranks = np.bincount(counts)[::-1].cumsum()
+    probe_ranks = [2**power for power in range(len(counts).bit_length())]
+    sizes = (most - np.searchsorted(ranks, probe_ranks)).tolist()
     points = [(math.log(2**power), math.log(size - 1)) for power, size in enumerate(sizes) if size > 1]
     if len(points) < 2:
         return 0.0

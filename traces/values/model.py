@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import MISSING, fields
+from functools import lru_cache
 from typing import Any, ClassVar, Protocol
 
 import torch
 
 from opgrip.traces.arguments import FormatError, Json, decode, encode
 from opgrip.traces.registry import Registry
+from opgrip.traces.values.pieces import MOST, pieces
+
+ALL, PIECES, ROWS = "all", "pieces", "rows"
+"""What a kind of model sees of a large tensor of whose elements none decides for itself: all, pieces, whole rows."""
 
 
 class Drawable(Protocol):
@@ -50,25 +55,34 @@ value_models: Registry[type[ValueModel]] = Registry("opgrip.traces.values", "opg
 """Kinds of value models by the name that stands in the trace."""
 
 
-def fit(tensor: torch.Tensor, requested_kinds: Collection[str] = ()) -> ValueModel | None:
+def fit(tensor: torch.Tensor, requested_kinds: Collection[str] = (), exact: bool = True) -> ValueModel | None:
     """The first model that fits a tensor, None for an empty one.
 
     Parameters
     ----------
     requested_kinds : names of kinds to try that else are not, those with `on_request = True`
+    exact : all kinds see all elements; else of a large tensor some see pieces, as their `seen` says
     """
     if tensor.numel() == 0:
         return None
-    kinds = [
-        kind for name, kind in value_models.items() if name in requested_kinds or not getattr(kind, "on_request", False)
-    ]
     with torch.no_grad():
         plain = tensor.detach().resolve_conj().resolve_neg()
-        for kind in sorted(kinds, key=lambda kind: kind.priority):
-            model = kind.fit(plain)
+        parts = {ALL: plain}
+        for kind in _kinds(frozenset(requested_kinds), len(value_models.names())):
+            seen = ALL if exact or plain.numel() <= MOST else getattr(kind, "seen", ALL)
+            if seen not in parts:
+                parts[seen] = pieces(plain, whole_rows=seen == ROWS and plain.dim() > 1)
+            model = kind.fit(parts[seen])
             if model is not None:
                 return model
     return None
+
+
+@lru_cache
+def _kinds(requested: frozenset[str], known: int) -> tuple[type[ValueModel], ...]:
+    """The kinds to try, in their order, of so many that are known by now."""
+    kinds = [kind for name, kind in value_models.items() if name in requested or not getattr(kind, "on_request", False)]
+    return tuple(sorted(kinds, key=lambda kind: kind.priority))
 
 
 def sample(tensor: torch.Tensor, most: int) -> torch.Tensor:

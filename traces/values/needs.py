@@ -48,6 +48,15 @@ class Need:
     refine: Refine | None = None
     of: str = ""
 
+    def is_about(self, op: str) -> bool:
+        """Whether this row is about an operator, whatever its arguments are."""
+        return fnmatchcase(op, self.op.removeprefix("!")) is not self.op.startswith("!")
+
+    @property
+    def counts_all(self) -> bool:
+        """Whether a few elements among many decide: what sizes are, or what is read."""
+        return self.why == _COUNT or self.model not in ("", "floats")
+
 
 def fit_argument(op: str, argument: str, tensor: torch.Tensor) -> ValueModel | None:
     """The first model that fits an argument of an operator, None for an empty tensor.
@@ -58,7 +67,8 @@ def fit_argument(op: str, argument: str, tensor: torch.Tensor) -> ValueModel | N
     argument : its name in the operator's schema, that of the list for tensors in a list; for a function of an extension
         the keyword, or the place as text
     """
-    return fit(tensor, {need.model for need in _needs(op, argument, tensor.dtype)})
+    needs = _needs(op, argument, tensor.dtype)
+    return fit(tensor, {need.model for need in needs}, any(need.counts_all for need in needs))
 
 
 def refine_model(op: str, argument: str, model: ValueModel, outputs: Any) -> ValueModel:
@@ -74,6 +84,12 @@ def refine_model(op: str, argument: str, model: ValueModel, outputs: Any) -> Val
     return model
 
 
+@lru_cache(maxsize=4096)
+def is_refined(op: str) -> bool:
+    """Whether the outputs of an operator tell something of the values that it takes."""
+    return any(need.refine is not None and need.is_about(op) for need in NEEDS)
+
+
 def depends_on_values(op: str, argument: str, dtype: torch.dtype) -> bool:
     """Whether other values of an argument could change the operator's time or the sizes of its outputs."""
     return any(need.varies for need in _needs(op, argument, dtype))
@@ -85,7 +101,7 @@ def _needs(op: str, argument: str, dtype: torch.dtype | None) -> tuple[Need, ...
     return tuple(
         need
         for need in NEEDS
-        if fnmatchcase(op, need.op.removeprefix("!")) is not need.op.startswith("!")
+        if need.is_about(op)
         and any(fnmatchcase(argument, name) for name in need.argument.split("|"))
         and (dtype is None or not need.of or _kind(dtype) in need.of.split("|"))
     )

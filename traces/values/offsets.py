@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
 import torch
 
 from opgrip.traces.arguments import FormatError
@@ -52,11 +53,11 @@ class Offsets:
         head = leading(tensor, DISTINCT).tolist()
         if head != sorted(head) or len(head) < 2:
             return None
-        values = tensor.to(torch.int64)
+        values = tensor.to(torch.int64).numpy()
         first, last = int(values[0]), int(values[-1])
         if last - first > checks.HIGHEST:
             return None
-        lengths = values.diff()
+        lengths = np.diff(values)
         if int(lengths.min()) < 0:
             return None
         sizes, counts = tally(lengths)
@@ -65,7 +66,7 @@ class Offsets:
             pairs = [[size, count] for size, count in zip(sizes.tolist(), counts.tolist(), strict=True)]
             return cls(first, last, len(lengths), empty, lengths=pairs)
         places = [empty + round(at * (len(lengths) - empty - 1)) for at in PROBABILITIES]
-        ranks = torch.searchsorted(counts.cumsum(0), torch.tensor(places, device=tensor.device), right=True)
+        ranks = np.searchsorted(counts.cumsum(), places, side="right")
         return cls(first, last, len(lengths), empty, quantiles=[float(size) for size in sizes[ranks].tolist()])
 
     def check(self) -> None:

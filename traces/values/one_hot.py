@@ -9,7 +9,7 @@ import torch
 
 from opgrip.traces.values import checks
 from opgrip.traces.values.drawing import between, shuffled
-from opgrip.traces.values.model import value_models
+from opgrip.traces.values.model import ROWS, value_models
 
 FREQUENT = 64
 
@@ -31,6 +31,7 @@ class OneHot:
     others: int
 
     priority: ClassVar[int] = 15
+    seen: ClassVar[str] = ROWS
 
     @classmethod
     def fit(cls, tensor: torch.Tensor) -> OneHot | None:

@@ -6,12 +6,13 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from opgrip.traces.arguments import FormatError
 from opgrip.traces.values import checks
 from opgrip.traces.values.drawing import exactly, shuffled
-from opgrip.traces.values.model import leading
 
 LOOKED_AT = 1 << 20
 """So many elements, the first ones, are compared with their neighbours."""
@@ -70,30 +71,38 @@ class Ordered:
         turns, changes = min(rises, falls), rises + falls
         if turns <= changes // 4:
             return _in_runs(values, turns + 1, downwards, generator)
-        usual, differing = _mean_step(values), int(torch.count_nonzero(values[1:] != values[:-1]))
+        usual, differing = _mean_step(_as_array(values)), int(torch.count_nonzero(values[1:] != values[:-1]))
         # only those neighbours that differ tell whether they are near
         if self.step and self.step / changes < CLOSE * usual / max(1, differing):
             return _random_walk(values, self.step, usual, generator)
         return values if changes > 0.98 * pairs else _in_blocks(values, changes + 1, generator)
 
 
-def order_of(tensor: torch.Tensor) -> dict[str, Any]:
-    """The fields of `Ordered` for a tensor."""
-    part = leading(tensor, LOOKED_AT)
-    flat = part.reshape(-1)
+def last_length(tensor: torch.Tensor) -> int:
+    """The length of a row, which all of a tensor without dimensions is."""
+    return tensor.shape[-1] if tensor.dim() else 1
+
+
+def order_of(values: NDArray[Any], row: int) -> dict[str, Any]:
+    """The fields of `Ordered` for the elements of a tensor.
+
+    Parameters
+    ----------
+    values : (N,), in row-major order
+    row : length of the last dimension; of a tensor that has no other, N
+    """
+    flat = values[: max(1, LOOKED_AT // row) * row if row < len(values) else LOOKED_AT]
     pairs = len(flat) - 1
     if pairs < 1:
         return {}
     rising, falling = (flat[1:] > flat[:-1]), (flat[1:] < flat[:-1])
-    rises, falls = int(torch.count_nonzero(rising)), int(torch.count_nonzero(falling))
-    step = _mean_step(flat)
+    rises, falls = int(np.count_nonzero(rising)), int(np.count_nonzero(falling))
     by_row = False
-    if part.dim() > 1 and part.shape[-1] > 2 and 0 < min(rises, falls) < len(flat) // part.shape[-1]:
+    if 2 < row < len(flat) and 0 < min(rises, falls) < len(flat) // row:
         # rows that are sorted turn back nowhere but between them
         turns = falling if falls < rises else rising
-        between = turns[part.shape[-1] - 1 :: part.shape[-1]]
-        by_row = int(torch.count_nonzero(between)) == min(rises, falls)
-    return {"rises": rises / pairs, "falls": falls / pairs, "step": step, "by_row": by_row}
+        by_row = int(np.count_nonzero(turns[row - 1 :: row])) == min(rises, falls)
+    return {"rises": rises / pairs, "falls": falls / pairs, "step": _mean_step(flat), "by_row": by_row}
 
 
 def _in_runs(values: torch.Tensor, count: int, downwards: bool, generator: torch.Generator) -> torch.Tensor:
@@ -105,14 +114,19 @@ def _in_runs(values: torch.Tensor, count: int, downwards: bool, generator: torch
     return ranked[runs.argsort(stable=True)]
 
 
-def _mean_step(values: torch.Tensor) -> float:
+def _as_array(values: torch.Tensor) -> NDArray[Any]:
+    return values.double().cpu().numpy()
+
+
+def _mean_step(values: NDArray[Any]) -> float:
     """Mean distance of neighbours that are finite, 0 where there are none."""
-    distances = values[: STEPPED + 1].double().diff().abs()
-    mean = distances.mean().item() if len(distances) else 0.0
+    with np.errstate(over="ignore", invalid="ignore"):
+        distances = np.abs(np.diff(values[: STEPPED + 1].astype(np.float64)))
+        mean = float(distances.mean()) if len(distances) else 0.0
     if math.isfinite(mean):
         return mean
-    distances = distances[distances.isfinite()]
-    return distances.mean().item() if len(distances) else 0.0
+    distances = distances[np.isfinite(distances)]
+    return float(distances.mean()) if len(distances) else 0.0
 
 
 def _random_walk(values: torch.Tensor, step: float, usual: float, generator: torch.Generator) -> torch.Tensor:
@@ -130,7 +144,7 @@ def _random_walk(values: torch.Tensor, step: float, usual: float, generator: tor
         folded = ((noise * spread).cumsum(0).remainder(2) - 1).abs()
         walk[folded.argsort()] = ranked
         # where values are more crowded than elsewhere, steps differ
-        spread *= step / max(_mean_step(walk), 1e-3 * step)
+        spread *= step / max(_mean_step(_as_array(walk)), 1e-3 * step)
     return walk
 
 

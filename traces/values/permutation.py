@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
 import torch
 
 from opgrip.traces.values import checks
 from opgrip.traces.values.drawing import distinct
 from opgrip.traces.values.model import value_models
-from opgrip.traces.values.order import Ordered, order_of
+from opgrip.traces.values.order import Ordered, last_length, order_of
+from opgrip.traces.values.pieces import MOST, pieces
 
 
 @value_models.register("permutation")
@@ -30,15 +32,17 @@ class Permutation(Ordered):
             return None
         if tensor.itemsize == 1 and tensor.numel() > 256:
             return None
-        values = tensor.to(torch.int64)
-        low, high = (int(bound) for bound in torch.aminmax(values))
-        count = values.numel()
+        if tensor.numel() > MOST and _has_equal(pieces(tensor)):
+            return None
+        values = tensor.to(torch.int64).numpy().reshape(-1)
+        low, high = int(values.min()), int(values.max())
+        count = len(values)
         # most others are told by their sum, which may overflow alike on both sides
         if high - low + 1 != count or (int(values.sum()) - (low + high) * count // 2) % (1 << 64):
             return None
-        if int(torch.bincount(values.reshape(-1) - low).max()) != 1:
+        if int(np.bincount(values - low).max()) != 1:
             return None
-        return cls(low, high, **order_of(values))
+        return cls(low, high, **order_of(values, last_length(tensor)))
 
     def check(self) -> None:
         """A range."""
@@ -54,3 +58,7 @@ class Permutation(Ordered):
         else:
             values = torch.randperm(count, generator=generator, device=generator.device) % width + self.low
         return self.arranged(values, shape, generator).to(dtype).reshape(shape)
+
+
+def _has_equal(part: torch.Tensor) -> bool:
+    return len(np.unique(part.to(torch.int64).numpy())) < part.numel()

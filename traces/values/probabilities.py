@@ -11,8 +11,8 @@ import torch
 from opgrip.traces.arguments import FormatError
 from opgrip.traces.values import checks
 from opgrip.traces.values.drawing import exactly
-from opgrip.traces.values.float_bits import draw_denormals, kinds_of
-from opgrip.traces.values.model import value_models
+from opgrip.traces.values.float_bits import as_floats, draw_denormals, kinds_of
+from opgrip.traces.values.model import ROWS, value_models
 
 TRIED = 1 << 15
 """On so many elements the spread of the logits is found."""
@@ -35,6 +35,7 @@ class Probabilities:
     denormals: float = 0.0
 
     priority: ClassVar[int] = 70
+    seen: ClassVar[str] = ROWS
 
     @classmethod
     def fit(cls, tensor: torch.Tensor) -> Probabilities | None:
@@ -49,7 +50,7 @@ class Probabilities:
         sums = tensor.sum(-1, dtype=torch.float64 if tensor.dtype == torch.float64 else torch.float32)
         if not bool(((sums - 1).abs() < tolerance).all()) or float(tensor.min()) < 0:
             return None
-        kinds = kinds_of(tensor)
+        kinds = kinds_of(as_floats(tensor), tensor.dtype)
         peak = tensor.amax(-1).double().mean().item()
         return cls(min(1.0, peak), kinds.zeros / tensor.numel(), kinds.denormals / tensor.numel())
 

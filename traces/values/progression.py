@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from opgrip.traces.values import checks
 from opgrip.traces.values.model import leading, value_models
 
-HEAD = 64
+HEADS = (64, 1 << 12, 1 << 16)
+"""So many elements, the first ones, are looked at before all are, until two of them differ."""
 WIDE_UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
 
 
@@ -35,8 +38,7 @@ class Progression:
         narrow = tensor.dtype.is_floating_point and tensor.dtype.itemsize == 1
         if tensor.dtype == torch.bool or tensor.dtype.is_complex or narrow:
             return None
-        head = leading(tensor, HEAD).reshape(-1).tolist()
-        if not _may_be(head):
+        if not _may_be(tensor):
             return None
         flat = tensor.reshape(-1)
         if flat.dtype in WIDE_UNSIGNED:
@@ -75,18 +77,25 @@ class Progression:
         return ((places if whole else places.double()) * self.step + self.start).to(dtype).reshape(shape)
 
 
-def _may_be(head: list[int] | list[float]) -> bool:
-    """Whether a progression can begin with these elements."""
-    first = head[0]
-    repeats = next((at for at, value in enumerate(head) if value != first), None)
-    if not repeats:
-        # nan is not even equal to itself
-        return repeats is None
-    step = head[repeats] - first
-    for count, at in enumerate(range(0, len(head), repeats)):
-        if head[at] != first + step * count:
-            return head[at] == first
+def _may_be(tensor: torch.Tensor) -> bool:
+    """Whether a progression can begin with a tensor's first elements."""
+    for count in HEADS:
+        head = leading(tensor, count).reshape(-1)
+        values = head.to(torch.float64 if tensor.dtype.is_floating_point else torch.int64).numpy()
+        differs = values != values[0]
+        repeats = int(differs.argmax())
+        if differs[repeats]:
+            # nan is not even equal to itself
+            return bool(repeats) and _goes_on(values[::repeats])
     return True
+
+
+def _goes_on(blocks: NDArray[Any]) -> bool:
+    """Whether these begin a progression, which begins anew after some."""
+    ramp = blocks[0] + (blocks[1] - blocks[0]) * np.arange(len(blocks))
+    breaks = blocks != ramp
+    period = int(breaks.argmax())
+    return not breaks[period] or bool((blocks == np.resize(blocks[:period], len(blocks))).all())
 
 
 def _first(mask: torch.Tensor) -> int | None:

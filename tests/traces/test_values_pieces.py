@@ -1,0 +1,103 @@
+"""Large tensors whose elements do not decide one by one are looked at in pieces."""
+
+from __future__ import annotations
+
+import math
+import time
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from opgrip.traces.values import fit_argument
+from opgrip.traces.values.booleans import Booleans
+from opgrip.traces.values.constant import Constant
+from opgrip.traces.values.floats import Floats
+from opgrip.traces.values.integers import Integers
+from opgrip.traces.values.one_hot import OneHot
+from opgrip.traces.values.permutation import Permutation
+from opgrip.traces.values.pieces import MOST, pieces
+from opgrip.traces.values.probabilities import Probabilities
+from opgrip.traces.values.progression import Progression
+
+ADD = "aten.add.Tensor"
+
+
+def test_a_look_does_not_go_through_all_elements() -> None:
+    # a terabyte, of which a row is there
+    tensor = torch.randn(1, 300).expand(1 << 30, 300)
+    began = time.perf_counter()
+    model = fit_argument(ADD, "self", tensor)
+    assert time.perf_counter() - began < 1
+    assert isinstance(model, Floats)
+    assert abs(model.mean - tensor[0].mean()) < 0.2
+
+
+@given(
+    shape=st.lists(st.integers(1, 40), min_size=0, max_size=4),
+    last=st.sampled_from([1, 3, 255, 256, 257, 3000, MOST + 1]),
+    turned=st.booleans(),
+)
+def test_pieces_are_parts_of_rows(shape: list[int], last: int, turned: bool) -> None:
+    shape = [*shape, last]
+    while math.prod(shape) <= MOST:
+        shape = [3, *shape]
+    if math.prod(shape) > 1 << 22:
+        return
+    tensor = torch.arange(math.prod(shape)).reshape(shape)
+    if turned and tensor.dim() > 1:
+        # the same numbers in the same order, in other memory
+        tensor = tensor.mT.contiguous().mT
+    for whole_rows in (False, True):
+        part = pieces(tensor, whole_rows)
+        rows = part.reshape(-1, part.shape[-1])
+        assert part.shape[-1] == (last if whole_rows else min(last, 256))
+        assert bool((rows.diff(dim=-1) == 1).all())
+        assert bool((rows[:, 0] // last == rows[:, -1] // last).all())
+        # where a part of a row would reach beyond its end, it is moved, and may lie over another
+        assert len(rows.unique()) == rows.numel() or (256 < last < 2 * rows.numel() and not whole_rows)
+        assert whole_rows or rows.numel() <= MOST
+
+
+@pytest.mark.parametrize(
+    ("tensor", "kind"),
+    [
+        (torch.zeros(1 << 20), Constant),
+        (torch.nn.functional.one_hot(torch.randint(0, 9, (10_000,)), 9), OneHot),
+        (torch.rand(1 << 16) < 0.5, Booleans),
+        (torch.arange(1 << 16), Progression),
+        (torch.arange(100.0).repeat_interleave(1000), Progression),
+        (torch.randperm(1 << 16), Permutation),
+        (torch.randn(8, 2000).softmax(-1), Probabilities),
+        (torch.randn(4, 30_000).softmax(-1), Probabilities),
+        (torch.randint(0, 80, (1 << 16,)), Integers),
+        (torch.randn(256, 256).relu(), Floats),
+    ],
+)
+def test_what_a_large_tensor_is_shows_in_its_pieces(tensor: torch.Tensor, kind: type) -> None:
+    model = fit_argument(ADD, "self", tensor)
+    assert isinstance(model, kind)
+    again = model.draw(tuple(tensor.shape), tensor.dtype, torch.Generator().manual_seed(0))
+    assert again.shape == tensor.shape
+    assert abs((again == 0).double().mean() - (tensor == 0).double().mean()) < 0.05
+
+
+def test_sorted_rows_show_in_pieces() -> None:
+    model = fit_argument(ADD, "self", torch.randn(500, 100).sort(dim=-1).values)
+    assert isinstance(model, Floats)
+    assert model.by_row
+    assert not fit_argument(ADD, "self", torch.randn(500, 100)).by_row  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(("op", "argument"), [("aten.nonzero.default", "self"), ("aten.masked_select.default", "mask")])
+def test_where_a_count_is_an_outputs_size_all_elements_are_counted(op: str, argument: str) -> None:
+    mask = torch.zeros(1 << 20, dtype=torch.bool)
+    mask[12345] = mask[777777] = True
+    model = fit_argument(op, argument, mask)
+    assert isinstance(model, Booleans)
+    assert model.true == 2
+    if op == "aten.nonzero.default":
+        model = fit_argument(op, argument, mask.float() * 0.3)
+        assert isinstance(model, Floats)
+        assert round((1 - model.zeros) * (1 << 20)) == 2
