@@ -7,12 +7,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from opgrip.capture.dispatch import UNPAIRED
 from opgrip.capture.page_faults import FEWEST
+from opgrip.capture.place_times import PlaceTimes
 from opgrip.capture.recorder import Recorder
 from opgrip.capture.thread_mode import ThreadMode
-from opgrip.traces.records import Calls, Entered, Record, Thread
+from opgrip.traces.records import NO_STORAGE, Calls, Entered, Record, Thread
 
 BLOCK = 1024
 """Calls in one record."""
@@ -24,11 +26,28 @@ MOST_SEQUENCES = 1 << 18
 
 @dataclass(frozen=True, slots=True)
 class CallBlock:
-    """Some calls of a thread, each with the storages of its tensors."""
+    """Some calls of a thread.
+
+    Attributes
+    ----------
+    calls : a row each: number of its pair, start, end, sequence number
+    tensors : how many tensors each has
+    flows : their storages, one call's after another's
+    """
 
     mode: ThreadMode
-    calls: list[list[int]]
-    flows: list[list[int]]
+    calls: NDArray[np.int64]
+    tensors: NDArray[np.int64]
+    flows: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.calls)
+
+    def part(self, first: int, stop: int) -> CallBlock:
+        """The calls from one place to before another."""
+        ends = np.concatenate([[0], np.cumsum(self.tensors)])
+        own, flows = slice(first, stop), slice(ends[first], ends[stop])
+        return CallBlock(self.mode, self.calls[own], self.tensors[own], self.flows[flows])
 
 
 class Blocks:
@@ -37,13 +56,16 @@ class Blocks:
     Attributes
     ----------
     calls : how many there were
+    perturbed : how many of them ran right after the capture's own work
     marks : how many of them were marks of `record_function`, by their signature
     """
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
         self.calls = 0
+        self.perturbed = 0
         self.marks: Counter[int] = Counter()
+        self._place_times = PlaceTimes()
         self._threads: dict[int, int] = {}
         self._newest = -1
         # by thread: the last sequence number, the scope of the forward call that made each node, the last call
@@ -63,43 +85,51 @@ class Blocks:
         # the last threads first: what they run backward, those before them ran forward, and is taken afterwards
         for mode in reversed(self.recorder.modes):
             count = len(mode.rows)
-            values = mode.rows[:count]
-            calls, flows, used = self._split(values, remaining_calls)
+            whole, used = self._split(mode, mode.rows[:count], remaining_calls)
             del mode.rows[:used]
             if remaining_calls is not None:
-                remaining_calls -= len(calls)
-            firsts = range(0, len(calls), BLOCK)
-            blocks[:0] = [
-                CallBlock(mode, calls[first : first + BLOCK], flows[first : first + BLOCK]) for first in firsts
-            ]
+                remaining_calls -= len(whole)
+            blocks[:0] = [whole.part(first, min(first + BLOCK, len(whole))) for first in range(0, len(whole), BLOCK)]
         # all forward calls are known before the first call of a backward pass is paired
         for block in blocks:
             self._remember_forward(block)
         return blocks
 
-    def records(self, block: CallBlock) -> Iterator[Record]:
-        """The records of what `take` gave."""
-        mode, pairs = block.mode, self.recorder.pairs
-        table = np.array(block.calls, dtype=np.int64)
+    def records(self, block: CallBlock, learning: bool = False) -> Iterator[Record]:
+        """The records of what `take` gave.
+
+        Parameters
+        ----------
+        learning : the calls themselves are neither among them nor counted
+        """
+        mode, pairs, table = block.mode, self.recorder.pairs, block.calls
         signature, scope, tensors = zip(*[pairs[pair] for pair in table[:, 0].tolist()], strict=True)
         self.recorder.observations.count(signature, self.recorder.modes)
-        scopes = self._pair_with_forward(list(scope), table[:, 3].tolist())
+        scopes = self._pair_with_forward(list(scope), table[:, 3])
         yield from self._thread(mode)
         starts = table[:, 1].tolist()
         start, duration = table[:, 1] - self.recorder.started_ns, table[:, 2] - table[:, 1]
         counted = mode.faults.take(starts)
         for place, (_, began, without_counting) in counted.items():
             start[place], duration[place] = began - self.recorder.started_ns, without_counting
+        perturbed = mode.own_work.take(start + self.recorder.started_ns, start + self.recorder.started_ns + duration)
         page_faults = [(place, faults) for place, (faults, *_) in counted.items() if faults >= FEWEST]
-        flows = [number for flow in block.flows for number in flow]
+        flows = block.flows.tolist()
         columns = (list(signature), scopes, start.tolist(), duration.tolist(), list(tensors))
         with self.recorder.graphs.question() as may_ask:
             device_ns = mode.device.times_ns(starts, may_ask)
         streams = mode.device.streams(starts)
-        yield Calls(self._threads[mode.number], *columns, flows, self._newest, device_ns, page_faults, streams)
+        self._last[mode.number] = int(table[-1, 1]), int(table[-1, 2])
+        for number, there in self._place_times.note(signature, scope, _first(block), duration):
+            self.recorder.observations.want_at(number, there, self.recorder.modes)
+        if learning:
+            return
+        yield Calls(
+            self._threads[mode.number], *columns, flows, self._newest, device_ns, page_faults, streams, perturbed
+        )
+        self.perturbed += sum(count for _, count in perturbed)
         if self.recorder.kernels is not None:
             self.recorder.kernels.note(self._threads[mode.number], mode.idents, signature, starts, table[:, 2].tolist())
-        self._last[mode.number] = int(table[-1, 1]), int(table[-1, 2])
         self._newest = max(self._newest, *flows) if flows else self._newest
         self.calls += len(table)
         if self.recorder.marks:
@@ -114,17 +144,21 @@ class Blocks:
                 since = start - self.recorder.started_ns
                 yield Entered(self._threads[mode.number], since, node.scope, node.number, opened)
 
-    def _split(self, values: list[int], most: int | None) -> tuple[list[list[int]], list[list[int]], int]:
-        """Calls and flows of a mode's rows, and how many integers these were."""
-        calls: list[list[int]] = []
-        flows: list[list[int]] = []
+    def _split(self, mode: ThreadMode, values: list[int], most: int | None) -> tuple[CallBlock, int]:
+        """The calls in a mode's rows, and how many integers these were."""
+        # plain integers alone: a list for each call would have Python's collector go through all that a program holds
+        places: list[int] = []
         place, pairs = 0, self.recorder.pairs
-        while place < len(values) and (most is None or len(calls) < most):
-            after = place + COLUMNS + pairs[values[place]][2]
-            calls.append(values[place : place + COLUMNS])
-            flows.append(values[place + COLUMNS : after])
-            place = after
-        return calls, flows, place
+        while place < len(values) and (most is None or len(places) < most):
+            places.append(place)
+            place += COLUMNS + pairs[values[place]][2]
+        rows = np.array(values[:place], dtype=np.int64)
+        firsts = np.array(places, dtype=np.int64)
+        own = firsts[:, None] + np.arange(COLUMNS)
+        is_flow = np.ones(place, dtype=np.bool_)
+        is_flow[own] = False
+        tensors = np.diff(firsts, append=place) - COLUMNS
+        return CallBlock(mode, rows[own], tensors, rows[is_flow]), place
 
     def _thread(self, mode: ThreadMode) -> Iterator[Record]:
         if mode.number not in self._threads:
@@ -134,9 +168,10 @@ class Blocks:
     def _remember_forward(self, block: CallBlock) -> None:
         forward = self._forward.setdefault(block.mode.number, {})
         last = self._sequence.get(block.mode.number, block.mode.first_sequence)
-        for pair, _, _, sequence in block.calls:
+        followed = block.calls[block.calls[:, 3] >= 0]
+        for pair, sequence in zip(followed[:, 0].tolist(), followed[:, 3].tolist(), strict=True):
             signature, scope, _ = self.recorder.pairs[pair]
-            if sequence >= 0 and sequence != last and signature in self.recorder.differentiable:
+            if sequence != last and signature in self.recorder.differentiable:
                 # a node is made before its operator is seen, and counted by then
                 forward[sequence - 1] = scope
                 last = sequence
@@ -144,17 +179,23 @@ class Blocks:
         for number in list(forward)[: max(0, len(forward) - MOST_SEQUENCES)]:
             del forward[number]
 
-    def _pair_with_forward(self, scopes: list[int], sequences: list[int]) -> list[int]:
+    def _pair_with_forward(self, scopes: list[int], sequences: NDArray[np.int64]) -> list[int]:
         """The scopes of a thread's calls, with those of the forward calls for the calls in a backward pass."""
-        paired_scopes = []
-        for scope, sequence in zip(scopes, sequences, strict=True):
-            caused_by = None
-            if sequence < 0 and sequence != UNPAIRED:
-                caused_by = self._forward_scope(-1 - sequence)
-            paired_scopes.append(scope if caused_by is None else self.recorder.backward_scope(scope, caused_by))
-        return paired_scopes
+        for place in np.flatnonzero((sequences < 0) & (sequences != UNPAIRED)).tolist():
+            caused_by = self._forward_scope(-1 - int(sequences[place]))
+            if caused_by is not None:
+                scopes[place] = self.recorder.backward_scope(scopes[place], caused_by)
+        return scopes
 
     def _forward_scope(self, number: int) -> int | None:
         """The scope of the forward call that made a node; None where several threads made one of this number."""
         matching_scopes = [scopes[number] for scopes in self._forward.values() if number in scopes]
         return matching_scopes[0] if len(matching_scopes) == 1 else None
+
+
+def _first(block: CallBlock) -> list[int]:
+    """The memory of each call's first tensor."""
+    firsts = np.cumsum(block.tensors) - block.tensors
+    padded = np.append(block.flows, NO_STORAGE)
+    numbers: list[int] = np.where(block.tensors > 0, padded[firsts], NO_STORAGE).tolist()
+    return numbers

@@ -60,7 +60,6 @@ def capture(model: str | nn.Module, output: str | Path, inputs: Any = None, **op
     excluded = (*OF_COMMAND, "model", "output")
     with in_words_of_python(), warnings.catch_warnings():
         args = arguments_of(make_parser(), ["--output", str(output)], options, excluded)
-        args.steps = args.steps or 1
         check_capture(args)
         ignore_own_warnings()
         reporter = QuietReporter("opgrip")

@@ -26,6 +26,7 @@ from opgrip.capture.choices import (
     OPAQUE,
     OPERATORS,
     SKETCH,
+    VALUE_SHARE,
     VALUES,
 )
 from opgrip.capture.compiled import CompiledWatch, OpaqueMode
@@ -40,7 +41,7 @@ from opgrip.capture.kernels import KernelTimes, check_kernels
 from opgrip.capture.limits import Limits
 from opgrip.capture.processes import ChildFiles, ForkWatch, child_path, own_path
 from opgrip.capture.recorder import Recorder
-from opgrip.capture.schedule import Schedule
+from opgrip.capture.schedule import ALWAYS, Schedule
 from opgrip.capture.scopes import ScopeWatch
 from opgrip.capture.threads import ThreadWatch
 from opgrip.capture.torch_private import load_private
@@ -51,8 +52,6 @@ from opgrip.traces.writer import TraceWriter
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
-
-ALWAYS = Schedule()
 
 
 class Capture:
@@ -87,6 +86,7 @@ class Capture:
         copies and fills that they launch, whose names the trace then has
     values : `sketch` keeps models of tensors' values; `full` also the values of every signature's first call, which
         can be private data, in a file beside: `step.values.safetensors`
+    value_share : of the program's time that looks at values of later calls may take; those beyond it wait
     grip : names of functions whose calls are recorded too, with the operators below them: `module:function`, as shells
         match file names
     grip_to : the folder that a sample of each is written into, at the end at the latest; None for no samples
@@ -98,6 +98,7 @@ class Capture:
     calls, signatures, dropped : after the block, how many calls were recorded, how many distinct ones there were,
         and how many could not be recorded
     marks, mark_signatures : how many of these calls and signatures are marks of `record_function`
+    perturbed : how many ran right after the capture's own work, and are marked so
     stopped : the limit that ended the recording while the program went on, None where none did
     bytes_written : size of the trace before compression
     failure, problem : what kept the trace from being written, and in words, with what there is of it; None where
@@ -128,6 +129,7 @@ class Capture:
         compiled: str = OPERATORS,
         write_ahead: bool = False,
         values: str = SKETCH,
+        value_share: float = VALUE_SHARE,
         device_time: str = EVENTS,
         grip: Iterable[str] = (),
         grip_to: str | Path | None = None,
@@ -143,7 +145,7 @@ class Capture:
         self._file = self.path if str(path) == "-" else Path(self.path).absolute()
         self.schedule = schedule
         self.calls = self.signatures = self.dropped = self.bytes_written = 0
-        self.marks = self.mark_signatures = 0
+        self.marks = self.mark_signatures = self.perturbed = 0
         self.stopped: str | None = None
         self.failure: Exception | None = None
         self.problem: UserError | None = None
@@ -160,7 +162,7 @@ class Capture:
         self._force = force
         self._limits = Limits(max_calls, max_bytes)
         make_mode = OpaqueMode if compiled == OPAQUE else RecordingMode
-        self._recorder = Recorder(make_mode, stack_depth, write_ahead)
+        self._recorder = Recorder(make_mode, stack_depth, write_ahead, value_share)
         self._recorder.write_now = self._write_now
         samples = None if grip_to is None else Path(grip_to)
         self.grips = Grips([parse_pattern(text) for text in grip], to=samples, recorder=self._recorder)
@@ -220,6 +222,7 @@ class Capture:
             self.grips.finish()
         self.calls, self.signatures = flusher.blocks.calls, flusher.signatures
         self.marks, self.mark_signatures = flusher.blocks.marks.total(), len(flusher.blocks.marks)
+        self.perturbed = flusher.blocks.perturbed
         self.stopped = flusher.reached
         self.dropped = sum(recorder.dropped.values())
         self.bytes_written = 0 if flusher.writer is None else flusher.writer.bytes_written
@@ -286,7 +289,7 @@ class Capture:
                 full_values.check(self._file, self._force)
             self._begin_recorder(self._file)
             begin_file = functools.partial(self._begin_file, self._file, self._details)
-            flusher = Flusher(self._recorder, begin_file, self._limits)
+            flusher = Flusher(self._recorder, begin_file, self._limits, learns=self.schedule.warmup > 0)
             flusher.open()
         flusher.__enter__()
         self._flusher = flusher
@@ -328,8 +331,12 @@ class Capture:
         return TraceWriter(path, Header(fields), self._force)
 
     def _follow_schedule(self) -> None:
-        if self.schedule.records(self._step):
+        learns = self.schedule.learns(self._step)
+        if self._flusher is not None:
+            self._flusher.set_learning(learns)
+        if learns or self.schedule.records(self._step):
             self._resume()
+            self._has_recorded = self._has_recorded or not learns
         else:
             self._pause()
             if self.schedule.is_over(self._step):
@@ -339,7 +346,6 @@ class Capture:
         self._recorder.set_idle(False)
         if self._recording:
             return
-        self._has_recorded = True
         self._recording, self._thread = True, threading.get_ident()
         with ExitStack() as hooks:
             for watch in self._watches:
@@ -375,4 +381,5 @@ class Capture:
         self._begin_recorder(path)
         details = self._details | {"parent_pid": os.getppid()}
         self._flusher = Flusher(self._recorder, functools.partial(self._begin_file, path, details), self._limits)
+        self._flusher.set_learning(parent.learning)
         self._flusher.__enter__()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 SKETCH, FULL = VALUES = ("sketch", "full")
 """What is kept of tensors' values: a model, or all of them."""
+VALUE_SHARE = 0.2
+"""Of the program's time that looks at values of later calls may take."""
 OPERATORS, OPAQUE = COMPILED = ("operators", "opaque")
 """What a compiled region is recorded as: the operators that it was made of, or one call."""
 EVENTS, KERNELS = DEVICE_TIMES = ("events", "kernels")

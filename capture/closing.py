@@ -26,7 +26,7 @@ def closing_lines(capture: Capture, interrupted: bool = False) -> Iterator[str]:
         counts = f"{_count(calls, 'call')} of {_count(signatures, 'signature')}"
         yield f"{counts}, {size}, to {where}{ending}"
     elif interrupted:
-        yield "interrupted before an operator was called: there is no trace"
+        yield "interrupted before a call was recorded: there is no trace"
     else:
         yield "no operator was called: there is no trace, and nothing to replay"
     if capture.stopped:

@@ -19,7 +19,8 @@ _SAME = nullcontext()
 def accelerators() -> tuple[str, ...]:
     """The device types whose operators run beside the host, whether there is such a device or not."""
     outside = out_of_tree_device()
-    return (*KINDS, outside) if hasattr(torch, outside) else KINDS
+    # not by an attribute: torch looks long for one that it lacks
+    return (*KINDS, outside) if outside in vars(torch) else KINDS
 
 
 def is_started(kind: str) -> bool:
@@ -46,7 +47,8 @@ def accelerator_of(tensors: Iterable[torch.Tensor], values: Iterable[Any] = ()) 
     """
     devices = [tensor.device for tensor in tensors]
     devices += [value for value in values if isinstance(value, torch.device)]
-    device = next((device for device in devices if device.type in accelerators()), None)
+    kinds = accelerators()
+    device = next((device for device in devices if device.type in kinds), None)
     return None if device is None or not is_started(device.type) else device
 
 

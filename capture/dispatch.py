@@ -20,7 +20,8 @@ from opgrip.capture.contexts import describe_autocast, read_settings
 from opgrip.capture.device_time import DeviceTimer
 from opgrip.capture.devices import accelerator_of
 from opgrip.capture.kernels import identities_here
-from opgrip.capture.observations import looking
+from opgrip.capture.looks import look_at
+from opgrip.capture.own_work import OwnWork
 from opgrip.capture.page_faults import FaultCounter, may_need_pages
 from opgrip.capture.places import BACKWARD, FORWARD, Place, is_running
 from opgrip.capture.predictions import LISTED, ONE, SEVERAL, TWO, Entry, Node, Predictions, sharing
@@ -87,6 +88,7 @@ class RecordingMode(ThreadMode):
         self._pinned_bytes = 0
         self.device = DeviceTimer()
         self.faults = FaultCounter()
+        self.own_work = OwnWork()
         self.predictions = Predictions()
         self.last: Node = self.predictions.nowhere
         self._settings = read_settings()
@@ -193,8 +195,9 @@ class RecordingMode(ThreadMode):
         if self.idle:
             return run()
         try:
+            began = perf_counter_ns()
             sequence = self._sequence()
-            argument_storages = self._storages_in(args, kwargs)
+            argument_storages = self.storages_in(args, kwargs)
             entry = self._by_key(name, kind, args, kwargs, argument_storages)
             scope, pair = self.recorder.point(entry.number, self.place, len(argument_storages) + 1)
             node = Node(entry, (), scope, pair, None)
@@ -209,6 +212,7 @@ class RecordingMode(ThreadMode):
                 run = self.faults.counted(run, lambda: start)
             # a compiled region frees its inputs as it goes
             del args, kwargs, values, tensors
+            self.own_work.add(began)
         except Exception as error:
             self.recorder.drop(name, error)
             return run()
@@ -271,13 +275,7 @@ class RecordingMode(ThreadMode):
 
     def look_at(self, signature: int) -> None:
         for node in self.predictions.nodes_of(signature):
-            self._look_at(node)
-
-    def _look_at(self, node: Node) -> None:
-        recorder, number = self.recorder, node.number
-        take, observe = recorder.observations.take, recorder.observe
-        timed = self.faults.counted(node.op, lambda: self.started)
-        node.op = looking(node, timed, lambda: take(number), lambda args, kwargs: observe(number, args, kwargs))
+            look_at(node, self)
 
     def settle(self) -> None:
         if self._in_backward and current_autograd_node() is None:
@@ -327,7 +325,7 @@ class RecordingMode(ThreadMode):
         elif node.layout == LISTED:
             numbers = [number(storage_address(item)) for item in args[0]]
         else:
-            numbers = list(self._storages_in(args, kwargs or NOTHING))
+            numbers = list(self.storages_in(args, kwargs or NOTHING))
         if None in numbers:
             return None
         alone = len(set(numbers)) == len(numbers)
@@ -336,14 +334,20 @@ class RecordingMode(ThreadMode):
             storages if (alone and node.sharing is None) or (not alone and sharing(storages) == node.sharing) else None
         )
 
-    def _storages_in(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Storages:
+    def storages_in(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Storages:
         return tuple([self._storages.number(tensor) for tensor in tensors_in((*args, *kwargs.values()))])
 
     def _find(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Node, Storages]:
         """The node of a call that was not foreseen."""
+        began = perf_counter_ns()
         self.settle()
-        argument_storages = self._storages_in(args, kwargs)
-        entry = self.predictions.recent(func, args, kwargs, argument_storages)
+        argument_storages = self.storages_in(args, kwargs)
+        pattern = sharing(argument_storages)
+        node = self.predictions.successor(self.last, func, args, kwargs, pattern)
+        if node is not None:
+            self.own_work.add(began)
+            return node, argument_storages
+        entry = self.predictions.recent(func, args, kwargs, pattern)
         if entry is None:
             entry = self._by_key(func, OPERATOR, args, kwargs, argument_storages)
         place, number = self.place, entry.number
@@ -351,15 +355,18 @@ class RecordingMode(ThreadMode):
         modes = is_grad_enabled(), is_inference_mode_enabled()
         node = self.predictions.node(self.last, place, entry, modes, point)
         if self.recorder.observations.is_due(number) and not self.recorder.is_open(number):
-            self._look_at(node)
+            look_at(node, self)
+        self.own_work.add(began)
         return node, argument_storages
 
     def _by_key(self, func: Any, kind: str, args: Any, kwargs: Any, argument_storages: Storages) -> Entry:
         number = self.recorder.signature(func, kind, args, kwargs)
+        family = self.recorder.families[number]
         if kind == OPERATOR and not self.recorder.is_open(number):
-            entry = self.predictions.entry(number, func, args, kwargs, argument_storages)
+            sightings = self.recorder.observations.sightings(number)
+            entry = self.predictions.entry(number, family, func, args, kwargs, argument_storages, sightings)
         else:
-            entry = Entry(number, func, sharing(argument_storages))
+            entry = Entry(number, func, sharing(argument_storages), family)
         if kind == OPERATOR and not entry.timed:
             tensors = tensors_in((*args, *kwargs.values()))
             device = accelerator_of(tensors, (*args, *kwargs.values()))
@@ -396,7 +403,9 @@ class RecordingMode(ThreadMode):
             if shown is not None:
                 result = shown(result)
             if recorder.is_open(node.number):
+                began = perf_counter_ns()
                 recorder.close_signature(node.number, result, raised)
+                self.own_work.add(began)
             result_storages = [self._storages.number(tensor) for tensor in tensors_in((result,))]
             pair = recorder.pair(node.number, node.scope, len(argument_storages) + len(result_storages))
             self.rows.extend((pair, start, end, sequence, *argument_storages, *result_storages))

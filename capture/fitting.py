@@ -17,7 +17,7 @@ from opgrip.capture.signatures import describe_call
 from opgrip.traces.arguments import TensorSpec, map_leaves, numbers_of, tensors, with_numbers
 from opgrip.traces.errors import one_line
 from opgrip.traces.records import Record, Signature, Values
-from opgrip.traces.values import ValueModel, depends_on_values, fit_argument, refine_model
+from opgrip.traces.values import ValueModel, depends_on_values, fit_argument, is_refined, refine_model
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,33 +50,50 @@ class Fitter:
         self._alike: dict[Hashable, list[int | None]] = {}
         self._deferred = Deferred()
 
-    def describe(
-        self, name: Hashable, args: Sequence[Any], kwargs: Mapping[str, Any], refit: bool = False
+    def describe_again(
+        self, name: Hashable, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Arguments with value models: those of another signature whose tensors are alike, or new ones.
-
-        An optimizer whose step counts in a scalar has another signature in each step, of the same hundred tensors.
+        """Arguments with value models of their own.
 
         Parameters
         ----------
         name : the operator, or the name of a function
-        refit : whatever another signature had
         """
-        if refit:
-            return describe_call(args, kwargs, self._fit_for(name))
-        plain = describe_call(args, kwargs, lambda argument: lambda tensor: None)
-        alike = (str(name), tuple(tensors(plain)))
+        return describe_call(args, kwargs, self._fit_for(name))
+
+    def describe(
+        self, name: Hashable, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any], Hashable]:
+        """Arguments with value models, and what those of signatures with such tensors have in common.
+
+        The models are those of another such signature, or new ones: an optimizer whose step counts in a scalar has
+        another signature in each step, of the same hundred tensors.
+        """
+        looked_at: list[tuple[int | str, torch.Tensor]] = []
+
+        def note(argument: int | str) -> FitValues:
+            def place(tensor: torch.Tensor) -> int:
+                looked_at.append((argument, tensor))
+                return len(looked_at) - 1
+
+            return place
+
+        # with places in that list for numbers
+        described = describe_call(args, kwargs, note)
+        op, named = str(name), _names(name)
+        alike = (op, tuple(tensors(described)))
         # whole values are those of this call
-        model_numbers = None if self.full is not None else self._alike.get(alike)
-        if model_numbers is None:
-            described = describe_call(args, kwargs, self._fit_for(name))
-            self._alike[alike] = numbers_of(described)
-            return described
-        described_args, described_kwargs = with_numbers(plain, model_numbers)
-        return described_args, described_kwargs
+        numbers = None if self.full is not None else self._alike.get(alike)
+        if numbers is None:
+            numbers = self._alike[alike] = [self.fit(op, named(argument), tensor) for argument, tensor in looked_at]
+        places = numbers_of(described)
+        described = with_numbers(described, [None if place is None else numbers[place] for place in places])
+        return *described, alike
 
     def refine_by_outputs(self, signature: Signature, name: Hashable) -> Signature:
         """The signature, its models with what its outputs tell of them."""
+        if not is_refined(signature.op):
+            return signature
 
         def refine_tree(argument: str, tree: Any) -> Any:
             def refine_leaf(leaf: Any) -> Any:

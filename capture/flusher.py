@@ -31,16 +31,24 @@ class Flusher:
     Parameters
     ----------
     open_writer : begins the file, when there is something to write
+    learns : some steps are not to be recorded, and what no recorded call refers to is not written
 
     Attributes
     ----------
+    learning : calls are thrown away
     failure : what stopped the writing, None where nothing did
     discarded : leave no file
     discards_empty : leave none where nothing was called
     reached : the limit that ended the recording, None where none did
     """
 
-    def __init__(self, recorder: Recorder, open_writer: Callable[[], TraceWriter], limits: Limits = UNLIMITED) -> None:
+    def __init__(
+        self,
+        recorder: Recorder,
+        open_writer: Callable[[], TraceWriter],
+        limits: Limits = UNLIMITED,
+        learns: bool = False,
+    ) -> None:
         self.recorder = recorder
         self.limits = limits
         self.writer: TraceWriter | None = None
@@ -49,7 +57,9 @@ class Flusher:
         self.discards_empty = False
         self.reached: str | None = None
         self.blocks = Blocks(recorder)
-        self._held = Held() if limits else None
+        self.learning = False
+        self._learns = learns
+        self._held = Held() if limits or learns else None
         self._open_writer = open_writer
         self._writing = threading.Lock()
         self._stop = threading.Event()
@@ -92,7 +102,7 @@ class Flusher:
                 windows = [] if kernels is None else kernels.take_windows()
                 while self.reached is None and (blocks := self.blocks.take(self._room())):
                     for block in self._within_limit(blocks):
-                        self._write(self.blocks.records(block))
+                        self._write(self.blocks.records(block, self.learning))
                         if self._at_limit():
                             break
                         if pause_s:
@@ -108,6 +118,13 @@ class Flusher:
                 # what cannot be written is not kept either
                 self.recorder.stop()
 
+    def set_learning(self, learning: bool) -> None:
+        """Throw calls away from now on, or record them; those before now are not concerned."""
+        if learning is not self.learning:
+            self.flush()
+            self.learning = learning
+            self.recorder.observations.set_learning(learning)
+
     def problem_with(self, path: str | Path) -> UserError | None:
         """Why there is no whole trace under a path, and what there is of it; None where nothing stopped the writing."""
         if self.failure is None:
@@ -120,15 +137,17 @@ class Flusher:
 
     @property
     def signatures(self) -> int:
-        """How many signatures are in the file, where a limit was reached; else how many were met."""
-        return self.recorder.signatures if self.reached is None or self._held is None else self._held.signatures
+        """How many signatures are in the file, where some may be left out of it; else how many were met."""
+        if self._held is None or not (self._learns or self.reached is not None):
+            return self.recorder.signatures
+        return self._held.signatures
 
     def write_running(self) -> None:
         """Write which calls the threads are in."""
         with self._writing:
             try:
                 running = list(self.blocks.running())
-                if running and self.reached is None:
+                if running and self.reached is None and not self.learning:
                     self._write(running)
                     self.open().flush()
             except Exception as error:
@@ -153,7 +172,7 @@ class Flusher:
         if self.failure is not None or self.writer is None:
             return
         recorder = self.recorder
-        if self._held is not None and self.reached is None:
+        if self._held is not None and self.reached is None and not self._learns:
             self.writer.write_lines(self._held.release_all())
         end = End(
             calls=self.blocks.calls,
@@ -201,7 +220,7 @@ class Flusher:
             return
         for block in blocks:
             remaining = block
-            while remaining.calls:
+            while len(remaining):
                 self._held.add(self.recorder.take_pending())
                 room = self.limits.bytes - self.open().bytes_written
                 part, remaining = parts_within(remaining, self.recorder.pairs, self._held, room)

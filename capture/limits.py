@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from opgrip.capture.blocks import CallBlock
 from opgrip.traces.arguments import numbers_of
@@ -53,9 +53,10 @@ class Held:
 
     def release(self, records: Iterable[Record]) -> bytes:
         """The lines of those that records refer to, and of those that came too late for earlier ones."""
-        self._needed |= self._closure({name for record in records for name in _references(record)})
-        late = [name for name in self._held if name in self._needed]
-        return self._let_go(late)
+        own = {name for record in records for name in _references(record)}
+        # what came too late refers to others, as a later look at a signature does to the values that it met
+        self._needed |= self._closure(own | (self._held.keys() & self._needed))
+        return self._let_go([name for name in self._held if name in self._needed])
 
     def release_all(self) -> bytes:
         """The lines of the others."""
@@ -95,14 +96,13 @@ def parts_within(
     """
     names: set[Hashable] = set()
     count = size = 0
-    for call in block.calls:
-        signature, scope, _ = pairs[call[0]]
+    for pair in block.calls[:, 0].tolist():
+        signature, scope, _ = pairs[pair]
         size += CALL_BYTES + held.size([(Signature, signature), (Scope, scope)], names)
         if count and size > room:
             break
         count += 1
-    first = replace(block, calls=block.calls[:count], flows=block.flows[:count])
-    return first, replace(block, calls=block.calls[count:], flows=block.flows[count:])
+    return block.part(0, count), block.part(count, len(block))
 
 
 def _name(record: Record) -> Hashable:

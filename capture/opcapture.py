@@ -12,7 +12,7 @@ from typing import IO
 from opgrip.capture.audit import Difference, audit
 from opgrip.capture.capture import Capture
 from opgrip.capture.closing import closing_lines
-from opgrip.capture.options import LONGTAIL_STEPS, check_not_for_models
+from opgrip.capture.options import check_not_for_models
 from opgrip.capture.own_cost import own_cost
 from opgrip.capture.program import Program
 from opgrip.capture.script import run_script, script_name
@@ -84,7 +84,6 @@ def _run_model(args: argparse.Namespace, reporter: Reporter) -> int:
     for name in ("audit", "find_longtail"):
         if getattr(args, name) and args.output == "-":
             raise UserError(f"--{name.replace('_', '-')} reads the trace again", "name a file with --output")
-    args.steps = args.steps or (LONGTAIL_STEPS if args.find_longtail else 1)
     check_capture(args, args.device)
     # what models print is not what was asked for
     with redirect_stdout(sys.stderr), warnings.catch_warnings():

@@ -6,15 +6,22 @@ import argparse
 from dataclasses import dataclass
 from pathlib import Path
 
-from opgrip.capture.choices import COMPILED, DEVICE_TIMES, EVENTS, KNOWN_EXTENSIONS, OPERATORS, SKETCH, VALUES
+from opgrip.capture.choices import (
+    COMPILED,
+    DEVICE_TIMES,
+    EVENTS,
+    KNOWN_EXTENSIONS,
+    OPERATORS,
+    SKETCH,
+    VALUE_SHARE,
+    VALUES,
+)
 from opgrip.capture.models import model_sources
 from opgrip.capture.program import ModelOptions
-from opgrip.traces.command import OneLineParser, add_debug, add_version, not_negative, positive, seed
+from opgrip.traces.command import OneLineParser, add_debug, add_version, not_negative, part_of_one, positive, seed
 from opgrip.traces.errors import UserError
 from opgrip.traces.options import add_all_options, option, refuse_options, titled
 
-LONGTAIL_STEPS = 3
-"""In the first step, the capture describes everything that is new to it, and times between calls hold that."""
 DEFAULT_MODEL = "builtin:faster_rcnn"
 DESCRIPTION = "Run a model and record every operator and extension function that it calls, in a trace file."
 EXAMPLES = """\
@@ -67,14 +74,14 @@ class Steps:
 
     seed: int = option(0, "of weights, inputs and all else random (default: %(default)s)", parse=seed)
     warmup: int = option(
-        1, "steps before the capture (default: %(default)s)", parse=not_negative, metavar="N", only=("models",)
-    )
-    steps: int | None = option(
-        None,
-        f"steps that are captured (default: 1, or {LONGTAIL_STEPS} with --find-longtail)",
-        parse=positive,
+        2,
+        "steps before those that are recorded; in the last two the capture learns (default: %(default)s)",
+        parse=not_negative,
         metavar="N",
         only=("models",),
+    )
+    steps: int = option(
+        3, "steps that are recorded (default: %(default)s)", parse=positive, metavar="N", only=("models",)
     )
 
 
@@ -109,6 +116,13 @@ class Recording:
         "full also keeps the values of each signature's first call, which can be private, in a file beside "
         "(default: %(default)s)",
         choices=VALUES,
+    )
+    value_share: float = option(
+        VALUE_SHARE,
+        "the most of the program's time that looks at values of later calls take, beside steps in which the capture "
+        "learns (default: %(default)s)",
+        parse=part_of_one,
+        metavar="SHARE",
     )
     device_time: str = option(
         EVENTS,

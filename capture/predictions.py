@@ -20,18 +20,22 @@ from opgrip.capture.places import Place
 from opgrip.capture.torch_private import Check, arguments_check, keywords_check
 
 HISTORY = 6
-"""Signatures that tell one point of a program from another."""
+"""Calls that tell one point of a program from another, by their signatures' families."""
 CANDIDATES = 3
 """Signatures of an operator that are tried before the key is built."""
 MOST_NODES = 100_000
 """Nodes kept for a thread; beyond these, points are not remembered."""
-SIGHTINGS = 16
-"""Calls of a signature before a test is made for it, which costs as much as four lookups by key."""
+SIGHTINGS = 3
+"""Calls of a signature after its first before a test is made for it, which costs as much as several lookups by key."""
+SUCCESSORS = 4
+"""Nodes after one that are tried before those of the operator are."""
+LEARNT, NEVER = 1, 1 << 62
+"""The same in steps in which the capture learns, that those after them need none; and where there is to be none."""
 MOST_TESTS = 3
 """Tests made for one signature: one may fail under another state of the dispatcher."""
 
-Point = tuple[Place, tuple[bool, bool], tuple[int, ...]]
-"""Place, whether gradients and inference mode are on, history."""
+Point = tuple[Place, tuple[bool, bool], tuple[int, ...], int]
+"""Place, whether gradients and inference mode are on, history, signature."""
 NO_MODES = (False, False)
 
 CAREFUL, ONE, TWO, SEVERAL, LISTED = range(5)
@@ -53,6 +57,8 @@ class Entry:
 
     Attributes
     ----------
+    family : number of the first signature of the operator on such tensors, with whatever numbers: an optimizer whose
+        step counts in one has a new signature in each step, and goes on as ever behind it
     check : of the arguments of a call without keyword arguments
     check_both : of the arguments and keyword arguments of a call with both
     layout : where its tensors are, and `places`, the indices of the arguments that they are
@@ -61,10 +67,13 @@ class Entry:
     timed : whether `op` also times the operator on its device, or counts its page faults
     """
 
-    __slots__ = ("alias", "check", "check_both", "func", "layout", "number", "op", "places", "sharing", "timed")
+    __slots__ = (
+        *("alias", "check", "check_both", "family", "func", "layout", "number", "op", "places", "sharing", "timed"),
+    )
 
-    def __init__(self, number: int, func: Any, sharing: tuple[int, ...] | None = None) -> None:
+    def __init__(self, number: int, func: Any, sharing: tuple[int, ...] | None = None, family: int = -1) -> None:
         self.number = number
+        self.family = family
         self.func = func
         self.op: Callable[..., Any] = getattr(func, "_op", func)
         self.check: Check = never
@@ -75,6 +84,10 @@ class Entry:
         self.alias = -1
         self.sharing = sharing
 
+    def holds(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+        """Whether the tests say that a call is one of the signature's."""
+        return self.check_both(args, kwargs) if kwargs else self.check(args)
+
 
 class Node(Entry):
     """An entry at a point of the program.
@@ -82,14 +95,15 @@ class Node(Entry):
     Attributes
     ----------
     after : the node that followed last time
-    history : the last signatures, this one included
+    successors : the last few that did, the last one first
+    history : the families of the last signatures, this one's included
     grad : whether gradients are on
     turns : the nodes to go on from where the program goes to another place
     scope : number of its scope
     pair : the number that its calls carry where they give one tensor
     """
 
-    __slots__ = ("after", "grad", "history", "pair", "scope", "turns")
+    __slots__ = ("after", "grad", "history", "pair", "scope", "successors", "turns")
 
     def __init__(
         self,
@@ -107,6 +121,7 @@ class Node(Entry):
         self.pair = pair
         self.grad = grad
         self.after = after or self
+        self.successors: tuple[Node, ...] = ()
         self.turns: dict[Place, Node] = {}
 
 
@@ -120,6 +135,7 @@ class Predictions:
         self._sightings: Counter[int] = Counter()
         self._tests: Counter[int] = Counter()
         self._nodes: dict[Point, Node] = {}
+        self._newest_alike: dict[Point, Node] = {}
 
     def start_of(self, place: Place, last: Node, before: Place) -> Node:
         """The node that predicts what comes first after the program has come to another place.
@@ -131,35 +147,61 @@ class Predictions:
         start = last.turns.get(place)
         if start is None:
             history = (-1, id(before), *last.history[-2:])
-            start = self._nodes.get((place, NO_MODES, history))
+            start = self._nodes.get((place, NO_MODES, history, -1))
             if start is None:
                 start = Node(self.nowhere, history, -1, -1, self.nowhere)
-                self._keep((place, NO_MODES, history), start)
+                self._keep((place, NO_MODES, history, -1), start)
             last.turns[place] = start
         return start
 
+    def successor(
+        self, last: Node, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], pattern: tuple[int, ...] | None
+    ) -> Node | None:
+        """The node of a call, where it is among those that came after the last one.
+
+        Parameters
+        ----------
+        pattern : how the call's tensors share memory, as `sharing` gives it
+        """
+        grad = torch.is_grad_enabled()
+        for node in last.successors:
+            if node.func is func and node.grad is grad and node.sharing == pattern and node.holds(args, kwargs):
+                last.after = node
+                return node
+        return None
+
     def recent(
-        self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], storages: tuple[int, ...]
+        self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], pattern: tuple[int, ...] | None
     ) -> Entry | None:
         """The entry of a call, where it is among the operator's last ones."""
-        pattern = sharing(storages)
         for entry in self._recent.get(id(func), ()):
-            if entry.sharing == pattern and (entry.check_both(args, kwargs) if kwargs else entry.check(args)):
+            if entry.sharing == pattern and entry.holds(args, kwargs):
                 return entry
         return None
 
     def entry(
-        self, number: int, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], storages: tuple[int, ...]
+        self,
+        number: int,
+        family: int,
+        func: Any,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        storages: tuple[int, ...],
+        sightings: int = SIGHTINGS,
     ) -> Entry:
-        """The entry of a signature that was met before, with a test that holds for these arguments."""
+        """The entry of a signature that was met before, with a test that holds for these arguments.
+
+        Parameters
+        ----------
+        sightings : make a test from this call of the signature on
+        """
         entry = self._entries.get(number)
         if entry is None:
-            entry = self._entries[number] = Entry(number, func, sharing(storages))
+            entry = self._entries[number] = Entry(number, func, sharing(storages), family)
         self._sightings[number] += 1
-        if self._sightings[number] < SIGHTINGS:
+        if self._sightings[number] < sightings:
             return entry
-        holds = entry.check_both(args, kwargs) if kwargs else entry.check(args)
-        if not holds and self._tests[number] < MOST_TESTS:
+        if not entry.holds(args, kwargs) and self._tests[number] < MOST_TESTS:
             self._tests[number] += 1
             add_tests(entry, args, kwargs)
         recent = self._recent.setdefault(id(func), [])
@@ -179,17 +221,29 @@ class Predictions:
         modes : whether gradients are on, and inference mode
         point : gives scope and pair of a new one
         """
-        history = (*last.history, entry.number)[-HISTORY:]
-        node = self._nodes.get((place, modes, history))
+        key = place, modes, last.history, entry.number
+        node = self._nodes.get(key)
         if node is None or node.check is not entry.check or node.check_both is not entry.check_both:
             stale_node = node
             scope, pair = point() if stale_node is None else (stale_node.scope, stale_node.pair)
+            history = (*last.history, entry.family)[-HISTORY:]
             node = Node(entry, history, scope, pair, self.nowhere, modes[0])
+            self._follow_kin(node, (place, modes, last.history, entry.family))
             if entry.number in self._entries:
                 # met before, so it may well come again
-                self._keep((place, modes, history), node)
+                self._keep(key, node)
         last.after = node
+        if node not in last.successors:
+            last.successors = (node, *last.successors[: SUCCESSORS - 1])
         return node
+
+    def _follow_kin(self, node: Node, point: Point) -> None:
+        """Expect after a new node what came after the last one of its family here."""
+        kin = self._newest_alike.get(point)
+        if kin is not None:
+            node.after, node.successors = kin.after, kin.successors
+        if kin is not None or len(self._newest_alike) < MOST_NODES:
+            self._newest_alike[point] = node
 
     def nodes_of(self, number: int) -> list[Node]:
         """The nodes of a signature."""
@@ -200,6 +254,7 @@ class Predictions:
         """Begin anew with all points, whose scopes may be others now."""
         self.nowhere = Node(Entry(-1, None), (), -1, -1, None)
         self._nodes.clear()
+        self._newest_alike.clear()
 
     def _keep(self, key: Point, node: Node) -> None:
         if len(self._nodes) < MOST_NODES:

@@ -14,6 +14,7 @@ from typing import Any
 
 from torch import nn
 
+from opgrip.capture.choices import VALUE_SHARE
 from opgrip.capture.contexts import describe_context, read_context
 from opgrip.capture.fitting import Fitter, varies_by_values
 from opgrip.capture.graph_captures import GraphCaptures
@@ -52,11 +53,16 @@ class Recorder:
     observations : which calls are looked at again
     kernels : times calls by their kernels; None where events around them do
     marks : signatures of marks of `record_function`
+    families : of each signature, the first one of the operator with such tensors
     pairs : signature, scope and number of tensors that a pair's number stands for
     """
 
     def __init__(
-        self, make_mode: Callable[[Recorder], ThreadMode], stack_depth: int = 1, write_ahead: bool = False
+        self,
+        make_mode: Callable[[Recorder], ThreadMode],
+        stack_depth: int = 1,
+        write_ahead: bool = False,
+        value_share: float = VALUE_SHARE,
     ) -> None:
         self.places = Places()
         self.path_of: Callable[[nn.Module], str | None] = lambda module: None
@@ -66,6 +72,7 @@ class Recorder:
         self.graphs = GraphCaptures()
         self.kernels: KernelTimes | None = None
         self._make_mode = make_mode
+        self._value_share = value_share
         self._sites = CallSites(stack_depth)
         self._here = threading.local()
         self.next_mode = count().__next__
@@ -88,6 +95,8 @@ class Recorder:
         self.differentiable: set[int] = set()
         self.marks: set[int] = set()
         self._signatures: dict[Hashable, int] = {}
+        self.families: list[int] = []
+        self._first_alike: dict[Hashable, int] = {}
         self._open: dict[int, Signature] = {}
         self._open_names: dict[int, Hashable] = {}
         self._large_outputs: dict[int, int] = {}
@@ -96,7 +105,7 @@ class Recorder:
         self._contexts: dict[Hashable, int] = {}
         self._pair_numbers: dict[tuple[int, int, int], int] = {}
         self.fitter = Fitter(self._pend)
-        self.observations = Observations()
+        self.observations = Observations(self._value_share)
         self._own_work: set[int] = set()
         self._new = threading.RLock()
         self._stopped = False
@@ -281,8 +290,10 @@ class Recorder:
     def _add_signature(self, key: tuple[Any, ...], kind: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
         op = str(key[0])
         with self._new, self.own_work(), unobserved():
-            described_args, described_kwargs = self.fitter.describe(key[0], args, kwargs)
+            described_args, described_kwargs, alike = self.fitter.describe(key[0], args, kwargs)
             number = self._signatures.setdefault(key, len(self._signatures))
+            if number == len(self.families):
+                self.families.append(self._first_alike.setdefault(alike, number))
             if any(spec.requires_grad for spec in tensors((described_args, described_kwargs))):
                 self.differentiable.add(number)
             if is_mark(op):
@@ -291,12 +302,25 @@ class Recorder:
             self._open[number] = Signature(number, kind, op, described_args, described_kwargs)
         return number
 
-    def observe(self, number: int, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Callable[[Any], None]:
-        """Look at the values of a later call of a signature, before it runs; gives what is to be told its result."""
-        name = self.observations.name(number)
+    def observe(
+        self,
+        number: int,
+        name: Hashable,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        since_ns: int | None = None,
+    ) -> Callable[[Any], None]:
+        """Look at the values of a later call of a signature, before it runs; gives what is to be told its result.
+
+        Parameters
+        ----------
+        name : the operator
+        since_ns : when the look began, where it is for the call's place
+        """
+        since_start_ns = None if since_ns is None else since_ns - self.started_ns
         try:
             with self._new, self.own_work(), unobserved():
-                described = self.fitter.describe(name, args, kwargs, refit=True)
+                described = self.fitter.describe_again(name, args, kwargs)
         except Exception as error:
             self.fitter.without_values[str(name), one_line(error)] += 1
             return lambda result: None
@@ -307,7 +331,7 @@ class Recorder:
                     Signature(number, OPERATOR, str(name), *described, self._outputs(result)), name
                 )
                 numbers = numbers_of((signature.args, signature.kwargs))
-                self._pend(Observed(number, numbers, signature.outputs))
+                self._pend(Observed(number, numbers, signature.outputs, since_start_ns))
 
         return record_result
 
@@ -317,7 +341,7 @@ class Recorder:
             with self.own_work(), unobserved():
                 signature = self.fitter.refine_by_outputs(signature, name)
                 if varies_by_values(signature, name) and signature.kind == OPERATOR:
-                    self.observations.want(signature.number, name)
+                    self.observations.want(signature.number)
         except Exception as error:
             self.fitter.without_values[signature.op, one_line(error)] += 1
         return signature

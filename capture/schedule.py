@@ -7,13 +7,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """Record `active` steps after each `wait`, `repeat` times, the first time after `skip` steps more.
+    """Record `active` steps after each `wait` and `warmup`, `repeat` times, the first time after `skip` steps more.
 
     As `torch.profiler.schedule` counts: the first step runs from the start of the capture to the first
     `Capture.step()`.
 
     Parameters
     ----------
+    warmup : steps that run under the watch and whose calls are thrown away: in them the capture meets what is new to
+        it, looks at values and prepares, so that the steps after them are timed undisturbed
     repeat : 0 for as often as the program goes on
     """
 
@@ -21,9 +23,10 @@ class Schedule:
     wait: int = 0
     skip: int = 0
     repeat: int = 0
+    warmup: int = 0
 
     def __post_init__(self) -> None:
-        if self.active < 1 or min(self.wait, self.skip, self.repeat) < 0:
+        if self.active < 1 or min(self.wait, self.skip, self.repeat, self.warmup) < 0:
             raise ValueError("a schedule has at least 1 active step, and no negative number of others")
 
     def records(self, step: int) -> bool:
@@ -33,10 +36,26 @@ class Schedule:
         ----------
         step : from 0
         """
-        if step < self.skip or self.is_over(step):
-            return False
-        return (step - self.skip) % (self.wait + self.active) >= self.wait
+        return self._is_within(step) and self._place(step) >= self.wait + self.warmup
+
+    def learns(self, step: int) -> bool:
+        """Whether a step runs under the watch, and is not recorded."""
+        return self._is_within(step) and self.wait <= self._place(step) < self.wait + self.warmup
 
     def is_over(self, step: int) -> bool:
         """Whether neither this step nor a later one is recorded."""
-        return bool(self.repeat) and step - self.skip >= self.repeat * (self.wait + self.active)
+        return bool(self.repeat) and step - self.skip >= self.repeat * self._cycle
+
+    def _is_within(self, step: int) -> bool:
+        return step >= self.skip and not self.is_over(step)
+
+    def _place(self, step: int) -> int:
+        return (step - self.skip) % self._cycle
+
+    @property
+    def _cycle(self) -> int:
+        return self.wait + self.warmup + self.active
+
+
+ALWAYS = Schedule()
+"""Every step, from the start on."""

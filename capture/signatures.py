@@ -206,7 +206,7 @@ def _describe_tensor(tensor: torch.Tensor, groups: Mapping[int, int], fit: FitVa
         return Opaque("nested tensor")
     return TensorSpec(
         shape=shape_of(tensor),
-        stride=tuple(int(step) for step in tensor.stride()) if memory else None,
+        stride=tuple(map(int, tensor.stride())) if memory else None,
         dtype=tensor.dtype,
         device=str(tensor.device),
         layout=tensor.layout,

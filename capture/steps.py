@@ -20,6 +20,7 @@ from opgrip.capture.models import load_program
 from opgrip.capture.options import Recording, check_grips
 from opgrip.capture.processes import own_path
 from opgrip.capture.program import ModelOptions, Program
+from opgrip.capture.schedule import ALWAYS, Schedule
 from opgrip.traces.causes import cause_of
 from opgrip.traces.errors import UserError
 from opgrip.traces.options import from_arguments
@@ -27,6 +28,8 @@ from opgrip.traces.output import check_writable, reason_of
 from opgrip.traces.progress import Reporter
 from opgrip.traces.words import counted
 
+MOST_LEARNED = 2
+"""Of the steps that warm up, those that are watched: what is new in one is looked at again in the next."""
 SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst")
 """How the names of traces end."""
 
@@ -64,32 +67,40 @@ def build(args: argparse.Namespace, reporter: Reporter) -> Program:
 
 
 def make_capture(
-    args: argparse.Namespace, output: str, details: dict[str, Any], model: nn.Module | None = None
+    args: argparse.Namespace,
+    output: str,
+    details: dict[str, Any],
+    model: nn.Module | None = None,
+    schedule: Schedule = ALWAYS,
 ) -> Capture:
     """The capture that is asked for, which has not begun."""
     recording = asdict(from_arguments(Recording, args))
     extensions = (*KNOWN_EXTENSIONS, *recording.pop("extension"))
     recording["grip_to"] = recording["grip_to"] or Path(GRIPS)
-    return Capture(output, model=model, extensions=extensions, details=details, force=args.force, **recording)
+    recording |= {"extensions": extensions, "details": details, "force": args.force}
+    return Capture(output, model=model, schedule=schedule, **recording)
 
 
 def capture_of(program: Program, args: argparse.Namespace) -> Capture:
     """The capture of a program's steps, which has not begun."""
     model = {"name": program.name, "run": args.run, **program.details}
     settings = {"seed": args.seed, "warmup": args.warmup, "steps": args.steps, "device": args.device}
-    return make_capture(args, args.output or f"{program.name}.jsonl", {"model": model, **settings}, program.model)
+    learned = min(args.warmup, MOST_LEARNED)
+    schedule = Schedule(warmup=learned, active=args.steps) if learned else ALWAYS
+    output = args.output or f"{program.name}.jsonl"
+    return make_capture(args, output, {"model": model, **settings}, program.model, schedule)
 
 
 def capture_steps(capture: Capture, program: Program, args: argparse.Namespace, reporter: Reporter) -> None:
-    """Run the steps that warm up, and those that are captured; the capture has ended then.
+    """Run the steps that warm up, in the last two of which the capture learns, and those that it records; it ends then.
 
     Raises
     ------
     UserError : where a step fails, or calls no operator; there is no trace then
     """
-    total = args.warmup + args.steps
-    with reporter.doing(f"running {args.warmup} warm-up and {counted(args.steps, 'captured step')}", total) as advance:
-        inputs = warm_up(program, args, advance)
+    total, learned = args.warmup + args.steps, capture.schedule.warmup
+    with reporter.doing(f"running {args.warmup} warm-up and {counted(args.steps, 'recorded step')}", total) as advance:
+        inputs = warm_up(program, args, advance, learned)
         with capture:
             capture.discard(if_empty=True)
             while inputs:
@@ -99,16 +110,25 @@ def capture_steps(capture: Capture, program: Program, args: argparse.Namespace, 
                     capture.discard()
                     raise
                 advance()
+                if len(inputs) >= args.steps:
+                    capture.step()
     if not capture.calls and not capture.dropped and capture.failure is None:
         raise UserError(f"{program.name} called no operator", "there is nothing to replay")
 
 
-def warm_up(program: Program, args: argparse.Namespace, advance: Callable[[], None] = lambda: None) -> list[Any]:
-    """Run the steps before those that are watched; gives the inputs of these, made where nobody watches."""
-    for _ in range(args.warmup):
+def warm_up(
+    program: Program, args: argparse.Namespace, advance: Callable[[], None] = lambda: None, learned: int = 0
+) -> list[Any]:
+    """Run the steps before those that are watched; gives the inputs of these, made where nobody watches.
+
+    Parameters
+    ----------
+    learned : how many steps are watched, and not recorded
+    """
+    for _ in range(args.warmup - learned):
         run_step(program, program.inputs())
         advance()
-    return [program.inputs() for _ in range(args.steps)]
+    return [program.inputs() for _ in range(learned + args.steps)]
 
 
 def run_step(program: Program, inputs: object) -> None:

@@ -66,11 +66,13 @@ class Storages:
         try:
             self._sweeps += 1
             young_count = len(self.young)
-            self._middle = self._forget([*self._middle, *self.young[:young_count]])
-            del self.young[:young_count]
+            self._middle = self._forget(self._middle)
             if self._sweeps % MIDDLE_SWEEPS == 0:
                 self._old += self._middle
                 self._middle = []
+            # not among the old ones by now: what is in use at a sweep is often gone by the next
+            self._middle += self._forget(self.young[:young_count])
+            del self.young[:young_count]
             if self._sweeps % OLD_SWEEPS == 0:
                 self._old = self._forget(self._old)
         finally:

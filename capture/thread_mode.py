@@ -8,6 +8,7 @@ from types import FrameType
 from typing import Any
 
 from opgrip.capture.device_time import DeviceTimer
+from opgrip.capture.own_work import OwnWork
 from opgrip.capture.page_faults import FaultCounter
 from opgrip.capture.places import Place
 from opgrip.capture.predictions import Node
@@ -29,6 +30,7 @@ class ThreadMode(OrderlyMode):
     idle : calls are not recorded
     device : times of the calls on an accelerator
     faults : page faults of the calls that may get much memory
+    own_work : what the capture did between calls beside what the fast way of recording one takes
     """
 
     number: int
@@ -40,6 +42,7 @@ class ThreadMode(OrderlyMode):
     idle: bool
     device: DeviceTimer
     faults: FaultCounter
+    own_work: OwnWork
 
     @abstractmethod
     def begin(self) -> None:

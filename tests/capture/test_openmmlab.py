@@ -137,8 +137,8 @@ def test_every_signature_replays_or_says_rightly_why_not(run: Run) -> None:
 
 def test_the_command_records_what_the_model_runs(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
-    options = ("--cfg-options", *NARROW[FASTER_RCNN])
-    done = run_command("opcapture", "--model", FASTER_RCNN, "--input-size", "160x160", *options, "-o", path)
+    options = ("--warmup", "1", "--steps", "1", "--cfg-options", *NARROW[FASTER_RCNN])
+    done = run_command("opcapture", "--model", FASTER_RCNN, "--input-size", "160x160", "-o", path, *options)
     assert done.returncode == 0, done.stderr
     assert done.stdout == ""
     torch.manual_seed(0)

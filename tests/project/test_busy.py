@@ -9,10 +9,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from busy import Usage, share_of_others
+from busy import usage_now
 from forks import run_forked
+from others import Usage, share_of_others
 from programs import run_python
 
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 COMPARING = """
 import pytest
 import torch
@@ -25,13 +27,10 @@ def test_it():
 """
 CONFTEST = """
 import conftest_of_tests
-from busy import Usage
 from conftest_of_tests import pytest_runtest_call
+from others import Usage
 
-class Counted:
-    now = staticmethod(iter([Usage(0, 0, 0), Usage(10, {busy}, 1)]).__next__)
-
-conftest_of_tests.Usage = Counted
+conftest_of_tests.usage_now = iter([Usage(0, 0, 0), Usage(10, {busy}, 1)]).__next__
 """
 
 
@@ -41,8 +40,8 @@ def test_what_others_took_is_neither_ours_nor_idle() -> None:
 
 
 def test_the_kernels_count_goes_on() -> None:
-    before = Usage.now()
-    while (after := Usage.now()).own_s < before.own_s + 0.1:
+    before = usage_now()
+    while (after := usage_now()).own_s < before.own_s + 0.1:
         pass
     assert after.whole_s > before.whole_s
     assert after.busy_s >= before.busy_s + 0.05
@@ -63,12 +62,12 @@ def test_what_a_fork_took_is_the_tests_own_also_where_it_is_killed(
     tmp_path: Path, most_s: float, timeout: float
 ) -> None:
     run_forked(["-c", ""])
-    before = Usage.now()
+    before = usage_now()
     try:
         assert run_forked(["-c", BUSY, str(tmp_path / "used"), str(most_s)], timeout=timeout).returncode == 0
     except subprocess.TimeoutExpired:
         assert most_s == 1e9
-    after = Usage.now()
+    after = usage_now()
     used_s = float((tmp_path / "used").read_text().splitlines()[-1])
     # had nothing but the fork run on this machine
     assert share_of_others(before, replace(after, busy_s=before.busy_s + used_s)) == 0
@@ -90,7 +89,9 @@ def test_a_comparison_of_times_that_fails_on_a_busy_machine_is_skipped_and_nothi
     (tmp_path / "conftest_of_tests.py").write_text(own.read_text())
     (tmp_path / "conftest.py").write_text(CONFTEST.replace("{busy}", str(busy)))
     (tmp_path / "test_it.py").write_text(text)
-    (tmp_path / "pytest.ini").write_text(f"[pytest]\npythonpath = {tmp_path} {own.parent}\nmarkers = alone\n")
+    (tmp_path / "pytest.ini").write_text(
+        f"[pytest]\npythonpath = {tmp_path} {own.parent} {BENCHMARKS}\nmarkers = alone\n"
+    )
     done = run_python("-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", tmp_path, cwd=tmp_path)
     assert outcome in done.stdout, done.stdout + done.stderr
     assert ("too busy to tell: others took 50% of the processors" in done.stdout) == (outcome == "1 skipped")

@@ -1,0 +1,68 @@
+"""Looks at a call from its node: the node gets another operator for one time, so the calls between cost nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from time import perf_counter_ns
+from typing import Any, Protocol
+
+from opgrip.capture.observations import Look
+from opgrip.capture.own_work import OwnWork
+from opgrip.capture.page_faults import FaultCounter
+from opgrip.capture.predictions import Node
+from opgrip.capture.recorder import Recorder
+from opgrip.traces.errors import one_line
+from opgrip.traces.records import NO_STORAGE
+
+Told = Callable[[Any], None]
+"""What is told the result of a call that was looked at."""
+
+
+class Mode(Protocol):
+    """What a mode is asked for a look; the attributes are those of `ThreadMode`."""
+
+    recorder: Recorder
+    faults: FaultCounter
+    own_work: OwnWork
+    started: int
+
+    def storages_in(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Sequence[int]:
+        """The numbers of the memory of a call's tensors."""
+
+
+def look_at(node: Node, mode: Mode) -> None:
+    """Let the next call of a node be looked at, as long as its signature is to be."""
+    waits, number = mode.recorder.observations.waits, node.number
+    original, timed = node.op, mode.faults.counted(node.op, lambda: mode.started)
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        node.op = original
+        record_result = _look(node, mode, args, kwargs)
+        if waits(number):
+            node.op = run
+        # its own time is kept: the look is no part of it
+        result = timed(*args, **kwargs)
+        if record_result is not None:
+            record_result(result)
+        return result
+
+    node.op = run
+
+
+def _look(node: Node, mode: Mode, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Told | None:
+    """Look at arguments; gives what is to be told the result, None where the call is not to be looked at."""
+    recorder, observations = mode.recorder, mode.recorder.observations
+    began = perf_counter_ns()
+    try:
+        why = observations.take(
+            node.number, lambda: (node.scope, next(iter(mode.storages_in(args, kwargs)), NO_STORAGE))
+        )
+        if why is Look.NO:
+            return None
+        since_ns = began if why is Look.PLACE else None
+        return recorder.observe(node.number, node.func, args, kwargs, since_ns)
+    except Exception as error:
+        recorder.fitter.without_values[str(node.func), one_line(error)] += 1
+        return None
+    finally:
+        observations.spend(mode.own_work.add(began))

@@ -1,0 +1,130 @@
+"""Calls that ran right after the capture's own work are marked, and their times are not those of the program."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from opgrip.capture import Capture, Schedule, fitting
+from opgrip.capture.own_work import PERTURBING_NS, OwnWork, runs_of
+from opgrip.replay.cases.cases import make_cases
+from opgrip.traces import Trace, load
+
+SLOW_S = 0.03
+
+
+@pytest.fixture
+def slow_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    fit = fitting.fit_argument
+
+    def slow(*args: Any) -> Any:
+        time.sleep(SLOW_S)
+        return fit(*args)
+
+    monkeypatch.setattr(fitting, "fit_argument", slow)
+
+
+def marks_of(trace: Trace, op: str) -> list[bool]:
+    calls = trace.calls[trace.calls["op"] == op]
+    return [bool(mark) for mark in calls["perturbed"]]
+
+
+@pytest.mark.usefixtures("slow_looks")
+def test_the_call_after_a_look_is_marked_and_those_after_it_are_not(tmp_path: Path) -> None:
+    x = torch.randn(1000)
+    with Capture(tmp_path / "t.jsonl"):
+        for _ in range(40):
+            x.sin()
+    marks = marks_of(load(tmp_path / "t.jsonl"), "aten.sin.default")
+    assert marks[0]
+    assert not any(marks[-10:])
+
+
+def test_a_hiccup_of_the_capture_is_not_the_first_row(tmp_path: Path) -> None:
+    x, small = torch.randn(1 << 20), torch.randn(1 << 10)
+    with Capture(tmp_path / "t.jsonl") as watched:
+        for _ in range(3):
+            x.exp()
+        mode = watched._recorder.mode_here()
+        for _ in range(4):
+            began = time.perf_counter_ns()
+            time.sleep(0.001)
+            mode.own_work.add(began)
+            small.sqrt()
+            small.sqrt()
+    trace = load(tmp_path / "t.jsonl")
+    calls = trace.calls
+    slow = calls["perturbed"] & (calls["op"] == "aten.sqrt.default")
+    assert slow.sum() >= 4
+    quiet = calls[~calls["perturbed"] & (calls["op"] == "aten.sqrt.default")]
+    assert (calls.loc[slow, "time_ns"] == quiet["duration_ns"].median()).all()
+    assert trace.summary()["op"].iloc[0] == "aten.exp.default"
+    assert make_cases(trace)[0].op == "aten.exp.default"
+
+
+def test_where_all_calls_of_a_signature_are_marked_their_times_are_used(tmp_path: Path) -> None:
+    with Capture(tmp_path / "t.jsonl"):
+        torch.randn(1000).cos()
+    calls = load(tmp_path / "t.jsonl").calls
+    assert (calls["time_ns"] == calls["duration_ns"]).all()
+
+
+@pytest.mark.usefixtures("slow_looks")
+def test_after_a_step_that_warms_up_no_call_is_marked(tmp_path: Path) -> None:
+    x, y = torch.randn(1000), torch.randn(2000)
+
+    def step() -> None:
+        for value in (x, y, x):
+            value.sin().cos()
+
+    schedule = Schedule(warmup=4, active=3)
+    with Capture(tmp_path / "t.jsonl", schedule=schedule) as watched:
+        (y + 1).tan()
+        for _ in range(7):
+            step()
+            watched.step()
+    trace = load(tmp_path / "t.jsonl", partial=False)
+    assert len(trace.own_calls) == 3 * 6
+    assert watched.calls == 3 * 6
+    assert not trace.calls["perturbed"].any()
+    # what only steps that warmed up met is not in the trace
+    assert {signature.op for signature in trace.signatures} == {"aten.sin.default", "aten.cos.default"}
+    assert watched.signatures == len(trace.signatures) == 4
+    assert trace.end is not None
+    assert trace.end.signatures == 4
+
+
+def test_a_recorded_step_knows_the_values_that_were_learnt_before(tmp_path: Path) -> None:
+    x = torch.randn(1000) * 7 + 100
+    with Capture(tmp_path / "t.jsonl", schedule=Schedule(warmup=1)) as watched:
+        for _ in range(2):
+            x.sin()
+            watched.step()
+    trace = load(tmp_path / "t.jsonl", partial=False)
+    (signature,) = trace.signatures
+    assert 90 < trace.values[signature.args[0].values].mean < 110  # type: ignore[attr-defined, index]
+
+
+def test_own_work_marks_what_follows_it_and_what_it_is_within() -> None:
+    work = OwnWork()
+    work._intervals = [(100, 100 + PERTURBING_NS), (200_000, 200_010), (300_000, 300_000 + PERTURBING_NS)]
+    starts = np.array([0, 100 + PERTURBING_NS, 250_000, 290_000])
+    ends = np.array([50, 150_000, 260_000, 400_000])
+    assert work.take(starts, ends) == [(1, 1), (3, 1)]
+
+
+def test_own_work_after_the_last_call_marks_the_first_of_the_next_block() -> None:
+    work = OwnWork()
+    work._intervals = [(100, 100 + PERTURBING_NS)]
+    assert work.take(np.array([0]), np.array([50])) == []
+    assert work.take(np.array([100 + PERTURBING_NS + 5]), np.array([900_000])) == [(0, 1)]
+
+
+def test_places_stand_in_runs() -> None:
+    assert runs_of(np.array([0, 1, 2, 7, 9, 10])) == [(0, 3), (7, 1), (9, 2)]
+    assert runs_of(np.array([], dtype=np.int64)) == []

@@ -1,0 +1,120 @@
+"""Calls of one signature that take other times in some places: values of each such place are looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from opgrip.capture import Capture, Schedule
+from opgrip.capture.limits import Held
+from opgrip.capture.place_times import ANY, MOST_LOOKS, MOST_PLACES, Place, PlaceTimes
+from opgrip.traces import load
+from opgrip.traces.arguments import TensorSpec
+from opgrip.traces.records import Calls, Observed, Signature, Values
+from opgrip.traces.values.constant import Constant
+from opgrip.traces.values.floats import Floats
+
+DENORMAL = 1e-41
+"""Of which the square root takes many times as long as of others."""
+
+
+@pytest.fixture
+def _one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def note(times: PlaceTimes, *calls: tuple[int, int, int, int]) -> set[tuple[int, Place]]:
+    """Note calls, each a signature, scope, memory, and time in us."""
+    signatures, scopes, memory, durations = zip(*calls, strict=True)
+    return set(times.note(signatures, scopes, memory, np.array(durations) * 1000))
+
+
+def test_places_whose_times_differ_are_looked_at_once() -> None:
+    times = PlaceTimes()
+    step = [(0, 0, memory, 200 if memory == 7 else 40) for memory in (5, 6, 7, 8)]
+    assert note(times, *step) == set()
+    assert note(times, *step) == {(0, (0, 5)), (0, (0, 7))}
+    assert note(times, *step) == set()
+
+
+def test_places_that_take_as_long_are_not_looked_at() -> None:
+    times = PlaceTimes()
+    step = [(0, 0, memory, 40 + memory) for memory in (5, 6, 7, 8)]
+    assert note(times, *step, *step) == set()
+    short = [(1, scope, 3, 10 * scope) for scope in (1, 2)]
+    assert note(times, *short, *short) == set()
+
+
+def test_scopes_are_places_where_memory_does_not_come_again() -> None:
+    times = PlaceTimes()
+    calls = [(0, scope, 100 + 10 * step + scope, 50 * scope**2) for step in range(2) for scope in (1, 2)]
+    assert note(times, *calls) == {(0, (1, ANY)), (0, (2, ANY))}
+
+
+def test_places_are_bounded() -> None:
+    times = PlaceTimes()
+    calls = [(0, 0, memory, 2**memory) for memory in range(4, 40)]
+    assert len(note(times, *calls, *calls)) <= MOST_LOOKS
+    assert len(times._by_signature[0].seen) == MOST_PLACES
+
+
+@pytest.mark.usefixtures("_one_thread")
+def test_an_optimizer_s_states_of_one_shape_are_looked_at_where_they_differ(tmp_path: Path) -> None:
+    tiny = torch.full((512, 128), DENORMAL)
+    tensors = [torch.rand(512, 128), tiny, *(torch.rand(512, 128) for _ in range(3))]
+    # no call of torch changes them
+    arrays = [tensors[0].numpy(), tensors[2].numpy()]
+    schedule = Schedule(warmup=3, active=4)
+    with Capture(tmp_path / "t.jsonl", schedule=schedule) as watched:
+        for _ in range(7):
+            for tensor in tensors:
+                tensor.sqrt()
+            watched.step()
+            # so that what a later look meets is new to the trace
+            for array in arrays:
+                array[:] *= 1.5
+    trace = load(tmp_path / "t.jsonl", partial=False)
+    (observed,) = trace.observed.values()
+    calls = trace.calls
+    memory = {}
+    for item in observed:
+        assert item.since_ns is not None
+        (values,) = item.values
+        assert values is not None
+        call = calls[calls["start_ns"] >= item.since_ns].iloc[0]
+        model = trace.values[values]
+        memory[int(trace.storages[call["first_storage"]])] = isinstance(model, Floats) and model.denormals == 0
+    own = [int(trace.storages[first]) for first in calls["first_storage"].head(len(tensors))]
+    assert memory.pop(own[1]) is False
+    assert memory
+    assert all(memory.values())
+
+
+@pytest.mark.usefixtures("_one_thread")
+def test_an_error_in_a_look_does_not_reach_the_program(tmp_path: Path) -> None:
+    tensors = [torch.rand(512, 128), torch.full((512, 128), DENORMAL)]
+    with Capture(tmp_path / "t.jsonl", schedule=Schedule(warmup=2, active=3)) as watched:
+        for step in range(5):
+            if step == 2:
+                watched._recorder.observe = None  # type: ignore[assignment, method-assign]
+            for tensor in tensors:
+                tensor.sqrt()
+            watched.step()
+    assert len(load(tmp_path / "t.jsonl", partial=False).calls) == 6
+    assert watched.dropped == 0
+
+
+def test_what_a_later_look_met_is_let_go_with_it() -> None:
+    spec = TensorSpec((2,), (1,), torch.float32, "cpu", values=0)
+    held = Held()
+    held.add([(Values(0, Constant(1.0)), b"0"), (Signature(0, "operator", "aten.sqrt.default", (spec,), {}), b"s")])
+    assert held.release([Calls(0, [0], [0], [0], [5])]) == b"0s"
+    held.add([(Values(1, Constant(2.0)), b"1"), (Values(2, Constant(3.0)), b"2"), (Observed(0, [1], None), b"o")])
+    assert held.release([]) == b"1o"
