@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import json
 import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from opgrip.replay.measuring.results import OK, summarize
@@ -16,7 +14,6 @@ from opgrip.traces.command import INTERRUPTED, run_command
 from opgrip.traces.errors import UserError
 from opgrip.traces.loading import loading
 from opgrip.traces.options import from_arguments
-from opgrip.traces.output import whole_file
 from opgrip.traces.progress import Reporter
 from opgrip.traces.words import counted
 
@@ -93,16 +90,13 @@ def _say_what_is_stored(replay: Replay, again: str, reporter: Reporter) -> None:
 
 
 def _replay_sequence(replay: Replay, output: Output, reporter: Reporter) -> int:
-    from opgrip.replay.sequences.apart import replay_apart
-    from opgrip.replay.sequences.report import print_sequence
+    from opgrip.replay.reports.sequence import ROWS, print_sequence
 
-    loaded = replay.loaded
-    calls = counted(len(loaded.trace.calls), "call")
-    with reporter.following(f"replaying {calls} in their order on {loaded.settings.device}") as tell:
-        result = replay_apart(replay.job, loaded, tell)
-    print_sequence(result, sys.stdout)
+    results, result = replay.run_sequence()
+    rows = list(results)
+    print_sequence(result, rows, replay.job.selection.top or ROWS, sys.stdout)
     if output.output is not None:
-        with whole_file(output.output, output.force) as file:
-            file.write(json.dumps({**replay.header, **asdict(result)}, indent=1).encode() + b"\n")
-        reporter.say(f"{counted(result.calls, 'call')} to {output.output}")
-    return 1 if output.strict and result.unsupported else 0
+        reporter.say(f"{counted(len(rows), 'row')} to {output.output}")
+    reporter.say(summarize(rows))
+    is_ok = not result.unsupported and all(row.status == OK for row in rows)
+    return 1 if output.strict and not is_ok else 0

@@ -113,6 +113,11 @@ def job_of(args: argparse.Namespace) -> Job:
         refuse_options(args, option_classes(), ("single cases",), "leave it out with --sequence")
         if from_arguments(InputOptions, args).is_spread:
             raise UserError("a sequence is replayed on one device", "name one with --device")
+        if len(args.mode) > 1:
+            raise UserError("a sequence runs under one mode at a time", "name one with --mode")
+        from opgrip.replay.sequences.programs import check_mode
+
+        check_mode(args.mode[0])
     refuse_options(args, option_classes(), source.lacks, source.hint)
     if not source.in_program:
         if PROGRAM in args.cache:

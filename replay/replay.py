@@ -23,6 +23,9 @@ from opgrip.replay.outcome import Results, write_results
 from opgrip.replay.reports import report_for
 from opgrip.replay.reports.cells import read_results
 from opgrip.replay.reports.completed import read_completed
+from opgrip.replay.sequences.apart import replay_apart
+from opgrip.replay.sequences.results import SequenceResult
+from opgrip.replay.sequences.rows import rows_of, totals_of
 from opgrip.replay.workers.ahead import Row, in_parts, make_ahead, rows_ahead
 from opgrip.replay.workers.job import Job, Loaded
 from opgrip.replay.workers.journal import Journal, journal_path
@@ -60,9 +63,11 @@ def replay(trace: str | Path, **options: Any) -> Results:
         read or written
     """
     with in_words_of_python():
-        args = arguments_of(make_parser(), [str(trace)], options, excluded=("strict", "sequence", "list"))
+        args = arguments_of(make_parser(), [str(trace)], options, excluded=("strict", "list"))
         is_done = is_completed(from_arguments(Output, args))
         whole = Replay(args, QuietReporter("opgrip"), may_fork=False)
+        if args.sequence:
+            return whole.run_sequence()[0]
         if is_done:
             return Results(whole.completed_rows(), {"trace": str(trace)})
         replayed = whole.run()
@@ -194,6 +199,17 @@ class Replay:
                     journal_path(output.output).unlink(missing_ok=True)
         return ReplayOutcome(results, problem=problem, analyses=requested)
 
+    def run_sequence(self) -> tuple[Results, SequenceResult]:
+        """Run all calls in their order, and write the output: the rows of the cases, and what the whole took."""
+        loaded = self.loaded
+        doing = f"replaying {counted(len(loaded.trace.calls), 'call')} in their order on {loaded.settings.device}"
+        with self._reporter.following(doing) as tell:
+            result = replay_apart(self.job, loaded, tell, self._may_fork)
+        results = Results(rows_of(result, loaded.cases, loaded.settings), self.header | {"sequence": totals_of(result)})
+        if self.output.output is not None:
+            write_results(results.rows, results.header, self.output.output, self.output.may_replace)
+        return results, result
+
     def _check_output(self, is_sequence: bool) -> None:
         """Raise `UserError` where the results cannot be written as they are asked for."""
         output = self.output.output
@@ -203,17 +219,14 @@ class Replay:
             return
         if self.output.list:
             raise UserError("--list runs no case and writes no results", "leave out --output")
-        if is_sequence:
-            if output.suffix != ".json":
-                raise UserError(f"a sequence is not written to {output}", "end its name in .json")
-        else:
-            report = report_for(output)
-            needed = analyses.get(report.needs)
-            if needed is not None and not needed.is_requested(from_arguments(needed.options, self._args)):
-                flag = flag_of(words_in(needed.options)[0])
-                raise UserError(f"{output} shows what {flag} finds", f"add {flag}, or end its name in .json")
-            if self.output.append and report.read is None:
-                raise UserError(f"rows cannot be added to {output}", "write .json or .csv")
+        report = report_for(output)
+        needed = analyses.get(report.needs)
+        if needed is not None and not needed.is_requested(from_arguments(needed.options, self._args)):
+            flag = flag_of(words_in(needed.options)[0])
+            hint = "end its name in .json" if is_sequence else f"add {flag}, or end its name in .json"
+            raise UserError(f"{output} shows what {flag} finds", hint)
+        if self.output.append and report.read is None:
+            raise UserError(f"rows cannot be added to {output}", "write .json or .csv")
         check_writable(output, self.output.may_replace)
 
     def _analyses(self) -> list[Analysis]:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
+from itertools import count
 from typing import Any
 
 import pandas as pd
 
 from opgrip.replay.arguments.stored import Stored, drawn_values
+from opgrip.replay.cases.behaviours import Behaviour, behaviours_in, variant_of
 from opgrip.replay.cases.selection import Selection
 from opgrip.replay.operators.lookup import Operator
 from opgrip.replay.operators.memory import LARGE, bytes_of, mostly_fresh
 from opgrip.traces import Trace
-from opgrip.traces.arguments import numbers_of, tensors, with_numbers
+from opgrip.traces.arguments import tensors
 from opgrip.traces.errors import UserError
 from opgrip.traces.records import Observed, Signature
 from opgrip.traces.suggestions import nearest
@@ -42,10 +44,13 @@ class Case:
     captured_us : median time of those calls in the program: of the device where they worked on one, else of the host
     captured_total_us : sum of their times
     captured_host_us : median duration on the host, where `captured_us` is of a device
+    captured_spread : interquartile range of those calls' times, as a share of their median
+    perturbed : how many of those calls ran right after the capture's own work, and count as the others
     share : of the selected calls' time, each of them taken to last `captured_us`, 0 to 1
     context : the settings that most of those calls ran under
     phase : the one that most of those calls were in
     variants : the signature with the values and results of others of its calls, where the trace has them
+    behaviours : which calls the signature stands for, and each of the variants; empty where all are as frequent
     fresh : share of those calls whose results got fresh memory, 0 to 1; None where it does not matter or is not known
     operator : what it calls, where that is not the operator that the signature names
     """
@@ -59,9 +64,12 @@ class Case:
     context: Mapping[str, Any] = field(default_factory=dict)
     phase: str = "forward"
     variants: Sequence[Signature] = ()
+    behaviours: Sequence[Behaviour] = ()
     fresh: float | None = None
     operator: Operator | None = None
     captured_host_us: float | None = None
+    captured_spread: float | None = None
+    perturbed: int = 0
 
     @property
     def number(self) -> int:
@@ -97,36 +105,79 @@ def make_cases(trace: Trace, selection: Selection = Selection()) -> list[Case]:
     calls = calls.loc[calls.index.intersection(labeled_calls(trace, selection))]
     if calls.empty:
         raise UserError(*NO_CALL_WITHIN)
-    by_signature = calls.groupby("signature")
-    times = by_signature["time_ns"].agg(["size", "median", "sum"])
-    of_signature = {int(row[0]): (int(row[1]), float(row[2]), float(row[3])) for row in times.itertuples()}
-    host_us = (by_signature["duration_ns"].median()[by_signature["device_ns"].count() > 0] / 1e3).to_dict()
-    total = max(sum(count * median for count, median, _ in of_signature.values()), 1.0)
+    behaviours = behaviours_in(trace, calls)
+    kinds = list(_kinds(trace, behaviours, selection.split))
+    captured = _captured(calls, _numbers_of_cases(calls, kinds), kinds)
+    total = max(sum(item.count * item.median_us for item in captured.values()), 1.0)
     contexts = contexts_of(trace, calls)
     fresh = _shares_of_fresh(trace, calls)
     phases = _most_frequent(calls["signature"], calls["phase"])
     drawn = drawn_values(trace)
     cases = []
-    for signature in trace.signatures:
-        if signature.number in of_signature:
-            count, median_ns, sum_ns = of_signature[signature.number]
-            variants = _variants(signature, trace.observed.get(signature.number, ()))
+    for kind in kinds:
+        times, number = captured.get(kind.signature.number), kind.number
+        if times is not None:
             cases.append(
                 Case(
-                    signature,
-                    values_of((signature, *variants), drawn),
-                    *(count, median_ns / 1e3, sum_ns / 1e3, count * median_ns / total),
-                    context=contexts.get(signature.number, {}),
-                    phase=phases.get(signature.number, "forward"),
-                    variants=variants,
-                    fresh=fresh.get(signature.number),
-                    captured_host_us=host_us.get(signature.number),
+                    kind.signature,
+                    values_of((kind.signature, *kind.variants), drawn),
+                    *(times.count, times.median_us, times.total_us, times.count * times.median_us / total),
+                    context=contexts.get(number, {}),
+                    phase=phases.get(number, "forward"),
+                    variants=kind.variants,
+                    behaviours=kind.behaviours,
+                    fresh=fresh.get(number),
+                    captured_host_us=times.host_us,
+                    captured_spread=times.spread,
+                    perturbed=times.perturbed,
                 )
             )
     if not cases:
         raise UserError("no call of the trace refers to a signature that it holds", "capture it again")
     cases.sort(key=lambda case: (-case.share, case.number))
     return cases[: selection.top]
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """What a case is of: a signature, or the calls of one that behave alike.
+
+    Attributes
+    ----------
+    number : of the signature in the trace
+    signature : with the case's number
+    calls : their indices; None for all of the signature
+    """
+
+    number: int
+    signature: Signature
+    variants: tuple[Signature, ...] = ()
+    behaviours: tuple[Behaviour, ...] = ()
+    calls: pd.Index[int] | None = None
+
+
+def _kinds(trace: Trace, behaviours: Mapping[int, Sequence[Behaviour]], split: bool) -> Iterator[_Kind]:
+    numbers = count(max((signature.number for signature in trace.signatures), default=0) + 1)
+    for signature in trace.signatures:
+        own = tuple(behaviours.get(signature.number, ()))
+        if own and split:
+            for item in own:
+                alone = replace(item.signature, number=next(numbers))
+                yield _Kind(signature.number, alone, behaviours=(item,), calls=item.calls)
+        elif own:
+            first, *others = (item.signature for item in own)
+            yield _Kind(signature.number, first, tuple(others), own)
+        else:
+            yield _Kind(signature.number, signature, _variants(signature, trace.observed.get(signature.number, ())))
+
+
+def _numbers_of_cases(calls: pd.DataFrame, kinds: Iterable[_Kind]) -> pd.Series[int]:
+    """Of each call, the number of its case."""
+    numbers = calls["signature"].copy()
+    for kind in kinds:
+        if kind.calls is not None:
+            numbers[kind.calls] = kind.signature.number
+    return numbers
 
 
 def _matching(calls: pd.DataFrame, column: str, patterns: Sequence[str], flag: str) -> pd.DataFrame:
@@ -191,6 +242,45 @@ def _most_frequent(signatures: pd.Series[int], values: pd.Series[Any]) -> dict[i
     return dict(zip(most["signature"].tolist(), most["value"].tolist(), strict=True))
 
 
+@dataclass(frozen=True, slots=True)
+class _Captured:
+    """What the calls of a signature took; the attributes are those of a case."""
+
+    count: int
+    median_us: float
+    total_us: float
+    host_us: float | None
+    spread: float | None
+    perturbed: int
+
+
+def _captured(calls: pd.DataFrame, numbers: pd.Series[int], kinds: Iterable[_Kind]) -> dict[int, _Captured]:
+    """By the number of a case, which each call has."""
+    of_case = calls.groupby(numbers)
+    median = of_case["time_ns"].median()
+    # one way to behave is not scattered because there is another
+    typical = numbers.map(median)
+    for behaviour in (item for kind in kinds for item in kind.behaviours):
+        typical[behaviour.calls] = behaviour.captured_us * 1e3
+    calm = calls["raw_ns"].where(~calls["perturbed"] | calls["device_ns"].notna())
+    undisturbed = (calm / typical.clip(lower=1.0)).groupby(numbers)
+    low, high = (undisturbed.quantile(share) for share in (0.25, 0.75))
+    columns = (
+        of_case.size(),
+        median / 1e3,
+        of_case["raw_ns"].sum() / 1e3,
+        _or_none(of_case["duration_ns"].median() / 1e3, of_case["device_ns"].count() > 0),
+        _or_none(high - low, undisturbed.count() > 1),
+        of_case["perturbed"].sum(),
+    )
+    rows = zip(*(column.tolist() for column in columns), strict=True)
+    return {int(number): _Captured(*row) for number, row in zip(median.index, rows, strict=True)}
+
+
+def _or_none(values: pd.Series[float], is_known: pd.Series[bool]) -> pd.Series[Any]:
+    return values.astype(object).where(is_known, None)
+
+
 def _shares_of_fresh(trace: Trace, calls: pd.DataFrame) -> dict[int, float]:
     """By signature with large results, the share of its calls that got them in fresh memory."""
     page = trace.header.get("page_size")
@@ -206,13 +296,8 @@ def _shares_of_fresh(trace: Trace, calls: pd.DataFrame) -> dict[int, float]:
 
 def _variants(signature: Signature, observed: Sequence[Observed]) -> tuple[Signature, ...]:
     """A signature as its later calls had it."""
-    count = len(numbers_of([signature.args, signature.kwargs]))
-    variants = []
-    for other in observed[:MOST_VARIANTS]:
-        if len(other.values) == count:
-            args, kwargs = with_numbers((signature.args, signature.kwargs), other.values)
-            variants.append(replace(signature, args=args, kwargs=kwargs, outputs=other.outputs))
-    return tuple(variants)
+    variants = (variant_of(signature, other) for other in observed[:MOST_VARIANTS])
+    return tuple(variant for variant in variants if variant is not None)
 
 
 def values_of(signatures: Sequence[Signature], values: Mapping[int, Drawable]) -> dict[int, Drawable]:

@@ -79,6 +79,7 @@ class Flow:
     outside : the memory that was there before the first call; `outside_bytes` of it
     peak_bytes : the most memory that was alive at once beside that
     wall_ns : from the start of the first call to the end of the last
+    critical_path : places among `calls` of the chain, each after the one before it, that took longest
     """
 
     calls: list[FlowingCall]
@@ -89,6 +90,7 @@ class Flow:
     outside_bytes: int
     peak_bytes: int
     wall_ns: int
+    critical_path: list[int]
 
 
 def make_flow(trace: Trace) -> Flow:
@@ -103,7 +105,9 @@ def make_flow(trace: Trace) -> Flow:
     wall = int(ends.max() - own["start_ns"].min()) if len(own) else 0
     outside = [number for number, storage in graph.storages.items() if storage.made_by is None and number in needs]
     outside_bytes = sum(needs[number].bytes for number in outside)
-    return Flow(calls, signatures, interfaces, needs, outside, outside_bytes, graph.peak_bytes, wall)
+    place_of = {number: place for place, number in enumerate(graph.steps)}
+    critical = [place_of[number] for number in graph.critical_path]
+    return Flow(calls, signatures, interfaces, needs, outside, outside_bytes, graph.peak_bytes, wall, critical)
 
 
 def can_flow(spec: TensorSpec) -> bool:

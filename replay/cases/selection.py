@@ -69,12 +69,16 @@ class Selection:
         metavar="GLOB",
         only=("single cases", "traces"),
     )
+    split: bool = option(
+        False,
+        "a row for each way in which calls of a signature behave, where those of some places take other times",
+        only=("single cases", "traces"),
+    )
     top: int | None = option(
         None,
-        "only the N cases with the largest share of time",
+        "only the N cases with the largest share of time; a sequence runs all calls, and gives the rows of N",
         parse=positive,
         metavar="N",
-        only=("single cases",),
     )
     start: int = option(
         0,

@@ -13,11 +13,12 @@ from opgrip.replay.arguments.values import RECORDED
 from opgrip.replay.cases.cases import Case
 from opgrip.replay.cases.surroundings import Surroundings, recent_bytes
 from opgrip.replay.cases.ways import Point, Points, Way
+from opgrip.replay.measuring.behaviours import telling_behaviours
 from opgrip.replay.measuring.clocks import Clocks, warm_up
 from opgrip.replay.measuring.energy import Energy
 from opgrip.replay.measuring.metering import metered, with_energy
 from opgrip.replay.measuring.preparation import Prepared, failed, prepare
-from opgrip.replay.measuring.results import Result
+from opgrip.replay.measuring.results import NOISY, Result
 from opgrip.replay.measuring.settings import Settings
 from opgrip.replay.measuring.single_times import single_times
 from opgrip.replay.modes import ModeOptions
@@ -30,7 +31,7 @@ from opgrip.replay.timing.clock import empty_call_ns
 from opgrip.replay.timing.methods import DISCRETE
 from opgrip.replay.timing.ranges import watched
 from opgrip.replay.timing.rounds import NO_ROW, Announce, Group, Measurer
-from opgrip.replay.timing.samples import LEAST, NOISY, Samples, like_with_like, ratio_quantiles
+from opgrip.replay.timing.samples import LEAST, Samples, like_with_like, ratio_quantiles
 from opgrip.replay.timing.stopwatch import Stopwatch
 from opgrip.replay.timing.subjects import Subject
 from opgrip.traces.nvml import find_gpu
@@ -129,14 +130,16 @@ def _measure(
     running = Counter(subject.number for group in all_groups for subject in group.subjects)
     for case, prepared in prepared_cases:
         if not running[case.number]:
-            yield list(_fill_rows(prepared, settings, concurrent_runs, {}, clocks))
+            yield list(_fill_rows(case, prepared, settings, concurrent_runs, {}, clocks))
+    case_of_number = {case.number: case for case, _ in prepared_cases}
     for subjects in _timed(groups, settings, announce):
         number = subjects[0].number
         running[number] -= len(subjects)
         if not running[number]:
             metered_energies = settings.energy.energy and not settings.profiled
             energies = metered(number, all_groups, settings, announce) if metered_energies else {}
-            yield list(_fill_rows(rows.pop(number), settings, concurrent_runs, energies, clocks))
+            case = case_of_number[number]
+            yield list(_fill_rows(case, rows.pop(number), settings, concurrent_runs, energies, clocks))
 
 
 def _timed(groups: Mapping[str, Sequence[Group]], settings: Settings, announce: Announce) -> Iterator[list[Subject]]:
@@ -241,6 +244,7 @@ def _groups(
 
 
 def _fill_rows(
+    case: Case,
     prepared: Sequence[Prepared],
     settings: Settings,
     concurrent_runs: Mapping[int, ConcurrentRun],
@@ -272,10 +276,11 @@ def _fill_rows(
         else:
             base = subject_of_way.get(_base_of(way, settings))
             if base is None or base is subject:
-                yield _with_times(result, subject.samples, settings, way, NO_RATIO)
+                ratio = NO_RATIO
             else:
-                times, others = like_with_like(subject.runs, base.runs)
-                yield _with_times(result, subject.samples, settings, way, ratio_quantiles(times, others) or NO_RATIO)
+                ratio = ratio_quantiles(*like_with_like(subject.runs, base.runs)) or NO_RATIO
+            timed = _with_times(result, subject.samples, settings, way, ratio)
+            yield telling_behaviours(timed, case, subject.samples) if case.behaviours else timed
 
 
 def _base_of(way: Way, settings: Settings) -> tuple[str | None, Point, str, str, str]:

@@ -16,6 +16,7 @@ from opgrip.replay.arguments.values import with_values
 from opgrip.replay.cases.cases import Case
 from opgrip.replay.cases.ways import BACKWARD, Way
 from opgrip.replay.checks import Reference, Verdict
+from opgrip.replay.measuring.behaviours import shares_of
 from opgrip.replay.measuring.results import (
     FAILED,
     OK,
@@ -98,6 +99,8 @@ def empty_row(case: Case, way: Way, settings: Settings, status: str = OK, error:
         captured_us=case.captured_us,
         captured_total_us=case.captured_total_us,
         captured_host_us=case.captured_host_us,
+        captured_spread=case.captured_spread,
+        perturbed=case.perturbed,
         values=way.values,
         direction=way.direction,
         threads=way.point.threads,
@@ -299,6 +302,7 @@ class _Preparation:
             program.enter,
             program.enters_each_run,
             way.number,
+            shares_of(case),
             profiled=settings.profiled,
             in_torch=in_torch,
         )

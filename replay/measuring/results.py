@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 OK, WRONG, UNSUPPORTED, FAILED, TIMEOUT, SKIPPED = "ok", "wrong", "unsupported", "failed", "timeout", "skipped"
 
+NOISY = 0.25
+"""Interquartile range of times, as a share of their median, above which that is doubtful."""
 SLOWED = 0.5
 """Share of runs at a slower pace above which a median is doubtful."""
 
@@ -48,6 +50,12 @@ class Result:
     )
     captured_total_us: float = column("the sum over its calls there", "us", default=MISSING)
     captured_host_us: float | None = column("median duration on the host, where `captured_us` is of a device", "us")
+    captured_spread: float | None = column(
+        "interquartile range of the calls' times in the program, as a share of their median; empty for one call"
+    )
+    perturbed: int = column(
+        "of `count`, the calls that ran right after the capture's own work: they count as the others, unless all did"
+    )
     values: str = column("how tensors' values were drawn: `recorded`, `random`, `zeros`", default=RECORDED)
     direction: str = column("`forward`, or `backward` for the gradients of a call", default=FORWARD)
     threads: int | None = column("of an operator; empty for as many as in the program")
@@ -65,7 +73,9 @@ class Result:
     dropped: int = column("runs that were not kept, the processor being slowed down or taken meanwhile", default=0)
     slowed: float | None = column("share of the timed runs that were kept although it was, there being no others")
     noisy: bool | None = column("whether the spread is so large that the median is doubtful: above 0.25")
-    method: str | None = column("how the runs were timed: `discrete`, `continuous`, `events`, `graph`")
+    method: str | None = column(
+        "how the runs were timed: `discrete`, `continuous`, `events`, `graph`; `sequence`: in the whole step"
+    )
     cache: str | None = column("what the caches held: `program`, `warm`, `cold`")
     clock_mhz: float | None = column(
         "mean clock of a GPU's multiprocessors while it was timed, where NVML tells; with `--energy` in that second",
@@ -110,6 +120,13 @@ class Result:
     def to_plain(self) -> dict[str, Any]:
         """Its cells by the names of columns, those of parts after its own, as far as they were added."""
         return {**{name: getattr(self, name) for name in CORE}, **self.added}
+
+    @property
+    def is_captured_doubtful(self) -> bool:
+        """Whether the captured time is of a call, of calls that differ much, or of such as the capture disturbed."""
+        if not self.captured_us:
+            return False
+        return self.captured_spread is None or self.captured_spread > NOISY or self.perturbed >= self.count
 
     @property
     def is_slowed(self) -> bool:

@@ -20,7 +20,6 @@ class ModeOptions:
         lambda: f"{', '.join(modes.names())}; compile:NAME for another backend of dynamo (default: {EAGER})",
         parse=names,
         metavar="NAME,...",
-        only=("single cases",),
     )
     reference: str = option(
         EAGER,

@@ -10,18 +10,22 @@ from typing import Any
 import pandas as pd
 
 from opgrip.replay.analyses import in_order
+from opgrip.replay.measuring.behaviours import BehaviourColumns
 from opgrip.replay.measuring.columns import Column, Columns, columns_in
-from opgrip.replay.measuring.energy import EnergyColumns, EnergyOptions
+from opgrip.replay.measuring.energy import EnergyColumns
 from opgrip.replay.measuring.results import Result
-from opgrip.replay.measuring.single_times import SingleTimesColumns, SingleTimesOptions
+from opgrip.replay.measuring.single_times import SingleTimesColumns
 from opgrip.replay.reports.report import report_for
+from opgrip.replay.sequences.columns import SequenceColumns
 from opgrip.traces.errors import UserError
 
-ON_REQUEST: tuple[tuple[type, type[Columns]], ...] = (
-    (SingleTimesOptions, SingleTimesColumns),
-    (EnergyOptions, EnergyColumns),
+ON_REQUEST: tuple[tuple[str, type[Columns]], ...] = (
+    ("keep_samples", SingleTimesColumns),
+    ("energy", EnergyColumns),
+    ("split", BehaviourColumns),
+    ("sequence", SequenceColumns),
 )
-"""What is measured on request: the options that request it, and its columns."""
+"""What is measured on request: the option that requests it, and its columns."""
 
 
 def added_columns() -> list[Column]:

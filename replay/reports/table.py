@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import IO, Any
 
 from opgrip.replay.arguments.values import RECORDED
 from opgrip.replay.cases.ways import FORWARD
+from opgrip.replay.measuring.behaviours import BehaviourColumns
 from opgrip.replay.measuring.columns import Column
 from opgrip.replay.measuring.results import OK, Result
 from opgrip.replay.modes import EAGER
 from opgrip.replay.reports.cells import added_columns
 from opgrip.replay.reports.report import report
+from opgrip.replay.sequences.columns import SequenceColumns
 from opgrip.replay.timing.methods import ON_DEVICE
 from opgrip.traces.command import printable
 from opgrip.traces.folding import shorten
@@ -22,6 +24,10 @@ from opgrip.traces.terminal import print_line
 from opgrip.traces.words import DEVICE_TIME, counted
 
 STYLES = {"wrong": "bold red", "failed": "red", "timeout": "red", "unsupported": "yellow", "skipped": "dim"}
+DOUBTFUL = "~"
+"""Before captured times that are."""
+SHORT = 60
+"""Characters of an operator and its shapes in a line below."""
 OPERATORS = 3
 """Operators that a reason names."""
 
@@ -54,21 +60,28 @@ def print_results(results: Sequence[Result], file: IO[str]) -> None:
     """Print the table; reasons of what is not ok stand below it, one line for all cases that share one."""
     columns = [heading.column(results) for heading in _headings(results)]
     print_table(columns, file, styles=[STYLES.get(result.status) for result in results])
-    for line in (*_clocks(results), *_reasons(results)):
+    for line in (*_clocks(results), *_doubts(results), *_behaviours(results), *_reasons(results)):
         print_line(line, file)
 
 
 @report(".md")
 def write_markdown(results: Sequence[Result], header: Mapping[str, Any], file: IO[str]) -> None:
     """The same table in Markdown, under a line that says where it comes from."""
-    origin = ", ".join(f"{name} {value}" for name, value in header.items() if isinstance(value, str | int))
+    origin = _scalars({name: value for name, value in header.items() if not isinstance(value, float)})
     headings = _headings(results)
-    file.write(f"{origin}\n\n| {' | '.join(heading.name for heading in headings)} |\n|{' --- |' * len(headings)}\n")
+    totals = f"\nthe whole step: {_scalars(header['sequence'])}\n" if "sequence" in header else ""
+    names = " | ".join(heading.name for heading in headings)
+    file.write(f"{origin}\n{totals}\n| {names} |\n|{' --- |' * len(headings)}\n")
     for result in results:
         cells = (shorten(heading.cell(result)).replace("|", "\\|") for heading in headings)
         file.write(f"| {' | '.join(cells)} |\n")
-    for line in (*_clocks(results), *_reasons(results)):
+    for line in (*_clocks(results), *_doubts(results), *_behaviours(results), *_reasons(results)):
         file.write(f"\n{line}\n")
+
+
+def _scalars(header: Mapping[str, Any]) -> str:
+    shown = {name: f"{value:.4g}" if isinstance(value, float) else value for name, value in header.items()}
+    return ", ".join(f"{name} {value}" for name, value in shown.items() if isinstance(value, str | int))
 
 
 def _headings(results: Sequence[Result]) -> list[Heading]:
@@ -90,7 +103,7 @@ def _headings(results: Sequence[Result]) -> list[Heading]:
             lambda rows: in_program or any(row.count != 1 for row in rows),
             rank=4,
         ),
-        Heading("captured us", lambda row: _number(row.captured_us), lambda _: in_program, rank=2),
+        Heading("captured us", _captured, lambda _: in_program, rank=2),
         Heading(
             "captured host us",
             lambda row: _number(row.captured_host_us),
@@ -151,6 +164,10 @@ def _number(value: float | None) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
 
 
+def _captured(result: Result) -> str:
+    return f"{DOUBTFUL if result.is_captured_doubtful else ''}{_number(result.captured_us)}"
+
+
 def _rate(value: float | None) -> str:
     return _number(value) if value is None or value >= 1 else f"{value:.2f}"
 
@@ -175,10 +192,38 @@ def _clocks(results: Sequence[Result]) -> list[str]:
     """Which clock the times are of, where some are of a device."""
     if not any(result.captured_host_us for result in results):
         return []
-    by_device = {result.method in ON_DEVICE for result in results if result.median_us is not None}
+    by_device = {_is_by_device(result) for result in results if result.median_us is not None}
     clocks = " and ".join("the device's clock" if is_so else "the host's" for is_so in sorted(by_device, reverse=True))
     replayed = f"; replayed ones are by {clocks}" if clocks else ""
     return [f"captured {DEVICE_TIME}, captured host us is the host's beside it{replayed}"]
+
+
+def _is_by_device(result: Result) -> bool:
+    return result.method in ON_DEVICE or SequenceColumns.of(result).replayed_host_us is not None
+
+
+def _doubts(results: Sequence[Result]) -> list[str]:
+    """What the mark at captured times says, where there is one."""
+    marked = {result.case for result in results if result.is_captured_doubtful}
+    if not marked:
+        return []
+    return [
+        f"{DOUBTFUL} captured once, or in times that differ by over a quarter or that the capture's own work disturbed"
+    ]
+
+
+def _behaviours(results: Sequence[Result]) -> Iterator[str]:
+    """Of cases whose calls behave in several ways, each of these."""
+    for result in results:
+        told = BehaviourColumns.of(result)
+        if told.behaviour_shares is not None:
+            columns = (told.behaviour_shares, told.behaviours_captured_us or [], told.behaviours_us or [])
+            ways = [
+                f"{share:.0%} of calls captured {_number(captured)}, replayed {_number(replayed)} us"
+                for share, captured, replayed in zip(*columns, strict=False)
+            ]
+            mode = "" if result.mode == EAGER else f" {result.mode}"
+            yield f"{shorten(f'{result.op} {result.shapes}', SHORT)}{mode}: {'; '.join(ways)}: --split gives each a row"
 
 
 def _reasons(results: Sequence[Result]) -> list[str]:

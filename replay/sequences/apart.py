@@ -11,12 +11,13 @@ from dataclasses import asdict
 
 from opgrip.replay.measuring.settings import Settings
 from opgrip.replay.operators.devices import DeviceLostError, check_use, is_accelerator, use_device
+from opgrip.replay.sequences.rehearsal import Excluded
 from opgrip.replay.sequences.results import SequenceResult, from_plain
 from opgrip.replay.sequences.sequence import MOST_FAILURES, SequenceSettings, replay_sequence
 from opgrip.replay.workers.job import Job, Loaded
 from opgrip.replay.workers.processes import Ended, ForkLimits, answer, run_in_fork, run_spawned
 from opgrip.replay.workers.watch import NOTHING, Watch
-from opgrip.replay.workers.worker import end_without_device, receive
+from opgrip.replay.workers.worker import end_without_device, limit_memory, receive
 from opgrip.traces.errors import UserError
 from opgrip.traces.progress import Tell, tell_nobody
 
@@ -34,32 +35,38 @@ def sequence_settings(settings: Settings) -> SequenceSettings:
         precision=settings.effort.precision,
         room_bytes=settings.limits.memory_limit,
         timeout_s=settings.limits.timeout,
+        mode=settings.modes.mode[-1],
+        tolerance=settings.tolerance,
     )
 
 
-def replay_apart(job: Job, loaded: Loaded, tell: Tell = tell_nobody) -> SequenceResult:
-    """All calls of a job's trace in their order, in a fork of this process, which must not have used torch yet.
+def replay_apart(job: Job, loaded: Loaded, tell: Tell = tell_nobody, may_fork: bool = True) -> SequenceResult:
+    """All calls of a job's trace in their order, in a process of their own.
 
     For an accelerator it is a new process, since none serves a fork of a process that has used it. A call that ends a
     process is not run in the next.
+
+    Parameters
+    ----------
+    may_fork : whether this process has not used torch yet, and forks of it can
 
     Raises
     ------
     UserError : where the trace holds no calls, or processes end where no call is to blame, or too many do
     """
-    excluded: dict[int, str] = {}
+    excluded: dict[int, tuple[str, str]] = {}
     while True:
-        result = _run(job, loaded, excluded, tell)
+        result = _run(job, loaded, excluded, tell, may_fork)
         if not isinstance(result, Ended):
             return result
         if result.case == NOTHING or result.case in excluded or len(excluded) == MOST_FAILURES:
             raise UserError("the process that runs the calls cannot go on", result.reason)
-        excluded[result.case] = result.reason
+        excluded[result.case] = result.status, result.reason
 
 
-def _run(job: Job, loaded: Loaded, excluded: dict[int, str], tell: Tell) -> SequenceResult | Ended:
+def _run(job: Job, loaded: Loaded, excluded: Excluded, tell: Tell, may_fork: bool) -> SequenceResult | Ended:
     settings = sequence_settings(loaded.settings)
-    if is_accelerator(settings.device):
+    if is_accelerator(settings.device) or not may_fork:
         request = {"job": asdict(job), "excluded": list(excluded.items())}
         plain = run_spawned(MODULE, request, settings.timeout_s, tell)
     else:
@@ -80,6 +87,8 @@ def main() -> int:
     loaded = Job.from_plain(request["job"]).load()
     settings, excluded = sequence_settings(loaded.settings), dict(request["excluded"])
     use_device(settings.device)
+    if not is_accelerator(settings.device):
+        limit_memory(settings.room_bytes, settings.device)
     try:
         try:
             answer(lambda tell: asdict(replay_sequence(loaded.trace, settings, tell, excluded, watch.entered)), output)

@@ -6,19 +6,23 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from time import monotonic
-from typing import Any
+from types import MappingProxyType
+from typing import Any, TypeAlias
 
 import torch
 
-from opgrip.replay.arguments.inputs import DeviceMap
+from opgrip.replay.arguments.inputs import DeviceMap, Inputs
 from opgrip.replay.cases.flow import Flow, FlowingCall, can_flow
 from opgrip.replay.cases.traits import overwrites, sizes_vary, takes_any_numbers
+from opgrip.replay.measuring.preparation import describe_failure
+from opgrip.replay.measuring.results import OK, SKIPPED
 from opgrip.replay.operators.agreement.checking import checking_parts
 from opgrip.replay.operators.contexts import restored
 from opgrip.replay.operators.devices import check_use, synchronizer
 from opgrip.replay.operators.lookup import Operator, Unsupported, find_operator
 from opgrip.replay.sequences.memory import Memory
 from opgrip.replay.sequences.prepared import Drawn, Prepared, never_flowing
+from opgrip.replay.sequences.programs import CallProgram, ModeSettings, make_call_program
 from opgrip.replay.timing.rounds import NO_ROW, Announce
 from opgrip.traces.arguments import leaves
 from opgrip.traces.causes import cause_of
@@ -30,6 +34,9 @@ from opgrip.traces.values import ValueModel
 REPLAYED, SUBSTITUTED, UNSUPPORTED = "replayed", "substituted", "unsupported"
 OTHER_SHAPES = "its results have other shapes than the recorded ones"
 MOST_PASSES = 10
+Excluded: TypeAlias = Mapping[int, tuple[str, str]]
+"""Calls that are not run, by the numbers of their signatures: the status of their rows, and why."""
+NOTHING_EXCLUDED: Excluded = MappingProxyType({})
 NOTHING = Interface((), ())
 
 
@@ -43,12 +50,14 @@ class Part:
         own; `unsupported` not at all, with results in that place
     redrawn : which of its tensors get drawn values before it runs
     reason : of a status other than `replayed`
+    row_status : of the row of such calls, where they do not run at all
     """
 
     status: str = REPLAYED
     prepared: Prepared | None = None
     redrawn: set[int] = field(default_factory=set)
     reason: str = ""
+    row_status: str = OK
 
 
 class Rehearsal:
@@ -56,12 +65,13 @@ class Rehearsal:
 
     Parameters
     ----------
-    excluded : by the numbers of signatures, why their calls are not run
+    excluded : by the numbers of signatures, the status of their rows, and why their calls are not run
     announce : is told the signature of each call before it runs
 
     Attributes
     ----------
     parts : of each call
+    programs : what calls run as under another mode than eager, by the numbers of their signatures
     """
 
     def __init__(
@@ -73,12 +83,13 @@ class Rehearsal:
         device: str,
         seed: int,
         extensions: Collection[str],
-        excluded: Mapping[int, str],
+        excluded: Excluded,
         announce: Announce,
     ) -> None:
         self.flow = flow
         self.memory = memory
         self.announce = announce
+        self.programs: dict[int, CallProgram] = {}
         self._excluded = excluded
         self.parts = [Part() for _ in flow.calls]
         self._values, self._place, self._seed, self._extensions = values, place, seed, extensions
@@ -110,6 +121,17 @@ class Rehearsal:
             if not changed:
                 break
         self.memory.forget_constants()
+
+    def make_programs(self, settings: ModeSettings, tell: Tell = tell_nobody) -> None:
+        """Make what calls run as under a mode."""
+        first = {call.signature: call for call, part in zip(self.flow.calls, self.parts, strict=True) if part.prepared}
+        remaining = [call for number, call in first.items() if number not in self.programs]
+        for number, call in enumerate(remaining):
+            tell("compiling", number, len(remaining))
+            self.announce(call.signature, NO_ROW)
+            record = self.flow.signatures[call.signature]
+            inputs = Inputs(record.args, record.kwargs, self._values, self._place, self._seed)
+            self.programs[call.signature] = make_call_program(call, self._operator(call.signature), inputs, settings)
 
     def begin(self) -> None:
         """Put all memory back to how it was before the first call."""
@@ -149,6 +171,7 @@ class Rehearsal:
         except Exception as error:
             check_use(self._device, error)
             part.status, part.prepared, part.reason = UNSUPPORTED, None, _reason(error)
+            part.row_status = self._row_status(call.signature, error)
 
     def _try(self, call: FlowingCall, part: Part) -> bool:
         """Run a call; whether it will run otherwise from now on."""
@@ -250,13 +273,20 @@ class Rehearsal:
 
     def _find(self, signature: int) -> Operator:
         if signature in self._excluded:
-            raise Unsupported(self._excluded[signature])
+            raise Unsupported(self._excluded[signature][1])
         record = self.flow.signatures.get(signature)
         if record is None:
             raise Unsupported("the trace does not hold its signature")
         if record.raised is not None:
             raise Unsupported(f"it raised when it was captured: {record.raised[:120]}")
         return find_operator(record, self._extensions)
+
+    def _row_status(self, signature: int, error: Exception) -> str:
+        """What other replays say of a call that raised this."""
+        if signature in self._excluded:
+            return self._excluded[signature][0]
+        record = self.flow.signatures.get(signature)
+        return SKIPPED if record is not None and record.raised is not None else describe_failure(error)[0]
 
     def _fits(self, call: FlowingCall, prepared: Prepared, result: Any) -> bool:
         """Whether results are as recorded, or as the first call that takes them does."""

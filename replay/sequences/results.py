@@ -2,34 +2,58 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from opgrip.replay.cases.flow import Flow, FlowingCall
+from opgrip.replay.measuring.results import OK
+from opgrip.replay.modes import EAGER
+from opgrip.replay.sequences.programs import CallProgram
 from opgrip.replay.sequences.rehearsal import REPLAYED, SUBSTITUTED, UNSUPPORTED, Part
+from opgrip.replay.sequences.watches import typical_ns
 from opgrip.traces import Trace
 
 
 @dataclass(frozen=True, slots=True)
-class OperatorTime:
-    """An operator's share: how many of its calls ran, and what they took in the program and in the median pass.
+class SignatureTimes:
+    """What the calls of a signature took in all timed passes, and how they ran.
 
     Attributes
     ----------
-    captured_us, replayed_us : of the device for calls that worked on one
-    captured_host_us, replayed_host_us : of the host, which launched these
+    signature : its number
+    count : its calls
+    substituted, not_run, redrawn : how many of these ran on drawn arguments, did not run, got some drawn values
+    status, reason : of its row: `ok` where some of them ran
+    samples : timings: of each call that ran, in each pass
+    median_us, p10_us, p90_us, mean_us : of the timings, by the device's clock for calls that worked on one
+    spread : interquartile range of the timings, as a share of their median
+    host_us : their median by the host's clock, where the others are of a device
+    note, first_ms, max_abs, max_rel : of what they ran as under another mode than eager, as rows have them
     """
 
-    op: str
+    signature: int
     count: int
-    captured_us: float
-    replayed_us: float
-    captured_host_us: float
-    replayed_host_us: float
+    substituted: int
+    not_run: int
+    redrawn: int
+    status: str
+    reason: str
+    samples: int = 0
+    median_us: float | None = None
+    p10_us: float | None = None
+    p90_us: float | None = None
+    mean_us: float | None = None
+    spread: float | None = None
+    host_us: float | None = None
+    note: str = ""
+    first_ms: float | None = None
+    max_abs: float | None = None
+    max_rel: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +87,12 @@ class SequenceResult:
     outside_bytes : memory that is there before the first call
     captured_peak_bytes, replayed_peak_bytes : the most memory alive at once beside that; on CUDA, as its allocator has
         it, with what operators take for themselves
-    operators : by falling time in the program
+    critical_calls : on the captured critical path: the chain of calls, each after one whose results it takes, that took
+        longest
+    captured_critical_ms, replayed_critical_ms : sum of the times of those of them that ran, and of their medians
+    signatures : in the order of their first calls
+    mode : that calls ran under
+    in_eager : calls that did not, since it cannot run them, or gives other results
     """
 
     device: str
@@ -85,7 +114,12 @@ class SequenceResult:
     outside_bytes: int
     captured_peak_bytes: int
     replayed_peak_bytes: int
-    operators: tuple[OperatorTime, ...]
+    critical_calls: int
+    captured_critical_ms: float
+    replayed_critical_ms: float
+    signatures: tuple[SignatureTimes, ...]
+    mode: str = EAGER
+    in_eager: int = 0
 
     @property
     def repeats(self) -> int:
@@ -112,11 +146,12 @@ class SequenceResult:
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """One timed pass: each call's time, and that of the whole."""
+    """One timed pass: each call's time, and that of the whole; and which calls a device's clock timed, by place."""
 
     times_ns: list[int]
     wall_ns: int
     peak_bytes: int
+    on_device: frozenset[int] = frozenset()
 
 
 def make_result(
@@ -137,6 +172,8 @@ def make_result(
     paired = list(zip(flow.calls, parts, strict=True))
     device_ns = trace.own_calls["device_ns"]
     unsupported = [call for call, part in paired if part.status == UNSUPPORTED]
+    critical = [place for place in flow.critical_path if parts[place].status != UNSUPPORTED]
+    typical = typical_ns([one.times_ns for one in on_device or passes]) if passes else [math.nan] * len(parts)
     return SequenceResult(
         device=device,
         calls=len(flow.calls),
@@ -157,40 +194,79 @@ def make_result(
         outside_bytes=flow.outside_bytes,
         captured_peak_bytes=flow.peak_bytes,
         replayed_peak_bytes=max((one.peak_bytes for one in passes), default=0),
-        operators=tuple(_operators(paired, on_device or passes, passes)),
+        critical_calls=len(flow.critical_path),
+        captured_critical_ms=sum(flow.calls[place].captured_ns for place in critical) / 1e6,
+        replayed_critical_ms=sum(typical[place] for place in critical) / 1e6,
+        signatures=tuple(_signatures(paired, on_device or passes, passes)),
     )
+
+
+def under_mode(result: SequenceResult, mode: str, programs: Mapping[int, CallProgram]) -> SequenceResult:
+    """A result whose calls ran as these programs, as far as there are such; times of eager are not the mode's."""
+    signatures, in_eager = [], 0
+    for item in result.signatures:
+        own = programs.get(item.signature)
+        row = item
+        if own is not None and item.status == OK:
+            if own.program is None:
+                in_eager += item.count - item.not_run
+                counts = (item.count, item.substituted, item.not_run, item.redrawn)
+                row = SignatureTimes(item.signature, *counts, own.status, own.reason)
+            row = replace(
+                row,
+                note=own.program.note if own.program else "",
+                first_ms=own.first_ms,
+                max_abs=own.max_abs,
+                max_rel=own.max_rel,
+            )
+        signatures.append(row)
+    return replace(result, mode=mode, in_eager=in_eager, signatures=tuple(signatures))
 
 
 def from_plain(fields: dict[str, Any]) -> SequenceResult:
     """The result whose fields went through JSON."""
     plain: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
     plain["not_replayed"] = tuple(NotReplayed(**item) for item in fields["not_replayed"])
-    plain["operators"] = tuple(OperatorTime(**item) for item in fields["operators"])
+    plain["signatures"] = tuple(SignatureTimes(**item) for item in fields["signatures"])
     return SequenceResult(**plain)
 
 
-def _operators(
+def _signatures(
     paired: Sequence[tuple[FlowingCall, Part]], passes: Sequence[Pass], host_passes: Sequence[Pass]
-) -> list[OperatorTime]:
-    names = list(dict.fromkeys(call.op for call, _ in paired))
-    code = {name: index for index, name in enumerate(names)}
-    codes = np.array([code[call.op] for call, _ in paired])
-    ran = np.array([part.status != UNSUPPORTED for _, part in paired])
-    captured = np.array([call.captured_ns for call, _ in paired], dtype=np.float64)
-    on_host = np.array([call.captured_host_ns for call, _ in paired], dtype=np.float64)
+) -> Iterator[SignatureTimes]:
+    places_of: dict[int, list[int]] = {}
+    for place, (call, _) in enumerate(paired):
+        places_of.setdefault(call.signature, []).append(place)
+    times_us, host_us = (np.array([one.times_ns for one in of], dtype=np.float64) / 1e3 for of in (passes, host_passes))
+    on_device = frozenset[int]().union(*(one.on_device for one in passes))
+    for signature, places in places_of.items():
+        parts = [paired[place][1] for place in places]
+        ran = [place for place in places if paired[place][1].status != UNSUPPORTED]
+        count = Counter(part.status for part in parts)
+        told = Counter((part.row_status, part.reason) for part in parts if part.status != REPLAYED)
+        status, reason = told.most_common(1)[0][0] if told else (OK, "")
+        row = SignatureTimes(
+            *(signature, len(parts), count[SUBSTITUTED], count[UNSUPPORTED]),
+            *(sum(bool(part.redrawn) for part in parts), OK if ran else status, reason),
+        )
+        if ran and passes:
+            row = _with_times(row, times_us[:, ran].ravel())
+            if not on_device.isdisjoint(ran):
+                row = replace(row, host_us=float(np.median(host_us[:, ran])))
+        yield row
 
-    def summed(weights: Any) -> Any:
-        return np.bincount(codes, weights, minlength=len(names))
 
-    def replayed(passes: Sequence[Pass]) -> Any:
-        return np.median([summed(one.times_ns) for one in passes] or [summed(captured * np.nan)], axis=0)
-
-    times = (summed(captured * ran), replayed(passes), summed(on_host * ran), replayed(host_passes))
-    table = [
-        OperatorTime(name, int(count), *(float(time_ns) / 1e3 for time_ns in own))
-        for name, count, *own in zip(names, summed(ran), *times, strict=True)
-    ]
-    return sorted(table, key=lambda item: -item.captured_us)
+def _with_times(row: SignatureTimes, times_us: np.ndarray[Any, np.dtype[np.float64]]) -> SignatureTimes:
+    p10, low, middle, high, p90 = map(float, np.quantile(times_us, (0.1, 0.25, 0.5, 0.75, 0.9)))
+    return replace(
+        row,
+        samples=len(times_us),
+        median_us=middle,
+        p10_us=p10,
+        p90_us=p90,
+        mean_us=float(times_us.mean()),
+        spread=(high - low) / middle if middle and len(times_us) > 1 else None,
+    )
 
 
 def _quantile(values: Sequence[float], share: float) -> float:

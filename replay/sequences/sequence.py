@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import perf_counter_ns
-from types import MappingProxyType
 
 import numpy as np
 import torch
 
 from opgrip.replay.arguments.inputs import DeviceMap
 from opgrip.replay.cases.flow import FlowingCall, make_flow
+from opgrip.replay.checks.tolerances import Tolerance
+from opgrip.replay.modes import EAGER
 from opgrip.replay.operators.devices import (
     check_use,
     is_accelerator,
@@ -21,8 +22,9 @@ from opgrip.replay.operators.devices import (
 )
 from opgrip.replay.operators.lookup import TRUSTED_EXTENSIONS
 from opgrip.replay.sequences.memory import Memory, room_on
-from opgrip.replay.sequences.rehearsal import Part, Rehearsal, switching
-from opgrip.replay.sequences.results import Pass, SequenceResult, make_result
+from opgrip.replay.sequences.programs import ModeSettings
+from opgrip.replay.sequences.rehearsal import NOTHING_EXCLUDED, Excluded, Part, Rehearsal, switching
+from opgrip.replay.sequences.results import Pass, SequenceResult, make_result, under_mode
 from opgrip.replay.sequences.watches import DeviceWatch, HostWatch, Watch, typical_ns
 from opgrip.replay.timing.rounds import NO_ROW, Announce, no_garbage_collection
 from opgrip.traces import Trace
@@ -30,9 +32,7 @@ from opgrip.traces.causes import cause_of
 from opgrip.traces.errors import UserError
 from opgrip.traces.progress import Tell, tell_nobody
 
-__all__ = [
-    *("NotReplayed", "OperatorTime", "SequenceResult", "SequenceSettings", "replay_sequence"),
-]
+__all__ = ["SequenceResult", "SequenceSettings", "replay_sequence"]
 
 FEWEST, MOST = 3, 100
 """Timed passes over a trace where their number is not given."""
@@ -54,6 +54,8 @@ class SequenceSettings:
     precision : interquartile range of the passes' times, by their median
     room_bytes : memory that may be taken; None for most of what there is
     timeout_s : of a call; None for as long as it takes
+    mode : that each call runs under, as far as it can, and else in eager
+    tolerance : within which what it gives has to be eager's
     """
 
     place: DeviceMap
@@ -65,13 +67,15 @@ class SequenceSettings:
     budget_s: float = 10.0
     room_bytes: int | None = None
     timeout_s: float | None = None
+    mode: str = EAGER
+    tolerance: Tolerance = field(default_factory=Tolerance)
 
 
 def replay_sequence(
     trace: Trace,
     settings: SequenceSettings,
     tell: Tell = tell_nobody,
-    excluded: Mapping[int, str] = MappingProxyType({}),
+    excluded: Excluded = NOTHING_EXCLUDED,
     announce: Announce = lambda number, row: None,
 ) -> SequenceResult:
     """Run all calls of a trace in the order in which they started, in one thread, and measure that.
@@ -79,7 +83,7 @@ def replay_sequence(
     Parameters
     ----------
     tell : is told how far it is, between what is timed
-    excluded : by the numbers of signatures, why their calls are not run
+    excluded : by the numbers of signatures, the status of their rows, and why their calls are not run
     announce : is told the signature of each call before it runs
 
     Raises
@@ -98,12 +102,13 @@ def replay_sequence(
         )
         passes = _measure(rehearsal, settings, tell)
         on_device = _measure_on_device(rehearsal, settings, passes, tell)
-    return make_result(trace, flow, rehearsal.parts, passes, on_device, settings.device)
+    result = make_result(trace, flow, rehearsal.parts, passes, on_device, settings.device)
+    return result if settings.mode == EAGER else under_mode(result, settings.mode, rehearsal.programs)
 
 
 def _measure(rehearsal: Rehearsal, settings: SequenceSettings, tell: Tell) -> list[Pass]:
     begin = _beginning(rehearsal, settings)
-    rehearsal.settle(begin, tell)
+    _settle(rehearsal, begin, settings, tell)
     passes: list[Pass] = []
     failures = 0
     with no_garbage_collection():
@@ -115,10 +120,17 @@ def _measure(rehearsal: Rehearsal, settings: SequenceSettings, tell: Tell) -> li
             if timed is None:
                 # values that are not the same at each pass: it is found out anew what can run
                 failures += 1
-                rehearsal.settle(begin, tell)
+                _settle(rehearsal, begin, settings, tell)
             else:
                 passes.append(timed)
     return passes
+
+
+def _settle(rehearsal: Rehearsal, begin: Callable[[], None], settings: SequenceSettings, tell: Tell) -> None:
+    rehearsal.settle(begin, tell)
+    if settings.mode != EAGER:
+        device = settings.device
+        rehearsal.make_programs(ModeSettings(settings.mode, device, is_accelerator(device), settings.tolerance), tell)
 
 
 def _measure_on_device(
@@ -173,8 +185,10 @@ def _pass(rehearsal: Rehearsal, device: str, watch: Watch) -> Pass | None:
             rehearsal.memory.drop(call.over)
         synchronize()
         wall = perf_counter_ns() - start
-    own = rehearsal.memory.peak_bytes
-    return Pass(watch.times_ns(), wall, own if allocator is None else allocator.max_memory_allocated(device) - at_start)
+    peak = rehearsal.memory.peak_bytes
+    if allocator is not None:
+        peak = allocator.max_memory_allocated(device) - at_start
+    return Pass(watch.times_ns(), wall, peak, frozenset(watch.on_device))
 
 
 def _run(rehearsal: Rehearsal, call: FlowingCall, part: Part, watch: Watch) -> None:
@@ -185,10 +199,15 @@ def _run(rehearsal: Rehearsal, call: FlowingCall, part: Part, watch: Watch) -> N
         return
     if part.redrawn:
         rehearsal.redraw(call, part)
+    own = rehearsal.programs.get(call.signature)
     function = part.prepared.run
     args, kwargs = part.prepared.arguments(rehearsal.memory, call.takes)
     rehearsal.announce(call.signature, NO_ROW)
-    rehearsal.hand_on(call, part, watch.run(function, args, kwargs))
+    if own is None or own.program is None:
+        result = watch.run(function, args, kwargs)
+    else:
+        result = own.run(part.prepared.function, (args, kwargs), watch)
+    rehearsal.hand_on(call, part, result)
 
 
 def _wants_more(passes: Sequence[Pass], spent_ns: int, settings: SequenceSettings) -> bool:

@@ -18,7 +18,14 @@ LAUNCH_NS = 20_000
 
 
 class Watch(Protocol):
-    """Runs the calls of one pass, in their order."""
+    """Runs the calls of one pass, in their order.
+
+    Attributes
+    ----------
+    on_device : places of the calls that the device's clock timed
+    """
+
+    on_device: list[int]
 
     def run(self, function: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Run a call; gives its result."""
@@ -34,6 +41,7 @@ class HostWatch:
     """By the host's clock; on an accelerator, that is how long launches take."""
 
     def __init__(self) -> None:
+        self.on_device: list[int] = []
         self._times: list[int] = []
 
     def run(self, function: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:  # noqa: D102
@@ -65,7 +73,8 @@ class DeviceWatch:
         self._stream = current_stream(device)
         self._host_ns = host_ns
         self._times: list[int] = []
-        self._events: list[tuple[int, Any, Any]] = []
+        self._events: list[tuple[Any, Any]] = []
+        self.on_device: list[int] = []
 
     def run(self, function: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:  # noqa: D102
         before, after = make_event(self._device), make_event(self._device)
@@ -77,7 +86,8 @@ class DeviceWatch:
         after.record(self._stream)
         kind = torch.device(self._device).type
         if any(tensor.device.type == kind for tensor in tensors_in([list(args), kwargs, result])):
-            self._events.append((len(self._times), before, after))
+            self.on_device.append(len(self._times))
+            self._events.append((before, after))
         self._times.append(spent)
         return result
 
@@ -86,7 +96,7 @@ class DeviceWatch:
 
     def times_ns(self) -> list[int]:  # noqa: D102
         synchronizer(self._device)()
-        for place, before, after in self._events:
+        for place, (before, after) in zip(self.on_device, self._events, strict=False):
             self._times[place] = round(before.elapsed_time(after) * 1e6)
         self._events.clear()
         return self._times

@@ -17,8 +17,6 @@ LOOK = 5
 """Runs after which the spread is looked at again."""
 SETTLED, STEADY = 6, 0.1
 """A spread has settled where it was within 10 percent at six looks."""
-NOISY = 0.25
-"""Spread above which a median is doubtful."""
 
 Times: TypeAlias = "np.ndarray[Any, np.dtype[np.float64]]"
 
@@ -79,6 +77,12 @@ class Samples:
         # between strata there is nothing to interpolate
         place = int(np.searchsorted(np.cumsum(weights[order]), share - 1e-9))
         return float(times[order][min(place, len(times) - 1)]) / 1e3
+
+    def median_us_of(self, variant: int) -> float | None:
+        """The median of the runs of strata that begin with a variant, in microseconds; None where there are none."""
+        strata = [stratum for stratum in self.times if isinstance(stratum, tuple) and stratum[0] == variant]
+        times = [time for stratum in strata for time in self.times[stratum]]
+        return float(np.median(times)) / 1e3 if times else None
 
     @property
     def mean_us(self) -> float:

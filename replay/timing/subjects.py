@@ -55,6 +55,7 @@ class Subject:
     enter : makes of the arguments what `function` is given, outside of its time
     enters_each_run : whether that is done before each run; else once, unless runs change the arguments
     row : its place among the rows of its case
+    shares : of the program's calls that each variant stands for; empty where all stand for as many
     places : of some of its calls in the program
     profiled : the profiler that its ranges are for
     in_torch : whether it works on torch's streams, so that waiting for one of them is waiting for it
@@ -73,6 +74,7 @@ class Subject:
     enter: Callable[[Arguments], Arguments] | None = None
     enters_each_run: bool = False
     row: int = 0
+    shares: Sequence[float] = ()
     places: Sequence[Place] = (NOWHERE,)
     profiled: str = ""
     in_torch: bool = True
@@ -199,7 +201,10 @@ class Subject:
     def _shares(self) -> dict[Any, float]:
         share = self.fresh or 0.0
         both = {True: share, False: 1 - share}
-        return {(index, fresh): part for index in range(len(self.variants)) for fresh, part in both.items() if part}
+        shares = self.shares or [1.0] * len(self.variants)
+        return {
+            (index, fresh): own * part for index, own in enumerate(shares) for fresh, part in both.items() if own * part
+        }
 
     def _arguments(self, variant: Variant, count: int) -> list[Arguments]:
         if not self.mutates:

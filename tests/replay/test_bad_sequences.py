@@ -11,34 +11,44 @@ from bad_cases import ABORT, EXIT, EXTENSIONS, HANG, HUGE, SEGFAULT, bad_trace
 from example_trace import write
 from programs import run_command
 
+from opgrip.replay.measuring.results import FAILED, OK, TIMEOUT
 from opgrip.traces.arguments import TensorSpec
 from opgrip.traces.records import OPERATOR, Calls, End, Scope, Signature
 
 FAST = ["--sequence", "--iterations", "1"]
 
 
-def reasons_of(trace: Path, output: Path, *options: str) -> dict[str, str]:
-    """Why operators did not run on what flows, by their name."""
+def run_bad(trace: Path, output: Path, *options: str) -> tuple[dict[str, str], dict[str, str]]:
+    """By the names of operators, why they did not run on what flows, and the status of their rows."""
     done = run_command("opreplay", trace, *FAST, *options, "-o", output)
     assert done.returncode == 0, done.stderr
     result: dict[str, Any] = json.loads(output.read_text())
-    return {row["op"]: f"{row['status']}: {row['reason']}" for row in result["not_replayed"]}
+    reasons = {row["op"]: f"{row['status']}: {row['reason']}" for row in result["sequence"]["not_replayed"]}
+    for row in result["results"]:
+        assert row["error"] is None or row["error"] in reasons[row["op"]]
+    return reasons, {row["op"]: row["status"] for row in result["results"]}
 
 
 def test_a_call_that_goes_bad_is_not_run_again_and_says_how(tmp_path: Path) -> None:
     trusted = [word for name in EXTENSIONS for word in ("--extension", name)]
-    reasons = reasons_of(bad_trace(tmp_path / "t.jsonl"), tmp_path / "r.json", *trusted, "--timeout", "2")
+    reasons, statuses = run_bad(bad_trace(tmp_path / "t.jsonl"), tmp_path / "r.json", *trusted, "--timeout", "2")
     assert set(reasons) == {SEGFAULT, ABORT, EXIT, HANG, HUGE}
     assert "it ended its process: segmentation fault" in reasons[SEGFAULT]
     assert "it ended its process: aborted" in reasons[ABORT]
     assert "it ended its process with status 3" in reasons[EXIT]
     assert "it took longer than 2 s" in reasons[HANG]
     assert "unsupported: " in reasons[HUGE]
+    assert statuses == {
+        **dict.fromkeys([SEGFAULT, ABORT, EXIT, HUGE], FAILED),
+        HANG: TIMEOUT,
+        "aten.mul.Tensor": OK,
+    }
 
 
 def test_a_call_that_makes_more_than_it_says_is_held_to_the_memory_limit(tmp_path: Path) -> None:
     said = TensorSpec((2, 3), (3, 1), torch.float32, "cpu")
     signature = Signature(0, OPERATOR, "aten.ones.default", ([30_000, 30_000],), {}, outputs=said)
     records = [Scope(0, "", "", "forward"), signature, Calls(0, [0], [0], [10], [5]), End(1, 1, 10)]
-    reasons = reasons_of(write(tmp_path / "t.jsonl", records), tmp_path / "r.json", "--memory-limit", "1GB")
+    reasons, statuses = run_bad(write(tmp_path / "t.jsonl", records), tmp_path / "r.json", "--memory-limit", "1GB")
     assert reasons["aten.ones.default"] == "unsupported: out of memory: 3.6 GB were asked for"
+    assert statuses == {"aten.ones.default": FAILED}

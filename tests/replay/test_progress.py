@@ -38,7 +38,9 @@ def test_a_sequence_tells_a_terminal_what_it_does_and_a_pipe_one_line(tiny_trace
     shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", on_terminal(*words, NO_COLOR="1"))
     assert re.search(r"calls in their order on cpu: timed runs .* 2/3", shown)
     done = run_command(*map(str, words))
-    assert re.fullmatch(r"opreplay: replaying \d+ calls in their order on cpu\n", done.stderr)
+    assert re.fullmatch(
+        r"opreplay: replaying \d+ calls in their order on cpu\nopreplay: \d+ cases: \d+ ok\n", done.stderr
+    )
 
 
 def test_a_replay_tells_how_long_it_still_takes_without_colour_where_that_is_asked_for(tiny_trace: Path) -> None:

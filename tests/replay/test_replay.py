@@ -170,5 +170,5 @@ def test_the_top_cases_are_those_with_most_time(detector_trace: Path) -> None:
     trace = load(detector_trace)
     everything, top = make_cases(trace), make_cases(trace, Selection(top=5))
     assert [case.number for case in top] == [case.number for case in everything[:5]]
-    longest = trace.calls.groupby("signature")["duration_ns"].sum().idxmax()
+    longest = trace.calls.groupby("signature")["time_ns"].agg(lambda times: len(times) * times.median()).idxmax()
     assert top[0].number == longest

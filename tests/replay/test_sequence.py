@@ -27,6 +27,7 @@ from opgrip.capture.program import ModelOptions
 from opgrip.replay.arguments.inputs import device_map
 from opgrip.replay.cases.flow import make_flow
 from opgrip.replay.cases.traits import CHECKED_ON_CPU, DIVIDE, NO_INDICES, takes_any_numbers
+from opgrip.replay.measuring.results import OK
 from opgrip.replay.sequences.memory import Memory
 from opgrip.replay.sequences.prepared import never_flowing
 from opgrip.replay.sequences.rehearsal import OTHER_SHAPES, Rehearsal, switching
@@ -68,6 +69,10 @@ def floats(storage: torch.UntypedStorage) -> list[float]:
 def redrawn(rehearsal: Rehearsal) -> dict[str, set[int]]:
     pairs = zip(rehearsal.flow.calls, rehearsal.parts, strict=True)
     return {call.op: part.redrawn for call, part in pairs if part.redrawn}
+
+
+def numbers_of(trace: Trace, op: str) -> set[int]:
+    return {signature.number for signature in trace.signatures if signature.op == op}
 
 
 def told(result: SequenceResult) -> dict[str, str]:
@@ -226,7 +231,11 @@ def test_what_depends_on_values_is_drawn_or_substituted_and_told(tmp_path: Path)
     assert told(result) == {"aten.unique_dim.default": f"substituted: {OTHER_SHAPES}"}
     assert (result.substituted, result.unsupported) == (1, 0)
     # it ran all the same
-    assert next(item for item in result.operators if item.op == "aten.unique_dim.default").replayed_us > 0
+    (unique,) = (item for item in result.signatures if item.substituted)
+    assert unique.signature in numbers_of(trace, "aten.unique_dim.default")
+    assert unique.status == OK
+    assert unique.median_us is not None
+    assert unique.median_us > 0
 
 
 def test_calls_that_cannot_run_are_counted_and_their_results_are_there(tmp_path: Path) -> None:
@@ -358,7 +367,7 @@ def test_an_extension_function_runs_where_its_program_called_it(tmp_path: Path) 
     assert trace.calls["inside"].notna().any() or (trace.calls["op"] == "mmcv._ext:roi_align_forward").any()
     result = replay_sequence(trace, SETTINGS)
     assert (result.substituted, result.unsupported) == (0, 0)
-    assert "mmcv._ext:roi_align_forward" in {item.op for item in result.operators}
+    assert numbers_of(trace, "mmcv._ext:roi_align_forward") <= {item.signature for item in result.signatures}
 
 
 def test_calls_inside_an_extension_function_do_not_run_twice(tmp_path: Path) -> None:
@@ -435,15 +444,15 @@ def test_a_trace_without_memory_runs_each_call_on_its_own(tmp_path: Path) -> Non
     assert not told(result)
 
 
-def test_the_table_of_operators_adds_up(tiny_trace: Path) -> None:
+def test_the_times_of_signatures_add_up(tiny_trace: Path) -> None:
     trace = load(tiny_trace)
     result = replay_sequence(trace, replace(SETTINGS, repeats=1))
     assert result.repeats == len(result.replayed_wall_ms) == 1
-    assert sum(item.count for item in result.operators) == result.calls - result.unsupported
-    assert sum(item.replayed_us for item in result.operators) == pytest.approx(result.replayed_ms[0] * 1e3)
-    assert sum(item.captured_us for item in result.operators) == pytest.approx(
-        (result.captured_ms - result.unsupported_ms) * 1e3
-    )
+    assert sum(item.samples for item in result.signatures) == result.calls - result.unsupported
+    totals_us = [item.samples * (item.mean_us or 0) for item in result.signatures]
+    assert sum(totals_us) == pytest.approx(result.replayed_ms[0] * 1e3)
+    assert 0 < result.captured_critical_ms < result.captured_ms
+    assert 0 < result.replayed_critical_ms < result.replayed_ms[0]
     assert result.replayed_wall_ms[0] > result.replayed_ms[0]
     assert result.captured_wall_ms >= result.captured_ms
     assert result.replayed_quantile_ms(0.1) <= result.replayed_quantile_ms(0.9)
@@ -491,7 +500,7 @@ def hostile(folder: Path, signature: Signature, storages: list[int], values: lis
     records.append(Calls(0, [1, signature.number, 1], [0] * 3, [0, 10, 20], [5] * 3, counts, flows))
     result = replay_sequence(load(write(folder / "t.jsonl", records)), SETTINGS)
     assert result.replayed + result.substituted + result.unsupported == result.calls == 3
-    assert next(item for item in result.operators if item.op == "aten.sin.default").count == 2
+    assert next(item for item in result.signatures if item.signature == fine.number).count == 2
     return result
 
 

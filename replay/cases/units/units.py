@@ -96,20 +96,29 @@ def _case(
     place = runs[0].place
     links = link(runs[0].calls, facts, sorted(set().union(*(run.escaping_results for run in runs))))
     signature = Signature(number, UNIT, place.name, (*links.outside, *links.settings), {}, links.results)
-    times = [run.time_ns for run in runs]
+    median_ns, raw_ns = _median_ns(runs), sum(run.raw_ns for run in runs)
     context = _most_frequent(chain.from_iterable(run.contexts for run in runs))
     return Case(
         signature,
         values_of([signature], drawn),
-        *(len(runs), _median_ns(runs) / 1e3, sum(times) / 1e3, len(runs) * _median_ns(runs) / total_ns),
+        *(len(runs), median_ns / 1e3, raw_ns / 1e3, len(runs) * median_ns / total_ns),
         context={} if context is None else contexts.get(context, {}),
         phase=place.phase,
         operator=UnitOperator(links, extensions),
+        captured_spread=_spread(runs),
     )
 
 
 def _median_ns(runs: Sequence[Run]) -> float:
     return statistics.median(run.time_ns for run in runs)
+
+
+def _spread(runs: Sequence[Run]) -> float | None:
+    """Interquartile range of the runs' times, as a share of their median; None for one run."""
+    if len(runs) == 1:
+        return None
+    low, _, high = statistics.quantiles((run.time_ns for run in runs), n=4, method="inclusive")
+    return (high - low) / max(_median_ns(runs), 1.0)
 
 
 def _most_frequent(numbers: Iterable[int | None]) -> int | None:

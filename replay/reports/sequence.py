@@ -1,0 +1,85 @@
+"""The replay of a whole sequence, for people."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import IO
+
+from opgrip.replay.measuring.results import Result
+from opgrip.replay.modes import EAGER
+from opgrip.replay.reports.table import print_results
+from opgrip.replay.sequences.results import SequenceResult
+from opgrip.traces.command import printable
+from opgrip.traces.terminal import print_line
+from opgrip.traces.words import DEVICE_TIME, counted
+
+ROWS, REASONS = 20, 12
+"""Printed, where their number is not given."""
+
+
+def print_sequence(result: SequenceResult, rows: Sequence[Result], most: int, file: IO[str]) -> None:
+    """Print time and memory of a step beside the captured ones, the rows that take most, and why calls did not run so.
+
+    Parameters
+    ----------
+    rows : by falling share of time, of which the first `most` are printed
+    """
+    for name, text in _lines(result):
+        print_line(f"{name:8} {text}", file, indent=9)
+    shown = rows[:most]
+    print_results(shown, file)
+    for line in _reasons(result, shown, rows[most:]):
+        print_line(printable(line), file)
+    if len(rows) > len(shown):
+        print_line(f"{counted(len(rows) - len(shown), 'more row')}: --top shows more, --output has all", file)
+
+
+def _reasons(result: SequenceResult, shown: Sequence[Result], others: Sequence[Result]) -> list[str]:
+    """Why calls did not run on what flows, or as the mode has them, as far as the rows that are shown have not told."""
+    told = {(row.op, row.error) for row in shown}
+    lines = {
+        (reason.op, reason.reason): f"{reason.status}: {reason.op}, {counted(reason.count, 'call')}: {reason.reason}"
+        for reason in result.not_replayed
+    }
+    for row in others:
+        if row.error is not None:
+            lines.setdefault((row.op, row.error), f"{row.mode} {row.status}: {row.op}: {row.error}")
+    return [line for key, line in lines.items() if key not in told][:REASONS]
+
+
+def _lines(result: SequenceResult) -> list[tuple[str, str]]:
+    middle, low, high = (result.replayed_quantile_ms(share) for share in (0.5, 0.1, 0.9))
+    ran = f"{result.replayed:,} replayed, {result.substituted:,} substituted, {result.unsupported:,} unsupported"
+    captured, on_host = (
+        result.captured_ms - result.unsupported_ms,
+        result.captured_host_ms - result.unsupported_host_ms,
+    )
+    ratio = f", {middle / captured:.2f} times" if captured else ""
+    host = f"captured {on_host:,.2f} ms in these calls, replayed {result.host_quantile_ms(0.5):,.2f} ms"
+    megabytes = [size / 1e6 for size in (result.captured_peak_bytes, result.replayed_peak_bytes, result.outside_bytes)]
+    mode = f", under {result.mode}" if result.mode != EAGER else ""
+    in_eager = f", {result.in_eager:,} of them in eager" if result.in_eager else ""
+    return [
+        ("calls", f"{result.calls:,}: {ran}{mode}{in_eager}"),
+        (
+            "time",
+            f"captured {captured:,.2f} ms in these calls, replayed {middle:,.2f} ms{ratio} "
+            f"(p10 {low:,.2f}, p90 {high:,.2f}, {counted(len(result.replayed_ms), 'pass', 'passes')})",
+        ),
+        *([("host", f"{host}; the other {DEVICE_TIME}")] if result.has_device_times else []),
+        (
+            "wall",
+            f"captured {result.captured_wall_ms:,.2f} ms from first to last, "
+            f"replayed {result.wall_quantile_ms(0.5):,.2f} ms, without the program between the calls",
+        ),
+        (
+            "critical",
+            f"captured {result.captured_critical_ms:,.2f} ms in the longest chain of calls that wait for each other, "
+            f"replayed {result.replayed_critical_ms:,.2f} ms, {counted(result.critical_calls, 'call')}",
+        ),
+        (
+            "memory",
+            f"captured {megabytes[0]:,.2f} MB at most, replayed {megabytes[1]:,.2f} MB, "
+            f"beside {megabytes[2]:,.2f} MB from before",
+        ),
+    ]

@@ -1,0 +1,139 @@
+"""Calls of a sequence under a mode: each made ready on drawn arguments and checked, before any is timed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from time import perf_counter_ns
+from typing import Any
+
+import torch
+
+from opgrip.replay.arguments.inputs import Inputs
+from opgrip.replay.arguments.values import RECORDED
+from opgrip.replay.cases.cases import Case
+from opgrip.replay.cases.flow import FlowingCall
+from opgrip.replay.cases.ways import FORWARD, Way
+from opgrip.replay.checks import Reference
+from opgrip.replay.checks.tolerances import Tolerance
+from opgrip.replay.measuring.preparation import describe_failure
+from opgrip.replay.measuring.results import OK, WRONG
+from opgrip.replay.modes import Program, Tuning, find_mode, runs_graphs
+from opgrip.replay.operators.bounds import bound_indices
+from opgrip.replay.operators.calling import Arguments, tensors_in
+from opgrip.replay.operators.contexts import restored
+from opgrip.replay.operators.devices import check_use, synchronizer
+from opgrip.replay.operators.lookup import Operator
+from opgrip.replay.programs.programs import make_program, run_program
+from opgrip.replay.sequences.watches import Watch
+from opgrip.traces.errors import UserError
+
+
+@dataclass(frozen=True, slots=True)
+class CallProgram:
+    """What calls of a signature run as under a mode.
+
+    Attributes
+    ----------
+    status, reason : of its row; where that is not ok, its calls run in eager, so that what they give is there
+    first_ms : what it took to make it and run it once
+    """
+
+    program: Program | None
+    mutates: bool = False
+    status: str = OK
+    reason: str = ""
+    first_ms: float | None = None
+    max_abs: float | None = None
+    max_rel: float | None = None
+
+    def run(self, function: Any, arguments: Arguments, watch: Watch) -> Any:
+        """What a call gives, of which the mode's part alone is timed."""
+        assert self.program is not None, "else it runs in eager"
+        args, kwargs = arguments
+        bound_indices(function, args, kwargs)
+        entered, named = arguments if self.program.enter is None else self.program.enter(arguments)
+        raw_result = watch.run(self.program.function, entered, named)
+        if self.program.leave is None:
+            return raw_result
+        results = self.program.leave(raw_result)
+        if self.mutates:
+            for tensor, written in zip(tensors_in([args, kwargs]), results.arguments, strict=True):
+                tensor.copy_(written)
+        return list(results.outputs)
+
+
+@dataclass(frozen=True, slots=True)
+class ModeSettings:
+    """By what programs of a sequence are made; see `ProgramSettings`."""
+
+    mode: str
+    device: str
+    by_clock_of_device: bool
+    tolerance: Tolerance
+    store: str | None = None
+    dtype: torch.dtype | None = None
+
+    @property
+    def tuning(self) -> Tuning:
+        """No search."""
+        return Tuning()
+
+    def wants_grad(self, case: Case) -> bool:
+        """Never: a backward's calls are calls of their own."""
+        return False
+
+    def context_of(self, case: Case, way: Way) -> Mapping[str, Any]:
+        """That of the case."""
+        return case.context
+
+
+def check_mode(name: str) -> None:
+    """Raise `UserError` where a sequence cannot run under a mode."""
+    if runs_graphs(name):
+        raise UserError(
+            f"{name} replays CUDA graphs, whose results the next run of a call overwrites",
+            "leave it out with --sequence, or take compile",
+        )
+    if not find_mode(name)[0].in_torch:
+        raise UserError(
+            f"{name} gives results of its own, no memory that flows to later calls", "leave it out with --sequence"
+        )
+
+
+def make_call_program(call: FlowingCall, operator: Operator, inputs: Inputs, settings: ModeSettings) -> CallProgram:
+    """What calls of a signature run as; never raises but for a device that is lost.
+
+    Parameters
+    ----------
+    inputs : draws its arguments
+    """
+    began = perf_counter_ns()
+    try:
+        if operator.mutates:
+            inputs.keep()
+
+        def arguments() -> Arguments:
+            if operator.mutates:
+                inputs.restore()
+            return inputs.make()
+
+        with restored(call.settings), torch.no_grad():
+            bound_indices(operator.function, *arguments())
+            example = (inputs.copy() if operator.mutates else inputs).make()
+            way = Way(0, RECORDED, FORWARD, settings.mode)
+            program = make_program(operator, [example], way, settings, None, grad=False)
+            _, actual = run_program(program, arguments(), operator.mutates)
+            synchronizer(settings.device)()
+            first_ms = (perf_counter_ns() - began) / 1e6
+            own = inputs.copy() if operator.mutates else inputs
+            verdict = Reference(operator.function, own.make, operator.mutates, call.op).check(
+                actual, settings.tolerance
+            )
+    except Exception as error:
+        check_use(settings.device, error)
+        return CallProgram(None, operator.mutates, *describe_failure(error))
+    figures = first_ms, verdict.max_abs, verdict.max_rel
+    if not verdict.right:
+        return CallProgram(None, operator.mutates, WRONG, verdict.reason or "", *figures)
+    return CallProgram(program, operator.mutates, OK, "", *figures)

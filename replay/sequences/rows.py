@@ -1,0 +1,66 @@
+"""The replay of a whole sequence as rows, one a signature, as other replays have them; and as totals beside them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from typing import Any
+
+from opgrip.replay.cases.cases import Case
+from opgrip.replay.measuring.preparation import empty_row
+from opgrip.replay.measuring.results import NOISY, OK, Result
+from opgrip.replay.measuring.settings import Settings
+from opgrip.replay.sequences.columns import SequenceColumns
+from opgrip.replay.sequences.results import SequenceResult, SignatureTimes
+from opgrip.replay.timing.caches import PROGRAM
+from opgrip.replay.timing.methods import SEQUENCE
+
+QUANTILES = {"ms": 0.5, "p10_ms": 0.1, "p90_ms": 0.9}
+"""Of the passes, by the ends of their names."""
+
+
+def rows_of(result: SequenceResult, cases: Sequence[Case], settings: Settings) -> list[Result]:
+    """The row of each case, of all its calls in the sequence."""
+    times_of = {item.signature: item for item in result.signatures}
+    return [_row(case, times_of[case.number], settings, result.mode) for case in cases if case.number in times_of]
+
+
+def totals_of(result: SequenceResult) -> dict[str, Any]:
+    """What a file of results says of the whole step; times that there are none of are None."""
+    totals = asdict(result)
+    del totals["device"], totals["signatures"]
+    quantiles = {
+        "replayed": result.replayed_quantile_ms,
+        "replayed_host": result.host_quantile_ms,
+        "replayed_wall": result.wall_quantile_ms,
+    }
+    passes = {f"{name}_ms": totals.pop(f"{name}_ms") for name in quantiles}
+    for name, quantile_ms in quantiles.items():
+        totals |= {f"{name}_{word}": quantile_ms(share) for word, share in QUANTILES.items()}
+    totals = {name: None if isinstance(value, float) and math.isnan(value) else value for name, value in totals.items()}
+    return {**totals, "passes": passes}
+
+
+def _row(case: Case, times: SignatureTimes, settings: Settings, mode: str) -> Result:
+    way = next(way for way in settings.ways(case) if way.mode == mode)
+    row = empty_row(case, way, settings, times.status, None if times.status == OK else times.reason)
+    row = replace(row, note=times.note, first_ms=times.first_ms, max_abs=times.max_abs, max_rel=times.max_rel)
+    if times.samples:
+        row = replace(
+            row,
+            samples=times.samples,
+            median_us=times.median_us,
+            p10_us=times.p10_us,
+            p90_us=times.p90_us,
+            mean_us=times.mean_us,
+            spread=times.spread,
+            noisy=None if times.spread is None else times.spread > NOISY,
+            # the rehearsal held the results against the recorded ones
+            faithful=None if times.substituted or times.not_run else True,
+            method=SEQUENCE,
+            cache=PROGRAM,
+        )
+    return row.adding(
+        SequenceColumns(times.substituted or None, times.not_run or None, times.redrawn or None, times.host_us)
+    )

@@ -1,0 +1,97 @@
+"""A sequence under a mode: each call runs as the mode makes it, and in eager what it cannot make: data flows."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from opgrip.capture import Capture
+from opgrip.replay.cases.cases import make_cases
+from opgrip.replay.measuring.results import OK, UNSUPPORTED, WRONG, Result
+from opgrip.replay.measuring.settings import Plan
+from opgrip.replay.modes import ModeOptions, Program, Task, modes
+from opgrip.replay.modes.mode import Mode
+from opgrip.replay.operators.lookup import Unsupported
+from opgrip.replay.options import job_with
+from opgrip.replay.sequences.apart import sequence_settings
+from opgrip.replay.sequences.rows import rows_of
+from opgrip.replay.sequences.sequence import SequenceResult, replay_sequence
+from opgrip.replay.workers.job import settings_for
+from opgrip.traces import load
+from opgrip.traces.errors import UserError
+
+SCALE = 3.0
+
+
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What a mode of the tests ran; it refuses cosines, and sines are wrong under it."""
+    names: list[str] = []
+
+    def make(task: Task) -> Program:
+        name = getattr(task.function, "__name__", str(task.function))
+        if "cos" in name:
+            raise Unsupported("no cosines here")
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            names.append(name)
+            result = task.function(*args, **kwargs)
+            return result + 1 if "sin" in name else result
+
+        return Program(run, note="watched")
+
+    get = modes.get
+    monkeypatch.setattr(modes, "get", lambda name: Mode(make) if name == "watched" else get(name))
+    return names
+
+
+def replay_under(path: Path, mode: str) -> tuple[SequenceResult, dict[str, Result]]:
+    x = torch.full((50,), 0.5)
+    with Capture(path):
+        y = x.mul(SCALE)
+        y.view(5, 10)[0].add_(1)
+        y.cos().sin().sqrt_()
+    trace = load(path)
+    settings = settings_for(Plan(modes=ModeOptions(("eager", mode))), trace)
+    result = replay_sequence(trace, replace(sequence_settings(settings), repeats=2))
+    return result, {row.op: row for row in rows_of(result, make_cases(trace), settings)}
+
+
+def test_calls_run_as_the_mode_makes_them_and_else_in_eager(tmp_path: Path, runs: list[str]) -> None:
+    result, rows = replay_under(tmp_path / "t.jsonl", "watched")
+    assert (result.mode, result.replayed, result.in_eager) == ("watched", result.calls, 2)
+    product = rows["aten.mul.Tensor"]
+    assert (product.mode, product.note, product.status, product.samples) == ("watched", "watched", OK, 2)
+    assert product.first_ms is not None
+    assert product.max_abs == 0
+    cosine, sine = rows["aten.cos.default"], rows["aten.sin.default"]
+    assert (cosine.status, cosine.error, cosine.median_us) == (UNSUPPORTED, "no cosines here", None)
+    assert (sine.status, sine.median_us) == (WRONG, None)
+    assert sine.error is not None
+    assert sine.max_abs == pytest.approx(1)
+    # made ready once, and run in each of two passes; what is wrong is not run again
+    counts = {name: sum(name in run for run in runs) for name in ("mul", "add_", "sqrt_", "sin")}
+    assert counts == {"mul": 3, "add_": 3, "sqrt_": 3, "sin": 1}
+
+
+def test_a_compiler_of_torch_runs_what_flows(tmp_path: Path) -> None:
+    result, rows = replay_under(tmp_path / "t.jsonl", "jit")
+    assert (result.replayed, result.in_eager) == (result.calls, 0)
+    assert {(row.status, row.mode, row.note) for row in rows.values()} == {(OK, "jit", "traced")}
+
+
+@pytest.mark.parametrize(
+    ("mode", "problem"),
+    [
+        ("reduce-overhead", "reduce-overhead replays CUDA graphs, whose results the next run of a call overwrites"),
+        (("eager", "jit"), "a sequence runs under one mode at a time"),
+        ("ijt", "there is no mode 'ijt'"),
+    ],
+)
+def test_modes_that_a_sequence_cannot_run_under_are_refused(tiny_trace: Path, mode: Any, problem: str) -> None:
+    with pytest.raises(UserError, match=problem):
+        job_with(tiny_trace, sequence=True, mode=mode)

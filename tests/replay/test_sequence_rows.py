@@ -1,0 +1,169 @@
+"""A sequence gives the rows that other replays give, in all file forms, beside what the whole step took."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from io import StringIO
+from pathlib import Path
+
+import pytest
+import torch
+from programs import run_command
+
+from opgrip.capture import Capture
+from opgrip.replay import load_results
+from opgrip.replay.cases.cases import make_cases
+from opgrip.replay.measuring.results import OK, SKIPPED, UNSUPPORTED
+from opgrip.replay.measuring.settings import Plan
+from opgrip.replay.outcome import Results
+from opgrip.replay.replay import replay
+from opgrip.replay.reports.sequence import print_sequence
+from opgrip.replay.sequences.apart import sequence_settings
+from opgrip.replay.sequences.columns import SequenceColumns
+from opgrip.replay.sequences.rows import rows_of, totals_of
+from opgrip.replay.sequences.sequence import SequenceResult, replay_sequence
+from opgrip.replay.workers.job import settings_for
+from opgrip.traces import Trace, load
+
+PASSES = 2
+
+
+@pytest.fixture(scope="module")
+def results(tiny_trace: Path) -> Results:
+    return replay(tiny_trace, sequence=True, iterations=PASSES)
+
+
+@pytest.fixture(scope="module")
+def odd(tmp_path_factory: pytest.TempPathFactory) -> tuple[Trace, SequenceResult]:
+    """A program with calls that do not run on what flows, and some that do not run."""
+    path, x = tmp_path_factory.mktemp("odd") / "t.jsonl", torch.ones(100)
+    torch.manual_seed(1234)
+    with Capture(path):
+        torch.empty(0).set_(x.clone().untyped_storage())
+        with pytest.raises(RuntimeError):
+            torch.mm(x, x)
+        # which rows are equal, no value model tells
+        torch.randint(0, 10, (500, 3)).unique(dim=0).float().sqrt()
+    trace = load(path)
+    settings = settings_for(Plan(), trace)
+    return trace, replay_sequence(trace, replace(sequence_settings(settings), repeats=1))
+
+
+def test_a_row_holds_what_all_calls_of_a_signature_took(results: Results, tiny_trace: Path) -> None:
+    cases = make_cases(load(tiny_trace))
+    assert [(row.case, row.op, row.count, row.share, row.captured_us) for row in results] == [
+        (case.number, case.op, case.count, case.share, case.captured_us) for case in cases
+    ]
+    for row in results:
+        assert (row.status, row.mode, row.method, row.cache) == (OK, "eager", "sequence", "program")
+        assert row.faithful
+        assert row.samples == PASSES * row.count
+        assert row.p10_us is not None
+        assert row.median_us is not None
+        assert row.p90_us is not None
+        assert 0 < row.p10_us <= row.median_us <= row.p90_us
+        assert row.noisy is not None
+    total_ms = sum(row.samples * (row.mean_us or 0) for row in results) / 1e3
+    assert total_ms == pytest.approx(sum(results.header["sequence"]["passes"]["replayed_ms"]))
+
+
+def test_what_the_step_took_stands_beside_the_rows(results: Results) -> None:
+    step = results.header["sequence"]
+    assert step["calls"] == step["replayed"] == sum(row.count for row in results)
+    assert 0 < step["replayed_p10_ms"] <= step["replayed_ms"] <= step["replayed_p90_ms"]
+    passes = step["passes"]
+    assert all(own < wall for own, wall in zip(passes["replayed_ms"], passes["replayed_wall_ms"], strict=True))
+    assert 0 < step["captured_critical_ms"] < step["captured_ms"] < step["captured_wall_ms"]
+    assert 0 < step["replayed_critical_ms"] < step["replayed_p90_ms"]
+    assert 0 < step["critical_calls"] < step["calls"]
+    assert step["replayed_peak_bytes"] == pytest.approx(step["captured_peak_bytes"], rel=0.05)
+
+
+def test_the_critical_path_is_the_chain_that_waits_for_itself(tmp_path: Path) -> None:
+    x = torch.randn(300, 300)
+    with Capture(tmp_path / "t.jsonl"):
+        x.mm(x).mm(x).mm(x)
+        x.sin()
+    trace = load(tmp_path / "t.jsonl")
+    times_ns = dict.fromkeys(trace.calls.index, 1000) | {trace.calls.index[-1]: 2000}
+    columns = {name: trace.calls.index.map(times_ns) for name in ("duration_ns", "raw_ns", "time_ns")}
+    trace = replace(trace, calls=trace.calls.assign(**columns))
+    result = replay_sequence(trace, replace(sequence_settings(settings_for(Plan(), trace)), repeats=1))
+    assert result.critical_calls == 3
+    assert result.captured_critical_ms == 3e-3
+    products = {signature.number for signature in trace.signatures if signature.op == "aten.mm.default"}
+    mean_us = sum(item.samples * (item.mean_us or 0) for item in result.signatures if item.signature in products)
+    assert result.replayed_critical_ms == pytest.approx(mean_us / 1e3)
+
+
+def test_rows_of_a_sequence_are_written_in_every_form(results: Results, tmp_path: Path) -> None:
+    for suffix in (".json", ".csv", ".md"):
+        results.save(tmp_path / f"r{suffix}")
+    stored = json.loads((tmp_path / "r.json").read_text())
+    assert stored["sequence"]["replayed_ms"] == results.header["sequence"]["replayed_ms"]
+    for suffix in (".json", ".csv"):
+        assert load_results(tmp_path / f"r{suffix}")["case"].tolist() == [row.case for row in results]
+    lines = (tmp_path / "r.md").read_text().splitlines()
+    assert sum(line.startswith("| ") for line in lines) == 2 + len(results)
+    (totals,) = (line for line in lines if line.startswith("the whole step: "))
+    assert "captured_peak_bytes" in totals
+
+
+def test_the_command_shows_and_writes_the_rows_that_take_most(tiny_trace: Path, tmp_path: Path) -> None:
+    output = tmp_path / "r.csv"
+    options = ("--sequence", "--iterations", "1", "--top", "3", "--strict")
+    done = run_command("opreplay", tiny_trace, *options, "-o", output)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.endswith(f"opreplay: 3 rows to {output}\nopreplay: 3 cases: 3 ok\n")
+    lines = done.stdout.splitlines()
+    assert [line.split()[0] for line in lines[:5]] == ["calls", "time", "wall", "critical", "memory"]
+    assert sum("%" in line.split(maxsplit=1)[0] for line in lines if line) == 3
+    calls = len(load(tiny_trace).own_calls)
+    assert lines[0].startswith(f"calls    {calls}: {calls} replayed")
+    assert len(load_results(output)) == 3
+
+
+def test_a_roofline_of_a_sequence_is_refused_in_one_line(tiny_trace: Path, tmp_path: Path) -> None:
+    done = run_command("opreplay", tiny_trace, "--sequence", "-o", tmp_path / "r.svg")
+    assert done.returncode == 2
+    assert done.stderr.endswith("r.svg shows what --roofline finds: end its name in .json\n")
+    assert done.stderr.count("\n") == 1
+
+
+def test_rows_say_what_became_of_calls_that_did_not_run_on_what_flows(odd: tuple[Trace, SequenceResult]) -> None:
+    trace, result = odd
+    rows = {row.op: row for row in rows_of(result, make_cases(trace), settings_for(Plan(), trace))}
+    names = ("aten.unique_dim.default", "aten.mm.default", "aten.set_.source_Storage")
+    unique, product, memory = (rows[name] for name in names)
+    assert (unique.status, unique.error, unique.faithful) == (OK, None, None)
+    assert SequenceColumns.of(unique).substituted == 1
+    assert unique.median_us is not None
+    assert (product.status, product.median_us, product.method) == (SKIPPED, None, None)
+    assert product.error is not None
+    assert "it raised when it was captured" in product.error
+    assert memory.status == UNSUPPORTED
+    assert SequenceColumns.of(memory) == SequenceColumns(not_run=1)
+
+
+def test_each_reason_is_printed_once(odd: tuple[Trace, SequenceResult]) -> None:
+    trace, result = odd
+    rows = rows_of(result, make_cases(trace), settings_for(Plan(), trace))
+    for most in (0, len(rows)):
+        shown = StringIO()
+        print_sequence(result, rows, most, shown)
+        text = shown.getvalue()
+        assert text.count("its results have other shapes than the recorded ones") == 1
+        assert text.count("it raised when it was captured") == 1
+        assert text.count("cannot hold an argument") == 1
+        assert (f"{len(rows)} more rows" in text) == (most == 0)
+
+
+def test_times_that_there_are_none_of_are_empty_in_files(odd: tuple[Trace, SequenceResult], tmp_path: Path) -> None:
+    trace, result = odd
+    nothing = replace(result, replayed_ms=(), replayed_host_ms=(), replayed_wall_ms=())
+    totals = totals_of(replace(nothing, replayed_critical_ms=float("nan")))
+    assert totals["replayed_ms"] is totals["replayed_p90_ms"] is totals["replayed_critical_ms"] is None
+    rows = rows_of(result, make_cases(trace), settings_for(Plan(), trace))
+    Results(rows, {"sequence": totals}).save(tmp_path / "r.json")
+    assert json.loads((tmp_path / "r.json").read_text())["sequence"]["replayed_wall_ms"] is None
