@@ -19,7 +19,7 @@ NEWEST := build/newest
 VERSIONS := $(OLDEST) $(NEWEST)
 TESTING := pytest pytest-timeout pytest-xdist hypothesis jsonschema pyte
 
-.PHONY: help demo test test-all test-versions smoke-versions fuzz coverage openmmlab runtimes lint types bench gpu-check held clean
+.PHONY: help demo test test-all test-versions set-up-versions smoke-versions fuzz coverage openmmlab runtimes lint types bench gpu-check held clean
 
 help: ## list what there is to make
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 16
@@ -43,6 +43,8 @@ test-versions: $(VERSIONS:=/installed) ## run the demo and the quick tests on th
 	  $$pair/bin/opreplay $$pair/faster_rcnn.jsonl --top 20 && \
 	  $$pair/bin/python $(PYTEST) -m 'not slow' $(ARGS) || exit 1; \
 	done
+
+set-up-versions: $(VERSIONS:=/installed) ## set up environments of the oldest and the newest Python and torch
 
 smoke-versions: $(VERSIONS:=/installed) ## capture and replay once on the oldest and the newest Python and torch
 	@for pair in $(VERSIONS); do \

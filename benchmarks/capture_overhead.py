@@ -1,8 +1,9 @@
 """What one captured call costs, beside what other observers of a PyTorch program cost.
 
 Every observer watches the same workloads in the same run, in turns; a figure is the median over the rounds. What an
-observer adds to the watched steps, and what it takes afterwards to close and write its file, stand apart. Peak memory
-is of a process of its own, above that of the program alone.
+observer adds to the first watched step, to steps 2 to 6, to steps 12 to 20, and what it takes afterwards to close and
+write its file, stand apart, each beside what ExecutionTraceObserver adds to a later step. Peak memory is of a process
+of its own, above that of the program alone.
 
     python benchmarks/capture_overhead.py [--rounds 5] [--workload 'tiny operators'] [--million]
 """
@@ -10,6 +11,7 @@ is of a process of its own, above that of the program alone.
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import platform
 import resource
@@ -32,11 +34,14 @@ from rich.table import Table
 from torch.profiler import ExecutionTraceObserver, ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
-from workloads import WORKLOADS, Workload
+from workloads import WORKLOADS, Workload, restart
 
 from opgrip.capture import Capture
 
 Observer = Callable[[Path], Any]
+STEPS = 20
+FIRST, NEXT, LATER = slice(0, 1), slice(1, 6), slice(11, 20)
+"""Steps of a watch: in the first all is new; the next ones teach; in the later ones all is known."""
 NATIVE, EMPTY, OPGRIP, EXECUTION_TRACE = "native", "empty dispatch mode", "opgrip", "ExecutionTraceObserver"
 
 
@@ -132,12 +137,11 @@ def main() -> int:
     """Measure, and print one table a workload."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=5, help="steps in a round")
     parser.add_argument("--workload", action="append", choices=tuple(WORKLOADS), help="default: all")
     parser.add_argument("--million", action="store_true", help="follow memory over a million calls instead")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    console = Console(width=120)
+    console = Console(width=150)
     console.print(f"torch {torch.__version__}, Python {platform.python_version()}, {cpu()}, one thread")
     if args.million:
         console.print(million())
@@ -147,11 +151,11 @@ def main() -> int:
         if workload is None:
             console.print(f"{name}: passed over, its package is not installed")
         else:
-            console.print(measure(name, workload, args.rounds, args.steps))
+            console.print(measure(name, workload, args.rounds))
     return 0
 
 
-def measure(name: str, workload: Workload, rounds: int, steps: int) -> Table:
+def measure(name: str, workload: Workload, rounds: int) -> Table:
     """The table of all observers on one workload."""
     calls = count_calls(workload)
     watches: dict[str, list[Watch]] = {observer: [] for observer in OBSERVERS}
@@ -160,15 +164,15 @@ def measure(name: str, workload: Workload, rounds: int, steps: int) -> Table:
         path = Path(folder) / "trace.json"
         for _ in range(rounds):
             for observer, watch in OBSERVERS.items():
-                # the first step is watched, and not in the table
-                watches[observer].append(watch_steps(watch, workload, steps + 1, path))
+                watches[observer].append(watch_steps(watch, workload, STEPS, path))
                 sizes[observer] = sizes_of(path)
-        peaks = {observer: peak_of(watch, workload, steps, path) for observer, watch in OBSERVERS.items()}
-    return table(f"{name}: {calls:,} calls a step, {steps} steps a round", watches, sizes, peaks, calls)
+        peaks = {observer: peak_of(watch, workload, path) for observer, watch in OBSERVERS.items()}
+    return table(f"{name}: {calls:,} calls a step", watches, sizes, peaks, calls)
 
 
 def count_calls(workload: Workload) -> int:
     """The calls of a step that is not the program's first."""
+    restart(workload)
     workload()
     with CountingMode() as counting:
         workload()
@@ -178,6 +182,9 @@ def count_calls(workload: Workload) -> int:
 def watch_steps(watch: Observer, workload: Workload, steps: int, path: Path) -> Watch:
     """Run steps of a workload under an observer of its own, and leave at `path` what that writes, if anything."""
     path.unlink(missing_ok=True)
+    restart(workload)
+    # what the observer before has left is not this one's to clear away
+    gc.collect()
     step_s = []
     with watch(path):
         for _ in range(steps):
@@ -197,14 +204,12 @@ def sizes_of(path: Path) -> tuple[int, int]:
     return len(data), len(zstandard.ZstdCompressor(level=9).compress(data)) if data else 0
 
 
-def peak_of(watch: Observer, workload: Workload, steps: int, path: Path) -> float:
+def peak_of(watch: Observer, workload: Workload, path: Path) -> float:
     """Peak of resident memory in MB, in a process of its own."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
-        with watch(path):
-            for _ in range(steps):
-                workload()
+        watch_steps(watch, workload, STEPS, path)
         os.write(writer, str(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss).encode())
         os._exit(0)
     os.close(writer)
@@ -222,24 +227,28 @@ def table(
     calls: int,
 ) -> Table:
     """Microseconds, bytes and memory, of each observer."""
-    steps = len(watches[NATIVE][0].step_s)
 
-    def step_us(observer: str) -> float:
-        return statistics.median(sum(watch.step_s[1:]) for watch in watches[observer]) / (calls * (steps - 1)) * 1e6
+    def added_us(observer: str, part: slice) -> float:
+        # step by step: those of a program whose input grows differ
+        differences = [
+            statistics.fmean(one - other for one, other in zip(watch.step_s[part], alone.step_s[part], strict=True))
+            for watch, alone in zip(watches[observer], watches[NATIVE], strict=True)
+        ]
+        return statistics.median(differences) / calls * 1e6
 
-    native, empty = step_us(NATIVE), step_us(EMPTY) - step_us(NATIVE)
-    columns = ("added us/call", "x empty mode", "closing us/call", "bytes/call", ".zst", "peak MB")
-    rows = Table("observer", *columns, title=title)
+    reference, empty = added_us(EXECUTION_TRACE, NEXT), added_us(EMPTY, LATER)
+    columns = ("first", "x", "2 to 6", "x", "12 to 20", "x", "x empty", "closing", "bytes", ".zst", "peak MB")
+    rows = Table("added us/call, x ExecutionTraceObserver", *columns, title=title)
     for column in rows.columns[1:]:
         column.justify = "right"
     for observer in watches:
-        added = step_us(observer) - native
-        # the file also holds the first step
-        bytes_per_call = [f"{size / (calls * steps):.1f}" if size else "-" for size in sizes[observer]]
-        ratio = f"{added / empty:.2f}" if observer != NATIVE else "-"
-        closing = statistics.median(watch.closing_s for watch in watches[observer]) / (calls * steps) * 1e6
+        added = [added_us(observer, part) for part in (FIRST, NEXT, LATER)]
+        cells = [text for us in added for text in (f"{us:.1f}", f"{us / reference:.2f}")]
+        ratio = f"{added[2] / empty:.2f}" if observer != NATIVE else "-"
+        closing = statistics.median(watch.closing_s for watch in watches[observer]) / (calls * STEPS) * 1e6
+        bytes_per_call = [f"{size / (calls * STEPS):.1f}" if size else "-" for size in sizes[observer]]
         peak = f"{peaks[observer] - peaks[NATIVE]:+.0f}"
-        rows.add_row(observer, f"{added:.1f}", ratio, f"{closing:.1f}", *bytes_per_call, peak)
+        rows.add_row(observer, *cells, ratio, f"{closing:.1f}", *bytes_per_call, peak)
     return rows
 
 

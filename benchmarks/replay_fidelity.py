@@ -1,13 +1,16 @@
 """How near the replay of a call comes to its time in the program, beside tools that know shapes alone.
 
-For each program: it is captured twice, from the same state, and the first trace is replayed three times, with values as
-recorded, random and zero. Two figures for each:
+Each program is captured twice, from the same state, after steps in which the capture learns, and the first trace is
+replayed: call by call with values as recorded, random and zero, and as the whole sequence. Figures:
 
 - the share of signatures whose outputs have the recorded shapes;
 - the error in time, each signature weighted by its calls: the sum over signatures of |replayed - captured| over the
-  sum of captured, both medians times calls. A signature that does not run counts with all of its time.
+  sum of captured, both medians times calls. A signature that does not run counts with all of its time;
+- the sum of the sequence's calls over that of the same operators in the program alone, as torch.profiler times them
+  without a capture: what the program's Python takes between them is in neither.
 
-The second capture's error is the noise floor: what the program itself varies by from one run to the next.
+The second capture's error is the noise floor: what the program itself varies by from one run to the next. Where others
+took processors meanwhile, the benchmark says so.
 
     python benchmarks/replay_fidelity.py --workload 'BERT train'
 """
@@ -19,23 +22,29 @@ import os
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 os.environ.setdefault("KINETO_LOG_LEVEL", "9")
 
 import pandas as pd
 import torch
+from capture_truth import profiled_times
+from others import watched_for_others
 from rich.console import Console
 from rich.table import Table
 from workloads import REPLAYED, Workload
 
-from opgrip.capture import Capture
+from opgrip.capture import Capture, Schedule
 from opgrip.replay.arguments.values import KINDS
 from opgrip.replay.replay import replay
 from opgrip.traces import Trace, load
 from opgrip.traces.record_forms import to_json
 
-WARMUP = 3
+WARMUP, LEARNED = 3, 2
+ROUNDS_ALONE = 5
+"""Of torch.profiler, over the program without a capture."""
+COLUMNS = ("program", "calls", "signatures", "what", "shapes as recorded", "error in time", "x noise floor", "total")
 
 
 def main() -> None:
@@ -46,40 +55,68 @@ def main() -> None:
     parser.add_argument("--worst", type=int, default=0, metavar="N", help="also list the N signatures of most error")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    console = Console(width=120)
+    console = Console(width=150)
     console.print(f"torch {torch.__version__}, {args.threads} threads, {args.steps} captured steps", highlight=False)
-    table = Table("program", "calls", "signatures", "what", "shapes as recorded", "error in time", "x noise floor")
+    table = Table(*COLUMNS)
     for name in args.workload or REPLAYED:
-        with tempfile.TemporaryDirectory() as folder:
-            traces = [capture_program(REPLAYED[name], Path(folder) / f"{n}.jsonl", args.steps) for n in range(2)]
-            if None in traces:
-                console.print(f"{name}: what it needs is not installed")
-                continue
-            first, second = (load(path) for path in traces if path is not None)
-            captured, rows = captured_times(first), replay_trace(Path(folder) / "0.jsonl", KINDS)
-        _add_rows(table, name, first, captured, times_by_first(first, second), rows)
-        if args.worst:
-            _print_worst(console, captured, rows, args.worst)
+        with watched_for_others(lambda text, name=name: console.print(f"{name}: {text}")):  # type: ignore[misc]
+            worst = measure(name, args.steps, table)
+        if worst is None:
+            console.print(f"{name}: what it needs is not installed")
+        elif args.worst:
+            console.print(worst.head(args.worst).to_string(max_colwidth=60), highlight=False)
     console.print(table)
 
 
+def measure(name: str, steps: int, table: Table) -> pd.DataFrame | None:
+    """Add a program's rows to the table; gives the signatures of most error, None where it is not installed."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "0.jsonl"
+        if capture_program(REPLAYED[name], path, steps) is None:
+            return None
+        alone_ms = time_alone(REPLAYED[name], load(path), steps)
+        capture_program(REPLAYED[name], Path(folder) / "1.jsonl", steps)
+        first, second = load(path), load(Path(folder) / "1.jsonl")
+        captured, rows = captured_times(first), replay_trace(path, KINDS)
+        sequence = replay(path, sequence=True)
+    floor = _add_rows(table, name, first, captured, times_by_first(first, second), rows)
+    total_ms = sequence.header["sequence"]["replayed_ms"]
+    of_sequence = sequence.frame.set_index("case")
+    _add_row(table, "in the sequence", captured, of_sequence, floor, f"{total_ms / alone_ms:.2f} of the program's")
+    table.add_section()
+    return _worst(captured, rows)
+
+
 def capture_program(make: Callable[[], Workload | None], path: Path, steps: int) -> Path | None:
-    """The trace of a program from its beginning, after steps that are not captured; None where it is not installed."""
+    """The trace of a program from its beginning, after steps that are not recorded; None where it is not installed."""
     step = make()
     if step is None:
         return None
     for _ in range(WARMUP):
         step()
-    with Capture(path):
-        for _ in range(steps):
+    with Capture(path, schedule=Schedule(warmup=LEARNED, active=steps)) as capture:
+        for place in range(LEARNED + steps):
             step()
+            if place < LEARNED:
+                capture.step()
     return path
+
+
+def time_alone(make: Callable[[], Workload | None], trace: Trace, steps: int) -> float:
+    """What the operators of a trace take in as many steps of its program without a capture, in ms."""
+    step = make()
+    assert step is not None
+    for _ in range(WARMUP):
+        step()
+    names = {"::".join(op.split(".")[:2]) for op in trace.own_calls["op"].unique()}
+    rounds = [profiled_times(step, names, steps) for _ in range(ROUNDS_ALONE)]
+    return median(sum(map(sum, times.values())) for times in rounds) / 1e3
 
 
 def captured_times(trace: Trace) -> pd.DataFrame:
     """Calls and median time in us of each signature."""
     calls = trace.own_calls
-    groups = calls.groupby("signature")["duration_ns"]
+    groups = calls.groupby("signature")["time_ns"]
     return pd.DataFrame({"count": groups.size(), "us": groups.median() / 1e3})
 
 
@@ -109,18 +146,23 @@ def replay_trace(path: Path, kinds: Sequence[str], **options: Any) -> pd.DataFra
 
 def _add_rows(
     table: Table, name: str, trace: Trace, captured: pd.DataFrame, again: pd.Series, rows: pd.DataFrame
-) -> None:
+) -> float:
+    """Add the rows of a second capture and of replays by case; gives the noise floor."""
     floor, missing = noise_floor(captured, again)
     own = len(trace.own_calls)
     note = f" ({missing} not met again)" if missing else ""
-    table.add_row(name, f"{own:,}", f"{len(captured):,}", "second capture" + note, "-", f"{floor:.1%}", "1.00")
+    table.add_row(name, f"{own:,}", f"{len(captured):,}", "second capture" + note, "-", f"{floor:.1%}", "1.00", "-")
     for kind in KINDS:
-        of_kind = rows[rows["values"] == kind].set_index("case")
-        right, compared = count_faithful(of_kind)
-        error, failed = time_error(captured, of_kind["median_us"].dropna())
-        what = f"replay, {kind}" + (f" ({failed} do not run)" if failed else "")
-        table.add_row("", "", "", what, f"{right / compared:.2%}", f"{error:.1%}", f"{error / floor:.2f}")
-    table.add_section()
+        _add_row(table, f"replay, {kind}", captured, rows[rows["values"] == kind].set_index("case"), floor, "-")
+    return floor
+
+
+def _add_row(table: Table, what: str, captured: pd.DataFrame, rows: pd.DataFrame, floor: float, total: str) -> None:
+    right, compared = count_faithful(rows)
+    error, failed = time_error(captured, rows["median_us"].dropna())
+    missing = f" ({failed} do not run)" if failed else ""
+    cells = (f"{right / max(compared, 1):.2%}", f"{error:.1%}", f"{error / floor:.2f}", total)
+    table.add_row("", "", "", what + missing, *cells)
 
 
 def count_faithful(rows: pd.DataFrame) -> tuple[int, int]:
@@ -141,13 +183,12 @@ def time_error(captured: pd.DataFrame, times: pd.Series) -> tuple[float, int]:
     return float(off.sum() / (captured["us"] * captured["count"]).sum()), len(captured.index.difference(times.index))
 
 
-def _print_worst(console: Console, captured: pd.DataFrame, rows: pd.DataFrame, most: int) -> None:
+def _worst(captured: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
+    """The signatures by falling error of their replay with recorded values."""
     recorded = rows[rows["values"] == "recorded"].set_index("case")
     recorded["off"] = (recorded["median_us"] - captured["us"]) * captured["count"]
-    worst = recorded.reindex(recorded["off"].abs().sort_values(ascending=False).index).head(most)
-    console.print(
-        worst[["op", "shapes", "count", "captured_us", "median_us", "spread", "off"]].to_string(max_colwidth=60)
-    )
+    worst = recorded.reindex(recorded["off"].abs().sort_values(ascending=False).index)
+    return worst[["op", "shapes", "count", "captured_us", "median_us", "spread", "off"]]
 
 
 if __name__ == "__main__":

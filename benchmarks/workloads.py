@@ -78,11 +78,62 @@ def bert_train() -> Workload | None:
     return step
 
 
+class Decoding:
+    """A GPT-2 of 4 layers, 128 wide, from transformers, that gives a token in each step, by which its cache grows.
+
+    So no two steps have the same shapes, until it is restarted.
+    """
+
+    def __init__(self) -> None:
+        from transformers import GPT2Config, GPT2LMHeadModel
+
+        torch.manual_seed(0)
+        self.model = GPT2LMHeadModel(
+            GPT2Config(vocab_size=1000, n_positions=512, n_embd=128, n_layer=4, n_head=4)
+        ).eval()
+        self.prompt = torch.randint(0, 1000, (2, 16))
+        self.restart()
+
+    def restart(self) -> None:
+        """Begin again with the prompt."""
+        self.words, self.cache = self.prompt, None
+
+    @torch.no_grad()
+    def __call__(self) -> None:
+        given = self.model(input_ids=self.words, past_key_values=self.cache, use_cache=True)
+        self.words, self.cache = given.logits[:, -1:].argmax(-1), given.past_key_values
+
+
+def gpt2_decode() -> Workload | None:
+    """A step is a token; None where transformers is not installed."""
+    return Decoding() if importlib.util.find_spec("transformers") is not None else None
+
+
+def gpt2_generate() -> Workload | None:
+    """A step is what `generate` makes of a prompt: 24 tokens; None where transformers is not installed."""
+    if importlib.util.find_spec("transformers") is None:
+        return None
+    program = Decoding()
+
+    def step() -> None:
+        program.model.generate(program.prompt, max_new_tokens=24, do_sample=False, pad_token_id=0)
+
+    return step
+
+
+def restart(workload: Workload) -> None:
+    """Have a workload whose steps differ begin again."""
+    if isinstance(workload, Decoding):
+        workload.restart()
+
+
 WORKLOADS: dict[str, Callable[[], Workload | None]] = {
     "tiny operators": tiny_operators,
     "Faster R-CNN predict": detector_predict,
     "Faster R-CNN train": detector_train,
     "BERT train": bert_train,
+    "GPT-2 generate": gpt2_generate,
+    "GPT-2 decode": gpt2_decode,
 }
 
 
@@ -112,5 +163,6 @@ REPLAYED: dict[str, Callable[[], Workload | None]] = {
     "Faster R-CNN train": detector_train,
     "SegFormer train": segmentor_train,
     "BERT train": bert_train,
+    "GPT-2 generate": gpt2_generate,
 }
 """Those that are replayed."""

@@ -42,11 +42,10 @@ def _columns() -> Iterator[str]:
     yield "## Columns of results\n"
     yield "Every row has these:\n"
     yield from _table(columns_in(Result))
-    parts = [(analysis.options, analysis.columns) for analysis in in_order()]
-    for options, declared in [*parts, *ON_REQUEST]:
-        if declared is not None:
-            yield f"Added with `{flag_of(words_in(options)[0])}`:\n"
-            yield from _table(columns_in(declared))
+    parts = [item for item in in_order() if item.columns is not None]
+    for word, declared in [*((words_in(item.options)[0], item.columns) for item in parts), *ON_REQUEST]:
+        yield f"Added with `{flag_of(word)}`:\n"
+        yield from _table(columns_in(declared))
 
 
 def _table(about: Iterator[Column]) -> list[str]:

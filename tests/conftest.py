@@ -15,8 +15,9 @@ if WORKERS := os.environ.get("PYTEST_XDIST_WORKER_COUNT"):
 import numpy as np
 import pytest
 import torch
-from busy import MOST_BY_OTHERS, TimesDisagree, Usage, share_of_others
+from busy import TimesDisagree, usage_now
 from forks import PROVING
+from others import MOST_BY_OTHERS, share_of_others
 from programs import run_command, train_tiny_net
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 from turns import turn
@@ -47,11 +48,11 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     """Skip a test whose comparison of times fails while others used the processors: it cannot tell."""
-    before = Usage.now()
+    before = usage_now()
     try:
         return (yield)
     except TimesDisagree:
-        others = share_of_others(before, Usage.now())
+        others = share_of_others(before, usage_now())
         if item.get_closest_marker("alone") is None or others < MOST_BY_OTHERS:
             raise
         pytest.skip(f"too busy to tell: others took {others:.0%} of the processors")

@@ -23,8 +23,11 @@ CONFIG = re.compile(r"[\w.-]+_coco\.py\b")
 STAND_IN = "builtin:faster_rcnn"
 FORM = re.compile(r"\[|\bSOURCE\b|\bPATTERN\b")
 """What a line has that tells how a command is written."""
-SMALL = {"opcapture": "--input-size 96 --batch-size 1", "opreplay": "--iterations 1 --warmup 0 --top 2"}
-"""What is added where no output is shown, so that it does not take long; what a command says itself counts."""
+SMALL = {
+    "opcapture": {"--input-size": "96", "--batch-size": "1", "--steps": "1"},
+    "opreplay": {"--iterations": "1", "--warmup": "0", "--top": "2"},
+}
+"""What is said instead where no output is shown, so that it does not take long."""
 VOLATILE = re.compile(r"\d[\d,.]*(?= (?:ms|us|s|kB|MB|GB|tensors|operators)\b)")
 """Times and sizes, and counts that differ between versions of torch."""
 CRASHES = "crash.jsonl"
@@ -159,7 +162,7 @@ def why_not(name: str, pasted: Pasted) -> str | None:
     """Why a command of a document cannot run here; None where it can."""
     words = shlex.split(pasted.command, comments=True)
     options = dict(zip(words, [*words[1:], ""], strict=True))
-    needs_mmdet = any(word.startswith("mmdet.") for word in words) or words[:2] == ["pytest", "grips/delta2bbox"]
+    needs_mmdet = any(word.startswith(("mmdet.", "grips/delta2bbox")) for word in words)
     if needs_mmdet and not is_installed("mmdet"):
         return "mmdet is not installed: make openmmlab"
     if any(value.startswith("cuda") for value in options.values()) and not torch.cuda.is_available():
@@ -193,12 +196,15 @@ def in_small(pasted: Pasted) -> str:
     # the script may be another environment's
     command = re.sub(r"^torchrun", f"{sys.executable} -m torch.distributed.run", command)
     name, _, rest = command.partition(" ")
-    small = "" if pasted.shown else SMALL.get(name, "")
+    small = {} if pasted.shown else SMALL.get(name, {})
     if name == "opcapture" and not (STAND_IN in rest or CONFIG.search(rest)):
-        small = ""
+        small = {}
     if "--sequence" in rest:
-        small = "--iterations 1"
-    return f"{name} {small} {rest}"
+        small = {"--iterations": "1"}
+    for option, value in small.items():
+        rest = re.sub(rf"{option} \S+", "", rest)
+        name += f" {option} {value}"
+    return f"{name} {rest}"
 
 
 def compare(shown: list[str], printed: list[str]) -> str:

@@ -58,7 +58,7 @@ def check_sequence(place: Place) -> Facts:
     output = place.folder / "sequence.json"
     done = run_command("opreplay", capture_layers(place), "--sequence", "--device", place.device, "-o", output)
     expect(done.returncode == 0, last_line(done))
-    result = json.loads(output.read_text(encoding="utf-8"))
+    result = json.loads(output.read_text(encoding="utf-8"))["sequence"]
     expect(not result["unsupported"], f"calls are unsupported: {result['unsupported']}")
     return {name: value for name, value in result.items() if isinstance(value, int | float)}
 

@@ -18,7 +18,7 @@ def test_info_shows_what_is_in_a_trace(detector_trace: Path) -> None:
     assert done.stderr == ""
     assert "\x1b" not in done.stdout
     trace = load(detector_trace)
-    facts = dict(line.split(maxsplit=1) for line in done.stdout.splitlines()[:9])
+    facts = dict(line.split(maxsplit=1) for line in done.stdout.splitlines()[:10])
     assert facts["model"] == "faster_rcnn, FasterRCNN, builtin:faster_rcnn"
     assert facts["calls"] == f"{len(trace.calls):,}"
     assert facts["signatures"].startswith(f"{len(trace.signatures):,} of ")

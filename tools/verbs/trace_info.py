@@ -197,6 +197,8 @@ def _facts(trace: Trace) -> Iterable[tuple[str, str]]:
         yield "gripped", f"{calls_of}, {counted(below, 'call')} below them"
     operators = [item for item in trace.signatures if item.kind != FUNCTION and not is_mark(item.op)]
     yield "signatures", f"{len(operators):,} of {counted(len({item.op for item in operators}), 'operator')}"
+    if perturbed := int(calls["perturbed"].sum()):
+        yield "perturbed", f"{counted(perturbed, 'call')} right after the capture's own work, timed by others like them"
     if len(labels := trace.labels):
         more = f" and {len(labels) - LABELS} more" if len(labels) > LABELS else ""
         yield "labels", ", ".join(f"{label} ({count:,})" for label, count in labels.head(LABELS).items()) + more
