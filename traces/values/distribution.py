@@ -16,6 +16,8 @@ SHAPES = ("normal", "uniform", "quantiles")
 _TAIL = (0.0, 0.001, 0.005, 0.01, 0.02)
 PROBABILITIES = (*_TAIL, *(at / 20 for at in range(1, 20)), *(1 - at for at in reversed(_TAIL)))
 """Those of the quantiles that are kept, closer to each other in the tails."""
+DIGITS = 9
+"""Significant ones that tell any two numbers of 32 bits apart (IEEE 754-2019, 5.12.2)."""
 FEW = 1024
 """Where a sample holds fewer plain elements than that, they are looked for in the whole tensor."""
 
@@ -89,7 +91,18 @@ def distribution_of(values: Floats1D, dtype: torch.dtype, kinds: Kinds, sampled:
     whole = all(value == math.floor(value) for value in quantiles) and bool((ranked == np.rint(ranked)).all())
     shape = _shape(quantiles, mean, std, len(ranked))
     quantiles[0], quantiles[-1] = low, high
+    mean, std, low, high, *quantiles = _shortened([mean, std, low, high, *quantiles], dtype)
     return Distribution(mean, std, low, high, shape, quantiles if shape == "quantiles" else None, whole)
+
+
+def _shortened(values: list[float], dtype: torch.dtype) -> list[float]:
+    """The same numbers of the dtype in the fewest digits, which halves what they take in a trace."""
+    if dtype == torch.float64:
+        return values
+    # next to the ends of its range a number could round out of it
+    limits = torch.finfo(dtype)
+    least, most = 2 * limits.tiny, limits.max / 2
+    return [float(f"{value:.{DIGITS}g}") if least < abs(value) < most else value for value in values]
 
 
 def _range(values: Floats1D, dtype: torch.dtype, ranked: Floats1D, kinds: Kinds) -> tuple[float, float]:
@@ -107,6 +120,8 @@ def _shape(quantiles: list[float], mean: float, std: float, count: int) -> str:
     low, high = quantiles[0], quantiles[-1]
     # by how much the distribution functions of a sample and of what it is from differ by chance, and a bit
     slack = 0.01 + 1 / math.sqrt(count)
+    if low == high:
+        return "uniform"
     inner = list(zip(PROBABILITIES, quantiles, strict=True))[1:-1]
     if 0 < high - low < math.inf and all(abs((at - low) / (high - low) - share) < slack for share, at in inner):
         return "uniform"

@@ -18,6 +18,10 @@ LOOKED_AT = 1 << 20
 """So many elements, the first ones, are compared with their neighbours."""
 STEPPED = 1 << 15
 """So many elements, the first ones, are subtracted from their neighbours."""
+SHARE_DIGITS = 10
+"""After the point: enough to find again how many of the elements that are looked at rose."""
+STEP_DIGITS = 6
+"""Significant ones of a mean distance."""
 TRIES = 8
 """So often, what depends on itself is found anew."""
 CLOSE = 0.7
@@ -102,7 +106,8 @@ def order_of(values: NDArray[Any], row: int) -> dict[str, Any]:
         # rows that are sorted turn back nowhere but between them
         turns = falling if falls < rises else rising
         by_row = int(np.count_nonzero(turns[row - 1 :: row])) == min(rises, falls)
-    return {"rises": rises / pairs, "falls": falls / pairs, "step": _mean_step(flat), "by_row": by_row}
+    shares = {name: round(count / pairs, SHARE_DIGITS) for name, count in (("rises", rises), ("falls", falls))}
+    return {**shares, "step": float(f"{_mean_step(flat):.{STEP_DIGITS}g}"), "by_row": by_row}
 
 
 def _in_runs(values: torch.Tensor, count: int, downwards: bool, generator: torch.Generator) -> torch.Tensor:
