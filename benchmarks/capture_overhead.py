@@ -18,7 +18,7 @@ import resource
 import statistics
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -195,6 +195,15 @@ def watch_steps(watch: Observer, workload: Workload, steps: int, path: Path) -> 
     return Watch(tuple(step_s), perf_counter() - end)
 
 
+def added_s(watches: Sequence[Watch], alone: Sequence[Watch], part: slice) -> list[float]:
+    """What an observer added to a step of a part, of each round, in s."""
+    # step by step: those of a program whose input grows differ
+    return [
+        statistics.fmean(one - other for one, other in zip(watch.step_s[part], native.step_s[part], strict=True))
+        for watch, native in zip(watches, alone, strict=True)
+    ]
+
+
 def sizes_of(path: Path) -> tuple[int, int]:
     """Bytes of a file, plain and compressed; 0 where there is none."""
     # not installed everywhere, and what else this module holds needs no compression
@@ -229,12 +238,7 @@ def table(
     """Microseconds, bytes and memory, of each observer."""
 
     def added_us(observer: str, part: slice) -> float:
-        # step by step: those of a program whose input grows differ
-        differences = [
-            statistics.fmean(one - other for one, other in zip(watch.step_s[part], alone.step_s[part], strict=True))
-            for watch, alone in zip(watches[observer], watches[NATIVE], strict=True)
-        ]
-        return statistics.median(differences) / calls * 1e6
+        return statistics.median(added_s(watches[observer], watches[NATIVE], part)) / calls * 1e6
 
     reference, empty = added_us(EXECUTION_TRACE, NEXT), added_us(EMPTY, LATER)
     columns = ("first", "x", "2 to 6", "x", "12 to 20", "x", "x empty", "closing", "bytes", ".zst", "peak MB")

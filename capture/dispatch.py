@@ -18,11 +18,11 @@ from torch import is_grad_enabled, is_inference_mode_enabled
 
 from opgrip.capture.contexts import describe_autocast, read_settings
 from opgrip.capture.device_time import DeviceTimer
-from opgrip.capture.devices import accelerator_of
+from opgrip.capture.inner_times import measured
 from opgrip.capture.kernels import identities_here
 from opgrip.capture.looks import look_at
 from opgrip.capture.own_work import OwnWork
-from opgrip.capture.page_faults import FaultCounter, may_need_pages
+from opgrip.capture.page_faults import FaultCounter
 from opgrip.capture.places import BACKWARD, FORWARD, Place, is_running
 from opgrip.capture.predictions import LISTED, ONE, SEVERAL, TWO, Entry, Node, Predictions, sharing
 from opgrip.capture.recorder import Recorder
@@ -202,17 +202,12 @@ class RecordingMode(ThreadMode):
             scope, pair = self.recorder.point(entry.number, self.place, len(argument_storages) + 1)
             node = Node(entry, (), scope, pair, None)
             self.enter(node, self.recorder.places.inside(self.place, name, kind == FUNCTION))
-            values = (*args, *kwargs.values())
-            tensors = tensors_in(values)
             # the device time of a function of the program is that of the calls in it
-            device = None if kind == FUNCTION else accelerator_of(tensors, values)
-            if device is not None:
-                run = self._timed(entry.number, run, device, lambda: start)
-            elif may_need_pages(None, tensors, self.recorder.output_bytes(entry.number)):
-                run = self.faults.counted(run, lambda: start)
+            values, on_device = (*args, *kwargs.values()), kind != FUNCTION
+            run = measured(self.recorder, self, entry.number, run, None, values, lambda: start, on_device) or run
             # a compiled region frees its inputs as it goes
-            del args, kwargs, values, tensors
-            self.own_work.add(began)
+            del args, kwargs, values
+            self._spent(began)
         except Exception as error:
             self.recorder.drop(name, error)
             return run()
@@ -345,7 +340,7 @@ class RecordingMode(ThreadMode):
         pattern = sharing(argument_storages)
         node = self.predictions.successor(self.last, func, args, kwargs, pattern)
         if node is not None:
-            self.own_work.add(began)
+            self._spent(began)
             return node, argument_storages
         entry = self.predictions.recent(func, args, kwargs, pattern)
         if entry is None:
@@ -356,7 +351,7 @@ class RecordingMode(ThreadMode):
         node = self.predictions.node(self.last, place, entry, modes, point)
         if self.recorder.observations.is_due(number) and not self.recorder.is_open(number):
             look_at(node, self)
-        self.own_work.add(began)
+        self._spent(began)
         return node, argument_storages
 
     def _by_key(self, func: Any, kind: str, args: Any, kwargs: Any, argument_storages: Storages) -> Entry:
@@ -368,23 +363,14 @@ class RecordingMode(ThreadMode):
         else:
             entry = Entry(number, func, sharing(argument_storages), family)
         if kind == OPERATOR and not entry.timed:
-            tensors = tensors_in((*args, *kwargs.values()))
-            device = accelerator_of(tensors, (*args, *kwargs.values()))
-            if device is not None:
-                entry.timed, entry.op = True, self._timed(number, entry.op, device, lambda: self.started)
-            elif may_need_pages(func, tensors, self.recorder.output_bytes(number)):
-                entry.timed, entry.op = True, self.faults.counted(entry.op, lambda: self.started)
+            run = measured(self.recorder, self, number, entry.op, func, (*args, *kwargs.values()), lambda: self.started)
+            if run is not None:
+                entry.timed, entry.op = True, run
         return entry
 
-    def _timed(
-        self, number: int, run: Callable[..., Any], device: torch.device, started: Callable[[], int]
-    ) -> Callable[..., Any]:
-        """What a call on an accelerator runs: the function between events, or alone where its kernels are timed."""
-        kernels = self.recorder.kernels
-        if kernels is None:
-            return self.device.timed(run, device, started)
-        kernels.expect(number, device)
-        return run
+    def _spent(self, began: int) -> None:
+        """Take note of own work that ends now, which is no time of the program."""
+        self.recorder.observations.set_aside(self.own_work.add(began))
 
     def _keep(
         self,
@@ -405,7 +391,7 @@ class RecordingMode(ThreadMode):
             if recorder.is_open(node.number):
                 began = perf_counter_ns()
                 recorder.close_signature(node.number, result, raised)
-                self.own_work.add(began)
+                self._spent(began)
             result_storages = [self._storages.number(tensor) for tensor in tensors_in((result,))]
             pair = recorder.pair(node.number, node.scope, len(argument_storages) + len(result_storages))
             self.rows.extend((pair, start, end, sequence, *argument_storages, *result_storages))

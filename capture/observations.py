@@ -56,7 +56,7 @@ class Observations:
         self._tries: Counter[int] = Counter()
         self._learning = False
         self._early = EARLY
-        self._own_ns = 0
+        self._own_ns = self._aside_ns = 0
         self._began_ns = perf_counter_ns()
 
     def set_learning(self, learning: bool) -> None:
@@ -126,11 +126,16 @@ class Observations:
         """Take note of what a look cost."""
         self._own_ns += own_ns
 
+    def set_aside(self, own_ns: int) -> None:
+        """Take note of what the capture did beside looks, which is no time of the program."""
+        self._aside_ns += own_ns
+
     def _is_affordable(self) -> bool:
         """Whether looks have taken less than their share of the time that the program had without them."""
         if self._learning:
             return True
-        return self._own_ns <= ALLOWANCE_NS + self._share * (perf_counter_ns() - self._began_ns - self._own_ns)
+        program_ns = perf_counter_ns() - self._began_ns - self._own_ns - self._aside_ns
+        return self._own_ns <= ALLOWANCE_NS + self._share * program_ns
 
     def count(self, signatures: Sequence[int], modes: Sequence[ThreadMode]) -> None:
         """Take note of calls that were made, and see that others are looked at in time."""

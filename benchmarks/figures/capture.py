@@ -6,16 +6,33 @@ import tempfile
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from statistics import fmean
 
 import torch
-from capture_overhead import EMPTY, EXECUTION_TRACE, NATIVE, OBSERVERS, OPGRIP, Watch, count_calls, watch_steps
+from capture_overhead import (
+    EMPTY,
+    EXECUTION_TRACE,
+    FIRST,
+    LATER,
+    NATIVE,
+    NEXT,
+    OBSERVERS,
+    OPGRIP,
+    STEPS,
+    Watch,
+    added_s,
+    count_calls,
+    watch_steps,
+)
 from workloads import MISSING, WORKLOADS
 
 from figures.figure import Experiment, Figure, NotMeasuredError, Rounds, ratio_of_sums
 
-STEPS = 6
-"""Of a watch: a first one, in which every signature is new, and the later ones."""
+PARTS = {
+    "first step": (FIRST, "its first step"),
+    "later steps": (NEXT, "steps 2 to 6"),
+    "settled steps": (LATER, "steps 12 to 20"),
+}
+"""Of a watch, and what a figure says of them."""
 REFERENCES = {"empty mode": EMPTY, "ExecutionTraceObserver": EXECUTION_TRACE}
 
 
@@ -26,7 +43,7 @@ def capture_experiment(workload: str, rounds: int, quick_rounds: int = 0) -> Exp
             f"capture of {workload}: {steps} over {reference}",
             f"time that a capture adds to {meaning} over what {observer} adds to a later step",
         )
-        for steps, meaning in (("first step", "its first step"), ("later steps", f"steps 2 to {STEPS}"))
+        for steps, (_, meaning) in PARTS.items()
         for reference, observer in REFERENCES.items()
     ]
     size = Figure(f"trace of {workload}: size of a call", f"of {STEPS} steps' trace, plain", "bytes", ratio_of_sums)
@@ -51,19 +68,15 @@ def measure_captures(workload: str, rounds: int) -> Sequence[Rounds]:
                 watches[observer].append(watch_steps(OBSERVERS[observer], step, STEPS, path))
                 if observer == OPGRIP:
                     sizes.append((float(path.stat().st_size), float(calls * STEPS)))
-    native = [fmean(watch.step_s) for watch in watches[NATIVE]]
-    first = _differences([watch.step_s[0] for watch in watches[OPGRIP]], native)
-    later = _differences([_later_s(watch) for watch in watches[OPGRIP]], native)
-    added = [_differences([_later_s(watch) for watch in watches[name]], native) for name in REFERENCES.values()]
-    return [*(list(zip(capture, other, strict=True)) for capture in (first, later) for other in added), sizes]
-
-
-def _later_s(watch: Watch) -> float:
-    return fmean(watch.step_s[1:])
-
-
-def _differences(times: Sequence[float], native: Sequence[float]) -> list[float]:
-    return [time - own for time, own in zip(times, native, strict=True)]
+    references = [added_s(watches[name], watches[NATIVE], NEXT) for name in REFERENCES.values()]
+    return [
+        *(
+            list(zip(added_s(watches[OPGRIP], watches[NATIVE], part), reference, strict=True))
+            for part, _ in PARTS.values()
+            for reference in references
+        ),
+        sizes,
+    ]
 
 
 CAPTURE = (
