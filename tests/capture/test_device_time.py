@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from opgrip.capture import Capture, device_time, dispatch
+from opgrip.capture import Capture, device_time, inner_times
 from opgrip.traces import load
 
 
@@ -48,7 +48,7 @@ def _device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device_time, "current_stream", lambda device: None)
     monkeypatch.setattr(device_time, "is_capturing", lambda kind: False)
     monkeypatch.setattr(device_time, "on_device", nullcontext)
-    monkeypatch.setattr(dispatch, "accelerator_of", device_of)
+    monkeypatch.setattr(inner_times, "accelerator_of", device_of)
 
 
 @pytest.mark.usefixtures("_device")

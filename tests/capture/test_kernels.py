@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity
 
-from opgrip.capture import Capture, Schedule, dispatch, kernels
+from opgrip.capture import Capture, Schedule, inner_times, kernels
 from opgrip.capture.kernels import CallBlock, innermost_calls, launched_by
 from opgrip.capture.opcapture import run as opcapture
 from opgrip.capture.options import make_parser
@@ -96,7 +96,7 @@ def _device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "ActivityProfile", ProfileOnCpu)
     monkeypatch.setattr(kernels, "recorded_activities", lambda: {"cuda": ProfilerActivity.CUDA})
     monkeypatch.setattr(kernels, "synchronize", lambda device: None)
-    monkeypatch.setattr(dispatch, "accelerator_of", device_of)
+    monkeypatch.setattr(inner_times, "accelerator_of", device_of)
 
 
 def times_of(path: Path, op: str) -> list[float]:
@@ -261,7 +261,7 @@ def test_records_end_when_every_device_has_done_its_work(tmp_path: Path, monkeyp
     devices = {LARGE: torch.device("cuda:0"), LARGE + 1: torch.device("cuda:1")}
     monkeypatch.setattr(kernels, "ActivityProfile", Profile)
     monkeypatch.setattr(kernels, "synchronize", lambda device: order.append(str(device)))
-    monkeypatch.setattr(dispatch, "accelerator_of", lambda tensors, values: devices.get(tensors[0].numel()))
+    monkeypatch.setattr(inner_times, "accelerator_of", lambda tensors, values: devices.get(tensors[0].numel()))
     first, second = torch.ones(LARGE), torch.ones(LARGE + 1)
     with Capture(tmp_path / "t.jsonl", device_time="kernels"):
         first.sin()
