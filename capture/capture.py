@@ -136,10 +136,7 @@ class Capture:
         details: Mapping[str, Any] | None = None,
         force: bool = False,
     ) -> None:
-        if model is not None and not isinstance(model, nn.Module):
-            raise TypeError(
-                f"model is a {type(model).__name__}, not a torch.nn.Module: opgrip.capture.capture builds one by name"
-            )
+        _check_choices(model, values, device_time)
         self.path = own_path(path)
         # the program may go to another folder
         self._file = self.path if str(path) == "-" else Path(self.path).absolute()
@@ -153,10 +150,6 @@ class Capture:
         self.child_files: tuple[Path, ...] = ()
         self.old_child_files: tuple[Path, ...] = ()
         self._child_files: ChildFiles | None = None
-        if values not in VALUES:
-            raise UserError(f"{values!r} is no way to keep values", f"choose {' or '.join(VALUES)}")
-        if device_time not in DEVICE_TIMES:
-            raise UserError(f"{device_time!r} is no way to time a device", f"choose {' or '.join(DEVICE_TIMES)}")
         self._full = values == FULL
         self._details = dict(details or {})
         self._force = force
@@ -383,3 +376,15 @@ class Capture:
         self._flusher = Flusher(self._recorder, functools.partial(self._begin_file, path, details), self._limits)
         self._flusher.set_learning(parent.learning)
         self._flusher.__enter__()
+
+
+def _check_choices(model: object, values: str, device_time: str) -> None:
+    """Raise where an argument is nothing that a capture can do."""
+    if model is not None and not isinstance(model, nn.Module):
+        raise TypeError(
+            f"model is a {type(model).__name__}, not a torch.nn.Module: opgrip.capture.capture builds one by name"
+        )
+    if values not in VALUES:
+        raise UserError(f"{values!r} is no way to keep values", f"choose {' or '.join(VALUES)}")
+    if device_time not in DEVICE_TIMES:
+        raise UserError(f"{device_time!r} is no way to time a device", f"choose {' or '.join(DEVICE_TIMES)}")
