@@ -54,15 +54,18 @@ def _look(node: Node, mode: Mode, args: Sequence[Any], kwargs: Mapping[str, Any]
     recorder, observations = mode.recorder, mode.recorder.observations
     began = perf_counter_ns()
     try:
-        why = observations.take(
-            node.number, lambda: (node.scope, next(iter(mode.storages_in(args, kwargs)), NO_STORAGE))
-        )
+        why = observations.take(node.number, lambda: (node.scope, _first_storage(mode, args, kwargs)))
         if why is Look.NO:
             return None
-        since_ns = began if why is Look.PLACE else None
-        return recorder.observe(node.number, node.func, args, kwargs, since_ns)
+        call = (began, _first_storage(mode, args, kwargs)) if why is Look.PLACE else None
+        return recorder.observe(node.number, node.func, args, kwargs, call)
     except Exception as error:
         recorder.fitter.without_values[str(node.func), one_line(error)] += 1
         return None
     finally:
         observations.spend(mode.own_work.add(began))
+
+
+def _first_storage(mode: Mode, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
+    """The number of the memory of a call's first tensor."""
+    return next(iter(mode.storages_in(args, kwargs)), NO_STORAGE)

@@ -29,7 +29,7 @@ from opgrip.capture.torch_private import unobserved
 from opgrip.traces.arguments import Opaque, numbers_of, tensors
 from opgrip.traces.errors import one_line
 from opgrip.traces.labels import is_mark
-from opgrip.traces.records import OPERATOR, Context, Observed, Record, Scope, Signature
+from opgrip.traces.records import NO_STORAGE, OPERATOR, Context, Observed, Record, Scope, Signature
 from opgrip.traces.writer import encode_line
 
 Sites = tuple[Site, ...]
@@ -308,16 +308,19 @@ class Recorder:
         name: Hashable,
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
-        since_ns: int | None = None,
+        call: tuple[int, int] | None = None,
     ) -> Callable[[Any], None]:
         """Look at the values of a later call of a signature, before it runs; gives what is to be told its result.
 
         Parameters
         ----------
         name : the operator
-        since_ns : when the look began, where it is for the call's place
+        call : what tells it from others, where the look is for its place: when the look began, and the memory of the
+            first tensor
         """
-        since_start_ns = None if since_ns is None else since_ns - self.started_ns
+        since_ns, storage = (None, None) if call is None else (call[0] - self.started_ns, call[1])
+        if storage == NO_STORAGE:
+            storage = None
         try:
             with self._new, self.own_work(), unobserved():
                 described = self.fitter.describe_again(name, args, kwargs)
@@ -331,7 +334,7 @@ class Recorder:
                     Signature(number, OPERATOR, str(name), *described, self._outputs(result)), name
                 )
                 numbers = numbers_of((signature.args, signature.kwargs))
-                self._pend(Observed(number, numbers, signature.outputs, since_start_ns))
+                self._pend(Observed(number, numbers, signature.outputs, since_ns, storage))
 
         return record_result
 

@@ -131,7 +131,7 @@ class _Join:
                 case Context():
                     numbers.contexts[record.number] = self._once("context", record)
                 case Observed():
-                    self._observed(record, numbers, shift_ns)
+                    self._observed(record, numbers, first_storage, shift_ns)
                 case Effects():
                     self._effects(record, numbers)
                 case Values():
@@ -194,12 +194,13 @@ class _Join:
             self._counts["values"] += 1
         return None if number is None else numbers.values[number]
 
-    def _observed(self, record: Observed, numbers: _Numbers, shift_ns: int) -> None:
+    def _observed(self, record: Observed, numbers: _Numbers, first_storage: int, shift_ns: int) -> None:
         values = [self._value_number(number, numbers) for number in record.values]
         if record.signature in numbers.signatures:
             since_ns = None if record.since_ns is None else record.since_ns + shift_ns
+            storage = None if record.storage is None else record.storage + first_storage
             number = numbers.signatures[record.signature]
-            self.writer.write(replace(record, signature=number, values=values, since_ns=since_ns))
+            self.writer.write(replace(record, signature=number, values=values, since_ns=since_ns, storage=storage))
 
     def _effects(self, record: Effects, numbers: _Numbers) -> None:
         move = self._mover(numbers)

@@ -114,8 +114,9 @@ def _signature_from_json(form: Mapping[str, Json]) -> Signature:
 
 def _observed_to_json(record: Observed) -> dict[str, Json]:
     numbers = {"signature": record.signature, "values": record.values}
-    since = {} if record.since_ns is None else {"since_ns": record.since_ns}
-    return {"type": "observed", **numbers, "outputs": encode(record.outputs), **since}
+    of_place = {"since_ns": record.since_ns, "storage": record.storage}
+    of_place = {name: number for name, number in of_place.items() if number is not None}
+    return {"type": "observed", **numbers, "outputs": encode(record.outputs), **of_place}
 
 
 def _observed_from_json(form: Mapping[str, Json]) -> Observed:
@@ -123,8 +124,8 @@ def _observed_from_json(form: Mapping[str, Json]) -> Observed:
     if not isinstance(values, list):
         raise FormatError("values of a call that are no list")
     numbers = [optional(integer, number) for number in values]
-    since_ns = optional(integer, form.get("since_ns"))
-    return Observed(integer(form["signature"]), numbers, decode(form["outputs"]), since_ns)
+    of_place = [optional(integer, form.get(name)) for name in ("since_ns", "storage")]
+    return Observed(integer(form["signature"]), numbers, decode(form["outputs"]), *of_place)
 
 
 def _effects_to_json(record: Effects) -> dict[str, Json]:
@@ -312,7 +313,7 @@ _FIELDS: dict[str, set[str]] = {
         *("forward", "gripped"),
     },
     "context": {"type", "id", "settings"},
-    "observed": {"type", "signature", "values", "outputs", "since_ns"},
+    "observed": {"type", "signature", "values", "outputs", "since_ns", "storage"},
     "effects": {"type", "signature", "operators", "operator_ns", "after", "random_state"},
     "thread": {"type", "id", "name", "process"},
     "calls": {

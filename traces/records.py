@@ -68,12 +68,15 @@ class Observed:
     outputs : what the call returned, in a signature's form
     since_ns : of a call that stands for its place: it is the signature's first to begin after this, counted from the
         start of the capture
+    storage : of such a call, the memory of the first tensor that it took, as `Calls` has it: it is the first of those
+        in this memory, as another thread may have called meanwhile; None where it took no tensor
     """
 
     signature: int
     values: list[int | None]
     outputs: Any
     since_ns: int | None = None
+    storage: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
