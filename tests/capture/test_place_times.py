@@ -58,11 +58,47 @@ def test_scopes_are_places_where_memory_does_not_come_again() -> None:
     assert note(times, *calls) == {(0, (1, ANY)), (0, (2, ANY))}
 
 
+def test_scopes_are_told_apart_however_many_activations_they_have() -> None:
+    times = PlaceTimes()
+    steps = [[(0, scope, 1000 * step + scope, 400 if scope >= 20 else 40) for scope in range(24)] for step in range(20)]
+    note(times, *steps[0])
+    assert note(times, *steps[1]) == {(0, (0, ANY)), (0, (20, ANY))}
+    assert all(note(times, *step) == set() for step in steps[2:])
+
+
+@pytest.mark.parametrize("parameters", [36, 300])
+def test_the_last_of_many_parameters_of_a_shape_are_looked_at(parameters: int) -> None:
+    times = PlaceTimes()
+    step = [(0, 0, memory, 400 if memory >= parameters - 5 else 40) for memory in range(parameters)]
+    note(times, *step)
+    fast, slow = sorted(note(times, *step), key=lambda item: item[1])
+    assert fast[1][1] < parameters - 5 <= slow[1][1]
+    assert note(times, *step) == set()
+
+
+def test_parameters_that_become_slow_are_looked_at_among_those_that_came_often() -> None:
+    times = PlaceTimes()
+    usual = [(0, 0, memory, 40) for memory in range(MOST_PLACES + 10)]
+    later = [(0, 0, 1000 + memory, 400) for memory in range(5)]
+    assert note(times, *usual, *usual) == set()
+    note(times, *usual, *later)
+    assert any(memory >= 1000 for _, (_, memory) in note(times, *usual, *later))
+
+
+def test_calls_that_were_interrupted_once_do_not_hide_a_slow_parameter() -> None:
+    times = PlaceTimes()
+    parameters = [(0, 0, memory, 300 if memory == 39 else 40) for memory in range(40)]
+    interrupted = [(0, 1, 1000 + call, 900) for call in range(10)]
+    fresh = [(0, 1, 2000 + call, 50) for call in range(100)]
+    note(times, *parameters, *interrupted, *fresh)
+    assert (0, (0, 39)) in note(times, *parameters)
+
+
 def test_places_are_bounded() -> None:
     times = PlaceTimes()
-    calls = [(0, 0, memory, 2**memory) for memory in range(4, 40)]
+    calls = [(0, memory % 100, memory, 30 + memory % 7 * 100) for memory in range(4000)]
     assert len(note(times, *calls, *calls)) <= MOST_LOOKS
-    assert len(times._by_signature[0].seen) == MOST_PLACES
+    assert len(times._by_signature[0]) <= 2 * MOST_PLACES
 
 
 @pytest.mark.usefixtures("_one_thread")
@@ -109,6 +145,7 @@ def test_an_error_in_a_look_does_not_reach_the_program(tmp_path: Path) -> None:
             watched.step()
     assert len(load(tmp_path / "t.jsonl", partial=False).calls) == 6
     assert watched.dropped == 0
+    assert [name for name, _ in watched._recorder.fitter.without_values] == ["aten.sqrt.default"]
 
 
 def test_what_a_later_look_met_is_let_go_with_it() -> None:
