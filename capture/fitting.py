@@ -17,7 +17,7 @@ from opgrip.capture.signatures import describe_call
 from opgrip.traces.arguments import TensorSpec, map_leaves, numbers_of, tensors, with_numbers
 from opgrip.traces.errors import one_line
 from opgrip.traces.records import Record, Signature, Values
-from opgrip.traces.values import ValueModel, depends_on_values, fit_argument, is_refined, refine_model
+from opgrip.traces.values import ValueModel, depends_on_values, fit_argument, has_needs, is_refined, refine_model
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +66,8 @@ class Fitter:
     ) -> tuple[tuple[Any, ...], dict[str, Any], Hashable]:
         """Arguments with value models, and what those of signatures with such tensors have in common.
 
-        The models are those of another such signature, or new ones: an optimizer whose step counts in a scalar has
-        another signature in each step, of the same hundred tensors.
+        The models are those of another such signature where the operator takes any values, or new ones: an optimizer
+        whose step counts in a scalar has another signature in each step, of the same hundred tensors.
         """
         looked_at: list[tuple[int | str, torch.Tensor]] = []
 
@@ -81,7 +81,10 @@ class Fitter:
         # with places in that list for numbers
         described = describe_call(args, kwargs, note)
         op, named = str(name), _names(name)
-        alike = (op, tuple(tensors(described)))
+        alike: Hashable = (op, tuple(tensors(described)))
+        if any(has_needs(op, named(argument), tensor.dtype) for argument, tensor in looked_at):
+            # an index must be within the dimension that a number chooses
+            alike = (op, len(self._alike))
         # whole values are those of this call
         numbers = None if self.full is not None else self._alike.get(alike)
         if numbers is None:

@@ -111,3 +111,20 @@ def test_values_on_a_device_are_fitted_when_they_have_come(tmp_path: Path, monke
     trace = load(tmp_path / "t.jsonl", partial=False)
     (nonzero,) = [signature for signature in trace.signatures if signature.op == "aten.nonzero.default"]
     assert trace.values[nonzero.args[0].values].true == int(mask.sum())  # type: ignore[attr-defined]
+
+
+def test_values_are_not_those_of_a_call_that_a_number_tells_from_this_one(tmp_path: Path) -> None:
+    x = torch.randn(1000, 4)
+    with Capture(tmp_path / "t.jsonl"):
+        x.index_select(0, torch.tensor([900, 950, 999]))
+        x.index_select(1, torch.tensor([0, 1, 3]))
+        x[torch.tensor([5, 6, 7])]
+        x[:, torch.tensor([1, 2, 3])]
+    cases = make_cases(load(tmp_path / "t.jsonl"))
+    found = []
+    for case in cases:
+        if "index" in case.op:
+            args, _ = Inputs(case.signature.args, {}, case.values, device_map("cpu", None), 0).make()
+            index = args[-1][-1] if isinstance(args[-1], list) else args[-1]
+            found.append(sorted(index.tolist()))
+    assert sorted(found) == [[0, 1, 3], [1, 2, 3], [5, 6, 7], [900, 950, 999]]

@@ -146,6 +146,21 @@ def test_the_columns_of_a_grid_are_progressions() -> None:
             assert torch.equal(drawn(fitted(tensor, Progression), tensor), tensor)
 
 
+def test_long_progressions_are_found_by_some_of_their_elements() -> None:
+    y, x = torch.meshgrid(torch.arange(700), torch.arange(1100), indexing="ij")
+    for tensor in (y, x, y.T, x.T, torch.arange(900_000) * 3 - 7, y.reshape(-1).to(torch.uint16), y.repeat(2, 1) / 8):
+        assert torch.equal(drawn(fitted(tensor, Progression), tensor), tensor)
+
+
+def test_what_begins_like_a_long_progression_is_none() -> None:
+    zeros = torch.zeros(1 << 19)
+    zeros[1 << 18 :] = torch.rand(1 << 18)
+    ramp = torch.arange(1 << 19)
+    ramp[1 << 18 :] += 1
+    for tensor in (zeros, zeros.flip(0), ramp, torch.arange(1 << 19) // 100_000 % 3 * 2 % 3):
+        assert Progression.fit(tensor) is None
+
+
 @pytest.mark.parametrize("at", [0, 1, 66, 198, 199])
 def test_what_is_a_progression_but_for_one_element_is_none(at: int) -> None:
     tensor = torch.arange(200)

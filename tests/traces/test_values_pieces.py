@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+import warnings
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from opgrip.traces.values.floats import Floats
 from opgrip.traces.values.integers import Integers
 from opgrip.traces.values.one_hot import OneHot
 from opgrip.traces.values.permutation import Permutation
-from opgrip.traces.values.pieces import MOST, pieces
+from opgrip.traces.values.pieces import MOST, pieces, rows_of
 from opgrip.traces.values.probabilities import Probabilities
 from opgrip.traces.values.progression import Progression
 
@@ -50,7 +51,7 @@ def test_pieces_are_parts_of_rows(shape: list[int], last: int, turned: bool) -> 
         # the same numbers in the same order, in other memory
         tensor = tensor.mT.contiguous().mT
     for whole_rows in (False, True):
-        part = pieces(tensor, whole_rows)
+        part = rows_of(tensor) if whole_rows else pieces(tensor)
         rows = part.reshape(-1, part.shape[-1])
         assert part.shape[-1] == (last if whole_rows else min(last, 256))
         assert bool((rows.diff(dim=-1) == 1).all())
@@ -81,6 +82,23 @@ def test_what_a_large_tensor_is_shows_in_its_pieces(tensor: torch.Tensor, kind: 
     again = model.draw(tuple(tensor.shape), tensor.dtype, torch.Generator().manual_seed(0))
     assert again.shape == tensor.shape
     assert abs((again == 0).double().mean() - (tensor == 0).double().mean()) < 0.05
+
+
+def test_few_rows_that_were_used_show_in_pieces() -> None:
+    tensor = torch.zeros(30_000, 768)
+    tensor[torch.randperm(30_000)[:600]] = torch.rand(600, 768)
+    model = fit_argument(ADD, "self", tensor)
+    assert isinstance(model, Floats)
+    assert 0.95 < model.zeros < 1
+
+
+def test_a_look_at_a_mask_of_minus_infinity_tells_the_program_nothing() -> None:
+    mask = torch.full((128, 128), -math.inf).triu(1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert isinstance(fit_argument(ADD, "self", mask), Floats)
+        for values in (torch.tensor([-(2**63), 2**63 - 1]), torch.tensor([-1.7e308, 1.7e308], dtype=torch.float64)):
+            assert fit_argument(ADD, "self", values.repeat(500)) is not None
 
 
 def test_sorted_rows_show_in_pieces() -> None:

@@ -8,7 +8,7 @@ from opgrip.traces.values.model import (
     value_model_to_json,
     value_models,
 )
-from opgrip.traces.values.needs import depends_on_values, fit_argument, is_refined, refine_model
+from opgrip.traces.values.needs import depends_on_values, fit_argument, has_needs, is_refined, refine_model
 
 __all__ = [
     "Drawable",
@@ -16,6 +16,7 @@ __all__ = [
     "depends_on_values",
     "fit",
     "fit_argument",
+    "has_needs",
     "is_refined",
     "refine_model",
     "value_model_from_json",

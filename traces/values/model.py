@@ -7,11 +7,12 @@ from dataclasses import MISSING, fields
 from functools import lru_cache
 from typing import Any, ClassVar, Protocol
 
+import numpy as np
 import torch
 
 from opgrip.traces.arguments import FormatError, Json, decode, encode
 from opgrip.traces.registry import Registry
-from opgrip.traces.values.pieces import MOST, pieces
+from opgrip.traces.values.pieces import MOST, pieces, rows_of
 
 ALL, PIECES, ROWS = "all", "pieces", "rows"
 """What a kind of model sees of a large tensor of whose elements none decides for itself: all, pieces, whole rows."""
@@ -65,13 +66,14 @@ def fit(tensor: torch.Tensor, requested_kinds: Collection[str] = (), exact: bool
     """
     if tensor.numel() == 0:
         return None
-    with torch.no_grad():
+    # whatever a program asks numpy to do where numbers overflow, it is not the program's numbers that do
+    with torch.no_grad(), np.errstate(all="ignore"):
         plain = tensor.detach().resolve_conj().resolve_neg()
         parts = {ALL: plain}
         for kind in _kinds(frozenset(requested_kinds), len(value_models.names())):
             seen = ALL if exact or plain.numel() <= MOST else getattr(kind, "seen", ALL)
             if seen not in parts:
-                parts[seen] = pieces(plain, whole_rows=seen == ROWS and plain.dim() > 1)
+                parts[seen] = rows_of(plain) if seen == ROWS and plain.dim() > 1 else pieces(plain)
             model = kind.fit(parts[seen])
             if model is not None:
                 return model

@@ -90,6 +90,11 @@ def is_refined(op: str) -> bool:
     return any(need.refine is not None and need.is_about(op) for need in NEEDS)
 
 
+def has_needs(op: str, argument: str, dtype: torch.dtype) -> bool:
+    """Whether an operator asks something of an argument's values, for which those of another call may be wrong."""
+    return bool(_needs(op, argument, dtype))
+
+
 def depends_on_values(op: str, argument: str, dtype: torch.dtype) -> bool:
     """Whether other values of an argument could change the operator's time or the sizes of its outputs."""
     return any(need.varies for need in _needs(op, argument, dtype))

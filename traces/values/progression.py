@@ -11,16 +11,21 @@ from numpy.typing import NDArray
 
 from opgrip.traces.values import checks
 from opgrip.traces.values.model import leading, value_models
+from opgrip.traces.values.pieces import taken
 
-HEADS = (64, 1 << 12, 1 << 16)
-"""So many elements, the first ones, are looked at before all are, until two of them differ."""
+HEADS = (64, 1 << 12)
+"""So many elements, the first ones, are looked at before others are, until two of them differ."""
+LOOKED_AT = 1 << 14
+"""Elements that must stand where the progression has them; of a tensor that has no more, all."""
+MOST_STEP = 1 << 62
+"""No step is as large, and no progression as long: the numbers are of 64 bits."""
 WIDE_UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
 
 
 @value_models.register("progression")
 @dataclass(frozen=True, slots=True)
 class Progression:
-    """Element i, in row-major order, is `start + step * (i // repeats % period)`: exact.
+    """Element i, in row-major order, is `start + step * (i // repeats % period)`, exactly.
 
     So are the coordinates of a grid's cells, in one column each.
     """
@@ -40,22 +45,22 @@ class Progression:
             return None
         if not _may_be(tensor):
             return None
-        flat = tensor.reshape(-1)
-        if flat.dtype in WIDE_UNSIGNED:
+        if tensor.dtype in WIDE_UNSIGNED:
             # torch lacks most operations for these
-            flat = flat.to(torch.int64)
-        repeats = _first(flat != flat[0])
+            tensor = tensor.to(torch.int64)
+        count = tensor.numel()
+        places = _looked_at(count)
+        values = _at(tensor, places)
+        start = values[0].item()
+        repeats = _first_change(tensor, places, values)
         if not repeats:
             return None
-        blocks = flat[::repeats]
-        start, step = flat[0].item(), flat[repeats].item() - flat[0].item()
-        period = _first(blocks != _ramp(start, step, len(blocks), flat.device)) or len(blocks)
-        ramp = _ramp(start, step, period, flat.device)
-        whole = len(flat) // (repeats * period) * (repeats * period)
-        if not bool((flat[:whole].view(-1, period, repeats) == ramp[:, None]).all()):
+        step = _at(tensor, np.array([repeats]))[0].item() - start
+        if not -MOST_STEP < step < MOST_STEP:
             return None
-        rest = len(flat) - whole
-        if not bool((flat[whole:] == ramp[: -(-rest // repeats)].repeat_interleave(repeats)[:rest]).all()):
+        blocks = places // repeats
+        period = _period(tensor, blocks, values != start + step * blocks, start, step, repeats) or -(-count // repeats)
+        if abs(step) * period >= MOST_STEP or not bool((values == start + step * (blocks % period)).all()):
             return None
         return cls(start, step, repeats, period)
 
@@ -98,12 +103,56 @@ def _goes_on(blocks: NDArray[Any]) -> bool:
     return not breaks[period] or bool((blocks == np.resize(blocks[:period], len(blocks))).all())
 
 
-def _first(mask: torch.Tensor) -> int | None:
-    """Place of the first true element."""
-    at = int(mask.view(torch.uint8).argmax()) if len(mask) else 0
-    return at if len(mask) and bool(mask[at]) else None
+def _looked_at(count: int) -> NDArray[np.int64]:
+    """Places of the elements that are looked at, ascending: all, or the first ones and some of the others."""
+    if count <= LOOKED_AT:
+        return np.arange(count)
+    rest = np.linspace(HEADS[-1], count - 1, LOOKED_AT - HEADS[-1], dtype=np.int64)
+    return np.concatenate([np.arange(HEADS[-1]), rest])
 
 
-def _ramp(start: int | float, step: int | float, count: int, device: torch.device) -> torch.Tensor:
-    places = torch.arange(count, device=device)
-    return (places if type(step) is int else places.double()) * step + start
+def _at(tensor: torch.Tensor, places: NDArray[np.int64]) -> NDArray[Any]:
+    """Elements by their places in row-major order, as float64 or int64."""
+    if tensor.is_contiguous():
+        offsets = places
+    else:
+        indices = np.unravel_index(places, tensor.shape)
+        offsets = np.sum([index * step for index, step in zip(indices, tensor.stride(), strict=True)], axis=0)
+    elements = taken(tensor, offsets, int(offsets.max()) + 1)
+    array: NDArray[Any] = elements.to(torch.float64 if tensor.dtype.is_floating_point else torch.int64).numpy()
+    return array
+
+
+def _first_change(tensor: torch.Tensor, places: NDArray[np.int64], values: NDArray[Any]) -> int | None:
+    """The first place whose element is not the first one, where elements come in blocks, as in a progression."""
+    differs = values != values[0]
+    at = int(differs.argmax())
+    # nan is not even equal to itself
+    if not differs[at] or not at:
+        return None
+    between = np.arange(places[at - 1] + 1, places[at] + 1)
+    return int(between[(_at(tensor, between) != values[0]).argmax()])
+
+
+def _period(
+    tensor: torch.Tensor,
+    blocks: NDArray[np.int64],
+    breaks: NDArray[np.bool_],
+    start: float,
+    step: float,
+    repeats: int,
+) -> int | None:
+    """The first block that does not go on as those before it do, where a period ends; None where all do.
+
+    Parameters
+    ----------
+    blocks, breaks : numbers of blocks that were looked at, and whether these do not
+    """
+    at = int(breaks.argmax())
+    if not breaks[at]:
+        return None
+    between = np.arange(blocks[at - 1] + 1, blocks[at] + 1)
+    if not len(between):
+        return None
+    differs = _at(tensor, between * repeats) != start + step * between
+    return int(between[differs.argmax()])
