@@ -30,23 +30,34 @@ class Mode(Protocol):
         """The numbers of the memory of a call's tensors."""
 
 
-def look_at(node: Node, mode: Mode) -> None:
-    """Let the next call of a node be looked at, as long as its signature is to be."""
-    waits, number = mode.recorder.observations.waits, node.number
-    original, timed = node.op, mode.faults.counted(node.op, lambda: mode.started)
+class _Watched:
+    """The operator of a node whose next call is looked at, as long as its signature is to be."""
 
-    def run(*args: Any, **kwargs: Any) -> Any:
-        node.op = original
-        record_result = _look(node, mode, args, kwargs)
-        if waits(number):
-            node.op = run
+    __slots__ = ("_mode", "_node", "_operator", "_timed")
+
+    def __init__(self, node: Node, operator: Callable[..., Any], mode: Mode) -> None:
+        self._node, self._operator, self._mode = node, operator, mode
+        self._timed = mode.faults.counted(operator, lambda: mode.started)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        node = self._node
+        node.op = self._operator
+        record_result = _look(node, self._mode, args, kwargs)
+        if self._mode.recorder.observations.waits(node.number):
+            node.op = self
         # its own time is kept: the look is no part of it
-        result = timed(*args, **kwargs)
+        result = self._timed(*args, **kwargs)
         if record_result is not None:
             record_result(result)
         return result
 
-    node.op = run
+
+def look_at(node: Node, mode: Mode) -> None:
+    """Let the next call of a node be looked at, as long as its signature is to be."""
+    operator = node.op
+    # once however many of its places are waited for: a look within another one's operator would be a part of its time
+    if not isinstance(operator, _Watched):
+        node.op = _Watched(node, operator, mode)
 
 
 def _look(node: Node, mode: Mode, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Told | None:

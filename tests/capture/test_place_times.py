@@ -148,6 +148,25 @@ def test_an_error_in_a_look_does_not_reach_the_program(tmp_path: Path) -> None:
     assert [name for name, _ in watched._recorder.fitter.without_values] == ["aten.sqrt.default"]
 
 
+def test_a_call_is_looked_at_once_however_many_places_are_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, looks = torch.rand(100), []
+    with Capture(tmp_path / "t.jsonl") as watched:
+        for _ in range(20):
+            x.sqrt()
+        take = watched._recorder.observations.take
+        monkeypatch.setattr(watched._recorder.observations, "take", lambda *args: looks.append(args[0]) or take(*args))
+        mode = watched._recorder.mode_here()
+        for _ in range(2):
+            mode.look_at(0)
+        x.sqrt()
+        assert looks == [0]
+        for _ in range(5):
+            x.sqrt()
+        assert looks == [0]
+
+
 def test_what_a_later_look_met_is_let_go_with_it() -> None:
     spec = TensorSpec((2,), (1,), torch.float32, "cpu", values=0)
     held = Held()
