@@ -10,8 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from opgrip.capture.dispatch import UNPAIRED
+from opgrip.capture.own_work import NONE_OPEN
 from opgrip.capture.page_faults import FEWEST
 from opgrip.capture.place_times import PlaceTimes
+from opgrip.capture.predictions import Node
 from opgrip.capture.recorder import Recorder
 from opgrip.capture.thread_mode import ThreadMode
 from opgrip.traces.records import NO_STORAGE, Calls, Entered, Record, Thread
@@ -33,12 +35,14 @@ class CallBlock:
     calls : a row each: number of its pair, start, end, sequence number
     tensors : how many tensors each has
     flows : their storages, one call's after another's
+    open_since_ns : the start of the first call that has not ended by the last of these
     """
 
     mode: ThreadMode
     calls: NDArray[np.int64]
     tensors: NDArray[np.int64]
     flows: NDArray[np.int64]
+    open_since_ns: int = NONE_OPEN
 
     def __len__(self) -> int:
         return len(self.calls)
@@ -47,7 +51,8 @@ class CallBlock:
         """The calls from one place to before another."""
         ends = np.concatenate([[0], np.cumsum(self.tensors)])
         own, flows = slice(first, stop), slice(ends[first], ends[stop])
-        return CallBlock(self.mode, self.calls[own], self.tensors[own], self.flows[flows])
+        open_since_ns = min(self.open_since_ns, int(self.calls[stop:, 1].min(initial=NONE_OPEN)))
+        return CallBlock(self.mode, self.calls[own], self.tensors[own], self.flows[flows], open_since_ns)
 
 
 class Blocks:
@@ -84,8 +89,10 @@ class Blocks:
         remaining_calls = room
         # the last threads first: what they run backward, those before them ran forward, and is taken afterwards
         for mode in reversed(self.recorder.modes):
+            # before the rows: what ends in between has its row here
+            open_since_ns = min((start for start, _ in self._running(mode)), default=NONE_OPEN)
             count = len(mode.rows)
-            whole, used = self._split(mode, mode.rows[:count], remaining_calls)
+            whole, used = self._split(mode, mode.rows[:count], remaining_calls, open_since_ns)
             del mode.rows[:used]
             if remaining_calls is not None:
                 remaining_calls -= len(whole)
@@ -110,9 +117,10 @@ class Blocks:
         starts = table[:, 1].tolist()
         start, duration = table[:, 1] - self.recorder.started_ns, table[:, 2] - table[:, 1]
         counted = mode.faults.take(starts)
-        for place, (_, began, without_counting) in counted.items():
-            start[place], duration[place] = began - self.recorder.started_ns, without_counting
-        perturbed = mode.own_work.take(start + self.recorder.started_ns, start + self.recorder.started_ns + duration)
+        for place, (_, since, without_counting) in counted.items():
+            start[place], duration[place] = since - self.recorder.started_ns, without_counting
+        began = start + self.recorder.started_ns
+        perturbed = mode.own_work.take(began, began + duration, block.open_since_ns)
         page_faults = [(place, faults) for place, (faults, *_) in counted.items() if faults >= FEWEST]
         flows = block.flows.tolist()
         columns = (list(signature), scopes, start.tolist(), duration.tolist(), list(tensors))
@@ -138,13 +146,18 @@ class Blocks:
     def running(self) -> Iterator[Record]:
         """The calls that each thread is in, outermost first."""
         for mode in self.recorder.modes:
-            for start, node in mode.running(*self._last.get(mode.number, (0, 1))):
+            for start, node in self._running(mode):
                 yield from self._thread(mode)
                 opened = self.recorder.open_signature(node.number)
                 since = start - self.recorder.started_ns
                 yield Entered(self._threads[mode.number], since, node.scope, node.number, opened)
 
-    def _split(self, mode: ThreadMode, values: list[int], most: int | None) -> tuple[CallBlock, int]:
+    def _running(self, mode: ThreadMode) -> list[tuple[int, Node]]:
+        return mode.running(*self._last.get(mode.number, (0, 1)))
+
+    def _split(
+        self, mode: ThreadMode, values: list[int], most: int | None, open_since_ns: int
+    ) -> tuple[CallBlock, int]:
         """The calls in a mode's rows, and how many integers these were."""
         # plain integers alone: a list for each call would have Python's collector go through all that a program holds
         places: list[int] = []
@@ -158,7 +171,7 @@ class Blocks:
         is_flow = np.ones(place, dtype=np.bool_)
         is_flow[own] = False
         tensors = np.diff(firsts, append=place) - COLUMNS
-        return CallBlock(mode, rows[own], tensors, rows[is_flow]), place
+        return CallBlock(mode, rows[own], tensors, rows[is_flow], open_since_ns), place
 
     def _thread(self, mode: ThreadMode) -> Iterator[Record]:
         if mode.number not in self._threads:

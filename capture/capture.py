@@ -373,8 +373,9 @@ class Capture:
         self._child_files = None
         self._begin_recorder(path)
         details = self._details | {"parent_pid": os.getppid()}
-        self._flusher = Flusher(self._recorder, functools.partial(self._begin_file, path, details), self._limits)
-        self._flusher.set_learning(parent.learning)
+        # whoever forked is in no step of the parent's, and has none to learn in
+        begin_file = functools.partial(self._begin_file, path, details)
+        self._flusher = Flusher(self._recorder, begin_file, self._limits, learns=self.schedule.warmup > 0)
         self._flusher.__enter__()
 
 

@@ -169,8 +169,7 @@ class RecordingMode(ThreadMode):
                         self._young.append(address)
                         self._pinned_bytes += storage.nbytes()
                         if len(self._young) > SWEEP or self._pinned_bytes > SWEEP_BYTES:
-                            self._pinned_bytes = 0
-                            self._storages.sweep()
+                            self._sweep()
                     else:
                         result_storage = pinned_number
                         unpin(address)
@@ -196,7 +195,9 @@ class RecordingMode(ThreadMode):
             return run()
         try:
             began = perf_counter_ns()
-            sequence = self._sequence()
+            self.settle()
+            autograd_node = current_autograd_node()
+            sequence = sequence_number() if autograd_node is None else self._enter_backward(autograd_node)
             argument_storages = self.storages_in(args, kwargs)
             entry = self._by_key(name, kind, args, kwargs, argument_storages)
             scope, pair = self.recorder.point(entry.number, self.place, len(argument_storages) + 1)
@@ -286,11 +287,6 @@ class RecordingMode(ThreadMode):
         before, self.place = self.place, place
         self.last = self.predictions.start_of(place, self.last, before)
 
-    def _sequence(self) -> int:
-        self.settle()
-        node = current_autograd_node()
-        return sequence_number() if node is None else self._enter_backward(node)
-
     def _enter_backward(self, autograd_node: Any) -> int:
         if not self._in_backward:
             self._in_backward, self._before_backward = True, self.place.phase
@@ -367,6 +363,11 @@ class RecordingMode(ThreadMode):
             if run is not None:
                 entry.timed, entry.op = True, run
         return entry
+
+    def _sweep(self) -> None:
+        began, self._pinned_bytes = perf_counter_ns(), 0
+        self._storages.sweep()
+        self._spent(began)
 
     def _spent(self, began: int) -> None:
         """Take note of own work that ends now, which is no time of the program."""

@@ -58,10 +58,23 @@ class Observations:
         self._early = EARLY
         self._own_ns = self._aside_ns = 0
         self._began_ns = perf_counter_ns()
+        self._idle_since_ns: int | None = None
+
+    def set_idle(self, idle: bool) -> None:
+        """Begin or end a time whose calls are not recorded, of which looks get no share."""
+        now = perf_counter_ns()
+        if idle and self._idle_since_ns is None:
+            self._idle_since_ns = now
+        elif not idle and self._idle_since_ns is not None:
+            self._began_ns += now - self._idle_since_ns
+            self._idle_since_ns = None
 
     def set_learning(self, learning: bool) -> None:
         """Look whatever it costs from now on; or, where that ends, at late calls alone, as early ones have been."""
         self._learning = learning
+        # what learning cost is no debt of the steps after it
+        self._own_ns = self._aside_ns = 0
+        self._began_ns = perf_counter_ns()
         self._early = frozenset({2}) if learning else frozenset()
         if not learning:
             self._due.clear()

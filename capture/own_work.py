@@ -17,6 +17,8 @@ PERTURBING_NS = 20_000
 """Own work before a call, or within it, from which on its time is said to be perturbed."""
 PERTURBING_PART = 20
 """Own work within a call perturbs it where it is more than one part in so many."""
+NONE_OPEN = 1 << 62
+"""Later than any call starts."""
 
 Times = NDArray[np.int64]
 Runs = list[tuple[int, int]]
@@ -28,6 +30,7 @@ class OwnWork:
 
     def __init__(self) -> None:
         self._intervals: list[tuple[int, int]] = []
+        self._within: list[tuple[int, int]] = []
 
     def add(self, began_ns: int) -> int:
         """Take note of work that ends now; how long it took in ns."""
@@ -36,32 +39,39 @@ class OwnWork:
             self._intervals.append((began_ns, now))
         return now - began_ns
 
-    def take(self, starts: Times, ends: Times) -> Runs:
+    def take(self, starts: Times, ends: Times, open_since_ns: int = NONE_OPEN) -> Runs:
         """Which of a thread's calls own work perturbed, those of earlier blocks left out.
 
         Parameters
         ----------
         starts, ends : in ns, of calls in the order in which they ended
+        open_since_ns : the start of the first call that has not ended by then
         """
-        if not self._intervals:
-            return []
-        order = np.argsort(starts, kind="stable")
         # what began after these calls perturbs those that are to come
         last = int(ends.max())
         used = [item for item in self._intervals if item[0] < last]
         del self._intervals[: len(used)]
-        if not used:
+        if not used and not self._within:
             return []
-        began, ended = np.array(used).T
+        order = np.argsort(starts, kind="stable")
+        began, ended = np.array(used, dtype=np.int64).reshape(-1, 2).T
         before = np.zeros(len(starts), dtype=np.int64)
         following = np.searchsorted(starts[order], ended)
         there = following < len(starts)
         np.add.at(before, order[following[there]], (ended - began)[there])
         # that of calls within a function is in the function's time
-        total = np.concatenate([[0], np.cumsum(ended - began)])
-        within = total[np.searchsorted(began, ends)] - total[np.searchsorted(began, starts)]
+        self._within += used
+        within = self._time_within(starts, ends)
+        self._within = [item for item in self._within if item[0] >= open_since_ns]
         is_perturbed = (before >= PERTURBING_NS) | (within * PERTURBING_PART > ends - starts)
         return runs_of(np.flatnonzero(is_perturbed))
+
+    def _time_within(self, starts: Times, ends: Times) -> Times:
+        """Own work in ns between the start and end of each call."""
+        began, ended = np.array(self._within, dtype=np.int64).T
+        total = np.concatenate([[0], np.cumsum(ended - began)])
+        within: Times = total[np.searchsorted(began, ends)] - total[np.searchsorted(began, starts)]
+        return within
 
 
 def runs_of(places: NDArray[np.intp]) -> Runs:

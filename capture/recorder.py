@@ -120,6 +120,7 @@ class Recorder:
     def set_idle(self, idle: bool) -> None:
         """Record calls, or let them pass."""
         self.idle = idle or self._stopped
+        self.observations.set_idle(self.idle)
         for mode in self.modes:
             mode.idle = self.idle
 

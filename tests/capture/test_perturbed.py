@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from opgrip.capture import Capture, Schedule, fitting
+from opgrip.capture import Capture, Schedule, fitting, observations
+from opgrip.capture.observations import Observations
 from opgrip.capture.own_work import PERTURBING_NS, OwnWork, runs_of
 from opgrip.replay.cases.cases import make_cases
 from opgrip.traces import Trace, load
@@ -123,6 +124,34 @@ def test_own_work_after_the_last_call_marks_the_first_of_the_next_block() -> Non
     work._intervals = [(100, 100 + PERTURBING_NS)]
     assert work.take(np.array([0]), np.array([50])) == []
     assert work.take(np.array([100 + PERTURBING_NS + 5]), np.array([900_000])) == [(0, 1)]
+
+
+def test_own_work_within_a_call_that_ends_in_a_later_block_marks_it() -> None:
+    work = OwnWork()
+    work._intervals = [(1_000_000, 4_000_000)]
+    assert work.take(np.array([5_000_000]), np.array([6_000_000]), open_since_ns=500_000) == [(0, 1)]
+    assert work.take(np.array([500_000]), np.array([10_000_000])) == [(0, 1)]
+    assert work._within == []
+
+
+def test_what_looks_may_take_is_a_share_of_the_time_that_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0
+    monkeypatch.setattr(observations, "perf_counter_ns", lambda: now)
+    looks = Observations(0.2)
+    second = 1_000_000_000
+    looks.set_learning(True)
+    looks.spend(10 * second)
+    looks.set_learning(False)
+    assert looks._is_affordable()
+    looks.set_idle(True)
+    now += 100 * second
+    looks.set_idle(False)
+    looks.spend(second)
+    assert not looks._is_affordable()
+    now += 8 * second
+    assert looks._is_affordable()
+    looks.set_aside(7 * second)
+    assert not looks._is_affordable()
 
 
 def test_places_stand_in_runs() -> None:

@@ -77,6 +77,31 @@ def test_a_thread_that_outlives_the_capture_runs_on_unrecorded(tmp_path: Path) -
     assert watched.calls == 0
 
 
+def test_a_process_forked_in_a_step_to_learn_in_records_its_calls(tmp_path: Path) -> None:
+    done = run_program(
+        """
+import os, torch
+from opgrip.capture import Capture, Schedule
+x = torch.ones(3)
+with Capture("t.jsonl", schedule=Schedule(warmup=1, active=1)) as watched:
+    x.sin()
+    child = os.fork()
+    if child == 0:
+        x.cos()
+        watched.close()
+        os._exit(0)
+    os.waitpid(child, 0)
+    watched.step()
+    x.tan()
+""",
+        tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    (own,) = tmp_path.glob("t.pid*.jsonl")
+    assert load(own, partial=False).calls["op"].tolist() == ["aten.cos.default"]
+    assert load(tmp_path / "t.jsonl", partial=False).calls["op"].tolist() == ["aten.tan.default"]
+
+
 def test_a_forked_process_writes_a_file_of_its_own(tmp_path: Path) -> None:
     done = run_program(
         """
