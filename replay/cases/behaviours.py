@@ -10,11 +10,13 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from opgrip.traces.arguments import numbers_of, with_numbers
-from opgrip.traces.records import Observed, Signature
+from opgrip.traces.records import NO_STORAGE, Observed, Signature
 from opgrip.traces.trace import Trace
 
 DIFFERENT = 1.5
 """Calls behave in two ways where those of one place take so many times as long as those of another."""
+ANY = -1
+"""Memory of the calls in a scope whose memory comes once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +26,8 @@ class Behaviour:
     Attributes
     ----------
     signature : with the values and results of one of them
-    calls : their indices in the trace's table
-    captured_us : median time of them
+    calls : the selected ones' indices in the trace's table
+    captured_us : median time of these; of all, where none is selected
     place : of that one: its module, function and line
     """
 
@@ -35,26 +37,94 @@ class Behaviour:
     place: str
 
 
-def behaviours_in(trace: Trace, calls: pd.DataFrame) -> dict[int, list[Behaviour]]:
-    """By the number of a signature, the behaviours of its calls, the most frequent first; only where there are several.
+@dataclass(frozen=True, slots=True)
+class PlacedCalls:
+    """The calls of a signature, some of which were looked at for their places.
 
-    Parameters
+    A place is a scope and the memory of the first tensor, where that comes again; else the scope alone.
+
+    Attributes
     ----------
-    calls : those of the trace that are selected
+    calls : all of the trace, by their start: also those that are not selected, as looks are at these too
+    places : of each, the number of its place
+    typical_ns : of each, what those in its place take
+    observed : what later calls of the signature met
+    rows : of each of these, its row among the calls; None where it was not looked at for its place, or has none
     """
-    placed = {
-        number: [item for item in observed if item.since_ns is not None] for number, observed in trace.observed.items()
+
+    signature: Signature
+    calls: pd.DataFrame
+    places: NDArray[np.int64]
+    typical_ns: NDArray[np.float64]
+    observed: Sequence[Observed]
+    rows: Sequence[int | None]
+
+    def behaviours(self, selected: pd.Index[int]) -> list[Behaviour]:
+        """The ways in which all calls behave, the most frequent first; none where they all behave alike."""
+        groups = self._groups()
+        if len(groups) < 2:
+            return []
+        times = np.array([self.typical_ns[group[0][0]] for group in groups])
+        nearest = np.abs(np.log(self.typical_ns)[:, None] - np.log(times)[None, :]).argmin(axis=1)
+        order = sorted(range(len(groups)), key=lambda index: -int((nearest == index).sum()))
+        return [self._behaviour(groups[index], nearest == index, selected) for index in order]
+
+    def observed_in(self, selected: pd.Index[int]) -> list[Observed]:
+        """What later calls met, without those of places that have no selected call."""
+        places = set(self.places[self.calls.index.isin(selected)].tolist())
+        return [
+            item
+            for item, row in zip(self.observed, self.rows, strict=True)
+            if item.since_ns is None or (row is not None and int(self.places[row]) in places)
+        ]
+
+    def _groups(self) -> list[list[tuple[int, Signature]]]:
+        """The calls that were looked at, alike in what they take: the row of each, and the signature as it had it."""
+        examples = [
+            (row, variant)
+            for item, row in zip(self.observed, self.rows, strict=True)
+            if row is not None and (variant := variant_of(self.signature, item)) is not None
+        ]
+        groups: list[list[tuple[int, Signature]]] = []
+        for example in sorted(examples, key=lambda example: (float(self.typical_ns[example[0]]), example[0])):
+            if groups and self.typical_ns[example[0]] < DIFFERENT * self.typical_ns[groups[-1][0][0]]:
+                groups[-1].append(example)
+            else:
+                groups.append([example])
+        return groups
+
+    def _behaviour(
+        self, examples: Sequence[tuple[int, Signature]], alike: NDArray[np.bool_], selected: pd.Index[int]
+    ) -> Behaviour:
+        is_selected = self.calls.index.isin(selected)
+        places = set(self.places[is_selected].tolist())
+        # rather values of a selected place than of another that behaves so
+        row, variant = next((item for item in examples if int(self.places[item[0]]) in places), examples[0])
+        one = self.calls.iloc[row]
+        place = f"{one['module']} {one['function']} {one['file']}:{one['line']}"
+        own = alike & is_selected
+        median_us = float(np.median(self.typical_ns[own if own.any() else alike])) / 1e3
+        return Behaviour(variant, self.calls.index[own], median_us, place.strip())
+
+
+def placed_calls(trace: Trace) -> dict[int, PlacedCalls]:
+    """The calls of each signature that was looked at in some places, by its number."""
+    observed = {
+        number: items for number, items in trace.observed.items() if any(item.since_ns is not None for item in items)
     }
-    placed = {number: observed for number, observed in placed.items() if len(observed) > 1}
-    if not placed:
+    if not observed:
         return {}
     signatures = {signature.number: signature for signature in trace.signatures}
-    behaviours: dict[int, list[Behaviour]] = {}
-    for number, own in calls[calls["signature"].isin(list(placed))].groupby("signature"):
-        found = list(_behaviours(signatures[int(str(number))], placed[int(str(number))], own, trace.storages))
-        if len(found) > 1:
-            behaviours[int(str(number))] = sorted(found, key=lambda item: -len(item.calls))
-    return behaviours
+    calls = trace.calls[trace.calls["signature"].isin(observed.keys() & signatures.keys())]
+    placed: dict[int, PlacedCalls] = {}
+    for name, own in calls.groupby("signature"):
+        number = int(str(name))
+        own = own.sort_values("start_ns", kind="stable")
+        memory = _first_memory(own, trace.storages)
+        places, typical_ns = _places(own, memory)
+        rows = list(_rows(observed[number], own["start_ns"].to_numpy(), memory))
+        placed[number] = PlacedCalls(signatures[number], own, places, typical_ns, observed[number], rows)
+    return placed
 
 
 def variant_of(signature: Signature, observed: Observed) -> Signature | None:
@@ -65,38 +135,31 @@ def variant_of(signature: Signature, observed: Observed) -> Signature | None:
     return replace(signature, args=args, kwargs=kwargs, outputs=observed.outputs)
 
 
-def _behaviours(
-    signature: Signature, observed: Sequence[Observed], calls: pd.DataFrame, memory: NDArray[np.int64]
-) -> Iterator[Behaviour]:
-    calls = calls.sort_values("start_ns", kind="stable")
-    starts, typical_ns = calls["start_ns"].to_numpy(), _typical_ns(calls, memory)
-    examples: list[tuple[float, int, Signature]] = []
+def _rows(observed: Sequence[Observed], starts: NDArray[np.int64], memory: NDArray[np.int64]) -> Iterator[int | None]:
+    """Of each that was looked at for its place, its row among the signature's calls."""
     for item in observed:
-        row = int(np.searchsorted(starts, item.since_ns or 0))
-        variant = variant_of(signature, item)
-        if row < len(starts) and variant is not None:
-            examples.append((float(typical_ns[row]), row, variant))
-    distinct: list[tuple[float, int, Signature]] = []
-    for example in sorted(examples, key=lambda example: example[:2]):
-        if not distinct or example[0] >= DIFFERENT * distinct[-1][0]:
-            distinct.append(example)
-    if len(distinct) < 2:
-        return
-    times = np.array([example[0] for example in distinct])
-    nearest = np.abs(np.log(typical_ns)[:, None] - np.log(times)[None, :]).argmin(axis=1)
-    for index, (_, row, variant) in enumerate(distinct):
-        chosen = nearest == index
-        one = calls.iloc[row]
-        place = f"{one['module']} {one['function']} {one['file']}:{one['line']}"
-        median_us = float(np.median(typical_ns[chosen])) / 1e3
-        yield Behaviour(variant, calls.index[chosen], median_us, place.strip())
+        if item.since_ns is None:
+            yield None
+            continue
+        candidates = starts >= item.since_ns
+        if item.storage is not None:
+            # calls of other threads, and of other processes in a merged trace, can begin meanwhile
+            candidates &= memory == item.storage
+        yield int(candidates.argmax()) if candidates.any() else None
 
 
-def _typical_ns(calls: pd.DataFrame, memory: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Of each call, what those in its place take: of its scope and first memory, where that comes again, else scope."""
-    first = pd.Series(memory[calls["first_storage"].to_numpy()], index=calls.index)
+def _first_memory(calls: pd.DataFrame, storages: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The memory of each call's first tensor."""
+    # a call that has none can be the last
+    padded = np.append(storages, NO_STORAGE)
+    return np.where(calls["tensors"] > 0, padded[calls["first_storage"].to_numpy()], NO_STORAGE)
+
+
+def _places(calls: pd.DataFrame, memory: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """The place of each call, and what those in it take in ns."""
+    first = pd.Series(memory, index=calls.index)
     raw_ns = calls["raw_ns"].astype(float)
-    calm_ns = raw_ns.where(~calls["perturbed"] | calls["device_ns"].notna())
+    calm_ns = calm_times(calls)
     by_memory = [calls["scope"], first]
     again = raw_ns.groupby(by_memory).transform("size") > 1
     candidates = (
@@ -108,4 +171,10 @@ def _typical_ns(calls: pd.DataFrame, memory: NDArray[np.int64]) -> NDArray[np.fl
     typical = candidates[0]
     for other in candidates[1:]:
         typical = typical.fillna(other)
-    return typical.clip(lower=1.0).to_numpy(dtype=np.float64)
+    places = calls.groupby([calls["scope"], first.where(again, ANY)]).ngroup()
+    return np.asarray(places, dtype=np.int64), np.asarray(typical.clip(lower=1.0), dtype=np.float64)
+
+
+def calm_times(calls: pd.DataFrame) -> pd.Series[float]:
+    """Times of calls in ns; nan of those that the capture's own work perturbed on the host."""
+    return calls["raw_ns"].astype(float).where(~calls["perturbed"] | calls["device_ns"].notna())

@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 
 from opgrip.replay.arguments.stored import Stored, drawn_values
-from opgrip.replay.cases.behaviours import Behaviour, behaviours_in, variant_of
+from opgrip.replay.cases.behaviours import Behaviour, calm_times, placed_calls, variant_of
 from opgrip.replay.cases.selection import Selection
 from opgrip.replay.operators.lookup import Operator
 from opgrip.replay.operators.memory import LARGE, bytes_of, mostly_fresh
@@ -53,6 +53,7 @@ class Case:
     behaviours : which calls the signature stands for, and each of the variants; empty where all are as frequent
     fresh : share of those calls whose results got fresh memory, 0 to 1; None where it does not matter or is not known
     operator : what it calls, where that is not the operator that the signature names
+    part_of : number of the trace's signature, where the case is of some of its calls and has a number of its own
     """
 
     signature: Signature
@@ -70,11 +71,17 @@ class Case:
     captured_host_us: float | None = None
     captured_spread: float | None = None
     perturbed: int = 0
+    part_of: int | None = None
 
     @property
     def number(self) -> int:
-        """The signature's number."""
+        """Its own: the signature's number, or one that no signature of the trace has."""
         return self.signature.number
+
+    @property
+    def trace_number(self) -> int:
+        """The number that calls in the trace refer to its signature by."""
+        return self.number if self.part_of is None else self.part_of
 
     @property
     def op(self) -> str:
@@ -105,8 +112,7 @@ def make_cases(trace: Trace, selection: Selection = Selection()) -> list[Case]:
     calls = calls.loc[calls.index.intersection(labeled_calls(trace, selection))]
     if calls.empty:
         raise UserError(*NO_CALL_WITHIN)
-    behaviours = behaviours_in(trace, calls)
-    kinds = list(_kinds(trace, behaviours, selection.split))
+    kinds = list(_kinds(trace, calls.index, selection.split))
     captured = _captured(calls, _numbers_of_cases(calls, kinds), kinds)
     total = max(sum(item.count * item.median_us for item in captured.values()), 1.0)
     contexts = contexts_of(trace, calls)
@@ -130,6 +136,7 @@ def make_cases(trace: Trace, selection: Selection = Selection()) -> list[Case]:
                     captured_host_us=times.host_us,
                     captured_spread=times.spread,
                     perturbed=times.perturbed,
+                    part_of=number if number != kind.signature.number else None,
                 )
             )
     if not cases:
@@ -156,19 +163,28 @@ class _Kind:
     calls: pd.Index[int] | None = None
 
 
-def _kinds(trace: Trace, behaviours: Mapping[int, Sequence[Behaviour]], split: bool) -> Iterator[_Kind]:
+def _kinds(trace: Trace, selected: pd.Index[int], split: bool) -> Iterator[_Kind]:
+    """What the selected calls make cases of, and signatures without such."""
+    placed = placed_calls(trace)
     numbers = count(max((signature.number for signature in trace.signatures), default=0) + 1)
     for signature in trace.signatures:
-        own = tuple(behaviours.get(signature.number, ()))
-        if own and split:
-            for item in own:
-                alone = replace(item.signature, number=next(numbers))
-                yield _Kind(signature.number, alone, behaviours=(item,), calls=item.calls)
-        elif own:
-            first, *others = (item.signature for item in own)
-            yield _Kind(signature.number, first, tuple(others), own)
+        number = signature.number
+        observed: Sequence[Observed] = trace.observed.get(number, ())
+        behaviours: list[Behaviour] = []
+        if number in placed:
+            observed, behaviours = placed[number].observed_in(selected), placed[number].behaviours(selected)
+        # numbers do not depend on what is selected
+        alone = [replace(item.signature, number=next(numbers)) for item in behaviours] if split else []
+        present = [item for item in behaviours if len(item.calls)]
+        if split and present:
+            for item, part in zip(behaviours, alone, strict=True):
+                yield _Kind(number, part, behaviours=(item,), calls=item.calls)
+        elif present:
+            present.sort(key=lambda item: -len(item.calls))
+            first, *others = (item.signature for item in present)
+            yield _Kind(number, first, tuple(others), tuple(present))
         else:
-            yield _Kind(signature.number, signature, _variants(signature, trace.observed.get(signature.number, ())))
+            yield _Kind(number, signature, _variants(signature, observed))
 
 
 def _numbers_of_cases(calls: pd.DataFrame, kinds: Iterable[_Kind]) -> pd.Series[int]:
@@ -256,13 +272,14 @@ class _Captured:
 
 def _captured(calls: pd.DataFrame, numbers: pd.Series[int], kinds: Iterable[_Kind]) -> dict[int, _Captured]:
     """By the number of a case, which each call has."""
+    behaviours = [item for kind in kinds for item in kind.behaviours]
+    calm = calm_times(calls)
     of_case = calls.groupby(numbers)
-    median = of_case["time_ns"].median()
+    median = _times_of(calls, calm, behaviours).groupby(numbers).median()
     # one way to behave is not scattered because there is another
     typical = numbers.map(median)
-    for behaviour in (item for kind in kinds for item in kind.behaviours):
+    for behaviour in behaviours:
         typical[behaviour.calls] = behaviour.captured_us * 1e3
-    calm = calls["raw_ns"].where(~calls["perturbed"] | calls["device_ns"].notna())
     undisturbed = (calm / typical.clip(lower=1.0)).groupby(numbers)
     low, high = (undisturbed.quantile(share) for share in (0.25, 0.75))
     columns = (
@@ -275,6 +292,16 @@ def _captured(calls: pd.DataFrame, numbers: pd.Series[int], kinds: Iterable[_Kin
     )
     rows = zip(*(column.tolist() for column in columns), strict=True)
     return {int(number): _Captured(*row) for number, row in zip(median.index, rows, strict=True)}
+
+
+def _times_of(calls: pd.DataFrame, calm: pd.Series[float], behaviours: Iterable[Behaviour]) -> pd.Series[float]:
+    """What each call counts with in ns: one that was perturbed with what those take that behave as it does."""
+    times = calls["time_ns"].astype(float)
+    for behaviour in behaviours:
+        own = calm[behaviour.calls]
+        typical_ns = own.median() if own.notna().any() else behaviour.captured_us * 1e3
+        times[behaviour.calls] = own.fillna(typical_ns)
+    return times
 
 
 def _or_none(values: pd.Series[float], is_known: pd.Series[bool]) -> pd.Series[Any]:

@@ -95,8 +95,9 @@ class Selection:
 
     @property
     def selects_all(self) -> bool:
-        """Whether every call of a trace is a case."""
-        return self.unit == CALL and not (self.op or self.exclude_op or self.module or self.label) and self.top is None
+        """Whether the cases are those of all signatures of a trace."""
+        patterns = self.op or self.exclude_op or self.module or self.label
+        return self.unit == CALL and not patterns and not self.split and self.top is None
 
     def excludes(self, name: str) -> bool:
         """Whether an operator, a unit or a sample is one of those that are left out."""

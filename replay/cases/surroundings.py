@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+import pandas as pd
 import torch
 
 from opgrip.replay.cases.cases import Case, make_cases
@@ -65,7 +66,7 @@ class Surroundings:
     Attributes
     ----------
     places : by the number of a case
-    cases : all of the program's cases by number, with those that are not measured
+    cases : by the number of a signature, its case with all its calls, whether that is measured or not
     """
 
     places: Mapping[int, Sequence[Place]]
@@ -97,12 +98,15 @@ def recent_bytes(device: str) -> int:
     return int(SHARE_OF_CACHE * last_cache_bytes(device))
 
 
-def make_surroundings(trace: Trace, everything: Sequence[Case] | None = None) -> Surroundings:
+def make_surroundings(
+    trace: Trace, everything: Sequence[Case] | None = None, measured: Sequence[Case] = ()
+) -> Surroundings:
     """The surroundings of all cases of a trace.
 
     Parameters
     ----------
     everything : these cases, where they are known already
+    measured : those that are measured: where they are of some of a signature's calls, these have their own places
     """
     if everything is None:
         with warnings.catch_warnings():
@@ -111,12 +115,14 @@ def make_surroundings(trace: Trace, everything: Sequence[Case] | None = None) ->
             everything = make_cases(trace)
     cases = {case.number: case for case in everything if case.signature.raised is None}
     calls = trace.own_calls.head(MOST_CALLS)
+    case_numbers = _numbers_of_cases(calls, measured)
     signatures = {signature.number: signature for signature in trace.signatures}
     places: dict[int, list[Place]] = {}
     position = 0
     for _, own in calls.groupby("thread", sort=False, observed=True):
         order = own["signature"].to_numpy()
-        chosen = _chosen(order)
+        own_cases = case_numbers[own.index].to_numpy()
+        chosen = _chosen(own_cases)
         recent = _recent(
             own["signature"].to_numpy(), own["first_storage"].to_numpy(), trace.storages, signatures, chosen
         )
@@ -124,19 +130,29 @@ def make_surroundings(trace: Trace, everything: Sequence[Case] | None = None) ->
             before = tuple(int(number) for number in order[max(0, index - BEFORE) : index])
             used = recent.get(index, {})
             place = Place(position + index, before, tuple(used), tuple(used.values()))
-            places.setdefault(int(order[index]), []).append(place)
+            places.setdefault(int(own_cases[index]), []).append(place)
         position += len(order)
     return Surroundings(places, cases)
 
 
-def _chosen(order: np.ndarray) -> set[int]:
-    """Some calls of each signature, evenly from all of its calls."""
+def _numbers_of_cases(calls: pd.DataFrame, measured: Sequence[Case]) -> pd.Series[int]:
+    """Of each call, the number of its case."""
+    numbers = calls["signature"].copy()
+    for case in measured:
+        if case.part_of is not None:
+            for behaviour in case.behaviours:
+                numbers[calls.index.intersection(behaviour.calls)] = case.number
+    return numbers
+
+
+def _chosen(cases: np.ndarray) -> set[int]:
+    """Some calls of each case, evenly from all of its calls."""
     chosen: set[int] = set()
-    by_signature = np.argsort(order, kind="stable")
-    _, first, count = np.unique(order[by_signature], return_index=True, return_counts=True)
+    by_case = np.argsort(cases, kind="stable")
+    _, first, count = np.unique(cases[by_case], return_index=True, return_counts=True)
     for start, number in zip(first.tolist(), count.tolist(), strict=True):
         steps = np.linspace(0, number - 1, min(number, MOST_PLACES)).astype(int)
-        chosen.update(by_signature[start + steps].tolist())
+        chosen.update(by_case[start + steps].tolist())
     return chosen
 
 

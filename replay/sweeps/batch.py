@@ -261,7 +261,7 @@ def scaled(case: Case, factor: int, batches: Batches) -> Case:
     ------
     Unsupported : where it is not known which of its sizes are the batch's
     """
-    verdict = batches.verdict(case.number)
+    verdict = batches.verdict(case.trace_number)
     signature = with_growth(case.signature, verdict.takes, verdict.choice, factor)
     of_result = iter(verdict.gives)
     outputs = map_leaves(

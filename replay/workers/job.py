@@ -118,7 +118,7 @@ class Loaded:
         """What stands around the cases' calls, where they are run amid it."""
         if PROGRAM not in self.settings.timing.caches or not self.source_cases.are_calls:
             return Surroundings({}, {})
-        return make_surroundings(self.trace, self.source_cases.all_cases)
+        return make_surroundings(self.trace, self.source_cases.all_cases, self.source_cases.cases)
 
 
 def settings_for(plan: Plan, trace: Trace = NO_TRACE) -> Settings:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,15 +11,18 @@ import pytest
 import torch
 from settings import settings_of
 
+from opgrip.capture import Capture, Schedule
 from opgrip.replay.cases.cases import Case, make_cases
 from opgrip.replay.cases.selection import Selection
 from opgrip.replay.measuring.behaviours import BehaviourColumns
 from opgrip.replay.measuring.measure import measure_cases
+from opgrip.replay.options import job_with
 from opgrip.replay.reports.table import print_results
 from opgrip.traces import load
 from opgrip.traces.arguments import TensorSpec
 from opgrip.traces.merge import merge
 from opgrip.traces.records import Calls, Context, Header, Observed, Record, Scope, Signature, Thread, Values
+from opgrip.traces.storage_codes import encode_storages
 from opgrip.traces.values.constant import Constant
 from opgrip.traces.writer import TraceWriter
 
@@ -29,19 +33,50 @@ STEP_US = (40, 200, 44, 42, 41)
 DENORMAL = 1e-41
 
 
-def write_trace(path: Path, steps: int = 3, looked_at: Sequence[int] = (0, 1), times: Sequence[int] = STEP_US) -> Path:
-    """A trace of steps that take the same square roots, of which some are looked at in the first step."""
+def write_trace(
+    path: Path,
+    steps: int = 3,
+    looked_at: Sequence[int] = (0, 1),
+    times: Sequence[int] = STEP_US,
+    *,
+    modules: Sequence[str] = ("layer",),
+    perturbed: Sequence[tuple[int, int]] = (),
+    other_thread: bool = False,
+    before_ns: int = 0,
+) -> Path:
+    """A trace of steps that take the same square roots, of which some are looked at in the first step.
+
+    Parameters
+    ----------
+    modules : of the calls of a step, in turn
+    perturbed : as `Calls` has it
+    other_thread : another one calls the same on memory of its own, right after each look began
+    before_ns : by which all is earlier
+    """
     count = steps * len(times)
-    starts = [1_000_000 * (1 + place) for place in range(count)]
+    starts = [1_000_000 * (1 + place) - before_ns for place in range(count)]
     memory = [number for place in range(count) for number in (place % len(times), 100 + place)]
+    scopes = [place % len(times) % len(modules) for place in range(count)]
+    looks = [(place, starts[place] - 500_000) for place in looked_at]
+    durations = [1000 * us for us in times] * steps
     records: list[Record] = [
         *(Values(0, Constant(1.0)), Values(1, Constant(2.0)), Values(2, Constant(DENORMAL))),
-        Signature(0, "operator", "aten.sqrt.default", (SPEC,), {}, OUTPUT),
-        Context(0, {"threads": 1}),
-        *(Scope(0, "layer", "L", "forward", None, "step", "nets.py", 7, context=0), Thread(0, "main")),
-        *(Observed(0, [2 if place == 1 else 1], OUTPUT, starts[place] - 500_000) for place in looked_at),
-        Calls(0, [0] * count, [0] * count, starts, [1000 * us for us in times] * steps, [2] * count, memory),
+        *(Signature(0, "operator", "aten.sqrt.default", (SPEC,), {}, OUTPUT), Context(0, {"threads": 1})),
+        *(
+            Scope(number, module, "L", "forward", None, "step", "nets.py", 7, context=0)
+            for number, module in enumerate(modules)
+        ),
+        Thread(0, "main"),
+        *(Observed(0, [2 if times[place] > 100 else 1], OUTPUT, since_ns, place) for place, since_ns in looks),
+        Calls(0, [0] * count, scopes, starts, durations, [2] * count, memory, perturbed=list(perturbed)),
     ]
+    if other_thread:
+        others = [since_ns + 1000 for _, since_ns in looks]
+        zeros, storages = [0] * len(others), [90, 91] * len(others)
+        records += [
+            Thread(1, "other"),
+            Calls(1, zeros, zeros, others, [41_000] * len(others), [2] * len(others), storages),
+        ]
     with TraceWriter(path, Header({})) as writer:
         for record in records:
             writer.write(record)
@@ -106,7 +141,137 @@ def test_a_row_tells_the_ways_apart_and_each_runs_in_its_share(tmp_path: Path) -
 
 
 def test_merged_traces_know_the_places(tmp_path: Path) -> None:
-    paths = [write_trace(tmp_path / f"{name}.jsonl") for name in ("a", "b")]
+    paths = [
+        write_trace(tmp_path / "a.jsonl"),
+        # its calls begin between the looks of the other process and what these are of
+        write_trace(tmp_path / "b.jsonl", times=(200, 40, 44, 42, 41), before_ns=100_000),
+    ]
     merge(paths, tmp_path / "all.jsonl", partial=True)
     (case,) = make_cases(load(tmp_path / "all.jsonl", partial=True))
     assert [len(item.calls) for item in case.behaviours] == [24, 6]
+    assert drawn(case) == [2.0, DENORMAL]
+
+
+def test_a_call_of_another_thread_is_not_taken_for_the_one_that_was_looked_at(tmp_path: Path) -> None:
+    (case,) = make_cases(load(write_trace(tmp_path / "t.jsonl", other_thread=True), partial=True))
+    assert drawn(case) == [2.0, DENORMAL]
+    assert [len(item.calls) for item in case.behaviours] == [14, 3]
+
+
+def test_traces_without_the_memory_of_what_was_looked_at_are_read(tmp_path: Path) -> None:
+    path = write_trace(tmp_path / "t.jsonl")
+    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    assert sum(line.pop("storage", None) is not None for line in lines) == 2
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    (case,) = make_cases(load(path, partial=True))
+    assert drawn(case) == [2.0, DENORMAL]
+
+
+@pytest.mark.parametrize(
+    ("modules", "values", "counts"),
+    [
+        ("a", [2.0], [3]),
+        ("b", [DENORMAL], [3]),
+        ("d", [2.0], [3]),
+        ("[cd]", [2.0], [6]),
+        ("[bc]", [2.0, DENORMAL], [3, 3]),
+    ],
+)
+def test_selected_calls_have_the_values_of_calls_that_behave_as_they_do(
+    modules: str, values: list[float], counts: list[int], tmp_path: Path
+) -> None:
+    trace = load(write_trace(tmp_path / "t.jsonl", modules="abcde"), partial=True)
+    (case,) = make_cases(trace, Selection(module=(modules,)))
+    assert drawn(case) == values
+    assert [len(item.calls) for item in case.behaviours] == counts
+    # numbers do not depend on the selection
+    everywhere = {drawn(case)[0]: case.number for case in make_cases(trace, Selection(split=True))}
+    parts = make_cases(trace, Selection(module=(modules,), split=True))
+    assert {drawn(part)[0]: part.number for part in parts} == {value: everywhere[value] for value in values}
+
+
+@pytest.mark.parametrize(("module", "values"), [("a", [1.0]), ("b", [1.0, DENORMAL]), ("*", [1.0, DENORMAL])])
+def test_a_place_that_is_not_selected_gives_no_values(module: str, values: list[float], tmp_path: Path) -> None:
+    trace = load(write_trace(tmp_path / "t.jsonl", looked_at=(1,), modules="abcde"), partial=True)
+    (case,) = make_cases(trace, Selection(module=(module,)))
+    assert drawn(case) == values
+
+
+def test_a_capture_says_which_call_it_looked_at(tmp_path: Path) -> None:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        tensors = [torch.rand(512, 128), torch.full((512, 128), DENORMAL), torch.rand(512, 128)]
+        with Capture(tmp_path / "t.jsonl", schedule=Schedule(warmup=3, active=4)) as watched:
+            for _ in range(7):
+                for tensor in tensors:
+                    tensor.sqrt()
+                watched.step()
+    finally:
+        torch.set_num_threads(threads)
+    trace = load(tmp_path / "t.jsonl")
+    (observed,) = trace.observed.values()
+    for item in observed:
+        call = trace.calls[trace.calls["start_ns"] >= item.since_ns].iloc[0]
+        assert item.storage == trace.storages[call["first_storage"]]
+    assert observed
+
+
+@pytest.mark.parametrize(("perturbed", "slow_us"), [([(1, 1)], 200), ([(1, 1), (6, 1)], 210)])
+def test_a_perturbed_call_counts_as_those_that_behave_as_it_does(
+    perturbed: list[tuple[int, int]], slow_us: float, tmp_path: Path
+) -> None:
+    path = write_trace(tmp_path / "t.jsonl", steps=2, perturbed=perturbed, times=(40, slow_us, 44, 42, 41))
+    slow, fast = make_cases(load(path, partial=True), Selection(split=True))
+    assert (slow.count, slow.captured_us, slow.perturbed) == (2, slow_us, len(perturbed))
+    assert slow.share == pytest.approx(2 * slow_us / (2 * slow_us + 8 * fast.captured_us))
+
+
+def with_calls_between(path: Path) -> Path:
+    """The same trace, another operator running after each call."""
+    lines = [json.loads(line) for line in write_trace(path).read_text(encoding="utf-8").splitlines()]
+    after = [{**line, "id": 1, "op": "aten.cos.default"} for line in lines if line["type"] == "signature"]
+    block = lines.pop()
+    for name in ("scope", "duration_ns", "tensors"):
+        block[name] = [item for item in block[name] for _ in range(2)]
+    count = len(block["scope"])
+    block |= {"signature": [0, 1] * (count // 2), "after_ns": [0, *[500_000] * (count - 1)]}
+    memory = [number for place in range(count // 2) for number in (place % len(STEP_US), 100 + place) * 2]
+    block |= {"newest": -1, "storages": encode_storages(memory, -1)}
+    path.write_text("".join(json.dumps(line) + "\n" for line in [*lines, *after, block]), encoding="utf-8")
+    return path
+
+
+def test_split_cases_run_after_the_calls_that_theirs_came_after(tmp_path: Path) -> None:
+    path = with_calls_between(tmp_path / "t.jsonl")
+    loaded = job_with(path, split=True, partial=True).load()
+    surroundings = loaded.surroundings
+    slow, fast = sorted((case for case in loaded.cases if "sqrt" in case.op), key=lambda case: case.count)
+    (after,) = (case for case in loaded.cases if "cos" in case.op)
+    assert slow.trace_number == fast.trace_number == 0
+    places = [[place.position for place in surroundings.places[case.number]] for case in (slow, fast)]
+    assert places == [[2, 12, 22], [place for place in range(0, 30, 2) if place not in (2, 12, 22)]]
+    # also before those of one part, all calls of the signature are one
+    assert [case.number for case in surroundings.around([slow])] == [0, 1]
+    assert [case.number for case in surroundings.around([after])] == [0]
+    assert surroundings.cases[0].count == 15
+    # what is selected beside does not matter
+    selected = job_with(path, split=True, partial=True, op="aten.sqrt*", top=1).load()
+    assert [case.number for case in selected.cases] == [slow.number]
+    assert selected.surroundings.places[slow.number] == surroundings.places[slow.number]
+
+
+@pytest.mark.parametrize("tensors", [[0] * 4, []], ids=["calls without tensors", "no word of tensors"])
+def test_calls_without_tensors_have_places_too(tensors: list[int], tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    records: list[Record] = [
+        Signature(0, "operator", "aten.ones.default", ([2, 3],), {}, OUTPUT),
+        *(Scope(0, "m", "M", "forward"), Scope(1, "n", "N", "forward"), Thread(0, "main")),
+        *(Observed(0, [], OUTPUT, 0), Observed(0, [], OUTPUT, 500_000)),
+        Calls(0, [0] * 4, [0, 1] * 2, [place * 10**6 for place in range(4)], [1000, 9000] * 2, tensors),
+    ]
+    with TraceWriter(path, Header({})) as writer:
+        for record in records:
+            writer.write(record)
+    (case,) = make_cases(load(path, partial=True))
+    assert [item.captured_us for item in case.behaviours] == [1, 9]

@@ -40,6 +40,7 @@ CALLS: dict[str, Any] = {
     "storages": [1, 0, 0],
 }
 END: dict[str, Any] = {"type": "end", "calls": 3, "signatures": 1, "duration_ns": 30, "dropped": []}
+PLACED = {"type": "observed", "signature": 0, "values": [None], "outputs": TENSOR, "since_ns": 0}
 ENTERED = {"type": "entered", "thread": 0, "start_ns": 99, "scope": 0, "signature": 9}
 LOST = [{"op": STRANGE, "reason": STRANGE, "count": 1}]
 
@@ -77,6 +78,18 @@ TRACES: dict[str, list[dict[str, Any]]] = {
         *(SIGNATURE, SCOPE, CALLS, END | {"accelerator": {"devices": {STRANGE: {STRANGE: [STRANGE]}}}}),
     ],
     "a device of a package": [HEADER, ON_PACKAGE, SCOPE, CALLS, END],
+    "places whose calls have no tensors": [
+        *(HEADER, SIGNATURE, SCOPE, PLACED, PLACED | {"since_ns": 9}),
+        *(CALLS | {"tensors": [1, 0, 0], "storages": [0], "duration_ns": [5, 900, 5]}, END),
+    ],
+    "places and no word of tensors": [
+        *(HEADER, SIGNATURE, SCOPE, PLACED, PLACED | {"since_ns": -(2**63), "storage": 2**63 - 1}),
+        *({name: column for name, column in CALLS.items() if name not in ("tensors", "storages")}, END),
+    ],
+    "places of what the trace lacks": [
+        *(HEADER, SIGNATURE, SCOPE, PLACED | {"signature": 7}, PLACED | {"values": [7]}),
+        *(PLACED | {"values": [None, 1]}, PLACED | {"since_ns": 2**63 - 1}, CALLS, END),
+    ],
     "kernels": [
         *(HEADER, ON_DEVICE, SCOPE, CALLS | {"device_ns": [1, -(2**63), 2**63 - 1], "streams": [-1, 2**63 - 1, 0]}),
         KERNELS,
