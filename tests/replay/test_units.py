@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -268,6 +269,19 @@ def test_captured_times_are_sums_over_a_units_calls(tmp_path: Path) -> None:
     times = calls["time_ns"].to_numpy().reshape(3, -1).sum(axis=1)
     assert case.captured_us == pytest.approx(sorted(times)[1] / 1e3)
     assert case.share == 1
+
+
+@pytest.mark.parametrize("places", [[], [1], [1, 2], [0, 3, 5]])
+def test_runs_with_a_perturbed_call_are_counted(places: list[int], tmp_path: Path) -> None:
+    signature = Signature(0, OPERATOR, "aten.neg.default", (SPEC,), {}, SPEC)
+    scopes = [Scope(number, name, "M", "forward") for number, name in enumerate(("m", "n"))]
+    # three runs of two calls in `m`, one in `n` after each
+    numbers, starts = [0, 0, 1] * 3, [place * 1000 for place in range(9)]
+    calls = Calls(0, [0] * 9, numbers, starts, [500] * 9, [2] * 9, list(range(18)))
+    calls = replace(calls, perturbed=[(place // 2 * 3 + place % 2, 1) for place in places])
+    trace = load(write(tmp_path / "t.jsonl", [signature, *scopes, Thread(0, "main"), calls]), partial=True)
+    (case,) = make_units(trace, Selection(module=("m",)), MODULE)
+    assert (case.count, case.perturbed) == (3, len({place // 2 for place in places}))
 
 
 @pytest.mark.parametrize("path", [None, *SHIPPED_TRACES], ids=str)

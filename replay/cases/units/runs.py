@@ -42,6 +42,7 @@ class Run:
     ----------
     escaping_results : those that calls outside take later, each as the place of its call and its place among that one's
     time_ns, raw_ns : sums over its calls, as the trace has them
+    perturbed : whether one of them was
     contexts : numbers of the settings that the calls ran under
     """
 
@@ -49,6 +50,7 @@ class Run:
     calls: tuple[UnitCall, ...]
     time_ns: float
     raw_ns: float
+    perturbed: bool
     escaping_results: frozenset[tuple[int, int]]
     contexts: tuple[int | None, ...]
 
@@ -62,6 +64,7 @@ class _Row:
     signature: int
     time_ns: float
     raw_ns: float
+    perturbed: bool
     context: int | None
     takes: tuple[int, ...]
     gives: tuple[int, ...]
@@ -95,19 +98,19 @@ def _rows(
     context_of = {scope.number: scope.context for scope in trace.scopes}
     own = trace.own_calls
     threads = zip(own["process"].cat.codes.tolist(), own["thread"].cat.codes.tolist(), strict=True)
-    columns = ("signature", "scope", "time_ns", "raw_ns", "tensors", "first_storage")
+    columns = ("signature", "scope", "time_ns", "raw_ns", "perturbed", "tensors", "first_storage")
     memory = trace.storages.tolist()
     for number, thread, *values in zip(
         own.index.tolist(), threads, *(own[name].tolist() for name in columns), strict=True
     ):
-        signature, scope, time, raw, count, first = values
+        signature, scope, time, raw, perturbed, count, first = values
         signature_facts = facts.get(signature)
         if signature_facts is None:
             # the trace is damaged
             continue
         takes, gives = signature_facts.interface.memory_of(tuple(memory[first : first + count]))
         place = places.get(scope) if number in selected else None
-        yield thread, _Row(number, place, signature, time, raw, context_of.get(scope), takes, gives)
+        yield thread, _Row(number, place, signature, time, raw, perturbed, context_of.get(scope), takes, gives)
 
 
 def _last_uses(rows: Iterable[_Row], facts: Mapping[int, Facts]) -> dict[_Result, int]:
@@ -152,4 +155,5 @@ def _run(rows: list[_Row], place: Place, uses: Mapping[_Result, int]) -> Run:
     end = rows[-1].number
     escaping_results = frozenset(item for item in results if uses.get((rows[item[0]].number, item[1]), -1) > end)
     times = sum(row.time_ns for row in rows), sum(row.raw_ns for row in rows)
-    return Run(place, calls, *times, escaping_results, tuple(row.context for row in rows))
+    perturbed = any(row.perturbed for row in rows)
+    return Run(place, calls, *times, perturbed, escaping_results, tuple(row.context for row in rows))

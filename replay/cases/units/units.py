@@ -106,6 +106,7 @@ def _case(
         phase=place.phase,
         operator=UnitOperator(links, extensions),
         captured_spread=_spread(runs),
+        perturbed=sum(run.perturbed for run in runs),
     )
 
 
