@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from programs import ROOT
 from settings import settings_of
 
 from opgrip.replay.cases.cases import Case, make_cases
@@ -65,3 +66,12 @@ def test_a_captured_time_that_is_doubtful_is_marked_and_the_mark_explained(
     print_results([empty_row(case, way, settings)], text)
     assert (DOUBTFUL in text.getvalue()) is is_marked
     assert (f"{DOUBTFUL} captured once" in text.getvalue()) is is_marked
+
+
+def test_the_manual_explains_the_mark_as_the_table_does(tmp_path: Path) -> None:
+    case, settings = case_of(tmp_path / "t.jsonl", [10]), settings_of()
+    text = io.StringIO()
+    print_results([empty_row(case, settings.ways(case)[0], settings)], text)
+    (legend,) = (line for line in text.getvalue().splitlines() if line.startswith(DOUBTFUL))
+    manual = (ROOT / "docs" / "replay.md").read_text(encoding="utf-8").splitlines()
+    assert {line.strip() for line in manual if line.strip().startswith(DOUBTFUL)} == {legend}
