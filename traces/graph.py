@@ -11,7 +11,7 @@ import torch
 
 from opgrip.traces.arguments import TensorSpec, leaves, tensors
 from opgrip.traces.records import NO_STORAGE, OPERATOR, Signature
-from opgrip.traces.trace import Trace
+from opgrip.traces.trace import Trace, unperturbed_ns
 
 
 @dataclass(slots=True)
@@ -23,6 +23,9 @@ class Step:
     number : place of the call in the trace's table
     duration_ns : on the host
     device_ns : how long it kept an accelerator busy; None for a call on the host alone
+    time_ns : on the device where the call worked on one, else on the host; of a call that the capture perturbed there,
+        as the trace has it
+    host_ns : the same on the host, of all calls
     after : the calls that made or last wrote the memory that this one takes
     takes, gives : storages of its arguments and of its results
     writes : storages of arguments that it writes into
@@ -36,15 +39,12 @@ class Step:
     start_ns: int
     duration_ns: int
     device_ns: int | None
+    time_ns: int
+    host_ns: int
     takes: list[int]
     gives: list[int]
     writes: list[int]
     after: list[int] = field(default_factory=list)
-
-    @property
-    def time_ns(self) -> int:
-        """On the device where the call worked on one, else on the host."""
-        return self.duration_ns if self.device_ns is None else self.device_ns
 
 
 @dataclass(slots=True)
@@ -137,20 +137,20 @@ def make_graph(trace: Trace) -> Graph:
     peak, at = _peak(steps, storages)
     outside = sum(storage.bytes for storage in storages.values() if storage.made_by is None)
     critical = [steps[number] for number in path]
-    times = sum(step.time_ns for step in critical), sum(step.duration_ns for step in critical)
+    times = sum(step.time_ns for step in critical), sum(step.host_ns for step in critical)
     return Graph(steps, storages, path, *times, peak, at, outside)
 
 
 def _steps(trace: Trace, extents: _Extents) -> Iterator[Step]:
     """The calls of a trace in the order in which they started; `extents` is told of their tensors."""
     signatures = {signature.number: signature for signature in trace.signatures}
-    own = trace.own_calls
+    own = trace.own_calls.assign(host_ns=unperturbed_ns(trace.calls))
     columns = (
-        *("signature", "op", "module", "phase", "thread", "start_ns", "duration_ns", "device_ns"),
+        *("signature", "op", "module", "phase", "thread", "start_ns", "duration_ns", "device_ns", "time_ns", "host_ns"),
         *("tensors", "first_storage"),
     )
     for number, *values in zip(own.index, *(own[name] for name in columns), strict=True):
-        signature, op, module, phase, thread, start, duration, device, count, first = values
+        signature, op, module, phase, thread, start, duration, device, time, host, count, first = values
         mentioned = [int(item) for item in trace.storages[first : first + count]]
         shape = _shape_of(signatures.get(int(signature)), len(mentioned))
         extents.note(mentioned, shape.specs, shape.argument_count)
@@ -159,6 +159,8 @@ def _steps(trace: Trace, extents: _Extents) -> Iterator[Step]:
         yield Step(
             *(int(number), str(op), str(module), str(phase), str(thread), int(start), int(duration)),
             device_ns=None if np.isnan(device) else round(device),
+            time_ns=round(time),
+            host_ns=round(host),
             takes=_distinct_storages(takes),
             gives=_distinct_storages(gives),
             writes=_distinct_storages(writes),

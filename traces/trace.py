@@ -327,11 +327,11 @@ def _table(
     table["stream"] = pd.arrays.IntegerArray(table["stream"].to_numpy(), table["device_ns"].isna().to_numpy())
     table["device_ns"] = with_functions(table)
     table["raw_ns"] = table["device_ns"].fillna(table["duration_ns"])
-    table["time_ns"] = table["device_ns"].fillna(_unperturbed(table))
+    table["time_ns"] = table["device_ns"].fillna(unperturbed_ns(table))
     return table
 
 
-def _unperturbed(calls: pd.DataFrame) -> pd.Series[float]:
+def unperturbed_ns(calls: pd.DataFrame) -> pd.Series[float]:
     """Durations of calls; of those that were perturbed, the median of others of their signature where there are any."""
     durations, perturbed = calls["duration_ns"], calls["perturbed"]
     if not perturbed.any():

@@ -12,7 +12,7 @@ from opgrip.traces.arguments import TensorSpec
 from opgrip.traces.graph import Graph, make_graph
 from opgrip.traces.interfaces import Interface, interface_of
 from opgrip.traces.records import NO_STORAGE, Signature
-from opgrip.traces.trace import Trace
+from opgrip.traces.trace import Trace, unperturbed_ns
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +22,7 @@ class FlowingCall:
     Attributes
     ----------
     captured_ns : of the device where it worked on one, else of the host
+    captured_host_ns : of the host; of both, what a call takes that the capture did not perturb
     takes : memory of each tensor among its arguments, `NO_STORAGE` where that is not known
     gives : of each among its results
     over : what no later call mentions
@@ -31,7 +32,7 @@ class FlowingCall:
     signature: int
     op: str
     captured_ns: float
-    captured_host_ns: int
+    captured_host_ns: float
     takes: tuple[int, ...]
     gives: tuple[int, ...]
     over: tuple[int, ...]
@@ -125,8 +126,8 @@ def _calls(
     for storage in graph.storages.values():
         over.setdefault(storage.last, []).append(storage.number)
     nothing = Interface((), ())
-    own = trace.own_calls
-    columns = ("signature", "op", "scope", "time_ns", "duration_ns", "tensors", "first_storage")
+    own = trace.own_calls.assign(host_ns=unperturbed_ns(trace.calls))
+    columns = ("signature", "op", "scope", "time_ns", "host_ns", "tensors", "first_storage")
     for row, *values in zip(own.index, *(own[name].tolist() for name in columns), strict=True):
         signature, op, scope, time, host, count, first = values
         interface = interfaces.get(signature, nothing)

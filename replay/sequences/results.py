@@ -79,7 +79,7 @@ class SequenceResult:
     redrawn : of those replayed, got some drawn values, since those that flowed were not in the recorded range
     not_replayed : the reasons, most calls first
     captured_ms : sum of the calls' times, of the device for those that worked on one
-    captured_host_ms, captured_wall_ms : sum of their durations on the host; from the first's start to the last's end
+    captured_host_ms, captured_wall_ms : sum of their times on the host; from the first's start to the last's end
     captured_device_ms : sum of what they kept an accelerator busy; None where the trace does not tell
     unsupported_ms, unsupported_host_ms : of these, what belongs to calls that did not run
     replayed_ms : sum of the calls' times in each timed pass, on an accelerator of passes that its clock timed

@@ -130,7 +130,7 @@ def test_a_graph_follows_results_and_writes(tmp_path: Path) -> None:
     assert after == {0: [], 1: [0], 2: [0], 3: [1], 4: [2, 3], 5: [4]}
     assert graph.critical_path[0] == 0
     assert graph.critical_path[-1] == 5
-    assert graph.critical_ns == sum(graph.steps[number].duration_ns for number in graph.critical_path)
+    assert graph.critical_ns == sum(graph.steps[number].time_ns for number in graph.critical_path)
     assert graph.peak_bytes == 3 * 4000
     assert graph.peak_at == 2
 

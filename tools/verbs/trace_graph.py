@@ -97,7 +97,7 @@ def _facts(graph: Graph) -> Iterator[str]:
     path = f"{counted(len(graph.critical_path), 'call')}, "
     yield f"critical path  {path}{_part(graph.critical_ns, sum(step.time_ns for step in steps))}"
     if any(step.device_ns is not None for step in steps):
-        host = _part(graph.critical_host_ns, sum(step.duration_ns for step in steps))
+        host = _part(graph.critical_host_ns, sum(step.host_ns for step in steps))
         yield f"               {DEVICE_TIME}; on the host, {host}"
     at = "" if graph.peak_at is None else f" at call {graph.peak_at} ({printable(graph.steps[graph.peak_at].op)})"
     peak, outside = graph.peak_bytes / 1e6, graph.outside_bytes / 1e6

@@ -11,7 +11,7 @@ from opgrip.traces.labels import are_marks
 from opgrip.traces.longtail.operators import Operation
 from opgrip.traces.records import Scope
 from opgrip.traces.runs import Place, origins
-from opgrip.traces.trace import Trace
+from opgrip.traces.trace import Trace, unperturbed_ns
 
 LOCALS = ".<locals>."
 BACKWARD = "backward"
@@ -30,6 +30,8 @@ class MadeCall:
     place : the function; None for calls that no function of the program made
     module : path of the module that it worked for
     duration_ns : on the host
+    host_ns : the same, of a call that the capture perturbed as the trace has it
+    perturbed : whether the capture's own work ran right before it, or within it
     device_ns : how long it kept an accelerator busy; None for a call on the host alone
     takes, gives : memory of each tensor among its arguments and results
     """
@@ -43,6 +45,8 @@ class MadeCall:
     signature: int
     start_ns: int
     duration_ns: int
+    host_ns: float
+    perturbed: bool
     device_ns: float | None
     takes: tuple[int, ...]
     gives: tuple[int, ...]
@@ -60,13 +64,17 @@ def threads_of(trace: Trace, operations: Mapping[int, Operation]) -> list[list[M
 def _calls(
     trace: Trace, operations: Mapping[int, Operation], places: Mapping[int, Place]
 ) -> Iterator[tuple[tuple[int, int], MadeCall]]:
-    own = trace.calls[trace.calls["inside"].isna() & ~are_marks(trace.calls)]
+    calls = trace.calls.assign(host_ns=unperturbed_ns(trace.calls))
+    own = calls[calls["inside"].isna() & ~are_marks(calls)]
     threads = zip(own["process"].cat.codes.tolist(), own["thread"].cat.codes.tolist(), strict=True)
-    names = ("signature", "module", "scope", "line", "start_ns", "duration_ns", "device_ns", "tensors", "first_storage")
+    names = (
+        *("signature", "module", "scope", "line", "start_ns", "duration_ns", "host_ns", "perturbed", "device_ns"),
+        *("tensors", "first_storage"),
+    )
     columns = (own[name].tolist() for name in names)
     memory: list[int] = trace.storages.tolist()
     for number, thread, *values in zip(own.index.tolist(), threads, *columns, strict=True):
-        signature, module, scope, line, start, duration, device, count, first = values
+        signature, module, scope, line, *times, device, count, first = values
         operation = operations.get(signature)
         if operation is None:
             # the trace is damaged
@@ -76,7 +84,7 @@ def _calls(
         yield (
             thread,
             MadeCall(
-                *(number, operation, places.get(scope), str(module), scope, line, signature, start, duration),
+                *(number, operation, places.get(scope), str(module), scope, line, signature, *times),
                 *(device_ns, takes, gives),
             ),
         )

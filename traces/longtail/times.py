@@ -3,7 +3,8 @@
 Recording a call that was met before costs some microseconds, which `CaptureCost` tells. Recording one that was not (its
 arguments are described, values fitted) takes many times as long, and falls into the time between two calls. So does
 looking again at the values of some later calls. What happens again and again is therefore taken to last as long as it
-typically does.
+typically does; calls that are marked as perturbed by such work, and what is before them, tell nothing of that where
+there are others.
 
 A call that worked on an accelerator counts with the time that it kept that busy, and the time on the host beside it not
 at all: the host runs ahead there.
@@ -12,7 +13,7 @@ at all: the host runs ahead there.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TypeAlias
@@ -71,7 +72,7 @@ class Times:
         return sum(map(self._on_host, run)) + self._gaps(pairwise(run))
 
     def _on_host(self, call: MadeCall) -> float:
-        return max(0.0, min(call.duration_ns, self.calls[call.signature, call.scope]) - self.cost.operator_ns)
+        return max(0.0, min(call.host_ns, self.calls[call.signature, call.scope]) - self.cost.operator_ns)
 
     def _on_device(self, call: MadeCall) -> float:
         return min(call.device_ns or 0.0, self.device_calls[call.signature, call.scope])
@@ -83,39 +84,45 @@ class Times:
         return min(gap(before, after), self.clean.get(step_of(before, after), self.typical))
 
 
-def measure_times(runs: Iterable[Sequence[MadeCall]], looked_at: Container[int], cost: CaptureCost) -> Times:
+def measure_times(runs: Sequence[Sequence[MadeCall]], looked_at: Container[int], cost: CaptureCost) -> Times:
     """What all runs of a trace tell, in their order.
 
     Parameters
     ----------
     looked_at : signatures of which the capture looked at the values of later calls
     """
-    earlier_pairs: set[tuple[int, int, int, int]] = set()
-    durations: dict[tuple[int, int], list[float]] = {}
-    device_times: dict[tuple[int, int], list[float]] = {}
-    clean: dict[Step, list[int]] = {}
-    every: list[int] = []
-    calls_by_signature: Counter[int] = Counter()
-    for run in runs:
-        for call in run:
-            key = call.signature, call.scope
-            durations.setdefault(key, []).append(call.duration_ns)
-            if call.device_ns is not None:
-                device_times.setdefault(key, []).append(call.device_ns)
-        for before, after in pairwise(run):
-            every.append(gap(before, after))
-            pair = (before.signature, before.scope, after.signature, after.scope)
-            new = pair not in earlier_pairs or any(
-                number in looked_at and calls_by_signature[number] <= SETTLED for number in pair[::2]
-            )
-            if not new:
-                clean.setdefault(step_of(before, after), []).append(every[-1])
-            earlier_pairs.add(pair)
-            calls_by_signature[after.signature] += 1
+    calls_by_place: dict[tuple[int, int], list[MadeCall]] = {}
+    for call in (call for run in runs for call in run):
+        calls_by_place.setdefault((call.signature, call.scope), []).append(call)
+    host_times = {place: _low([call.host_ns for call in _quiet(calls)]) for place, calls in calls_by_place.items()}
+    device_times = {
+        place: _low([call.device_ns for call in calls if call.device_ns is not None])
+        for place, calls in calls_by_place.items()
+    }
+    clean = _clean_gaps(runs, looked_at)
     clean_gaps = [item for items in clean.values() for item in items]
-    typical = _low(clean_gaps if len(clean_gaps) >= FEWEST else every)
-    calls, device_calls = _typical(durations), _typical(device_times)
-    return Times(cost, calls, device_calls, {step: round(_low(items)) for step, items in clean.items()}, round(typical))
+    if len(clean_gaps) < FEWEST:
+        pairs = [pair for run in runs for pair in pairwise(run)]
+        clean_gaps = [gap(*pair) for pair in pairs if not pair[1].perturbed] or [gap(*pair) for pair in pairs]
+    clean_by_step = {step: round(_low(items)) for step, items in clean.items()}
+    return Times(cost, host_times, device_times, clean_by_step, round(_low(clean_gaps)))
+
+
+def _clean_gaps(runs: Sequence[Sequence[MadeCall]], looked_at: Container[int]) -> dict[Step, list[int]]:
+    """By step, the gaps in which the capture had nothing to do but to record a call that was met before."""
+    earlier_pairs: set[tuple[int, int, int, int]] = set()
+    clean: dict[Step, list[int]] = {}
+    calls_by_signature: Counter[int] = Counter()
+    for before, after in (pair for run in runs for pair in pairwise(run)):
+        pair = (before.signature, before.scope, after.signature, after.scope)
+        new = pair not in earlier_pairs or any(
+            number in looked_at and calls_by_signature[number] <= SETTLED for number in pair[::2]
+        )
+        if not new and not after.perturbed:
+            clean.setdefault(step_of(before, after), []).append(gap(before, after))
+        earlier_pairs.add(pair)
+        calls_by_signature[after.signature] += 1
+    return clean
 
 
 def gap(before: MadeCall, after: MadeCall) -> int:
@@ -128,8 +135,9 @@ def step_of(before: MadeCall, after: MadeCall) -> Step:
     return (before.scope, before.operation.op, after.scope, after.operation.op)
 
 
-def _typical(times: Mapping[tuple[int, int], Sequence[float]]) -> dict[tuple[int, int], float]:
-    return {key: _low(items) for key, items in times.items()}
+def _quiet(calls: Sequence[MadeCall]) -> Sequence[MadeCall]:
+    """Those of some calls that were not perturbed; all, where all were."""
+    return [call for call in calls if not call.perturbed] or calls
 
 
 def _low(times: Sequence[float]) -> float:
