@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -140,6 +141,14 @@ def test_a_scaled_batch_has_the_calls_of_a_larger_one(
         traces.append(captured(tmp_path / str(batch), program))
     got, wanted = calls_scaled(traces[0], 2), calls_of(traces[1])
     assert got - wanted == wanted - got == Counter()
+
+
+def test_a_part_of_a_signature_s_calls_grows_as_all_of_them(tmp_path: Path) -> None:
+    trace = captured(tmp_path, predicted(ConvNet(), images(2), torch.zeros(2, dtype=torch.int64)))
+    batches = Batches(trace)
+    for case in make_cases(trace):
+        part = replace(case, signature=replace(case.signature, number=10_000), part_of=case.number)
+        assert described(scaled(part, 2, batches).signature) == described(scaled(case, 2, batches).signature)
 
 
 @pytest.mark.parametrize("length", [4, 2])
