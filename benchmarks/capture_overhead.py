@@ -3,7 +3,8 @@
 Every observer watches the same workloads in the same run, in turns; a figure is the median over the rounds. What an
 observer adds to the first watched step, to steps 2 to 6, to steps 12 to 20, and what it takes afterwards to close and
 write its file, stand apart, each beside what ExecutionTraceObserver adds to a later step. Peak memory is of a process
-of its own, above that of the program alone.
+of its own, above that of the program alone. A watch in which others took the processors is made again, at most twice;
+the table says how many they disturbed all the same, which are left out, and has no figures where these are most.
 
     python benchmarks/capture_overhead.py [--rounds 5] [--workload 'tiny operators'] [--million]
 """
@@ -21,14 +22,16 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, TypeAlias
 
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 os.environ.setdefault("KINETO_LOG_LEVEL", "9")
 
 import torch
+from others import DISTURBED, are_too_few, measure_part
 from rich.console import Console
 from rich.table import Table
 from torch.profiler import ExecutionTraceObserver, ProfilerActivity, profile
@@ -39,6 +42,8 @@ from workloads import WORKLOADS, Workload, restart
 from opgrip.capture import Capture
 
 Observer = Callable[[Path], Any]
+Watches: TypeAlias = "dict[str, list[Watch | None]]"
+"""By observer, one a round; None where others disturbed it."""
 STEPS = 20
 FIRST, NEXT, LATER = slice(0, 1), slice(1, 6), slice(11, 20)
 """Steps of a watch: in the first all is new; the next ones teach; in the later ones all is known."""
@@ -158,13 +163,14 @@ def main() -> int:
 def measure(name: str, workload: Workload, rounds: int) -> Table:
     """The table of all observers on one workload."""
     calls = count_calls(workload)
-    watches: dict[str, list[Watch]] = {observer: [] for observer in OBSERVERS}
+    watches: Watches = {observer: [] for observer in OBSERVERS}
     sizes = {}
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
         for _ in range(rounds):
             for observer, watch in OBSERVERS.items():
-                watches[observer].append(watch_steps(watch, workload, STEPS, path))
+                part = measure_part(partial(watch_steps, watch, workload, STEPS, path))
+                watches[observer].append(None if part.is_disturbed else part.value)
                 sizes[observer] = sizes_of(path)
         peaks = {observer: peak_of(watch, workload, path) for observer, watch in OBSERVERS.items()}
     return table(f"{name}: {calls:,} calls a step", watches, sizes, peaks, calls)
@@ -230,30 +236,60 @@ def peak_of(watch: Observer, workload: Workload, path: Path) -> float:
 
 def table(
     title: str,
-    watches: dict[str, list[Watch]],
+    watches: Watches,
     sizes: dict[str, tuple[int, int]],
     peaks: dict[str, float],
     calls: int,
 ) -> Table:
     """Microseconds, bytes and memory, of each observer."""
-
-    def added_us(observer: str, part: slice) -> float:
-        return statistics.median(added_s(watches[observer], watches[NATIVE], part)) / calls * 1e6
-
-    reference, empty = added_us(EXECUTION_TRACE, NEXT), added_us(EMPTY, LATER)
+    reference = added_us(watches, EXECUTION_TRACE, NEXT, calls)
+    empty = added_us(watches, EMPTY, LATER, calls)
     columns = ("first", "x", "2 to 6", "x", "12 to 20", "x", "x empty", "closing", "bytes", ".zst", "peak MB")
-    rows = Table("added us/call, x ExecutionTraceObserver", *columns, title=title)
+    rows = Table("added us/call, x ExecutionTraceObserver", *columns, title=title, caption=disturbances(watches))
     for column in rows.columns[1:]:
         column.justify = "right"
     for observer in watches:
-        added = [added_us(observer, part) for part in (FIRST, NEXT, LATER)]
-        cells = [text for us in added for text in (f"{us:.1f}", f"{us / reference:.2f}")]
-        ratio = f"{added[2] / empty:.2f}" if observer != NATIVE else "-"
-        closing = statistics.median(watch.closing_s for watch in watches[observer]) / (calls * STEPS) * 1e6
+        added = [added_us(watches, observer, part, calls) for part in (FIRST, NEXT, LATER)]
+        cells = [text for us in added for text in (in_us(us), ratio(us, reference))]
+        closing = in_us(closing_us(watches[observer], calls))
         bytes_per_call = [f"{size / (calls * STEPS):.1f}" if size else "-" for size in sizes[observer]]
         peak = f"{peaks[observer] - peaks[NATIVE]:+.0f}"
-        rows.add_row(observer, *cells, ratio, f"{closing:.1f}", *bytes_per_call, peak)
+        to_empty = ratio(added[2], empty) if observer != NATIVE else "-"
+        rows.add_row(observer, *cells, to_empty, closing, *bytes_per_call, peak)
     return rows
+
+
+def added_us(watches: Watches, observer: str, part: slice, calls: int) -> float | None:
+    """What an observer added to a call of a part, the median of the rounds; None where most are disturbed."""
+    rounds = list(zip(watches[observer], watches[NATIVE], strict=True))
+    quiet = [(watch, alone) for watch, alone in rounds if watch is not None and alone is not None]
+    if are_too_few(quiet, len(rounds)):
+        return None
+    added = added_s([watch for watch, _ in quiet], [alone for _, alone in quiet], part)
+    return statistics.median(added) / calls * 1e6
+
+
+def closing_us(watches: Sequence[Watch | None], calls: int) -> float | None:
+    """What an observer took to close by call, the median of the rounds; None where others disturbed most of them."""
+    quiet = [watch.closing_s for watch in watches if watch is not None]
+    return None if are_too_few(quiet, len(watches)) else statistics.median(quiet) / (calls * STEPS) * 1e6
+
+
+def in_us(figure: float | None) -> str:
+    """A cell of the table."""
+    return DISTURBED if figure is None else f"{figure:.1f}"
+
+
+def ratio(figure: float | None, reference: float | None) -> str:
+    """A cell of the table that compares two observers."""
+    return "-" if figure is None or reference is None else f"{figure / reference:.2f}"
+
+
+def disturbances(watches: Watches) -> str | None:
+    """How much is missing from a table."""
+    every = [watch for rounds in watches.values() for watch in rounds]
+    count = every.count(None)
+    return f"others took processors in {count} of {len(every)} watches, which are left out" if count else None
 
 
 def million() -> Table:

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Generic, TypeVar
 
 MOST_BY_OTHERS = 0.1
 """Share of all processors' time that others may take while times are compared."""
+TRIES = 3
+DISTURBED = "disturbed"
+"""Stands where a number would mean nothing."""
 STAT = Path("/proc/stat")
+
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +46,51 @@ def share_of_others(before: Usage, after: Usage) -> float:
     return max(0.0, others) / max(after.whole_s - before.whole_s, 1e-9)
 
 
-@contextmanager
-def watched_for_others(tell: Callable[[str], None]) -> Iterator[None]:
-    """Tell, after the block, where others took so much of the processors that its times mean little."""
+@dataclass(frozen=True, slots=True)
+class Part(Generic[Value]):
+    """What a part of a benchmark gave.
+
+    Attributes
+    ----------
+    others : the share of all processors' time that others took meanwhile
+    """
+
+    value: Value
+    others: float = 0.0
+
+    @property
+    def is_disturbed(self) -> bool:
+        """Whether others took so much that times mean little."""
+        return self.others >= MOST_BY_OTHERS
+
+    def figure(self, text: str) -> str:
+        """A figure that comes from the part's times; where others disturbed these, a word in its place."""
+        return DISTURBED if self.is_disturbed else text
+
+    def __str__(self) -> str:
+        return self.figure("quiet") + f": others took {self.others:.0%} of the processors"
+
+
+def measure_part(
+    part: Callable[[], Value], tries: int = TRIES, usage_now: Callable[[], Usage] = Usage.now
+) -> Part[Value]:
+    """Measure a part of a benchmark, again where others disturb it; gives the quietest of the tries.
+
+    Parameters
+    ----------
+    tries : at most
+    usage_now : tells what processors did so far
+    """
     if not STAT.exists():
-        yield
-        return
-    before = Usage.now()
-    yield
-    others = share_of_others(before, Usage.now())
-    if others >= MOST_BY_OTHERS:
-        tell(f"others took {others:.0%} of the processors meanwhile: these figures mean little, measure again")
+        return Part(part())
+    parts: list[Part[Value]] = []
+    while len(parts) < tries and all(item.is_disturbed for item in parts):
+        before = usage_now()
+        value = part()
+        parts.append(Part(value, share_of_others(before, usage_now())))
+    return min(parts, key=lambda item: item.others)
+
+
+def are_too_few(rounds: Sequence[object], requested: int) -> bool:
+    """Whether others disturbed so many of the rounds that the remaining ones tell nothing."""
+    return 2 * len(rounds) < requested

@@ -9,8 +9,9 @@ replayed: call by call with values as recorded, random and zero, and as the whol
 - the sum of the sequence's calls over that of the same operators in the program alone, as torch.profiler times them
   without a capture: what the program's Python takes between them is in neither.
 
-The second capture's error is the noise floor: what the program itself varies by from one run to the next. Where others
-took processors meanwhile, the benchmark says so.
+The second capture's error is the noise floor: what the program itself varies by from one run to the next. A part in
+which others took the processors is measured again, at most twice; where they always did, the benchmark says so and
+shows no figures of its times.
 
     python benchmarks/replay_fidelity.py --workload 'BERT train'
 """
@@ -21,6 +22,7 @@ import argparse
 import os
 import tempfile
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -30,13 +32,14 @@ os.environ.setdefault("KINETO_LOG_LEVEL", "9")
 import pandas as pd
 import torch
 from capture_truth import profiled_times
-from others import watched_for_others
+from others import DISTURBED, Part, measure_part
 from rich.console import Console
 from rich.table import Table
 from workloads import REPLAYED, Workload
 
 from opgrip.capture import Capture, Schedule
-from opgrip.replay.arguments.values import KINDS
+from opgrip.replay.arguments.values import KINDS, RECORDED
+from opgrip.replay.outcome import Results
 from opgrip.replay.replay import replay
 from opgrip.traces import Trace, load
 from opgrip.traces.record_forms import to_json
@@ -59,32 +62,49 @@ def main() -> None:
     console.print(f"torch {torch.__version__}, {args.threads} threads, {args.steps} captured steps", highlight=False)
     table = Table(*COLUMNS)
     for name in args.workload or REPLAYED:
-        with watched_for_others(lambda text, name=name: console.print(f"{name}: {text}")):  # type: ignore[misc]
-            worst = measure(name, args.steps, table)
-        if worst is None:
+        if REPLAYED[name]() is None:
             console.print(f"{name}: what it needs is not installed")
-        elif args.worst:
+            continue
+        worst = measure(name, args.steps, table)
+        if worst is not None and args.worst:
             console.print(worst.head(args.worst).to_string(max_colwidth=60), highlight=False)
     console.print(table)
 
 
 def measure(name: str, steps: int, table: Table) -> pd.DataFrame | None:
-    """Add a program's rows to the table; gives the signatures of most error, None where it is not installed."""
+    """Add a program's rows to the table; gives the signatures of most error, None where these are not sure."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "0.jsonl"
-        if capture_program(REPLAYED[name], path, steps) is None:
+        first = measure_part(partial(_load_program, name, path, steps))
+        if first.is_disturbed:
+            table.add_row(name, "", "", f"first capture {first}", *(DISTURBED,) * 4)
+            table.add_section()
             return None
-        alone_ms = time_alone(REPLAYED[name], load(path), steps)
-        capture_program(REPLAYED[name], Path(folder) / "1.jsonl", steps)
-        first, second = load(path), load(Path(folder) / "1.jsonl")
-        captured, rows = captured_times(first), replay_trace(path, KINDS)
-        sequence = replay(path, sequence=True)
-    floor = _add_rows(table, name, first, captured, times_by_first(first, second), rows)
-    total_ms = sequence.header["sequence"]["replayed_ms"]
-    of_sequence = sequence.frame.set_index("case")
-    _add_row(table, "in the sequence", captured, of_sequence, floor, f"{total_ms / alone_ms:.2f} of the program's")
+        trace, captured = first.value, captured_times(first.value)
+        alone_ms = measure_part(partial(time_alone, REPLAYED[name], trace, steps))
+        second = measure_part(partial(_load_program, name, Path(folder) / "1.jsonl", steps))
+        floor = _add_floor(table, name, trace, captured, second)
+        rows = {kind: measure_part(partial(replay_trace, path, (kind,))) for kind in KINDS}
+        sequence = measure_part(partial(replay, path, sequence=True))
+    for kind, part in rows.items():
+        _add_row(table, f"replay, {kind}", captured, part, floor, "-")
+    total = _total(sequence, alone_ms)
+    _add_row(table, "in the sequence", captured, Part(sequence.value.frame, sequence.others), floor, total)
     table.add_section()
-    return _worst(captured, rows)
+    return None if rows[RECORDED].is_disturbed else _worst(captured, rows[RECORDED].value)
+
+
+def _load_program(name: str, path: Path, steps: int) -> Trace:
+    """The trace of a program that is installed."""
+    path.unlink(missing_ok=True)
+    capture_program(REPLAYED[name], path, steps)
+    return load(path)
+
+
+def _total(sequence: Part[Results], alone_ms: Part[float]) -> str:
+    """A cell: the sequence's total over that of the program."""
+    replayed_ms = sequence.value.header["sequence"]["replayed_ms"]
+    return sequence.figure(alone_ms.figure(f"{replayed_ms / alone_ms.value:.2f} of the program's"))
 
 
 def capture_program(make: Callable[[], Workload | None], path: Path, steps: int) -> Path | None:
@@ -144,25 +164,24 @@ def replay_trace(path: Path, kinds: Sequence[str], **options: Any) -> pd.DataFra
     return pd.concat([replay(path, values=kind, **options).frame for kind in kinds], ignore_index=True)
 
 
-def _add_rows(
-    table: Table, name: str, trace: Trace, captured: pd.DataFrame, again: pd.Series, rows: pd.DataFrame
-) -> float:
-    """Add the rows of a second capture and of replays by case; gives the noise floor."""
-    floor, missing = noise_floor(captured, again)
-    own = len(trace.own_calls)
-    note = f" ({missing} not met again)" if missing else ""
-    table.add_row(name, f"{own:,}", f"{len(captured):,}", "second capture" + note, "-", f"{floor:.1%}", "1.00", "-")
-    for kind in KINDS:
-        _add_row(table, f"replay, {kind}", captured, rows[rows["values"] == kind].set_index("case"), floor, "-")
-    return floor
+def _add_floor(table: Table, name: str, trace: Trace, captured: pd.DataFrame, second: Part[Trace]) -> Part[float]:
+    """Add the row of a second capture; gives the noise floor."""
+    floor, missing = noise_floor(captured, times_by_first(trace, second.value))
+    what = "second capture" + (f" ({missing} not met again)" if missing else "")
+    numbers = f"{len(trace.own_calls):,}", f"{len(captured):,}"
+    table.add_row(name, *numbers, what, "-", *map(second.figure, (f"{floor:.1%}", "1.00")), "-")
+    return Part(floor, second.others)
 
 
-def _add_row(table: Table, what: str, captured: pd.DataFrame, rows: pd.DataFrame, floor: float, total: str) -> None:
+def _add_row(
+    table: Table, what: str, captured: pd.DataFrame, part: Part[pd.DataFrame], floor: Part[float], total: str
+) -> None:
+    rows = part.value.set_index("case")
     right, compared = count_faithful(rows)
     error, failed = time_error(captured, rows["median_us"].dropna())
     missing = f" ({failed} do not run)" if failed else ""
-    cells = (f"{right / max(compared, 1):.2%}", f"{error:.1%}", f"{error / floor:.2f}", total)
-    table.add_row("", "", "", what + missing, *cells)
+    times = part.figure(f"{error:.1%}"), part.figure(floor.figure(f"{error / max(floor.value, 1e-9):.2f}"))
+    table.add_row("", "", "", what + missing, f"{right / max(compared, 1):.2%}", *times, total)
 
 
 def count_faithful(rows: pd.DataFrame) -> tuple[int, int]:
@@ -184,8 +203,8 @@ def time_error(captured: pd.DataFrame, times: pd.Series) -> tuple[float, int]:
 
 
 def _worst(captured: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
-    """The signatures by falling error of their replay with recorded values."""
-    recorded = rows[rows["values"] == "recorded"].set_index("case")
+    """The signatures by falling error of their replay."""
+    recorded = rows.set_index("case")
     recorded["off"] = (recorded["median_us"] - captured["us"]) * captured["count"]
     worst = recorded.reindex(recorded["off"].abs().sort_values(ascending=False).index)
     return worst[["op", "shapes", "count", "captured_us", "median_us", "spread", "off"]]
