@@ -74,7 +74,7 @@ def _calls(
     columns = (own[name].tolist() for name in names)
     memory: list[int] = trace.storages.tolist()
     for number, thread, *values in zip(own.index.tolist(), threads, *columns, strict=True):
-        signature, module, scope, line, *times, device, count, first = values
+        signature, module, scope, line, start, duration, host, perturbed, device, count, first = values
         operation = operations.get(signature)
         if operation is None:
             # the trace is damaged
@@ -84,8 +84,8 @@ def _calls(
         yield (
             thread,
             MadeCall(
-                *(number, operation, places.get(scope), str(module), scope, line, signature, *times),
-                *(device_ns, takes, gives),
+                *(number, operation, places.get(scope), str(module), scope, line, signature),
+                *(start, duration, host, perturbed, device_ns, takes, gives),
             ),
         )
 
