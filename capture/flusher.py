@@ -107,6 +107,9 @@ class Flusher:
                             break
                         if pause_s:
                             sleep(pause_s)
+                    if pause_s:
+                        # what has come meanwhile is for the next time: a busy program would keep this going
+                        break
                 if kernels is not None and windows and self.writer is not None:
                     self._write(kernels.records(windows))
                 self.recorder.fitter.fit_deferred(self.recorder.graphs)
