@@ -48,6 +48,7 @@ from opgrip.capture.torch_private import load_private
 from opgrip.traces.errors import UserError, in_words_of_python
 from opgrip.traces.records import Header
 from opgrip.traces.tensor_file import HEADER_FIELD
+from opgrip.traces.values import value_models
 from opgrip.traces.writer import TraceWriter
 
 Parameters = ParamSpec("Parameters")
@@ -275,6 +276,8 @@ class Capture:
         if self._flusher is not None:
             raise UserError(f"the capture to {self.path} is already running", "make another Capture for an inner block")
         load_private()
+        # those that other packages bring are looked for now and not at the first call
+        value_models.names()
         if self._recorder.kernels is not None:
             check_kernels()
         with in_words_of_python():

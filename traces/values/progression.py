@@ -100,7 +100,9 @@ def _goes_on(blocks: NDArray[Any]) -> bool:
     ramp = blocks[0] + (blocks[1] - blocks[0]) * np.arange(len(blocks))
     breaks = blocks != ramp
     period = int(breaks.argmax())
-    return not breaks[period] or bool((blocks == np.resize(blocks[:period], len(blocks))).all())
+    if not breaks[period]:
+        return True
+    return bool(blocks[period] == blocks[0] and (blocks == np.resize(blocks[:period], len(blocks))).all())
 
 
 def _looked_at(count: int) -> NDArray[np.int64]:
