@@ -1,9 +1,10 @@
 """Whether recorded times are those of the program: of each operator, beside torch.profiler's own for the same steps.
 
-A capture and torch.profiler watch steps of a program in turns, in one process. The medians of one half of the rounds
-are compared by operator: those of the captures with the profiler's in the other half, and the profiler's with these
-too. The error is the sum over operators of |one - other|, weighted by calls, over the sum of times. What the profiler
-differs by from itself is the noise floor. Operators whose calls take less than 50 us are left out, since the profiler's
+A capture and torch.profiler watch steps of a program in turns, in one process. An operator's time in a step is the sum
+over its calls there, each by its median over steps and rounds: calls of one operator have several sizes, between which
+a median of them all would jump. One half of the rounds is compared with the other: the captures with the profiler, and
+the profiler with itself, which is the noise floor. The error is the sum over operators of |one - other| over the sum of
+times. Operators whose calls take less than 50 us are left out, since the profiler's
 own work is a part of these, and so are those of which the profiler counts others, as it sees what operators are made
 of.
 
@@ -20,7 +21,7 @@ import os
 import statistics
 import tempfile
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 from itertools import combinations
 from pathlib import Path
@@ -28,8 +29,10 @@ from pathlib import Path
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 os.environ.setdefault("KINETO_LOG_LEVEL", "9")
 
+import numpy as np
 import torch
-from others import DISTURBED, Part, are_too_few, measure_part
+from numpy.typing import NDArray
+from others import DISTURBED, Part, are_too_few, in_a_process, measure_part
 from rich.console import Console
 from rich.table import Table
 from torch.profiler import ProfilerActivity, profile
@@ -47,7 +50,9 @@ FEWEST_ROUNDS = 2
 """One half for each side of a comparison."""
 MOST_HALVES = 40
 Times = dict[str, list[float]]
-"""Of an operator's calls, in us."""
+"""Of an operator's calls, in us, in the order in which they ran."""
+Medians = dict[str, NDArray[np.float64]]
+"""The same of the calls of one step."""
 
 
 def main() -> None:
@@ -57,23 +62,29 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--worst", type=int, default=0, metavar="N", help="also list the N operators of most error")
     args = parser.parse_args()
-    torch.set_num_threads(1)
     console = Console(width=120)
     table = Table("program", *FIGURES)
     for name in args.workload or REPLAYED:
-        step = REPLAYED[name]()
-        if step is None:
+        measured = in_a_process(measure_program, name, args.rounds)
+        if measured is None:
             console.print(f"{name}: what it needs is not installed")
             continue
-        rounds = measure(step, args.rounds)
-        for part in rounds:
-            if part.is_disturbed:
-                console.print(f"{name}, a round: {part}", highlight=False)
-        row, worst = compare_quiet(rounds)
+        row, lines, worst = measured
         table.add_row(name, *row)
-        for line in worst[: args.worst]:
+        for line in (*lines, *worst[: args.worst]):
             console.print(line, highlight=False)
     console.print(table)
+
+
+def measure_program(name: str, rounds: int) -> tuple[tuple[str, ...], list[str], list[str]] | None:
+    """The cells of a program's row, its disturbed rounds, and its operators; None where it is not installed."""
+    torch.set_num_threads(1)
+    step = REPLAYED[name]()
+    if step is None:
+        return None
+    parts = measure(step, rounds)
+    row, worst = compare_quiet(parts)
+    return row, [f"{name}, a round: {part}" for part in parts if part.is_disturbed], worst
 
 
 def measure(step: Workload, rounds: int) -> list[Part[tuple[Times, Times]]]:
@@ -132,24 +143,27 @@ def compare_quiet(rounds: Sequence[Part[tuple[Times, Times]]]) -> tuple[tuple[st
 def compare(captured: list[Times], profiled: list[Times]) -> tuple[tuple[str, ...], list[str]]:
     """The cells of a program's row, and a line for each operator, the one of most error first."""
     ours, theirs = medians(captured), medians(profiled)
-    counts = {op: len(times) for op, times in profiled[0].items()}
     ops = [
         op
-        for op, count in counts.items()
-        if count == len(captured[0][op]) and min(ours.get(op, 0.0), theirs.get(op, 0.0)) >= LEAST_US
+        for op, times in theirs.items()
+        if times.shape == ours.get(op, times[:0]).shape and min(_mean(ours[op]), _mean(times)) >= LEAST_US
     ]
-    total = sum(theirs[op] * counts[op] for op in ops)
-    whole = sum(sum(times) for times in profiled[0].values())
-    capture_off, floor = errors(captured, profiled, {op: counts[op] for op in ops})
+    if not ops:
+        return ("0", *("-",) * (len(FIGURES) - 1)), []
+    total = sum(theirs[op].sum() for op in ops)
+    whole = sum(times.sum() for times in theirs.values())
+    capture_off, floor = errors(captured, profiled, ops)
     lines = [
-        f"{op}: {counts[op] // STEPS} a step, captured {ours[op]:.1f} us, profiled {theirs[op]:.1f} us"
-        for op in sorted(ops, key=lambda op: -abs(ours[op] - theirs[op]) * counts[op])
+        f"{op}: {len(theirs[op])} a step, captured {_mean(ours[op]):.1f} us, profiled {_mean(theirs[op]):.1f} us"
+        for op in sorted(ops, key=lambda op: -_difference(ours[op], theirs[op]))
     ]
-    share = f"{total / max(whole, 1e-9):.0%}"
-    return (str(len(ops)), share, f"{capture_off:.1%}", f"{floor:.1%}", f"{capture_off / max(floor, 1e-9):.2f}"), lines
+    return (
+        *(str(len(ops)), f"{total / whole:.0%}", f"{capture_off:.1%}", f"{floor:.1%}"),
+        f"{capture_off / max(floor, 1e-9):.2f}",
+    ), lines
 
 
-def errors(captured: list[Times], profiled: list[Times], counts: Mapping[str, int]) -> tuple[float, float]:
+def errors(captured: list[Times], profiled: list[Times], ops: Collection[str]) -> tuple[float, float]:
     """How far captures are off the profiler's times, and how far these are off themselves.
 
     Both compare the medians of one half of the rounds with those of the other half, and are means over all halves:
@@ -157,18 +171,19 @@ def errors(captured: list[Times], profiled: list[Times], counts: Mapping[str, in
 
     Parameters
     ----------
-    counts : calls of the operators that are compared
+    ops : that are compared
     """
-    of_all = medians(captured), medians(profiled)
-    total = sum(of_all[1][op] * count for op, count in counts.items())
+    of_all = medians(captured)
+    total = sum(medians(profiled)[op].sum() for op in ops)
 
-    def off(one: Mapping[str, float], other: Mapping[str, float]) -> float:
-        return sum(abs(one[op] - other[op]) * count for op, count in counts.items()) / max(total, 1e-9)
+    def off(one: Medians, other: Medians) -> float:
+        return float(sum(_difference(one[op], other[op]) for op in ops) / max(total, 1e-9))
 
     offs = []
     for half, rest in halves(len(profiled)):
-        # an operator all of whose calls in a half were perturbed has the times of the others
-        captured_half = of_all[0] | medians([captured[place] for place in half])
+        captured_half = medians([captured[place] for place in half])
+        # a call that was perturbed in all of a half has the times of the other
+        captured_half = {op: np.where(np.isnan(captured_half[op]), of_all[op], captured_half[op]) for op in ops}
         profiled_half, profiled_rest = (medians([profiled[place] for place in places]) for places in (half, rest))
         offs.append((off(captured_half, profiled_rest), off(profiled_half, profiled_rest)))
     capture_off, floor = map(statistics.fmean, zip(*offs, strict=True))
@@ -182,13 +197,25 @@ def halves(rounds: int) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
     return [(half, tuple(place for place in range(rounds) if place not in half)) for half in some]
 
 
-def medians(rounds: list[Times]) -> dict[str, float]:
-    """Of all rounds' calls, those that are not known left out."""
-    together: Times = defaultdict(list)
-    for times in rounds:
-        for op, values in times.items():
-            together[op] += [value for value in values if value == value]
-    return {op: statistics.median(values) for op, values in together.items() if values}
+def medians(rounds: list[Times]) -> Medians:
+    """Of each operator whose calls come alike in all steps, the median of each, nan where it is not known."""
+    counts = {op: {len(times.get(op, ())) for times in rounds} for op in rounds[0]}
+    together: Medians = {}
+    for op, (count, *others) in counts.items():
+        if not others and count and count % STEPS == 0:
+            by_place = np.array([times[op] for times in rounds]).reshape(-1, count // STEPS)
+            known = np.ma.masked_invalid(by_place)
+            together[op] = np.ma.median(known, axis=0).filled(np.nan)
+    return together
+
+
+def _difference(one: NDArray[np.float64], other: NDArray[np.float64]) -> float:
+    """Of the calls that are known of both."""
+    return float(abs(np.nansum(one - other)))
+
+
+def _mean(times: NDArray[np.float64]) -> float:
+    return float(np.nanmean(times)) if not np.isnan(times).all() else 0.0
 
 
 if __name__ == "__main__":

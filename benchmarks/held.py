@@ -13,12 +13,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
 import os
 import platform
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from datetime import date
 from fnmatch import fnmatchcase
@@ -31,6 +29,7 @@ from figures.capture import CAPTURE
 from figures.commands import COMMANDS
 from figures.figure import Experiment, Figure, NotMeasuredError, Reading, Rounds, read_figure
 from figures.replay import REPLAY
+from others import in_a_process
 from rich.console import Console
 from rich.table import Table
 
@@ -99,9 +98,7 @@ def outcomes_of(experiments: Iterable[Experiment], pattern: str, quick: bool, co
 def run_experiment(experiment: Experiment, rounds: int, bounds: dict[str, Bound]) -> list[Outcome]:
     """The outcomes of all figures of an experiment."""
     try:
-        # what one experiment leaves in the allocator and in caches would change the next one's times
-        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-            rounds_by_figure = pool.submit(experiment.measure, rounds).result()
+        rounds_by_figure = in_a_process(experiment.measure, rounds)
     except NotMeasuredError as error:
         return [Outcome(figure, [], Verdict.NOT_MEASURED, why=str(error)) for figure in experiment.figures]
     except Exception as error:

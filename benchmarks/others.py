@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Generic, ParamSpec, TypeVar
 
 MOST_BY_OTHERS = 0.1
 """Share of all processors' time that others may take while times are compared."""
@@ -16,6 +18,7 @@ DISTURBED = "disturbed"
 STAT = Path("/proc/stat")
 
 Value = TypeVar("Value")
+Arguments = ParamSpec("Arguments")
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +92,15 @@ def measure_part(
         value = part()
         parts.append(Part(value, share_of_others(before, usage_now())))
     return min(parts, key=lambda item: item.others)
+
+
+def in_a_process(function: Callable[Arguments, Value], *args: Arguments.args, **kwargs: Arguments.kwargs) -> Value:
+    """What a function of a module gives in a fresh process.
+
+    What one program leaves in the allocator and in caches would change the next one's times.
+    """
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(function, *args, **kwargs).result()
 
 
 def are_too_few(rounds: Sequence[object], requested: int) -> bool:

@@ -32,7 +32,7 @@ os.environ.setdefault("KINETO_LOG_LEVEL", "9")
 import pandas as pd
 import torch
 from capture_truth import profiled_times
-from others import DISTURBED, Part, measure_part
+from others import DISTURBED, Part, in_a_process, measure_part
 from rich.console import Console
 from rich.table import Table
 from workloads import REPLAYED, Workload
@@ -47,6 +47,7 @@ from opgrip.traces.record_forms import to_json
 WARMUP, LEARNED = 3, 2
 ROUNDS_ALONE = 5
 """Of torch.profiler, over the program without a capture."""
+Row = tuple[str, ...]
 COLUMNS = ("program", "calls", "signatures", "what", "shapes as recorded", "error in time", "x noise floor", "total")
 
 
@@ -57,41 +58,45 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1, help="of the program (default: %(default)s)")
     parser.add_argument("--worst", type=int, default=0, metavar="N", help="also list the N signatures of most error")
     args = parser.parse_args()
-    torch.set_num_threads(args.threads)
     console = Console(width=150)
     console.print(f"torch {torch.__version__}, {args.threads} threads, {args.steps} captured steps", highlight=False)
     table = Table(*COLUMNS)
     for name in args.workload or REPLAYED:
-        if REPLAYED[name]() is None:
+        measured = in_a_process(measure, name, args.steps, args.threads)
+        if measured is None:
             console.print(f"{name}: what it needs is not installed")
             continue
-        worst = measure(name, args.steps, table)
+        rows, worst = measured
+        for row in rows:
+            table.add_row(*row)
+        table.add_section()
         if worst is not None and args.worst:
             console.print(worst.head(args.worst).to_string(max_colwidth=60), highlight=False)
     console.print(table)
 
 
-def measure(name: str, steps: int, table: Table) -> pd.DataFrame | None:
-    """Add a program's rows to the table; gives the signatures of most error, None where these are not sure."""
+def measure(name: str, steps: int, threads: int) -> tuple[list[Row], pd.DataFrame | None] | None:
+    """A program's rows, and its signatures of most error where these are sure; None where it is not installed."""
+    torch.set_num_threads(threads)
+    if REPLAYED[name]() is None:
+        return None
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "0.jsonl"
         first = measure_part(partial(_load_program, name, path, steps))
         if first.is_disturbed:
-            table.add_row(name, "", "", f"first capture {first}", *(DISTURBED,) * 4)
-            table.add_section()
-            return None
+            return [(name, "", "", f"first capture {first}", *(DISTURBED,) * 4)], None
         trace, captured = first.value, captured_times(first.value)
         alone_ms = measure_part(partial(time_alone, REPLAYED[name], trace, steps))
         second = measure_part(partial(_load_program, name, Path(folder) / "1.jsonl", steps))
-        floor = _add_floor(table, name, trace, captured, second)
         rows = {kind: measure_part(partial(replay_trace, path, (kind,))) for kind in KINDS}
         sequence = measure_part(partial(replay, path, sequence=True))
-    for kind, part in rows.items():
-        _add_row(table, f"replay, {kind}", captured, part, floor, "-")
-    total = _total(sequence, alone_ms)
-    _add_row(table, "in the sequence", captured, Part(sequence.value.frame, sequence.others), floor, total)
-    table.add_section()
-    return None if rows[RECORDED].is_disturbed else _worst(captured, rows[RECORDED].value)
+    row, floor = _row_of_floor(name, trace, captured, second)
+    of_sequence = Part(sequence.value.frame, sequence.others)
+    return [
+        row,
+        *(_row(f"replay, {kind}", captured, part, floor, "-") for kind, part in rows.items()),
+        _row("in the sequence", captured, of_sequence, floor, _total(sequence, alone_ms)),
+    ], None if rows[RECORDED].is_disturbed else _worst(captured, rows[RECORDED].value)
 
 
 def _load_program(name: str, path: Path, steps: int) -> Trace:
@@ -164,24 +169,22 @@ def replay_trace(path: Path, kinds: Sequence[str], **options: Any) -> pd.DataFra
     return pd.concat([replay(path, values=kind, **options).frame for kind in kinds], ignore_index=True)
 
 
-def _add_floor(table: Table, name: str, trace: Trace, captured: pd.DataFrame, second: Part[Trace]) -> Part[float]:
-    """Add the row of a second capture; gives the noise floor."""
+def _row_of_floor(name: str, trace: Trace, captured: pd.DataFrame, second: Part[Trace]) -> tuple[Row, Part[float]]:
+    """The row of a second capture, and the noise floor."""
     floor, missing = noise_floor(captured, times_by_first(trace, second.value))
     what = "second capture" + (f" ({missing} not met again)" if missing else "")
     numbers = f"{len(trace.own_calls):,}", f"{len(captured):,}"
-    table.add_row(name, *numbers, what, "-", *map(second.figure, (f"{floor:.1%}", "1.00")), "-")
-    return Part(floor, second.others)
+    row = (name, *numbers, what, "-", *map(second.figure, (f"{floor:.1%}", "1.00")), "-")
+    return row, Part(floor, second.others)
 
 
-def _add_row(
-    table: Table, what: str, captured: pd.DataFrame, part: Part[pd.DataFrame], floor: Part[float], total: str
-) -> None:
+def _row(what: str, captured: pd.DataFrame, part: Part[pd.DataFrame], floor: Part[float], total: str) -> Row:
     rows = part.value.set_index("case")
     right, compared = count_faithful(rows)
     error, failed = time_error(captured, rows["median_us"].dropna())
     missing = f" ({failed} do not run)" if failed else ""
     times = part.figure(f"{error:.1%}"), part.figure(floor.figure(f"{error / max(floor.value, 1e-9):.2f}"))
-    table.add_row("", "", "", what + missing, f"{right / max(compared, 1):.2%}", *times, total)
+    return ("", "", "", what + missing, f"{right / max(compared, 1):.2%}", *times, total)
 
 
 def count_faithful(rows: pd.DataFrame) -> tuple[int, int]:
