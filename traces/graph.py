@@ -11,7 +11,7 @@ import torch
 
 from opgrip.traces.arguments import TensorSpec, leaves, tensors
 from opgrip.traces.records import NO_STORAGE, OPERATOR, Signature
-from opgrip.traces.trace import Trace, unperturbed_ns
+from opgrip.traces.trace import Trace
 
 
 @dataclass(slots=True)
@@ -144,7 +144,7 @@ def make_graph(trace: Trace) -> Graph:
 def _steps(trace: Trace, extents: _Extents) -> Iterator[Step]:
     """The calls of a trace in the order in which they started; `extents` is told of their tensors."""
     signatures = {signature.number: signature for signature in trace.signatures}
-    own = trace.own_calls.assign(host_ns=unperturbed_ns(trace.calls))
+    own = trace.own_calls
     columns = (
         *("signature", "op", "module", "phase", "thread", "start_ns", "duration_ns", "device_ns", "time_ns", "host_ns"),
         *("tensors", "first_storage"),

@@ -56,11 +56,11 @@ class Trace:
         its tensors: an accelerator, where one is among them), process (in a merged trace), thread, start_ns (since the
         start of the capture), duration_ns, device_ns (nan for what ran on the host alone; of a gripped function, the
         sum of the calls inside it), stream (its number, for others), perturbed (whether the capture's own work ran
-        right before it, or within it), raw_ns (of the device where there is one, else the duration), time_ns (the
-        same; of a call that was perturbed on the host, the median of its signature's others, where there are any),
-        page_faults (0 where none were counted), tensors, first_storage. Module, function, file and line of a call in a
-        backward pass are those of the forward call that caused it, where it is known; `own_module` is where it ran
-        itself.
+        right before it, or within it), host_ns (its duration; of one that was perturbed, the median of its signature's
+        others, where there are any), raw_ns (of the device where there is one, else the duration), time_ns (of the
+        device where there is one, else host_ns), page_faults (0 where none were counted), tensors, first_storage.
+        Module, function, file and line of a call in a backward pass are those of the forward call that caused it, where
+        it is known; `own_module` is where it ran itself.
     storages : the memory of each call's tensors: `tensors` numbers from `first_storage` on, as `Calls` has them
     contexts : settings that scopes refer to, by number
     unfinished : the calls that never ended, in a trace that was cut by that
@@ -316,6 +316,7 @@ def _table(
             "device_ns": device_times(blocks, later),
             "stream": streams(blocks),
             "perturbed": _perturbed(blocks, lengths),
+            "host_ns": 0.0,
             "raw_ns": 0.0,
             "time_ns": 0.0,
             "page_faults": _page_faults(blocks, lengths),
@@ -327,11 +328,12 @@ def _table(
     table["stream"] = pd.arrays.IntegerArray(table["stream"].to_numpy(), table["device_ns"].isna().to_numpy())
     table["device_ns"] = with_functions(table)
     table["raw_ns"] = table["device_ns"].fillna(table["duration_ns"])
-    table["time_ns"] = table["device_ns"].fillna(unperturbed_ns(table))
+    table["host_ns"] = _unperturbed_ns(table)
+    table["time_ns"] = table["device_ns"].fillna(table["host_ns"])
     return table
 
 
-def unperturbed_ns(calls: pd.DataFrame) -> pd.Series[float]:
+def _unperturbed_ns(calls: pd.DataFrame) -> pd.Series[float]:
     """Durations of calls; of those that were perturbed, the median of others of their signature where there are any."""
     durations, perturbed = calls["duration_ns"], calls["perturbed"]
     if not perturbed.any():

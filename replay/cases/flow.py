@@ -12,7 +12,7 @@ from opgrip.traces.arguments import TensorSpec
 from opgrip.traces.graph import Graph, make_graph
 from opgrip.traces.interfaces import Interface, interface_of
 from opgrip.traces.records import NO_STORAGE, Signature
-from opgrip.traces.trace import Trace, unperturbed_ns
+from opgrip.traces.trace import Trace
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +126,7 @@ def _calls(
     for storage in graph.storages.values():
         over.setdefault(storage.last, []).append(storage.number)
     nothing = Interface((), ())
-    own = trace.own_calls.assign(host_ns=unperturbed_ns(trace.calls))
+    own = trace.own_calls
     columns = ("signature", "op", "scope", "time_ns", "host_ns", "tensors", "first_storage")
     for row, *values in zip(own.index, *(own[name].tolist() for name in columns), strict=True):
         signature, op, scope, time, host, count, first = values

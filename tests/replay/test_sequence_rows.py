@@ -87,7 +87,7 @@ def test_the_critical_path_is_the_chain_that_waits_for_itself(tmp_path: Path) ->
         x.sin()
     trace = load(tmp_path / "t.jsonl")
     times_ns = dict.fromkeys(trace.calls.index, 1000) | {trace.calls.index[-1]: 2000}
-    columns = {name: trace.calls.index.map(times_ns) for name in ("duration_ns", "raw_ns", "time_ns")}
+    columns = {name: trace.calls.index.map(times_ns) for name in ("duration_ns", "host_ns", "raw_ns", "time_ns")}
     trace = replace(trace, calls=trace.calls.assign(**columns))
     result = replay_sequence(trace, replace(sequence_settings(settings_for(Plan(), trace)), repeats=1))
     assert result.critical_calls == 3

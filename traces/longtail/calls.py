@@ -11,7 +11,7 @@ from opgrip.traces.labels import are_marks
 from opgrip.traces.longtail.operators import Operation
 from opgrip.traces.records import Scope
 from opgrip.traces.runs import Place, origins
-from opgrip.traces.trace import Trace, unperturbed_ns
+from opgrip.traces.trace import Trace
 
 LOCALS = ".<locals>."
 BACKWARD = "backward"
@@ -64,7 +64,7 @@ def threads_of(trace: Trace, operations: Mapping[int, Operation]) -> list[list[M
 def _calls(
     trace: Trace, operations: Mapping[int, Operation], places: Mapping[int, Place]
 ) -> Iterator[tuple[tuple[int, int], MadeCall]]:
-    calls = trace.calls.assign(host_ns=unperturbed_ns(trace.calls))
+    calls = trace.calls
     own = calls[calls["inside"].isna() & ~are_marks(calls)]
     threads = zip(own["process"].cat.codes.tolist(), own["thread"].cat.codes.tolist(), strict=True)
     names = (

@@ -91,7 +91,8 @@ def distribution_of(values: Floats1D, dtype: torch.dtype, kinds: Kinds, sampled:
     whole = all(value == math.floor(value) for value in quantiles) and bool((ranked == np.rint(ranked)).all())
     shape = _shape(quantiles, mean, std, len(ranked))
     quantiles[0], quantiles[-1] = low, high
-    mean, std, low, high, *kept = _shortened([mean, std, low, high, *(quantiles if shape == "quantiles" else ())], dtype)
+    marks = quantiles if shape == "quantiles" else ()
+    mean, std, low, high, *kept = _shortened([mean, std, low, high, *marks], dtype)
     return Distribution(mean, std, low, high, shape, kept or None, whole)
 
 
