@@ -207,6 +207,11 @@ def _rules_of(function: Any) -> _Rules | None:
     return None if bounds is None else _Rules(tuple(argument.name for argument in schema.arguments), bounds)
 
 
+def is_unchecked(function: Any) -> bool:
+    """Whether an operator takes some indices as they come."""
+    return _rules_of(function) is not None
+
+
 def bound_indices(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
     """Write into a call's arguments, where it would read or write foreign memory by them.
 
@@ -238,7 +243,7 @@ def check_indices(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any
 def bounding(function: Function) -> Function:
     """A function that brings the indices of a call into bounds before it; the same one where it checks them itself.
 
-    For calls inside of units and sequences, whose indices other calls make.
+    For calls inside of units, whose indices other calls make.
     """
     rules = _rules_of(function)
     if rules is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -13,12 +13,13 @@ from opgrip.replay.arguments.filling import memory_of
 from opgrip.replay.arguments.inputs import DeviceMap, Inputs
 from opgrip.replay.cases.flow import can_flow
 from opgrip.replay.operators.agreement.checking import check_agreement
-from opgrip.replay.operators.bounds import bounding
+from opgrip.replay.operators.bounds import bound_indices, is_unchecked
 from opgrip.replay.operators.calling import Arguments
 from opgrip.replay.operators.lookup import Operator
 from opgrip.replay.sequences.memory import Memory
 from opgrip.traces.arguments import GeneratorSpec, TensorSpec, leaves, map_leaves
-from opgrip.traces.records import EXTENSION, Signature
+from opgrip.traces.objects import children
+from opgrip.traces.records import EXTENSION, OPERATOR, Signature
 from opgrip.traces.values import ValueModel
 from opgrip.traces.values.boxes import MAX_COLUMNS, Boxes
 from opgrip.traces.values.constant import Constant
@@ -40,6 +41,10 @@ class _Flowing:
     spec: TensorSpec
 
 
+Filling: TypeAlias = Callable[[Memory, tuple[int, ...]], Any]
+"""Makes a part of a call's arguments, by the memory of its tensors."""
+
+
 class Prepared:
     """An operator that can be called with memory.
 
@@ -51,7 +56,6 @@ class Prepared:
     Attributes
     ----------
     function : the operator
-    run : what to call: it, with indices in bounds
 
     Raises
     ------
@@ -69,7 +73,7 @@ class Prepared:
     ) -> None:
         check_agreement(operator.function, signature.args, signature.kwargs)
         self.function: Callable[..., Any] = operator.function
-        self.run: Callable[..., Any] = bounding(operator.function)
+        self._is_unchecked = is_unchecked(operator.function)
         count = 0
 
         def mark(leaf: Any) -> Any:
@@ -85,7 +89,11 @@ class Prepared:
         if self._changes:
             self._inputs.keep()
         generators = any(isinstance(leaf, GeneratorSpec) for leaf in leaves([args, kwargs]))
-        self._same = None if generators or self._changes else self._inputs.make()
+        same = None if generators or self._changes else self._inputs.make()
+        # a function in Python could change a list that it is given
+        kept = signature.kind == OPERATOR
+        self._positional = None if same is None else [_filling(value, kept) for value in same[0]]
+        self._named = {} if same is None else {name: _filling(value, kept) for name, value in same[1].items()}
 
     def begin(self) -> None:
         """Put drawn values back to how they were before the first call."""
@@ -93,18 +101,41 @@ class Prepared:
             self._inputs.restore()
 
     def arguments(self, memory: Memory, takes: tuple[int, ...]) -> Arguments:
-        """Positional and named arguments.
+        """Positional and named arguments; indices that the operator does not check are brought into bounds.
 
         Parameters
         ----------
         takes : the memory of each tensor
+
+        Raises
+        ------
+        Unsupported : where indices cannot be brought into bounds
         """
+        if self._positional is None:
+            made = self._inputs.make()
+            args, kwargs = _filled(made[0], memory, takes), _filled(made[1], memory, takes)
+        else:
+            args = tuple(fill(memory, takes) for fill in self._positional)
+            kwargs = {name: fill(memory, takes) for name, fill in self._named.items()}
+        if self._is_unchecked:
+            bound_indices(self.function, args, kwargs)
+        return args, kwargs
 
-        def fill(leaf: Any) -> Any:
-            return memory.view(takes[leaf.index], leaf.spec) if type(leaf) is _Flowing else leaf
 
-        args, kwargs = self._same or self._inputs.make()
-        return map_leaves(fill, args), map_leaves(fill, kwargs)
+def _filling(value: Any, kept: bool) -> Filling:
+    """How a part of a call's arguments is made; one in which nothing flows is the same at each call, where `kept`."""
+    if type(value) is _Flowing:
+        return lambda memory, takes: memory.view(takes[value.index], value.spec)
+    if children(value) is None or (kept and not any(type(leaf) is _Flowing for leaf in leaves(value))):
+        return lambda memory, takes: value
+    return lambda memory, takes: _filled(value, memory, takes)
+
+
+def _filled(tree: Any, memory: Memory, takes: tuple[int, ...]) -> Any:
+    def fill(leaf: Any) -> Any:
+        return memory.view(takes[leaf.index], leaf.spec) if type(leaf) is _Flowing else leaf
+
+    return map_leaves(fill, tree)
 
 
 class Drawn:

@@ -47,11 +47,10 @@ class CallProgram:
     max_abs: float | None = None
     max_rel: float | None = None
 
-    def run(self, function: Any, arguments: Arguments, watch: Watch) -> Any:
+    def run(self, arguments: Arguments, watch: Watch) -> Any:
         """What a call gives, of which the mode's part alone is timed."""
         assert self.program is not None, "else it runs in eager"
         args, kwargs = arguments
-        bound_indices(function, args, kwargs)
         entered, named = arguments if self.program.enter is None else self.program.enter(arguments)
         raw_result = watch.run(self.program.function, entered, named)
         if self.program.leave is None:

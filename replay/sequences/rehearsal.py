@@ -222,7 +222,7 @@ class Rehearsal:
         args, kwargs = prepared.arguments(self.memory, call.takes)
         self.announce(call.signature, NO_ROW)
         with checking_parts(prepared.function):
-            result = prepared.run(*args, **kwargs)
+            result = prepared.function(*args, **kwargs)
         # what a device says of it only now is not the next call's
         self._synchronize()
         return result

@@ -200,13 +200,12 @@ def _run(rehearsal: Rehearsal, call: FlowingCall, part: Part, watch: Watch) -> N
     if part.redrawn:
         rehearsal.redraw(call, part)
     own = rehearsal.programs.get(call.signature)
-    function = part.prepared.run
     args, kwargs = part.prepared.arguments(rehearsal.memory, call.takes)
     rehearsal.announce(call.signature, NO_ROW)
     if own is None or own.program is None:
-        result = watch.run(function, args, kwargs)
+        result = watch.run(part.prepared.function, args, kwargs)
     else:
-        result = own.run(part.prepared.function, (args, kwargs), watch)
+        result = own.run((args, kwargs), watch)
     rehearsal.hand_on(call, part, result)
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +18,7 @@ from opgrip.replay import load_results
 from opgrip.replay.cases.cases import make_cases
 from opgrip.replay.measuring.results import OK, SKIPPED, UNSUPPORTED
 from opgrip.replay.measuring.settings import Plan
+from opgrip.replay.operators.calling import Function
 from opgrip.replay.outcome import Results
 from opgrip.replay.replay import replay
 from opgrip.replay.reports.sequence import print_sequence
@@ -23,6 +26,7 @@ from opgrip.replay.sequences.apart import sequence_settings
 from opgrip.replay.sequences.columns import SequenceColumns
 from opgrip.replay.sequences.rows import rows_of, totals_of
 from opgrip.replay.sequences.sequence import SequenceResult, replay_sequence
+from opgrip.replay.sequences.watches import HostWatch
 from opgrip.replay.workers.job import settings_for
 from opgrip.traces import Trace, load
 
@@ -167,3 +171,19 @@ def test_times_that_there_are_none_of_are_empty_in_files(odd: tuple[Trace, Seque
     rows = rows_of(result, make_cases(trace), settings_for(Plan(), trace))
     Results(rows, {"sequence": totals}).save(tmp_path / "r.json")
     assert json.loads((tmp_path / "r.json").read_text())["sequence"]["replayed_wall_ms"] is None
+
+
+def test_what_is_timed_is_the_operator_itself(tiny_trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    timed: list[object] = []
+
+    class Watch(HostWatch):
+        def run(self, function: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+            timed.append(function)
+            return super().run(function, args, kwargs)
+
+    monkeypatch.setattr("opgrip.replay.sequences.sequence.HostWatch", Watch)
+    trace = load(tiny_trace)
+    replay_sequence(trace, replace(sequence_settings(settings_for(Plan(), trace)), repeats=1))
+    # its indices are brought into bounds before
+    assert torch.ops.aten.nll_loss_backward.default in timed
+    assert {type(function) for function in timed} == {torch._ops.OpOverload}
