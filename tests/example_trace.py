@@ -51,8 +51,8 @@ RECORDS: list[Record] = [
 ]
 
 
-def write(path: Path, records: list[Record] = RECORDS) -> Path:
-    with TraceWriter(path, Header({"torch": "2.13.0", "model": {"name": "m"}}), force=True) as writer:
+def write(path: Path, records: list[Record] = RECORDS, **header: object) -> Path:
+    with TraceWriter(path, Header({"torch": "2.13.0", "model": {"name": "m"}, **header}), force=True) as writer:
         for record in records:
             writer.write(record)
     return path

@@ -334,12 +334,19 @@ def _table(
 
 
 def _unperturbed_ns(calls: pd.DataFrame) -> pd.Series[float]:
-    """Durations of calls; of those that were perturbed, the median of others of their signature where there are any."""
+    """Durations of calls; of those that were perturbed, the median of others of their signature where there are any.
+
+    Where there is one other alone, and it took longer than all, it was interrupted: there the median of all counts.
+    """
     durations, perturbed = calls["duration_ns"], calls["perturbed"]
     if not perturbed.any():
         return durations
-    typical = durations.where(~perturbed).groupby(calls["signature"]).transform("median")
-    return durations.where(~perturbed | typical.isna(), typical)
+    groups = durations.groupby(calls["signature"])
+    others = durations.where(~perturbed).groupby(calls["signature"])
+    typical, count = others.transform("median"), others.transform("count")
+    was_interrupted = (count == 1) & (groups.transform("size") > 2) & (typical == groups.transform("max"))
+    typical = typical.where(~was_interrupted, groups.transform("median"))
+    return durations.where(~(perturbed | was_interrupted) | typical.isna(), typical)
 
 
 def _column(blocks: list[Calls], name: str) -> np.ndarray[Any, np.dtype[np.int64]]:

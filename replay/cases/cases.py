@@ -12,6 +12,7 @@ import pandas as pd
 
 from opgrip.replay.arguments.stored import Stored, drawn_values
 from opgrip.replay.cases.behaviours import Behaviour, calm_times, placed_calls, variant_of
+from opgrip.replay.cases.fresh import page_size
 from opgrip.replay.cases.selection import Selection
 from opgrip.replay.operators.lookup import Operator
 from opgrip.replay.operators.memory import LARGE, bytes_of, mostly_fresh
@@ -310,8 +311,8 @@ def _or_none(values: pd.Series[float], is_known: pd.Series[bool]) -> pd.Series[A
 
 def _shares_of_fresh(trace: Trace, calls: pd.DataFrame) -> dict[int, float]:
     """By signature with large results, the share of its calls that got them in fresh memory."""
-    page = trace.header.get("page_size")
-    if type(page) is not int or page <= 0:
+    page = page_size(trace)
+    if page is None:
         return {}
     size = {signature.number: bytes_of(signature.outputs) for signature in trace.signatures}
     results = calls["signature"].map(size).fillna(0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import perf_counter_ns
@@ -12,6 +12,7 @@ import torch
 
 from opgrip.replay.arguments.inputs import DeviceMap
 from opgrip.replay.cases.flow import FlowingCall, make_flow
+from opgrip.replay.cases.fresh import NewMemory, new_memory
 from opgrip.replay.checks.tolerances import Tolerance
 from opgrip.replay.modes import EAGER
 from opgrip.replay.operators.devices import (
@@ -26,6 +27,7 @@ from opgrip.replay.sequences.programs import ModeSettings
 from opgrip.replay.sequences.rehearsal import NOTHING_EXCLUDED, Excluded, Part, Rehearsal, switching
 from opgrip.replay.sequences.results import Pass, SequenceResult, make_result, under_mode
 from opgrip.replay.sequences.watches import DeviceWatch, HostWatch, Watch, typical_ns
+from opgrip.replay.timing import pages
 from opgrip.replay.timing.rounds import NO_ROW, Announce, no_garbage_collection
 from opgrip.traces import Trace
 from opgrip.traces.causes import cause_of
@@ -100,13 +102,18 @@ def replay_sequence(
             *(flow, memory, trace.values, settings.place, settings.device, settings.seed, settings.extensions),
             *(excluded, announce),
         )
-        passes = _measure(rehearsal, settings, tell)
+        on_cpu = pages.CONTROLLED and torch.device(settings.device).type == "cpu"
+        passes = _measure(rehearsal, new_memory(trace, flow) if on_cpu else {}, settings, tell)
         on_device = _measure_on_device(rehearsal, settings, passes, tell)
     result = make_result(trace, flow, rehearsal.parts, passes, on_device, settings.device)
     return result if settings.mode == EAGER else under_mode(result, settings.mode, rehearsal.programs)
 
 
-def _measure(rehearsal: Rehearsal, settings: SequenceSettings, tell: Tell) -> list[Pass]:
+def _measure(
+    rehearsal: Rehearsal, memory: Mapping[int, NewMemory], settings: SequenceSettings, tell: Tell
+) -> list[Pass]:
+    if memory:
+        pages.keep_freed_memory()
     begin = _beginning(rehearsal, settings)
     _settle(rehearsal, begin, settings, tell)
     passes: list[Pass] = []
@@ -116,7 +123,7 @@ def _measure(rehearsal: Rehearsal, settings: SequenceSettings, tell: Tell) -> li
         while _wants_more(passes, perf_counter_ns() - started, settings) and failures < MOST_FAILURES:
             tell("timed runs", len(passes), settings.repeats or max(FEWEST, len(passes) + 1))
             begin()
-            timed = _pass(rehearsal, settings.device, HostWatch())
+            timed = _pass(rehearsal, settings.device, HostWatch(memory))
             if timed is None:
                 # values that are not the same at each pass: it is found out anew what can run
                 failures += 1

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from time import perf_counter_ns
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 
+from opgrip.replay.cases.fresh import NewMemory
 from opgrip.replay.operators.calling import Function, tensors_in
 from opgrip.replay.operators.devices import current_stream, delay, make_event, synchronizer
+from opgrip.replay.timing import pages
 from opgrip.replay.timing.stopwatch import MOST_LEAD_NS
 
 LAUNCH_NS = 20_000
@@ -38,13 +40,24 @@ class Watch(Protocol):
 
 
 class HostWatch:
-    """By the host's clock; on an accelerator, that is how long launches take."""
+    """By the host's clock; on an accelerator, that is how long launches take.
 
-    def __init__(self) -> None:
+    Parameters
+    ----------
+    new_memory : by the places of calls, in which memory their results shall come
+    """
+
+    def __init__(self, new_memory: Mapping[int, NewMemory]) -> None:
         self.on_device: list[int] = []
         self._times: list[int] = []
+        self._new_memory = new_memory
 
     def run(self, function: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:  # noqa: D102
+        memory = self._new_memory.get(len(self._times))
+        if memory is not None:
+            pages.arrange(memory.sizes, memory.fresh_bytes)
+        # what a capture calls: an operator without its layer in Python
+        function = getattr(function, "_op", function)
         start = perf_counter_ns()
         result = function(*args, **kwargs)
         self._times.append(perf_counter_ns() - start)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import ctypes
 import resource
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -24,7 +25,10 @@ from opgrip.replay.operators.memory import LARGE
 PAGE = resource.getpagesize()
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8
 PR_SET_THP_DISABLE = 41
+MADV_DONTNEED = 4
 HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+SLACK = 4 * LARGE
+MOST_ARRANGEMENTS = 5
 LARGEST_KEPT = 32 << 20
 """glibc maps larger blocks afresh each time."""
 
@@ -69,6 +73,41 @@ def give_back() -> None:
 def touch(size: int) -> None:
     """Have so many bytes of freed memory that this process wrote before."""
     torch.empty(size + LARGE, dtype=torch.uint8).fill_(0)
+
+
+def arrange(sizes: Sequence[int], fresh_bytes: int) -> None:
+    """Have blocks of freed memory of which the system gives so much when they are written; the rest is there.
+
+    What is fresh beyond the blocks stands for what an operator needs besides. Other freed memory stays as it is, and so
+    do the caches, but for a line of each page.
+    """
+    share = min(fresh_bytes / max(sum(sizes), 1), 1.0)
+    wanted = [(size, round(size * share)) for size in sizes]
+    besides = fresh_bytes - sum(sizes)
+    if besides >= LARGE:
+        wanted.append((besides, besides))
+    # glibc gives the smallest block that is large enough, of which small things can have taken a part before
+    wanted = [(size + slack, fresh) for size, fresh in wanted if size + SLACK <= LARGEST_KEPT for slack in (0, SLACK)]
+    arranged: set[tuple[int, int]] = set()
+    for _ in range(MOST_ARRANGEMENTS):
+        blocks = [torch.empty(size, dtype=torch.uint8) for size, _ in wanted]
+        places = {(block.data_ptr(), size): (block, fresh) for block, (size, fresh) in zip(blocks, wanted, strict=True)}
+        # blocks that are freed can become one with others, so that the next are had elsewhere
+        if places.keys() <= arranged:
+            return
+        for place in places.keys() - arranged:
+            _arrange(*places[place])
+        arranged |= places.keys()
+        del blocks, places
+
+
+def _arrange(block: torch.Tensor, fresh_bytes: int) -> None:
+    block[::PAGE].fill_(0)
+    # whole pages of the block: what is around it is others'
+    first, end = -(-block.data_ptr() // PAGE) * PAGE, (block.data_ptr() + block.numel()) // PAGE * PAGE
+    length = min(fresh_bytes // PAGE * PAGE, end - first)
+    if length > 0 and _LIBRARY is not None:
+        _LIBRARY.madvise(ctypes.c_void_p(first), ctypes.c_size_t(length), MADV_DONTNEED)
 
 
 def faults() -> int:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -289,51 +287,6 @@ def test_results_lie_in_fresh_memory_as_often_as_in_the_program(share: float) ->
     folders = os.pathsep.join(map(str, (Path(__file__).parent, ROOT / "tests", ROOT / "benchmarks")))
     done = run_python("-c", FRESH_OR_USED, share, env={**os.environ, "PYTHONPATH": folders})
     assert int(done.stdout) >= 9, done.stderr
-
-
-MORE_ASKED_FOR_THAN_THERE_IS = """
-import torch
-from opgrip.replay.timing import pages
-
-pages.keep_freed_memory()
-try:
-    torch.empty(1 << 50)
-except RuntimeError:
-    pass
-for _ in range(20):
-    pages.give_back()
-    before = pages.faults()
-    torch.ones(2 << 20)
-    print((pages.faults() - before) * pages.PAGE)
-"""
-
-
-@pytest.mark.skipif(not pages.CONTROLLED, reason="the C library is not glibc")
-def test_results_get_fresh_memory_after_a_call_that_got_none() -> None:
-    done = run_python("-c", MORE_ASKED_FOR_THAN_THERE_IS, fresh=True)
-    assert min(map(int, done.stdout.split())) >= 8 << 20
-
-
-HUGE_PAGES_ASKED_FOR = """
-import numpy, torch
-from opgrip.replay.timing import pages
-
-pages.keep_freed_memory()
-asked = numpy.ones(3 << 20)
-above = [torch.ones(1 << 18) for _ in range(8)]
-assert above[-1].data_ptr() > asked.ctypes.data
-del asked
-pages.give_back()
-before = pages.faults()
-torch.ones(2 << 20)
-print((pages.faults() - before) * pages.PAGE)
-"""
-
-
-@pytest.mark.skipif(not pages.CONTROLLED, reason="the C library is not glibc")
-def test_results_get_small_pages_where_an_array_of_numpy_lay_before() -> None:
-    done = subprocess.run([sys.executable, "-c", HUGE_PAGES_ASKED_FOR], capture_output=True, text=True, check=True)
-    assert int(done.stdout) >= 8 << 20
 
 
 @pytest.mark.usefixtures("quiet")

@@ -17,7 +17,7 @@ from opgrip.traces.shipped import shipped_traces
 def test_a_trace_that_ships_is_named_anywhere(tmp_path: Path) -> None:
     done = run_command("opgrip", "trace", "info", "trace:faster_rcnn", "--top", "1", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert f"calls       {len(load('trace:faster_rcnn').calls)}" in done.stdout
+    assert f"calls       {len(load('trace:faster_rcnn').calls):,}" in done.stdout
     fast = ("--iterations", "1", "--warmup", "0", "--op", "aten.relu*", "--top", "1", "-o", "r.json")
     done = run_command("opreplay", "trace:faster_rcnn", *fast, cwd=tmp_path)
     assert done.returncode == 0, done.stderr

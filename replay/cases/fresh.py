@@ -1,0 +1,71 @@
+"""In which memory the results of a trace's calls came: in fresh pages of the system, or in what was used before."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pandas as pd
+import torch
+
+from opgrip.replay.cases.flow import Flow
+from opgrip.replay.operators.memory import LARGE
+from opgrip.traces.records import NO_STORAGE
+from opgrip.traces.trace import Trace
+
+UNWRITTEN = ("aten.empty", "aten.new_empty")
+"""Operators that write nothing into their results: whoever takes these first meets the pages."""
+
+
+@dataclass(frozen=True, slots=True)
+class NewMemory:
+    """Large memory that a call made on the CPU.
+
+    Attributes
+    ----------
+    sizes : in bytes, of each
+    fresh_bytes : how much the system had to give for it and for what the call needed besides
+    """
+
+    sizes: tuple[int, ...]
+    fresh_bytes: int
+
+
+def page_size(trace: Trace) -> int | None:
+    """Bytes of a page where a trace was captured; None where it does not tell."""
+    page = trace.header.get("page_size")
+    return page if type(page) is int and page > 0 else None
+
+
+def new_memory(trace: Trace, flow: Flow) -> dict[int, NewMemory]:
+    """By the places of calls in a flow, the large memory that they made; empty where page faults were not counted."""
+    page = page_size(trace)
+    if page is None:
+        return {}
+    fresh_bytes = (_faults(trace.own_calls) * page).tolist()
+    made: dict[int, NewMemory] = {}
+    unwritten: dict[int, int] = {}
+    seen = {NO_STORAGE, *flow.outside}
+    for place, (call, fresh) in enumerate(zip(flow.calls, fresh_bytes, strict=True)):
+        for number in {*call.takes} & unwritten.keys():
+            size = flow.needs[number].bytes
+            made[unwritten.pop(number)] = NewMemory((size,), min(fresh, size))
+        numbers = [number for number in dict.fromkeys(call.gives) if number not in seen]
+        seen.update(numbers)
+        large = [number for number in numbers if _is_large(flow, number)]
+        if call.op.startswith(UNWRITTEN):
+            unwritten |= dict.fromkeys(large, place)
+        elif large:
+            made[place] = NewMemory(tuple(flow.needs[number].bytes for number in large), fresh)
+    return made
+
+
+def _faults(calls: pd.DataFrame) -> pd.Series[int]:
+    """Page faults of calls; of those that the capture perturbed no more, and no less, than their signature's others."""
+    counts = calls["page_faults"]
+    others = counts.where(~calls["perturbed"]).groupby(calls["signature"])
+    return counts.clip(others.transform("min"), others.transform("max")).astype("int64")
+
+
+def _is_large(flow: Flow, number: int) -> bool:
+    need = flow.needs.get(number)
+    return need is not None and need.bytes >= LARGE and torch.device(need.device).type == "cpu"

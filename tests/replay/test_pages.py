@@ -1,0 +1,224 @@
+"""Fresh and used memory for results, as it is had from glibc."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from example_trace import write
+from programs import run_command, run_python
+
+from opgrip.replay.cases.flow import make_flow
+from opgrip.replay.cases.fresh import new_memory
+from opgrip.replay.timing import pages
+from opgrip.traces import Trace, load
+from opgrip.traces.arguments import TensorSpec
+from opgrip.traces.records import Calls, End, Scope, Signature, Thread
+
+MORE_ASKED_FOR_THAN_THERE_IS = """
+import torch
+from opgrip.replay.timing import pages
+
+pages.keep_freed_memory()
+try:
+    torch.empty(1 << 50)
+except RuntimeError:
+    pass
+for _ in range(20):
+    pages.give_back()
+    before = pages.faults()
+    torch.ones(2 << 20)
+    print((pages.faults() - before) * pages.PAGE)
+"""
+
+
+@pytest.mark.skipif(not pages.CONTROLLED, reason="the C library is not glibc")
+def test_results_get_fresh_memory_after_a_call_that_got_none() -> None:
+    done = run_python("-c", MORE_ASKED_FOR_THAN_THERE_IS, fresh=True)
+    assert min(map(int, done.stdout.split())) >= 8 << 20
+
+
+HUGE_PAGES_ASKED_FOR = """
+import numpy, torch
+from opgrip.replay.timing import pages
+
+pages.keep_freed_memory()
+asked = numpy.ones(3 << 20)
+above = [torch.ones(1 << 18) for _ in range(8)]
+assert above[-1].data_ptr() > asked.ctypes.data
+del asked
+pages.give_back()
+before = pages.faults()
+torch.ones(2 << 20)
+print((pages.faults() - before) * pages.PAGE)
+"""
+
+
+@pytest.mark.skipif(not pages.CONTROLLED, reason="the C library is not glibc")
+def test_results_get_small_pages_where_an_array_of_numpy_lay_before() -> None:
+    done = subprocess.run([sys.executable, "-c", HUGE_PAGES_ASKED_FOR], capture_output=True, text=True, check=True)
+    assert int(done.stdout) >= 8 << 20
+
+
+ARRANGED = """
+import torch
+from opgrip.replay.timing import pages
+
+pages.keep_freed_memory()
+torch.set_num_threads(1)
+size, kept = 8 << 20, []
+for fresh in (0, size, 0, size // 2, size, 2 * size):
+    small = result = besides = None
+    # what lies around the blocks stays as it was
+    kept.append(torch.full((3 << 20,), 7, dtype=torch.uint8))
+    pages.arrange([size], fresh)
+    before = pages.faults()
+    small, result = torch.ones(1000), torch.ones(size // 4)
+    besides = torch.ones(size // 4)
+    print((pages.faults() - before) * pages.PAGE / size, all(bool((one == 7).all()) for one in kept))
+"""
+
+
+@pytest.mark.skipif(not pages.CONTROLLED, reason="the C library is not glibc")
+def test_memory_is_arranged_fresh_in_part_and_nothing_else_is_touched() -> None:
+    done = run_python("-c", ARRANGED.replace("    besides = torch.ones(size // 4)\n", ""), fresh=True)
+    shares, are_kept = zip(*(line.split() for line in done.stdout.splitlines()), strict=True)
+    assert {*are_kept} == {"True"}, done.stderr
+    assert [float(share) for share in shares] == pytest.approx([0, 1, 0, 0.5, 1, 1], abs=0.1)
+
+
+@pytest.mark.skipif(not pages.CONTROLLED, reason="the C library is not glibc")
+def test_what_a_call_needs_besides_its_result_is_arranged_too() -> None:
+    done = run_python("-c", ARRANGED, fresh=True)
+    *_, (last, is_kept) = (line.split() for line in done.stdout.splitlines())
+    assert is_kept == "True"
+    assert float(last) == pytest.approx(2, abs=0.1), done.stderr
+
+
+PAGE = 4096
+LARGE, SMALL = TensorSpec((1 << 18,), (1,), torch.float32, "cpu"), TensorSpec((8,), (1,), torch.float32, "cpu")
+ON_GPU = TensorSpec((1 << 18,), (1,), torch.float32, "cuda:0")
+OPERATORS = {
+    "sin": Signature(0, "operator", "aten.sin.default", (LARGE,), {}, LARGE),
+    "sin of few": Signature(1, "operator", "aten.sin.default", (SMALL,), {}, SMALL),
+    "sin_": Signature(2, "operator", "aten.sin_.default", (LARGE,), {}, LARGE),
+    "empty_like": Signature(3, "operator", "aten.empty_like.default", (LARGE,), {}, LARGE),
+    "sin on a GPU": Signature(4, "operator", "aten.sin.default", (ON_GPU,), {}, ON_GPU),
+}
+
+
+def trace_of(path: Path, *calls: tuple[str, int, int, int, bool], page: int | None = PAGE) -> Trace:
+    """A trace of calls: operator, memory that it takes, memory that it gives, page faults, whether it was perturbed."""
+    count = len(calls)
+    block = Calls(
+        *(0, [OPERATORS[call[0]].number for call in calls], [0] * count, [10 * place for place in range(count)]),
+        *([5] * count, [2] * count, [number for call in calls for number in call[1:3]], -1),
+        page_faults=[(place, call[3]) for place, call in enumerate(calls) if call[3]],
+        perturbed=[(place, 1) for place, call in enumerate(calls) if call[4]],
+    )
+    scope, end = Scope(0, "", "", "forward"), End(count, len(OPERATORS), 10 * count)
+    return load(
+        write(path, [scope, *OPERATORS.values(), Thread(0, "MainThread"), block, end], page_size=page), partial=False
+    )
+
+
+def made_in(trace: Trace) -> dict[int, int]:
+    """By the places of calls, the fresh bytes of large memory that they made."""
+    made = new_memory(trace, make_flow(trace))
+    assert {memory.sizes for memory in made.values()} <= {(1 << 20,)}
+    return {place: memory.fresh_bytes // PAGE for place, memory in made.items()}
+
+
+def test_large_new_memory_of_the_host_has_the_pages_that_were_counted(tmp_path: Path) -> None:
+    calls = [
+        ("sin", 1, 2, 200, False),
+        ("sin", 1, 3, 0, False),
+        ("sin_", 2, 2, 90, False),
+        ("sin of few", 4, 5, 0, False),
+        ("sin on a GPU", 6, 7, 0, False),
+    ]
+    assert made_in(trace_of(tmp_path / "t.jsonl", *calls)) == {0: 200, 1: 0}
+    assert made_in(trace_of(tmp_path / "t.jsonl", *calls, page=None)) == {}
+
+
+def test_memory_that_was_made_unwritten_has_the_pages_of_who_took_it_first(tmp_path: Path) -> None:
+    calls = [
+        ("empty_like", 1, 2, 0, False),
+        ("sin", 1, 3, 0, False),
+        ("sin_", 2, 2, 250, False),
+        ("sin_", 2, 2, 0, False),
+    ]
+    assert made_in(trace_of(tmp_path / "t.jsonl", *calls)) == {0: 250, 1: 0}
+
+
+def test_pages_of_a_perturbed_call_are_within_those_of_its_signature_s_others(tmp_path: Path) -> None:
+    others = [("sin", 1, 2, 100, False), ("sin", 1, 3, 200, False)]
+    perturbed = [("sin", 1, 4, 0, True), ("sin", 1, 5, 150, True), ("sin", 1, 6, 256, True)]
+    assert [*made_in(trace_of(tmp_path / "t.jsonl", *others, *perturbed)).values()] == [100, 200, 100, 150, 200]
+    assert [*made_in(trace_of(tmp_path / "u.jsonl", *perturbed)).values()] == [0, 150, 256]
+
+
+USED_AND_FRESH = """
+import ctypes
+import torch
+
+allocator = ctypes.CDLL("libc.so.6")
+# M_MMAP_THRESHOLD and M_TRIM_THRESHOLD: glibc keeps what is freed
+allocator.mallopt(-3, 32 << 20)
+allocator.mallopt(-1, 1 << 30)
+large = torch.ones(1 << 20)
+torch.ones(1 << 22)
+for _ in range(20):
+    torch.ops.aten.cos(large)
+for _ in range(20):
+    allocator.malloc_trim(0)
+    torch.ops.aten.sin(large)
+"""
+REPLAYED = """
+import sys
+from collections import defaultdict
+from dataclasses import replace
+from opgrip.replay.measuring.settings import Plan
+from opgrip.replay.sequences import sequence
+from opgrip.replay.sequences.apart import sequence_settings
+from opgrip.replay.timing import pages
+from opgrip.replay.workers.job import settings_for
+from opgrip.traces import load
+
+faults = defaultdict(list)
+
+class Watch(sequence.HostWatch):
+    def run(self, function, args, kwargs):
+        def counted(*args, **kwargs):
+            before = pages.faults()
+            result = function(*args, **kwargs)
+            faults[str(function)].append(pages.faults() - before)
+            return result
+        return super().run(counted, args, kwargs)
+
+sequence.HostWatch = Watch
+trace = load(sys.argv[1])
+sequence.replay_sequence(trace, replace(sequence_settings(settings_for(Plan(), trace)), repeats=1))
+for name in ("aten.cos.default", "aten.sin.default"):
+    print(*faults[name])
+"""
+
+
+@pytest.mark.skipif(not pages.CONTROLLED, reason="the C library is not glibc")
+def test_calls_of_a_sequence_meet_fresh_memory_where_those_of_the_program_did(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(USED_AND_FRESH)
+    assert run_command("opcapture", "-o", "t.jsonl", "--", "program.py", cwd=tmp_path).returncode == 0
+    done = run_python("-c", REPLAYED, tmp_path / "t.jsonl", fresh=True)
+    assert done.returncode == 0, done.stderr
+    trace = load(tmp_path / "t.jsonl")
+    flow = make_flow(trace)
+    made = new_memory(trace, flow)
+    for op, line in zip(("cos", "sin"), done.stdout.splitlines(), strict=True):
+        places = [place for place, call in enumerate(flow.calls) if call.op == f"aten.{op}.default"]
+        expected = [made[place].fresh_bytes // pages.PAGE for place in places]
+        met = [*map(int, line.split())]
+        assert sum(abs(fresh - own) > 100 for fresh, own in zip(met, expected, strict=True)) <= 1, (met, expected)
+        assert (sum(met) > 19000) == (op == "sin")
