@@ -12,6 +12,7 @@ from opgrip.replay.operators.memory import LARGE
 from opgrip.traces.records import NO_STORAGE
 from opgrip.traces.trace import Trace
 
+LARGEST_PAGE = 1 << 30
 UNWRITTEN = ("aten.empty", "aten.new_empty")
 """Operators that write nothing into their results: whoever takes these first meets the pages."""
 
@@ -31,9 +32,9 @@ class NewMemory:
 
 
 def page_size(trace: Trace) -> int | None:
-    """Bytes of a page where a trace was captured; None where it does not tell."""
+    """Bytes of a page where a trace was captured; None where it tells of none that there can be."""
     page = trace.header.get("page_size")
-    return page if type(page) is int and page > 0 else None
+    return page if type(page) is int and 0 < page <= LARGEST_PAGE else None
 
 
 def new_memory(trace: Trace, flow: Flow) -> dict[int, NewMemory]:

@@ -90,7 +90,11 @@ def arrange(sizes: Sequence[int], fresh_bytes: int) -> None:
     wanted = [(size + slack, fresh) for size, fresh in wanted if size + SLACK <= LARGEST_KEPT for slack in (0, SLACK)]
     arranged: set[tuple[int, int]] = set()
     for _ in range(MOST_ARRANGEMENTS):
-        blocks = [torch.empty(size, dtype=torch.uint8) for size, _ in wanted]
+        try:
+            blocks = [torch.empty(size, dtype=torch.uint8) for size, _ in wanted]
+        except RuntimeError:
+            # no room for them all; the call alone may have some
+            return
         places = {(block.data_ptr(), size): (block, fresh) for block, (size, fresh) in zip(blocks, wanted, strict=True)}
         # blocks that are freed can become one with others, so that the next are had elsewhere
         if places.keys() <= arranged:
@@ -102,12 +106,13 @@ def arrange(sizes: Sequence[int], fresh_bytes: int) -> None:
 
 
 def _arrange(block: torch.Tensor, fresh_bytes: int) -> None:
-    block[::PAGE].fill_(0)
     # whole pages of the block: what is around it is others'
-    first, end = -(-block.data_ptr() // PAGE) * PAGE, (block.data_ptr() + block.numel()) // PAGE * PAGE
-    length = min(fresh_bytes // PAGE * PAGE, end - first)
-    if length > 0 and _LIBRARY is not None:
-        _LIBRARY.madvise(ctypes.c_void_p(first), ctypes.c_size_t(length), MADV_DONTNEED)
+    first = -block.data_ptr() % PAGE
+    length = max(min(fresh_bytes, block.numel() - first), 0) // PAGE * PAGE
+    if length and _LIBRARY is not None:
+        start = ctypes.c_void_p(block.data_ptr() + first)
+        _LIBRARY.madvise(start, ctypes.c_size_t(length), MADV_DONTNEED)
+    block[first + length :: PAGE].fill_(0)
 
 
 def faults() -> int:

@@ -17,6 +17,7 @@ from settings import settings_of
 from opgrip.replay.arguments.inputs import Inputs
 from opgrip.replay.cases.cases import Case, make_cases
 from opgrip.replay.cases.flow import make_flow
+from opgrip.replay.cases.fresh import new_memory
 from opgrip.replay.cases.selection import FUNCTION, MODULE, Selection
 from opgrip.replay.cases.surroundings import make_surroundings
 from opgrip.replay.cases.units import make_units
@@ -102,7 +103,7 @@ def _make(case: Case, settings: Any) -> None:
 
 def _around(path: Path) -> None:
     trace = load(path)
-    make_flow(trace)
+    new_memory(trace, make_flow(trace))
     make_surroundings(trace)
 
 

@@ -19,15 +19,19 @@ from opgrip.traces.records import Calls, End, Scope, Signature, Thread
 
 SPEC = TensorSpec((8, 8), (8, 1), torch.float32, "cpu")
 SIN_NS, EXP_NS, PERTURBED_NS = 1_000_000, 10_000, 50_000_000
+INTERRUPTED_NS = 80_000_000
 GAP_NS, PERTURBED_GAP_NS = 5_000, 30_000_000
 
 
-def trace_of(path: Path, perturbed: Sequence[int], device_ns: Sequence[int] = (), exps: int = 3) -> Trace:
-    """Four sines, each of the one before, then exponentials of their own, of which some were perturbed."""
+def trace_of(
+    path: Path, perturbed: Sequence[int], device_ns: Sequence[int] = (), exps: int = 3, interrupted: Sequence[int] = ()
+) -> Trace:
+    """Four sines, each of the one before, then exponentials of their own, some perturbed or interrupted."""
     ops = ("aten.sin.default", "aten.exp.default")
     calls = 4 + exps
     signature = [0] * 4 + [1] * exps
     durations = [SIN_NS] * 4 + [PERTURBED_NS if place in perturbed else EXP_NS for place in range(4, calls)]
+    durations = [INTERRUPTED_NS if place in interrupted else duration for place, duration in enumerate(durations)]
     starts = [0]
     for place, duration in enumerate(durations[:-1], start=1):
         starts.append(starts[-1] + duration + (PERTURBED_GAP_NS if place in perturbed else GAP_NS))
@@ -81,3 +85,11 @@ def test_the_long_tail_takes_its_times_from_calls_that_were_not_perturbed(tmp_pa
 def test_where_all_calls_were_perturbed_the_long_tail_has_their_times(tmp_path: Path) -> None:
     (function,) = find_longtail([trace_of(tmp_path, [4, 5, 6])], lambda trace: 1e10).functions
     assert function.operator_ns == 4 * SIN_NS + 3 * PERTURBED_NS
+
+
+def test_one_call_that_was_not_perturbed_and_took_longer_than_all_was_interrupted(tmp_path: Path) -> None:
+    calls = trace_of(tmp_path, [4, 5], interrupted=[6]).calls
+    assert calls["time_ns"].tolist() == [SIN_NS] * 4 + [PERTURBED_NS] * 3
+    calls = trace_of(tmp_path, [4, 5], exps=4, interrupted=[6]).calls
+    assert calls["time_ns"].tolist() == [SIN_NS] * 4 + [(INTERRUPTED_NS + EXP_NS) / 2] * 2 + [INTERRUPTED_NS, EXP_NS]
+    assert trace_of(tmp_path, [4, 5]).calls["time_ns"].tolist() == [SIN_NS] * 4 + [EXP_NS] * 3

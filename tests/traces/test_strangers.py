@@ -49,6 +49,7 @@ TRACES: dict[str, list[dict[str, Any]]] = {
         HEADER | {"model": {"name": [1]}, "processes": [1], "devices": [1], "command": {"a": 1}, "page_size": "x"},
         *(SIGNATURE, SCOPE, CALLS, END),
     ],
+    "pages without end": [HEADER | {"page_size": 10**400}, SIGNATURE | {"outputs": TENSOR}, SCOPE, CALLS, END],
     "gripped functions alone": [HEADER, SIGNATURE | {"kind": "function", "op": "m:f"}, SCOPE, CALLS, END],
     "model that is a word": [HEADER | {"model": "x", "started_unix_ns": True}, SIGNATURE, SCOPE, CALLS, END],
     "texts of a header": [
