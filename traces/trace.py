@@ -57,10 +57,10 @@ class Trace:
         start of the capture), duration_ns, device_ns (nan for what ran on the host alone; of a gripped function, the
         sum of the calls inside it), stream (its number, for others), perturbed (whether the capture's own work ran
         right before it, or within it), host_ns (its duration; of one that was perturbed, the median of its signature's
-        others, where there are any), raw_ns (of the device where there is one, else the duration), time_ns (of the
-        device where there is one, else host_ns), page_faults (0 where none were counted), tensors, first_storage.
-        Module, function, file and line of a call in a backward pass are those of the forward call that caused it, where
-        it is known; `own_module` is where it ran itself.
+        others, where there are any; so of one that was interrupted), raw_ns (of the device where there is one, else the
+        duration), time_ns (of the device where there is one, else host_ns), page_faults (0 where none were counted),
+        tensors, first_storage. Module, function, file and line of a call in a backward pass are those of the forward
+        call that caused it, where it is known; `own_module` is where it ran itself.
     storages : the memory of each call's tensors: `tensors` numbers from `first_storage` on, as `Calls` has them
     contexts : settings that scopes refer to, by number
     unfinished : the calls that never ended, in a trace that was cut by that

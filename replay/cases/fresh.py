@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import pandas as pd
-import torch
 
 from opgrip.replay.cases.flow import Flow
 from opgrip.replay.operators.memory import LARGE
@@ -44,19 +43,21 @@ def new_memory(trace: Trace, flow: Flow) -> dict[int, NewMemory]:
         return {}
     fresh_bytes = (_faults(trace.own_calls) * page).tolist()
     made: dict[int, NewMemory] = {}
-    unwritten: dict[int, int] = {}
+    unwritten: dict[int, tuple[int, int]] = {}
     seen = {NO_STORAGE, *flow.outside}
     for place, (call, fresh) in enumerate(zip(flow.calls, fresh_bytes, strict=True)):
-        for number in {*call.takes} & unwritten.keys():
-            size = flow.needs[number].bytes
-            made[unwritten.pop(number)] = NewMemory((size,), min(fresh, size))
         numbers = [number for number in dict.fromkeys(call.gives) if number not in seen]
         seen.update(numbers)
-        large = [number for number in numbers if _is_large(flow, number)]
+        sizes = {number: flow.needs[number].bytes for number in numbers if _is_large(flow, number)}
+        for number in {*call.takes} & unwritten.keys():
+            # a view of it meets no page
+            if fresh or number not in call.gives:
+                maker, size = unwritten.pop(number)
+                made[maker] = NewMemory((size,), max(min(fresh - sum(sizes.values()), size), 0))
         if call.op.startswith(UNWRITTEN):
-            unwritten |= dict.fromkeys(large, place)
-        elif large:
-            made[place] = NewMemory(tuple(flow.needs[number].bytes for number in large), fresh)
+            unwritten |= {number: (place, size) for number, size in sizes.items()}
+        elif sizes:
+            made[place] = NewMemory(tuple(sizes.values()), fresh)
     return made
 
 
@@ -69,4 +70,4 @@ def _faults(calls: pd.DataFrame) -> pd.Series[int]:
 
 def _is_large(flow: Flow, number: int) -> bool:
     need = flow.needs.get(number)
-    return need is not None and need.bytes >= LARGE and torch.device(need.device).type == "cpu"
+    return need is not None and need.bytes >= LARGE and need.device.partition(":")[0] == "cpu"

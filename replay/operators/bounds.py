@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from opgrip.replay.operators.admission import Unsupported
-from opgrip.replay.operators.calling import Function
+from opgrip.replay.operators.calling import Arguments, Function
 
 Call: TypeAlias = Mapping[str, Any]
 """What a call takes, by the names of the operator's schema."""
@@ -198,6 +198,11 @@ class _Rules:
             if isinstance(index, Tensor) and index.numel():
                 yield name, index, bound(index, call).to(index.dtype)
 
+    def replace(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], others: dict[str, Tensor]) -> Arguments:
+        """A call's arguments, with others in the place of some."""
+        args = tuple(others.pop(name, arg) for name, arg in zip(self.names, args, strict=False))
+        return args, {**kwargs, **others}
+
 
 def _rules_of(function: Any) -> _Rules | None:
     schema = getattr(function, "_schema", None)
@@ -230,6 +235,28 @@ def bound_indices(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any
         raise Unsupported(f"its indices cannot be brought into bounds ({error})") from error
 
 
+def bounded_arguments(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
+    """A call's arguments, with others where it would read or write foreign memory by them, whose values stay.
+
+    Raises
+    ------
+    Unsupported : where it indexes into nothing, or is no call of its operator
+    """
+    rules = _rules_of(function)
+    if rules is None:
+        return args, kwargs
+    try:
+        others = {
+            name: bounded
+            for name, index, bounded in rules.of(args, kwargs)
+            # an accelerator is not waited for
+            if index.device.type != "cpu" or not torch.equal(index, bounded)
+        }
+    except (KeyError, IndexError, TypeError, AttributeError, RuntimeError) as error:
+        raise Unsupported(f"its indices cannot be brought into bounds ({error})") from error
+    return rules.replace(args, kwargs, others)
+
+
 def check_indices(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
     """Raise `Unsupported` where a call would read or write foreign memory by its indices, whose values stay."""
     rules = _rules_of(function)
@@ -250,9 +277,8 @@ def bounding(function: Function) -> Function:
         return function
 
     def bounded_call(*args: Any, **kwargs: Any) -> Any:
-        replaced = {name: bounded for name, _, bounded in rules.of(args, kwargs)}
-        args = tuple(replaced.pop(name, arg) for name, arg in zip(rules.names, args, strict=False))
-        return function(*args, **{**kwargs, **replaced})
+        args, kwargs = rules.replace(args, kwargs, {name: bounded for name, _, bounded in rules.of(args, kwargs)})
+        return function(*args, **kwargs)
 
     bounded_call.bounds = function  # type: ignore[attr-defined]
     return bounded_call

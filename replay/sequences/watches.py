@@ -56,8 +56,9 @@ class HostWatch:
         memory = self._new_memory.get(len(self._times))
         if memory is not None:
             pages.arrange(memory.sizes, memory.fresh_bytes)
-        # what a capture calls: an operator without its layer in Python
-        function = getattr(function, "_op", function)
+        if isinstance(function, torch._ops.OpOverload):
+            # what a capture calls: the operator without its layer in Python
+            function = function._op
         start = perf_counter_ns()
         result = function(*args, **kwargs)
         self._times.append(perf_counter_ns() - start)

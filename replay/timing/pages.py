@@ -28,7 +28,8 @@ PR_SET_THP_DISABLE = 41
 MADV_DONTNEED = 4
 HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 SLACK = 4 * LARGE
-MOST_ARRANGEMENTS = 5
+MOST_ARRANGEMENTS, MOST_ARRANGED = 5, 256 << 20
+"""Rounds and bytes: what needs more takes memory as it comes."""
 LARGEST_KEPT = 32 << 20
 """glibc maps larger blocks afresh each time."""
 
@@ -87,11 +88,14 @@ def arrange(sizes: Sequence[int], fresh_bytes: int) -> None:
     if besides >= LARGE:
         wanted.append((besides, besides))
     # glibc gives the smallest block that is large enough, of which small things can have taken a part before
-    wanted = [(size + slack, fresh) for size, fresh in wanted if size + SLACK <= LARGEST_KEPT for slack in (0, SLACK)]
+    wanted = [(size + slack, fresh) for size, fresh in wanted for slack in (0, SLACK) if size + slack < LARGEST_KEPT]
+    if sum(size for size, _ in wanted) > MOST_ARRANGED:
+        return
     arranged: set[tuple[int, int]] = set()
     for _ in range(MOST_ARRANGEMENTS):
         try:
-            blocks = [torch.empty(size, dtype=torch.uint8) for size, _ in wanted]
+            # a tensor would be filled where algorithms are to be deterministic
+            blocks = [torch.UntypedStorage(size) for size, _ in wanted]
         except RuntimeError:
             # no room for them all; the call alone may have some
             return
@@ -105,14 +109,14 @@ def arrange(sizes: Sequence[int], fresh_bytes: int) -> None:
         del blocks, places
 
 
-def _arrange(block: torch.Tensor, fresh_bytes: int) -> None:
+def _arrange(block: torch.UntypedStorage, fresh_bytes: int) -> None:
     # whole pages of the block: what is around it is others'
     first = -block.data_ptr() % PAGE
-    length = max(min(fresh_bytes, block.numel() - first), 0) // PAGE * PAGE
+    length = max(min(fresh_bytes, block.nbytes() - first), 0) // PAGE * PAGE
     if length and _LIBRARY is not None:
         start = ctypes.c_void_p(block.data_ptr() + first)
         _LIBRARY.madvise(start, ctypes.c_size_t(length), MADV_DONTNEED)
-    block[first + length :: PAGE].fill_(0)
+    torch.empty(0, dtype=torch.uint8).set_(block)[first + length :: PAGE].fill_(0)
 
 
 def faults() -> int:

@@ -11,7 +11,8 @@ from example_trace import write
 from programs import run_command
 
 from opgrip.replay import load_results
-from opgrip.replay.operators.bounds import bound_indices, bounding
+from opgrip.replay.operators.admission import Unsupported
+from opgrip.replay.operators.bounds import bound_indices, bounded_arguments, bounding
 from opgrip.traces.arguments import TensorSpec
 from opgrip.traces.records import OPERATOR, Calls, End, Record, Scope, Signature, Values
 from opgrip.traces.values.constant import Constant
@@ -70,6 +71,18 @@ def test_indices_that_share_memory_are_brought_into_bounds() -> None:
     index = far(1).expand(1, 1, 2, 2)
     bound_indices(BACKWARD, pooled(index), {})
     assert index.unique().tolist() == [0]
+
+
+def test_indices_that_other_calls_read_too_stay_as_they_are() -> None:
+    padded = torch.tensor([[1, 2, -1, -1]])
+    args, _ = bounded_arguments(torch.ops.aten._ctc_loss.default, (ones(5, 1, 3), padded, [5], [2]), {})
+    assert args[1].tolist() == [[1, 2, 0, 0]]
+    assert padded.tolist() == [[1, 2, -1, -1]]
+    within = torch.tensor([[1, 2, 0, 0]])
+    args, _ = bounded_arguments(torch.ops.aten._ctc_loss.default, (ones(5, 1, 3), within, [5], [2]), {})
+    assert args[1] is within
+    with pytest.raises(Unsupported, match="brought into bounds"):
+        bounded_arguments(torch.ops.aten._ctc_loss.default, (ones(5, 1, 0), padded, [5], [2]), {})
 
 
 def test_an_operator_that_checks_its_indices_is_called_as_it_is() -> None:

@@ -83,8 +83,10 @@ for fresh in (0, size, 0, size // 2, size, 2 * size):
 
 
 @pytest.mark.skipif(not pages.CONTROLLED, reason="the C library is not glibc")
-def test_memory_is_arranged_fresh_in_part_and_nothing_else_is_touched() -> None:
-    done = run_python("-c", ARRANGED.replace("    besides = torch.ones(size // 4)\n", ""), fresh=True)
+@pytest.mark.parametrize("before", ["", "torch.use_deterministic_algorithms(True)\n"])
+def test_memory_is_arranged_fresh_in_part_and_nothing_else_is_touched(before: str) -> None:
+    program = ARRANGED.replace("    besides = torch.ones(size // 4)\n", "").replace("size, kept", before + "size, kept")
+    done = run_python("-c", program, fresh=True)
     shares, are_kept = zip(*(line.split() for line in done.stdout.splitlines()), strict=True)
     assert {*are_kept} == {"True"}, done.stderr
     assert [float(share) for share in shares] == pytest.approx([0, 1, 0, 0.5, 1, 1], abs=0.1)
@@ -98,6 +100,16 @@ def test_what_a_call_needs_besides_its_result_is_arranged_too() -> None:
     assert float(last) == pytest.approx(2, abs=0.1), done.stderr
 
 
+def test_what_needs_more_than_there_is_room_for_is_not_arranged(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    storage = torch.UntypedStorage
+    monkeypatch.setattr(torch, "UntypedStorage", lambda size: asked.append(size) or storage(size))
+    pages.arrange([30 << 20] * 20, 0)
+    assert asked == []
+    pages.arrange([1 << 20], 0)
+    assert asked
+
+
 PAGE = 4096
 LARGE, SMALL = TensorSpec((1 << 18,), (1,), torch.float32, "cpu"), TensorSpec((8,), (1,), torch.float32, "cpu")
 ON_GPU = TensorSpec((1 << 18,), (1,), torch.float32, "cuda:0")
@@ -106,6 +118,7 @@ OPERATORS = {
     "sin of few": Signature(1, "operator", "aten.sin.default", (SMALL,), {}, SMALL),
     "sin_": Signature(2, "operator", "aten.sin_.default", (LARGE,), {}, LARGE),
     "empty_like": Signature(3, "operator", "aten.empty_like.default", (LARGE,), {}, LARGE),
+    "view": Signature(5, "operator", "aten.view.default", (LARGE, [1 << 18]), {}, LARGE),
     "sin on a GPU": Signature(4, "operator", "aten.sin.default", (ON_GPU,), {}, ON_GPU),
 }
 
@@ -152,6 +165,8 @@ def test_memory_that_was_made_unwritten_has_the_pages_of_who_took_it_first(tmp_p
         ("sin_", 2, 2, 0, False),
     ]
     assert made_in(trace_of(tmp_path / "t.jsonl", *calls)) == {0: 250, 1: 0}
+    calls = [("empty_like", 1, 2, 0, False), ("view", 2, 2, 0, False), ("sin", 2, 4, 300, False)]
+    assert made_in(trace_of(tmp_path / "u.jsonl", *calls)) == {0: 300 - 256, 2: 300}
 
 
 def test_pages_of_a_perturbed_call_are_within_those_of_its_signature_s_others(tmp_path: Path) -> None:

@@ -25,6 +25,9 @@ SIGNATURE: dict[str, Any] = {
 }
 ON_DEVICE = SIGNATURE | {"args": [{"tensor": TENSOR["tensor"] | {"device": "cuda:99"}}]}
 ON_PACKAGE = SIGNATURE | {"args": [{"tensor": TENSOR["tensor"] | {"device": "hpu:0"}}]}
+NOWHERE = {"tensor": {"shape": [2**20], "stride": [1], "dtype": "float32", "device": "foo"}}
+ON_NOTHING = SIGNATURE | {"args": [NOWHERE], "outputs": NOWHERE}
+PAIRS = {"tensors": [2] * 3, "storages": [1, 1, 0, 1, 0, 1]}
 KERNELS = {"type": "kernels", "signature": 0, "names": [STRANGE], "launches": [1], "device_ns": [9]}
 SCOPE = {"type": "scope", "id": 0, "module": "m", "module_type": "M", "phase": "forward", "function": "f", "file": "a"}
 CALLS: dict[str, Any] = {
@@ -49,6 +52,7 @@ TRACES: dict[str, list[dict[str, Any]]] = {
         HEADER | {"model": {"name": [1]}, "processes": [1], "devices": [1], "command": {"a": 1}, "page_size": "x"},
         *(SIGNATURE, SCOPE, CALLS, END),
     ],
+    "large memory of a device that is none": [HEADER | {"page_size": 4096}, ON_NOTHING, SCOPE, CALLS | PAIRS, END],
     "pages without end": [HEADER | {"page_size": 10**400}, SIGNATURE | {"outputs": TENSOR}, SCOPE, CALLS, END],
     "gripped functions alone": [HEADER, SIGNATURE | {"kind": "function", "op": "m:f"}, SCOPE, CALLS, END],
     "model that is a word": [HEADER | {"model": "x", "started_unix_ns": True}, SIGNATURE, SCOPE, CALLS, END],
