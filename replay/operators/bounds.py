@@ -6,6 +6,7 @@ Found by calling torch's operators with indices far outside, and seeing which of
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby
 from math import prod
@@ -183,6 +184,9 @@ UNCHECKED: Mapping[str, Mapping[str, Bound]] = {
 """By operator, the arguments that hold indices which it takes as they come."""
 
 
+NO_BOUNDS = "its indices cannot be brought into bounds"
+
+
 @dataclass(frozen=True, slots=True)
 class _Rules:
     """The rows of the table that are about one operator, and the names of its arguments by their places."""
@@ -212,9 +216,13 @@ def _rules_of(function: Any) -> _Rules | None:
     return None if bounds is None else _Rules(tuple(argument.name for argument in schema.arguments), bounds)
 
 
-def is_unchecked(function: Any) -> bool:
-    """Whether an operator takes some indices as they come."""
-    return _rules_of(function) is not None
+@contextmanager
+def _refusing(reason: str) -> Iterator[None]:
+    """Raise `Unsupported` in place of what rules raise of a call that is none of their operator's."""
+    try:
+        yield
+    except (KeyError, IndexError, TypeError, AttributeError, RuntimeError) as error:
+        raise Unsupported(f"{reason} ({error})") from error
 
 
 def bound_indices(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
@@ -227,12 +235,10 @@ def bound_indices(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any
     rules = _rules_of(function)
     if rules is None:
         return
-    try:
+    with _refusing(NO_BOUNDS):
         for _, index, bounded in rules.of(args, kwargs):
             if not torch.equal(index, bounded):
                 _write(index.detach(), bounded)
-    except (KeyError, IndexError, TypeError, AttributeError, RuntimeError) as error:
-        raise Unsupported(f"its indices cannot be brought into bounds ({error})") from error
 
 
 def bounded_arguments(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
@@ -245,26 +251,22 @@ def bounded_arguments(function: Any, args: tuple[Any, ...], kwargs: dict[str, An
     rules = _rules_of(function)
     if rules is None:
         return args, kwargs
-    try:
+    with _refusing(NO_BOUNDS):
         others = {
             name: bounded
             for name, index, bounded in rules.of(args, kwargs)
             # an accelerator is not waited for
             if index.device.type != "cpu" or not torch.equal(index, bounded)
         }
-    except (KeyError, IndexError, TypeError, AttributeError, RuntimeError) as error:
-        raise Unsupported(f"its indices cannot be brought into bounds ({error})") from error
     return rules.replace(args, kwargs, others)
 
 
 def check_indices(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
     """Raise `Unsupported` where a call would read or write foreign memory by its indices, whose values stay."""
     rules = _rules_of(function)
-    try:
+    with _refusing("a call that it makes has indices that have no bounds"):
         if rules is not None and any(not torch.equal(index, bounded) for _, index, bounded in rules.of(args, kwargs)):
             raise Unsupported("a call that it makes has indices out of bounds")
-    except (KeyError, IndexError, TypeError, AttributeError, RuntimeError) as error:
-        raise Unsupported(f"a call that it makes has indices that have no bounds ({error})") from error
 
 
 def bounding(function: Function) -> Function:

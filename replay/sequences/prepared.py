@@ -13,7 +13,7 @@ from opgrip.replay.arguments.filling import memory_of
 from opgrip.replay.arguments.inputs import DeviceMap, Inputs
 from opgrip.replay.cases.flow import can_flow
 from opgrip.replay.operators.agreement.checking import check_agreement
-from opgrip.replay.operators.bounds import bounded_arguments, is_unchecked
+from opgrip.replay.operators.bounds import bounded_arguments
 from opgrip.replay.operators.calling import Arguments
 from opgrip.replay.operators.lookup import Operator
 from opgrip.replay.sequences.memory import Memory
@@ -73,7 +73,6 @@ class Prepared:
     ) -> None:
         check_agreement(operator.function, signature.args, signature.kwargs)
         self.function: Callable[..., Any] = operator.function
-        self._is_unchecked = is_unchecked(operator.function)
         count = 0
 
         def mark(leaf: Any) -> Any:
@@ -117,7 +116,7 @@ class Prepared:
         else:
             args = tuple(fill(memory, takes) for fill in self._positional)
             kwargs = {name: fill(memory, takes) for name, fill in self._named.items()}
-        return bounded_arguments(self.function, args, kwargs) if self._is_unchecked else (args, kwargs)
+        return bounded_arguments(self.function, args, kwargs)
 
 
 def _filling(value: Any, kept: bool) -> Filling:

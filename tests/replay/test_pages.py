@@ -18,6 +18,8 @@ from opgrip.traces import Trace, load
 from opgrip.traces.arguments import TensorSpec
 from opgrip.traces.records import Calls, End, Scope, Signature, Thread
 
+on_glibc = pytest.mark.skipif(not pages.CONTROLLED, reason="the C library is not glibc")
+
 MORE_ASKED_FOR_THAN_THERE_IS = """
 import torch
 from opgrip.replay.timing import pages
@@ -35,7 +37,7 @@ for _ in range(20):
 """
 
 
-@pytest.mark.skipif(not pages.CONTROLLED, reason="the C library is not glibc")
+@on_glibc
 def test_results_get_fresh_memory_after_a_call_that_got_none() -> None:
     done = run_python("-c", MORE_ASKED_FOR_THAN_THERE_IS, fresh=True)
     assert min(map(int, done.stdout.split())) >= 8 << 20
@@ -57,7 +59,7 @@ print((pages.faults() - before) * pages.PAGE)
 """
 
 
-@pytest.mark.skipif(not pages.CONTROLLED, reason="the C library is not glibc")
+@on_glibc
 def test_results_get_small_pages_where_an_array_of_numpy_lay_before() -> None:
     done = subprocess.run([sys.executable, "-c", HUGE_PAGES_ASKED_FOR], capture_output=True, text=True, check=True)
     assert int(done.stdout) >= 8 << 20
@@ -82,7 +84,7 @@ for fresh in (0, size, 0, size // 2, size, 2 * size):
 """
 
 
-@pytest.mark.skipif(not pages.CONTROLLED, reason="the C library is not glibc")
+@on_glibc
 @pytest.mark.parametrize("before", ["", "torch.use_deterministic_algorithms(True)\n"])
 def test_memory_is_arranged_fresh_in_part_and_nothing_else_is_touched(before: str) -> None:
     program = ARRANGED.replace("    besides = torch.ones(size // 4)\n", "").replace("size, kept", before + "size, kept")
@@ -92,7 +94,7 @@ def test_memory_is_arranged_fresh_in_part_and_nothing_else_is_touched(before: st
     assert [float(share) for share in shares] == pytest.approx([0, 1, 0, 0.5, 1, 1], abs=0.1)
 
 
-@pytest.mark.skipif(not pages.CONTROLLED, reason="the C library is not glibc")
+@on_glibc
 def test_what_a_call_needs_besides_its_result_is_arranged_too() -> None:
     done = run_python("-c", ARRANGED, fresh=True)
     *_, (last, is_kept) = (line.split() for line in done.stdout.splitlines())
@@ -222,7 +224,7 @@ for name in ("aten.cos.default", "aten.sin.default"):
 """
 
 
-@pytest.mark.skipif(not pages.CONTROLLED, reason="the C library is not glibc")
+@on_glibc
 def test_calls_of_a_sequence_meet_fresh_memory_where_those_of_the_program_did(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(USED_AND_FRESH)
     assert run_command("opcapture", "-o", "t.jsonl", "--", "program.py", cwd=tmp_path).returncode == 0
