@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -50,6 +51,9 @@ from opgrip.traces.records import Signature
 
 OUT_OF_MEMORY = "out of memory"
 """Beginning of the reason of a row that had too little of it."""
+
+_NO_KERNEL = re.compile(r"implementation for device \S+ not found|not compiled with (?:gpu|cuda)", re.IGNORECASE)
+"""How extensions (mmcv's registry; builds without CUDA) say what torch says by NotImplementedError."""
 
 Prepared = tuple[Way, Result, Subject | None]
 """A row, and what fills it in; None where the row says already why nothing can."""
@@ -122,7 +126,7 @@ def describe_failure(error: BaseException) -> tuple[str, str]:
         return UNSUPPORTED, str(error)
     if isinstance(error, ModuleNotFoundError):
         return UNSUPPORTED, f"it needs {error.name}, which is not installed"
-    if isinstance(error, NotImplementedError):
+    if isinstance(error, NotImplementedError) or _NO_KERNEL.search(str(error)):
         return UNSUPPORTED, cause_of(error)
     return FAILED, cause_of(error)
 

@@ -67,3 +67,10 @@ def test_a_lack_of_memory_that_a_compiler_wraps_is_one() -> None:
     assert describe_failure(error)[0] == "unsupported"
     error.__cause__ = RuntimeError("CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`")
     assert describe_failure(error) == ("failed", "out of memory: Unsupported: it cannot be compiled")
+
+
+@pytest.mark.parametrize(
+    "said", ["roi_align_forward_impl: implementation for device xpu:0 not found.\n", "Not compiled with GPU support"]
+)
+def test_an_extension_without_a_kernel_for_the_device_is_unsupported(said: str) -> None:
+    assert describe_failure(RuntimeError(said)) == ("unsupported", f"RuntimeError: {said.strip()}")
