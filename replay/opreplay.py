@@ -18,6 +18,7 @@ from opgrip.traces.progress import Reporter
 from opgrip.traces.words import counted
 
 if TYPE_CHECKING:
+    from opgrip.replay.outcome import Results
     from opgrip.replay.replay import Replay
 
 
@@ -66,8 +67,8 @@ def run(args: argparse.Namespace, words: Sequence[str] = ()) -> int:
         raise replayed.problem
     for analysis in replayed.analyses:
         analysis.print(rows, sys.stdout)
-    if output.output is not None and not replayed.interrupted:
-        reporter.say(f"{counted(len(rows), 'row')} to {output.output}")
+    if not replayed.interrupted:
+        _say_where(replay, replayed.results, reporter)
     for row in rows:
         if row.detail is not None:
             reporter.say(f"{row.op} {row.mode}:\n{row.detail.rstrip()}")
@@ -78,6 +79,15 @@ def run(args: argparse.Namespace, words: Sequence[str] = ()) -> int:
         return INTERRUPTED
     reporter.say(summarize(rows))
     return 1 if output.strict and any(row.status != OK for row in rows) else 0
+
+
+def _say_where(replay: Replay, results: Results, reporter: Reporter) -> None:
+    """Keep the results, and say where they are."""
+    rows = counted(len(results), "row")
+    if replay.output.output is not None:
+        reporter.say(f"{rows} to {replay.output.output}")
+    if (kept := replay.keep(results)) is not None:
+        reporter.say(f"{rows} kept as {kept}")
 
 
 def _say_what_is_stored(replay: Replay, again: str, reporter: Reporter) -> None:
@@ -95,8 +105,7 @@ def _replay_sequence(replay: Replay, output: Output, reporter: Reporter) -> int:
     results, result = replay.run_sequence()
     rows = list(results)
     print_sequence(result, rows, replay.job.selection.top or ROWS, sys.stdout)
-    if output.output is not None:
-        reporter.say(f"{counted(len(rows), 'row')} to {output.output}")
+    _say_where(replay, results, reporter)
     reporter.say(summarize(rows))
     is_ok = not result.unsupported and all(row.status == OK for row in rows)
     return 1 if output.strict and not is_ok else 0

@@ -54,7 +54,7 @@ class Output:
 
     output: Path | None = option(
         None,
-        "also write the results, as the suffix says: .json, .csv, .md; .svg draws",
+        "also write the results, as the suffix says: .json, .csv, .parquet, .xlsx, .md, .tex, .xml (JUnit); .svg draws",
         short="-o",
         parse=Path,
         metavar="FILE",
@@ -64,6 +64,20 @@ class Output:
     resume: bool = option(False, "go on where an interrupted replay to --output stopped", only=("single cases",))
     list: bool = option(False, "list the cases that would run, and run none", only=("single cases",))
     strict: bool = option(False, "exit with status 1 where a case is not ok")
+    store: Path | None = option(
+        None,
+        "keep the results there, in a file of their own below <machine>-<device>/ (default: $OPGRIP_STORE, or results; "
+        "where that variable is empty they are not kept)",
+        parse=Path,
+        metavar="DIR",
+    )
+    until_decided: str | None = option(
+        None,
+        "then repeat the cases of which it is not sure whether they differ from those of BASE, a file or a kept run, "
+        "up to 20 times",
+        metavar="BASE",
+        only=("single cases",),
+    )
 
     @property
     def may_replace(self) -> bool:

@@ -12,7 +12,7 @@ import pandas as pd
 
 from opgrip.replay.measuring.results import Result, summarize
 from opgrip.replay.reports import report_for
-from opgrip.replay.reports.cells import to_frame
+from opgrip.replay.reports.cells import load_results, rows_in, to_frame
 from opgrip.traces.errors import UserError, in_words_of_python
 from opgrip.traces.output import cannot_be_written, whole_file
 
@@ -39,7 +39,7 @@ class Results:
         return to_frame(self.rows)
 
     def save(self, path: str | Path, force: bool = False) -> None:
-        """Write them to a file, in the form that its suffix says: `.json`, `.csv`, `.md`, `.svg`.
+        """Write them to a file, in the form that its suffix says, such as `.json`, `.csv` or `.xlsx`.
 
         Raises
         ------
@@ -63,13 +63,26 @@ class Results:
         return frame.to_html(index=False, max_rows=40, float_format="{:.4g}".format, border=0)
 
 
+def read_run(path: str | Path) -> Results:
+    """The results of a file that `opreplay -o` wrote, or that it kept.
+
+    Raises
+    ------
+    UserError : where the file is not there or is not of a kind that can be read
+    """
+    frame = load_results(path)
+    return Results(rows_in(frame, Path(path)), {str(name): value for name, value in frame.attrs.items()})
+
+
 def write_results(rows: Sequence[Result], header: Mapping[str, Any], path: Path, force: bool) -> None:
     """Write rows as the file's suffix says; raises as `Results.save` does."""
-    text = io.StringIO()
-    report_for(path).write(rows, header, text)
+    report = report_for(path)
+    content: io.BytesIO | io.StringIO = io.BytesIO() if report.binary else io.StringIO()
+    report.write(rows, header, content)
+    written = content.getvalue()
     try:
         with whole_file(path, force) as file:
-            file.write(text.getvalue().encode(errors="backslashreplace"))
+            file.write(written.encode(errors="backslashreplace") if isinstance(written, str) else written)
     except UserError:
         raise
     except OSError as error:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import shlex
+import sys
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from opgrip.replay.analyses import Analysis, Session, analyses, in_order
+from opgrip.replay.cases.sources import source_of
 from opgrip.replay.measuring.measure import CachedRows
 from opgrip.replay.measuring.preparation import empty_row
 from opgrip.replay.measuring.results import Result
@@ -19,13 +24,16 @@ from opgrip.replay.operators.admission import absent_extensions
 from opgrip.replay.operators.device_traits import check_equal
 from opgrip.replay.operators.devices import check_present, facts_of, is_accelerator, name_of
 from opgrip.replay.options import Output, job_of, make_parser
-from opgrip.replay.outcome import Results, write_results
+from opgrip.replay.outcome import Results, read_run, write_results
+from opgrip.replay.repeating import repeat
 from opgrip.replay.reports import report_for
 from opgrip.replay.reports.cells import read_results
 from opgrip.replay.reports.completed import read_completed
 from opgrip.replay.sequences.apart import replay_apart
 from opgrip.replay.sequences.results import SequenceResult
 from opgrip.replay.sequences.rows import rows_of, totals_of
+from opgrip.replay.store.environment import describe_environment
+from opgrip.replay.store.store import Store, usual_folder
 from opgrip.replay.workers.ahead import Row, in_parts, make_ahead, rows_ahead
 from opgrip.replay.workers.job import Job, Loaded
 from opgrip.replay.workers.journal import Journal, journal_path
@@ -96,6 +104,12 @@ class ReplayOutcome:
     analyses: Sequence[Analysis] = ()
 
 
+def _base_of(output: Output) -> Results:
+    """What the results are held against."""
+    assert output.until_decided is not None, "asked for"
+    return read_run(Store(output.store).find(output.until_decided))
+
+
 def is_completed(output: Output) -> bool:
     """Whether there are results and nothing to go on with.
 
@@ -128,7 +142,9 @@ class Replay:
 
     def __init__(self, args: argparse.Namespace, reporter: Reporter, may_fork: bool = True) -> None:
         self._args, self._reporter, self._may_fork = args, reporter, may_fork
+        self._began = datetime.now(timezone.utc)
         self.output = from_arguments(Output, args)
+        self._base = None if self.output.until_decided is None else _base_of(self.output)
         self.stored_cases = 0
         self._check_output(args.sequence)
         job = job_of(args)
@@ -150,10 +166,34 @@ class Replay:
     @property
     def header(self) -> dict[str, Any]:
         """Where results come from, as files say it."""
-        device = self.loaded.settings.device
+        device, trace = self.loaded.settings.device, self.job.trace
         seed = self.job.plan.inputs.seed
-        header = {"trace": self.job.trace, "torch": torch.__version__, "device": name_of(device), "seed": seed}
-        return header | facts_of(device)
+        header = {"trace": trace, "torch": torch.__version__, "device": name_of(device), "seed": seed}
+        about = {
+            "time": self._began.isoformat(timespec="seconds"),
+            "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+            "trace_hash": source_of(trace).fingerprint(trace),
+            "environment": describe_environment(device),
+        }
+        return header | about | facts_of(device)
+
+    def keep(self, results: Results) -> Path | None:
+        """Put results in the store, and say where; None where none are kept.
+
+        Raises
+        ------
+        UserError : where a store that was named cannot be written
+        """
+        folder = self.output.store or usual_folder()
+        if folder is None or not results.rows:
+            return None
+        try:
+            return Store(folder).keep(results.rows, results.header)
+        except UserError as error:
+            if self.output.store is not None:
+                raise
+            self._reporter.say(f"the results are not kept: {error}")
+            return None
 
     def completed_rows(self) -> list[Result]:
         """The rows of the output, which an earlier replay completed; `UserError` where they are of another one."""
@@ -273,7 +313,23 @@ class Replay:
                         advance()
             except KeyboardInterrupt:
                 return self._in_order(rows), True
+        try:
+            rows = repeat(rows, partial(self._run_again, compiled), self.job.plan.effort.repeats, self._base)
+        except KeyboardInterrupt:
+            return self._in_order(rows), True
         return self._in_order(rows), False
+
+    def _run_again(self, compiled: CachedRows, numbers: Collection[int], which: str) -> dict[int, list[Result]]:
+        """The rows of some cases, by processes of their own."""
+        loaded = self.loaded
+        others = {case.number for case in loaded.cases} - {*numbers}
+        rows: dict[int, list[Result]] = {}
+        with self._reporter.doing(f"{which}: {counted(len(numbers), 'case')}", len(numbers)) as advance:
+            timeout = self.job.plan.limits.timeout
+            for case_rows in supervise(self.job, loaded, timeout, others, self._may_fork, compiled):
+                rows[case_rows[0].case] = case_rows
+                advance()
+        return rows
 
     def _compile(self, done: Collection[int]) -> CachedRows:
         """What came of compiling the rows that take a compiler."""

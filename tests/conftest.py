@@ -30,6 +30,9 @@ os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
 # XLA starts once in a process: with one thread, which tests of modes ask for, whoever comes first
 os.environ.setdefault(THREADS, "1")
 
+# commands that tests run keep no results beside what they run on
+os.environ["OPGRIP_STORE"] = ""
+
 SEED = 0
 # for what test modules draw when they are loaded
 torch.manual_seed(SEED)

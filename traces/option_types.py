@@ -74,6 +74,12 @@ def share(text: str) -> float:
     return number
 
 
+def percent(text: str) -> float:
+    """A share as `5%`, or a number above 0 and up to 1."""
+    stripped = text.strip()
+    return share(str(_number(stripped[:-1]) / 100)) if stripped.endswith("%") else share(stripped)
+
+
 def seconds(text: str) -> float:
     """A number above 0."""
     number = _number(text)

@@ -13,6 +13,7 @@ import pandas as pd
 from opgrip.replay.arguments.stored import Stored, drawn_values
 from opgrip.replay.cases.behaviours import Behaviour, calm_times, placed_calls, variant_of
 from opgrip.replay.cases.fresh import page_size
+from opgrip.replay.cases.identity import key_of_case
 from opgrip.replay.cases.selection import Selection
 from opgrip.replay.operators.lookup import Operator
 from opgrip.replay.operators.memory import LARGE, bytes_of, mostly_fresh
@@ -55,6 +56,7 @@ class Case:
     fresh : share of those calls whose results got fresh memory, 0 to 1; None where it does not matter or is not known
     operator : what it calls, where that is not the operator that the signature names
     part_of : number of the trace's signature, where the case is of some of its calls and has a number of its own
+    module : path of the one that most of those calls are in; empty outside of all
     """
 
     signature: Signature
@@ -73,6 +75,7 @@ class Case:
     captured_spread: float | None = None
     perturbed: int = 0
     part_of: int | None = None
+    module: str = ""
 
     @property
     def number(self) -> int:
@@ -88,6 +91,12 @@ class Case:
     def op(self) -> str:
         """The operator's name."""
         return self.signature.op
+
+    @property
+    def key(self) -> str:
+        """What it is called by whatever trace it is in; see `key_of_case`."""
+        code = "" if self.operator is None else getattr(self.operator.function, "code", "")
+        return key_of_case(self.signature, self.context, str(code))
 
 
 def make_cases(trace: Trace, selection: Selection = Selection()) -> list[Case]:
@@ -119,6 +128,7 @@ def make_cases(trace: Trace, selection: Selection = Selection()) -> list[Case]:
     contexts = contexts_of(trace, calls)
     fresh = _shares_of_fresh(trace, calls)
     phases = _most_frequent(calls["signature"], calls["phase"])
+    modules = _most_frequent(calls["signature"], calls["module"])
     drawn = drawn_values(trace)
     cases = []
     for kind in kinds:
@@ -131,6 +141,7 @@ def make_cases(trace: Trace, selection: Selection = Selection()) -> list[Case]:
                     *(times.count, times.median_us, times.total_us, times.count * times.median_us / total),
                     context=contexts.get(number, {}),
                     phase=phases.get(number, "forward"),
+                    module=modules.get(number, ""),
                     variants=kind.variants,
                     behaviours=kind.behaviours,
                     fresh=fresh.get(number),

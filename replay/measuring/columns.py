@@ -12,7 +12,7 @@ A row holds those of what ran, its status and its times; an analysis that adds t
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Protocol, TypeVar, get_type_hints
 
 T = TypeVar("T", bound="Columns")
@@ -55,9 +55,14 @@ class Columns:
         return cls(**{item.name: row.added[item.name] for item in fields(cls) if item.name in row.added})
 
 
-def column(meaning: str, unit: str = "", heading: str = "", default: Any = None) -> Any:
+def column(meaning: str, unit: str = "", heading: str = "", default: Any = None, several: bool = False) -> Any:
     """A field that is a column; see `Column`."""
-    return field(default=default, metadata={COLUMN: Column(meaning, unit, heading)})
+    # a list has no hash
+    return field(
+        default=default,
+        hash=False if several else None,
+        metadata={COLUMN: Column(meaning, unit, heading, several=several)},
+    )
 
 
 def columns_in(declared: type) -> Iterator[Column]:
@@ -67,5 +72,4 @@ def columns_in(declared: type) -> Iterator[Column]:
         about = item.metadata.get(COLUMN)
         if about is not None:
             whole = types[item.name] in (int, int | None)
-            several = types[item.name] == list[float] | None
-            yield Column(about.meaning, about.unit, about.heading, item.name, whole, several)
+            yield replace(about, name=item.name, whole=whole)

@@ -18,9 +18,8 @@ from opgrip.replay.measuring.clocks import Clocks, warm_up
 from opgrip.replay.measuring.energy import Energy
 from opgrip.replay.measuring.metering import metered, with_energy
 from opgrip.replay.measuring.preparation import Prepared, failed, prepare
-from opgrip.replay.measuring.results import NOISY, Result
+from opgrip.replay.measuring.results import NOISY, Result, rate_of
 from opgrip.replay.measuring.settings import Settings
-from opgrip.replay.measuring.single_times import single_times
 from opgrip.replay.modes import ModeOptions
 from opgrip.replay.operators.devices import synchronizer
 from opgrip.replay.operators.memory import bytes_of
@@ -41,6 +40,8 @@ CASES, BYTES, LONG_US = 128, 1 << 30, 30e6
 that is killed loses those that were running."""
 SHARE = 0.25
 """Of the memory that cases may have, for the arguments of those that are measured side by side."""
+DECIMALS = 4
+"""Of the times of single runs, in microseconds."""
 QUICK_US = 50_000
 """Calls that took longer are not run before others, which they would keep waiting."""
 
@@ -301,14 +302,14 @@ def _with_times(result: Result, samples: Samples, settings: Settings, way: Way, 
     # infinite where no kind of run was made twice
     spread = measured_spread if math.isfinite(measured_spread := samples.spread) else None
     median_us = samples.quantile_us(0.5)
-    times = replace(
+    return replace(
         result,
         median_us=median_us,
         p10_us=samples.quantile_us(0.1),
         p90_us=samples.quantile_us(0.9),
         mean_us=samples.mean_us,
-        gflop_per_s=_giga_per_s(result.flops, median_us),
-        gb_per_s=_giga_per_s(result.bytes_moved, median_us),
+        gflop_per_s=rate_of(result.flops, median_us),
+        gb_per_s=rate_of(result.bytes_moved, median_us),
         samples=len(samples),
         spread=spread,
         stopped=samples.done(settings.effort) or "most",
@@ -320,10 +321,6 @@ def _with_times(result: Result, samples: Samples, settings: Settings, way: Way, 
         ratio_p10=ratio[0],
         ratio=ratio[1],
         ratio_p90=ratio[2],
+        times_us=[round(time_ns / 1e3, DECIMALS) for time_ns in samples.in_order],
+        weights=samples.weights,
     )
-    return times.adding(single_times(samples)) if settings.single_times.keep_samples else times
-
-
-def _giga_per_s(amount: int | None, time_us: float) -> float | None:
-    """Of what is done in a time; None where that is nothing, or not known."""
-    return amount / time_us / 1e3 if amount and time_us > 0 else None

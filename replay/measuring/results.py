@@ -57,6 +57,11 @@ class Result:
         "of `count`, the calls that ran right after the capture's own work: they count as the others, unless all did"
     )
     values: str = column("how tensors' values were drawn: `recorded`, `random`, `zeros`", default=RECORDED)
+    key: str = column(
+        "of the case in any trace: a hash of what is called, and of arguments' shapes and dtypes", default=""
+    )
+    module: str = column("the path of the module that most of its calls are in; empty outside of all", default="")
+    phase: str = column("that most of its calls are in: `forward`, `backward`, `optimizer`", default="")
     direction: str = column("`forward`, or `backward` for the gradients of a call", default=FORWARD)
     threads: int | None = column("of an operator; empty for as many as in the program")
     batch_scale: int = column("times the recorded batch", default=1)
@@ -68,6 +73,15 @@ class Result:
     p90_us: float | None = column("the ninetieth", "us")
     mean_us: float | None = column("mean of them, which a few slow ones raise", "us")
     samples: int = column("timed runs", default=0)
+    times_us: list[float] | None = column(
+        "of each timed run, in their order, repeat by repeat; in .csv as JSON writes a list", "us", several=True
+    )
+    weights: list[float] | None = column(
+        "of each of them, where they stand for other shares of the program's calls: then quantiles are by these",
+        "1",
+        several=True,
+    )
+    repeats: list[int] | None = column("how many of the runs each repeat made, with `--repeats`", several=True)
     spread: float | None = column("interquartile range of the runs, as a share of their median")
     stopped: str | None = column("why there were no more runs: `precision`, `settled`, `budget`, `most`, `iterations`")
     dropped: int = column("runs that were not kept, the processor being slowed down or taken meanwhile", default=0)
@@ -151,6 +165,11 @@ def summarize(results: list[Result]) -> str:
     cases = len({result.case for result in results})
     rows = "" if cases == len(results) else f" in {counted(len(results), 'row')}"
     return f"{counted(cases, 'case')}{rows}: {', '.join(parts)}"
+
+
+def rate_of(amount: int | None, time_us: float) -> float | None:
+    """Billions a second of what is done in a time; None where that is nothing, or not known."""
+    return amount / time_us / 1e3 if amount and time_us > 0 else None
 
 
 def not_run(results: Iterable[Result]) -> set[int]:

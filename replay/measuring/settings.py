@@ -12,7 +12,6 @@ from opgrip.replay.cases.ways import BACKWARD, FORWARD, Point, Points, Way
 from opgrip.replay.checks.tolerances import Tolerance
 from opgrip.replay.measuring.energy import EnergyOptions
 from opgrip.replay.measuring.limits import Limits
-from opgrip.replay.measuring.single_times import SingleTimesOptions
 from opgrip.replay.modes import ModeOptions, Tuning
 from opgrip.replay.operators.admission import Unsupported
 from opgrip.replay.timing.options import Effort, TimingOptions
@@ -45,7 +44,6 @@ class Plan:
     tolerance: Tolerance = field(default_factory=Tolerance)
     timing: TimingOptions = field(default_factory=TimingOptions)
     effort: Effort = field(default_factory=Effort)
-    single_times: SingleTimesOptions = field(default_factory=SingleTimesOptions)
     energy: EnergyOptions = field(default_factory=EnergyOptions)
     limits: Limits = field(default_factory=Limits)
     detail: bool = False

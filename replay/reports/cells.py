@@ -14,13 +14,11 @@ from opgrip.replay.measuring.behaviours import BehaviourColumns
 from opgrip.replay.measuring.columns import Column, Columns, columns_in
 from opgrip.replay.measuring.energy import EnergyColumns
 from opgrip.replay.measuring.results import Result
-from opgrip.replay.measuring.single_times import SingleTimesColumns
 from opgrip.replay.reports.report import report_for
 from opgrip.replay.sequences.columns import SequenceColumns
 from opgrip.traces.errors import UserError
 
 ON_REQUEST: tuple[tuple[str, type[Columns]], ...] = (
-    ("keep_samples", SingleTimesColumns),
     ("energy", EnergyColumns),
     ("split", BehaviourColumns),
     ("sequence", SequenceColumns),
@@ -60,7 +58,7 @@ def to_frame(rows: Iterable[Result]) -> pd.DataFrame:
 
 
 def load_results(path: str | Path) -> pd.DataFrame:
-    """The rows that `opreplay -o` wrote to a file, such as `.json` or `.csv`.
+    """The rows that `opreplay -o` wrote to a file, such as `.json` or `.csv`; where they come from is in `attrs`.
 
     Raises
     ------
@@ -72,6 +70,8 @@ def load_results(path: str | Path) -> pd.DataFrame:
         raise UserError(f"{path} cannot be read again", "write .json or .csv")
     try:
         return read(path)
+    except UserError:
+        raise
     except OSError as error:
         raise UserError(f"{path} cannot be read", (error.strerror or str(error)).lower()) from error
     except (ValueError, KeyError, TypeError) as error:
@@ -82,7 +82,12 @@ def load_results(path: str | Path) -> pd.DataFrame:
 
 def read_results(path: Path) -> list[Result]:
     """The rows of a file that `opreplay -o` wrote; raises as `load_results` does."""
-    table = load_results(path).astype(object)
+    return rows_in(load_results(path), path)
+
+
+def rows_in(frame: pd.DataFrame, path: Path) -> list[Result]:
+    """The rows that a file holds; `UserError` where it has other columns."""
+    table = frame.astype(object)
     by_name = {about.name: about for about in all_columns()}
     other = UserError(f"{path} has other columns than this opreplay writes", "choose another file")
     if not set(table.columns) <= by_name.keys():

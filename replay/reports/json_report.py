@@ -15,8 +15,11 @@ from opgrip.replay.reports.report import report
 
 
 def read_json(path: Path) -> pd.DataFrame:
-    """The rows of such a file."""
-    return pd.DataFrame(json.loads(path.read_text(encoding="utf-8"))["results"])
+    """The rows of such a file, its header in `attrs`."""
+    header = json.loads(path.read_text(encoding="utf-8"))
+    rows = pd.DataFrame(header.pop("results"))
+    rows.attrs = header
+    return rows
 
 
 @report(".json", read=read_json)

@@ -13,8 +13,8 @@ from opgrip.replay.measuring.results import Result
 from opgrip.traces.errors import UserError
 from opgrip.traces.registry import Registry
 
-Write = Callable[[Sequence[Result], Mapping[str, Any], IO[str]], None]
-"""Writes rows to a text file, the header saying where they come from."""
+Write = Callable[[Sequence[Result], Mapping[str, Any], IO[Any]], None]
+"""Writes rows to a file, of text unless the report is `binary`, the header saying where they come from."""
 Read = Callable[[Path], pd.DataFrame]
 
 
@@ -25,13 +25,15 @@ class Report:
     Attributes
     ----------
     needs : name of the analysis without which there is nothing to write; empty for none
-    read : gives the rows of such a file, to add others; None where they cannot be had back. It raises what reading a
-        damaged file raises: OSError, ValueError, KeyError, TypeError
+    read : gives the rows of such a file, to add others, its header in their `attrs`; None where they cannot be had
+        back. It raises what reading a damaged file raises: OSError, ValueError, KeyError, TypeError
+    binary : whether it writes bytes
     """
 
     write: Write
     needs: str = ""
     read: Read | None = None
+    binary: bool = False
 
 
 reports: Registry[Report] = Registry("opgrip.replay.reports", "opgrip.reports")

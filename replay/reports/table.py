@@ -58,10 +58,15 @@ class Heading:
 
 def print_results(results: Sequence[Result], file: IO[str]) -> None:
     """Print the table; reasons of what is not ok stand below it, one line for all cases that share one."""
-    columns = [heading.column(results) for heading in _headings(results)]
+    columns = table_of(results)
     print_table(columns, file, styles=[STYLES.get(result.status) for result in results])
     for line in (*_clocks(results), *_doubts(results), *_behaviours(results), *_reasons(results)):
         print_line(line, file)
+
+
+def table_of(results: Sequence[Result]) -> list[TableColumn]:
+    """The columns of the table that is printed."""
+    return [heading.column(results) for heading in _headings(results)]
 
 
 @report(".md")

@@ -108,6 +108,14 @@ class Effort:
         only=("single cases",),
     )
     iterations: int | None = option(None, "or so often", parse=positive, metavar="N")
+    repeats: int = option(
+        1,
+        "replay all cases so often, each time in a new process: opgrip compare then knows how much one replay differs "
+        "from the next (default: %(default)s)",
+        parse=positive,
+        metavar="N",
+        only=("single cases",),
+    )
     warmup: int = option(
         2,
         "runs before those that are timed (default: %(default)s)",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -17,8 +16,6 @@ LOOK = 5
 """Runs after which the spread is looked at again."""
 SETTLED, STEADY = 6, 0.1
 """A spread has settled where it was within 10 percent at six looks."""
-
-Times: TypeAlias = "np.ndarray[Any, np.dtype[np.float64]]"
 
 
 class Samples:
@@ -45,6 +42,7 @@ class Samples:
         self.shares = {stratum: share / total for stratum, share in shares.items()}
         self.times: dict[Hashable, list[float]] = {stratum: [] for stratum in shares}
         self.in_order: list[float] = []
+        self._strata_in_order: list[Hashable] = []
         self.dropped = 0
         self.slowed = 0
         self.spent_ns = 0
@@ -63,20 +61,27 @@ class Samples:
         """Keep a run's time."""
         self.times.setdefault(stratum, []).append(time_ns)
         self.in_order.append(time_ns)
+        self._strata_in_order.append(stratum)
         self.shares.setdefault(stratum, 0.0)
         if len(self) % LOOK == 0:
             self._spreads.append(self.spread)
 
     def quantile_us(self, share: float) -> float:
         """The time that this share of the program's calls would stay under, in microseconds."""
-        strata = list(self.times) if self._alike else self._select_strata()
-        if self._alike or len(strata) == 1:
-            return float(np.quantile([time for stratum in strata for time in self.times[stratum]], share)) / 1e3
-        times, weights = self._weighted(strata)
-        order = np.argsort(times)
-        # between strata there is nothing to interpolate
-        place = int(np.searchsorted(np.cumsum(weights[order]), share - 1e-9))
-        return float(times[order][min(place, len(times) - 1)]) / 1e3
+        strata = self._select_strata()
+        if len(strata) == 1 and not self._alike:
+            return float(np.quantile(self.times[strata[0]], share)) / 1e3
+        return quantile(self.in_order, self.weights, share) / 1e3
+
+    @property
+    def weights(self) -> list[float] | None:
+        """Of each run in their order, the share of the program's calls that it stands for; None where all are alike."""
+        strata = self._select_strata()
+        if self._alike or len(self.times) == 1:
+            return None
+        weight_of = {stratum: (self.shares[stratum] or 1.0) / len(self.times[stratum]) for stratum in strata}
+        total = sum((self.shares[stratum] or 1.0) for stratum in strata)
+        return [weight_of.get(stratum, 0.0) / total for stratum in self._strata_in_order]
 
     def median_us_of(self, variant: int) -> float | None:
         """The median of the runs of strata that begin with a variant, in microseconds; None where there are none."""
@@ -87,9 +92,7 @@ class Samples:
     @property
     def mean_us(self) -> float:
         """The mean over the program's calls, in microseconds."""
-        strata = list(self.times) if self._alike else self._select_strata()
-        times, weights = self._weighted(strata)
-        return float(np.mean(times) if self._alike else weights @ times) / 1e3
+        return float(np.average(self.in_order, weights=self.weights)) / 1e3
 
     @property
     def spread(self) -> float:
@@ -121,12 +124,15 @@ class Samples:
         timed_strata = [stratum for stratum, times in self.times.items() if times]
         return [stratum for stratum in timed_strata if self.shares[stratum]] or timed_strata
 
-    def _weighted(self, strata: Sequence[Hashable]) -> tuple[Times, Times]:
-        times = np.concatenate([np.asarray(self.times[stratum], dtype=np.float64) for stratum in strata])
-        counts = [len(self.times[stratum]) for stratum in strata]
-        shares = [self.shares[stratum] or 1.0 for stratum in strata]
-        weights = np.repeat([share / count for share, count in zip(shares, counts, strict=True)], counts)
-        return times, weights / weights.sum()
+
+def quantile(times: Sequence[float], weights: Sequence[float] | None, share: float) -> float:
+    """The time that this share of the weight stays under; between times of unlike weight nothing is interpolated."""
+    if weights is None:
+        return float(np.quantile(times, share))
+    all_times, all_weights = np.asarray(times, dtype=np.float64), np.asarray(weights, dtype=np.float64)
+    order = np.argsort(all_times, kind="stable")
+    place = int(np.searchsorted(np.cumsum(all_weights[order]) / all_weights.sum(), share - 1e-9))
+    return float(all_times[order][min(place, len(order) - 1)])
 
 
 def ratio_quantiles(times: Sequence[float], base: Sequence[float]) -> tuple[float, float, float] | None:

@@ -223,16 +223,14 @@ def test_a_comparison_tells_the_ratio_with_its_spread() -> None:
 
 
 @pytest.mark.parametrize("suffix", [".json", ".csv"])
-def test_single_times_are_kept_on_request_and_rates_follow_from_the_median(
-    tiny_trace: Path, tmp_path: Path, suffix: str
-) -> None:
+def test_single_times_are_kept_and_rates_follow_from_the_median(tiny_trace: Path, tmp_path: Path, suffix: str) -> None:
     output = tmp_path / f"results{suffix}"
     command = ("opreplay", tiny_trace, "--op", "aten.addmm*", "--cache", "warm", "--iterations", "5", "--warmup", "0")
-    assert run_command(*command, "--keep-samples", "-o", output).returncode == 0
+    assert run_command(*command, "-o", output).returncode == 0
     (_, row), *_ = load_results(output).iterrows()
     assert len(row["times_us"]) == row["samples"] == 5
-    assert row["mean_us"] == pytest.approx(sum(row["times_us"]) / 5)
-    assert row["median_us"] == pytest.approx(sorted(row["times_us"])[2])
+    assert row["mean_us"] == pytest.approx(sum(row["times_us"]) / 5, rel=1e-4)
+    assert row["median_us"] == pytest.approx(sorted(row["times_us"])[2], rel=1e-4)
     assert row["gflop_per_s"] == pytest.approx(row["flops"] / row["median_us"] / 1e3)
     assert row["gb_per_s"] == pytest.approx(row["bytes_moved"] / row["median_us"] / 1e3)
 

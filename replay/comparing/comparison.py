@@ -1,0 +1,245 @@
+"""Two runs side by side: their cases joined, judged, and grouped."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import fsum, log
+from typing import Any
+
+from opgrip.replay.cases.families import family_of
+from opgrip.replay.comparing.differing import what_differs
+from opgrip.replay.comparing.estimates import Estimate, estimate
+from opgrip.replay.comparing.priors import SHORT_US, USUAL, learn
+from opgrip.replay.comparing.verdicts import Difference, Judgement, Verdict, judge
+from opgrip.replay.measuring.results import OK, WRONG, Result
+from opgrip.replay.outcome import Results
+
+MARGIN = 0.05
+"""Relative difference up to which times are the same."""
+GROUPS: dict[str, Callable[[Result], str]] = {
+    "op": lambda row: row.op,
+    "module": lambda row: row.module or "(outside)",
+    "family": lambda row: family_of(row.op),
+    "mode": lambda row: row.mode,
+}
+"""What rows are grouped by."""
+BUSY = "the machine was busy"
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A case under a mode, in both runs.
+
+    Attributes
+    ----------
+    judgement : None where one of them has no time
+    reason : why a verdict is UNSURE whatever the times say; empty else
+    """
+
+    base: Result
+    new: Result
+    judgement: Judgement | None = None
+    reason: str = ""
+
+    @property
+    def verdict(self) -> Verdict:
+        """UNSURE where there is no judgement."""
+        return Verdict.UNSURE if self.judgement is None or self.reason else self.judgement.verdict
+
+    @property
+    def more_runs(self) -> int | None:
+        """How many more repeats of each run would decide it; None where it is decided, or they would not."""
+        return None if self.judgement is None or self.reason else self.judgement.more_runs
+
+    @property
+    def lost_us(self) -> float:
+        """Time that all calls of it take more than before."""
+        return self.new.count * ((self.new.median_us or 0.0) - (self.base.median_us or 0.0))
+
+
+@dataclass(frozen=True, slots=True)
+class Total:
+    """Cases taken together: the time of all their calls.
+
+    Attributes
+    ----------
+    name : what they have in common
+    cases, base_us, new_us : their number, and the time in each run
+    """
+
+    name: str
+    cases: int
+    base_us: float
+    new_us: float
+    judgement: Judgement
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What became of the cases of a run in another.
+
+    Attributes
+    ----------
+    base, new : what the headers of both say
+    differs : what they were run with that is not the same: name, base, new
+    pairs : timed in both, the ones that lost most time first
+    broken, mended : ok in one alone
+    changed : ok in the base, and in the new one with other results
+    missing, added : rows of one run alone
+    """
+
+    base: Mapping[str, Any]
+    new: Mapping[str, Any]
+    differs: Sequence[tuple[str, str, str]]
+    pairs: Sequence[Pair]
+    broken: Sequence[Pair] = ()
+    mended: Sequence[Pair] = ()
+    changed: Sequence[Pair] = ()
+    missing: Sequence[Result] = ()
+    added: Sequence[Result] = ()
+    margin: float = MARGIN
+    _estimates: Mapping[int, Difference] = field(default_factory=dict, repr=False)
+
+    @property
+    def counts(self) -> Counter[Verdict]:
+        """How many pairs have each verdict."""
+        return Counter(pair.verdict for pair in self.pairs)
+
+    def totals(self, by: str | None = None) -> list[Total]:
+        """Cases taken together by what `GROUPS` has, those that take longest first; all of them for None."""
+        members: dict[str, list[Pair]] = defaultdict(list)
+        for pair in self.pairs:
+            if pair.judgement is not None:
+                members["all" if by is None else GROUPS[by](pair.base)].append(pair)
+        names = sorted(members, key=lambda name: -fsum(_total_us(pair, pair.base) for pair in members[name]))
+        judgements = judge([self._together(members[name]) for name in names], self.margin)
+        return [
+            Total(
+                name,
+                len(members[name]),
+                fsum(_total_us(pair, pair.base) for pair in members[name]),
+                fsum(_total_us(pair, pair.new) for pair in members[name]),
+                judgement,
+            )
+            for name, judgement in zip(names, judgements, strict=True)
+        ]
+
+    def _together(self, pairs: Sequence[Pair]) -> Difference:
+        """The difference of all their calls' time."""
+        base, new = (fsum(_total_us(pair, row) for pair in pairs for row in [side(pair)]) for side in (_base, _new))
+        parts = [(self._estimates[id(pair.new)], _total_us(pair, pair.new) / new) for pair in pairs]
+        runs = min(part.base_runs for part, _ in parts), min(part.new_runs for part, _ in parts)
+        variances = [(share**2 * part.own_variance, part.freedom) for part, share in parts]
+        own = fsum(variance for variance, _ in variances)
+        # as F. E. Satterthwaite has it for a sum of variances, Biometrics Bulletin 2 (1946) 110-114
+        freedom = own**2 / fsum(variance**2 / freedom for variance, freedom in variances)
+        return Difference(log(new / base), own / (1 / runs[0] + 1 / runs[1]), freedom, *runs)
+
+
+def compare(base: Results, new: Results, margin: float = MARGIN) -> Comparison:
+    """Hold a run against another, case by case.
+
+    Cases are joined by what they call, with which shapes, dtypes and settings, under which mode: not by numbers of a
+    trace. How much a case differs from one replay to the next is learned from `--repeats`.
+
+    Parameters
+    ----------
+    margin : relative difference up to which times are the same
+    """
+    base_rows, new_rows = _by_identity(base.rows), _by_identity(new.rows)
+    both = [(row, new_rows[identity]) for identity, row in base_rows.items() if identity in new_rows]
+    timed = [pair for pair in both if _is_timed(pair[0]) and _is_timed(pair[1])]
+    estimates = [(estimate(old), estimate(now)) for old, now in timed]
+    differences = list(_differences(timed, estimates))
+    judged = iter(judge([item for item in differences if item is not None], margin))
+    judgements = [None if item is None else next(judged) for item in differences]
+    pairs = [
+        Pair(old, now, judgement, _doubt(old, now, judgement))
+        for (old, now), judgement in zip(timed, judgements, strict=True)
+    ]
+    pairs.sort(key=lambda pair: -pair.lost_us)
+    return Comparison(
+        base.header,
+        new.header,
+        what_differs(base, new),
+        pairs,
+        broken=[Pair(old, now) for old, now in both if old.status == OK and now.status not in (OK, WRONG)],
+        mended=[Pair(old, now) for old, now in both if old.status != OK and now.status == OK],
+        changed=[Pair(old, now) for old, now in both if _gives_other(old, now)],
+        missing=[row for identity, row in base_rows.items() if identity not in new_rows],
+        added=[row for identity, row in new_rows.items() if identity not in base_rows],
+        margin=margin,
+        _estimates={id(now): item for (_, now), item in zip(timed, differences, strict=True) if item is not None},
+    )
+
+
+def _by_identity(rows: Iterable[Result]) -> dict[tuple[object, ...], Result]:
+    """Rows by what joins them; of several alike, each by its place among these too."""
+    seen: Counter[tuple[object, ...]] = Counter()
+    by_identity: dict[tuple[object, ...], Result] = {}
+    for row in rows:
+        what = row.key or f"{row.op} {row.shapes}"
+        identity = (what, row.mode, row.direction, row.values, row.threads, row.batch_scale, row.streams, row.cache)
+        by_identity[(*identity, seen[identity])] = row
+        seen[identity] += 1
+    return by_identity
+
+
+def _is_timed(row: Result) -> bool:
+    return row.status in (OK, WRONG) and row.median_us is not None
+
+
+def _differences(
+    timed: Sequence[tuple[Result, Result]], estimates: Sequence[tuple[Estimate | None, Estimate | None]]
+) -> Iterator[Difference | None]:
+    """Of each pair, None where one took no time that could be read."""
+    learned = {}
+    for is_short, usual in USUAL.items():
+        samples = [
+            (base.squares + new.squares, len(base.logs) + len(new.logs) - 2)
+            for (row, _), (base, new) in zip(timed, estimates, strict=True)
+            if base and new and _is_short(row) == is_short and len(base.logs) + len(new.logs) > 2
+        ]
+        learned[is_short] = learn(samples, usual)
+    for (row, _), (base, new) in zip(timed, estimates, strict=True):
+        if base is None or new is None:
+            yield None
+            continue
+        freedom = len(base.logs) + len(new.logs) - 2
+        variance, whole = learned[_is_short(row)].posterior(base.squares + new.squares, freedom)
+        # one repeat says nothing of others, and its runs how sure its median is
+        if not freedom:
+            variance += (base.within + new.within) / 2
+        yield Difference(new.mean - base.mean, variance, whole, len(base.logs), len(new.logs))
+
+
+def _is_short(row: Result) -> bool:
+    return (row.median_us or 0.0) < SHORT_US
+
+
+def _doubt(base: Result, new: Result, judgement: Judgement | None) -> str:
+    """Why times say nothing."""
+    if judgement is None:
+        return "it takes no longer than reading the clock"
+    busy = [name for name, row in (("BASE", base), ("NEW", new)) if row.is_slowed]
+    return f"{BUSY} in {' and '.join(busy)}" if busy else ""
+
+
+def _gives_other(base: Result, new: Result) -> bool:
+    """Whether results are right in the base alone."""
+    was_right = base.status == OK and base.faithful is not False
+    return was_right and (new.status == WRONG or (new.status == OK and new.faithful is False))
+
+
+def _total_us(pair: Pair, row: Result) -> float:
+    return pair.base.count * (row.median_us or 0.0)
+
+
+def _base(pair: Pair) -> Result:
+    return pair.base
+
+
+def _new(pair: Pair) -> Result:
+    return pair.new

@@ -1,0 +1,1 @@
+"""Writes comparisons: for people, for programs, and for CI services."""

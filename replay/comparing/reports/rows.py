@@ -1,0 +1,92 @@
+"""A comparison as plain cells."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from opgrip.replay.cases.families import family_of
+from opgrip.replay.comparing.comparison import Comparison, Pair
+from opgrip.replay.comparing.verdicts import Verdict
+from opgrip.replay.measuring.columns import Columns, column
+from opgrip.replay.measuring.results import Result
+
+BROKEN, MENDED, CHANGED, MISSING, ADDED = "BROKEN", "MENDED", "CHANGED", "MISSING", "ADDED"
+"""What became of rows that have no time in both runs, or other results."""
+
+
+@dataclass(frozen=True, slots=True)
+class ComparisonColumns(Columns):
+    """A row of a comparison: a case under a mode."""
+
+    verdict: str = column(
+        "`SLOWER`, `FASTER`, `SAME`, `UNSURE`; of rows that are not timed in both runs `BROKEN`, `MENDED`, `MISSING`, "
+        "`ADDED`; `CHANGED` where its results are no longer right",
+        default="",
+    )
+    op: str = column("the operator, the unit or the sample", default="")
+    shapes: str = column("of the arguments, in short", default="")
+    mode: str = column("how it was run", default="")
+    module: str = column("the path of the module that most of its calls are in", default="")
+    family: str = column("what kind of work the operator does", default="")
+    key: str = column("of the case in any trace", default="")
+    count: int | None = column("calls in the program, by the base")
+    base_us: float | None = column("median of the timed runs of the base", "us")
+    new_us: float | None = column("the same of the new run", "us")
+    ratio: float | None = column("of the new time over the base: the geometric mean of the repeats' medians")
+    low: float | None = column("lower end of that one's interval, at 95 percent")
+    high: float | None = column("its upper end")
+    probability: float | None = column("that a case that did not change looks so different", "1")
+    more_runs: int | None = column(
+        "repeats of each run that would decide it, beside those made; empty where it is decided, or none would"
+    )
+    base_repeats: int | None = column("of the base")
+    new_repeats: int | None = column("of the new run")
+    reason: str | None = column("why it is UNSURE whatever the times say, or not ok")
+
+
+def rows_of(comparison: Comparison) -> Iterator[ComparisonColumns]:
+    """Those that got worse first, each row once or with a word of its own for each thing that became of it."""
+    worse: list[tuple[str, list[Pair]]] = [(BROKEN, [*comparison.broken]), (CHANGED, [*comparison.changed])]
+    for word, pairs in worse:
+        for pair in pairs:
+            yield _row(word, pair.base, pair.new, reason=pair.new.error)
+    for row in comparison.missing:
+        yield _row(MISSING, row, None)
+    for verdict in (Verdict.SLOWER, Verdict.UNSURE, Verdict.SAME, Verdict.FASTER):
+        for pair in comparison.pairs:
+            if pair.verdict is verdict:
+                yield _timed_row(pair)
+    for pair in comparison.mended:
+        yield _row(MENDED, pair.base, pair.new, reason=f"was {pair.base.status}")
+    for row in comparison.added:
+        yield _row(ADDED, None, row)
+
+
+def _timed_row(pair: Pair) -> ComparisonColumns:
+    judgement = pair.judgement
+    found: dict[str, Any] = {}
+    if judgement is not None:
+        found = {name: getattr(judgement, name) for name in ("ratio", "low", "high", "probability")}
+    return _row(pair.verdict.value, pair.base, pair.new, **found, more_runs=pair.more_runs, reason=pair.reason or None)
+
+
+def _row(word: str, base: Result | None, new: Result | None, **found: Any) -> ComparisonColumns:
+    row = base or new
+    assert row is not None, "it is of one of them"
+    return ComparisonColumns(
+        verdict=word,
+        op=row.op,
+        shapes=row.shapes,
+        mode=row.mode,
+        module=row.module,
+        family=family_of(row.op),
+        key=row.key,
+        count=row.count,
+        base_us=None if base is None else base.median_us,
+        new_us=None if new is None else new.median_us,
+        base_repeats=None if base is None else len(base.repeats or (1,)),
+        new_repeats=None if new is None else len(new.repeats or (1,)),
+        **found,
+    )

@@ -1,0 +1,91 @@
+"""A comparison on a terminal or in a pipe."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import IO
+
+from opgrip.replay.comparing.comparison import Comparison
+from opgrip.replay.comparing.reports.rows import ComparisonColumns, rows_of
+from opgrip.replay.comparing.reports.words import INTERVAL, advice, origin, summary, total_line
+from opgrip.replay.comparing.verdicts import Verdict
+from opgrip.traces.command import printable
+from opgrip.traces.tables import TableColumn, print_table
+from opgrip.traces.terminal import print_line
+
+STYLES = {"SLOWER": "bold red", "BROKEN": "bold red", "CHANGED": "bold red", "FASTER": "green", "UNSURE": "yellow"}
+QUIET = {Verdict.SAME.value, Verdict.UNSURE.value}
+"""Verdicts whose rows are shown on request."""
+
+
+def print_comparison(comparison: Comparison, file: IO[str], by: str | None = None, all_rows: bool = False) -> None:
+    """Print what differs, the groups if they are asked for, the rows that changed, and what came of all.
+
+    Parameters
+    ----------
+    by : what cases are grouped by
+    all_rows : show those that are the same, and those of which nothing is sure, too
+    """
+    for name, header in (("base", comparison.base), ("new", comparison.new)):
+        print_line(f"{name:<8}{printable(origin(header))}", file)
+    for name, old, new in comparison.differs:
+        print_line(f"differs {printable(name)}: {printable(old)}, now {printable(new)}", file, "yellow")
+    if by is not None:
+        _print_groups(comparison, by, file)
+    rows = [row for row in rows_of(comparison) if all_rows or row.verdict not in QUIET]
+    if rows:
+        print_table(columns_of(rows), file, styles=[STYLES.get(row.verdict) for row in rows])
+    print_line(summary(comparison), file, "bold")
+    for total in comparison.totals():
+        print_line(total_line(total), file)
+    for line in advice(comparison):
+        print_line(line, file)
+
+
+def columns_of(rows: Sequence[ComparisonColumns]) -> list[TableColumn]:
+    """The columns of a table of rows."""
+
+    def column(
+        heading: str, cell: Callable[[ComparisonColumns], str], is_number: bool = True, rank: int = 0
+    ) -> TableColumn:
+        return TableColumn(heading, list(map(cell, rows)), is_number, rank, below=heading == "shapes")
+
+    columns = [
+        column("verdict", lambda row: row.verdict, is_number=False),
+        column("operator", lambda row: row.op, is_number=False),
+        column("mode", lambda row: row.mode, is_number=False, rank=3),
+        column("shapes", lambda row: row.shapes, is_number=False),
+        column("count", lambda row: f"{row.count:,}", rank=4),
+        column("base us", lambda row: _time(row.base_us)),
+        column("new us", lambda row: _time(row.new_us)),
+        column("ratio", lambda row: _ratio(row.ratio)),
+        column(INTERVAL, lambda row: f"{_ratio(row.low)} to {_ratio(row.high)}" if row.low else "-", rank=1),
+        column("more runs", lambda row: str(row.more_runs or "-"), rank=2),
+    ]
+    if any(row.reason for row in rows):
+        columns.append(column("because", lambda row: row.reason or "", is_number=False, rank=5))
+    return columns
+
+
+def _print_groups(comparison: Comparison, by: str, file: IO[str]) -> None:
+    totals = comparison.totals(by)
+    columns = [
+        TableColumn("verdict", [total.judgement.verdict.value for total in totals], is_number=False),
+        TableColumn(by, [total.name for total in totals], is_number=False),
+        TableColumn("cases", [f"{total.cases:,}" for total in totals], rank=3),
+        TableColumn("base ms", [f"{total.base_us / 1e3:,.2f}" for total in totals]),
+        TableColumn("new ms", [f"{total.new_us / 1e3:,.2f}" for total in totals]),
+        TableColumn("ratio", [_ratio(total.judgement.ratio) for total in totals]),
+        TableColumn(
+            INTERVAL, [f"{_ratio(total.judgement.low)} to {_ratio(total.judgement.high)}" for total in totals], rank=1
+        ),
+    ]
+    print_table(columns, file, styles=[STYLES.get(total.judgement.verdict.value) for total in totals])
+
+
+def _time(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.0f}" if value >= 1000 else f"{value:.2f}"
+
+
+def _ratio(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"

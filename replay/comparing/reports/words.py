@@ -1,0 +1,66 @@
+"""A comparison in words: what differs, what came of it, and in how many cases."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from opgrip.replay.comparing.comparison import BUSY, Comparison, Total
+from opgrip.replay.comparing.verdicts import CONFIDENCE, Verdict
+from opgrip.traces.words import counted
+
+
+def origin(header: Mapping[str, Any]) -> str:
+    """Where a run comes from, in a line."""
+    environment = header.get("environment", {})
+    parts = (
+        header.get("trace"),
+        environment.get("machine"),
+        header.get("device"),
+        f"torch {header['torch']}" if "torch" in header else None,
+        header.get("time"),
+    )
+    return ", ".join(str(part) for part in parts if part) or "a file that does not say"
+
+
+def summary(comparison: Comparison) -> str:
+    """How many cases came to which verdict."""
+    counts = [f"{comparison.counts[verdict]:,} {verdict.value}" for verdict in Verdict if comparison.counts[verdict]]
+    others = {
+        "no longer ok": comparison.broken,
+        "with other results": comparison.changed,
+        "missing": comparison.missing,
+        "ok again": comparison.mended,
+        "new": comparison.added,
+    }
+    counts += [f"{len(rows):,} {word}" for word, rows in others.items() if rows]
+    return f"{counted(len(comparison.pairs), 'case')} timed in both: {', '.join(counts) or 'none'}"
+
+
+def total_line(total: Total) -> str:
+    """All cases taken together."""
+    judgement = total.judgement
+    interval = f"{judgement.ratio:.3f} times ({judgement.low:.3f} to {judgement.high:.3f})"
+    times = f"{total.base_us / 1e3:,.2f} ms, now {total.new_us / 1e3:,.2f} ms"
+    return f"all their calls: {times}, {interval}: {judgement.verdict.value}"
+
+
+def advice(comparison: Comparison) -> Iterator[str]:
+    """What would decide what is not sure."""
+    unsure = [pair for pair in comparison.pairs if pair.verdict is Verdict.UNSURE]
+    busy = [pair for pair in unsure if pair.reason.startswith(BUSY)]
+    if busy:
+        yield f"{counted(len(busy), 'case')}: {BUSY}: replay again when it is quiet"
+    more = sorted(pair.more_runs for pair in unsure if pair.more_runs is not None)
+    if more:
+        half = more[len(more) // 2]
+        yield (
+            f"{counted(len(more), 'case')} would be decided by more repeats, half of them by {half} more of each run: "
+            "opreplay --repeats, or --until-decided BASE"
+        )
+    lost = len(unsure) - len(busy) - len(more)
+    if lost:
+        yield f"{counted(lost, 'case')} differ by about the margin, or less than a machine's pace changes between runs"
+
+
+INTERVAL = f"{CONFIDENCE:.0%} interval"

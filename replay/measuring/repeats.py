@@ -1,0 +1,68 @@
+"""Joins what several replays of a case gave: how much one replay differs from the next is no part of its own spread."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from statistics import fmean, median
+from typing import Any
+
+from opgrip.replay.measuring.results import NOISY, OK, Result, rate_of
+from opgrip.replay.timing.samples import quantile
+
+
+def join_repeats(rows: Sequence[Result]) -> Result:
+    """One row of those that repeats of a replay gave of a case under one mode.
+
+    Each repeat counts as much as any other, however many runs it made. Where one is not ok, the row is that one.
+    """
+    bad = next((row for row in rows if row.status != OK), None)
+    if bad is not None or len(rows) == 1:
+        return bad or rows[0]
+    first, times = rows[0], [time for row in rows for time in row.times_us or ()]
+    if not times:
+        return first
+    repeats = [count for row in rows for count in row.repeats or [len(row.times_us or ())]]
+    weights = [weight * len(row.repeats or (1,)) / len(repeats) for row in rows for weight in weights_of(row)]
+    p10, low, middle, high, p90 = (quantile(times, weights, share) for share in (0.1, 0.25, 0.5, 0.75, 0.9))
+    spread = (high - low) / middle if middle else None
+    ratios: dict[str, Any] = {
+        name: median(known) if (known := [value for row in rows if (value := getattr(row, name)) is not None]) else None
+        for name in ("ratio", "ratio_p10", "ratio_p90")
+    }
+    return replace(
+        first,
+        median_us=middle,
+        p10_us=p10,
+        p90_us=p90,
+        mean_us=fmean(times, weights),
+        samples=len(times),
+        spread=spread,
+        noisy=None if spread is None else spread > NOISY,
+        dropped=sum(row.dropped for row in rows),
+        slowed=fmean(row.slowed or 0.0 for row in rows),
+        gflop_per_s=rate_of(first.flops, middle),
+        gb_per_s=rate_of(first.bytes_moved, middle),
+        times_us=times,
+        weights=weights,
+        repeats=repeats,
+        **ratios,
+    )
+
+
+def weights_of(row: Result) -> list[float]:
+    """Of each of a row's runs; they sum to 1."""
+    count = len(row.times_us or ())
+    weights = row.weights or [1 / count] * count
+    total = sum(weights)
+    return [weight / total for weight in weights]
+
+
+def repeats_of(row: Result) -> Iterator[tuple[Sequence[float], Sequence[float]]]:
+    """Times in us and weights of each repeat of a row that was timed; one where it was not repeated."""
+    times, weights = row.times_us or [], weights_of(row) if row.times_us else []
+    place = 0
+    for count in row.repeats or [len(times)]:
+        if count:
+            yield times[place : place + count], weights[place : place + count]
+        place += count

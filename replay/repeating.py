@@ -1,0 +1,54 @@
+"""Replays cases again, each time in new processes: so often, or until it is sure how they differ from another run's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from itertools import count
+
+from opgrip.replay.measuring.repeats import join_repeats
+from opgrip.replay.measuring.results import Result
+from opgrip.replay.outcome import Results
+
+MOST = 20
+"""Repeats of a case that is not decided."""
+
+ByCase = dict[int, list[Result]]
+RunOnce = Callable[[Collection[int], str], ByCase]
+"""Replays the cases of some numbers; the text says which time it is."""
+
+
+def repeat(first: Mapping[int, list[Result]], run_once: RunOnce, repeats: int, base: Results | None) -> ByCase:
+    """The rows of all cases, each of all of its repeats.
+
+    Parameters
+    ----------
+    first : rows of a first replay, by the numbers of their cases
+    repeats : how often every case is replayed, the first time included
+    base : those of another run: cases of which it is not sure whether they differ are then repeated further
+    """
+    joined = {number: list(rows) for number, rows in first.items()}
+    if not joined:
+        return joined
+    for time in range(2, repeats + 1):
+        _add(joined, run_once(joined.keys(), f"repeat {time} of {repeats}"))
+    if base is None:
+        return joined
+    for time in count(repeats + 1):
+        undecided = _undecided(base, joined)
+        if not undecided or time > MOST:
+            return joined
+        _add(joined, run_once(undecided, f"repeat {time}"))
+    raise AssertionError("counting ends nowhere")
+
+
+def _add(joined: ByCase, new: Mapping[int, list[Result]]) -> None:
+    for number, rows in new.items():
+        joined[number] = [join_repeats([before, row]) for before, row in zip(joined[number], rows, strict=True)]
+
+
+def _undecided(base: Results, joined: Mapping[int, list[Result]]) -> set[int]:
+    from opgrip.replay.comparing import compare
+    from opgrip.replay.comparing.verdicts import Verdict
+
+    comparison = compare(base, Results([row for rows in joined.values() for row in rows], {}))
+    return {pair.new.case for pair in comparison.pairs if pair.verdict is Verdict.UNSURE and pair.more_runs is not None}

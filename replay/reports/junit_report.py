@@ -1,0 +1,66 @@
+"""Results as JUnit XML, which shows of CI services read: a row is a test of its mode."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import IO, Any
+from xml.etree import ElementTree
+
+from opgrip.replay.measuring.results import OK, SKIPPED, UNSUPPORTED, Result
+from opgrip.replay.reports.report import report
+from opgrip.traces.command import printable
+
+
+@dataclass(frozen=True, slots=True)
+class Test:
+    """What JUnit has of a test.
+
+    Attributes
+    ----------
+    group : shown before the name
+    outcome : `failure`, `skipped`, or empty where it passed
+    reason : of that
+    """
+
+    group: str
+    name: str
+    seconds: float = 0.0
+    outcome: str = ""
+    reason: str = ""
+
+
+def write_tests(suite: str, tests: Iterable[Test], properties: Mapping[str, Any], file: IO[str]) -> None:
+    """A suite of tests."""
+    all_tests = list(tests)
+    root = ElementTree.Element("testsuites")
+    counts = {
+        "tests": len(all_tests),
+        "failures": sum(test.outcome == "failure" for test in all_tests),
+        "skipped": sum(test.outcome == "skipped" for test in all_tests),
+    }
+    attributes = {"name": printable(suite), **{name: str(count) for name, count in counts.items()}}
+    holder = ElementTree.SubElement(root, "testsuite", attributes)
+    listed = ElementTree.SubElement(holder, "properties")
+    for name, value in properties.items():
+        ElementTree.SubElement(listed, "property", {"name": printable(name), "value": printable(value)})
+    for test in all_tests:
+        about = {"classname": printable(test.group), "name": printable(test.name), "time": f"{test.seconds:.9f}"}
+        element = ElementTree.SubElement(holder, "testcase", about)
+        if test.outcome:
+            ElementTree.SubElement(element, test.outcome, {"message": printable(test.reason)})
+    ElementTree.indent(root)
+    file.write('<?xml version="1.0" encoding="utf-8"?>\n' + ElementTree.tostring(root, encoding="unicode") + "\n")
+
+
+@report(".xml")
+def write_junit(results: Sequence[Result], header: Mapping[str, Any], file: IO[str]) -> None:
+    """A test a row: it fails where the row is wrong, failed or ran out of time, and is skipped where it cannot run."""
+    plain = {name: value for name, value in header.items() if isinstance(value, str | int | float)}
+    write_tests(f"opreplay {header.get('trace', '')}".strip(), map(_test, results), plain, file)
+
+
+def _test(row: Result) -> Test:
+    outcome = "" if row.status == OK else "skipped" if row.status in (UNSUPPORTED, SKIPPED) else "failure"
+    seconds = (row.median_us or 0.0) / 1e6
+    return Test(row.mode, f"{row.op} {row.shapes}".strip(), seconds, outcome, f"{row.status}: {row.error or ''}")

@@ -1,0 +1,44 @@
+"""Makes one run of several: of parts of a replay, or of repeats of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from opgrip.replay.measuring.repeats import join_repeats
+from opgrip.replay.measuring.results import Result
+from opgrip.replay.outcome import Results
+from opgrip.traces.errors import UserError
+
+EQUAL = {
+    "trace_hash": "replay one trace",
+    "device": "compare them instead: opgrip compare",
+    "torch": "compare them instead: opgrip compare",
+}
+"""What the headers of runs that are merged have in common, and what to do where they have not."""
+
+
+def merge_runs(runs: Sequence[Results]) -> Results:
+    """The rows of all; those that several have become one, with a repeat of each.
+
+    Raises
+    ------
+    UserError : where they are of other traces, devices, machines or versions, whose times say nothing of each other
+    """
+    first = runs[0]
+    for name, hint in EQUAL.items():
+        _check_equal(name, [run.header.get(name) for run in runs], hint)
+    machines = [(run.header.get("environment") or {}).get("machine") for run in runs]
+    _check_equal("machine", machines, "times of other machines do not mix: opgrip compare holds them side by side")
+    rows: dict[tuple[object, ...], list[Result]] = {}
+    for run in runs:
+        for row in run.rows:
+            way = (row.mode, row.direction, row.values, row.threads, row.batch_scale, row.streams, row.cache)
+            rows.setdefault((row.key or row.case, row.case, *way), []).append(row)
+    return Results([join_repeats(group) for group in rows.values()], first.header)
+
+
+def _check_equal(name: str, values: Sequence[Any], hint: str) -> None:
+    other = next((value for value in values if value != values[0]), values[0])
+    if other != values[0]:
+        raise UserError(f"they have different {name.replace('_', ' ')}: {values[0]} and {other}", hint)

@@ -1,0 +1,44 @@
+"""`opgrip results merge`: one file of the rows of several."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from opgrip.tools.verbs.verb import Verb, verbs
+from opgrip.traces.command import add_debug
+
+EXAMPLES = """\
+examples:
+  opgrip results merge part1.json part2.json -o all.json      parts of one replay, by --start and --stop
+  opgrip results merge mon.parquet tue.parquet -o week.parquet   repeats of each case, which compare then has
+"""
+
+
+def prepare(parser: argparse.ArgumentParser) -> None:
+    """The verb's options."""
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="files of opreplay, or runs of the store")
+    parser.add_argument("--store", type=Path, metavar="DIR", help="where runs are (default: $OPGRIP_STORE, or results)")
+    parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help="the file to write")
+    parser.add_argument("-f", "--force", action="store_true", help="replace an existing file")
+    add_debug(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Merge: cases of one run alone stand beside each other, those of several become repeats."""
+    from opgrip.replay.outcome import read_run, write_results
+    from opgrip.replay.store.merging import merge_runs
+    from opgrip.replay.store.store import Store
+    from opgrip.traces.output import check_writable
+    from opgrip.traces.words import counted
+
+    check_writable(args.output, args.force)
+    store = Store(args.store)
+    merged = merge_runs([read_run(store.find(name)) for name in args.runs])
+    write_results(merged.rows, merged.header, args.output, args.force)
+    print(f"{args.prog}: {counted(len(merged), 'row')} to {args.output}", file=sys.stderr)
+    return 0
+
+
+verbs.register("results merge")(Verb("one file of the rows of several", EXAMPLES, prepare, run))

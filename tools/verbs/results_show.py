@@ -1,0 +1,48 @@
+"""`opgrip results show`: where a run comes from, and its rows."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+
+from opgrip.tools.verbs.compare import add_runs
+from opgrip.tools.verbs.verb import Verb, verbs
+from opgrip.traces.command import add_debug, positive, printable
+
+EXAMPLES = """\
+examples:
+  opgrip results show latest
+  opgrip results show 20261123T101500-bert-1f2e3d --top 20
+  opgrip results show nightly.parquet
+"""
+
+
+def prepare(parser: argparse.ArgumentParser) -> None:
+    """The verb's options."""
+    add_runs(parser, "run", "a file of opreplay, a run of the store or what its name begins or ends with, or latest")
+    parser.add_argument("--top", type=positive, metavar="N", help="rows to show (default: all)")
+    add_debug(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print what the header says, then the table as opreplay prints it."""
+    from opgrip.replay.measuring.results import summarize
+    from opgrip.replay.outcome import read_run
+    from opgrip.replay.reports.table import print_results
+    from opgrip.replay.store.store import Store
+
+    results = read_run(Store(args.store).find(args.run))
+    for name, value in results.header.items():
+        if name not in ("environment", "accelerator", "ceilings"):
+            print(f"{name:<12}{printable(value if isinstance(value, str) else json.dumps(value))}")
+    for name, value in results.header.get("environment", {}).items():
+        print(f"{name:<12}{printable(value if isinstance(value, str) else json.dumps(value))}")
+    rows = list(results.rows)
+    print()
+    print_results(rows[: args.top], sys.stdout)
+    print(summarize(rows))
+    return 0
+
+
+verbs.register("results show")(Verb("where a run comes from, and its rows", EXAMPLES, prepare, run))
