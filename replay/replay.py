@@ -75,7 +75,7 @@ def replay(trace: str | Path, **options: Any) -> Results:
         is_done = is_completed(from_arguments(Output, args))
         whole = Replay(args, QuietReporter("opgrip"), may_fork=False)
         if args.sequence:
-            return whole.run_sequence()[0]
+            return whole.kept(whole.run_sequence()[0])
         if is_done:
             return Results(whole.completed_rows(), {"trace": str(trace)})
         replayed = whole.run()
@@ -83,7 +83,7 @@ def replay(trace: str | Path, **options: Any) -> Results:
             raise replayed.problem
     if replayed.interrupted:
         raise KeyboardInterrupt
-    return replayed.results
+    return whole.kept(replayed.results)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +176,12 @@ class Replay:
             "environment": describe_environment(device),
         }
         return header | about | facts_of(device)
+
+    def kept(self, results: Results) -> Results:
+        """Results, in the store too where one was named."""
+        if self.output.store is not None:
+            self.keep(results)
+        return results
 
     def keep(self, results: Results) -> Path | None:
         """Put results in the store, and say where; None where none are kept.

@@ -43,9 +43,10 @@ def estimate(row: Result) -> Estimate | None:
     logs, variances = [], []
     for times, weights in repeats_of(row):
         # 0.5 and a standard deviation of the rank that the median has, as a binomial distribution gives it
-        step = min(0.5, 0.5 * sqrt(sum(weight**2 for weight in weights)))
+        total = sum(weights)
+        step = min(0.5, 0.5 * sqrt(sum((weight / total) ** 2 for weight in weights)))
         low, middle, high = (quantile(times, weights, share) for share in (0.5 - step, 0.5, 0.5 + step))
-        if low <= 0:
+        if not low > 0:
             return None
         logs.append(log(middle))
         variances.append(((log(high) - log(low)) / 2) ** 2)

@@ -19,10 +19,11 @@ class BehaviourColumns(Columns):
 
     place: str | None = column("module, function and line of a call that behaves as those of the row do")
     behaviour_shares: list[float] | None = column(
-        "without it: of its calls, the shares that behave alike, the largest first; each ran with the values met there"
+        "without it: of its calls, the shares that behave alike, the largest first; each ran with the values met there",
+        several=True,
     )
-    behaviours_captured_us: list[float] | None = column("the median captured times of these", "us")
-    behaviours_us: list[float] | None = column("the median times of their runs", "us")
+    behaviours_captured_us: list[float] | None = column("the median captured times of these", "us", several=True)
+    behaviours_us: list[float] | None = column("the median times of their runs", "us", several=True)
 
 
 def shares_of(case: Case) -> list[float]:

@@ -53,16 +53,22 @@ def join_repeats(rows: Sequence[Result]) -> Result:
 def weights_of(row: Result) -> list[float]:
     """Of each of a row's runs; they sum to 1."""
     count = len(row.times_us or ())
-    weights = row.weights or [1 / count] * count
+    weights = row.weights or []
+    # a file may say what it likes
+    if len(weights) != count or min(weights, default=0.0) < 0 or not sum(weights) > 0:
+        weights = [1.0] * count
     total = sum(weights)
     return [weight / total for weight in weights]
 
 
 def repeats_of(row: Result) -> Iterator[tuple[Sequence[float], Sequence[float]]]:
     """Times in us and weights of each repeat of a row that was timed; one where it was not repeated."""
-    times, weights = row.times_us or [], weights_of(row) if row.times_us else []
+    times, weights = row.times_us or [], weights_of(row)
+    counts = row.repeats or []
+    if sum(counts) != len(times) or min(counts, default=0) < 0:
+        counts = [len(times)]
     place = 0
-    for count in row.repeats or [len(times)]:
-        if count:
+    for count in counts:
+        if sum(weights[place : place + count]) > 0:
             yield times[place : place + count], weights[place : place + count]
         place += count

@@ -128,7 +128,7 @@ class Result:
     def from_plain(cls, cells: Mapping[str, Any]) -> Result:
         """The row of cells by the names of columns, those of parts included."""
         core = {name: cell for name, cell in cells.items() if name in CORE}
-        added = {name: cell for name, cell in cells.items() if name not in CORE}
+        added = {name: cell for name, cell in cells.items() if name not in CORE and cell is not None}
         return cls(**core, added=added)
 
     def to_plain(self) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 import pandas as pd
@@ -94,6 +95,12 @@ def rows_in(frame: pd.DataFrame, path: Path) -> list[Result]:
         raise other
 
     def value(name: str, cell: Any) -> Any:
+        if (
+            by_name[name].several
+            and cell is not None
+            and not all(type(item) in (int, float, NoneType) for item in cell)
+        ):
+            raise ValueError(f"{name} is no list of numbers")
         return int(cell) if by_name[name].whole and cell is not None else cell
 
     rows = table.where(table.notna(), None).to_dict("records")

@@ -28,7 +28,7 @@ def read_parquet(path: Path) -> pd.DataFrame:
     rows: pd.DataFrame = table.to_pandas()
     for about in all_columns():
         if about.several and about.name in rows:
-            rows[about.name] = rows[about.name].map(list, na_action="ignore").astype(object)
+            rows[about.name] = rows[about.name].map(lambda cell: cell.tolist(), na_action="ignore").astype(object)
     rows.attrs = json.loads((table.schema.metadata or {}).get(HEADER, b"{}"))
     return rows
 

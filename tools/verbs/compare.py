@@ -44,7 +44,7 @@ GATE_HELP = "exit with status 1 unless this holds: slower<=5%%, failed<=0, chang
 
 def add_runs(parser: argparse.ArgumentParser, name: str, text: str) -> None:
     """Give a verb a run to work on, and the store that it may be in."""
-    parser.add_argument(name, metavar=name.upper(), help=text)
+    parser.add_argument(name, metavar="BASE" if name == "base" else "RUN", help=text)
     parser.add_argument("--store", type=Path, metavar="DIR", help="where runs are (default: $OPGRIP_STORE, or results)")
 
 

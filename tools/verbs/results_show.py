@@ -20,7 +20,7 @@ examples:
 
 def prepare(parser: argparse.ArgumentParser) -> None:
     """The verb's options."""
-    add_runs(parser, "run", "a file of opreplay, a run of the store or what its name begins or ends with, or latest")
+    add_runs(parser, "which", "a file of opreplay, a run of the store or what its name begins or ends with, or latest")
     parser.add_argument("--top", type=positive, metavar="N", help="rows to show (default: all)")
     add_debug(parser)
 
@@ -32,7 +32,7 @@ def run(args: argparse.Namespace) -> int:
     from opgrip.replay.reports.table import print_results
     from opgrip.replay.store.store import Store
 
-    results = read_run(Store(args.store).find(args.run))
+    results = read_run(Store(args.store).find(args.which))
     for name, value in results.header.items():
         if name not in ("environment", "accelerator", "ceilings"):
             print(f"{name:<12}{printable(value if isinstance(value, str) else json.dumps(value))}")

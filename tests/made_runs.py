@@ -1,0 +1,77 @@
+"""Runs of replays that never were: rows with times drawn as a machine gives them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from opgrip.replay.measuring.repeats import join_repeats
+from opgrip.replay.measuring.results import OK, Result
+from opgrip.replay.outcome import Results
+
+HEADER: dict[str, Any] = {
+    "trace": "net.jsonl",
+    "trace_hash": "00",
+    "torch": "2.13.0",
+    "device": "cpu",
+    "time": "2026-01-02T03:04:05+00:00",
+    "environment": {"machine": "here", "processor": "a processor", "versions": {"torch": "2.13.0", "numpy": "2.4"}},
+}
+
+
+def made_row(number: int, times: Sequence[float], **cells: Any) -> Result:
+    """A row of a case that takes so long, run by run."""
+    about: dict[str, Any] = {
+        "op": f"aten.op{number}.default",
+        "shapes": f"float32[{number}]",
+        "mode": "eager",
+        "status": OK,
+        "key": f"{number:012x}",
+        "count": 10,
+    } | cells
+    median = float(np.median(times)) if len(times) else None
+    return Result(
+        case=number,
+        share=0.1,
+        device="cpu",
+        captured_us=1.0,
+        captured_total_us=10.0,
+        median_us=median,
+        samples=len(times),
+        times_us=list(times) or None,
+        **about,
+    )
+
+
+def made_run(
+    seed: int,
+    cases: int = 60,
+    repeats: int = 5,
+    slower: float = 1.0,
+    drift: float = 0.005,
+    between: float = 0.02,
+    runs: int = 20,
+    longer_than_us: float = 50.0,
+    **cells: Any,
+) -> Results:
+    """A run of a program whose cases take 1 us to 1 ms.
+
+    Parameters
+    ----------
+    slower : factor on cases that take longer than `longer_than_us`
+    drift : deviation of the pace of a whole run
+    between : deviation of a case's median from repeat to repeat
+    runs : of a case, with deviations of a tenth
+    """
+    generator = np.random.default_rng(seed)
+    pace = float(np.exp(generator.normal(0, drift)))
+    rows = []
+    for number in range(cases):
+        usual = 10 ** (3 * number / cases)
+        usual *= slower if usual > longer_than_us else 1.0
+        medians = usual * pace * np.exp(generator.normal(0, between, repeats))
+        times = [list(map(float, median * np.exp(generator.normal(0, 0.1, runs)))) for median in medians]
+        rows.append(join_repeats([made_row(number, item, **cells) for item in times]))
+    return Results(rows, HEADER)

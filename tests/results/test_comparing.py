@@ -1,0 +1,206 @@
+"""What a comparison says of cases that changed, and of those that did not."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from made_runs import HEADER, made_row, made_run
+from programs import run_command
+
+from opgrip.replay.comparing import compare
+from opgrip.replay.comparing.gate import parse_gate
+from opgrip.replay.comparing.priors import USUAL, Prior, learn
+from opgrip.replay.comparing.verdicts import Difference, Verdict, judge
+from opgrip.replay.measuring.results import Result
+from opgrip.replay.outcome import Results, write_results
+from opgrip.traces.errors import UserError
+
+SLOWER_BY_5 = parse_gate("slower<=5%")
+
+
+def offenders(base: Results, new: Results) -> int:
+    return len(list(SLOWER_BY_5.offenders(compare(base, new))))
+
+
+def with_rows(run: Results, change: Any) -> Results:
+    return Results([change(row) for row in run], run.header)
+
+
+def test_what_did_not_change_passes_and_what_is_a_tenth_slower_does_not() -> None:
+    same = [offenders(made_run(2 * seed), made_run(2 * seed + 1)) for seed in range(40)]
+    slower = [offenders(made_run(2 * seed), made_run(2 * seed + 1, slower=1.1)) for seed in range(40)]
+    assert sum(map(bool, same)) <= 1
+    assert sum(map(bool, slower)) >= 38
+
+
+def test_verdicts_are_right() -> None:
+    comparison = compare(made_run(1), made_run(2, slower=1.2))
+    verdicts = {pair.base.case: pair.verdict for pair in comparison.pairs}
+    long_cases = [verdicts[number] for number in range(60) if 10 ** (3 * number / 60) > 50]
+    short_cases = [verdicts[number] for number in range(60) if 10 ** (3 * number / 60) <= 50]
+    assert set(long_cases) == {Verdict.SLOWER}
+    assert set(short_cases) <= {Verdict.SAME, Verdict.UNSURE}
+    back = compare(made_run(2, slower=1.2), made_run(1))
+    assert {pair.verdict for pair in back.pairs} == {Verdict.FASTER, *short_cases}
+    assert all(pair.more_runs is None for pair in comparison.pairs if pair.verdict is not Verdict.UNSURE)
+
+
+def test_one_repeat_does_not_make_sure_of_a_few_percent() -> None:
+    comparison = compare(made_run(1, repeats=1), made_run(2, repeats=1, slower=1.05))
+    assert comparison.counts[Verdict.SLOWER] == 0
+    assert any(pair.more_runs for pair in comparison.pairs)
+
+
+def test_cases_are_joined_though_their_traces_number_them_otherwise() -> None:
+    base, new = made_run(1), made_run(2)
+    renumbered = Results([replace(row, case=100 - row.case) for row in reversed(new.rows)], new.header)
+    comparison = compare(base, renumbered)
+    assert len(comparison.pairs) == len(base)
+    assert all(pair.base.key == pair.new.key for pair in comparison.pairs)
+    assert (comparison.missing, comparison.added) == ([], [])
+
+
+def test_what_a_busy_machine_slowed_is_unsure() -> None:
+    busy = with_rows(made_run(2, slower=1.5), lambda row: replace(row, slowed=0.9))
+    comparison = compare(made_run(1), busy)
+    assert comparison.counts == Counter({Verdict.UNSURE: 60})
+    assert {pair.reason for pair in comparison.pairs} == {"the machine was busy in NEW"}
+
+
+def test_what_fails_disappears_or_gives_others_is_told() -> None:
+    base, new = made_run(1, cases=6), made_run(2, cases=6)
+    rows: list[Result] = list(new)
+    rows[0] = replace(rows[0], status="failed", error="out of memory", median_us=None, times_us=None)
+    rows[1] = replace(rows[1], status="wrong")
+    rows[2] = replace(rows[2], faithful=False)
+    changed = Results([*rows[:5], made_row(99, [1.0, 2.0])], new.header)
+    comparison = compare(base, changed)
+    assert [pair.new.case for pair in comparison.broken] == [0]
+    assert sorted(pair.new.case for pair in comparison.changed) == [1, 2]
+    assert [row.case for row in comparison.missing] == [5]
+    assert [row.case for row in comparison.added] == [99]
+    assert [pair.new.case for pair in compare(changed, base).mended] == [0, 1]
+
+
+def test_what_the_runs_were_made_with_is_told_first() -> None:
+    other = {**HEADER, "device": "NVIDIA L4", "trace_hash": "11"}
+    other["environment"] = {**HEADER["environment"], "versions": {"torch": "2.14.0", "numpy": "2.4"}}
+    comparison = compare(made_run(1), Results(made_run(2).rows, other))
+    assert comparison.differs == [
+        ("device", "cpu", "NVIDIA L4"),
+        ("trace hash", "00", "11"),
+        ("torch", "2.13.0", "2.14.0"),
+    ]
+
+
+def test_groups_take_cases_together() -> None:
+    comparison = compare(made_run(1, module="neck"), made_run(2, slower=1.3, module="neck"))
+    (total,) = comparison.totals()
+    (module,) = comparison.totals("module")
+    assert (total.cases, module.name, module.judgement.verdict) == (60, "neck", Verdict.SLOWER)
+    assert total.judgement.ratio == pytest.approx(total.new_us / total.base_us)
+    assert 1.2 < total.judgement.low < total.judgement.ratio < total.judgement.high
+
+
+def test_times_that_no_clock_saw_are_unsure() -> None:
+    base, new = (Results([made_row(0, [0.0, 0.0, 0.1])], HEADER) for _ in range(2))
+    (pair,) = compare(base, new).pairs
+    assert (pair.verdict, pair.reason) == (Verdict.UNSURE, "it takes no longer than reading the clock")
+
+
+def test_quantiles_stand_in_where_single_times_were_not_kept() -> None:
+    base, new = (with_rows(made_run(seed), lambda row: replace(row, times_us=None, spread=0.1)) for seed in (1, 2))
+    assert all(pair.judgement is not None for pair in compare(base, new).pairs)
+
+
+@given(st.lists(st.tuples(st.floats(-1, 1), st.floats(1e-6, 0.1)), min_size=1, max_size=30))
+def test_who_is_held_against_whom_does_not_matter(pairs: list[tuple[float, float]]) -> None:
+    there = [Difference(ratio, variance, 8.0, 5, 5) for ratio, variance in pairs]
+    back = [replace(item, log_ratio=-item.log_ratio) for item in there]
+    opposite = {Verdict.SLOWER: Verdict.FASTER, Verdict.FASTER: Verdict.SLOWER}
+    for one, other in zip(judge(there, 0.05), judge(back, 0.05), strict=True):
+        assert opposite.get(one.verdict, one.verdict) is other.verdict
+        assert one.ratio == pytest.approx(1 / other.ratio)
+        assert (one.low, one.high) == (pytest.approx(1 / other.high), pytest.approx(1 / other.low))
+        assert one.low <= one.ratio <= one.high
+
+
+def test_the_repeats_of_all_cases_tell_how_much_one_varies() -> None:
+    # sums of squares of four degrees of freedom around a variance of 0.04, as a chi-squared distribution spreads them
+    squares = [0.04 * value for value in (0.7, 1.3, 1.9, 2.4, 2.9, 3.4, 3.9, 4.6, 5.4, 6.6, 8.5, 11.0)]
+    prior = learn([(value, 4) for value in squares], USUAL[False])
+    assert prior.variance == pytest.approx(0.04, rel=0.2)
+    assert prior.freedom > 20
+    # cases that differ by themselves keep what is their own
+    scattered = learn([(value * 100.0 ** (place % 3), 4) for place, value in enumerate(squares)], USUAL[False])
+    assert scattered.freedom < 2
+    assert learn([(0.1, 4)] * 3, USUAL[True]) == USUAL[True]
+    assert Prior(0.01, 4.0).posterior(0.04, 4) == (pytest.approx(0.01), 8.0)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs")
+    for name, run in {"base": made_run(1), "same": made_run(2), "slow": made_run(3, slower=1.3)}.items():
+        write_results(run.rows, run.header, folder / f"{name}.json", force=False)
+    return folder
+
+
+def test_a_gate_names_the_offenders_and_ends_with_status_1(runs: Path) -> None:
+    done = run_command("opgrip", "compare", "base.json", "slow.json", "--gate", "slower<=5%", cwd=runs)
+    assert done.returncode == 1
+    assert "slower<=5% is broken by aten.op59.default float32[59] (eager): 3" in done.stderr
+    assert "SLOWER" in done.stdout
+    done = run_command("opgrip", "compare", "base.json", "same.json", "--gate", "slower<=5%", cwd=runs)
+    assert (done.returncode, done.stderr) == (0, "")
+    done = run_command("opgrip", "compare", "base.json", "slow.json", "--gate", "slower<=60%", cwd=runs)
+    assert done.returncode == 0
+
+
+@pytest.mark.parametrize("text", ["slower", "slower<=5", "failed<=5%", "faster<=1%", "slower<=-1%"])
+def test_what_is_no_gate_is_refused(text: str, runs: Path) -> None:
+    with pytest.raises(UserError, match="is no gate"):
+        parse_gate(text)
+    done = run_command("opgrip", "compare", "base.json", "same.json", "--gate", text, cwd=runs)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+
+
+def test_files_say_what_the_terminal_says(runs: Path, tmp_path: Path) -> None:
+    for suffix in (".json", ".csv", ".md", ".xml"):
+        words = ("base.json", "slow.json", "--gate", "slower<=5%", "-o", tmp_path / f"c{suffix}")
+        assert run_command("opgrip", "compare", *words, cwd=runs).returncode == 1
+    (stored,) = json.loads((tmp_path / "c.json").read_text())
+    slower = [row for row in stored["rows"] if row["verdict"] == "SLOWER"]
+    assert stored["verdicts"]["SLOWER"] == len(slower) == len(stored["gates"]["slower<=5%"])
+    markdown = (tmp_path / "c.md").read_text()
+    assert markdown.startswith("### opgrip compare: failed\n")
+    assert markdown.count("| 🔴 | SLOWER |") == len(slower)
+    suite = ElementTree.parse(tmp_path / "c.xml").getroot()[0]
+    assert suite.get("failures") == str(len(slower))
+    assert (tmp_path / "c.csv").read_text().count("SLOWER") == len(slower)
+    assert (
+        "exists" in run_command("opgrip", "compare", "base.json", "slow.json", "-o", tmp_path / "c.md", cwd=runs).stderr
+    )
+
+
+def test_names_of_strangers_stay_text(tmp_path: Path) -> None:
+    evil = "aten.<script>|`]](x)\x1b[2J\x00"
+    for name, seed in (("a", 1), ("b", 2)):
+        run = made_run(seed, op=evil, slower=1.0 + seed)
+        write_results(run.rows, run.header, tmp_path / f"{name}.json", force=False)
+    for suffix in (".md", ".xml", ".csv"):
+        done = run_command("opgrip", "compare", "a.json", "b.json", "-o", f"c{suffix}", cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        text = (tmp_path / f"c{suffix}").read_text()
+        assert "\x1b" not in text + done.stdout
+        assert "\x00" not in text
+    assert "<script>" not in (tmp_path / "c.md").read_text().replace("\\<", "")
+    ElementTree.parse(tmp_path / "c.xml")

@@ -1,0 +1,81 @@
+"""The kinds of files that results are written to."""
+
+from __future__ import annotations
+
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pandas as pd
+import pytest
+from made_runs import HEADER, made_row, made_run
+
+from opgrip.replay import load_results
+from opgrip.replay.outcome import Results, read_run, write_results
+from opgrip.traces.errors import UserError
+
+EVIL = "=cmd|'/c calc'!A1 & <b> % $ # _ { } ~ ^ \\ \x07"
+
+
+def written(path: Path, results: Results) -> Path:
+    write_results(results.rows, results.header, path, force=False)
+    return path
+
+
+@pytest.mark.parametrize("suffix", [".json", ".parquet"])
+def test_what_is_written_is_read_again(suffix: str, tmp_path: Path) -> None:
+    results = made_run(1, cases=5, note="a note")
+    rows = [*results, replace(made_row(7, []), status="failed", error="it broke")]
+    again = read_run(written(tmp_path / f"r{suffix}", Results(rows, HEADER)))
+    assert list(again.rows) == rows
+    assert again.header == HEADER
+    assert load_results(tmp_path / f"r{suffix}").attrs == HEADER
+
+
+def test_a_csv_has_the_rows(tmp_path: Path) -> None:
+    results = made_run(1, cases=3)
+    again = read_run(written(tmp_path / "r.csv", results))
+    assert [row.times_us for row in again] == [row.times_us for row in results]
+
+
+def test_a_parquet_file_is_read_by_others(tmp_path: Path) -> None:
+    results = made_run(1, cases=3)
+    frame = pd.read_parquet(written(tmp_path / "r.parquet", results))
+    assert frame["median_us"].tolist() == [row.median_us for row in results]
+
+
+@pytest.mark.parametrize("suffix", [".json", ".parquet"])
+def test_a_damaged_file_is_told_in_a_line(suffix: str, tmp_path: Path) -> None:
+    path = written(tmp_path / f"r{suffix}", made_run(1, cases=3))
+    path.write_bytes(path.read_bytes()[:300])
+    with pytest.raises(UserError, match="does not hold results of opreplay"):
+        read_run(path)
+
+
+def test_a_workbook_has_a_sheet_a_mode_with_filters_and_a_chart(tmp_path: Path) -> None:
+    rows = [replace(made_row(number, [1.0, 2.0]), mode=mode, op=EVIL) for mode in ("eager", "jit") for number in (0, 1)]
+    with zipfile.ZipFile(written(tmp_path / "r.xlsx", Results(rows, HEADER))) as book:
+        sheets = ElementTree.fromstring(book.read("xl/workbook.xml")).findall(".//{*}sheet")
+        assert [sheet.get("name") for sheet in sheets] == ["eager", "jit", "environment"]
+        first = book.read("xl/worksheets/sheet1.xml").decode()
+        assert "<autoFilter" in first
+        # what begins as a formula is text
+        assert "<f>" not in first
+        assert sum(name.startswith("xl/charts/chart") for name in book.namelist()) == 2
+
+
+def test_latex_sets_what_would_be_a_command(tmp_path: Path) -> None:
+    text = written(tmp_path / "r.tex", Results([replace(made_row(0, [1.0]), op=EVIL)], HEADER)).read_text()
+    assert r"\& \textless{}b\textgreater{} \% \$ \# \_ \{ \} \textasciitilde{} \textasciicircum{}" in text
+    assert text.count("\\midrule") == 1
+    assert "\x07" not in text
+
+
+def test_junit_has_a_test_a_row(tmp_path: Path) -> None:
+    statuses = ("ok", "wrong", "unsupported", "timeout")
+    rows = [replace(made_row(place, [1.0]), status=status, op=EVIL) for place, status in enumerate(statuses)]
+    suite = ElementTree.parse(written(tmp_path / "r.xml", Results(rows, HEADER))).getroot()[0]
+    assert (suite.get("tests"), suite.get("failures"), suite.get("skipped")) == ("4", "2", "1")
+    outcomes = [[child.tag for child in test] for test in suite.iter("testcase")]
+    assert outcomes == [[], ["failure"], ["skipped"], ["failure"]]

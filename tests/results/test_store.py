@@ -1,0 +1,155 @@
+"""Runs that opreplay keeps, what it says of their machine, and how they are found and merged."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from made_runs import HEADER, made_row, made_run
+from programs import run_command
+
+from opgrip.replay import replay
+from opgrip.replay.outcome import Results, read_run, write_results
+from opgrip.replay.store.merging import merge_runs
+from opgrip.replay.store.store import Store
+from opgrip.traces.errors import UserError
+
+FAST = ("--top", "3", "--iterations", "3", "--warmup", "0", "--cache", "warm")
+
+
+@pytest.fixture(scope="module")
+def kept(tiny_trace: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in which two replays ran, one of them repeated."""
+    folder = tmp_path_factory.mktemp("kept")
+    environment = os.environ | {"OPGRIP_STORE": "results", "OPGRIP_MACHINE": "a machine/with ../ strange name"}
+    for words in ((), ("--repeats", "2")):
+        done = run_command("opreplay", tiny_trace, *FAST, *words, cwd=folder, env=environment)
+        assert done.returncode == 0, done.stderr
+        assert re.search(r"3 rows kept as results/a-machine-with-\.\.-strange-name-cpu/\S+-tiny-\w+", done.stderr)
+    return folder / "results"
+
+
+def test_a_kept_run_says_what_it_is_of(kept: Path, tiny_trace: Path) -> None:
+    first, second = Store(kept).runs()
+    header = first.load().header
+    assert header["command"].startswith("opreplay ")
+    assert len(header["trace_hash"]) == 32
+    environment = header["environment"]
+    assert {
+        "machine",
+        "system",
+        "processor",
+        "processors",
+        "load",
+        "threads",
+        "python",
+        "versions",
+    } <= environment.keys()
+    assert environment["versions"]["torch"] == header["torch"]
+    assert all(row.repeats is None and len(row.times_us or ()) == 3 for row in first.load())
+    assert all(row.repeats == [3, 3] and len(row.times_us or ()) == 6 for row in second.load())
+    assert all(row.key and row.phase for row in second.load())
+
+
+def test_runs_are_listed_and_shown(kept: Path) -> None:
+    done = run_command("opgrip", "results", "list", "--store", kept)
+    assert done.stdout.count("tiny") >= 2
+    listed = json.loads(run_command("opgrip", "results", "list", "--store", kept, "--json").stdout)
+    assert [item["cases"] for item in listed] == [3, 3]
+    assert run_command("opgrip", "results", "list", "--store", kept, "--trace", "no*").stdout == ""
+    shown = run_command("opgrip", "results", "show", "latest", "--store", kept)
+    assert "processor" in shown.stdout
+    assert shown.stdout.splitlines()[-1] == "3 cases: 3 ok"
+    compared = run_command("opgrip", "compare", "latest~1", "latest", "--store", kept)
+    assert "3 cases timed in both" in compared.stdout, compared.stderr
+
+
+def test_a_run_is_found_by_what_only_it_begins_or_ends_with(kept: Path) -> None:
+    store = Store(kept)
+    first, second = store.runs()
+    assert store.find("latest") == second.path
+    assert store.find("latest~1") == store.find(first.name) == store.find(first.name[-6:]) == first.path
+    assert store.find(str(first.path)) == first.path
+    with pytest.raises(UserError, match="names 2 runs"):
+        store.find(first.name[:8])
+    for name, problem in {"latest~2": "2 runs, and", "nothing": "is no file, and no run in"}.items():
+        with pytest.raises(UserError, match=problem):
+            store.find(name)
+
+
+def test_nothing_is_kept_where_nobody_asks(tiny_trace: Path, tmp_path: Path) -> None:
+    done = run_command("opreplay", tiny_trace, *FAST, cwd=tmp_path)
+    assert (done.returncode, list(tmp_path.iterdir())) == (0, [])
+    assert len(replay(tiny_trace, top=1, iterations=1, cache="warm", store=tmp_path / "s")) == 1
+    assert len(Store(tmp_path / "s").runs()) == 1
+
+
+def test_a_store_that_cannot_be_written_costs_no_results(tiny_trace: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    environment = os.environ | {"OPGRIP_STORE": str(tmp_path / "file")}
+    done = run_command("opreplay", tiny_trace, *FAST, env=environment)
+    assert done.returncode == 0
+    assert "the results are not kept: " in done.stderr
+    done = run_command("opreplay", tiny_trace, *FAST, "--store", tmp_path / "file")
+    assert (done.returncode, "cannot be written" in done.stderr) == (2, True)
+
+
+def test_no_run_replaces_another(tmp_path: Path) -> None:
+    results = made_run(1, cases=2)
+    paths = {Store(tmp_path).keep(results.rows, results.header) for _ in range(20)}
+    assert len(paths) == len(Store(tmp_path).runs()) == 20
+
+
+def test_a_damaged_run_is_listed_as_one(kept: Path, tmp_path: Path) -> None:
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m" / "x.json").write_text("{")
+    assert [run.summary().trace for run in Store(tmp_path).runs()] == ["(damaged)"]
+
+
+def test_parts_stand_beside_each_other_and_repeats_become_one(tmp_path: Path) -> None:
+    whole = made_run(1, cases=4, repeats=1)
+    parts = [Results(whole.rows[:2], HEADER), Results(whole.rows[2:], HEADER)]
+    assert list(merge_runs(parts).rows) == list(whole.rows)
+    other = made_run(2, cases=4, repeats=2)
+    merged = merge_runs([whole, other])
+    assert [row.repeats for row in merged] == [[20, 20, 20]] * 4
+    for name, run in (("a", whole), ("b", other)):
+        write_results(run.rows, run.header, tmp_path / f"{name}.json", force=False)
+    done = run_command("opgrip", "results", "merge", "a.json", "b.json", "-o", "c.parquet", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "opgrip results merge: 4 rows to c.parquet\n")
+    assert list(read_run(tmp_path / "c.parquet").rows) == list(merged.rows)
+
+
+@pytest.mark.parametrize(
+    "changed", [{"device": "NVIDIA L4"}, {"trace_hash": "11"}, {"environment": {"machine": "there"}}]
+)
+def test_times_of_other_machines_do_not_mix(changed: dict[str, object]) -> None:
+    run = made_run(1, cases=2)
+    with pytest.raises(UserError, match="they have different"):
+        merge_runs([run, Results(run.rows, {**HEADER, **changed})])
+
+
+def test_repeats_count_alike_however_many_runs_they_made() -> None:
+    few, many = made_row(0, [10.0, 10.0]), made_row(0, [20.0] * 98)
+    (row,) = merge_runs([Results([few], HEADER), Results([many], HEADER)]).rows
+    assert (row.p10_us, row.p90_us, row.mean_us) == (10.0, 20.0, pytest.approx(15.0))
+    failed = replace(few, status="failed", error="why", times_us=None)
+    (row,) = merge_runs([Results([few], HEADER), Results([failed], HEADER)]).rows
+    assert row.status == "failed"
+
+
+def test_cases_are_repeated_until_it_is_sure_how_they_differ(tiny_trace: Path, tmp_path: Path) -> None:
+    base = replay(tiny_trace, top=2, iterations=5, cache="warm", repeats=2)
+    slower = [replace(row, times_us=[time * 20 for time in row.times_us or ()]) for row in base]
+    write_results(slower, base.header, tmp_path / "base.json", force=False)
+    words = ("--top", "2", "--iterations", "5", "--cache", "warm", "--until-decided", tmp_path / "base.json")
+    done = run_command("opreplay", tiny_trace, *words, "-o", tmp_path / "new.json")
+    assert done.returncode == 0, done.stderr
+    compared = run_command("opgrip", "compare", tmp_path / "base.json", tmp_path / "new.json")
+    assert "2 FASTER" in compared.stdout
+    done = run_command("opreplay", tiny_trace, "--until-decided", tmp_path / "none.json")
+    assert (done.returncode, "is no file, and no run in" in done.stderr) == (2, True)
