@@ -7,6 +7,7 @@ TIMES = $(BIN)/python benchmarks/figures/times.py
 INSTALLED := $(VENV)/installed
 OPENMMLAB := $(VENV)/openmmlab
 RUNTIMES := $(VENV)/runtimes
+BROWSER := $(VENV)/browser
 PACKAGE := build/package/opgrip
 PYTEST := -m pytest -n auto --maxprocesses 8 --dist worksteal
 
@@ -19,7 +20,7 @@ NEWEST := build/newest
 VERSIONS := $(OLDEST) $(NEWEST)
 TESTING := pytest pytest-timeout pytest-xdist hypothesis jsonschema pyte
 
-.PHONY: help demo test test-all test-versions set-up-versions smoke-versions fuzz coverage openmmlab runtimes lint types bench gpu-check held clean
+.PHONY: help demo test test-all test-versions set-up-versions smoke-versions fuzz coverage openmmlab runtimes browser lint types bench gpu-check held clean
 
 help: ## list what there is to make
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 16
@@ -65,6 +66,8 @@ openmmlab: $(OPENMMLAB) ## add mmengine, mmcv, mmdet and mmsegmentation
 
 runtimes: $(RUNTIMES) ## add ONNX Runtime, TVM, XLA and TensorFlow, which some modes need
 
+browser: $(BROWSER) ## add what tests pages in a browser, and Chromium where Debian's packages can be had
+
 lint: $(INSTALLED) $(PACKAGE) ## check style, format and which room knows which
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -107,12 +110,18 @@ $(VERSIONS:=/installed): pyproject.toml constraints.txt constraints-oldest.txt
 	@mkdir -p build
 	$(PAIR)
 	$(@D)/bin/python -m pip --disable-pip-version-check install -q -c $(@D)/constraints.txt \
-	  -e '.[zstd,full,samples,results]' $(TESTING)
+	  -e '.[zstd,full,samples,results,report]' $(TESTING)
 	@touch $@
 
 # tensorflow-cpu is what the extra's tensorflow is without its hundreds of megabytes for GPUs
 $(RUNTIMES): $(INSTALLED)
 	$(PIP) -e '.[dev,onnx,tvm,xla]' tensorflow-cpu absl-py
+	@touch $@
+
+$(BROWSER): $(INSTALLED)
+	$(PIP) -e '.[dev,browser]'
+	@command -v chromium >/dev/null || { apt-get -qq update && apt-get -qq install -y --no-install-recommends chromium; } >/dev/null \
+	  || echo 'there is no chromium: tests of pages are passed over until the system has one'
 	@touch $@
 
 # mmdet and mmsegmentation say that they want an older mmcv, hence --no-deps: docs/openmmlab.md

@@ -45,6 +45,9 @@ COMMANDS = {
     "transformers": TRANSFORMERS,
     "tokenizers": TRANSFORMERS,
     "pynvml": "pip install 'opgrip[gpu]'",
+    "playwright": "make browser",
+    "axe_playwright_python": "make browser",
+    "chromium": "install Chromium",
     "PIL": "pip install pillow",
     "nsys": "install NVIDIA Nsight Systems",
     "ncu": "install NVIDIA Nsight Compute",
@@ -53,7 +56,7 @@ COMMANDS = {
 }
 """What installs each module or program."""
 
-PROGRAMS = ("nsys", "ncu", "c++", "ninja")
+PROGRAMS = ("nsys", "ncu", "c++", "ninja", "chromium")
 """Which of these are programs on the PATH, and no modules."""
 
 BROUGHT_BY_OTHERS = ("cv2", "mmcv", "tokenizers", "tvm_ffi", "psutil", "cloudpickle")

@@ -17,13 +17,14 @@ MODULES_OF = {
     "apache-tvm": "tvm",
     "apache-tvm-ffi": "tvm_ffi",
     "tensorflow-cpu": "tensorflow",
+    "axe-playwright-python": "axe_playwright_python",
 }
 """Modules of the distributions that have another name."""
 
-EVERYBODY = ("zstd", "full", "samples", "results")
+EVERYBODY = ("zstd", "full", "samples", "results", "report")
 """Extras that all targets of the Makefile install, `dev` among them: what stands in them may not be missing."""
 
-OF_NO_EXTRA = ("PIL", "nsys", "ncu", "c++", "ninja")
+OF_NO_EXTRA = ("PIL", "nsys", "ncu", "c++", "ninja", "chromium")
 """What no extra and no target installs."""
 
 IN_A_WAY_OF_ITS_OWN = re.compile(r"importorskip|find_spec|shutil\.which|except (ImportError|ModuleNotFoundError)")

@@ -1,0 +1,56 @@
+"""A real browser that opens pages from files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from shutil import which
+from typing import Any
+
+import pytest
+from optional import needs
+
+
+def in_browser(test: Callable[..., None]) -> Callable[..., None]:
+    """Mark a test that needs one, which takes seconds to start."""
+    return pytest.mark.slow(needs("playwright", "axe_playwright_python", "chromium")(test))
+
+
+@contextmanager
+def opened(path: Path, address: str = "", **options: Any) -> Iterator[Any]:
+    """A page as Playwright has it; an error in its console, or a request to any network, fails the test.
+
+    Parameters
+    ----------
+    address : what follows `#`
+    options : of Playwright's page, such as `viewport`
+    """
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=which("chromium"), args=["--no-sandbox"])
+        page = browser.new_page(**options)
+        problems: list[str] = []
+        page.on(
+            "console", lambda message: problems.append(message.text) if message.type in ("error", "warning") else None
+        )
+        page.on("pageerror", lambda error: problems.append(str(error)))
+        page.on("dialog", lambda dialog: (problems.append(f"dialog {dialog.message}"), dialog.dismiss()))
+        page.on("request", lambda request: asked(request.url, problems))
+        page.goto(f"{path.resolve().as_uri()}#{address}")
+        page.wait_for_selector("main h1")
+        yield page
+        browser.close()
+    assert problems == []
+
+
+def asked(url: str, problems: list[str]) -> None:
+    if not url.startswith(("file:", "data:", "blob:")):
+        problems.append(f"asked for {url}")
+
+
+def table_cells(page: Any, column: int) -> list[str]:
+    """What the rows that a table shows have in a column."""
+    cells: list[str] = page.locator(f"table.dataTable tbody tr td:nth-child({column})").all_inner_texts()
+    return cells

@@ -1,0 +1,170 @@
+"""The page of results and traces, in a real browser."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import pytest
+from made_runs import HEADER, made_row, made_run
+from pages import in_browser, opened, table_cells
+from programs import run_command
+
+from opgrip.replay.outcome import Results
+from opgrip.tools.report import make_page
+
+VIEWS = ("overview", "cases", "modes", "runs", "shapes", "roofline", "longtail", "timeline", "failures", "environment")
+EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>{{7*7}}\u2028"
+
+
+@pytest.fixture(scope="module")
+def report(detector_trace: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of two runs of a detector's trace, one under two modes."""
+    folder = tmp_path_factory.mktemp("report")
+    words = ("--top", "40", "--iterations", "3", "--cache", "warm")
+    for name, more in {"one": ("--mode", "eager,jit"), "two": ()}.items():
+        done = run_command("opreplay", detector_trace, *words, *more, "-o", folder / f"{name}.json")
+        assert done.returncode == 0, done.stderr
+    done = run_command("opgrip", "report", "one.json", "two.json", detector_trace, "-o", "r.html", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return folder / "r.html"
+
+
+def page_of(path: Path, runs: dict[str, Results]) -> Path:
+    path.write_text(make_page(runs, {}, "made"), encoding="utf-8")
+    return path
+
+
+def rows_of(count: int) -> Results:
+    rows = made_run(1, cases=100, repeats=1, runs=3).rows
+    many = [
+        replace(rows[place % 100], case=place, key=f"{place:012x}", op=f"aten.op{place}.default")
+        for place in range(count)
+    ]
+    return Results(many, HEADER)
+
+
+@in_browser
+def test_every_view_loads_without_a_word_in_the_console(report: Path) -> None:
+    with opened(report) as page:
+        shown = [link.get_attribute("href")[2:] for link in page.locator("nav a").all()]
+        assert set(VIEWS) - set(shown) <= {"failures"}
+        for view in shown:
+            page.click(f"nav a[href='#/{view}']")
+            page.wait_for_selector(f"nav a[href='#/{view}'][aria-current='page']")
+            page.wait_for_timeout(300)
+            assert page.locator("main h1").inner_text()
+        page.goto(f"{report.as_uri()}#/overview")
+        page.wait_for_selector("g.slice path.surface")
+        assert page.locator("g.slice").count() > 10
+
+
+@in_browser
+def test_tables_sort_search_and_link(report: Path) -> None:
+    with opened(report, "/cases") as page:
+        page.wait_for_selector("table.dataTable tbody tr")
+        page.fill("input[type=search]", "convolution")
+        page.wait_for_selector(".dt-info:has-text('filtered')")
+        assert {"convolution" in text for text in table_cells(page, 1)} == {True}
+        assert "q=convolution" in page.url
+        names = page.locator("table.dataTable thead th").all_inner_texts()
+        median = next(place for place, name in enumerate(names) if name.startswith("median"))
+        page.locator("table.dataTable thead th").nth(median).click()
+        page.wait_for_timeout(200)
+        times = [float(text.replace(",", "")) for text in table_cells(page, median + 1)]
+        assert times == sorted(times)
+        page.locator("table.dataTable tbody tr td:first-child a").first.click()
+        page.wait_for_selector("h2:has-text('Run it again')")
+        assert page.locator("main").inner_text().count("convolution") > 1
+        assert "opreplay" in page.locator("pre").inner_text()
+        assert page.locator("table:has(caption:has-text('Arguments')) tbody tr").count() > 1
+        address = page.url
+    with opened(report, address.partition("#")[2]) as page:
+        assert "convolution" in page.locator("h1").inner_text()
+
+
+@in_browser
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_no_serious_fault(report: Path, scheme: str) -> None:
+    from axe_playwright_python.sync_playwright import Axe
+
+    with opened(report, color_scheme=scheme) as page:
+        for view in VIEWS:
+            page.goto(f"{report.as_uri()}#/{view}")
+            page.wait_for_timeout(700)
+            found = Axe().run(page).response["violations"]
+            serious = [
+                (item["id"], item["nodes"][0]["html"][:200])
+                for item in found
+                if item["impact"] in ("serious", "critical")
+            ]
+            assert serious == [], view
+
+
+@in_browser
+def test_it_is_used_by_keyboard_and_on_a_phone(report: Path) -> None:
+    with opened(report, viewport={"width": 360, "height": 740}) as page:
+        assert page.evaluate("document.documentElement.scrollWidth") <= 360
+        page.keyboard.press("Tab")
+        assert page.evaluate("document.activeElement.textContent") == "Skip to the content"
+        for _ in range(2):
+            page.keyboard.press("Tab")
+        page.keyboard.press("Tab")
+        chosen = page.evaluate("document.activeElement.getAttribute('href')")
+        page.keyboard.press("Enter")
+        page.wait_for_selector(f"nav a[href='{chosen}'][aria-current='page']")
+        assert page.evaluate("document.activeElement.id") == "main"
+
+
+@in_browser
+@pytest.mark.parametrize(("count", "seconds"), [(5_000, 1.0), (50_000, 3.0)])
+def test_it_answers_soon_where_there_are_many_rows(count: int, seconds: float, tmp_path: Path) -> None:
+    with opened(page_of(tmp_path / "r.html", {"big": rows_of(count)}), "/cases") as page:
+        page.wait_for_selector("table.dataTable tbody tr")
+        began = monotonic()
+        page.fill("input[type=search]", "op49")
+        page.wait_for_selector(".dt-info:has-text('filtered')")
+        answered = monotonic() - began
+        began = monotonic()
+        page.locator("table.dataTable thead th").first.click()
+        page.wait_for_selector("th[aria-sort]")
+        assert max(answered, monotonic() - began) < seconds
+
+
+@in_browser
+def test_names_of_strangers_run_nothing(tmp_path: Path) -> None:
+    about: dict[str, Any] = {"op": EVIL, "shapes": EVIL, "module": EVIL, "mode": EVIL, "note": EVIL, "key": EVIL}
+    rows = [
+        replace(made_row(0, [1.0, 2.0]), **about),
+        replace(made_row(1, [1.0]), **about, status="failed", error=EVIL),
+    ]
+    evil = Results(rows, {**HEADER, "trace": EVIL, "device": EVIL})
+    with opened(page_of(tmp_path / "r.html", {EVIL: evil, "b": evil})) as page:
+        for view in VIEWS:
+            page.goto(f"{(tmp_path / 'r.html').as_uri()}#/{view}")
+            page.wait_for_timeout(300)
+        page.click("nav a[href='#/cases']")
+        page.locator("table.dataTable tbody a").first.click()
+        page.wait_for_selector("h2:has-text('Run it again')")
+        assert page.locator("main img, main script").count() == 0
+
+
+def test_a_page_holds_all_that_it_needs(tmp_path: Path) -> None:
+    page = make_page({"made": made_run(1, cases=4)}, {}, "<made> & done")
+    assert "<title>&lt;made&gt; &amp; done</title>" in page
+    embedded = page.partition('id="data">')[2].partition("</script>")[0]
+    told = json.loads(embedded)
+    assert len(told["rows"]["median_us"]) == 4
+    assert [run["name"] for run in told["runs"]] == ["made"]
+    for outside in ('src="http', "src='http", 'href="http', "@import"):
+        assert outside not in page.partition("<script>")[0]
+
+
+def test_what_cannot_be_shown_is_told_in_a_line(tmp_path: Path) -> None:
+    (tmp_path / "x.json").write_text("{}")
+    done = run_command("opgrip", "report", "x.json", "-o", "r.html", cwd=tmp_path)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert not (tmp_path / "r.html").exists()

@@ -1,0 +1,67 @@
+"""Puts a page together: one file, which asks nothing of any network."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import json
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+from string import Template
+from typing import Any
+
+from opgrip.replay.outcome import Results
+from opgrip.tools.report.bundles import own, own_script, plotly, tables
+from opgrip.tools.report.runs import command_of, describe_runs
+from opgrip.tools.report.trace_views import describe_trace
+from opgrip.traces.trace import Trace
+
+
+def make_page(runs: Mapping[str, Results], traces: Mapping[str, Trace], title: str) -> str:
+    """The page of some runs and traces.
+
+    Parameters
+    ----------
+    runs, traces : by the names that the page has for them
+    """
+    data = {
+        "title": title,
+        "version": version("opgrip"),
+        **describe_runs(runs),
+        "commands": [command_of(run.header, row) for run in runs.values() for row in run],
+        "traces": [describe_trace(name, trace) for name, trace in traces.items()],
+    }
+    table_module, table_style = tables()
+    scripts = [_inline(plotly()), _inline(own_script())]
+    return Template(own("page.html")).substitute(
+        title=html.escape(title),
+        policy=_policy(scripts),
+        styles=f"{table_style}\n{own('page.css')}".replace("</", "<\\/"),
+        data=_embedded(data),
+        tables=base64.b64encode(table_module.encode()).decode(),
+        plotly=scripts[0],
+        script=scripts[1],
+    )
+
+
+def _embedded(data: Any) -> str:
+    """JSON that no text in it can end, whatever strangers call their operators."""
+    text = json.dumps(data, ensure_ascii=True, separators=(",", ":"), allow_nan=False)
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _inline(script: str) -> str:
+    """A script as it stands in a page: nothing in it ends its element."""
+    return script.replace("</script", "<\\/script").replace("<!--", "<\\!--")
+
+
+def _policy(scripts: Sequence[str]) -> str:
+    """What a browser lets the page do: run these scripts and the tables' module, and ask nobody for anything."""
+    hashes = " ".join(
+        f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'" for text in scripts
+    )
+    return (
+        f"default-src 'none'; script-src {hashes} blob:; style-src 'unsafe-inline'; img-src data: blob:; "
+        "font-src data:; form-action 'none'; base-uri 'none'"
+    )

@@ -1,0 +1,113 @@
+"""What a page is told of runs: their rows by column, and where they come from."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from opgrip.replay.cases.families import family_of
+from opgrip.replay.measuring.columns import Column
+from opgrip.replay.measuring.results import Result
+from opgrip.replay.outcome import Results
+from opgrip.replay.reports.cells import all_columns
+
+DERIVED = (
+    Column("the file that the row is of", name="run"),
+    Column("what kind of work the operator does", name="family"),
+    Column("of all its calls in the program, by the replayed median", "us", name="total_us"),
+    Column("the calls after which what making it ready cost is won back, against eager", name="break_even", whole=True),
+)
+"""Columns that a page adds."""
+MOST_TIMES = 400_000
+"""Single times that a page holds; of more, each row has quantiles."""
+QUANTILES = np.linspace(0, 1, 21)
+
+Plain = dict[str, Any]
+
+
+def describe_runs(runs: Mapping[str, Results]) -> Plain:
+    """Rows of all runs by column, single times, and facts of each run."""
+    columns = [*DERIVED, *(about for about in all_columns() if not about.several and about.name != "detail")]
+    rows = [(name, row) for name, run in runs.items() for row in run]
+    eager = {(name, row.key): row.median_us for name, row in rows if row.mode == "eager" and row.median_us}
+    cells = [_cells(name, row, eager.get((name, row.key))) for name, row in rows]
+    filled = [about for about in columns if any(cell.get(about.name) not in (None, "") for cell in cells)]
+    return {
+        "columns": [{"name": about.name, "unit": about.unit, "meaning": about.meaning} for about in filled],
+        "rows": {about.name: [_plain(cell.get(about.name)) for cell in cells] for about in filled},
+        "times": list(_times([row for _, row in rows])),
+        "runs": [
+            {"name": name, "facts": list(_facts(run.header)), **_ceilings(run.header)} for name, run in runs.items()
+        ],
+    }
+
+
+def _cells(name: str, row: Result, eager_us: float | None) -> Plain:
+    cells = row.to_plain() | {"run": name, "family": family_of(row.op)}
+    if row.median_us is not None:
+        cells["total_us"] = row.median_us * max(row.count, 1)
+        won_us = (eager_us or 0.0) - row.median_us
+        if row.first_ms and won_us > 0 and row.mode != "eager":
+            cells["break_even"] = math.ceil(row.first_ms * 1e3 / won_us)
+    return cells
+
+
+def _times(rows: Sequence[Result]) -> Iterator[list[float] | None]:
+    total = sum(len(row.times_us or ()) for row in rows)
+    for row in rows:
+        if not row.times_us:
+            yield None
+        elif total <= MOST_TIMES:
+            yield [_rounded(time) for time in row.times_us]
+        else:
+            yield [_rounded(float(time)) for time in np.quantile(row.times_us, QUANTILES)]
+
+
+def _facts(header: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, str]]:
+    for name, value in header.items():
+        if name != "ceilings":
+            title = f"{before}{name}".replace("_", " ")
+            if isinstance(value, Mapping):
+                yield from _facts(value, f"{title}, ")
+            else:
+                yield title, str(value)
+
+
+def _ceilings(header: Mapping[str, Any]) -> Plain:
+    """The machine's limits, for a roofline."""
+    found = header.get("ceilings")
+    if not isinstance(found, Mapping):
+        return {}
+    from opgrip.traces.ceilings.ceilings import from_json
+
+    try:
+        ceilings, threads = from_json(dict(found)), int(header.get("threads", 1))
+        levels = [(level.name, ceilings.bandwidth(level, threads)) for level in ceilings.levels]
+        rates = [(dtype, ceilings.rate(dtype, threads)) for dtype in ceilings.rates]
+    except (KeyError, TypeError, ValueError, AttributeError, StopIteration):
+        return {}
+    return {"ceilings": {"bandwidths": levels, "rates": rates}}
+
+
+def command_of(header: Mapping[str, Any], row: Result) -> str:
+    """What runs a case again."""
+    words = ["opreplay", str(header.get("trace", "TRACE")), "--op", row.op]
+    if row.mode != "eager":
+        words += ["--mode", row.mode]
+    device = str(header.get("device", "cpu"))
+    return shlex.join(words + (["--device", "cuda"] if device not in ("cpu", "meta") else []))
+
+
+def _plain(cell: Any) -> Any:
+    if isinstance(cell, float):
+        return None if not math.isfinite(cell) else _rounded(cell)
+    return cell
+
+
+def _rounded(value: float) -> float:
+    """Six digits, which is more than any time is sure of."""
+    return float(f"{value:.6g}")

@@ -1,0 +1,73 @@
+// what the page shows, and small helpers; texts of a trace are a stranger's and go into text nodes alone
+const data = JSON.parse(document.getElementById("data").textContent);
+const main = document.getElementById("main");
+const rowCount = data.rows.op ? data.rows.op.length : 0;
+const cell = (name, row) => (data.rows[name] ? data.rows[name][row] : null);
+const allRows = Array.from({ length: rowCount }, (_, row) => row);
+const okRows = allRows.filter((row) => cell("median_us", row) !== null);
+const modes = [...new Set(data.rows.mode || [])];
+const about = Object.fromEntries(data.columns.map((column) => [column.name, column]));
+
+function make(tag, attributes = {}, ...children) {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+    else if (value !== null && value !== false) element.setAttribute(name, value);
+  }
+  element.append(...children.filter((child) => child !== null && child !== undefined));
+  return element;
+}
+
+const escapes = { "&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;", "'": "&#39;" };
+const escaped = (text) => String(text).replace(/[&<>"']/g, (character) => escapes[character]);
+const shortened = (text, most = 60) => (text.length > most ? `${text.slice(0, most - 1)}…` : text);
+
+function number(value) {
+  if (value === null || value === undefined) return "-";
+  if (Number.isInteger(value)) return value.toLocaleString("en");
+  const size = Math.abs(value);
+  return size >= 100 ? value.toLocaleString("en", { maximumFractionDigits: 0 }) : String(Number(value.toPrecision(3)));
+}
+
+function duration(us) {
+  if (us === null || us === undefined) return "-";
+  return us >= 1e6 ? `${number(us / 1e6)} s` : us >= 1e3 ? `${number(us / 1e3)} ms` : `${number(us)} us`;
+}
+
+function heading(text) {
+  const title = make("h1", {}, text);
+  document.title = `${text} - ${data.title}`;
+  return title;
+}
+
+function plainTable(names, rows, caption) {
+  const head = make("tr", {}, ...names.map((name) => make("th", { scope: "col" }, name)));
+  const body = rows.map((cells) =>
+    make("tr", {}, ...cells.map((value) =>
+      make("td", { class: typeof value === "number" ? "number" : null },
+        value instanceof Node ? value : typeof value === "number" ? number(value) : String(value ?? "-")))));
+  const title = caption ? make("caption", {}, caption) : null;
+  return make("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": caption || "table" },
+    make("table", { class: "plain" }, title, make("thead", {}, head), make("tbody", {}, ...body)));
+}
+
+function choice(label, options, value, changed) {
+  const list = make("select", { onchange: (event) => changed(event.target.value) },
+    ...options.map(([key, text]) => make("option", { value: key, selected: key === value ? "" : null }, text)));
+  return make("label", {}, `${label} `, list);
+}
+
+// the state of a view stands in its address, so that it can be sent to others
+function address() {
+  const [path, query] = location.hash.replace(/^#\/?/, "").split("?");
+  return { path: path.split("/").map(decodeURIComponent), query: new URLSearchParams(query || "") };
+}
+
+function remember(name, value) {
+  const { path, query } = address();
+  if (value) query.set(name, value); else query.delete(name);
+  const text = query.toString();
+  history.replaceState(null, "", `#/${path.map(encodeURIComponent).join("/")}${text ? `?${text}` : ""}`);
+}
+
+const caseAddress = (row) => `#/case/${encodeURIComponent(cell("key", row) || row)}`;

@@ -1,0 +1,25 @@
+// the page of one case: all that is known of it
+function caseView(key) {
+  const rows = allRows.filter((row) => String(cell("key", row) || row) === key);
+  if (!rows.length) return [heading("No such case"), make("p", {}, make("a", { href: "#/cases" }, "All cases"))];
+  const first = rows[0];
+  const parts = [heading(cell("op", first)), make("p", {}, make("code", {}, cell("shapes", first) || "no arguments"))];
+  const shown = ["run", "mode", "values", "direction", "threads", "status", "count", "captured_us", "median_us", "p10_us", "p90_us",
+    "ratio", "first_ms", "max_abs", "gflop_per_s", "gb_per_s", "of_limit", "bound", "error"].filter((name) => data.rows[name]
+    && rows.some((row) => cell(name, row) !== null && cell(name, row) !== ""));
+  parts.push(plainTable(shown.map(titleOf), rows.map((row) => shown.map((name) => cell(name, row))), "Rows of this case"));
+  const timed = rows.filter((row) => data.times[row]);
+  if (timed.length) {
+    parts.push(make("h2", {}, "Times of single runs"), chart("Distribution of times by row", timed.map((row) => ({ type: "box",
+      boxpoints: "all", jitter: 0.5, pointpos: 0, name: escaped([cell("run", row), cell("mode", row)].filter((word) => word).join(" ")),
+      y: data.times[row] })), { yaxis: { title: { text: "us" }, rangemode: "tozero" }, showlegend: false }));
+  }
+  for (const trace of data.traces.filter((item) => key in item.cases)) {
+    const known = trace.cases[key];
+    parts.push(make("h2", {}, `In ${trace.name}`), plainTable(["argument", "what is known of it"], known.arguments, "Arguments"),
+      plainTable(["called from", "calls"], known.places, "Places"));
+    if (known.more_places) parts.push(make("p", {}, `and from ${number(known.more_places)} more places`));
+  }
+  parts.push(make("h2", {}, "Run it again"), make("pre", { tabindex: "0" }, [...new Set(rows.map((row) => data.commands[row]))].join("\n")));
+  return parts;
+}

@@ -1,0 +1,66 @@
+// tables by DataTables, which draws a page of rows at a time
+let tableModule = null;
+
+function loadTables() {
+  if (!tableModule) {
+    const text = atob(document.getElementById("tables").textContent);
+    const bytes = Uint8Array.from(text, (character) => character.charCodeAt(0));
+    tableModule = import(URL.createObjectURL(new Blob([bytes], { type: "text/javascript" })));
+  }
+  return tableModule;
+}
+
+function rendered(column) {
+  return (value, use, row) => {
+    if (use === "sort" || use === "type") return value === null ? (column.isNumber ? -Infinity : "") : value;
+    if (use === "filter") return value === null ? "" : String(value);
+    if (value === null || value === undefined) return "-";
+    const text = escaped(typeof value === "number" ? number(value) : shortened(String(value), 120));
+    if (column.link) return `<a href="${escaped(column.link(row))}">${text}</a>`;
+    if (column.name === "status") return `<span class="${value === "ok" ? "status-ok" : "status-bad"}">${text}</span>`;
+    return text;
+  };
+}
+
+// columns: name, title, meaning, values by row; link: gives the address that a cell leads to
+function bigTable(columns, rows, caption, options = {}) {
+  const head = make("tr", {}, ...columns.map((column) => make("th", { scope: "col", title: column.meaning }, column.title)));
+  const table = make("table", { class: "display compact", "aria-label": caption }, make("thead", {}, head));
+  const place = make("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": caption }, table);
+  const query = address().query;
+  loadTables().then((module) => {
+    if (!table.isConnected) return;
+    const DataTable = module.default;
+    const view = new DataTable(table, {
+      data: rows,
+      deferRender: true,
+      pageLength: 25,
+      lengthMenu: [10, 25, 100, 1000],
+      search: { search: query.get("q") || "" },
+      searchDelay: 150,
+      order: options.order || [],
+      columns: columns.map((column) => ({
+        data: (row) => column.value(row), render: rendered(column), className: column.isNumber ? "dt-right" : "dt-left",
+        type: column.isNumber ? "num" : "string",
+      })),
+      language: { search: "Search", lengthMenu: "_MENU_ rows a page", emptyTable: "nothing" },
+    });
+    view.on("search.dt", () => remember("q", view.search()));
+  });
+  return place;
+}
+
+const numeric = (name) => (data.rows[name] || []).some((value) => typeof value === "number");
+
+function rowColumns(names) {
+  return names.filter((name) => data.rows[name]).map((name) => ({
+    name, title: titleOf(name), meaning: about[name].meaning, isNumber: numeric(name), value: (row) => cell(name, row),
+    link: name === "op" ? caseAddress : null,
+  }));
+}
+
+function titleOf(name) {
+  const unit = about[name] ? about[name].unit : "";
+  const words = name.replace(/_(us|ms|bytes)$/, "").replaceAll("_", " ");
+  return unit && unit !== "1" ? `${words}, ${unit}` : words;
+}

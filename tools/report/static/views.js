@@ -1,0 +1,250 @@
+// the views, by name; each gives the elements of its page
+const several = data.runs.length > 1;
+const firstTrace = data.traces[0];
+
+function total(rows, name = "total_us") {
+  return rows.reduce((sum, row) => sum + (cell(name, row) || 0), 0);
+}
+
+function grouped(rows, name) {
+  const groups = new Map();
+  for (const row of rows) {
+    const key = cell(name, row) || "(none)";
+    if (!groups.has(key)) groups.set(key, []);
+    groups.get(key).push(row);
+  }
+  return [...groups.entries()].sort((one, other) => total(other[1]) - total(one[1]));
+}
+
+function usualRows() {
+  const first = data.runs.length ? data.runs[0].name : "";
+  return okRows.filter((row) => cell("run", row) === first && cell("mode", row) === (modes[0] || ""));
+}
+
+function overview() {
+  const statuses = [...new Set(data.rows.status || [])];
+  const runs = data.runs.map((run) => {
+    const rows = allRows.filter((row) => cell("run", row) === run.name);
+    const counts = statuses.map((status) => `${rows.filter((row) => cell("status", row) === status).length} ${status}`);
+    const facts = Object.fromEntries(run.facts);
+    return [run.name, facts.trace, facts["environment, machine"], facts.device, facts.torch, rows.length, counts.join(", "),
+      duration(total(rows.filter((row) => cell("mode", row) === modes[0])))];
+  });
+  const parts = [heading(data.title)];
+  if (runs.length) {
+    parts.push(plainTable(["run", "trace", "machine", "device", "torch", "rows", "status", `all calls, ${modes[0]}`], runs, "Runs"));
+    parts.push(...timeViews());
+  }
+  for (const trace of data.traces) parts.push(...stackView(trace));
+  return parts;
+}
+
+const byChoices = { module: "module, then operator", family: "family, then operator", op: "operator, then shapes" };
+
+function timeViews() {
+  const place = make("div");
+  const by = address().query.get("by") || (data.rows.module ? "module" : "family");
+  const draw = (name) => {
+    remember("by", name);
+    const rows = usualRows();
+    const path = {
+      module: (row) => [...(cell("module", row) || "(outside)").split("."), cell("op", row)],
+      family: (row) => [cell("family", row), cell("op", row)],
+      op: (row) => [cell("op", row), cell("shapes", row) || "-"],
+    }[name];
+    const second = { module: "op", family: "op", op: "shapes" }[name];
+    const groups = grouped(rows, name).slice(0, 15).map(([key, members]) => [key, members.length, duration(total(members)),
+      total(rows) ? `${((100 * total(members)) / total(rows)).toFixed(1)}%` : "-"]);
+    place.replaceChildren(
+      tree("treemap", `Treemap of time by ${byChoices[name]}`, rows.map((row) => [path(row), cell("total_us", row) || 0])),
+      plainTable([name, second === "op" ? "cases" : "cases", "time of all calls", "share"], groups, `Time by ${name}`));
+  };
+  draw(by in byChoices ? by : "family");
+  return [make("h2", {}, "Where the time goes"),
+    make("p", { class: "hint" }, "All calls of a case count with its replayed median. Click a tile to go into it."),
+    make("div", { class: "controls" }, choice("By", Object.entries(byChoices), by, draw)), place];
+}
+
+function stackView(trace) {
+  const lines = [...trace.lines].sort((one, other) => other[3] - one[3]);
+  const sum = lines.reduce((before, line) => before + line[3], 0) || 1;
+  return [make("h2", {}, `Functions of ${trace.name}`),
+    make("p", { class: "hint" }, "Captured time by the Python functions that were running, from the outside in."),
+    tree("icicle", `Flame graph of ${trace.name}`, trace.stacks),
+    plainTable(["line", "function", "calls", "time", "share"], lines.slice(0, 20).map((line) =>
+      [`${line[0]}:${line[1]}`, line[2], line[4], duration(line[3]), `${((100 * line[3]) / sum).toFixed(1)}%`]), "Lines")];
+}
+
+const caseColumns = ["op", "shapes", "run", "mode", "status", "module", "family", "count", "share", "captured_us", "median_us",
+  "p10_us", "p90_us", "ratio", "total_us", "gflop_per_s", "gb_per_s", "of_limit", "note"];
+
+function cases() {
+  const varied = caseColumns.filter((name) => data.rows[name] && (["op", "status", "median_us"].includes(name)
+    || new Set(data.rows[name]).size > 1));
+  const columns = rowColumns(varied);
+  return [heading("Cases"), make("p", { class: "hint" }, "A row is a case under a mode; its operator leads to its own page."),
+    bigTable(columns, allRows, "Cases", { order: [[varied.indexOf("total_us") < 0 ? 0 : varied.indexOf("total_us"), "desc"]] })];
+}
+
+function modeView() {
+  const reference = modes[0];
+  const others = modes.slice(1);
+  const rows = others.map((mode) => {
+    const own = allRows.filter((row) => cell("mode", row) === mode);
+    const ok = own.filter((row) => cell("status", row) === "ok");
+    const ratios = ok.map((row) => cell("ratio", row)).filter((ratio) => ratio).sort((a, b) => a - b);
+    const won = ok.map((row) => cell("break_even", row)).filter((calls) => calls).sort((a, b) => a - b);
+    const middle = (values) => (values.length ? values[values.length >> 1] : null);
+    return [mode, own.length, ok.length, own.filter((row) => cell("status", row) === "wrong").length,
+      ratios.length ? 1 / middle(ratios) : null, ratios.filter((ratio) => ratio < 0.95).length,
+      ratios.filter((ratio) => ratio > 1.05).length, middle(won)];
+  });
+  const boxes = others.map((mode) => ({ type: "box", name: mode, boxpoints: false, y: okRows.filter((row) =>
+    cell("mode", row) === mode && cell("ratio", row)).map((row) => 1 / cell("ratio", row)) }));
+  return [heading("Modes"),
+    plainTable(["mode", "cases", "ok", "wrong", `median speed-up over ${reference}`, "faster by 5%", "slower by 5%",
+      "median calls to win back compiling"], rows, "Modes"),
+    chart(`Speed-up of each mode over ${reference}`, boxes, { yaxis: { type: "log", title: { text: "speed-up" } } }),
+    make("h2", {}, "Case by case"),
+    bigTable(rowColumns(["op", "shapes", "run", "mode", "status", "median_us", "ratio", "first_ms", "break_even", "max_abs",
+      "max_rel", "error"]), allRows.filter((row) => cell("mode", row) !== reference), "Cases under each mode")];
+}
+
+function runView() {
+  const names = data.runs.map((run) => run.name);
+  const groups = new Map();
+  for (const row of okRows) {
+    const id = `${cell("key", row) || cell("op", row) + cell("shapes", row)} ${cell("mode", row)}`;
+    if (!groups.has(id)) groups.set(id, {});
+    groups.get(id)[cell("run", row)] = row;
+  }
+  const joined = [...groups.values()].filter((found) => names[0] in found);
+  const base = (found) => found[names[0]];
+  const columns = [
+    { name: "op", title: "operator", value: (found) => cell("op", base(found)), link: (found) => caseAddress(base(found)) },
+    { name: "shapes", title: "shapes", value: (found) => cell("shapes", base(found)) },
+    { name: "mode", title: "mode", value: (found) => cell("mode", base(found)) },
+    ...names.map((name) => ({ name, title: `${name}, us`, isNumber: true, value: (found) => (name in found ? cell("median_us", found[name]) : null) })),
+    ...names.slice(1).map((name) => ({ name: `${name} ratio`, title: `${name} over ${names[0]}`, isNumber: true,
+      value: (found) => (name in found ? Number((cell("median_us", found[name]) / cell("median_us", base(found))).toPrecision(4)) : null) })),
+  ];
+  const points = names.slice(1).map((name) => {
+    const both = joined.filter((found) => name in found).slice(0, 5000);
+    return { type: "scatter", mode: "markers", name, x: both.map((found) => cell("median_us", base(found))),
+      y: both.map((found) => cell("median_us", found[name])), text: both.map((found) => escaped(cell("op", base(found)))) };
+  });
+  return [heading("Runs side by side"),
+    make("p", { class: "hint" }, "Medians and their ratios; opgrip compare says which of them are more than chance."),
+    chart("Median times of each run over those of the first", points,
+      { xaxis: { type: "log", title: { text: `${names[0]}, us` } }, yaxis: { type: "log", title: { text: "us" } } }),
+    bigTable(columns, joined, "Cases in each run")];
+}
+
+function shapes() {
+  const operators = grouped(okRows, "op").map(([name]) => name);
+  const sizes = [["bytes", "bytes in and out"], ["flops", "floating-point operations"]].filter(([name]) =>
+    name === "bytes" ? data.rows.bytes_in : data.rows.flops);
+  const place = make("div");
+  const { query } = address();
+  const state = { op: query.get("op") || operators[0], size: query.get("size") || (sizes[0] || ["bytes"])[0] };
+  const sizeOf = (row) => (state.size === "flops" ? cell("flops", row) : (cell("bytes_in", row) || 0) + (cell("bytes_out", row) || 0));
+  const draw = (changes) => {
+    Object.assign(state, changes);
+    for (const [name, value] of Object.entries(state)) remember(name, value);
+    const rows = okRows.filter((row) => cell("op", row) === state.op && sizeOf(row) > 0);
+    const series = modes.map((mode) => {
+      const own = rows.filter((row) => cell("mode", row) === mode);
+      return { type: "scatter", mode: "markers", name: mode, x: own.map(sizeOf), y: own.map((row) => cell("median_us", row)),
+        customdata: own, text: own.map((row) => escaped(cell("shapes", row))) };
+    });
+    place.replaceChildren(chart(`Time of ${state.op} over its size`, series, { xaxis: { type: "log",
+      title: { text: state.size } }, yaxis: { type: "log", title: { text: "us" } } }, (point) => {
+      location.hash = caseAddress(point.customdata).slice(1);
+    }), plainTable(["shapes", "mode", state.size, "us"], rows.slice(0, 200).map((row) =>
+      [cell("shapes", row), cell("mode", row), sizeOf(row), cell("median_us", row)]), state.op));
+  };
+  draw({});
+  return [heading("Shapes against time"), make("div", { class: "controls" },
+    choice("Operator", operators.map((name) => [name, name]), state.op, (op) => draw({ op })),
+    choice("Size", sizes, state.size, (size) => draw({ size }))), place];
+}
+
+function roofline() {
+  const run = data.runs.find((item) => item.ceilings);
+  const rows = okRows.filter((row) => cell("flops", row) && cell("bytes_moved", row));
+  const intensity = (row) => cell("flops", row) / cell("bytes_moved", row);
+  const dots = { type: "scatter", mode: "markers", name: "cases", x: rows.map(intensity), customdata: rows,
+    y: rows.map((row) => cell("gflop_per_s", row)),
+    text: rows.map((row) => `${escaped(cell("op", row))}<br>${escaped(shortened(cell("shapes", row) || "", 80))}`),
+    marker: { size: rows.map((row) => 6 + 40 * Math.sqrt(cell("share", row) || 0)), opacity: 0.7 } };
+  const lines = [];
+  if (run) {
+    const [low, high] = [Math.min(0.01, ...rows.map(intensity)), Math.max(1000, ...rows.map(intensity))];
+    const top = Math.max(...run.ceilings.rates.map(([, rate]) => rate || 0));
+    for (const [name, rate] of run.ceilings.rates) {
+      if (rate) lines.push({ type: "scatter", mode: "lines", name: `${name}: ${number(rate)} GFLOP/s`, x: [low, high], y: [rate, rate] });
+    }
+    for (const [name, bandwidth] of run.ceilings.bandwidths) {
+      lines.push({ type: "scatter", mode: "lines", line: { dash: "dot" }, name: `${name}: ${number(bandwidth)} GB/s`,
+        x: [low, top / bandwidth], y: [low * bandwidth, top] });
+    }
+  }
+  return [heading("Roofline"), make("p", { class: "hint" }, run ? "Operations a second over operations a byte, under what the machine reached when it was measured."
+    : "Operations a second over operations a byte. Replay with --roofline for the machine's limits."),
+    chart("Roofline", [...lines, dots], { height: 560, xaxis: { type: "log", title: { text: "operations a byte" } },
+      yaxis: { type: "log", title: { text: "GFLOP/s" } } }, (point) => {
+      if (point.customdata !== undefined) location.hash = caseAddress(point.customdata).slice(1);
+    }),
+    bigTable(rowColumns(["op", "shapes", "mode", "run", "flops", "bytes_moved", "gflop_per_s", "gb_per_s", "limit_us", "of_limit", "bound"]),
+      rows, "Cases with arithmetic")];
+}
+
+function longtail() {
+  const parts = [heading("Long-tail functions"), make("p", { class: "hint" },
+    "Python functions that break into many small operators, and what one kernel in their place would save at most.")];
+  const names = [["function", "function"], ["calls", "calls"], ["operators", "operators"], ["time_us", "time, us"], ["saving_us", "saving, us"]];
+  for (const trace of data.traces.filter((item) => item.longtail.length)) {
+    parts.push(make("h2", {}, trace.name), bigTable(names.map(([name, title]) => ({ name, title, isNumber: name !== "function",
+      value: (item) => item[name] })), trace.longtail, `Long-tail functions of ${trace.name}`, { order: [[4, "desc"]] }));
+  }
+  return parts;
+}
+
+function timeline() {
+  const parts = [heading("Timeline")];
+  for (const trace of data.traces) {
+    const { calls, threads, left_out, critical_us } = trace.timeline;
+    const bars = [[0, "other calls", colours[5]], [1, "critical path", colours[1]]].map(([critical, name, colour]) => {
+      const own = calls.filter((call) => call[6] === critical);
+      return { type: "bar", orientation: "h", name, marker: { color: colour }, base: own.map((call) => call[0] / 1e3),
+        x: own.map((call) => call[1] / 1e3), y: own.map((call) => escaped(threads[call[2]])),
+        text: own.map((call) => `${escaped(call[3])}<br>${escaped(call[4] || "")} ${call[5]}`), textposition: "none",
+        hovertemplate: "%{text}<br>%{x:.3f} ms<extra></extra>" };
+    });
+    parts.push(make("h2", {}, trace.name), make("p", { class: "hint" },
+      `Calls where they ran; the critical path takes ${duration(critical_us)}.${left_out ? ` The ${number(left_out)} shortest calls are left out.` : ""}`),
+    chart(`Timeline of ${trace.name}`, bars, { barmode: "overlay", height: 220 + 60 * threads.length,
+      xaxis: { title: { text: "ms" }, rangeslider: {} } }));
+    const longest = [...calls].sort((one, other) => other[1] - one[1]).slice(0, 25);
+    parts.push(plainTable(["operator", "module", "phase", "begins, ms", "takes", "critical"], longest.map((call) =>
+      [call[3], call[4], call[5], call[0] / 1e3, duration(call[1]), call[6] ? "yes" : "no"]), "The longest calls"));
+  }
+  return parts;
+}
+
+function failures() {
+  const rows = allRows.filter((row) => cell("status", row) !== "ok");
+  const reasons = grouped(rows, "error").map(([reason, members]) => [reason, [...new Set(members.map((row) => cell("status", row)))].join(", "),
+    members.length, [...new Set(members.map((row) => cell("op", row)))].slice(0, 5).join(", ")]);
+  return [heading("Failures"), plainTable(["reason", "status", "rows", "operators"], reasons, "Reasons"), make("h2", {}, "Rows"),
+    bigTable(rowColumns(["op", "shapes", "run", "mode", "status", "error"]), rows, "Rows that are not ok")];
+}
+
+function environment() {
+  return [heading("Environment"), ...data.runs.flatMap((run) => [make("h2", {}, run.name), plainTable(["what", "is"], run.facts, run.name)])];
+}
+
+function columnsView() {
+  return [heading("Columns"), plainTable(["column", "unit", "meaning"], data.columns.map((column) =>
+    [column.name, column.unit === "1" ? "share" : column.unit || "-", column.meaning]), "Columns")];
+}

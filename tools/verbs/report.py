@@ -1,0 +1,81 @@
+"""`opgrip report`: results and traces as one HTML file."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from opgrip.tools.verbs.verb import Verb, verbs
+from opgrip.traces.command import add_debug, add_reading
+from opgrip.traces.output import check_writable, whole_file
+from opgrip.traces.progress import Reporter
+
+if TYPE_CHECKING:
+    from opgrip.replay.outcome import Results
+    from opgrip.traces.trace import Trace
+
+EXAMPLES = """\
+examples:
+  opgrip report results.json -o report.html
+  opgrip report results.json trace:faster_rcnn -o report.html     with the trace: its lines, timeline, values
+  opgrip report h100.parquet l4.parquet -o devices.html           side by side
+  opgrip report latest -o report.html                             the newest run of the store
+"""
+SUFFIXES = (".json", ".parquet", ".csv")
+"""Of files of results; all else is a trace, or a run of the store."""
+
+
+def prepare(parser: argparse.ArgumentParser) -> None:
+    """The verb's options."""
+    parser.add_argument("inputs", nargs="+", metavar="RESULTS|TRACE", help="files of opreplay, kept runs, traces")
+    parser.add_argument("--store", type=Path, metavar="DIR", help="where runs are (default: $OPGRIP_STORE, or results)")
+    parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help="the .html to write")
+    parser.add_argument("-f", "--force", action="store_true", help="replace an existing file")
+    parser.add_argument("--title", metavar="TEXT", help="of the page (default: the names of what it shows)")
+    add_reading(parser, "take what there is of cut or damaged traces")
+    add_debug(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Write the page."""
+    from opgrip.tools.report import make_page
+
+    check_writable(args.output, args.force)
+    runs: dict[str, Results] = {}
+    traces: dict[str, Trace] = {}
+    for name in args.inputs:
+        _add(name, args, runs, traces)
+    title = args.title or ", ".join([*runs, *traces])
+    page = make_page(runs, traces, title)
+    with whole_file(args.output, args.force) as file:
+        file.write(page.encode())
+    print(f"{args.prog}: {len(page) / 1e6:,.1f} MB to {args.output}", file=sys.stderr)
+    return 0
+
+
+def _add(name: str, args: argparse.Namespace, runs: dict[str, Results], traces: dict[str, Trace]) -> None:
+    from opgrip.replay.outcome import read_run
+    from opgrip.replay.store.store import LATEST, Store
+    from opgrip.traces import load
+
+    path = Path(name)
+    store = Store(args.store)
+    is_kept = LATEST.fullmatch(name) is not None or any(run.name == name for run in store.runs())
+    if path.suffix in SUFFIXES or is_kept:
+        found = store.find(name) if is_kept else path
+        runs[_unique(found.stem, runs)] = read_run(found)
+    else:
+        with Reporter(args.prog).reading(name):
+            traces[_unique(path.name, traces)] = load(name, args.partial, args.unbounded)
+
+
+def _unique(name: str, taken: dict[str, Results] | dict[str, Trace]) -> str:
+    number = 1
+    while (unique := name if number == 1 else f"{name} ({number})") in taken:
+        number += 1
+    return unique
+
+
+verbs.register("report")(Verb("results and traces as one HTML file that opens offline", EXAMPLES, prepare, run))
