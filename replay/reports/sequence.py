@@ -59,8 +59,11 @@ def _lines(result: SequenceResult) -> list[tuple[str, str]]:
     megabytes = [size / 1e6 for size in (result.captured_peak_bytes, result.replayed_peak_bytes, result.outside_bytes)]
     mode = f", under {result.mode}" if result.mode != EAGER else ""
     in_eager = f", {result.in_eager:,} of them in eager" if result.in_eager else ""
+    calls = ("calls", f"{result.calls:,}: {ran}{mode}{in_eager}")
+    if result.failure:
+        return [calls, ("time", f"captured {captured:,.2f} ms, nothing was measured: {printable(result.failure)}")]
     return [
-        ("calls", f"{result.calls:,}: {ran}{mode}{in_eager}"),
+        calls,
         (
             "time",
             f"captured {captured:,.2f} ms in these calls, replayed {middle:,.2f} ms{ratio} "

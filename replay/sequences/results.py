@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from opgrip.replay.cases.flow import Flow, FlowingCall
-from opgrip.replay.measuring.results import OK
+from opgrip.replay.measuring.results import FAILED, OK
 from opgrip.replay.modes import EAGER
 from opgrip.replay.sequences.programs import CallProgram
 from opgrip.replay.sequences.rehearsal import REPLAYED, SUBSTITUTED, UNSUPPORTED, Part
@@ -93,6 +93,7 @@ class SequenceResult:
     signatures : in the order of their first calls
     mode : that calls ran under
     in_eager : calls that did not, since it cannot run them, or gives other results
+    failure : why nothing was measured; empty where it was
     """
 
     device: str
@@ -120,6 +121,7 @@ class SequenceResult:
     signatures: tuple[SignatureTimes, ...]
     mode: str = EAGER
     in_eager: int = 0
+    failure: str = ""
 
     @property
     def repeats(self) -> int:
@@ -155,13 +157,20 @@ class Pass:
 
 
 def make_result(
-    trace: Trace, flow: Flow, parts: Sequence[Part], passes: Sequence[Pass], on_device: Sequence[Pass], device: str
+    trace: Trace,
+    flow: Flow,
+    parts: Sequence[Part],
+    passes: Sequence[Pass],
+    on_device: Sequence[Pass],
+    device: str,
+    failure: str = "",
 ) -> SequenceResult:
     """The result of a sequence whose calls ran as `parts` says, in timed passes.
 
     Parameters
     ----------
     on_device : the passes that the device's clock timed; none on the CPU
+    failure : why there are no passes
     """
     count = Counter(part.status for part in parts)
     reasons = Counter(
@@ -197,7 +206,8 @@ def make_result(
         critical_calls=len(flow.critical_path),
         captured_critical_ms=sum(flow.calls[place].captured_ns for place in critical) / 1e6,
         replayed_critical_ms=sum(typical[place] for place in critical) / 1e6,
-        signatures=tuple(_signatures(paired, on_device or passes, passes)),
+        signatures=tuple(_signatures(paired, on_device or passes, passes, failure)),
+        failure=failure,
     )
 
 
@@ -232,7 +242,7 @@ def from_plain(fields: dict[str, Any]) -> SequenceResult:
 
 
 def _signatures(
-    paired: Sequence[tuple[FlowingCall, Part]], passes: Sequence[Pass], host_passes: Sequence[Pass]
+    paired: Sequence[tuple[FlowingCall, Part]], passes: Sequence[Pass], host_passes: Sequence[Pass], failure: str
 ) -> Iterator[SignatureTimes]:
     places_of: dict[int, list[int]] = {}
     for place, (call, _) in enumerate(paired):
@@ -253,6 +263,8 @@ def _signatures(
             row = _with_times(row, times_us[:, ran].ravel())
             if not on_device.isdisjoint(ran):
                 row = replace(row, host_us=float(np.median(host_us[:, ran])))
+        elif ran:
+            row = replace(row, status=FAILED, reason=failure)
         yield row
 
 

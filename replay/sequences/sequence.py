@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from time import perf_counter_ns
 
@@ -22,7 +22,7 @@ from opgrip.replay.operators.devices import (
     synchronizer,
 )
 from opgrip.replay.operators.lookup import TRUSTED_EXTENSIONS
-from opgrip.replay.sequences.memory import Memory, room_on
+from opgrip.replay.sequences.memory import Memory, reason_of, room_on
 from opgrip.replay.sequences.programs import ModeSettings
 from opgrip.replay.sequences.rehearsal import NOTHING_EXCLUDED, Excluded, Part, Rehearsal, switching
 from opgrip.replay.sequences.results import Pass, SequenceResult, make_result, under_mode
@@ -30,7 +30,6 @@ from opgrip.replay.sequences.watches import DeviceWatch, HostWatch, Watch, typic
 from opgrip.replay.timing import pages
 from opgrip.replay.timing.rounds import NO_ROW, Announce, no_garbage_collection
 from opgrip.traces import Trace
-from opgrip.traces.causes import cause_of
 from opgrip.traces.errors import UserError
 from opgrip.traces.progress import Tell, tell_nobody
 
@@ -40,6 +39,10 @@ FEWEST, MOST = 3, 100
 """Timed passes over a trace where their number is not given."""
 MOST_FAILURES = 20
 """Calls that change from one pass to the next, or end a process, until a replay gives up."""
+
+
+class _PassFailedError(Exception):
+    """A call failed in a timed pass, which the rehearsal had found to run; says which, and why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,34 +106,34 @@ def replay_sequence(
             *(excluded, announce),
         )
         on_cpu = pages.CONTROLLED and torch.device(settings.device).type == "cpu"
-        passes = _measure(rehearsal, new_memory(trace, flow) if on_cpu else {}, settings, tell)
+        passes, failure = _measure(rehearsal, new_memory(trace, flow) if on_cpu else {}, settings, tell)
         on_device = _measure_on_device(rehearsal, settings, passes, tell)
-    result = make_result(trace, flow, rehearsal.parts, passes, on_device, settings.device)
+    result = make_result(trace, flow, rehearsal.parts, passes, on_device, settings.device, failure)
     return result if settings.mode == EAGER else under_mode(result, settings.mode, rehearsal.programs)
 
 
 def _measure(
     rehearsal: Rehearsal, memory: Mapping[int, NewMemory], settings: SequenceSettings, tell: Tell
-) -> list[Pass]:
+) -> tuple[list[Pass], str]:
+    """Timed passes, or why there are none."""
     if memory:
         pages.keep_freed_memory()
     begin = _beginning(rehearsal, settings)
     _settle(rehearsal, begin, settings, tell)
     passes: list[Pass] = []
-    failures = 0
+    failures, failure = 0, ""
     with no_garbage_collection():
         started = perf_counter_ns()
         while _wants_more(passes, perf_counter_ns() - started, settings) and failures < MOST_FAILURES:
             tell("timed runs", len(passes), settings.repeats or max(FEWEST, len(passes) + 1))
             begin()
-            timed = _pass(rehearsal, settings.device, HostWatch(memory))
-            if timed is None:
+            try:
+                passes.append(_pass(rehearsal, settings.device, HostWatch(memory)))
+            except _PassFailedError as error:
                 # values that are not the same at each pass: it is found out anew what can run
-                failures += 1
+                failures, failure = failures + 1, str(error)
                 _settle(rehearsal, begin, settings, tell)
-            else:
-                passes.append(timed)
-    return passes
+    return passes, "" if passes else f"none of {failures} passes came to its end, the last for {failure}"
 
 
 def _settle(rehearsal: Rehearsal, begin: Callable[[], None], settings: SequenceSettings, tell: Tell) -> None:
@@ -154,9 +157,8 @@ def _measure_on_device(
         for number in range(count):
             tell("runs timed by the device", number, count)
             begin()
-            timed = _pass(rehearsal, settings.device, DeviceWatch(settings.device, host_ns))
-            if timed is not None:
-                on_device.append(timed)
+            with suppress(_PassFailedError):
+                on_device.append(_pass(rehearsal, settings.device, DeviceWatch(settings.device, host_ns)))
     return on_device
 
 
@@ -170,8 +172,8 @@ def _beginning(rehearsal: Rehearsal, settings: SequenceSettings) -> Callable[[],
     return begin
 
 
-def _pass(rehearsal: Rehearsal, device: str, watch: Watch) -> Pass | None:
-    """Run all calls once; None where one failed that had not before."""
+def _pass(rehearsal: Rehearsal, device: str, watch: Watch) -> Pass:
+    """Run all calls once; raises `_PassFailedError` where one fails that had not before."""
     synchronize = synchronizer(device)
     allocator = module_of(device) if is_accelerator(device) else None
     at_start = 0
@@ -187,8 +189,9 @@ def _pass(rehearsal: Rehearsal, device: str, watch: Watch) -> Pass | None:
                 _run(rehearsal, call, part, watch)
             except Exception as error:
                 check_use(device, error)
-                rehearsal.give_up(call, part, cause_of(error, 120))
-                return None
+                reason = reason_of(error)
+                rehearsal.give_up(call, part, reason)
+                raise _PassFailedError(f"{call.op}: {reason}") from error
             rehearsal.memory.drop(call.over)
         synchronize()
         wall = perf_counter_ns() - start
