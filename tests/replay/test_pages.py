@@ -217,6 +217,7 @@ class Watch(sequence.HostWatch):
         return super().run(counted, args, kwargs)
 
 sequence.HostWatch = Watch
+sequence.Slowdown.was_slowed = lambda self: False
 trace = load(sys.argv[1])
 sequence.replay_sequence(trace, replace(sequence_settings(settings_for(Plan(), trace)), repeats=1))
 for name in ("aten.cos.default", "aten.sin.default"):
