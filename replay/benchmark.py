@@ -19,6 +19,7 @@ from opgrip.replay.modes import ModeOptions, Tuning
 from opgrip.replay.operators.devices import DeviceLostError, facts_of, use_device
 from opgrip.replay.options import make_parser, plan_of
 from opgrip.replay.outcome import Results
+from opgrip.replay.timing import pages
 from opgrip.replay.timing.caches import WARM
 from opgrip.replay.timing.options import Effort, TimingOptions
 from opgrip.replay.workers.job import settings_for
@@ -46,7 +47,9 @@ def benchmark(
         benchmark([mine, torch.nn.functional.gelu], [[(8, 512)], [(64, 512)]], mode=["eager", "compile"])
 
     They run in this process, since a function cannot be handed to another: one that crashes ends it. A row is a
-    function on inputs under a mode, whose results are compared with those of eager.
+    function on inputs under a mode, whose results are compared with those of eager. With glibc this
+    process keeps what it frees meanwhile, and gets no huge pages on request. Both end with the call; what remains is
+    that glibc no longer adjusts its thresholds (32 and 64 MB from then on), and that threads may share one arena.
 
     Parameters
     ----------
@@ -72,7 +75,8 @@ def benchmark(
         settings = settings_for(plan_of(args))
     numbers = count()
     cases = [_case(item, case_inputs, next(numbers), args) for case_inputs in inputs for item in functions]
-    with QuietReporter("opgrip").doing(f"timing {counted(len(cases), 'case')} on {device}", len(cases)) as advance:
+    doing = f"timing {counted(len(cases), 'case')} on {device}"
+    with pages.keeping_freed_memory(), QuietReporter("opgrip").doing(doing, len(cases)) as advance:
         rows_of_case: dict[int, list[Result]] = {}
         try:
             for rows in measure_cases(cases, settings):

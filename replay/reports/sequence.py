@@ -28,10 +28,18 @@ def print_sequence(result: SequenceResult, rows: Sequence[Result], most: int, fi
         print_line(f"{name:8} {text}", file, indent=9)
     shown = rows[:most]
     print_results(shown, file)
+    if result.slowed_passes:
+        print_line(_slowed(result), file)
     for line in _reasons(result, shown, rows[most:]):
         print_line(printable(line), file)
     if len(rows) > len(shown):
         print_line(f"{counted(len(rows) - len(shown), 'more row')}: --top shows more, --output has all", file)
+
+
+def _slowed(result: SequenceResult) -> str:
+    slowed = f"{result.slowed_passes:,} of {counted(result.timed_passes, 'pass', 'passes')}"
+    again = f", though {result.dropped_passes:,} more were made again" if result.dropped_passes else ""
+    return f"{slowed}: timed while others had the processors, so that times are doubtful{again}"
 
 
 def _reasons(result: SequenceResult, shown: Sequence[Result], others: Sequence[Result]) -> list[str]:
@@ -59,8 +67,11 @@ def _lines(result: SequenceResult) -> list[tuple[str, str]]:
     megabytes = [size / 1e6 for size in (result.captured_peak_bytes, result.replayed_peak_bytes, result.outside_bytes)]
     mode = f", under {result.mode}" if result.mode != EAGER else ""
     in_eager = f", {result.in_eager:,} of them in eager" if result.in_eager else ""
+    calls = ("calls", f"{result.calls:,}: {ran}{mode}{in_eager}")
+    if result.failure:
+        return [calls, ("time", f"captured {captured:,.2f} ms, nothing was measured: {printable(result.failure)}")]
     return [
-        ("calls", f"{result.calls:,}: {ran}{mode}{in_eager}"),
+        calls,
         (
             "time",
             f"captured {captured:,.2f} ms in these calls, replayed {middle:,.2f} ms{ratio} "

@@ -36,7 +36,7 @@ class Memory:
     ----------
     live : the memory of each number, from the call that gives it to the last that mentions it
     live_bytes, peak_bytes : of that, without what was there before the first call; and the most of it
-    unmade : of numbers that cannot be there before the first call, the reason
+    unmade : of numbers for which there is no memory, the reason
     kept_bytes : of first values and drawn arguments, which are there beside what is live
     """
 
@@ -56,6 +56,7 @@ class Memory:
         self._sizes: dict[int, int] = {}
         self._first: dict[int, torch.UntypedStorage] = {}
         self._outside: dict[int, torch.UntypedStorage] = {}
+        self._stand_ins: dict[int, torch.UntypedStorage] = {}
         for number in outside:
             self._make(number)
 
@@ -96,28 +97,49 @@ class Memory:
                 self.live_bytes -= self._sizes.pop(number)
 
     def renew(self, number: int) -> None:
-        """Give a number memory as large as calls take it, with values that they could take."""
-        self.give(number, self._first_values(number).clone())
+        """Give a number memory as large as calls take it, with values that they could take.
+
+        Raises
+        ------
+        Unsupported : where there is no room for it
+        """
+        size = self._needs[number].bytes
+        first = self._first.get(number, self._stand_ins.get(number))
+        self.check_room(size)
+        if first is None:
+            first = self._draw(number)
+            # kept for the next pass, as long as nothing else needs the room
+            if self._has_room(2 * size):
+                self._stand_ins[number] = first
+                self.kept_bytes += size
+        self.give(number, first.clone() if number in self._stand_ins or number in self._first else first)
 
     def charge(self, size: int) -> None:
-        """Take note of memory that is wanted for good.
+        """Take note of memory that is wanted until it is refunded.
 
         Raises
         ------
         Unsupported : where there is not so much
         """
-        if self.kept_bytes + size > self._limit:
-            raise Unsupported(f"it needs more memory than there is: {size} bytes")
+        self.check_room(size)
         self.kept_bytes += size
+
+    def refund(self, size: int) -> None:
+        """Take note that memory which was charged is wanted no more."""
+        self.kept_bytes -= size
 
     def check_room(self, size: int) -> None:
         """Raise `Unsupported` where there is no room for so many bytes more."""
-        if self.kept_bytes + self.live_bytes + size > self._limit:
-            raise Unsupported(f"it needs more memory than there is: {size} bytes")
+        if not self._has_room(size):
+            self._forget_stand_ins()
+            if not self._has_room(size):
+                raise Unsupported(f"it needs more memory than there is: {size} bytes")
 
     def view(self, number: int, spec: TensorSpec) -> torch.Tensor:
-        """A tensor in a number's memory."""
-        storage = self.live[number]
+        """A tensor in a number's memory; `Unsupported` where there is none."""
+        storage = self.live.get(number)
+        if storage is None:
+            raise Unsupported(self.unmade.get(number, "nothing gave the memory that it takes"))
         assert spec.stride is not None, "checked when the call was prepared"
         empty = torch.empty(0, dtype=spec.dtype, device=storage.device)
         return as_recorded(empty.set_(storage, spec.offset, spec.shape, spec.stride), spec)
@@ -128,18 +150,22 @@ class Memory:
         return storage is not None and storage.nbytes() >= spec.extent
 
     def _make(self, number: int) -> None:
-        try:
-            self._outside[number] = self._first_values(number).clone()
-        except Exception as error:
-            self.unmade[number] = str(error) if isinstance(error, Unsupported) else cause_of(error, 120)
-
-    def _first_values(self, number: int) -> torch.UntypedStorage:
-        cached_values = self._first.get(number)
-        if cached_values is not None:
-            return cached_values
-        need = self._needs[number]
         # the memory itself, and what it is restored from
-        self.charge(2 * need.bytes)
+        size = 2 * self._needs[number].bytes
+        try:
+            self.charge(size)
+            try:
+                first = self._draw(number)
+                self._outside[number] = first.clone()
+            except BaseException:
+                self.refund(size)
+                raise
+            self._first[number] = first
+        except Exception as error:
+            self.unmade[number] = reason_of(error)
+
+    def _draw(self, number: int) -> torch.UntypedStorage:
+        need = self._needs[number]
         # one memory, in which the first tensor is filled last
         whole = TensorSpec((need.bytes,), (1,), torch.uint8, need.device, storage=0)
         views = [
@@ -147,9 +173,20 @@ class Memory:
             for view in reversed(need.views)
         ]
         inputs = Inputs((whole, *views), {}, self._values, self._place, (self._seed + number) % SEEDS)
-        first: torch.UntypedStorage = inputs.make()[0][0].untyped_storage()
-        self._first[number] = first
-        return first
+        drawn: torch.UntypedStorage = inputs.make()[0][0].untyped_storage()
+        return drawn
+
+    def _has_room(self, size: int) -> bool:
+        return self.kept_bytes + self.live_bytes + size <= self._limit
+
+    def _forget_stand_ins(self) -> None:
+        self.kept_bytes -= sum(storage.nbytes() for storage in self._stand_ins.values())
+        self._stand_ins.clear()
+
+
+def reason_of(error: Exception) -> str:
+    """Why a call cannot run as it should, in one line."""
+    return str(error) if isinstance(error, Unsupported) else cause_of(error, 120)
 
 
 def room_on(device: str) -> int:

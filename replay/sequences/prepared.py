@@ -190,8 +190,12 @@ class Drawn:
     def _tensor(self, spec: TensorSpec) -> torch.Tensor:
         if spec not in self._tensors:
             self._memory.charge(spec.extent)
-            inputs = Inputs((spec,), {}, self._values, self._place, self._seed)
-            self._tensors[spec] = inputs.make()[0][0]
+            try:
+                inputs = Inputs((spec,), {}, self._values, self._place, self._seed)
+                self._tensors[spec] = inputs.make()[0][0]
+            except BaseException:
+                self._memory.refund(spec.extent)
+                raise
         return self._tensors[spec]
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from time import monotonic
 from types import MappingProxyType
 from typing import Any, TypeAlias
+from weakref import WeakValueDictionary, finalize
 
 import torch
 
@@ -20,12 +21,11 @@ from opgrip.replay.operators.agreement.checking import checking_parts
 from opgrip.replay.operators.contexts import restored
 from opgrip.replay.operators.devices import check_use, synchronizer
 from opgrip.replay.operators.lookup import Operator, Unsupported, find_operator
-from opgrip.replay.sequences.memory import Memory
+from opgrip.replay.sequences.memory import Memory, reason_of
 from opgrip.replay.sequences.prepared import Drawn, Prepared, never_flowing
 from opgrip.replay.sequences.programs import CallProgram, ModeSettings, make_call_program
 from opgrip.replay.timing.rounds import NO_ROW, Announce
 from opgrip.traces.arguments import leaves
-from opgrip.traces.causes import cause_of
 from opgrip.traces.interfaces import Interface
 from opgrip.traces.progress import REDRAW_S, Tell, tell_nobody
 from opgrip.traces.records import NO_STORAGE
@@ -97,7 +97,7 @@ class Rehearsal:
         self._synchronize = synchronizer(device)
         self._drawn = Drawn(values, place, seed, memory)
         self._operators: dict[int, Operator | str] = {}
-        self._prepared: dict[tuple[int, frozenset[int]], Prepared] = {}
+        self._prepared: WeakValueDictionary[tuple[int, frozenset[int]], Prepared] = WeakValueDictionary()
 
     def settle(self, begin: Callable[[], None], tell: Tell = tell_nobody) -> None:
         """Run all calls until each runs as it did the time before.
@@ -146,7 +146,10 @@ class Rehearsal:
             self._drawn.write(call.takes[index], specs[index])
 
     def hand_on(self, call: FlowingCall, part: Part, result: Any) -> None:
-        """Let the results of a call be what later calls take."""
+        """Let the results of a call be what later calls take.
+
+        Never raises for a call that is not `replayed`: what there is no memory for is `unmade`.
+        """
         live = self.memory.live
         if part.status == REPLAYED:
             for number, tensor in zip(call.gives, tensors_of(result), strict=False):
@@ -155,8 +158,13 @@ class Rehearsal:
             return
         for number in call.gives:
             need = self.flow.needs.get(number)
-            if number not in live and need is not None and need.views:
-                self.memory.renew(number)
+            if number not in live and number not in self.memory.unmade and need is not None and need.views:
+                try:
+                    self.memory.renew(number)
+                except Exception as error:
+                    check_use(self._device, error)
+                    # the reason of those that take it; this call ran as well as it could
+                    self.memory.unmade[number] = reason_of(error)
 
     def give_up(self, call: FlowingCall, part: Part, reason: str) -> None:
         """Run a call from now on with arguments of its own, or not at all where it cannot run with those either."""
@@ -164,13 +172,14 @@ class Rehearsal:
         try:
             if part.status != REPLAYED:
                 raise Unsupported(reason)
-            part.status, part.reason = SUBSTITUTED, reason
+            # what it had drawn is of use to no other way to run
+            part.status, part.prepared, part.reason = SUBSTITUTED, None, reason
             everything = frozenset(range(len(self._interface(call).takes)))
             part.prepared = self._prepare(call.signature, everything)
             self._run(call, part.prepared)
         except Exception as error:
             check_use(self._device, error)
-            part.status, part.prepared, part.reason = UNSUPPORTED, None, _reason(error)
+            part.status, part.prepared, part.reason = UNSUPPORTED, None, reason_of(error)
             part.row_status = self._row_status(call.signature, error)
 
     def _try(self, call: FlowingCall, part: Part) -> bool:
@@ -186,14 +195,15 @@ class Rehearsal:
                 self._run(call, part.prepared)
         except Exception as error:
             check_use(self._device, error)
-            self.give_up(call, part, _reason(error))
+            self.give_up(call, part, reason_of(error))
         try:
             self.hand_on(call, part, result)
-        except Exception:
-            # calls that take what it cannot give find that there is nothing
-            return True
-        finally:
-            self.memory.drop(call.over)
+        except Exception as error:
+            check_use(self._device, error)
+            # results that live in no memory, which cannot flow
+            self.give_up(call, part, reason_of(error))
+            self.hand_on(call, part, None)
+        self.memory.drop(call.over)
         return before != (part.status, len(part.redrawn))
 
     def _fitting(self, call: FlowingCall, part: Part, prepared: Prepared) -> Any:
@@ -252,13 +262,23 @@ class Rehearsal:
 
     def _prepare(self, signature: int, own: frozenset[int]) -> Prepared:
         key = signature, own
-        if key not in self._prepared:
-            operator = self._operator(signature)
-            specs = self.flow.interfaces[signature].takes
-            self.memory.charge(sum(specs[index].extent for index in own) * (2 if operator.mutates else 1))
-            record = self.flow.signatures[signature]
-            self._prepared[key] = Prepared(record, operator, own, self._values, self._place, self._seed)
-        return self._prepared[key]
+        prepared = self._prepared.get(key)
+        if prepared is not None:
+            return prepared
+        operator = self._operator(signature)
+        specs = self.flow.interfaces[signature].takes
+        size = sum(specs[index].extent for index in own) * (2 if operator.mutates else 1)
+        self.memory.charge(size)
+        record = self.flow.signatures[signature]
+        try:
+            prepared = Prepared(record, operator, own, self._values, self._place, self._seed)
+        except BaseException:
+            self.memory.refund(size)
+            raise
+        # it goes with the last part that runs so
+        finalize(prepared, self.memory.refund, size).atexit = False
+        self._prepared[key] = prepared
+        return prepared
 
     def _operator(self, signature: int) -> Operator:
         if signature not in self._operators:
@@ -335,7 +355,3 @@ def tensors_of(result: Any) -> list[torch.Tensor]:
     if isinstance(result, torch.Tensor):
         return [result]
     return [leaf for leaf in leaves(result) if isinstance(leaf, torch.Tensor)]
-
-
-def _reason(error: Exception) -> str:
-    return str(error) if isinstance(error, Unsupported) else cause_of(error, 120)

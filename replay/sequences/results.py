@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from opgrip.replay.cases.flow import Flow, FlowingCall
-from opgrip.replay.measuring.results import OK
+from opgrip.replay.measuring.results import FAILED, OK
 from opgrip.replay.modes import EAGER
 from opgrip.replay.sequences.programs import CallProgram
 from opgrip.replay.sequences.rehearsal import REPLAYED, SUBSTITUTED, UNSUPPORTED, Part
@@ -34,6 +34,7 @@ class SignatureTimes:
     spread : interquartile range of the timings, as a share of their median
     host_us : their median by the host's clock, where the others are of a device
     note, first_ms, max_abs, max_rel : of what they ran as under another mode than eager, as rows have them
+    dropped, slowed : timings that were not kept, and the share of those kept although others had the processors
     """
 
     signature: int
@@ -54,6 +55,8 @@ class SignatureTimes:
     first_ms: float | None = None
     max_abs: float | None = None
     max_rel: float | None = None
+    dropped: int = 0
+    slowed: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +96,8 @@ class SequenceResult:
     signatures : in the order of their first calls
     mode : that calls ran under
     in_eager : calls that did not, since it cannot run them, or gives other results
+    failure : why nothing was measured; empty where it was
+    slowed_passes, dropped_passes : timed passes during which others had the processors: kept, and made again
     """
 
     device: str
@@ -120,11 +125,19 @@ class SequenceResult:
     signatures: tuple[SignatureTimes, ...]
     mode: str = EAGER
     in_eager: int = 0
+    failure: str = ""
+    slowed_passes: int = 0
+    dropped_passes: int = 0
 
     @property
     def repeats(self) -> int:
         """Timed passes, without those that a device's clock timed."""
         return len(self.replayed_host_ms)
+
+    @property
+    def timed_passes(self) -> int:
+        """Timed passes, by either clock."""
+        return self.repeats + (0 if self.device == "cpu" else len(self.replayed_ms))
 
     @property
     def has_device_times(self) -> bool:
@@ -146,16 +159,50 @@ class SequenceResult:
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """One timed pass: each call's time, and that of the whole; and which calls a device's clock timed, by place."""
+    """One timed pass.
+
+    Attributes
+    ----------
+    times_ns : each call's time; `wall_ns` that of the whole
+    on_device : which calls a device's clock timed, by place
+    slowed : whether others had the processors meanwhile
+    """
 
     times_ns: list[int]
     wall_ns: int
     peak_bytes: int
     on_device: frozenset[int] = frozenset()
+    slowed: bool = False
+
+
+@dataclass(slots=True)
+class Passes:
+    """The timed passes that were kept, how many were made again, and why the last that failed did."""
+
+    kept: list[Pass] = field(default_factory=list)
+    dropped: int = 0
+    failures: int = 0
+    failure: str = ""
+
+    def add(self, one: Pass, may_drop: bool) -> None:
+        """Keep a pass, or drop one that was slowed."""
+        if one.slowed and may_drop:
+            self.dropped += 1
+        else:
+            self.kept.append(one)
+
+    def fail(self, reason: str) -> None:
+        """Take note of a pass that did not come to its end."""
+        self.failures, self.failure = self.failures + 1, reason
+
+    @property
+    def slowed(self) -> int:
+        """How many of those kept were slowed."""
+        return sum(one.slowed for one in self.kept)
 
 
 def make_result(
-    trace: Trace, flow: Flow, parts: Sequence[Part], passes: Sequence[Pass], on_device: Sequence[Pass], device: str
+    trace: Trace, flow: Flow, parts: Sequence[Part], on_host: Passes, on_device: Passes, device: str
 ) -> SequenceResult:
     """The result of a sequence whose calls ran as `parts` says, in timed passes.
 
@@ -163,6 +210,8 @@ def make_result(
     ----------
     on_device : the passes that the device's clock timed; none on the CPU
     """
+    passes, shown = on_host.kept, on_device if on_device.kept else on_host
+    failure = "" if passes else f"none of {on_host.failures} passes came to its end, the last for {on_host.failure}"
     count = Counter(part.status for part in parts)
     reasons = Counter(
         (call.op, part.status, part.reason)
@@ -173,7 +222,7 @@ def make_result(
     device_ns = trace.own_calls["device_ns"]
     unsupported = [call for call, part in paired if part.status == UNSUPPORTED]
     critical = [place for place in flow.critical_path if parts[place].status != UNSUPPORTED]
-    typical = typical_ns([one.times_ns for one in on_device or passes]) if passes else [math.nan] * len(parts)
+    typical = typical_ns([one.times_ns for one in shown.kept]) if passes else [math.nan] * len(parts)
     return SequenceResult(
         device=device,
         calls=len(flow.calls),
@@ -188,7 +237,7 @@ def make_result(
         captured_device_ms=float(device_ns.sum()) / 1e6 if device_ns.notna().any() else None,
         unsupported_ms=sum(call.captured_ns for call in unsupported) / 1e6,
         unsupported_host_ms=sum(call.captured_host_ns for call in unsupported) / 1e6,
-        replayed_ms=tuple(sum(one.times_ns) / 1e6 for one in on_device or passes),
+        replayed_ms=tuple(sum(one.times_ns) / 1e6 for one in shown.kept),
         replayed_host_ms=tuple(sum(one.times_ns) / 1e6 for one in passes),
         replayed_wall_ms=tuple(one.wall_ns / 1e6 for one in passes),
         outside_bytes=flow.outside_bytes,
@@ -197,7 +246,10 @@ def make_result(
         critical_calls=len(flow.critical_path),
         captured_critical_ms=sum(flow.calls[place].captured_ns for place in critical) / 1e6,
         replayed_critical_ms=sum(typical[place] for place in critical) / 1e6,
-        signatures=tuple(_signatures(paired, on_device or passes, passes)),
+        signatures=tuple(_signatures(paired, shown, passes, failure)),
+        failure=failure,
+        slowed_passes=on_host.slowed + on_device.slowed,
+        dropped_passes=on_host.dropped + on_device.dropped,
     )
 
 
@@ -232,8 +284,9 @@ def from_plain(fields: dict[str, Any]) -> SequenceResult:
 
 
 def _signatures(
-    paired: Sequence[tuple[FlowingCall, Part]], passes: Sequence[Pass], host_passes: Sequence[Pass]
+    paired: Sequence[tuple[FlowingCall, Part]], shown: Passes, host_passes: Sequence[Pass], failure: str
 ) -> Iterator[SignatureTimes]:
+    passes = shown.kept
     places_of: dict[int, list[int]] = {}
     for place, (call, _) in enumerate(paired):
         places_of.setdefault(call.signature, []).append(place)
@@ -251,8 +304,11 @@ def _signatures(
         )
         if ran and passes:
             row = _with_times(row, times_us[:, ran].ravel())
+            row = replace(row, dropped=shown.dropped * len(ran), slowed=shown.slowed / len(passes))
             if not on_device.isdisjoint(ran):
                 row = replace(row, host_us=float(np.median(host_us[:, ran])))
+        elif ran:
+            row = replace(row, status=FAILED, reason=failure)
         yield row
 
 

@@ -55,6 +55,8 @@ def _row(case: Case, times: SignatureTimes, settings: Settings, mode: str) -> Re
             p90_us=times.p90_us,
             mean_us=times.mean_us,
             spread=times.spread,
+            dropped=times.dropped,
+            slowed=times.slowed,
             noisy=None if times.spread is None else times.spread > NOISY,
             # the rehearsal held the results against the recorded ones
             faithful=None if times.substituted or times.not_run else True,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from time import perf_counter_ns
 
@@ -22,15 +22,15 @@ from opgrip.replay.operators.devices import (
     synchronizer,
 )
 from opgrip.replay.operators.lookup import TRUSTED_EXTENSIONS
-from opgrip.replay.sequences.memory import Memory, room_on
+from opgrip.replay.sequences.memory import Memory, reason_of, room_on
 from opgrip.replay.sequences.programs import ModeSettings
 from opgrip.replay.sequences.rehearsal import NOTHING_EXCLUDED, Excluded, Part, Rehearsal, switching
-from opgrip.replay.sequences.results import Pass, SequenceResult, make_result, under_mode
+from opgrip.replay.sequences.results import Pass, Passes, SequenceResult, make_result, under_mode
+from opgrip.replay.sequences.slowdown import Slowdown
 from opgrip.replay.sequences.watches import DeviceWatch, HostWatch, Watch, typical_ns
 from opgrip.replay.timing import pages
 from opgrip.replay.timing.rounds import NO_ROW, Announce, no_garbage_collection
 from opgrip.traces import Trace
-from opgrip.traces.causes import cause_of
 from opgrip.traces.errors import UserError
 from opgrip.traces.progress import Tell, tell_nobody
 
@@ -38,8 +38,15 @@ __all__ = ["SequenceResult", "SequenceSettings", "replay_sequence"]
 
 FEWEST, MOST = 3, 100
 """Timed passes over a trace where their number is not given."""
+MOST_DROPPED = 3 * FEWEST
+"""Passes that are made again at most, within the budget, since others had the processors; where the number of passes is
+given, as many as that. A machine that is always busy is measured as it is, and the rows say so."""
 MOST_FAILURES = 20
 """Calls that change from one pass to the next, or end a process, until a replay gives up."""
+
+
+class _PassFailedError(Exception):
+    """A call failed in a timed pass, which the rehearsal had found to run; says which, and why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,34 +110,32 @@ def replay_sequence(
             *(excluded, announce),
         )
         on_cpu = pages.CONTROLLED and torch.device(settings.device).type == "cpu"
-        passes = _measure(rehearsal, new_memory(trace, flow) if on_cpu else {}, settings, tell)
-        on_device = _measure_on_device(rehearsal, settings, passes, tell)
-    result = make_result(trace, flow, rehearsal.parts, passes, on_device, settings.device)
+        on_host = _measure(rehearsal, new_memory(trace, flow) if on_cpu else {}, settings, tell)
+        on_device = _measure_on_device(rehearsal, settings, on_host.kept, tell)
+    result = make_result(trace, flow, rehearsal.parts, on_host, on_device, settings.device)
     return result if settings.mode == EAGER else under_mode(result, settings.mode, rehearsal.programs)
 
 
-def _measure(
-    rehearsal: Rehearsal, memory: Mapping[int, NewMemory], settings: SequenceSettings, tell: Tell
-) -> list[Pass]:
+def _measure(rehearsal: Rehearsal, memory: Mapping[int, NewMemory], settings: SequenceSettings, tell: Tell) -> Passes:
     if memory:
         pages.keep_freed_memory()
     begin = _beginning(rehearsal, settings)
     _settle(rehearsal, begin, settings, tell)
-    passes: list[Pass] = []
-    failures = 0
-    with no_garbage_collection():
+    timed = Passes()
+    with no_garbage_collection(), closing(Slowdown()) as slowdown:
         started = perf_counter_ns()
-        while _wants_more(passes, perf_counter_ns() - started, settings) and failures < MOST_FAILURES:
-            tell("timed runs", len(passes), settings.repeats or max(FEWEST, len(passes) + 1))
+        while _wants_more(timed.kept, perf_counter_ns() - started, settings) and timed.failures < MOST_FAILURES:
+            tell("timed runs", len(timed.kept), settings.repeats or max(FEWEST, len(timed.kept) + 1))
             begin()
-            timed = _pass(rehearsal, settings.device, HostWatch(memory))
-            if timed is None:
+            try:
+                one = _pass(rehearsal, settings.device, HostWatch(memory), slowdown)
+            except _PassFailedError as error:
                 # values that are not the same at each pass: it is found out anew what can run
-                failures += 1
+                timed.fail(str(error))
                 _settle(rehearsal, begin, settings, tell)
             else:
-                passes.append(timed)
-    return passes
+                timed.add(one, _may_drop(timed, perf_counter_ns() - started, settings))
+    return timed
 
 
 def _settle(rehearsal: Rehearsal, begin: Callable[[], None], settings: SequenceSettings, tell: Tell) -> None:
@@ -140,24 +145,26 @@ def _settle(rehearsal: Rehearsal, begin: Callable[[], None], settings: SequenceS
         rehearsal.make_programs(ModeSettings(settings.mode, device, is_accelerator(device), settings.tolerance), tell)
 
 
-def _measure_on_device(
-    rehearsal: Rehearsal, settings: SequenceSettings, passes: Sequence[Pass], tell: Tell
-) -> list[Pass]:
+def _measure_on_device(rehearsal: Rehearsal, settings: SequenceSettings, passes: Sequence[Pass], tell: Tell) -> Passes:
     """Passes of their own, as an accelerator is held back in them: timed by its clock; none on the CPU."""
+    timed = Passes()
     if not is_accelerator(settings.device) or not passes:
-        return []
+        return timed
     begin = _beginning(rehearsal, settings)
     host_ns = typical_ns([one.times_ns for one in passes])
-    on_device: list[Pass] = []
     count = min(FEWEST, settings.repeats or FEWEST)
-    with no_garbage_collection():
-        for number in range(count):
-            tell("runs timed by the device", number, count)
+    with no_garbage_collection(), closing(Slowdown()) as slowdown:
+        started = perf_counter_ns()
+        while len(timed.kept) + timed.failures < count:
+            tell("runs timed by the device", len(timed.kept), count)
             begin()
-            timed = _pass(rehearsal, settings.device, DeviceWatch(settings.device, host_ns))
-            if timed is not None:
-                on_device.append(timed)
-    return on_device
+            try:
+                one = _pass(rehearsal, settings.device, DeviceWatch(settings.device, host_ns), slowdown)
+            except _PassFailedError as error:
+                timed.fail(str(error))
+            else:
+                timed.add(one, _may_drop(timed, perf_counter_ns() - started, settings))
+    return timed
 
 
 def _beginning(rehearsal: Rehearsal, settings: SequenceSettings) -> Callable[[], None]:
@@ -170,8 +177,8 @@ def _beginning(rehearsal: Rehearsal, settings: SequenceSettings) -> Callable[[],
     return begin
 
 
-def _pass(rehearsal: Rehearsal, device: str, watch: Watch) -> Pass | None:
-    """Run all calls once; None where one failed that had not before."""
+def _pass(rehearsal: Rehearsal, device: str, watch: Watch, slowdown: Slowdown) -> Pass:
+    """Run all calls once; raises `_PassFailedError` where one fails that had not before."""
     synchronize = synchronizer(device)
     allocator = module_of(device) if is_accelerator(device) else None
     at_start = 0
@@ -180,6 +187,7 @@ def _pass(rehearsal: Rehearsal, device: str, watch: Watch) -> Pass | None:
         at_start = allocator.memory_allocated(device)
     with switching() as use:
         synchronize()
+        slowdown.begin()
         start = perf_counter_ns()
         for call, part in zip(rehearsal.flow.calls, rehearsal.parts, strict=True):
             use(call.settings)
@@ -187,15 +195,18 @@ def _pass(rehearsal: Rehearsal, device: str, watch: Watch) -> Pass | None:
                 _run(rehearsal, call, part, watch)
             except Exception as error:
                 check_use(device, error)
-                rehearsal.give_up(call, part, cause_of(error, 120))
-                return None
+                reason = reason_of(error)
+                rehearsal.give_up(call, part, reason)
+                raise _PassFailedError(f"{call.op}: {reason}") from error
             rehearsal.memory.drop(call.over)
+            slowdown.check()
         synchronize()
         wall = perf_counter_ns() - start
+        was_slowed = slowdown.was_slowed()
     peak = rehearsal.memory.peak_bytes
     if allocator is not None:
         peak = allocator.max_memory_allocated(device) - at_start
-    return Pass(watch.times_ns(), wall, peak, frozenset(watch.on_device))
+    return Pass(watch.times_ns(), wall, peak, frozenset(watch.on_device), was_slowed)
 
 
 def _run(rehearsal: Rehearsal, call: FlowingCall, part: Part, watch: Watch) -> None:
@@ -226,6 +237,12 @@ def _wants_more(passes: Sequence[Pass], spent_ns: int, settings: SequenceSetting
     on_cpu = torch.device(settings.device).type == "cpu"
     low, middle, high = np.quantile([sum(one.times_ns) if on_cpu else one.wall_ns for one in passes], (0.25, 0.5, 0.75))
     return bool(high - low > settings.precision * middle)
+
+
+def _may_drop(timed: Passes, spent_ns: int, settings: SequenceSettings) -> bool:
+    """Whether a pass that was slowed is made again."""
+    most = MOST_DROPPED if settings.repeats is None else settings.repeats
+    return timed.dropped < most and spent_ns <= settings.budget_s * 1e9
 
 
 @contextmanager

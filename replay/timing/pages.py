@@ -14,8 +14,10 @@ all threads share one part here.
 from __future__ import annotations
 
 import ctypes
+import os
 import resource
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -24,7 +26,7 @@ from opgrip.replay.operators.memory import LARGE
 
 PAGE = resource.getpagesize()
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8
-PR_SET_THP_DISABLE = 41
+PR_SET_THP_DISABLE, PR_GET_THP_DISABLE = 41, 42
 MADV_DONTNEED = 4
 HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 SLACK = 4 * LARGE
@@ -32,6 +34,8 @@ MOST_ARRANGEMENTS, MOST_ARRANGED = 5, 256 << 20
 """Rounds and bytes: what needs more takes memory as it comes."""
 LARGEST_KEPT = 32 << 20
 """glibc maps larger blocks afresh each time."""
+ARENAS_OF_PROCESSOR = 8
+"""That glibc has at most where nobody says how many."""
 
 
 def _glibc() -> ctypes.CDLL | None:
@@ -55,7 +59,35 @@ def keep_freed_memory() -> None:
         _LIBRARY.mallopt(M_TRIM_THRESHOLD, 1 << 30)
         _LIBRARY.mallopt(M_ARENA_MAX, 1)
         if _huge_pages_on_request():
-            _LIBRARY.prctl(PR_SET_THP_DISABLE, *map(ctypes.c_ulong, (1, 0, 0, 0)))
+            _prctl(PR_SET_THP_DISABLE, 1)
+
+
+@contextmanager
+def keeping_freed_memory() -> Iterator[None]:
+    """Let this process keep what it frees in the block, and give it back afterwards.
+
+    glibc does not tell its thresholds, and no longer adjusts them once they were set: they end as those that its own
+    adjustment ends at where large blocks are freed. Threads may go on sharing one part of memory.
+    """
+    huge_pages_disabled = _prctl(PR_GET_THP_DISABLE, 0)
+    keep_freed_memory()
+    try:
+        yield
+    finally:
+        if _LIBRARY is not None:
+            # that for mapping blocks stays
+            _LIBRARY.mallopt(M_TRIM_THRESHOLD, 2 * LARGEST_KEPT)
+            _LIBRARY.mallopt(M_ARENA_MAX, ARENAS_OF_PROCESSOR * (os.cpu_count() or 1))
+            if huge_pages_disabled == 0:
+                _prctl(PR_SET_THP_DISABLE, 0)
+            give_back()
+
+
+def _prctl(option: int, value: int) -> int:
+    """What the kernel answers; below 0 where it knows no such option."""
+    if _LIBRARY is None:
+        return -1
+    return int(_LIBRARY.prctl(option, *map(ctypes.c_ulong, (value, 0, 0, 0))))
 
 
 def _huge_pages_on_request() -> bool:

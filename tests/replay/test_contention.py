@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 import torch
+from busy import busy_processors
 
 from opgrip.replay.timing import contention
 from opgrip.replay.timing.contention import Contention
@@ -96,20 +94,6 @@ def test_without_counts_of_the_kernel_switches_count(tmp_path: Path, monkeypatch
     monkeypatch.setattr(contention, "_switches", lambda: next(switches))
     with closing(Contention(tmp_path)) as watch:
         assert [watch.is_contended() for _ in range(3)] == [False, True, False]
-
-
-@contextmanager
-def busy_processors() -> Iterator[None]:
-    """Two programs for each processor, that do nothing else."""
-    burners = [
-        subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2 * len(os.sched_getaffinity(0)))
-    ]
-    try:
-        yield
-    finally:
-        for burner in burners:
-            burner.kill()
-            burner.wait()
 
 
 def test_other_programs_on_the_real_machine_are_seen() -> None:

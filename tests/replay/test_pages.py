@@ -65,6 +65,66 @@ def test_results_get_small_pages_where_an_array_of_numpy_lay_before() -> None:
     assert int(done.stdout) >= 8 << 20
 
 
+UNDONE = """
+import ctypes, subprocess, sys
+from pathlib import Path
+import torch
+from opgrip.replay import benchmark
+from opgrip.replay.timing import pages
+
+pages.HUGE_PAGES = Path(sys.argv[1])
+pages.HUGE_PAGES.write_text("always [madvise] never")
+prctl = ctypes.CDLL(None).prctl
+asked = "import ctypes; print(ctypes.CDLL(None).prctl(42, 0, 0, 0, 0))"
+
+libc = ctypes.CDLL(None)
+libc.malloc.restype = ctypes.c_void_p
+
+def write_blocks() -> None:
+    # one after the other, so that there is nothing between them and the end of the heap
+    blocks = [ctypes.c_void_p(libc.malloc(8 << 20)) for _ in range(20)]
+    for block in blocks:
+        ctypes.memset(block, 0, 8 << 20)
+    for block in blocks:
+        libc.free(block)
+
+def freed_pages() -> int:
+    write_blocks()
+    before = pages.faults()
+    write_blocks()
+    return (pages.faults() - before) * pages.PAGE >> 20
+
+def look(x):
+    seen.append((prctl(42, 0, 0, 0, 0), freed_pages()))
+    return x
+
+seen = []
+benchmark(look, [[(3,)]], iterations=1, warmup=1)
+print(*seen[-1])
+print(prctl(42, 0, 0, 0, 0), freed_pages())
+print(subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True).stdout)
+prctl(41, *map(ctypes.c_ulong, (1, 0, 0, 0)))
+benchmark(look, [[(3,)]], iterations=1, warmup=0)
+print(prctl(42, 0, 0, 0, 0))
+"""
+
+
+@on_glibc
+def test_what_a_benchmark_asks_of_the_allocator_and_the_system_ends_with_it(tmp_path: Path) -> None:
+    done = run_python("-c", UNDONE, tmp_path / "enabled", fresh=True)
+    meanwhile, after, of_child, was_disabled = (
+        tuple(map(int, line.split())) for line in done.stdout.split("\n") if line
+    )
+    # 160 MB were kept, and then given back above 64 MB
+    assert meanwhile[0] == 1
+    assert meanwhile[1] < 20
+    assert after[0] == 0
+    assert after[1] > 60
+    assert of_child == (0,)
+    # as the program had it before
+    assert was_disabled == (1,)
+
+
 ARRANGED = """
 import torch
 from opgrip.replay.timing import pages
@@ -217,6 +277,7 @@ class Watch(sequence.HostWatch):
         return super().run(counted, args, kwargs)
 
 sequence.HostWatch = Watch
+sequence.Slowdown.was_slowed = lambda self: False
 trace = load(sys.argv[1])
 sequence.replay_sequence(trace, replace(sequence_settings(settings_for(Plan(), trace)), repeats=1))
 for name in ("aten.cos.default", "aten.sin.default"):

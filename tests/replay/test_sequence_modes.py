@@ -20,6 +20,7 @@ from opgrip.replay.options import job_with
 from opgrip.replay.sequences.apart import sequence_settings
 from opgrip.replay.sequences.rows import rows_of
 from opgrip.replay.sequences.sequence import SequenceResult, replay_sequence
+from opgrip.replay.sequences.slowdown import Slowdown
 from opgrip.replay.workers.job import settings_for
 from opgrip.traces import load
 from opgrip.traces.errors import UserError
@@ -45,6 +46,8 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return Program(run, note="watched")
 
     get = modes.get
+    # no pass is made again, whatever else the machine does
+    monkeypatch.setattr(Slowdown, "was_slowed", lambda self: False)
     monkeypatch.setattr(modes, "get", lambda name: Mode(make) if name == "watched" else get(name))
     return names
 

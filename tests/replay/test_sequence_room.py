@@ -1,0 +1,142 @@
+"""A sequence with less room than it wants: what there is no memory for costs its calls, and nothing else is lost."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from example_trace import write
+
+from opgrip.capture import Capture
+from opgrip.replay.arguments.inputs import device_map
+from opgrip.replay.cases.cases import make_cases
+from opgrip.replay.measuring.results import FAILED, OK, SKIPPED, UNSUPPORTED
+from opgrip.replay.measuring.settings import Plan
+from opgrip.replay.reports.sequence import print_sequence
+from opgrip.replay.sequences import sequence
+from opgrip.replay.sequences.rehearsal import Rehearsal
+from opgrip.replay.sequences.rows import rows_of, totals_of
+from opgrip.replay.sequences.sequence import SequenceResult, SequenceSettings, replay_sequence
+from opgrip.replay.workers.job import settings_for
+from opgrip.traces import Trace, load
+from opgrip.traces.arguments import TensorSpec
+from opgrip.traces.records import OPERATOR, Calls, Record, Scope, Signature, Thread, Values
+from opgrip.traces.values.floats import Floats
+
+MB = 1 << 20
+SETTINGS = SequenceSettings(device_map("cpu", None), "cpu", repeats=3)
+FEW = TensorSpec((8,), (1,), torch.float32, "cpu")
+LARGE = TensorSpec((MB // 4,), (1,), torch.float32, "cpu")
+UNMADE = TensorSpec((1 << 50,), (1,), torch.float32, "cpu")
+
+
+def reasons_of(result: SequenceResult) -> dict[str, str]:
+    return {item.op: f"{item.status}: {item.reason}" for item in result.not_replayed}
+
+
+def trace_of(path: Path, *calls: tuple[Signature, int, int], values: list[Record] = []) -> Trace:  # noqa: B006
+    """A trace of calls: what they run, the memory that they take, and the memory that they give."""
+    count = len(calls)
+    signatures = {call[0].number: call[0] for call in calls}
+    block = Calls(
+        *(0, [call[0].number for call in calls], [0] * count, [10 * place for place in range(count)], [5] * count),
+        *([2] * count, [number for call in calls for number in call[1:]]),
+    )
+    records = [*values, *signatures.values(), Scope(0, "", "", "forward"), Thread(0, "MainThread"), block]
+    return load(write(path, records))
+
+
+@pytest.mark.parametrize(
+    ("spec", "values", "reason"),
+    [
+        (UNMADE, [], f"it needs more memory than there is: {1 << 52} bytes"),
+        (
+            replace(FEW, values=7),
+            [Values(7, Floats(1e308, 1e308, 1e308, 1e308, 0.0, 0.0, 0.0, 0.0))],
+            "value cannot be converted to type float",
+        ),
+    ],
+)
+def test_results_that_nothing_can_stand_in_for_cost_the_calls_that_take_them_and_no_others(
+    tmp_path: Path, spec: TensorSpec, values: list[Record], reason: str
+) -> None:
+    cos = Signature(0, OPERATOR, "aten.cos.default", (FEW,), {}, spec, raised="RuntimeError: planted")
+    exp = Signature(1, OPERATOR, "aten.exp.default", (spec,), {}, FEW)
+    tan = Signature(2, OPERATOR, "aten.tan.default", (FEW,), {}, FEW)
+    calls = [(tan, 0, 1), (cos, 0, 2), (exp, 2, 3), (tan, 3, 4)]
+    trace = trace_of(tmp_path / "t.jsonl", *calls, values=values)
+    result = replay_sequence(trace, SETTINGS)
+    assert (result.replayed, result.unsupported, result.repeats) == (2, 2, 3)
+    assert reason in reasons_of(result)["aten.exp.default"]
+    rows = {row.op: row for row in rows_of(result, make_cases(trace), settings_for(Plan(), trace))}
+    assert [rows[f"aten.{name}.default"].status for name in ("cos", "exp", "tan")] == [SKIPPED, UNSUPPORTED, OK]
+    assert rows["aten.tan.default"].median_us
+
+
+def test_results_that_live_in_no_memory_are_found_in_the_rehearsal(tmp_path: Path) -> None:
+    signature = Signature(0, OPERATOR, "aten.to_sparse.default", (FEW,), {}, FEW)
+    calls = [(signature, 0, 1 + place) for place in range(sequence.MOST_FAILURES + 5)]
+    result = replay_sequence(trace_of(tmp_path / "t.jsonl", *calls), SETTINGS)
+    assert (result.substituted, result.repeats) == (result.calls, 3)
+
+
+def test_room_for_what_calls_that_cannot_run_had_drawn_is_free_again(tmp_path: Path) -> None:
+    # there is no such dimension
+    bad = [Signature(number, OPERATOR, "aten.cumsum.default", (LARGE, 5 + number), {}, LARGE) for number in range(10)]
+    sin = Signature(10, OPERATOR, "aten.sin.default", (LARGE,), {}, LARGE)
+    calls = [(signature, 0, 1 + place) for place, signature in enumerate([*bad, sin])]
+    trace = trace_of(tmp_path / "t.jsonl", *calls)
+    result = replay_sequence(trace, replace(SETTINGS, room_bytes=5 * MB))
+    assert (result.replayed, result.unsupported) == (1, 10)
+    assert "more memory than there is" not in " ".join(reasons_of(result).values())
+
+
+def test_what_stands_in_for_results_is_kept_only_where_there_is_room(tmp_path: Path) -> None:
+    bad = Signature(0, OPERATOR, "aten.cumsum.default", (FEW, 5), {}, LARGE)
+    exp = Signature(1, OPERATOR, "aten.exp.default", (LARGE,), {}, LARGE)
+    calls = [call for place in range(1, 21, 2) for call in ((bad, 0, place), (exp, place, place + 1))]
+    trace = trace_of(tmp_path / "t.jsonl", *calls)
+    result = replay_sequence(trace, replace(SETTINGS, room_bytes=4 * MB))
+    assert (result.replayed, result.unsupported, result.repeats) == (10, 10, 3)
+
+
+def test_more_room_never_replays_less(tmp_path: Path) -> None:
+    x = torch.ones(MB // 4)
+    with Capture(tmp_path / "t.jsonl"):
+        for _ in range(5):
+            x.cumsum(0).add_(1).sin()
+    trace = load(tmp_path / "t.jsonl")
+    results = [replay_sequence(trace, replace(SETTINGS, room_bytes=room * MB)) for room in (1, 2, 3, 4, 5)]
+    replayed = [result.replayed for result in results]
+    assert replayed == sorted(replayed)
+    assert (replayed[0], replayed[-1]) == (0, 15)
+    assert {result.repeats for result in results} == {3}
+
+
+def test_where_no_pass_comes_to_its_end_no_row_is_ok_and_why_is_said(
+    tiny_trace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = sequence._run
+
+    def failing(rehearsal: Rehearsal, call: Any, part: Any, watch: Any) -> None:
+        if call.op == "aten.relu_.default":
+            raise RuntimeError("planted")
+        run(rehearsal, call, part, watch)
+
+    monkeypatch.setattr(sequence, "_run", failing)
+    trace = load(tiny_trace)
+    result = replay_sequence(trace, SETTINGS)
+    reason = "none of 20 passes came to its end, the last for aten.relu_.default: RuntimeError: planted"
+    assert (result.repeats, result.failure) == (0, reason)
+    assert totals_of(result)["replayed_ms"] is None
+    rows = rows_of(result, make_cases(trace), settings_for(Plan(), trace))
+    assert {row.status for row in rows} <= {FAILED, UNSUPPORTED}
+    assert {row.error for row in rows if row.status == FAILED and "relu" not in row.op} == {reason}
+    shown = StringIO()
+    print_sequence(result, rows, 3, shown)
+    assert f"nothing was measured: {reason}" in shown.getvalue()
+    assert "nan" not in shown.getvalue()
