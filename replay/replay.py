@@ -19,7 +19,7 @@ from opgrip.replay.analyses import Analysis, Session, analyses, in_order
 from opgrip.replay.cases.sources import source_of
 from opgrip.replay.measuring.measure import CachedRows
 from opgrip.replay.measuring.preparation import empty_row
-from opgrip.replay.measuring.results import Result
+from opgrip.replay.measuring.results import OK, Result
 from opgrip.replay.operators.admission import absent_extensions
 from opgrip.replay.operators.device_traits import check_equal
 from opgrip.replay.operators.devices import check_present, facts_of, is_accelerator, name_of
@@ -39,6 +39,7 @@ from opgrip.replay.workers.job import Job, Loaded
 from opgrip.replay.workers.journal import Journal, journal_path
 from opgrip.replay.workers.spread import Windows
 from opgrip.replay.workers.supervisor import supervise
+from opgrip.traces.command import printable
 from opgrip.traces.errors import UserError, in_words_of_python
 from opgrip.traces.keywords import arguments_of
 from opgrip.traces.machine import available_memory
@@ -308,6 +309,7 @@ class Replay:
             compiled = self._compile(rows)
             doing = f"replaying {counted(remaining, 'case')} on {', '.join(loaded.devices)}"
             try:
+                not_ok = 0
                 with self._reporter.doing(doing, remaining) as advance:
                     for case_rows in supervise(
                         self.job, loaded, self.job.plan.limits.timeout, set(rows), self._may_fork, compiled
@@ -316,7 +318,8 @@ class Replay:
                             journal.add(case_rows)
                             self.stored_cases = len(journal.rows)
                         rows[case_rows[0].case] = case_rows
-                        advance()
+                        not_ok += any(row.status != OK for row in case_rows)
+                        advance(f"{f'{not_ok} not ok, ' if not_ok else ''}{printable(case_rows[0].op)}")
             except KeyboardInterrupt:
                 return self._in_order(rows), True
         try:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from time import monotonic
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 from rich.progress import (
     BarColumn,
@@ -31,6 +31,14 @@ MOST_STEPS = 9999
 """Of a part of a task, as far as room is kept for their number."""
 LARGE_BYTES = 20_000_000
 """Of a file that takes seconds to read."""
+
+
+class Advance(Protocol):
+    """Is called when a step is done; `now` tells how things stand, where there is room for it."""
+
+    def __call__(self, now: str = "") -> None:
+        """Tell that it is done."""
+
 
 Tell: TypeAlias = Callable[[str, int, int], None]
 """Is told what part of a task is done, and how many of how many steps of it."""
@@ -61,11 +69,11 @@ class Reporter:
         self.say(text)
 
     @contextmanager
-    def doing(self, text: str, total: int | None = None, measures: bool = True) -> Iterator[Callable[[], None]]:
+    def doing(self, text: str, total: int | None = None, measures: bool = True) -> Iterator[Advance]:
         """A task that runs while the block does; on a terminal it is shown with how far it is, and then goes.
 
-        Yields what is to be called when one of `total` steps is done. The display is drawn then and not by a thread
-        of its own, which would take time from what is measured.
+        Yields what is to be called when one of `total` steps is done, with what to say of it. The display is drawn then
+        and not by a thread of its own, which would take time from what is measured.
 
         Parameters
         ----------
@@ -73,18 +81,21 @@ class Reporter:
         """
         if not (self.console.is_terminal or self.console.is_jupyter):
             self.begin(text)
-            yield lambda: None
+            yield lambda now="": None
             return
-        columns, text = self._fitting(text, total, None if measures and total is None else TimeElapsedColumn())
+        elapsed = None if measures and total is None else TimeElapsedColumn()
+        columns, first = self._fitting(text, total, elapsed)
         with Progress(*columns, console=self.console, transient=True, auto_refresh=not measures) as progress:
-            task = progress.add_task(text, total=total)
+            task = progress.add_task(first, total=total)
             progress.refresh()
             drawn = monotonic()
 
-            def advance() -> None:
+            def advance(now: str = "") -> None:
                 nonlocal drawn
                 progress.advance(task)
                 if monotonic() - drawn > REDRAW_S:
+                    if now:
+                        progress.update(task, description=self._fitting(f"{text}: {now}", total, elapsed)[1])
                     progress.refresh()
                     drawn = monotonic()
 

@@ -21,6 +21,7 @@ FOLDER, VARIABLE = "results", "OPGRIP_STORE"
 """Where results are kept, unless a variable names another folder; an empty one keeps none."""
 LATEST = re.compile(r"latest(?:~(\d+))?")
 """Names the newest run of a store, or one so many before it."""
+DAMAGED = "(damaged)"
 _UNFIT = re.compile(r"[^A-Za-z0-9._]+")
 _LEAST_OF_ID = 3
 
@@ -37,6 +38,11 @@ class Summary:
     modes: tuple[str, ...] = ()
     cases: int = 0
     ok: int = 0
+
+    @property
+    def is_damaged(self) -> bool:
+        """Whether the file could not be read."""
+        return self.trace == DAMAGED
 
     def plain(self) -> dict[str, Any]:
         """By the names of its fields."""
@@ -68,7 +74,7 @@ class Run:
         try:
             results = self.load()
         except UserError:
-            return Summary(trace="(damaged)")
+            return Summary(trace=DAMAGED)
         header, rows = results.header, results.rows
         return Summary(
             time=str(header.get("time", "")),

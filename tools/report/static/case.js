@@ -14,6 +14,7 @@ function caseView(key) {
       boxpoints: "all", jitter: 0.5, pointpos: 0, name: escaped([cell("run", row), cell("mode", row)].filter((word) => word).join(" ")),
       y: data.times[row] })), { yaxis: { title: { text: "us" }, rangemode: "tozero" }, showlegend: false }));
   }
+  parts.push(...historyOf(rows));
   for (const trace of data.traces.filter((item) => key in item.cases)) {
     const known = trace.cases[key];
     parts.push(make("h2", {}, `In ${trace.name}`), plainTable(["argument", "what is known of it"], known.arguments, "Arguments"),
@@ -22,4 +23,20 @@ function caseView(key) {
   }
   parts.push(make("h2", {}, "Run it again"), make("pre", { tabindex: "0" }, [...new Set(rows.map((row) => data.commands[row]))].join("\n")));
   return parts;
+}
+
+// how a case fared from run to run, by the time at which they began
+function historyOf(rows) {
+  const began = Object.fromEntries(data.runs.map((run) => [run.name, Object.fromEntries(run.facts).time]));
+  const series = modes.map((mode) => [mode, rows.filter((row) => cell("mode", row) === mode && cell("median_us", row) !== null
+    && began[cell("run", row)]).sort((one, other) => began[cell("run", one)].localeCompare(began[cell("run", other)]))])
+    .filter(([, own]) => new Set(own.map((row) => began[cell("run", row)])).size > 1);
+  if (!series.length) return [];
+  const lines = series.map(([mode, own]) => ({ type: "scatter", mode: "lines+markers", name: escaped(mode),
+    x: own.map((row) => began[cell("run", row)]), y: own.map((row) => cell("median_us", row)),
+    text: own.map((row) => escaped(cell("run", row))),
+    error_y: { type: "data", symmetric: false, array: own.map((row) => cell("p90_us", row) - cell("median_us", row)),
+      arrayminus: own.map((row) => cell("median_us", row) - cell("p10_us", row)) } }));
+  return [make("h2", {}, "History"), make("p", { class: "hint" }, "Medians of each run, with the tenth to the ninetieth percentile."),
+    chart("History of the case", lines, { xaxis: { type: "date" }, yaxis: { title: { text: "us" }, rangemode: "tozero" } })];
 }
