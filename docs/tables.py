@@ -1,4 +1,4 @@
-"""Writes docs/opreplay.md: all options and columns of opreplay, as they are declared.
+"""Writes all options of opreplay to docs/opreplay.md, and all columns to docs/results.md, as they are declared.
 
 python docs/tables.py            # --check says by its status whether it is as they are declared
 """
@@ -10,22 +10,30 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from opgrip.replay.analyses import in_order
+from opgrip.replay.comparing.reports.rows import ComparisonColumns
 from opgrip.replay.measuring.columns import Column, columns_in
 from opgrip.replay.measuring.results import Result
 from opgrip.replay.options import make_parser, option_classes
 from opgrip.replay.reports.cells import ON_REQUEST
 from opgrip.traces.options import Option, flag_of, options_in, title_of, words_in
 
-PAGE = Path(__file__).with_name("opreplay.md")
+FOLDER = Path(__file__).parent
+COLUMNS = "## Columns of results\n"
+"""Where a page begins that a person has begun."""
 
 
-def page() -> str:
-    """The text of docs/opreplay.md."""
-    return "\n".join([*_options(), *_columns()])
+def pages() -> dict[Path, str]:
+    """The texts of the pages."""
+    results = FOLDER / "results.md"
+    written = results.read_text(encoding="utf-8").partition(COLUMNS)[0]
+    return {
+        FOLDER / "opreplay.md": "\n".join(_options()).rstrip() + "\n",
+        results: written + "\n".join(_columns()).rstrip() + "\n",
+    }
 
 
 def _options() -> Iterator[str]:
-    yield "# Options and columns of opreplay\n"
+    yield "# Options of opreplay\n"
     yield "Written by `python docs/tables.py`. Options are keywords of `opgrip.replay.replay` too, with `_` for `-`.\n"
     usual = make_parser().parse_args(["trace"])
     by_title: dict[str, list[str]] = {}
@@ -39,13 +47,16 @@ def _options() -> Iterator[str]:
 
 
 def _columns() -> Iterator[str]:
-    yield "## Columns of results\n"
-    yield "Every row has these:\n"
+    yield COLUMNS
+    yield "From here on written by `python docs/tables.py`. Every row of a replay has these:\n"
     yield from _table(columns_in(Result))
     parts = [item for item in in_order() if item.columns is not None]
     for word, declared in [*((words_in(item.options)[0], item.columns) for item in parts), *ON_REQUEST]:
         yield f"Added with `{flag_of(word)}`:\n"
         yield from _table(columns_in(declared))
+    yield "## Columns of comparisons\n"
+    yield "Of the rows that `opgrip compare -o` writes to `.csv` and `.json`:\n"
+    yield from _table(columns_in(ComparisonColumns))
 
 
 def _table(about: Iterator[Column]) -> list[str]:
@@ -70,6 +81,8 @@ def _text(about: Option) -> str:
 
 
 if __name__ == "__main__":
-    if "--check" in sys.argv:
-        sys.exit(0 if PAGE.read_text(encoding="utf-8") == page() else f"{PAGE} is out of date: python docs/tables.py")
-    PAGE.write_text(page(), encoding="utf-8")
+    for path, text in pages().items():
+        if "--check" not in sys.argv:
+            path.write_text(text, encoding="utf-8")
+        elif path.read_text(encoding="utf-8") != text:
+            sys.exit(f"{path} is out of date: python docs/tables.py")
