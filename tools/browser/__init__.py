@@ -1,0 +1,1 @@
+"""Walks a table of results by keyboard, in the terminal."""

@@ -1,0 +1,46 @@
+"""`opgrip top`: a long table of results, walked by keyboard."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from opgrip.tools.verbs.compare import add_runs
+from opgrip.tools.verbs.verb import Verb, verbs
+from opgrip.traces.command import add_debug
+from opgrip.traces.extras import needed
+
+EXAMPLES = """\
+examples:
+  opgrip top results.json
+  opgrip top latest          the newest run of the store
+
+keys: arrows and pages walk, s sorts by the column, / filters, n shows what is not ok, Enter a row's details, q ends.
+In a pipe it prints the table.
+"""
+
+
+def prepare(parser: argparse.ArgumentParser) -> None:
+    """The verb's options."""
+    add_runs(parser, "which", "a file of opreplay, a run of the store or what its name begins or ends with, or latest")
+    add_debug(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Show the table until the user leaves it."""
+    from opgrip.replay.outcome import read_run
+    from opgrip.replay.reports.table import print_results
+    from opgrip.replay.store.store import Store
+
+    results = read_run(Store(args.store).find(args.which))
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        print_results(list(results), sys.stdout)
+        return 0
+    needed("textual", "top")
+    from opgrip.tools.browser.app import ResultsBrowser
+
+    ResultsBrowser(list(results), str(results.header.get("trace", args.which))).run()
+    return 0
+
+
+verbs.register("top")(Verb("a long table of results, walked by keyboard", EXAMPLES, prepare, run))
