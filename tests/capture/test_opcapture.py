@@ -314,3 +314,11 @@ def test_marks_of_record_function_are_counted_neither_here_nor_by_trace_info(fol
     shown = run_command("opgrip", "trace", "info", "t.jsonl", cwd=folder).stdout
     assert re.search(r"calls +6\n", shown)
     assert re.search(r"signatures +2 of 2 operators", shown)
+
+
+def test_a_script_that_does_nothing_but_mark_itself_leaves_no_trace(folder: Path) -> None:
+    marks = "import torch\nwith torch.profiler.record_function('step'):\n    pass\n"
+    (folder / "script.py").write_text(marks, encoding="utf-8")
+    done = run_command("opcapture", "-o", "t.jsonl", "--", "script.py", cwd=folder)
+    assert done.stderr == "opcapture: no operator was called: there is no trace, and nothing to replay\n"
+    assert not (folder / "t.jsonl").exists()

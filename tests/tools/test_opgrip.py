@@ -6,6 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas as pd
 import pytest
 from example_trace import RECORDS, write
 from programs import SHIPPED_TRACES, run_command
@@ -63,6 +65,31 @@ def test_info_says_how_a_model_ran_where_that_can_be(fields: dict[str, Any], wor
     others = {name: value for name, value in trace.header.items() if name not in ("steps", "warmup")}
     changed = replace(trace, header=others | {"model": {"run": "train"}} | fields)
     assert dict(facts(changed))["run"] == words
+
+
+@pytest.mark.parametrize(
+    ("perturbed", "words"),
+    [
+        # of operators with the signatures 0, 0, 1, between marks, and of a function that was gripped
+        ([0, 1, 0, 0, 0, 0], "1 call right after the capture's own work, timed by others like them"),
+        ([1, 1, 0, 0, 1, 1], "1 call right after the capture's own work, timed by others like them"),
+        ([1, 1, 1, 1, 1, 1], "3 calls right after the capture's own work"),
+        ([0, 0, 1, 1, 0, 0], "2 calls right after the capture's own work, 1 timed by others like them"),
+        ([1, 0, 0, 0, 1, 1], None),
+    ],
+)
+def test_info_counts_the_perturbed_calls_among_those_that_it_counts(perturbed: list[int], words: str | None) -> None:
+    ops = ["profiler._record_function_enter_new", *["aten.sin.default"] * 3, "profiler._record_function_exit", "m:f"]
+    trace = load("trace:faster_rcnn")
+    calls = trace.calls.head(len(ops)).assign(
+        signature=[2, 0, 0, 1, 3, 4],
+        op=pd.Categorical(ops),
+        kind=["operator"] * 5 + ["function"],
+        perturbed=np.array(perturbed, dtype=bool),
+    )
+    shown = dict(facts(replace(trace, calls=calls)))
+    assert shown["calls"] == "3"
+    assert shown.get("perturbed") == words
 
 
 def test_info_of_a_cut_trace_is_given_on_request(tmp_path: Path) -> None:

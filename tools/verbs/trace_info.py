@@ -187,7 +187,8 @@ def facts(trace: Trace) -> Iterable[tuple[str, str]]:
     yield from facts_in_words(header.get("accelerator"))
     yield "time", str(header.get("time"))
     functions = calls[calls["kind"] == FUNCTION]
-    whole = len(calls) - len(functions) - int(are_marks(calls).sum())
+    operations = calls[(calls["kind"] != FUNCTION) & ~are_marks(calls)]
+    whole = len(operations)
     inside = whole - len(trace.own_calls)
     inside_note = f", {inside:,} of them inside extension functions" if inside else ""
     yield "calls", f"{whole:,}{inside_note}"
@@ -198,12 +199,20 @@ def facts(trace: Trace) -> Iterable[tuple[str, str]]:
         yield "gripped", f"{calls_of}, {counted(below, 'call')} below them"
     operators = [item for item in trace.signatures if item.kind != FUNCTION and not is_mark(item.op)]
     yield "signatures", f"{len(operators):,} of {counted(len({item.op for item in operators}), 'operator')}"
-    if perturbed := int(calls["perturbed"].sum()):
-        yield "perturbed", f"{counted(perturbed, 'call')} right after the capture's own work, timed by others like them"
+    if operations["perturbed"].any():
+        yield "perturbed", _perturbed(operations)
     if len(labels := trace.labels):
         more = f" and {len(labels) - LABELS} more" if len(labels) > LABELS else ""
         yield "labels", ", ".join(f"{label} ({count:,})" for label, count in labels.head(LABELS).items()) + more
     yield from _losses(trace)
+
+
+def _perturbed(calls: pd.DataFrame) -> str:
+    """How many calls were perturbed, and for how many of these the times of others stand."""
+    perturbed = calls[calls["perturbed"]]
+    others = perturbed["signature"].isin(calls["signature"][~calls["perturbed"]])
+    of_others = ", timed by others like them" if others.all() else f", {int(others.sum()):,} timed by others like them"
+    return f"{counted(len(perturbed), 'call')} right after the capture's own work{of_others if others.any() else ''}"
 
 
 def _run(name: object, steps: object, warmup: object) -> str:
