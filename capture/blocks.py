@@ -61,8 +61,8 @@ class Blocks:
     Attributes
     ----------
     calls : how many there were
-    perturbed : how many of them ran right after the capture's own work
     marks : how many of them were marks of `record_function`, by their signature
+    perturbed : how many of the others ran right after the capture's own work
     """
 
     def __init__(self, recorder: Recorder) -> None:
@@ -135,13 +135,16 @@ class Blocks:
         yield Calls(
             self._threads[mode.number], *columns, flows, self._newest, device_ns, page_faults, streams, perturbed
         )
-        self.perturbed += sum(count for _, count in perturbed)
         if self.recorder.kernels is not None:
             self.recorder.kernels.note(self._threads[mode.number], mode.idents, signature, starts, table[:, 2].tolist())
         self._newest = max(self._newest, *flows) if flows else self._newest
         self.calls += len(table)
-        if self.recorder.marks:
-            self.marks.update(number for number in signature if number in self.recorder.marks)
+        marks = self.recorder.marks
+        if marks:
+            self.marks.update(number for number in signature if number in marks)
+        self.perturbed += sum(
+            signature[place] not in marks for first, count in perturbed for place in range(first, first + count)
+        )
 
     def running(self) -> Iterator[Record]:
         """The calls that each thread is in, outermost first."""

@@ -98,8 +98,8 @@ class Capture:
     ----------
     calls, signatures, dropped : after the block, how many calls were recorded, how many distinct ones there were,
         and how many could not be recorded
-    marks, mark_signatures : how many of these calls and signatures are marks of `record_function`
-    perturbed : how many ran right after the capture's own work, and are marked so
+    marks : how many marks of `record_function` were recorded besides
+    perturbed : how many calls ran right after the capture's own work, and are marked so
     stopped : the limit that ended the recording while the program went on, None where none did
     bytes_written : size of the trace before compression
     failure, problem : what kept the trace from being written, and in words, with what there is of it; None where
@@ -143,7 +143,7 @@ class Capture:
         self._file = self.path if str(path) == "-" else Path(self.path).absolute()
         self.schedule = schedule
         self.calls = self.signatures = self.dropped = self.bytes_written = 0
-        self.marks = self.mark_signatures = self.perturbed = 0
+        self.marks = self.perturbed = 0
         self.stopped: str | None = None
         self.failure: Exception | None = None
         self.problem: UserError | None = None
@@ -214,9 +214,9 @@ class Capture:
         flusher.__exit__(None, None, None)
         if not was_discarded:
             self.grips.finish()
-        self.calls, self.signatures = flusher.blocks.calls, flusher.signatures
-        self.marks, self.mark_signatures = flusher.blocks.marks.total(), len(flusher.blocks.marks)
-        self.perturbed = flusher.blocks.perturbed
+        blocks = flusher.blocks
+        self.marks, self.perturbed = blocks.marks.total(), blocks.perturbed
+        self.calls, self.signatures = blocks.calls - self.marks, flusher.signatures - len(blocks.marks)
         self.stopped = flusher.reached
         self.dropped = sum(recorder.dropped.values())
         self.bytes_written = 0 if flusher.writer is None else flusher.writer.bytes_written

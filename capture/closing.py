@@ -22,8 +22,7 @@ def closing_lines(capture: Capture, interrupted: bool = False) -> Iterator[str]:
     if capture.calls or capture.dropped:
         ending = " (interrupted)" if interrupted else ""
         size = f"{capture.bytes_written / 1000:,.0f} kB"
-        calls, signatures = capture.calls - capture.marks, capture.signatures - capture.mark_signatures
-        counts = f"{_count(calls, 'call')} of {_count(signatures, 'signature')}"
+        counts = f"{_count(capture.calls, 'call')} of {_count(capture.signatures, 'signature')}"
         yield f"{counts}, {size}, to {where}{ending}"
     elif interrupted:
         yield "interrupted before a call was recorded: there is no trace"

@@ -160,7 +160,8 @@ class Flusher:
         """Write all that is left and the closing record; or leave no file, where the capture was discarded."""
         if self.discards_empty and not self.discarded:
             self.flush()
-            self.discarded = not self.blocks.calls and not self.recorder.dropped and self.failure is None
+            holds_calls = self.blocks.calls > self.blocks.marks.total()
+            self.discarded = not holds_calls and not self.recorder.dropped and self.failure is None
         if self.discarded:
             if self.writer is not None:
                 self.writer.discard()

@@ -17,6 +17,7 @@ import torch
 
 from opgrip.traces.errors import UserError, one_line
 from opgrip.traces.output import abandon, check_writable, create, discard, partial_path
+from opgrip.traces.tensor_arrays import array_of
 from opgrip.traces.tensor_file import ALIGNMENT, load_safetensors, to_stored, values_path
 
 MAX_TENSORS = 500_000
@@ -133,7 +134,7 @@ class FullValues:
 
     def _keep(self, tensor: torch.Tensor) -> str | None:
         flat = _in_memory(tensor).cpu().reshape(-1).contiguous()
-        data = flat.view(torch.uint8).numpy().data
+        data = array_of(flat.view(torch.uint8)).data
         key = _key(tensor, data)
         if key not in self._entries:
             self.over = self.over or (self._most is not None and self.bytes_written + data.nbytes > self._most)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from numbers import Integral
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,10 @@ class Schedule:
     warmup: int = 0
 
     def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if not isinstance(value, Integral):
+                raise ValueError(f"a schedule has a whole number of steps, and {field.name}={value!r} is none")
         if self.active < 1 or min(self.wait, self.skip, self.repeat, self.warmup) < 0:
             raise ValueError("a schedule has at least 1 active step, and no negative number of others")
 

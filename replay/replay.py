@@ -249,7 +249,7 @@ class Replay:
     def run_sequence(self) -> tuple[Results, SequenceResult]:
         """Run all calls in their order, and write the output: the rows of the cases, and what the whole took."""
         loaded = self.loaded
-        doing = f"replaying {counted(len(loaded.trace.calls), 'call')} in their order on {loaded.settings.device}"
+        doing = f"replaying {counted(len(loaded.trace.own_calls), 'call')} in their order on {loaded.settings.device}"
         with self._reporter.following(doing) as tell:
             result = replay_apart(self.job, loaded, tell, self._may_fork)
         results = Results(rows_of(result, loaded.cases, loaded.settings), self.header | {"sequence": totals_of(result)})

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import pairwise
+from operator import add
 
 from opgrip.traces.arguments import FormatError, Json
-from opgrip.traces.json_values import integer, integers, text
+from opgrip.traces.json_values import LATEST_NS, integer, integers, text
 from opgrip.traces.records import Calls, DeviceTimes, Kernels
 from opgrip.traces.storage_codes import decode_storages, encode_storages
 
@@ -45,6 +46,7 @@ def calls_from_json(form: Mapping[str, Json]) -> Calls:
         raise FormatError("a block of calls whose columns differ in length")
     start = integer(form["start_ns"])
     starts = integers([start := start + after for after in columns[2]])
+    _check_times(starts, columns[3])
     tensors, newest = integers(form.get("tensors", [])), integer(form.get("newest", -1))
     storages = integers(decode_storages(integers(form.get("storages", [])), newest))
     if tensors and (len(tensors) != len(starts) or min(tensors) < 0 or sum(tensors) != len(storages)):
@@ -57,6 +59,14 @@ def calls_from_json(form: Mapping[str, Json]) -> Calls:
         *(tensors, storages, newest, device_ns, _by_place(form, "page_faults", len(starts))),
         *(streams, _by_place(form, "perturbed", len(starts))),
     )
+
+
+def _check_times(starts: list[int], durations: list[int]) -> None:
+    """Raise `FormatError` for calls that end before they start; or so far away that times between them overflow."""
+    if min(durations, default=0) < 0:
+        raise FormatError("calls that took less than no time")
+    if min(starts, default=0) < -LATEST_NS or max(map(add, starts, durations), default=0) > LATEST_NS:
+        raise FormatError(f"calls that are more than {LATEST_NS} ns away from the start of the capture")
 
 
 def _by_place(form: Mapping[str, Json], name: str, calls: int) -> list[tuple[int, int]]:

@@ -19,6 +19,8 @@ from opgrip.traces.suggestions import did_you_mean
 
 USAGE_ERROR = 2
 INTERRUPTED = 130
+LIMIT = 1 << 63
+"""Bound of whole numbers that options take."""
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG)
 """Numbers of errors where a device takes no more."""
 
@@ -145,10 +147,8 @@ def printable(text: object) -> str:
 
 
 def positive(text: str) -> int:
-    """A whole number from 1."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1")
-    return int(text)
+    """A whole number from 1, of 64 bits."""
+    return _whole(text, 1)
 
 
 def seed(text: str) -> int:
@@ -171,7 +171,15 @@ def part_of_one(text: str) -> float:
 
 
 def not_negative(text: str) -> int:
-    """A whole number from 0."""
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0")
-    return int(text)
+    """A whole number from 0, of 64 bits."""
+    return _whole(text, 0)
+
+
+def _whole(text: str, least: int) -> int:
+    digits = text.lstrip("0") or text[-1:]
+    # before int, which refuses thousands of digits in words of its own
+    if digits.isdecimal() and (len(digits) > len(str(LIMIT)) or int(digits) >= LIMIT):
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is too large")
+    if not text.isdecimal() or int(digits) < least:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {least}")
+    return int(digits)

@@ -12,6 +12,8 @@ from opgrip.traces.limits import NAME_LENGTH
 
 LIMIT = 1 << 63
 """Bound of the whole numbers in a trace."""
+LATEST_NS = 1 << 62
+"""Bound of when calls start and end: what lies between two of them is a number of 64 bits."""
 LARGEST = float_info.max
 """Of the numbers in what is kept as it stands."""
 
@@ -34,6 +36,13 @@ def integer(value: Json) -> int:
     if type(value) is not int or not -LIMIT <= value < LIMIT:
         raise FormatError(f"{str(value)[:60]!r} stands where a whole number of 64 bits should")
     return value
+
+
+def elapsed_ns(value: Json) -> int:
+    """A time that passed, in ns."""
+    if integer(value) < 0:
+        raise FormatError(f"a time of {value} ns, which is less than none")
+    return int(value)
 
 
 def integers(value: Json) -> list[int]:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from opgrip.traces.arguments import FormatError
 from opgrip.traces.errors import UserError
+from opgrip.traces.json_values import LIMIT
 from opgrip.traces.limits import UNKNOWN_NAMES, Meter, check_nesting
 from opgrip.traces.record_forms import from_json, unknown_fields
 from opgrip.traces.records import FORMAT, MAJOR, Calls, End, Header, Record, Signature
@@ -72,6 +73,9 @@ class TraceReader:
     def _count(self, record: Record) -> None:
         if isinstance(record, Calls):
             self._counts["calls"] += len(record.signature)
+            self._counts["duration_ns"] += sum(record.duration_ns)
+            if self._counts["duration_ns"] >= LIMIT:
+                raise Damage("its calls took more ns in all than 64 bits count")
         elif isinstance(record, Signature):
             self._counts["signatures"] += 1
         elif isinstance(record, Header) and self.records > 1:

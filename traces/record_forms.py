@@ -18,7 +18,7 @@ from opgrip.traces.call_forms import (
     kernels_from_json,
     kernels_to_json,
 )
-from opgrip.traces.json_values import boolean, check_finite, integer, key, optional, text
+from opgrip.traces.json_values import boolean, check_finite, elapsed_ns, integer, key, optional, text
 from opgrip.traces.records import (
     FORMAT,
     KINDS,
@@ -148,7 +148,7 @@ def _effects_from_json(form: Mapping[str, Json]) -> Effects:
         if not isinstance(args, tuple) or not isinstance(kwargs, dict):
             raise FormatError("arguments after a call that are no positional and named ones")
     return Effects(
-        *(integer(form["signature"]), integer(form["operators"]), integer(form["operator_ns"])),
+        *(integer(form["signature"]), integer(form["operators"]), elapsed_ns(form["operator_ns"])),
         *(after, state),
     )
 
@@ -255,7 +255,7 @@ def _end_from_json(form: Mapping[str, Json]) -> End:
     return End(
         calls=integer(form["calls"]),
         signatures=integer(form["signatures"]),
-        duration_ns=integer(form["duration_ns"]),
+        duration_ns=elapsed_ns(form["duration_ns"]),
         dropped=_dropped_from_json(form["dropped"]),
         passed_by=_dropped_from_json(form.get("passed_by", [])),
         without_values=_dropped_from_json(form.get("without_values", [])),

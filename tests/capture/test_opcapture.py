@@ -167,6 +167,9 @@ def test_the_same_seed_gives_the_same_signatures(tmp_path: Path) -> None:
         (["--run", "fly"], "argument --run: 'fly' is no choice: choose from predict, loss, train"),
         (["--steps", "0"], "'0' is not a whole number from 1"),
         (["--warmup", "-1"], "--warmup"),
+        (["--warmup", str(10**21)], "argument --warmup: '1000000000000000000000' is too large"),
+        (["--steps", str(1 << 63)], "argument --steps: '9223372036854775808' is too large"),
+        (["--steps", "9" * 5000], f"argument --steps: '{'9' * 40}' is too large"),
         (["--input-size", "1x2x3"], "'1x2x3' is not a size such as 800x1333"),
         (["--input-size", "20x"], "'20x' is not a size such as 800x1333"),
         (["--input-size", "0"], "'0' is not a size such as 800x1333"),
@@ -311,3 +314,11 @@ def test_marks_of_record_function_are_counted_neither_here_nor_by_trace_info(fol
     shown = run_command("opgrip", "trace", "info", "t.jsonl", cwd=folder).stdout
     assert re.search(r"calls +6\n", shown)
     assert re.search(r"signatures +2 of 2 operators", shown)
+
+
+def test_a_script_that_does_nothing_but_mark_itself_leaves_no_trace(folder: Path) -> None:
+    marks = "import torch\nwith torch.profiler.record_function('step'):\n    pass\n"
+    (folder / "script.py").write_text(marks, encoding="utf-8")
+    done = run_command("opcapture", "-o", "t.jsonl", "--", "script.py", cwd=folder)
+    assert done.stderr == "opcapture: no operator was called: there is no trace, and nothing to replay\n"
+    assert not (folder / "t.jsonl").exists()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from programs import run_command, train_tiny_net
@@ -54,6 +56,18 @@ def test_between_recorded_steps_nothing_watches(tmp_path: Path) -> None:
 def test_a_schedule_without_steps_is_refused() -> None:
     with pytest.raises(ValueError, match="at least 1 active step"):
         Schedule(active=0)
+
+
+@pytest.mark.parametrize("name", ["active", "wait", "skip", "repeat", "warmup"])
+@pytest.mark.parametrize("value", [1.5, 2.0, "x", None, float("nan")])
+def test_a_schedule_of_parts_of_steps_is_refused(name: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=f"whole number of steps, and {name}={value!r} is none"):
+        Schedule(**{name: value})
+
+
+def test_a_schedule_takes_whole_numbers_of_numpy() -> None:
+    schedule = Schedule(active=np.int64(1), wait=np.int32(2))
+    assert [step for step in range(7) if schedule.records(step)] == [2, 5]
 
 
 def test_the_trace_is_whole_as_soon_as_its_schedule_is_over(tmp_path: Path) -> None:

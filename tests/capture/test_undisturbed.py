@@ -272,6 +272,38 @@ def test_fake_tensors_work_in_a_capture(tmp_path: Path) -> None:
     assert made.shape == (3, 2)
 
 
+def resize_memory() -> list[Tensor]:
+    """Free memory and get it back, as FSDP does, and let outputs grow, after each was calculated with."""
+    weight = nn.Parameter(torch.full((100, 100), 0.5))
+    weight.data.mul_(2)
+    flags = torch.ones(90, 90) > 0
+    flags.sum()
+    places = torch.arange(10_000)
+    picked = torch.ones(10_000, 2)[places]
+    for tensor in (weight.data, flags, places, picked):
+        size = tensor.untyped_storage().nbytes()
+        tensor.untyped_storage().resize_(0)
+        tensor.detach()
+        torch.empty_like(tensor)
+        tensor.untyped_storage().resize_(size)
+        tensor.fill_(1)
+    grown = torch.zeros(2)
+    grown.add_(1).resize_(50).fill_(3)
+    output = torch.empty(0)
+    for size in (300, 10_000, 20_000):
+        torch.add(torch.ones(size), 1, out=output.resize_(0))
+    return [weight.data, flags, places, picked, grown, output]
+
+
+@pytest.mark.parametrize("values", ["sketch", "full"])
+def test_memory_is_freed_and_grows_as_without_a_capture(tmp_path: Path, values: Any) -> None:
+    plain = [as_seen(tensor) for tensor in resize_memory()]
+    with Capture(tmp_path / "t.jsonl", values=values) as capture:
+        captured = [as_seen(tensor) for tensor in resize_memory()]
+    assert captured == plain
+    assert capture.dropped == 0
+
+
 # `_keep` holds its own guard: what it calls is in its place
 HOOKS = [
     (RecordingMode, "_find"),

@@ -127,13 +127,16 @@ def test_one_hiccup_is_not_the_first_row(tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def marked_trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("marked") / "t.jsonl"
-    with Capture(path):
+    with Capture(path) as watched:
         for _ in range(2):
             with torch.profiler.record_function("forward pass"), torch.profiler.record_function("inner"):
                 y = torch.ones(3).sin()
             with torch.profiler.record_function("after"):
                 y.cos()
             y.exp()
+    # six labels are opened and closed
+    assert (watched.calls, watched.signatures, watched.marks) == (8, 4, 12)
+    assert watched.perturbed == load(path).own_calls["perturbed"].sum()
     return path
 
 
@@ -148,6 +151,9 @@ def test_marks_are_no_operators_of_any_table(marked_trace: Path, tmp_path: Path)
     assert "_record_function" not in info
     assert "forward pass (2), inner (2), after (2)" in info
     assert re.search(r"^calls +8$", info, re.MULTILINE)
+    sequence = run_command("opreplay", marked_trace, "--sequence")
+    assert "opreplay: replaying 8 calls in their order" in sequence.stderr
+    assert re.search(r"^calls +8: ", sequence.stdout, re.MULTILINE)
 
 
 @pytest.mark.parametrize(

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import pandas as pd
 import pytest
 from example_trace import RECORDS, write
 from programs import SHIPPED_TRACES, run_command
 
-from opgrip.tools.verbs.trace_info import GROUPS
+from opgrip.tools.verbs.trace_info import GROUPS, facts
 from opgrip.traces import load
 
 
@@ -18,11 +22,11 @@ def test_info_shows_what_is_in_a_trace(detector_trace: Path) -> None:
     assert done.stderr == ""
     assert "\x1b" not in done.stdout
     trace = load(detector_trace)
-    facts = dict(line.split(maxsplit=1) for line in done.stdout.splitlines()[:10])
-    assert facts["model"] == "faster_rcnn, FasterRCNN, builtin:faster_rcnn"
-    assert facts["calls"] == f"{len(trace.calls):,}"
-    assert facts["signatures"].startswith(f"{len(trace.signatures):,} of ")
-    assert facts["dropped"] == "nothing"
+    shown = dict(line.split(maxsplit=1) for line in done.stdout.splitlines()[:10])
+    assert shown["model"] == "faster_rcnn, FasterRCNN, builtin:faster_rcnn"
+    assert shown["calls"] == f"{len(trace.calls):,}"
+    assert shown["signatures"].startswith(f"{len(trace.signatures):,} of ")
+    assert shown["dropped"] == "nothing"
     assert trace.summary()["op"][0] in done.stdout
     assert trace.summary("module", "phase")["module"][0] in done.stdout
 
@@ -40,6 +44,52 @@ def test_info_says_what_was_dropped_raised_and_made_inside(tmp_path: Path) -> No
     assert "dropped     2 aten.x: ValueError: no" in done.stdout
     assert "raised      mmcv._ext:nms: ValueError: no" in done.stdout
     assert "calls       4, 2 of them inside extension functions" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"steps": 3, "warmup": 2}, "train, 3 steps after 2 to warm up"),
+        ({"steps": 1, "warmup": 0}, "train, 1 step after 0 to warm up"),
+        ({"steps": 3, "warmup": -2}, "train, 3 steps"),
+        ({"steps": 3, "warmup": 1.5}, "train, 3 steps"),
+        ({"steps": -3, "warmup": 2}, "train"),
+        ({"steps": True, "warmup": [1]}, "train"),
+        ({"steps": "x"}, "train"),
+        ({"steps": 10**30, "warmup": 2}, "train"),
+        ({}, "train"),
+    ],
+)
+def test_info_says_how_a_model_ran_where_that_can_be(fields: dict[str, Any], words: str) -> None:
+    trace = load("trace:faster_rcnn")
+    others = {name: value for name, value in trace.header.items() if name not in ("steps", "warmup")}
+    changed = replace(trace, header=others | {"model": {"run": "train"}} | fields)
+    assert dict(facts(changed))["run"] == words
+
+
+@pytest.mark.parametrize(
+    ("perturbed", "words"),
+    [
+        # of operators with the signatures 0, 0, 1, between marks, and of a function that was gripped
+        ([0, 1, 0, 0, 0, 0], "1 call right after the capture's own work, timed by others like them"),
+        ([1, 1, 0, 0, 1, 1], "1 call right after the capture's own work, timed by others like them"),
+        ([1, 1, 1, 1, 1, 1], "3 calls right after the capture's own work"),
+        ([0, 0, 1, 1, 0, 0], "2 calls right after the capture's own work, 1 timed by others like them"),
+        ([1, 0, 0, 0, 1, 1], None),
+    ],
+)
+def test_info_counts_the_perturbed_calls_among_those_that_it_counts(perturbed: list[int], words: str | None) -> None:
+    ops = ["profiler._record_function_enter_new", *["aten.sin.default"] * 3, "profiler._record_function_exit", "m:f"]
+    trace = load("trace:faster_rcnn")
+    calls = trace.calls.head(len(ops)).assign(
+        signature=[2, 0, 0, 1, 3, 4],
+        op=pd.Categorical(ops),
+        kind=["operator"] * 5 + ["function"],
+        perturbed=np.array(perturbed, dtype=bool),
+    )
+    shown = dict(facts(replace(trace, calls=calls)))
+    assert shown["calls"] == "3"
+    assert shown.get("perturbed") == words
 
 
 def test_info_of_a_cut_trace_is_given_on_request(tmp_path: Path) -> None:

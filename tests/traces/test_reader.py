@@ -7,6 +7,7 @@ import json
 import warnings
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -15,7 +16,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from opgrip.traces import TraceReader, UserError, load, read
-from opgrip.traces.records import Calls, Dropped, Header, Record
+from opgrip.traces.errors import FormatError
+from opgrip.traces.record_forms import from_json, to_json
+from opgrip.traces.records import Calls, Dropped, Effects, End, Header, Record
 from opgrip.traces.writer import TraceWriter
 
 
@@ -132,6 +135,43 @@ def test_a_damaged_line_ends_the_trace_and_is_told(tmp_path: Path) -> None:
     assert len(list(reader)) == 4
     assert reader.missing is not None
     assert "damaged after record 4" in reader.missing
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("duration_ns", [5, -1]),
+        ("duration_ns", [2**63 - 1, 5]),
+        ("duration_ns", [2**62 - 50, 2**62]),
+        ("start_ns", 2**62),
+        ("start_ns", -(2**62) - 1),
+        ("after_ns", [0, 2**62]),
+    ],
+)
+def test_calls_at_times_that_cannot_be_are_damage(tmp_path: Path, field: str, value: Any) -> None:
+    calls = {"type": "calls", "thread": 0, "signature": [0, 0], "scope": [0, 0]}
+    times = {"start_ns": 10, "after_ns": [0, 80], "duration_ns": [5, 6]}
+    header = {"type": "header", "format": "opgrip-trace", "version": "1.5"}
+    for changed, blocks in ((times, 1), (times | {field: value}, 0)):
+        path = tmp_path / "t.jsonl"
+        path.write_text("".join(json.dumps(line) + "\n" for line in (header, calls | changed)))
+        reader = TraceReader(path)
+        assert len([record for record in reader if isinstance(record, Calls)]) == blocks
+        assert reader.missing is not None
+        assert ("damaged" in reader.missing) == (not blocks)
+
+
+def test_calls_that_took_longer_in_all_than_can_be_counted_are_damage(tmp_path: Path) -> None:
+    block = Calls(0, [0, 0], [0, 0], [0, 0], [2**61, 2**61])
+    reader = TraceReader(write(tmp_path / "t.jsonl", [block, block]))
+    assert len(list(reader)) == 2
+    assert "took more ns in all" in str(reader.missing)
+
+
+@pytest.mark.parametrize("record", [End(0, 0, -1), Effects(0, 0, -1)])
+def test_other_times_below_zero_are_damage(record: Record) -> None:
+    with pytest.raises(FormatError, match="less than none"):
+        from_json(to_json(record))
 
 
 def test_records_that_are_missing_in_the_middle_are_told(tmp_path: Path) -> None:

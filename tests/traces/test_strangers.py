@@ -73,7 +73,10 @@ TRACES: dict[str, list[dict[str, Any]]] = {
     ],
     "huge numbers": [
         *(HEADER, SIGNATURE | {"args": [{"tensor": HUGE}, 10**4000], "outputs": {"tensor": HUGE}}, SCOPE),
-        *(CALLS | {"start_ns": 2**63 - 19, "duration_ns": [2**63 - 1, -(2**63), 0]}, END | {"calls": -(2**63)}),
+        *(CALLS | {"start_ns": 2**61, "duration_ns": [2**61, 2**61 + 9, 0]}, END | {"calls": -(2**63)}),
+    ],
+    "calls long before and after all others": [
+        *(HEADER, SIGNATURE, SCOPE, CALLS | {"start_ns": -(2**62), "after_ns": [0, 2**62, 2**62 - 5]}, END),
     ],
     "huge numbers of accelerators": [
         HEADER | {"accelerator": {"devices": {"cuda:0": {"memory_bytes": 10**400, "power_limit_w": 10**400}}}},

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from opgrip.tools.verbs.verb import Verb, verbs
 from opgrip.traces.command import add_debug, add_reading, positive, printable
@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
         _check_output(args.output, args.force, tables)
     with Reporter(args.prog).reading(args.trace):
         trace = load(args.trace, args.partial, args.unbounded)
-    for name, value in _facts(trace):
+    for name, value in facts(trace):
         print_line(f"{name:<12}{printable(value)}", sys.stdout, indent=12)
     print()
     if trace.calls["device_ns"].notna().any():
@@ -163,7 +163,8 @@ LEAST = {
 """Characters that names fold to."""
 
 
-def _facts(trace: Trace) -> Iterable[tuple[str, str]]:
+def facts(trace: Trace) -> Iterable[tuple[str, str]]:
+    """What is told of a trace above its tables, by name."""
     from opgrip.traces.accelerators import facts_in_words
     from opgrip.traces.labels import are_marks, is_mark
     from opgrip.traces.records import FUNCTION
@@ -172,7 +173,7 @@ def _facts(trace: Trace) -> Iterable[tuple[str, str]]:
     model = header.get("model")
     if isinstance(model, dict):
         yield "model", ", ".join(str(model[name]) for name in ("name", "class", "source") if name in model)
-        yield "run", f"{model.get('run')}, {_steps(header.get('steps'))} after {header.get('warmup')} to warm up"
+        yield "run", _run(model.get("run"), header.get("steps"), header.get("warmup"))
     command = header.get("command")
     yield "command", " ".join(map(str, command)) if isinstance(command, list) else str(command)
     versions = (f"{name} {header[name]}" for name in ("opgrip", "torch", "python") if name in header)
@@ -186,7 +187,8 @@ def _facts(trace: Trace) -> Iterable[tuple[str, str]]:
     yield from facts_in_words(header.get("accelerator"))
     yield "time", str(header.get("time"))
     functions = calls[calls["kind"] == FUNCTION]
-    whole = len(calls) - len(functions) - int(are_marks(calls).sum())
+    operations = calls[(calls["kind"] != FUNCTION) & ~are_marks(calls)]
+    whole = len(operations)
     inside = whole - len(trace.own_calls)
     inside_note = f", {inside:,} of them inside extension functions" if inside else ""
     yield "calls", f"{whole:,}{inside_note}"
@@ -197,16 +199,31 @@ def _facts(trace: Trace) -> Iterable[tuple[str, str]]:
         yield "gripped", f"{calls_of}, {counted(below, 'call')} below them"
     operators = [item for item in trace.signatures if item.kind != FUNCTION and not is_mark(item.op)]
     yield "signatures", f"{len(operators):,} of {counted(len({item.op for item in operators}), 'operator')}"
-    if perturbed := int(calls["perturbed"].sum()):
-        yield "perturbed", f"{counted(perturbed, 'call')} right after the capture's own work, timed by others like them"
+    if operations["perturbed"].any():
+        yield "perturbed", _perturbed(operations)
     if len(labels := trace.labels):
         more = f" and {len(labels) - LABELS} more" if len(labels) > LABELS else ""
         yield "labels", ", ".join(f"{label} ({count:,})" for label, count in labels.head(LABELS).items()) + more
     yield from _losses(trace)
 
 
-def _steps(number: object) -> str:
-    return counted(number, "step") if isinstance(number, int) else f"{number} steps"
+def _perturbed(calls: pd.DataFrame) -> str:
+    """How many calls were perturbed, and for how many of these the times of others stand."""
+    perturbed = calls[calls["perturbed"]]
+    others = perturbed["signature"].isin(calls["signature"][~calls["perturbed"]])
+    of_others = ", timed by others like them" if others.all() else f", {int(others.sum()):,} timed by others like them"
+    return f"{counted(len(perturbed), 'call')} right after the capture's own work{of_others if others.any() else ''}"
+
+
+def _run(name: object, steps: object, warmup: object) -> str:
+    """How a model ran, as far as the header says so in numbers that can be."""
+    if not _is_count(steps):
+        return str(name)
+    return f"{name}, {counted(steps, 'step')}{f' after {warmup:,} to warm up' if _is_count(warmup) else ''}"
+
+
+def _is_count(value: object) -> TypeGuard[int]:
+    return type(value) is int and 0 <= value < 1 << 63
 
 
 def _losses(trace: Trace) -> Iterable[tuple[str, str]]:

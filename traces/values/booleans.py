@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from opgrip.traces.arguments import FormatError
+from opgrip.traces.tensor_arrays import array_of
 from opgrip.traces.values import checks
 from opgrip.traces.values.drawing import exactly, in_runs, runs_of, scaled
 from opgrip.traces.values.model import PIECES, value_models
@@ -36,7 +37,7 @@ class Booleans:
         """The counts, for boolean tensors."""
         if tensor.dtype != torch.bool:
             return None
-        flat = tensor.numpy().reshape(-1)
+        flat = array_of(tensor).reshape(-1)
         return cls(int(np.count_nonzero(flat)), len(flat), runs_of(flat))
 
     def check(self) -> None:

@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from opgrip.traces.tensor_arrays import array_of
+
 Floats1D = NDArray[np.floating[Any]]
 """Real numbers (N,) of four or eight bytes."""
 
@@ -37,7 +39,7 @@ class Kinds:
 def as_floats(tensor: torch.Tensor) -> Floats1D:
     """The elements of a tensor of floats, in row-major order; narrow ones with more digits, none of them rounded."""
     wide = tensor if tensor.itemsize > 3 else tensor.float()
-    array: Floats1D = wide.numpy().reshape(-1)
+    array: Floats1D = array_of(wide).reshape(-1)
     return array
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from opgrip.traces.arguments import FormatError
+from opgrip.traces.tensor_arrays import array_of
 from opgrip.traces.values import checks
 from opgrip.traces.values.drawing import between, distinct, parts, scaled, shuffled
 from opgrip.traces.values.model import PIECES, value_models
@@ -57,7 +58,7 @@ class Integers(Ordered):
         if tensor.dtype.is_floating_point or tensor.dtype.is_complex or tensor.dtype == torch.bool:
             return None
         # torch lacks most operations for the wider unsigned types
-        flat = tensor.to(torch.int64).numpy().reshape(-1)
+        flat = array_of(tensor.to(torch.int64)).reshape(-1)
         low, high = int(flat.min()), int(flat.max())
         counted = len(flat) <= SORTED or is_narrow(low, high, len(flat))
         values, counts, distinct_estimate = (*tally(flat), None) if counted else estimate(flat)

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from opgrip.traces.arguments import FormatError
+from opgrip.traces.tensor_arrays import array_of
 from opgrip.traces.values import checks
 from opgrip.traces.values.drawing import at_quantiles, scaled, shuffled
 from opgrip.traces.values.model import leading, value_models
@@ -53,7 +54,7 @@ class Offsets:
         head = leading(tensor, DISTINCT).tolist()
         if head != sorted(head) or len(head) < 2:
             return None
-        values = tensor.to(torch.int64).numpy()
+        values = array_of(tensor.to(torch.int64))
         first, last = int(values[0]), int(values[-1])
         if last - first > checks.HIGHEST:
             return None

@@ -8,6 +8,7 @@ from typing import ClassVar
 import numpy as np
 import torch
 
+from opgrip.traces.tensor_arrays import array_of
 from opgrip.traces.values import checks
 from opgrip.traces.values.drawing import distinct
 from opgrip.traces.values.model import value_models
@@ -34,7 +35,7 @@ class Permutation(Ordered):
             return None
         if tensor.numel() > MOST and _has_equal(pieces(tensor)):
             return None
-        values = tensor.to(torch.int64).numpy().reshape(-1)
+        values = array_of(tensor.to(torch.int64)).reshape(-1)
         low, high = int(values.min()), int(values.max())
         count = len(values)
         # most others are told by their sum, which may overflow alike on both sides
@@ -61,4 +62,4 @@ class Permutation(Ordered):
 
 
 def _has_equal(part: torch.Tensor) -> bool:
-    return len(np.unique(part.to(torch.int64).numpy())) < part.numel()
+    return len(np.unique(array_of(part.to(torch.int64)))) < part.numel()

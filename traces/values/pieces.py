@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from opgrip.traces.tensor_arrays import array_of
+
 Number = TypeVar("Number", bound=np.generic)
 
 MOST = 4096
@@ -72,9 +74,9 @@ def taken(tensor: torch.Tensor, offsets: NDArray[np.int64], extent: int) -> torc
     """
     memory = tensor.as_strided((extent,), (1,))
     if tensor.itemsize not in _BITS:
-        return torch.from_numpy(np.take(memory.numpy(), offsets))
+        return torch.from_numpy(np.take(array_of(memory), offsets))
     # by numpy: torch shares the least work out to threads, whose processors may be busy; it has no bfloat16
-    return torch.from_numpy(np.take(memory.view(_BITS[tensor.itemsize]).numpy(), offsets)).view(tensor.dtype)
+    return torch.from_numpy(np.take(array_of(memory.view(_BITS[tensor.itemsize])), offsets)).view(tensor.dtype)
 
 
 def every_so_many(values: NDArray[Number], most: int) -> NDArray[Number]:

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from opgrip.traces.tensor_arrays import array_of
 from opgrip.traces.values import checks
 from opgrip.traces.values.model import leading, value_models
 from opgrip.traces.values.pieces import taken
@@ -86,7 +87,7 @@ def _may_be(tensor: torch.Tensor) -> bool:
     """Whether a progression can begin with a tensor's first elements."""
     for count in HEADS:
         head = leading(tensor, count).reshape(-1)
-        values = head.to(torch.float64 if tensor.dtype.is_floating_point else torch.int64).numpy()
+        values = array_of(head.to(torch.float64 if tensor.dtype.is_floating_point else torch.int64))
         differs = values != values[0]
         repeats = int(differs.argmax())
         if differs[repeats]:
@@ -121,7 +122,7 @@ def _at(tensor: torch.Tensor, places: NDArray[np.int64]) -> NDArray[Any]:
         indices = np.unravel_index(places, tensor.shape)
         offsets = np.sum([index * step for index, step in zip(indices, tensor.stride(), strict=True)], axis=0)
     elements = taken(tensor, offsets, int(offsets.max()) + 1)
-    array: NDArray[Any] = elements.to(torch.float64 if tensor.dtype.is_floating_point else torch.int64).numpy()
+    array: NDArray[Any] = array_of(elements.to(torch.float64 if tensor.dtype.is_floating_point else torch.int64))
     return array
 
 

@@ -29,6 +29,7 @@ import torch
 
 from opgrip.capture.grips.source.packages import is_imported
 from opgrip.capture.grips.source.resolve import is_bound
+from opgrip.traces.tensor_arrays import array_of
 
 MOST_ELEMENTS = 256
 """Tensors and arrays of more elements are no constants that belong in a source file."""
@@ -225,7 +226,7 @@ class _Writer:
         if not value.numel():
             return self._call(self._of(torch, "empty"), tuple(value.shape), **keywords)
         plain = value.detach().cpu()
-        values = plain.numpy().astype(str).tolist() if plain.dtype is torch.float32 else plain.tolist()
+        values = array_of(plain).astype(str).tolist() if plain.dtype is torch.float32 else plain.tolist()
         return self._call(self._of(torch, "tensor"), _as_floats(values), **keywords)
 
     def array(self, value: np.ndarray[Any, Any]) -> _Group:
