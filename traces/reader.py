@@ -6,9 +6,11 @@ Reading executes, imports and evaluates nothing that the file names.
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from opgrip.traces.arguments import FormatError
 from opgrip.traces.errors import UserError
@@ -18,6 +20,9 @@ from opgrip.traces.record_forms import from_json, unknown_fields
 from opgrip.traces.records import FORMAT, MAJOR, Calls, End, Header, Record, Signature
 from opgrip.traces.shipped import trace_file
 from opgrip.traces.streams import Damage, read_chunks
+
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+"""An escape that is half of a pair."""
 
 
 class TraceReader:
@@ -115,7 +120,7 @@ class TraceReader:
 
     def _record(self, line: bytes) -> Record | None:
         try:
-            form = json.loads(line, parse_constant=_refuse_constant)
+            form = _parse(line)
         except (ValueError, RecursionError) as error:
             raise Damage("a line is cut or is not JSON") from error
         if not isinstance(form, dict) or not isinstance(form.get("type"), str):
@@ -185,3 +190,12 @@ def read_header(path: str | Path, unbounded: bool = False) -> Header:
 def _refuse_constant(name: str) -> None:
     """Raise for NaN and the infinities, which Python's JSON reader takes and JSON has not."""
     raise ValueError(f"{name} is not JSON")
+
+
+def _parse(line: bytes) -> Any:
+    """What a line holds; halves of surrogate pairs that stand alone are marks of what no table can hold."""
+    form = json.loads(line, parse_constant=_refuse_constant)
+    if _SURROGATE.search(line) is None:
+        return form
+    text = json.dumps(form, ensure_ascii=False).encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return json.loads(text)
