@@ -66,8 +66,8 @@ class Output:
     strict: bool = option(False, "exit with status 1 where a case is not ok")
     store: Path | None = option(
         None,
-        "keep the results there, in a file of their own below <machine>-<device>/ (default: $OPGRIP_STORE, or results; "
-        "where that variable is empty they are not kept)",
+        "keep the results there, in a file of their own below <machine>-<device>/; without it in the folder that "
+        "$OPGRIP_STORE names, else in results/; nowhere where that variable is empty",
         parse=Path,
         metavar="DIR",
     )

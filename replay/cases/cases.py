@@ -95,8 +95,7 @@ class Case:
     @property
     def key(self) -> str:
         """What it is called by whatever trace it is in; see `key_of_case`."""
-        code = "" if self.operator is None else getattr(self.operator.function, "code", "")
-        return key_of_case(self.signature, self.context, str(code))
+        return key_of_case(self.signature, self.context)
 
 
 def make_cases(trace: Trace, selection: Selection = Selection()) -> list[Case]:

@@ -182,7 +182,7 @@ def tensor(shape: list[int], **rest: object) -> dict[str, object]:
         ({"args": [tensor([3, 3], stride=[1])]}, "damaged after record 1"),
         ({"op": "os.system.default", "args": ["true"]}, "unsupported: os.system.default is not registered"),
         ({"op": "aten.from_file.default", "args": ["/etc/passwd"]}, "unsupported: aten.from_file.default reads or"),
-        ({"op": "aten.relu\udc80.default"}, "aten.relu\\udc80.default' is not an operator's name"),
+        ({"op": "aten.relu\udc80.default"}, "aten.relu\ufffd.default' is not an operator's name"),
         ({"kwargs": {"a": "\x1b[31mred"}}, "a=\\x1b[31mred"),
         ({"args": [float("nan")]}, "damaged after record 1"),
         ({"id": 5}, "error: no call of the trace refers to a signature that it holds"),
