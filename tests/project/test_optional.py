@@ -21,7 +21,7 @@ MODULES_OF = {
 }
 """Modules of the distributions that have another name."""
 
-EVERYBODY = ("zstd", "full", "samples", "results", "report")
+EVERYBODY = ("zstd", "full", "samples", "results", "report", "plot")
 """Extras that all targets of the Makefile install, `dev` among them: what stands in them may not be missing."""
 
 OF_NO_EXTRA = ("PIL", "nsys", "ncu", "c++", "ninja", "chromium")
