@@ -116,7 +116,7 @@ def label_axis(axis: Axis, name: str, unit: str = "", scale: float = 1.0) -> Non
     """
     ticker = needed("matplotlib.ticker", "plot")
     prefixes = ticker.EngFormatter(unit)
-    axis.set_major_formatter(ticker.FuncFormatter(lambda value, _: prefixes.format_eng(value * scale) + unit))
+    axis.set_major_formatter(ticker.FuncFormatter(lambda value, _: prefixes(value * scale)))
     axis.set_minor_formatter(ticker.NullFormatter())
     axis.set_label_text(f"{name} ({unit})" if unit else name)
 
