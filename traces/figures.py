@@ -47,8 +47,8 @@ STYLE = {
     "text.parse_math": False,
     "text.usetex": False,
 }
-FEW_DECADES = 1.5
-"""Below so many decades, an axis has labels between powers of ten."""
+LABELS = ((1.2, (1.0, 2.0, 5.0)), (2.5, (1.0, 3.0)))
+"""On axes of less than so many decades, the multiples of powers of ten that have labels."""
 
 
 def check_plottable(path: Path) -> None:
@@ -118,7 +118,7 @@ def label_axis(axis: Axis, name: str, unit: str = "", scale: float = 1.0) -> Non
     prefixes = ticker.EngFormatter(unit)
     axis.set_major_formatter(ticker.FuncFormatter(lambda value, _: prefixes(value * scale)))
     axis.set_minor_formatter(ticker.NullFormatter())
-    axis.set_label_text(f"{name} ({unit})" if unit else name)
+    axis.set_label_text(f"{name} ({unit})" if name and unit else name)
 
 
 def logarithmic(axes: Axes, which: str, values: Sequence[float]) -> None:
@@ -129,12 +129,9 @@ def logarithmic(axes: Axes, which: str, values: Sequence[float]) -> None:
     margin = 10 ** max(0.06 * decades, 0.06)
     axis = axes.xaxis if which == "x" else axes.yaxis
     axes.set(**{f"{which}scale": "log", f"{which}lim": (low / margin, high * margin)})
-    parts = (1.0, 2.0, 5.0) if decades < FEW_DECADES else (1.0,)
-    axis.set_major_locator(ticker.LogLocator(subs=parts, numticks=8))
-    if decades >= FEW_DECADES:
-        axis.set_minor_locator(ticker.LogLocator(subs="auto", numticks=8))
-    else:
-        axis.set_minor_locator(ticker.NullLocator())
+    multiples = next((parts for most, parts in LABELS if decades < most), (1.0,))
+    axis.set_major_locator(ticker.LogLocator(subs=multiples, numticks=8))
+    axis.set_minor_locator(ticker.LogLocator(subs="auto", numticks=8))
 
 
 def marked(place: int) -> dict[str, Any]:

@@ -66,9 +66,9 @@ def _label(figure: Figure, name: str) -> None:
     from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
 
     (axes,) = figure.axes
-    locator = AutoDateLocator(tz=timezone.utc, maxticks=8)  # type: ignore[arg-type]
+    locator = AutoDateLocator(tz=timezone.utc, maxticks=8)
     axes.xaxis.set_major_locator(locator)
-    axes.xaxis.set_major_formatter(ConciseDateFormatter(locator, tz=timezone.utc))  # type: ignore[arg-type]
+    axes.xaxis.set_major_formatter(ConciseDateFormatter(locator, tz=timezone.utc))
     label_axis(axes.yaxis, name, "s", 1e-6)
     axes.set_xlabel("time of the run (UTC)")
     axes.set_ylim(bottom=0)

@@ -21,6 +21,9 @@ MOST_GROUPS = 20
 TOGETHER = 0.8
 """Of the height of a group, what its modes take."""
 
+LABELS = ((3.0, (1.0, 1.2, 1.5, 2.0, 3.0, 5.0, 7.0)), (12.0, (1.0, 1.5, 2.0, 3.0, 5.0, 7.0)), (300.0, (1.0, 2.0, 5.0)))
+"""On axes whose ends have less than this ratio, the multiples of powers of ten that have labels."""
+
 Speedup = tuple[float, float]
 """Of a case: the time of its calls under the reference mode, and under the other."""
 
@@ -29,8 +32,8 @@ def draw(request: Request) -> Figure:
     """A mark a group and mode at the speed-up of all calls, with the tenth to ninetieth percentile of its cases."""
     series, reference = _speedups(request)
     totals: dict[str, float] = {}
-    for groups in series.values():
-        for group, pairs in groups.items():
+    for pairs_by_group in series.values():
+        for group, pairs in pairs_by_group.items():
             totals[group] = max(totals.get(group, 0.0), fsum(base for base, _ in pairs))
     groups = sorted(totals, key=lambda group: -totals[group])[:MOST_GROUPS]
     figure, (axes,) = new_figure(request.title, size=(6.6, 1.4 + 0.3 * len(groups)))
@@ -43,7 +46,7 @@ def draw(request: Request) -> Figure:
     axes.set_ylim(len(groups) - 0.5, -0.5)
     axes.axvline(1.0, color="#222222", linewidth=0.8)
     _scale(axes)
-    axes.set_xlabel(f"speed-up over {literal(reference)} (times), of all calls and of the middle 80 % of cases")
+    axes.set_xlabel(f"speed-up over {literal(reference)} (times); bar: middle 80 % of cases")
     axes.set_ylabel(f"{'operator' if request.by == 'op' else request.by} (cases)")
     add_legend(figure, axes)
     return figure
@@ -96,11 +99,11 @@ def _scale(axes: Axes) -> None:
     """Logarithmic, so that twice as fast is as far from 1 as half as fast, with plain numbers."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
 
-    values = [value for line in axes.get_lines() for value in line.get_xdata() if value > 0]  # type: ignore[union-attr]
     axes.set_xscale("log")
     axes.autoscale(axis="x")
-    decades = max(values) / min(values)
-    axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if decades < 300 else (1.0,), numticks=12))
+    low, high = axes.get_xlim()
+    multiples = next((parts for most, parts in LABELS if high / low < most), (1.0,))
+    axes.xaxis.set_major_locator(LogLocator(subs=multiples, numticks=12))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_minor_formatter(NullFormatter())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))

@@ -43,14 +43,13 @@ def draw(request: Request) -> Figure:
             _draw_series(axes, place, label, [row for row in own if row.op == op], column)
     logarithmic(grid[0], "x", [float(getattr(row, column)) for row in shown])
     logarithmic(grid[0], "y", [time for row in shown for time in _band(row)])
-    label_axis(grid[0].xaxis, "", unit)
-    label_axis(grid[0].yaxis, "", "s", 1e-6)
     for axes in grid[len(operators) :]:
         axes.set_visible(False)
-    figure.supxlabel(f"{name} ({unit})", fontsize="medium")
-    figure.supylabel("time (s)", fontsize="medium")
-    for axes in grid:
-        axes.set(xlabel="", ylabel="")
+    for place, axes in enumerate(grid[: len(operators)]):
+        is_lowest, is_first = place + width >= len(operators), place % width == 0
+        label_axis(axes.xaxis, name if is_lowest else "", unit)
+        label_axis(axes.yaxis, "time" if is_first else "", "s", 1e-6)
+        axes.tick_params(labelbottom=is_lowest)
     add_legend(figure, grid[0])
     return figure
 

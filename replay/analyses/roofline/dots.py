@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import hypot
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from opgrip.replay.analyses.roofline.legends import COLORS
 from opgrip.replay.analyses.roofline.limits import LimitColumns
@@ -17,6 +17,8 @@ SMALLEST, LARGEST = 9.0, 1200.0
 """Areas of the dot of a case that takes next to no time, and of one that takes all of it, in square points."""
 APART = 9.0
 """Points between the middles of two numbers that do not run over each other."""
+
+STYLE: dict[str, Any] = {"alpha": 0.6, "linewidths": 0.5, "edgecolors": "white", "in_layout": False, "zorder": 3}
 
 Dot = tuple[float, float, Result]
 """Where it is, and its row."""
@@ -32,7 +34,13 @@ def add_dots(axes: Axes, dots: Sequence[Dot], total: float) -> None:
     for place, (x, y, row) in enumerate(_ordered(dots)):
         area = SMALLEST + time_of(row) / total * (LARGEST - SMALLEST)
         color = COLORS.get(LimitColumns.of(row).bound or "", "#888888")
-        style = {"alpha": 0.6, "linewidths": 0.5, "edgecolors": "white", "in_layout": False, "zorder": 3}
+        style: dict[str, Any] = {
+            "alpha": 0.6,
+            "linewidths": 0.5,
+            "edgecolors": "white",
+            "in_layout": False,
+            "zorder": 3,
+        }
         axes.scatter([x], [y], area, color=color, gid=f"dot {place}", **style)
 
 
