@@ -110,7 +110,7 @@ $(VERSIONS:=/installed): pyproject.toml constraints.txt constraints-oldest.txt
 	@mkdir -p build
 	$(PAIR)
 	$(@D)/bin/python -m pip --disable-pip-version-check install -q -c $(@D)/constraints.txt \
-	  -e '.[zstd,full,samples,results,report,top]' $(TESTING)
+	  -e '.[zstd,full,samples,results,report,plot,top]' $(TESTING)
 	@touch $@
 
 # tensorflow-cpu is what the extra's tensorflow is without its hundreds of megabytes for GPUs

@@ -41,6 +41,7 @@ from opgrip.replay.workers.spread import Windows
 from opgrip.replay.workers.supervisor import supervise
 from opgrip.traces.command import printable
 from opgrip.traces.errors import UserError, in_words_of_python
+from opgrip.traces.extras import needed
 from opgrip.traces.keywords import arguments_of
 from opgrip.traces.machine import available_memory
 from opgrip.traces.options import flag_of, from_arguments, words_in
@@ -267,13 +268,15 @@ class Replay:
         if self.output.list:
             raise UserError("--list runs no case and writes no results", "leave out --output")
         report = report_for(output)
-        needed = analyses.get(report.needs)
-        if needed is not None and not needed.is_requested(from_arguments(needed.options, self._args)):
-            flag = flag_of(words_in(needed.options)[0])
+        analysis = analyses.get(report.needs)
+        if analysis is not None and not analysis.is_requested(from_arguments(analysis.options, self._args)):
+            flag = flag_of(words_in(analysis.options)[0])
             hint = "end its name in .json" if is_sequence else f"add {flag}, or end its name in .json"
             raise UserError(f"{output} shows what {flag} finds", hint)
         if self.output.append and report.read is None:
             raise UserError(f"rows cannot be added to {output}", "write .json or .csv")
+        if report.package:
+            needed(*report.package)
         check_writable(output, self.output.may_replace)
 
     def _analyses(self) -> list[Analysis]:

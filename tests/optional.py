@@ -16,6 +16,9 @@ OPENMMLAB = "make openmmlab"
 RUNTIMES = "make runtimes"
 TRANSFORMERS = "pip install 'opgrip[transformers]'"
 
+EVERYBODY = ("zstd", "full", "samples", "results", "report", "plot", "top")
+"""Extras that all targets of the Makefile install, `dev` among them: what stands in them may not be missing."""
+
 COMMANDS = {
     "mmdet": OPENMMLAB,
     "mmseg": OPENMMLAB,

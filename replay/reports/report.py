@@ -28,12 +28,14 @@ class Report:
     read : gives the rows of such a file, to add others, its header in their `attrs`; None where they cannot be had
         back. It raises what reading a damaged file raises: OSError, ValueError, KeyError, TypeError
     binary : whether it writes bytes
+    package : what is imported to write it, and the extra that brings that; empty for nothing that may be missing
     """
 
     write: Write
     needs: str = ""
     read: Read | None = None
     binary: bool = False
+    package: tuple[str, str] | tuple[()] = ()
 
 
 reports: Registry[Report] = Registry("opgrip.replay.reports", "opgrip.reports")

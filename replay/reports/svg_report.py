@@ -10,11 +10,13 @@ from opgrip.replay.measuring.results import Result
 from opgrip.replay.reports.report import report
 from opgrip.traces.ceilings.ceilings import from_json
 from opgrip.traces.errors import UserError
+from opgrip.traces.figures import write_figure
 
 
-@report(".svg", needs="roofline")
-def write_svg(results: Sequence[Result], header: Mapping[str, Any], file: IO[str]) -> None:
+@report(".svg", needs="roofline", binary=True, package=("matplotlib", "plot"))
+def write_svg(results: Sequence[Result], header: Mapping[str, Any], file: IO[bytes]) -> None:
     """A dot a row that was timed, under the ceilings that the header has."""
     if "ceilings" not in header:
         raise UserError("the rows were not held against the machine's limits", "replay with --roofline")
-    file.write(draw(results, from_json(header["ceilings"]), header.get("threads", 1), str(header.get("trace", ""))))
+    ceilings, threads = from_json(header["ceilings"]), header.get("threads", 1)
+    write_figure(lambda: draw(results, ceilings, threads, str(header.get("trace", ""))), "svg", file)

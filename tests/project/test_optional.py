@@ -21,9 +21,6 @@ MODULES_OF = {
 }
 """Modules of the distributions that have another name."""
 
-EVERYBODY = ("zstd", "full", "samples", "results", "report", "top")
-"""Extras that all targets of the Makefile install, `dev` among them: what stands in them may not be missing."""
-
 OF_NO_EXTRA = ("PIL", "nsys", "ncu", "c++", "ninja", "chromium")
 """What no extra and no target installs."""
 
@@ -46,16 +43,16 @@ def modules_of_extras() -> dict[str, set[str]]:
         for name in map(distribution, requirements):
             if name != "opgrip":
                 extras.setdefault(MODULES_OF.get(name, name), set()).add(extra)
-    return {module: names for module, names in extras.items() if names.isdisjoint({"dev", *EVERYBODY})}
+    return {module: names for module, names in extras.items() if names.isdisjoint({"dev", *optional.EVERYBODY})}
 
 
 def test_what_may_not_be_missing_is_installed_by_all_targets() -> None:
     dev = next(requirement for requirement in all_extras()["dev"] if distribution(requirement) == "opgrip")
-    assert set(EVERYBODY) <= set(re.findall(r"\w+", dev))
+    assert set(optional.EVERYBODY) <= set(re.findall(r"\w+", dev))
     targets = re.findall(r"-e '\.\[([\w,]+)\]'", (ROOT / "Makefile").read_text())
     assert len(targets) > 1
     for extras in targets:
-        assert "dev" in extras.split(",") or set(EVERYBODY) <= set(extras.split(","))
+        assert "dev" in extras.split(",") or set(optional.EVERYBODY) <= set(extras.split(","))
 
 
 def test_each_module_of_an_extra_may_be_missing() -> None:
@@ -63,7 +60,7 @@ def test_each_module_of_an_extra_may_be_missing() -> None:
 
 
 def test_what_is_always_installed_is_not_listed() -> None:
-    always = {distribution(requirement) for extra in EVERYBODY for requirement in all_extras()[extra]}
+    always = {distribution(requirement) for extra in optional.EVERYBODY for requirement in all_extras()[extra]}
     assert sorted(always & optional.COMMANDS.keys()) == []
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +18,7 @@ from programs import run_command
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from opgrip.replay import load_results
+from opgrip.replay import load_results, replay
 from opgrip.replay.analyses.roofline.drawing import draw
 from opgrip.replay.analyses.roofline.limits import BOUNDS, LimitColumns, limit_of, with_limits
 from opgrip.replay.analyses.roofline.table import nearness
@@ -32,6 +34,8 @@ from opgrip.traces.ceilings.ceilings import (
     to_json,
 )
 from opgrip.traces.ceilings.copying import caches
+from opgrip.traces.errors import UserError
+from opgrip.traces.figures import write_figure
 
 aten = torch.ops.aten
 FAST = ("--iterations", "1", "--warmup", "0")
@@ -219,28 +223,50 @@ def test_caches_are_those_for_data(tmp_path: Path) -> None:
     assert caches(str(tmp_path / "none")) == []
 
 
-def test_a_drawing_has_a_dot_a_case_with_its_words() -> None:
+def drawn(rows: list[Result], title: str) -> ElementTree.Element:
+    file = io.BytesIO()
+    write_figure(lambda: draw(rows, CEILINGS, 1, title), "svg", file)
+    return ElementTree.fromstring(file.getvalue())
+
+
+def parts(root: ElementTree.Element, name: str) -> list[ElementTree.Element]:
+    return [item for item in root.iter(f"{SVG}g") if str(item.get("id")).startswith(f"{name} ")]
+
+
+def test_a_drawing_has_a_dot_a_case_ceilings_and_the_names_of_operators() -> None:
     rows = [
-        row_of(op="aten.<&>", flops=1000, bytes_moved=100, median_us=20.0),
+        row_of(op="aten.<&>$x_1$", flops=1000, bytes_moved=100, median_us=20.0, math_dtype="float32"),
         row_of(op="moves", flops=0, bytes_moved=100),
         row_of(op="unknown", flops=None, bytes_moved=10_000_000),
         row_of(op="view", flops=0, bytes_moved=0),
         row_of(op="not timed", status="failed", median_us=None),
     ]
-    limited = with_limits(rows, CEILINGS, lambda row: 1)
-    root = ElementTree.fromstring(draw(limited, CEILINGS, 1, "a & b"))
-    dots = root.findall(f"{SVG}circle")
-    titles = sorted(str(dot.findtext(f"{SVG}title")).split(" ")[0] for dot in dots)
-    assert titles == ["aten.<&>", "moves", "unknown", "view"]
-    assert {dot.get("class") for dot in dots} <= set(BOUNDS)
-    width, height = (float(part) for part in str(root.get("viewBox")).split()[2:])
-    assert all(0 <= float(dot.get("cx", -1)) <= width and 0 <= float(dot.get("cy", -1)) <= height for dot in dots)
-    largest = max(dots, key=lambda dot: float(dot.get("r", 0)))
-    assert str(largest.findtext(f"{SVG}title")).startswith("aten.<&>")
+    root = drawn(with_limits(rows, CEILINGS, lambda row: 1), "a & b")
+    assert len(parts(root, "dot")) == 4
+    assert len(parts(root, "bandwidth")) == len(CEILINGS.levels)
+    assert [item.get("id") for item in parts(root, "rate")] == ["rate float32"]
+    texts = ["".join(item.itertext()) for item in root.iter(f"{SVG}text")]
+    names = sorted(text.split()[1] for text in texts if text.endswith("%"))
+    assert names == ["aten.<&>$x_1$", "moves", "unknown", "view"]
+    assert {*BOUNDS, "a & b: a processor, 1 thread", "memory 10 GB/s", "float32 100 Gflop/s"} <= set(texts)
+    assert "var(" not in ElementTree.tostring(root, encoding="unicode")
 
 
 def test_a_drawing_of_nothing_is_a_drawing() -> None:
-    assert not ElementTree.fromstring(draw([], CEILINGS, 1, "")).findall(f"{SVG}circle")
+    root = drawn([], "")
+    assert not parts(root, "dot")
+    assert parts(root, "bandwidth")
+
+
+def test_without_matplotlib_a_drawing_names_the_extra(
+    monkeypatch: pytest.MonkeyPatch, detector_trace: Path, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(UserError, match=r"matplotlib is not installed.*opgrip\[plot\]"):
+        write_figure(lambda: draw([], CEILINGS, 1, ""), "svg", io.BytesIO())
+    # before any case runs
+    with pytest.raises(UserError, match="matplotlib is not installed"):
+        replay(detector_trace, roofline=True, output=tmp_path / "x.svg")
 
 
 @pytest.fixture
@@ -259,7 +285,7 @@ def test_opreplay_prints_and_draws_the_roofline(detector_trace: Path, tmp_path: 
     table = shown.stdout.split("how near the machine's limit")[1]
     assert "aten.convolution.default" in table
     assert "of the limit in all; bound by" in table
-    dots = ElementTree.parse(output).getroot().findall(f"{SVG}circle")
+    dots = parts(ElementTree.parse(output).getroot(), "dot")
     assert f"{len(dots)} cases: {len(dots)} ok" in shown.stderr
 
 

@@ -1,0 +1,234 @@
+"""Pictures of results: each kind has what it is of, and text of strangers stays text."""
+
+from __future__ import annotations
+
+import io
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from made_runs import HEADER, made_row
+from programs import run_command
+
+from opgrip.replay.analyses.roofline.limits import with_limits
+from opgrip.replay.measuring.results import Result
+from opgrip.replay.outcome import Results
+from opgrip.tools.opgrip import main
+from opgrip.tools.plots import Request, plots
+from opgrip.traces.ceilings.ceilings import Ceilings, Level, to_json
+from opgrip.traces.errors import UserError
+from opgrip.traces.figures import write_figure
+
+SVG = "{http://www.w3.org/2000/svg}"
+EVIL = r"aten.<b>&$\frac{1}{0}$_x^2$.default"
+CEILINGS = Ceilings(
+    machine=("a $x$ & <processor>",),
+    device="cpu",
+    threads=2,
+    levels=(Level("L1", 32 << 10, 1, {1: 100.0, 2: 200.0}), Level("memory", None, 4, {1: 10.0, 2: 20.0})),
+    rates={"float32": {1: 100.0, 2: 200.0}},
+    launch_us=1.0,
+    dispatch_us=0.5,
+    torch="2.0",
+    time="2026-01-01T00:00:00+00:00",
+)
+
+
+def row(number: int, us: float, **cells: Any) -> Result:
+    usual = {"op": EVIL if number == 0 else f"aten.op{number % 3}.default", "p10_us": us * 0.9, "p90_us": us * 1.2}
+    work = {"flops": 1000 * 4**number, "bytes_moved": 100 * 3**number, "math_dtype": "float32"}
+    made = made_row(number, [us], **{key: value for key, value in cells.items() if key in ("mode", "op", "status")})
+    return replace(made, **{**usual, **work, **cells})
+
+
+def results(**header: Any) -> Results:
+    """Of eight cases, each under two modes, with one and two threads."""
+    rows = [
+        row(number, 5.0 * 2**number * factor / threads**0.7, mode=mode, threads=threads)
+        for number in range(8)
+        for mode, factor in (("eager", 1.0), ("jit", 0.6))
+        for threads in (1, 2)
+    ]
+    told = {"trace": "a $y$ & <net>.jsonl", "ceilings": to_json(CEILINGS), "threads": 2}
+    return Results(with_limits(rows, CEILINGS, lambda item: item.threads or 1), {**HEADER, **told, **header})
+
+
+def runs_for(kind: str) -> dict[str, Results]:
+    if kind != "history":
+        return {"one": results()}
+    moments = ("2026-03-01T00:00:00+00:00", "2026-01-01T00:00:00+00:00", "2026-02-01T00:00:00+00:00")
+    return {f"run{place}": results(time=time) for place, time in enumerate(moments)}
+
+
+def picture(kind: str, form: str = "svg", **request: Any) -> bytes:
+    plot = plots.get(kind)
+    assert plot is not None
+    file = io.BytesIO()
+    write_figure(lambda: plot.draw(Request(runs_for(kind), **{"title": "a $t$ & <b>", **request})), form, file)
+    return file.getvalue()
+
+
+def texts(svg: bytes) -> list[str]:
+    return ["".join(item.itertext()) for item in ElementTree.fromstring(svg).iter(f"{SVG}text")]
+
+
+KINDS = {
+    "modes": ("family (cases)", "jit (16 of 16 cases)"),
+    "scaling": ("threads", "eager (8 of 8 cases)", "in proportion"),
+    "shapes": ("bytes moved (B)", "time (s)", "eager", "jit", f"{EVIL[:33]}…"),
+    "roofline": ("operations a byte (flop/B)", "operations a second (flop/s)", "memory 20 GB/s", "float32 200 Gflop/s"),
+    "history": ("time of the run (UTC)", "time of all calls, by medians (s)", "jit (16 cases)"),
+}
+
+
+def test_every_kind_has_a_test() -> None:
+    assert set(plots.names()) == set(KINDS)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_kind_says_what_it_shows_and_is_the_same_every_time(kind: str) -> None:
+    svg = picture(kind)
+    assert set(KINDS[kind]) <= set(texts(svg))
+    assert any("a $t$ & <b>" in text for text in texts(svg))
+    assert len(list(ElementTree.fromstring(svg).iter(f"{SVG}path"))) > 10
+    assert svg == picture(kind)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_kind_is_a_picture_that_is_not_blank(kind: str) -> None:
+    from matplotlib.image import imread
+
+    pixels = imread(io.BytesIO(picture(kind, "png")))[..., :3]
+    assert pixels.std() > 0.02
+    # something is drawn in colour, and the edges are free: nothing is cut off
+    assert (np.ptp(pixels, axis=2) > 0.3).sum() > 20
+    assert all(edge.min() > 0.9 for edge in (pixels[0], pixels[-1], pixels[:, 0], pixels[:, -1]))
+
+
+def test_a_pdf_is_the_same_every_time() -> None:
+    pdf = picture("modes", "pdf")
+    assert pdf.startswith(b"%PDF")
+    assert b"CreationDate" not in pdf
+    assert pdf == picture("modes", "pdf")
+
+
+def test_names_of_strangers_stay_text() -> None:
+    assert f"{EVIL} (2)" in texts(picture("modes", by="op"))
+    shown = texts(picture("roofline"))
+    assert any(EVIL in text for text in shown)
+    assert any("a $x$ & <processor>" in text for text in shown)
+    odd = "aten.\x1b[31m\ud800漢\n$"
+    rows = [row(number, 5.0 + number, op=odd, mode=mode) for number in range(2) for mode in ("eager", "$jit_")]
+    plot = plots.get("modes")
+    assert plot is not None
+    file = io.BytesIO()
+    write_figure(lambda: plot.draw(Request({"$a": Results(rows, {})}, by="op")), "svg", file)
+    assert "aten.\\x1b[31m\\ud800漢\\n$ (2)" in texts(file.getvalue())
+    assert "$jit_ (2 of 2 cases)" in texts(file.getvalue())
+
+
+def test_lines_of_text_do_not_run_over_each_other() -> None:
+    """Those below and above the axes, by their boxes."""
+    for kind in KINDS:
+        plot = plots.get(kind)
+        assert plot is not None
+        boxes: list[tuple[str, Any]] = []
+
+        def drawn(plot: Any = plot, kind: str = kind, boxes: list[tuple[str, Any]] = boxes) -> Any:
+            figure = plot.draw(Request(runs_for(kind), "a title"))
+            figure.draw_without_rendering()
+            labels = [axes.xaxis.label for axes in figure.axes] + [axes.title for axes in figure.axes]
+            boxes.extend((str(item.get_text()), item.get_window_extent()) for item in labels if item.get_text())
+            boxes.extend(("legend", legend.get_window_extent()) for legend in figure.legends)
+            if figure.get_suptitle():
+                boxes.append(("title", figure._suptitle.get_window_extent()))
+            return figure
+
+        write_figure(drawn, "svg", io.BytesIO())
+        overlapping = [
+            (kind, first, second)
+            for place, (first, box) in enumerate(boxes)
+            for second, other in boxes[place + 1 :]
+            if box.overlaps(other)
+        ]
+        assert overlapping == []
+
+
+def test_the_runs_of_a_history_stand_in_the_order_of_their_times() -> None:
+    figures = []
+    plot = plots.get("history")
+    assert plot is not None
+    write_figure(lambda: figures.append(plot.draw(Request(runs_for("history")))) or figures[0], "svg", io.BytesIO())
+    moments = list(figures[0].axes[0].get_lines()[0].get_xdata())
+    assert moments == sorted(moments)
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    """A folder with two files of results."""
+    results().save(tmp_path / "one.json")
+    replace(results(), rows=[row(0, 5.0)], header={"trace": "x"}).save(tmp_path / "plain.json")
+    return tmp_path
+
+
+def test_the_command_writes_pictures(saved: Path) -> None:
+    for suffix in ("png", "svg", "pdf"):
+        done = run_command("opgrip", "plot", "one.json", "--kind", "modes", "-o", f"m.{suffix}", cwd=saved)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert (saved / f"m.{suffix}").stat().st_size > 1000
+    assert "a $y$ & <net>.jsonl; a processor; torch 2.13.0" in texts((saved / "m.svg").read_bytes())
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        ("one.json --kind modes -o x.gif", "x.gif is no name of a picture: end it in one of .svg, .pdf, .png"),
+        ("one.json --kind modes -o one.json", "one.json is no name of a picture: end it in one of .svg, .pdf, .png"),
+        ("one.json --kind history -o x.svg", "--kind history draws several runs: name 2 or more"),
+        ("one.json plain.json --kind roofline -o x.svg", "--kind roofline draws 1 run, not 2: draw one at a time"),
+        ("one.json --kind modes --over bytes -o x.svg", "--kind modes does not take --over bytes: leave it out"),
+        (
+            "one.json --kind scaling --over bytes -o x.svg",
+            "--kind scaling does not take --over bytes: choose threads or batch_scale or streams",
+        ),
+        ("one.json --kind shapes --by op -o x.svg", "--kind shapes does not take --by op: leave it out"),
+        ("one.json --kind shapes --op nosuch -o x.svg", "no row is selected: choose another --op or --case"),
+        (
+            "plain.json --kind modes -o x.svg",
+            "the results have no case with times under two modes: replay with --mode, such as --mode jit",
+        ),
+        (
+            "plain.json --kind scaling -o x.svg",
+            "the rows have one number of threads, one batch and one stream: replay with --threads 1,2,4",
+        ),
+        (
+            "one.json --kind scaling --over streams -o x.svg",
+            "no case was timed at two values of streams: replay with --streams 1,2,4",
+        ),
+        (
+            "plain.json --kind roofline -o x.svg",
+            "the results do not hold the machine's limits: replay with --roofline",
+        ),
+        (
+            "one.json plain.json --kind history -o x.svg",
+            "plain does not say when it was made: take runs that opreplay wrote",
+        ),
+    ],
+)
+def test_what_cannot_be_drawn_is_one_line(
+    saved: Path, words: str, reason: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(saved)
+    assert main(["plot", *words.split()]) == 2
+    assert capsys.readouterr().err == f"opgrip plot: error: {reason}\n"
+    assert not (saved / "x.svg").exists()
+
+
+def test_without_matplotlib_it_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(UserError, match=r"matplotlib is not installed.*opgrip\[plot\]"):
+        picture("modes")

@@ -1,0 +1,146 @@
+"""Pictures by matplotlib: one style for all of them, and files that are the same for the same data.
+
+Text of traces and results is never read as mathematics, and stays text in .svg and .pdf.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from math import log10
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from opgrip.traces.command import printable
+from opgrip.traces.errors import UserError
+from opgrip.traces.extras import needed
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
+    from matplotlib.figure import Figure
+
+PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000")
+"""Told apart by colour-blind readers: M. Okabe and K. Ito, Color Universal Design, 2008."""
+MARKERS = "osD^vPX"
+"""A second difference beside the colour, for prints without any."""
+METADATA: dict[str, dict[str, Any]] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {}}
+"""By the kinds of files that there are; without the time, the same data give the same bytes."""
+STYLE = {
+    "font.family": ["DejaVu Sans", "sans-serif"],
+    "font.size": 8,
+    "axes.titlesize": 8,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "axes.grid": True,
+    "grid.color": "#dddddd",
+    "grid.linewidth": 0.5,
+    "lines.linewidth": 1.2,
+    "lines.markersize": 4,
+    "legend.frameon": False,
+    "savefig.dpi": 200,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "opgrip",
+    "pdf.fonttype": 42,
+    "text.parse_math": False,
+    "text.usetex": False,
+}
+LABELS = ((1.2, (1.0, 2.0, 5.0)), (2.5, (1.0, 3.0)))
+"""On axes of less than so many decades, the multiples of powers of ten that have labels."""
+
+
+def check_plottable(path: Path) -> None:
+    """Raise `UserError` where no picture can be written to a file of that name."""
+    if path.suffix.removeprefix(".") not in METADATA:
+        names = ", ".join(f".{kind}" for kind in METADATA)
+        raise UserError(f"{path} is no name of a picture", f"end it in one of {names}")
+    needed("matplotlib", "plot")
+
+
+def write_figure(draw: Callable[[], Figure], kind: str, file: IO[bytes]) -> None:
+    """Draw, and write what was drawn.
+
+    Parameters
+    ----------
+    draw : makes the figure; it is called, and drawn, in the style of all pictures
+    kind : `svg`, `pdf` or `png`
+
+    Raises
+    ------
+    UserError : where matplotlib is not installed
+    """
+    with _style():
+        draw().savefig(file, format=kind, metadata=METADATA[kind])
+
+
+@contextmanager
+def _style() -> Iterator[None]:
+    matplotlib = needed("matplotlib", "plot")
+    # a user's own matplotlibrc would make other pictures of the same data
+    with matplotlib.rc_context(), warnings.catch_warnings():
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update(STYLE)
+        warnings.filterwarnings("ignore", message="Glyph .* missing from")
+        yield
+
+
+def new_figure(title: str, rows: int = 1, columns: int = 1, **options: Any) -> tuple[Figure, list[Axes]]:
+    """A figure with its axes, row by row.
+
+    Parameters
+    ----------
+    options : of `matplotlib.figure.Figure.subplots`, and `size`, (width, height) in inches
+    """
+    size = options.pop("size", (6.6, 3.6))
+    figure: Figure = needed("matplotlib.figure", "plot").Figure(figsize=size, layout="constrained")
+    grid = figure.subplots(rows, columns, squeeze=False, **options)
+    if title:
+        figure.suptitle(literal(title, 110), fontsize=9)
+    return figure, list(grid.flat)
+
+
+def literal(text: object, most: int = 60) -> str:
+    """Text that a file holds, in characters that a picture can have, and not too long for it."""
+    shown = printable(text)
+    return shown if len(shown) <= most else f"{shown[: most - 1]}…"
+
+
+def label_axis(axis: Axis, name: str, unit: str = "", scale: float = 1.0) -> None:
+    """Name an axis, and give the numbers along it the prefixes of its unit.
+
+    Parameters
+    ----------
+    scale : how many of the unit the axis counts in: 1e-6 for s where values are in us
+    """
+    ticker = needed("matplotlib.ticker", "plot")
+    prefixes = ticker.EngFormatter(unit)
+    axis.set_major_formatter(ticker.FuncFormatter(lambda value, _: prefixes(value * scale)))
+    axis.set_minor_formatter(ticker.NullFormatter())
+    axis.set_label_text(f"{name} ({unit})" if name and unit else name)
+
+
+def logarithmic(axes: Axes, which: str, values: Sequence[float]) -> None:
+    """Make the x or y axis of axes a logarithmic one that has all values on it."""
+    ticker = needed("matplotlib.ticker", "plot")
+    low, high = min(values), max(values)
+    decades = log10(high / low)
+    margin = 10 ** max(0.06 * decades, 0.06)
+    axis = axes.xaxis if which == "x" else axes.yaxis
+    axes.set(**{f"{which}scale": "log", f"{which}lim": (low / margin, high * margin)})
+    multiples = next((parts for most, parts in LABELS if decades < most), (1.0,))
+    axis.set_major_locator(ticker.LogLocator(subs=multiples, numticks=8))
+    axis.set_minor_locator(ticker.LogLocator(subs="auto", numticks=8))
+
+
+def marked(place: int) -> dict[str, Any]:
+    """The colour and marker of a series."""
+    return {"color": PALETTE[place % len(PALETTE)], "marker": MARKERS[place % len(MARKERS)]}
+
+
+def add_legend(figure: Figure, axes: Axes, columns: int = 3) -> None:
+    """What the series of axes are called, below all axes, where no point lies."""
+    handles, labels = axes.get_legend_handles_labels()
+    if handles:
+        figure.legend(handles, labels, loc="outside lower center", ncols=columns)
