@@ -12,6 +12,7 @@ from made_runs import made_run
 from programs import run_python
 
 import opgrip.replay
+from opgrip.replay.comparing import compare
 from opgrip.replay.outcome import read_run, write_results
 
 pytest_plugins = ["pytester"]
@@ -57,6 +58,12 @@ status = pytest.main(["-q", "-p", "no:cacheprovider"])
 names = {"opgrip.tools.pytest_plugin", "torch", "numpy", "pandas"}
 print(int(status), *sorted(names & sys.modules.keys()))
 """
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _modules_loaded() -> None:
+    """Import what a comparison needs: pytester forgets what is first imported later, and numpy loads only once."""
+    compare(made_run(1, cases=2), made_run(2, cases=2))
 
 
 @pytest.fixture

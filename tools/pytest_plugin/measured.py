@@ -30,6 +30,7 @@ class Line:
     ----------
     base_us, ratio, low, high : against the baseline; None where one has no time
     verdict : empty without a baseline
+    reason : why times say nothing, such as a busy machine
     """
 
     op: str
@@ -42,6 +43,7 @@ class Line:
     low: float | None = None
     high: float | None = None
     verdict: str = ""
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +101,7 @@ def _line(row: Result, pair: Pair | None, verdict: str) -> Line:
         return line
     judgement = pair.judgement
     ratios = {name: getattr(judgement, name) for name in ("ratio", "low", "high")}
-    return replace(line, base_us=pair.base.median_us, **ratios)
+    return replace(line, base_us=pair.base.median_us, reason=pair.reason, **ratios)
 
 
 def _reason(row: Result, how: str, pair: Pair | None) -> str:

@@ -52,6 +52,8 @@ def _table(lines: list[Line], is_compared: bool) -> list[str]:
             column("95% interval", lambda line: f"{line.low:.3f} to {line.high:.3f}" if line.low else "-"),
             column("verdict", lambda line: line.verdict, is_number=False),
         ]
+    if any(line.reason for line in lines):
+        columns.append(column("because", lambda line: line.reason, is_number=False))
     if any(line.status != "ok" for line in lines):
         columns.append(column("status", lambda line: line.status, is_number=False))
     file = io.StringIO()
