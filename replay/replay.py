@@ -74,15 +74,20 @@ def replay(trace: str | Path, **options: Any) -> Results:
     """
     with in_words_of_python():
         args = arguments_of(make_parser(), [str(trace)], options, excluded=("strict", "list"))
-        is_done = is_completed(from_arguments(Output, args))
-        whole = Replay(args, QuietReporter("opgrip"), may_fork=False)
-        if args.sequence:
-            return whole.kept(whole.run_sequence()[0])
-        if is_done:
-            return Results(whole.completed_rows(), {"trace": str(trace)})
-        replayed = whole.run()
-        if replayed.problem is not None:
-            raise replayed.problem
+        return replay_arguments(args)
+
+
+def replay_arguments(args: argparse.Namespace) -> Results:
+    """Replay what a parsed command line of `opreplay` asks for; raises as `replay` does."""
+    is_done = is_completed(from_arguments(Output, args))
+    whole = Replay(args, QuietReporter("opgrip"), may_fork=False)
+    if args.sequence:
+        return whole.kept(whole.run_sequence()[0])
+    if is_done:
+        return Results(whole.completed_rows(), {"trace": str(args.trace)})
+    replayed = whole.run()
+    if replayed.problem is not None:
+        raise replayed.problem
     if replayed.interrupted:
         raise KeyboardInterrupt
     return whole.kept(replayed.results)

@@ -1,0 +1,253 @@
+"""The plug-in of pytest, run by pytest in a project of its own."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from made_runs import made_run
+from programs import run_python
+
+import opgrip.replay
+from opgrip.replay.comparing import compare
+from opgrip.replay.outcome import read_run, write_results
+
+pytest_plugins = ["pytester"]
+
+FAST = "--opgrip-options=--top 3 --iterations 1 --warmup 0 --cache warm"
+
+MADE_RUNS = """
+import opgrip.replay
+from opgrip.replay.outcome import read_run
+
+# a file of results stands for the replay that gave it
+opgrip.replay.replay = lambda trace, **options: read_run(trace)
+"""
+TESTS = """
+import pytest
+
+@pytest.mark.parametrize("name", ["a", "b"])
+def test_net(opgrip_replay, name):
+    assert len(opgrip_replay(f"{name}.json", repeats=3)) > 3
+"""
+STEADY_TIMES = """
+import importlib
+from dataclasses import replace
+
+module = importlib.import_module("opgrip.replay.replay")
+real = module.replay_arguments
+
+def steady(args):
+    results = real(args)
+    times = [100.0, 101.0, 99.0] * 3
+    return replace(results, rows=[
+        replace(row, times_us=times, median_us=100.0, repeats=[3, 3, 3], weights=None, slowed=None) for row in results
+    ])
+
+module.replay_arguments = steady
+"""
+
+LOADED = """
+import sys
+import pytest
+
+status = pytest.main(["-q", "-p", "no:cacheprovider"])
+names = {"opgrip.tools.pytest_plugin", "torch", "numpy", "pandas"}
+print(int(status), *sorted(names & sys.modules.keys()))
+"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _modules_loaded() -> None:
+    """Import what a comparison needs: pytester forgets what is first imported later, and numpy loads only once."""
+    compare(made_run(1, cases=2), made_run(2, cases=2))
+
+
+@pytest.fixture
+def run(pytester: pytest.Pytester) -> Callable[..., pytest.RunResult]:
+    """Runs pytest as a user does."""
+
+    def run_pytest(*words: str) -> pytest.RunResult:
+        return pytester.runpytest_subprocess("-p", "no:cacheprovider", *words, timeout=500)
+
+    return run_pytest
+
+
+@pytest.fixture
+def run_here(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Callable[..., pytest.RunResult]:
+    """Runs pytest in this process, where torch is loaded; it puts back what `MADE_RUNS` replaces."""
+    monkeypatch.setattr(opgrip.replay, "replay", opgrip.replay.replay)
+
+    def run_pytest(*words: str) -> pytest.RunResult:
+        return pytester.runpytest_inprocess("-p", "no:cacheprovider", *words)
+
+    return run_pytest
+
+
+@pytest.fixture
+def project(pytester: pytest.Pytester) -> Path:
+    """Two tests that replay what takes the same time in each run."""
+    pytester.makeconftest(MADE_RUNS)
+    pytester.makepyfile(test_net=TESTS)
+    for name, seed in (("a", 1), ("b", 2)):
+        results = made_run(seed, cases=6, longer_than_us=0.0)
+        write_results(results.rows, results.header, pytester.path / f"{name}.json", force=False)
+    return pytester.path
+
+
+def change_times(path: Path, factor: float, rows: slice = slice(None)) -> None:
+    stored = json.loads(path.read_text())
+    for row in stored["results"][rows]:
+        row["median_us"] *= factor
+        row["times_us"] = [time * factor for time in row["times_us"]]
+    path.write_text(json.dumps(stored))
+
+
+def test_tests_fail_where_cases_are_slower_than_the_baseline(run_here: Any, project: Path) -> None:
+    kept = run_here("--opgrip-save", "main")
+    kept.assert_outcomes(passed=2)
+    kept.stdout.fnmatch_lines(["*= opgrip =*", "operator*shapes*median us", "aten.op0.default*", "12 rows kept in *"])
+    baseline = project / ".opgrip" / "main.json"
+    assert len(read_run(baseline)) == 12
+    words = ("--opgrip-compare", "main", "--opgrip-compare-fail", "slower<=5%", "--opgrip-compare-fail", "missing<=0")
+    same = run_here(*words)
+    same.assert_outcomes(passed=2)
+    same.stdout.fnmatch_lines(["*= opgrip, against main =*", "operator*baseline us*ratio*95% interval*verdict"])
+    change_times(baseline, 0.25, slice(6, None))
+    slower = run_here(*words)
+    slower.assert_outcomes(passed=1, failed=1)
+    slower.stdout.fnmatch_lines(
+        [
+            "*test_net[[]b[]]*",
+            "slower<=5% is broken by aten.op5.default float32[[]5[]] (eager): "
+            "SLOWER, [34].*00 times the baseline ([34].* to [45].*)",
+        ]
+    )
+    assert slower.ret == pytest.ExitCode.TESTS_FAILED
+    slower.stdout.no_fnmatch_line("*Traceback*")
+
+
+def test_rows_that_a_test_no_longer_has_are_missing(run_here: Any, project: Path) -> None:
+    run_here("--opgrip-save", "main").assert_outcomes(passed=2)
+    results = made_run(1, cases=5, longer_than_us=0.0)
+    write_results(results.rows, results.header, project / "a.json", force=True)
+    words = ("--opgrip-compare", "main", "--opgrip-compare-fail", "missing<=0")
+    done = run_here(*words)
+    done.assert_outcomes(passed=1, failed=1)
+    done.stdout.fnmatch_lines(["*missing<=0 is broken by aten.op5.default*: missing"])
+    run_here(*words, "-k", "net[b]").assert_outcomes(passed=1, deselected=1)
+
+
+@pytest.mark.slow
+def test_workers_of_xdist_send_what_they_measured(run: Any, project: Path) -> None:
+    run("-n", "2", "--opgrip-save", "main").stdout.fnmatch_lines(["12 rows kept in *"])
+    change_times(project / ".opgrip" / "main.json", 0.25)
+    done = run("-n", "2", "--opgrip-compare", "main", "--opgrip-compare-fail", "slower<=5%")
+    done.assert_outcomes(failed=2)
+    done.stdout.fnmatch_lines(["operator*baseline us*verdict", "aten.op?.default*SLOWER"])
+
+
+def test_a_file_of_opreplay_is_a_baseline_too(run_here: Any, project: Path) -> None:
+    words = ("--opgrip-compare", "a.json", "--opgrip-compare-fail", "slower<=5%", "-k", "net[a]")
+    run_here(*words).assert_outcomes(passed=1, deselected=1)
+    change_times(project / "a.json", 4.0)
+    # the base is as it was
+    results = made_run(1, cases=6, longer_than_us=0.0)
+    write_results(results.rows, results.header, project / "base.json", force=False)
+    done = run_here(*words[:1], "base.json", *words[2:])
+    done.assert_outcomes(failed=1, deselected=1)
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (
+            ("--opgrip-compare", "none"),
+            "none is no file, and no baseline in *.opgrip: keep one with --opgrip-save none",
+        ),
+        (("--opgrip-compare-fail", "slower<=5%"), "*needs a baseline: name one with --opgrip-compare"),
+        (("--opgrip-compare", "a.json", "--opgrip-compare-fail", "slower"), "'slower' is no gate: *"),
+        (("--opgrip-compare", "test_net.py"), "*test_net.py has no known form: *"),
+        (("--opgrip-save", "../main"), "'../main' is no name of a baseline: *"),
+    ],
+)
+def test_what_cannot_be_compared_is_told_before_any_test_runs(
+    words: tuple[str, ...], problem: str, run_here: Any, project: Path
+) -> None:
+    done = run_here(*words)
+    assert done.ret == pytest.ExitCode.USAGE_ERROR
+    done.stderr.fnmatch_lines([f"ERROR: {problem}"])
+    assert len(done.errlines) <= 2
+
+
+def test_functions_and_traces_are_measured(run: Any, pytester: pytest.Pytester, tiny_trace: Path) -> None:
+    pytester.makepyfile(
+        test_real=f"""
+import torch
+
+def test_trace(opgrip_replay):
+    results = opgrip_replay({str(tiny_trace)!r}, op=["aten.convolution.*"], iterations=1, cache="warm")
+    assert [row.status for row in results] == ["ok"]
+
+def test_function(opgrip_benchmark):
+    assert len(opgrip_benchmark(torch.add, [[(4, 4), (4, 4)]], iterations=2)) == 1
+"""
+    )
+    done = run("--opgrip-save", "first", "--opgrip-store", "kept")
+    done.assert_outcomes(passed=2)
+    assert [row.op for row in read_run(pytester.path / "kept" / "first.json")] == [
+        "aten.convolution.default",
+        "torch.add",
+    ]
+
+
+@pytest.mark.slow
+def test_a_trace_is_a_file_of_tests(run: Any, pytester: pytest.Pytester, tiny_trace: Path) -> None:
+    pytester.makeconftest(STEADY_TIMES)
+    (pytester.path / "net.jsonl").write_bytes(tiny_trace.read_bytes())
+    kept = run("net.jsonl", "--opgrip-traces", FAST, "--opgrip-save", "main", "-v")
+    kept.assert_outcomes(passed=3)
+    kept.stdout.fnmatch_lines(["net.jsonl::aten.*[[]float32*[]] PASSED*"])
+    baseline = pytester.path / ".opgrip" / "main.json"
+    change_times(baseline, 0.5, slice(0, 1))
+    words = ("--opgrip-traces", FAST, "--opgrip-compare", "main", "--opgrip-compare-fail", "slower<=5%")
+    done = run("net.jsonl", *words)
+    done.assert_outcomes(passed=2, failed=1)
+    op = read_run(baseline).rows[0].op
+    done.stdout.fnmatch_lines([f"slower<=5% is broken by {op} *: SLOWER, 2.000 times the baseline (*)"])
+    by_operator = run(f"net.jsonl::{op}", "--opgrip-by", "operator", "-n", "2", *words)
+    by_operator.assert_outcomes(failed=1)
+
+
+def test_a_case_that_is_not_ok_fails_its_test(run: Any, pytester: pytest.Pytester, tiny_trace: Path) -> None:
+    pytester.makeconftest(STEADY_TIMES.replace("slowed=None", "slowed=None, status='wrong', error='other results'", 1))
+    (pytester.path / "net.jsonl").write_bytes(tiny_trace.read_bytes())
+    done = run("--opgrip-traces", FAST.replace("--top 3", "--top 1"))
+    done.assert_outcomes(failed=1)
+    done.stdout.fnmatch_lines(["aten.* (eager): wrong: other results"])
+
+
+def test_a_broken_trace_is_one_error(run: Any, pytester: pytest.Pytester) -> None:
+    (pytester.path / "net.jsonl").write_text("{\n")
+    done = run("net.jsonl", "--opgrip-traces")
+    done.assert_outcomes(errors=1)
+    done.stdout.fnmatch_lines(["*ERROR collecting net.jsonl*", "*net.jsonl*:*"])
+    done.stdout.no_fnmatch_line("*Error:*")
+    (pytester.path / "net.jsonl").unlink()
+    pytester.path.joinpath("other.jsonl").write_text("{\n")
+    done = run("other.jsonl", "--opgrip-traces", "--opgrip-options=--nosuch")
+    done.stdout.fnmatch_lines(["--opgrip-options='--nosuch': there is no option --nosuch*"])
+
+
+def test_projects_that_do_not_use_it_are_as_they_were(run: Any, pytester: pytest.Pytester) -> None:
+    pytester.makepyfile("def test_nothing(): pass")
+    (pytester.path / "data.jsonl").write_text("{\n")
+    done = run()
+    done.assert_outcomes(passed=1)
+    done.stdout.no_fnmatch_line("*opgrip*=*")
+    assert not (pytester.path / ".opgrip").exists()
+    loaded = run_python("-c", LOADED, cwd=pytester.path, fresh=True)
+    assert loaded.stdout.splitlines()[-1] == "0 opgrip.tools.pytest_plugin"

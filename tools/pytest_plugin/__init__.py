@@ -1,0 +1,128 @@
+"""Plug-in of pytest: replays of traces and samples as tests, against a baseline.
+
+pytest loads it in every project where opgrip is installed, so nothing heavy is imported before a test measures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from opgrip.tools.pytest_plugin.fixtures import RESULTS, opgrip_benchmark, opgrip_replay
+from opgrip.tools.pytest_plugin.measured import Benchmarks, rows_of_test
+from opgrip.tools.pytest_plugin.options import add_options, read_options
+from opgrip.tools.pytest_plugin.state import BENCHMARKS, JUDGED
+from opgrip.tools.pytest_plugin.turns import KEY, SharedFolder, Turns
+from opgrip.traces.errors import UserError
+
+if TYPE_CHECKING:
+    from opgrip.tools.pytest_plugin.traces import TraceFile
+
+__all__ = ["opgrip_benchmark", "opgrip_replay"]
+
+CARRIED = "opgrip_results"
+"""Attribute of a report, which pytest-xdist sends to the controller with it."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Declare the options."""
+    add_options(parser)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Check the options."""
+    folder = getattr(config, "workerinput", {}).get(KEY)
+    benchmarks = Benchmarks(read_options(config), Turns(None if folder is None else Path(folder)))
+    try:
+        benchmarks.check()
+    except UserError as error:
+        raise pytest.UsageError(str(error)) from error
+    config.stash[BENCHMARKS] = benchmarks
+    if folder is None:
+        config.pluginmanager.register(Receiver(benchmarks), "opgrip-receiver")
+    if config.pluginmanager.hasplugin("dsession"):
+        config.pluginmanager.register(SharedFolder(), "opgrip-shared-folder")
+
+
+class Receiver:
+    """Takes what reports carry: of this process, or of the workers that it started."""
+
+    def __init__(self, benchmarks: Benchmarks) -> None:
+        self._benchmarks = benchmarks
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Add what a test measured."""
+        text = getattr(report, CARRIED, None)
+        if text is not None:
+            self._benchmarks.add(report.nodeid, text)
+
+
+def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> TraceFile | None:
+    """Traces, where the command line asks for them."""
+    if not parent.config.getoption("--opgrip-traces"):
+        return None
+    from opgrip.tools.pytest_plugin.traces import TraceFile, is_trace
+
+    return TraceFile.from_parent(parent, path=file_path) if is_trace(file_path) else None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
+    """Hold what a test measured against the baseline; a test that passed fails where it breaks a gate."""
+    try:
+        value = yield
+    finally:
+        if item.stash.get(RESULTS, None):
+            _judge(item)
+    judged = item.stash.get(JUDGED, None)
+    broken = [] if judged is None else judged.broken(item.nodeid)
+    if broken:
+        pytest.fail("\n".join(broken), pytrace=False)
+    return value
+
+
+def _judge(item: pytest.Item) -> None:
+    rows, header = rows_of_test(item.nodeid, item.stash[RESULTS])
+    item.stash[JUDGED] = item.config.stash[BENCHMARKS].judge(rows, header, item.nodeid)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Put what a test measured in its report."""
+    report = yield
+    judged = item.stash.get(JUDGED, None)
+    if judged is not None and call.when == "call":
+        setattr(report, CARRIED, judged.of_test(item.nodeid))
+    return report
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Keep the results as a baseline."""
+    benchmarks = session.config.stash[BENCHMARKS]
+    path = benchmarks.options.save
+    if path is None or hasattr(session.config, "workerinput"):
+        return
+    if not benchmarks.rows:
+        benchmarks.notes.append(f"{path} is not written: no test measured anything")
+        return
+    from opgrip.tools.pytest_plugin.baseline import save_rows
+
+    try:
+        save_rows(benchmarks.rows, benchmarks.headers, path)
+    except UserError as error:
+        benchmarks.notes.append(str(error))
+        session.exitstatus = pytest.ExitCode.USAGE_ERROR
+    else:
+        benchmarks.notes.append(f"{len(benchmarks.rows):,} rows kept in {path}")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Print the table."""
+    from opgrip.tools.pytest_plugin.summary import print_summary
+
+    print_summary(config.stash[BENCHMARKS], terminalreporter)

@@ -1,0 +1,91 @@
+"""Results of the tests of a run, in a file: the baseline of later runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from opgrip.replay.measuring.results import Result
+    from opgrip.replay.outcome import Results
+
+TESTS = "tests"
+"""In the header: the test of each row."""
+
+TestRow = tuple[str, "Result"]
+"""A test's node id, and a row that it measured."""
+
+
+class Baseline:
+    """A run that others are compared with.
+
+    Parameters
+    ----------
+    path : of what `save_rows` or opreplay wrote
+
+    Raises
+    ------
+    UserError : where it cannot be read
+    """
+
+    def __init__(self, path: Path) -> None:
+        from opgrip.replay.outcome import read_run
+
+        run = read_run(path)
+        self.header = run.header
+        self._rows = list(run.rows)
+        tests = run.header.get(TESTS)
+        is_ours = isinstance(tests, list) and len(tests) == len(self._rows)
+        self._tests: list[str] | None = list(map(str, tests)) if is_ours and tests is not None else None
+
+    def rows_for(self, group: str, rows: Sequence[Result]) -> list[TestRow]:
+        """What there is to compare rows with.
+
+        Parameters
+        ----------
+        group : node id of the test, or of the file of tests, that measured them
+        """
+        if self._tests is not None:
+            pairs = zip(self._tests, self._rows, strict=True)
+            return [(test, row) for test, row in pairs if test == group or test.startswith(f"{group}::")]
+        cases = {(_case(row), row.mode) for row in rows}
+        return [("", row) for row in self._rows if (_case(row), row.mode) in cases]
+
+
+def _case(row: Result) -> str:
+    return row.key or f"{row.op} {row.shapes}"
+
+
+def save_rows(rows: Sequence[TestRow], headers: Sequence[dict[str, Any]], path: Path) -> None:
+    """Write what tests measured, in place of what the file held; `UserError` where it cannot be written."""
+    from opgrip.replay.outcome import write_results
+    from opgrip.traces.output import cannot_be_written
+
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise cannot_be_written(path, error) from error
+    header = join_headers(headers) | {TESTS: [test for test, _ in rows]}
+    write_results([row for _, row in rows], header, path, force=True)
+
+
+def join_headers(headers: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """What is known of all results: of each fact what the first says, but all traces and devices."""
+    joined: dict[str, Any] = {}
+    for header in reversed(headers):
+        joined |= header
+    for name in ("trace", "device"):
+        values = dict.fromkeys(str(header[name]) for header in headers if name in header)
+        if values:
+            joined[name] = ", ".join(values)
+    if len({header.get("trace_hash") for header in headers}) > 1:
+        joined.pop("trace_hash", None)
+    return joined
+
+
+def results_of(pairs: Sequence[TestRow], header: dict[str, Any]) -> Results:
+    """The rows alone."""
+    from opgrip.replay.outcome import Results
+
+    return Results([row for _, row in pairs], header)

@@ -1,0 +1,178 @@
+"""What tests measured, and how it compares with a baseline."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from opgrip.tools.pytest_plugin.baseline import Baseline, TestRow, join_headers, results_of
+from opgrip.tools.pytest_plugin.options import Options
+from opgrip.tools.pytest_plugin.turns import Turns
+
+if TYPE_CHECKING:
+    from opgrip.replay.comparing import Comparison
+    from opgrip.replay.comparing.comparison import Pair
+    from opgrip.replay.comparing.gate import Gate
+    from opgrip.replay.measuring.results import Result
+    from opgrip.replay.outcome import Results
+
+ADDED, BROKEN, CHANGED = "ADDED", "BROKEN", "CHANGED"
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A row of the table below the tests.
+
+    Attributes
+    ----------
+    base_us, ratio, low, high : against the baseline; None where one has no time
+    verdict : empty without a baseline
+    reason : why times say nothing, such as a busy machine
+    """
+
+    op: str
+    shapes: str
+    mode: str
+    status: str
+    median_us: float | None
+    base_us: float | None = None
+    ratio: float | None = None
+    low: float | None = None
+    high: float | None = None
+    verdict: str = ""
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """Rows that were measured together, held against the baseline.
+
+    Attributes
+    ----------
+    rows, base_rows : each with its test
+    comparison : None without a baseline
+    """
+
+    rows: Sequence[TestRow]
+    header: dict[str, Any]
+    base_rows: Sequence[TestRow] = ()
+    comparison: Comparison | None = None
+    gates: Sequence[Gate] = ()
+
+    def broken(self, test: str) -> list[str]:
+        """Which gates the rows of a test break, and how."""
+        if self.comparison is None:
+            return []
+        test_of = {id(row): name for name, row in (*self.rows, *self.base_rows)}
+        pairs = {id(pair.new): pair for pair in self.comparison.pairs}
+        return [
+            f"{gate.text} is broken by {row.op} {row.shapes} ({row.mode}): {_reason(row, how, pairs.get(id(row)))}"
+            for gate in self.gates
+            for row, how in gate.offenders(self.comparison)
+            if test_of.get(id(row)) == test
+        ]
+
+    def of_test(self, test: str) -> str:
+        """What a test's report carries, as JSON: workers of pytest-xdist send it to the controller."""
+        rows = [row for name, row in self.rows if name == test]
+        lines = [asdict(line) for line in self._lines(rows)]
+        # what the baseline does not have differs in everything
+        differs = list(self.comparison.differs) if self.comparison is not None and self.base_rows else []
+        cells = [row.to_plain() for row in rows]
+        return json.dumps({"header": self.header, "rows": cells, "lines": lines, "differs": differs})
+
+    def _lines(self, rows: Sequence[Result]) -> list[Line]:
+        pairs, words = {}, {}
+        if self.comparison is not None:
+            pairs = {id(pair.new): pair for pair in self.comparison.pairs}
+            words = {key: pair.verdict.value for key, pair in pairs.items()}
+            words |= {id(row): ADDED for row in self.comparison.added}
+            words |= {id(pair.new): CHANGED for pair in self.comparison.changed}
+            words |= {id(pair.new): BROKEN for pair in self.comparison.broken}
+        return [_line(row, pairs.get(id(row)), words.get(id(row), "")) for row in rows]
+
+
+def _line(row: Result, pair: Pair | None, verdict: str) -> Line:
+    line = Line(row.op, row.shapes, row.mode, row.status, row.median_us, verdict=verdict)
+    if pair is None or pair.judgement is None:
+        return line
+    judgement = pair.judgement
+    ratios = {name: getattr(judgement, name) for name in ("ratio", "low", "high")}
+    return replace(line, base_us=pair.base.median_us, reason=pair.reason, **ratios)
+
+
+def _reason(row: Result, how: str, pair: Pair | None) -> str:
+    if pair is None or pair.judgement is None:
+        return f"{how}: {row.error}" if row.error else how
+    judgement = pair.judgement
+    times = f"{judgement.ratio:.3f} times the baseline ({judgement.low:.3f} to {judgement.high:.3f})"
+    return f"{pair.verdict.value}, {times}"
+
+
+@dataclass
+class Benchmarks:
+    """What a run of pytest measures.
+
+    Attributes
+    ----------
+    rows, headers, lines, differs : of all tests that ended, in a process that runs tests by itself or starts workers
+    notes : what the summary says beside
+    """
+
+    options: Options
+    turns: Turns
+    rows: list[TestRow] = field(default_factory=list)
+    headers: list[dict[str, Any]] = field(default_factory=list)
+    lines: list[Line] = field(default_factory=list)
+    differs: dict[str, tuple[str, str]] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    def check(self) -> None:
+        """Raise `UserError` where a condition is none, or the baseline cannot be read."""
+        if self.options.compare is not None:
+            _ = self.gates, self.baseline
+
+    @cached_property
+    def gates(self) -> list[Gate]:
+        """The conditions; `UserError` for what is none."""
+        # imports pandas
+        if not self.options.conditions:
+            return []
+        from opgrip.replay.comparing.gate import parse_gate
+
+        return list(map(parse_gate, self.options.conditions))
+
+    @cached_property
+    def baseline(self) -> Baseline | None:
+        """What rows are compared with; `UserError` where it cannot be read."""
+        return None if self.options.compare is None else Baseline(self.options.compare)
+
+    def judge(self, pairs: Sequence[TestRow], header: dict[str, Any], group: str) -> Judged:
+        """Compare the rows of a group of tests with the baseline's of the same group."""
+        if self.baseline is None:
+            return Judged(pairs, header)
+        from opgrip.replay.comparing import compare
+        from opgrip.replay.comparing.comparison import MARGIN
+
+        base_rows = self.baseline.rows_for(group, [row for _, row in pairs])
+        limits = [gate.most for gate in self.gates if gate.name == "slower"]
+        base, new = results_of(base_rows, self.baseline.header), results_of(pairs, header)
+        return Judged(pairs, header, base_rows, compare(base, new, min([MARGIN, *limits])), self.gates)
+
+    def add(self, test: str, text: str) -> None:
+        """Take what a test's report carries."""
+        from opgrip.replay.measuring.results import Result
+
+        carried = json.loads(text)
+        self.headers.append(carried["header"])
+        self.rows += [(test, Result.from_plain(cells)) for cells in carried["rows"]]
+        self.lines += [Line(**line) for line in carried["lines"]]
+        self.differs |= {name: (old, now) for name, old, now in carried["differs"]}
+
+
+def rows_of_test(test: str, results: Sequence[Results]) -> tuple[list[TestRow], dict[str, Any]]:
+    """The rows of all that a test measured, and where they come from."""
+    return [(test, row) for item in results for row in item.rows], join_headers([item.header for item in results])

@@ -1,0 +1,83 @@
+"""Options of the plug-in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+CASE, OPERATOR = "case", "operator"
+STORE = ".opgrip"
+"""Folder of baselines, below pytest's root."""
+
+
+def add_options(parser: pytest.Parser) -> None:
+    """Declare the options."""
+    group = parser.getgroup("opgrip", "benchmarks of operators (opgrip)")
+    group.addoption("--opgrip-traces", action="store_true", help="collect trace files as tests")
+    group.addoption(
+        "--opgrip-by", choices=(CASE, OPERATOR), default=CASE, help="what is a test of a trace (default: %(default)s)"
+    )
+    group.addoption(
+        "--opgrip-options",
+        default="",
+        metavar="OPTIONS",
+        help="how trace files are replayed, in opreplay's words: --opgrip-options='--repeats 5 --top 20'",
+    )
+    group.addoption("--opgrip-save", metavar="NAME", help="keep the results as a baseline of this name")
+    group.addoption("--opgrip-compare", metavar="NAME|FILE", help="compare with a baseline, or a file of opreplay")
+    group.addoption(
+        "--opgrip-compare-fail",
+        action="append",
+        default=[],
+        metavar="CONDITION",
+        help="fail tests that break it: slower<=5%%, failed<=0, changed<=0, missing<=0; can be repeated",
+    )
+    group.addoption("--opgrip-store", metavar="DIR", help=f"folder of baselines (default: {STORE} in pytest's root)")
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What a command line says.
+
+    Attributes
+    ----------
+    save, compare : the baseline's file; None where none is asked for
+    conditions : gates, as `opgrip compare` takes them
+    """
+
+    save: Path | None
+    compare: Path | None
+    conditions: tuple[str, ...]
+
+
+def read_options(config: pytest.Config) -> Options:
+    """The options of baselines; `pytest.UsageError` for those that do not go together."""
+    save, compare = config.getoption("--opgrip-save"), config.getoption("--opgrip-compare")
+    store = config.getoption("--opgrip-store")
+    folder = config.rootpath / STORE if store is None else Path(store).absolute()
+    conditions = tuple(config.getoption("--opgrip-compare-fail"))
+    if conditions and compare is None:
+        raise pytest.UsageError("--opgrip-compare-fail needs a baseline: name one with --opgrip-compare")
+    return Options(
+        None if save is None else folder / f"{_checked(save)}.json",
+        None if compare is None else _find(compare, folder),
+        conditions,
+    )
+
+
+def _checked(name: str) -> str:
+    if not name or Path(name).name != name:
+        raise pytest.UsageError(f"{name!r} is no name of a baseline: name the folder with --opgrip-store")
+    return name
+
+
+def _find(name: str, folder: Path) -> Path:
+    """The file of a baseline."""
+    if Path(name).is_file():
+        return Path(name).absolute()
+    path = folder / f"{name}.json"
+    if path.is_file():
+        return path
+    raise pytest.UsageError(f"{name} is no file, and no baseline in {folder}: keep one with --opgrip-save {name}")

@@ -1,0 +1,155 @@
+"""Trace files as tests: one a case, or one an operator."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import io
+import shlex
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import redirect_stderr
+from copy import copy
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from opgrip.tools.pytest_plugin.measured import Judged
+from opgrip.tools.pytest_plugin.options import CASE
+from opgrip.tools.pytest_plugin.state import BENCHMARKS, JUDGED
+from opgrip.traces.errors import UserError
+
+if TYPE_CHECKING:
+    from opgrip.replay.cases.cases import Case
+    from opgrip.replay.measuring.results import Result
+    from opgrip.replay.outcome import Results
+
+SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst")
+REFUSED = ("sequence", "list", "output", "resume", "append")
+"""Options of opreplay that give no rows, or a file of its own to each replay."""
+MOST_OF_NAME = 100
+
+
+def is_trace(path: Path) -> bool:
+    """Whether a file is one by its name."""
+    return path.name.endswith(SUFFIXES)
+
+
+class TraceTest(pytest.Item):
+    """Cases of a trace, which pass where all their rows are ok."""
+
+    def __init__(self, *, places: Sequence[int], numbers: Sequence[int], **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.places, self.numbers = places, numbers
+
+    def runtest(self) -> None:
+        """Replay the file, unless another test of it has, and judge the rows of this one."""
+        assert isinstance(self.parent, TraceFile)
+        judged = self.parent.judged
+        self.stash[JUDGED] = judged
+        rows = [row for test, row in judged.rows if test == self.nodeid]
+        bad = [row for row in rows if row.status not in ("ok", "unsupported", "skipped")]
+        if bad:
+            pytest.fail("\n".join(map(_describe, bad)), pytrace=False)
+        if all(row.status != "ok" for row in rows):
+            pytest.skip(_describe(rows[0]) if rows else "it was not replayed")
+
+    def reportinfo(self) -> tuple[Path, int | None, str]:
+        """Where it is said to be."""
+        # not the name alone, whose points pytest prints as colons
+        return self.path, None, f"{self.path.name}: {self.name}"
+
+
+class TraceFile(pytest.File):
+    """A trace, which is replayed once, all tests of it together."""
+
+    _judged: Judged | UserError | None = None
+
+    def collect(self) -> Iterator[TraceTest]:
+        """A test for each case or operator."""
+        from opgrip.replay.options import job_of
+
+        try:
+            cases = job_of(self._arguments()).load().cases
+        except UserError as error:
+            raise self.CollectError(str(error)) from error
+        by_name: dict[str, list[int]] = {}
+        for place, name in enumerate(_names(cases, self.config.getoption("--opgrip-by"))):
+            by_name.setdefault(name, []).append(place)
+        for name, places in by_name.items():
+            numbers = [cases[place].number for place in places]
+            yield TraceTest.from_parent(self, name=name, places=places, numbers=numbers)
+
+    @property
+    def judged(self) -> Judged:
+        """The rows of all tests that are run, against the baseline; `UserError` where they cannot be had."""
+        if self._judged is None:
+            try:
+                self._judged = self._judge()
+            except UserError as error:
+                self._judged = error
+        if isinstance(self._judged, UserError):
+            pytest.fail(str(self._judged), pytrace=False)
+        return self._judged
+
+    def _judge(self) -> Judged:
+        benchmarks = self.config.stash[BENCHMARKS]
+        tests = [item for item in self.session.items if isinstance(item, TraceTest) and item.parent is self]
+        places = [place for test in tests for place in test.places]
+        with benchmarks.turns.turn():
+            results = self._replay_once(min(places), max(places) + 1, benchmarks.turns.folder)
+        test_of = {number: test.nodeid for test in tests for number in test.numbers}
+        pairs = [(test_of[row.case], row) for row in results.rows if row.case in test_of]
+        return benchmarks.judge(pairs, results.header, self.nodeid)
+
+    def _replay_once(self, start: int, stop: int, folder: Path | None) -> Results:
+        """The results of some cases, which workers of pytest-xdist leave to each other in a folder."""
+        from opgrip.replay.outcome import read_run, write_results
+        from opgrip.replay.replay import replay_arguments
+
+        args = self._arguments()
+        args.start, args.stop = args.start + start, args.start + stop
+        if folder is None:
+            return replay_arguments(args)
+        path = folder / f"{hashlib.sha256(self.nodeid.encode()).hexdigest()}.json"
+        if not path.exists():
+            results = replay_arguments(args)
+            write_results(results.rows, results.header, path, force=False)
+        return read_run(path)
+
+    def _arguments(self) -> argparse.Namespace:
+        """What opreplay's command line would give for this file."""
+        from opgrip.replay.options import make_parser
+
+        text = self.config.getoption("--opgrip-options")
+        with redirect_stderr(io.StringIO()) as said:
+            try:
+                args = make_parser().parse_args([str(self.path), *shlex.split(text)])
+            except (SystemExit, ValueError) as error:
+                problem = said.getvalue().strip() or str(error)
+                raise UserError(f"--opgrip-options={text!r}: {problem.removeprefix('opreplay: error: ')}") from error
+        refused = [name for name in REFUSED if getattr(args, name)]
+        if refused:
+            raise UserError(f"--opgrip-options: --{refused[0]} has no place in a test", "use opreplay")
+        return copy(args)
+
+
+def _names(cases: Sequence[Case], by: str) -> Iterator[str]:
+    """Of the test of each case; `operator[shapes]`, as pytest names variants of a test."""
+    from opgrip.replay.measuring.results import describe_shapes
+    from opgrip.traces.folding import shorten
+
+    seen: Counter[str] = Counter()
+    for case in cases:
+        op = shorten(case.op, MOST_OF_NAME)
+        if by != CASE:
+            yield op
+            continue
+        name = f"{op}[{shorten(describe_shapes(case.signature), MOST_OF_NAME)}]"
+        seen[name] += 1
+        yield name if seen[name] == 1 else f"{name}-{seen[name]}"
+
+
+def _describe(row: Result) -> str:
+    return f"{row.op} {row.shapes} ({row.mode}): {row.status}: {row.error or 'no reason is known'}"
