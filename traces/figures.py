@@ -8,7 +8,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from math import log10
+from math import inf, log10
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -107,16 +107,17 @@ def literal(text: object, most: int = 60) -> str:
     return shown if len(shown) <= most else f"{shown[: most - 1]}…"
 
 
-def label_axis(axis: Axis, name: str, unit: str = "", scale: float = 1.0) -> None:
+def label_axis(axis: Axis, name: str, unit: str = "", scale: float = 1.0, least: float = -inf) -> None:
     """Name an axis, and give the numbers along it the prefixes of its unit.
 
     Parameters
     ----------
     scale : how many of the unit the axis counts in: 1e-6 for s where values are in us
+    least : smaller numbers are not written
     """
     ticker = needed("matplotlib.ticker", "plot")
     prefixes = ticker.EngFormatter(unit)
-    axis.set_major_formatter(ticker.FuncFormatter(lambda value, _: prefixes(value * scale)))
+    axis.set_major_formatter(ticker.FuncFormatter(lambda value, _: prefixes(value * scale) if value >= least else ""))
     axis.set_minor_formatter(ticker.NullFormatter())
     axis.set_label_text(f"{name} ({unit})" if name and unit else name)
 

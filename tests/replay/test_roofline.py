@@ -248,7 +248,7 @@ def test_a_drawing_has_a_dot_a_case_ceilings_and_the_names_of_operators() -> Non
     texts = ["".join(item.itertext()) for item in root.iter(f"{SVG}text")]
     names = sorted(text.split()[1] for text in texts if text.endswith("%"))
     assert names == ["aten.<&>$x_1$", "moves", "unknown", "view"]
-    assert {*BOUNDS, "a & b: a processor, 1 thread", "memory 10 GB/s", "float32 100 Gflop/s"} <= set(texts)
+    assert {*BOUNDS, "a & b: a processor, 1 thread", "memory 10 GB/s", "float32", "100 Gflop/s"} <= set(texts)
     assert "var(" not in ElementTree.tostring(root, encoding="unicode")
 
 

@@ -80,7 +80,7 @@ KINDS = {
     "modes": ("family (cases)", "jit (16 of 16 cases)"),
     "scaling": ("threads", "eager (8 of 8 cases)", "in proportion"),
     "shapes": ("bytes moved (B)", "time (s)", "eager", "jit", f"{EVIL[:33]}…"),
-    "roofline": ("operations a byte (flop/B)", "operations a second (flop/s)", "memory 20 GB/s", "float32 200 Gflop/s"),
+    "roofline": ("operations a byte (flop/B)", "operations a second (flop/s)", "memory 20 GB/s", "200 Gflop/s"),
     "history": ("time of the run (UTC)", "time of all calls, by medians (s)", "jit (16 cases)"),
 }
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from math import log, sqrt
+from typing import TYPE_CHECKING, Any
 
 from opgrip.replay.analyses.roofline.dots import add_dots, add_numbers, time_of
 from opgrip.replay.analyses.roofline.legends import INK, add_key, add_legend, line_of_level, short
@@ -18,8 +19,12 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SIZE = (8.6, 5.4)
-NO_BYTES = 100.0
-"""Where calls that move no bytes stand, on the axis of bytes."""
+LANE = 0.1
+"""Where calls that move no bytes stand, in parts of the fewest bytes that others move."""
+FEWEST_BYTES, MOST_BYTES = 1e3, 1e6
+"""That the axis of bytes always holds."""
+LABELS_APART = 0.07
+"""The least distance of the labels of two rates, in heights of the axes."""
 LEAST_US, MOST_US = 1.0, 100.0
 """That the axis of times always holds."""
 
@@ -47,7 +52,7 @@ def draw(rows: Sequence[Result], ceilings: Ceilings, threads: int, title: str) -
     key = add_key(figure, shown, total)
     dots_by_axes = {
         left: [(*_point(row), row) for row in computing],
-        right: [(float(row.bytes_moved or NO_BYTES), row.median_us or 1.0, row) for row in others],
+        right: [(float(row.bytes_moved or _lane(others)), row.median_us or 1.0, row) for row in others],
     }
     for axes, dots in dots_by_axes.items():
         add_dots(axes, dots, total)
@@ -68,24 +73,19 @@ def _draw_roofline(axes: Axes, rows: Sequence[Result], ceilings: Ceilings, threa
     logarithmic(axes, "y", [*(point[1] for point in points), top * 1.5, top / 1000])
     label_axis(axes.xaxis, "operations a byte", "flop/B")
     label_axis(axes.yaxis, "operations a second", "flop/s", 1e9)
-    (x_low, x_high), (y_low, _) = axes.get_xlim(), axes.get_ylim()
+    (x_low, x_high), (y_low, y_high) = axes.get_xlim(), axes.get_ylim()
     for place, (name, rate) in enumerate(bandwidths.items()):
         first = max(x_low, y_low / rate)
         axes.plot([first, top / rate], [first * rate, top], gid=f"bandwidth {name}", **line_of_level(place))
-    for place, (dtype, rate) in enumerate(rates.items()):
+    height = 1.0
+    for dtype, rate in rates.items():
         knee = max(rate / max(bandwidths.values()), x_low)
         axes.plot([knee, x_high], [rate, rate], gid=f"rate {dtype}", **INK)
-        # side by side, since near rates would run over each other
-        _write(axes, f"{dtype} {short(rate * 1e9, 'flop/s')}", 1.0 - 0.34 * (place % 3), rate, "bottom")
-
-
-def _write(axes: Axes, text: str, share: float, y: float, side: str) -> None:
-    """Words on a line, which end at a share of the axes' width."""
-    box = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 0.3}
-    axes.annotate(
-        text, (share, y), (0, 2 if side == "bottom" else -2), xycoords=("axes fraction", "data"),
-        textcoords="offset points", ha="right", va=side, fontsize=7, bbox=box, zorder=2,
-    )  # fmt: skip
+        height = min(height - LABELS_APART, log(rate / y_low) / log(y_high / y_low))
+        # beside the axes, since dots lie along the line
+        axes.text(
+            1.01, height, f"{dtype}\n{short(rate * 1e9, 'flop/s')}", transform=axes.transAxes, va="center", fontsize=7
+        )
 
 
 def _rates(rows: Sequence[Result], ceilings: Ceilings, threads: int) -> dict[str, float]:
@@ -101,24 +101,31 @@ def _draw_times(axes: Axes, rows: Sequence[Result], ceilings: Ceilings, threads:
     """Time over bytes; what moves none stands to the left."""
     sizes = [float(row.bytes_moved) for row in rows if row.bytes_moved]
     has_lane = any(not row.bytes_moved for row in rows)
-    logarithmic(axes, "x", [*sizes, *([NO_BYTES] if has_lane else []), 1e3, 1e6])
+    lane = _lane(rows)
+    logarithmic(axes, "x", [*sizes, *([lane] if has_lane else []), FEWEST_BYTES, MOST_BYTES])
     times = [row.median_us or 1.0 for row in rows]
     logarithmic(axes, "y", [*times, ceilings.dispatch_us, ceilings.launch_us, LEAST_US, MOST_US])
-    label_axis(axes.xaxis, "bytes moved, of calls without arithmetic", "B")
-    label_axis(axes.yaxis, "time", "s", 1e-6)
     (x_low, x_high), (y_low, y_high) = axes.get_xlim(), axes.get_ylim()
-    edge = NO_BYTES * 2 if has_lane else x_low
+    edge = lane / sqrt(LANE) if has_lane else x_low
+    label_axis(axes.xaxis, "bytes moved, of calls without arithmetic", "B", least=edge)
+    label_axis(axes.yaxis, "time", "s", 1e-6)
     if has_lane:
         axes.axvline(edge, **{**INK, "color": "#999999"})
-        axes.annotate("none", (NO_BYTES, 0.98), xycoords=("data", "axes fraction"), ha="center", va="top", fontsize=7)
+        axes.text(lane, 1.0, "none", transform=axes.get_xaxis_transform(), ha="center", va="bottom", fontsize=7)
         axes.plot([x_low, edge], [ceilings.dispatch_us] * 2, gid="dispatch", **INK)
     axes.plot([edge, x_high], [ceilings.launch_us] * 2, gid="launch", **INK)
-    _write(axes, "one launch", 1.0, ceilings.launch_us, "top")
+    label: dict[str, Any] = {"transform": axes.get_yaxis_transform(), "va": "center", "fontsize": 7}
+    axes.text(1.01, ceilings.launch_us, "one\nlaunch", **label)
     for place, level in enumerate(ceilings.levels):
         rate = ceilings.bandwidth(level, threads) * 1e3
         first, last = max(edge, y_low * rate), min(x_high, y_high * rate)
         if first < last:
             axes.plot([first, last], [first / rate, last / rate], gid=f"time {level.name}", **line_of_level(place))
+
+
+def _lane(rows: Sequence[Result]) -> float:
+    """Where rows that move no bytes stand, on the axis of bytes."""
+    return LANE * min([FEWEST_BYTES, *(float(row.bytes_moved) for row in rows if row.bytes_moved)])
 
 
 def _point(row: Result) -> tuple[float, float]:
