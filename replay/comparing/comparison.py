@@ -6,12 +6,13 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import fsum, log
+from statistics import median
 from typing import Any
 
 from opgrip.replay.cases.families import family_of
 from opgrip.replay.comparing.differing import what_differs
 from opgrip.replay.comparing.estimates import Estimate, estimate
-from opgrip.replay.comparing.priors import SHORT_US, USUAL, learn
+from opgrip.replay.comparing.priors import DRIFT, SHORT_US, USUAL, learn
 from opgrip.replay.comparing.verdicts import Difference, Judgement, Verdict, judge
 from opgrip.replay.measuring.results import OK, WRONG, Result
 from opgrip.replay.outcome import Results
@@ -26,6 +27,9 @@ GROUPS: dict[str, Callable[[Result], str]] = {
 }
 """What rows are grouped by."""
 BUSY = "the machine was busy"
+MOST_DISTURBED = 0.15
+"""Share of runs that others disturbed, of a row or by the median of all rows, above which times say nothing: some of what
+others do to caches and memory is in the runs that were kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +139,9 @@ class Comparison:
         own = fsum(variance for variance, _ in variances)
         # as F. E. Satterthwaite has it for a sum of variances, Biometrics Bulletin 2 (1946) 110-114
         freedom = own**2 / fsum(variance**2 / freedom for variance, freedom in variances)
-        return Difference(log(new / base), own / (1 / runs[0] + 1 / runs[1]), freedom, *runs)
+        # what all cases have in common does not average out
+        drift = fsum(share * part.drift for part, share in parts)
+        return Difference(log(new / base), own / (1 / runs[0] + 1 / runs[1]), freedom, *runs, drift)
 
 
 def compare(base: Results, new: Results, margin: float = MARGIN) -> Comparison:
@@ -155,8 +161,9 @@ def compare(base: Results, new: Results, margin: float = MARGIN) -> Comparison:
     differences = list(_differences(timed, estimates))
     judged = iter(judge([item for item in differences if item is not None], margin))
     judgements = [None if item is None else next(judged) for item in differences]
+    busy = [name for name, run in (("BASE", base), ("NEW", new)) if _is_busy(run)]
     pairs = [
-        Pair(old, now, judgement, _doubt(old, now, judgement))
+        Pair(old, now, judgement, _doubt(old, now, judgement, busy))
         for (old, now), judgement in zip(timed, judgements, strict=True)
     ]
     pairs.sort(key=lambda pair: -pair.lost_us)
@@ -212,18 +219,26 @@ def _differences(
         # one repeat says nothing of others, and its runs how sure its median is
         if not freedom:
             variance += (base.within + new.within) / 2
-        yield Difference(new.mean - base.mean, variance, whole, len(base.logs), len(new.logs))
+        drift = DRIFT[_is_short(row)]
+        yield Difference(new.mean - base.mean, variance, whole, len(base.logs), len(new.logs), drift)
 
 
 def _is_short(row: Result) -> bool:
     return (row.median_us or 0.0) < SHORT_US
 
 
-def _doubt(base: Result, new: Result, judgement: Judgement | None) -> str:
+def _is_busy(run: Results) -> bool:
+    """Whether others had the processors for much of a run."""
+    shares = [row.disturbed for row in run if _is_timed(row)]
+    return bool(shares) and median(shares) > MOST_DISTURBED
+
+
+def _doubt(base: Result, new: Result, judgement: Judgement | None, busy_runs: Sequence[str]) -> str:
     """Why times say nothing."""
     if judgement is None:
         return "it takes no longer than reading the clock"
-    busy = [name for name, row in (("BASE", base), ("NEW", new)) if row.is_slowed]
+    disturbed = {"BASE": base.disturbed, "NEW": new.disturbed}
+    busy = [name for name, share in disturbed.items() if share > MOST_DISTURBED or name in busy_runs]
     return f"{BUSY} in {' and '.join(busy)}" if busy else ""
 
 

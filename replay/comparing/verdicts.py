@@ -14,8 +14,6 @@ ERROR = 0.01
 false discovery rate", Journal of the Royal Statistical Society B 57 (1995) 289-300."""
 CONFIDENCE = 0.95
 """Of the intervals that are shown, and of what is called the same."""
-DRIFT = 0.015
-"""Deviation of what a machine's pace has changed by between two runs, which no repeats within one of them show."""
 MOST_RUNS = 100
 
 
@@ -38,6 +36,7 @@ class Difference:
     variance : of a single repeat
     freedom : of that variance, in degrees
     base_runs, new_runs : repeats of each
+    drift : deviation of what the machine's pace changes by from run to run, which no repeats within one show
     """
 
     log_ratio: float
@@ -45,6 +44,7 @@ class Difference:
     freedom: float
     base_runs: int
     new_runs: int
+    drift: float = 0.0
 
     @property
     def own_variance(self) -> float:
@@ -54,7 +54,7 @@ class Difference:
     @property
     def error(self) -> float:
         """Standard error of the ratio's logarithm."""
-        return sqrt(self.own_variance + 2 * DRIFT**2)
+        return sqrt(self.own_variance + 2 * self.drift**2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +120,7 @@ def _more_runs(item: Difference, margin: float, quantile: float) -> int | None:
     """Repeats of each run that are missing until the ratio is outside of chance, or within the margin."""
     size, room = abs(item.log_ratio), log(1 + margin)
     errors = [size / quantile, (room - size) / 2]
-    least = max(errors) ** 2 - 2 * DRIFT**2
+    least = max(errors) ** 2 - 2 * item.drift**2
     runs = ceil(2 * item.variance / least) if least > 0 else inf
     more = max(runs - min(item.base_runs, item.new_runs), 1)
     return int(more) if more <= MOST_RUNS else None

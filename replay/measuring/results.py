@@ -147,6 +147,12 @@ class Result:
         """Whether most of its times are of a processor that was slowed down or taken."""
         return self.slowed is not None and self.slowed > SLOWED
 
+    @property
+    def disturbed(self) -> float:
+        """Share of its runs in which the processor was slowed down or taken, those that were not kept among them."""
+        runs = self.dropped + self.samples
+        return (self.dropped + (self.slowed or 0.0) * self.samples) / runs if runs else 0.0
+
     def adding(self, part: Columns) -> Result:
         """The row with what a part has added."""
         return replace(self, added={**self.added, **asdict(part)})

@@ -73,6 +73,9 @@ def test_what_a_busy_machine_slowed_is_unsure() -> None:
     comparison = compare(made_run(1), busy)
     assert comparison.counts == Counter({Verdict.UNSURE: 60})
     assert {pair.reason for pair in comparison.pairs} == {"the machine was busy in NEW"}
+    # runs that were not kept tell of it too, also where a case was spared
+    half = Results([replace(row, dropped=40 if row.case % 3 else 0) for row in made_run(2, slower=1.5)], HEADER)
+    assert compare(half, made_run(1)).counts == Counter({Verdict.UNSURE: 60})
 
 
 def test_what_fails_disappears_or_gives_others_is_told() -> None:
