@@ -42,7 +42,7 @@ class Prior:
         return (self.freedom * self.variance + squares) / whole, whole
 
 
-DRIFT = {True: 0.025, False: 0.01}
+DRIFT = {True: 0.025, False: 0.005}
 """Of short calls and of others, the deviation of what a machine's pace changes by from run to run."""
 USUAL = {True: Prior(0.06**2, 4.0), False: Prior(0.03**2, 4.0)}
 """Of short calls and of others, where no case was repeated: measured by `benchmarks/compare_rates.py`."""

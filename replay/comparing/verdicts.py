@@ -9,7 +9,7 @@ from math import ceil, exp, inf, log, sqrt
 
 from opgrip.traces.extras import needed
 
-ERROR = 0.01
+ERROR = 0.002
 """Share of the cases called faster or slower that may be so by chance: Y. Benjamini and Y. Hochberg, "Controlling the
 false discovery rate", Journal of the Royal Statistical Society B 57 (1995) 289-300."""
 CONFIDENCE = 0.95
