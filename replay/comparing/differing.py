@@ -15,7 +15,7 @@ UNKNOWN = "not known"
 def what_differs(base: Results, new: Results) -> list[tuple[str, str, str]]:
     """Name, and what each run has of it; what neither says is the same."""
     return [
-        (name.replace("_", " "), old, now)
+        (name.replace("_", " ") if name.islower() else name, old, now)
         for name, old, now in _facts(base.header, new.header)
         if old != now and not (UNKNOWN in (old, now) and name != "device")
     ] + [(name, old, now) for name, old, now in _settings(base, new) if old != now]

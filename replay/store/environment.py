@@ -30,7 +30,9 @@ PACKAGES = (
     "apache-tvm",
 )
 """Whose versions decide what runs; those that are not installed are left out."""
-VARIABLES = re.compile(r"(OMP|MKL|KMP|GOMP|ATEN|TORCHINDUCTOR|TORCH_COMPILE|CUDA|PYTORCH)_|LD_PRELOAD|MALLOC_")
+VARIABLES = re.compile(
+    r"(OMP|MKL|KMP|GOMP|ONEDNN|DNNL|ATEN|TORCHINDUCTOR|TORCH_COMPILE|CUDA|PYTORCH|MALLOC)_|LD_PRELOAD"
+)
 """Names of those of the environment that steer how fast things run."""
 
 

@@ -110,7 +110,7 @@ class Store:
         names = [str(facts["name"]) for facts in accelerators.values() if "name" in facts]
         device = names[0] if names else str(header.get("device", "cpu")).partition(":")[0]
         folder = self.folder / f"{_slug(str(environment.get('machine', 'machine')))}-{_slug(device)}"
-        moment = datetime.now(timezone.utc).strftime("%Y%m%dT%H%M%S")
+        moment = datetime.now(timezone.utc).strftime("%Y%m%dT%H%M%S%f")[:-3]
         trace = Path(str(header.get("trace", "results"))).name.partition(".")[0]
         path = folder / f"{moment}-{_slug(trace)}-{secrets.token_hex(3)}{_suffix()}"
         try:

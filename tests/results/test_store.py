@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Collection
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,11 @@ from made_runs import HEADER, made_row, made_run
 from programs import run_command
 
 from opgrip.replay import replay
+from opgrip.replay.comparing import compare
+from opgrip.replay.comparing.verdicts import Verdict
+from opgrip.replay.measuring.results import Result
 from opgrip.replay.outcome import Results, read_run, write_results
+from opgrip.replay.repeating import repeat
 from opgrip.replay.store.merging import merge_runs
 from opgrip.replay.store.store import Store
 from opgrip.traces.errors import UserError
@@ -50,8 +56,8 @@ def test_a_kept_run_says_what_it_is_of(kept: Path, tiny_trace: Path) -> None:
         "versions",
     } <= environment.keys()
     assert environment["versions"]["torch"] == header["torch"]
-    assert all(row.repeats is None and len(row.times_us or ()) == 3 for row in first.load())
-    assert all(row.repeats == [3, 3] and len(row.times_us or ()) == 6 for row in second.load())
+    assert all(row.repeats is None and len(row.times_us or ()) == row.samples for row in first.load())
+    assert all(len(row.repeats or ()) == 2 and sum(row.repeats or ()) == row.samples for row in second.load())
     assert all(row.key and row.phase for row in second.load())
 
 
@@ -142,14 +148,32 @@ def test_repeats_count_alike_however_many_runs_they_made() -> None:
     assert row.status == "failed"
 
 
-def test_cases_are_repeated_until_it_is_sure_how_they_differ(tiny_trace: Path, tmp_path: Path) -> None:
-    base = replay(tiny_trace, top=2, iterations=5, cache="warm", repeats=2)
-    slower = [replace(row, times_us=[time * 20 for time in row.times_us or ()]) for row in base]
-    write_results(slower, base.header, tmp_path / "base.json", force=False)
-    words = ("--top", "2", "--iterations", "5", "--cache", "warm", "--until-decided", tmp_path / "base.json")
-    done = run_command("opreplay", tiny_trace, *words, "-o", tmp_path / "new.json")
-    assert done.returncode == 0, done.stderr
-    compared = run_command("opgrip", "compare", tmp_path / "base.json", tmp_path / "new.json")
-    assert "2 FASTER" in compared.stdout
+def test_cases_are_repeated_until_it_is_sure_how_they_differ() -> None:
+    base = made_run(1, cases=40, repeats=3)
+    asked: list[tuple[str, set[int]]] = []
+
+    def run_once(numbers: Collection[int], which: str) -> dict[int, list[Result]]:
+        asked.append((which, {*numbers}))
+        again = made_run(10 + len(asked), cases=40, repeats=1, slower=1.2)
+        return {number: [again.rows[number]] for number in numbers}
+
+    first = {row.case: [row] for row in made_run(10, cases=40, repeats=1, slower=1.2)}
+    joined = repeat(first, run_once, 2, base)
+    assert asked[0] == ("repeat 2 of 2", {*range(40)})
+    assert [which for which, _ in asked[1:]] == [f"repeat {time}" for time in range(3, len(asked) + 2)]
+    # fewer each time, until nothing more is decided
+    assert len(asked) > 2
+    assert all(later <= earlier for (_, earlier), (_, later) in pairwise(asked))
+    assert len(asked) < 20 or len(asked[-1][1]) < 20
+    comparison = compare(base, Results([row for rows in joined.values() for row in rows], HEADER))
+    slower = [pair.base.case for pair in comparison.pairs if pair.verdict is Verdict.SLOWER]
+    assert set(slower) >= {number for number in range(40) if 10 ** (3 * number / 40) > 50}
+
+
+def test_what_is_decided_by_is_found_before_anything_runs(tiny_trace: Path, tmp_path: Path) -> None:
     done = run_command("opreplay", tiny_trace, "--until-decided", tmp_path / "none.json")
     assert (done.returncode, "is no file, and no run in" in done.stderr) == (2, True)
+    base = made_run(1, cases=2)
+    write_results(base.rows, base.header, tmp_path / "base.json", force=False)
+    done = run_command("opreplay", tiny_trace, *FAST, "--until-decided", tmp_path / "base.json")
+    assert done.returncode == 0, done.stderr
