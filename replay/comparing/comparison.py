@@ -28,8 +28,8 @@ GROUPS: dict[str, Callable[[Result], str]] = {
 """What rows are grouped by."""
 BUSY = "the machine was busy"
 MOST_DISTURBED = 0.15
-"""Share of runs that others disturbed, of a row or by the median of all, above which times say nothing: what others do to
-caches and memory is in the runs that were kept too."""
+"""Share of disturbed runs, of a row or by the median of all, above which times say nothing: what others do to caches
+and memory is in the runs that were kept too."""
 
 
 @dataclass(frozen=True, slots=True)
