@@ -7,6 +7,8 @@ from dataclasses import replace
 from statistics import fmean, median
 from typing import Any
 
+import numpy as np
+
 from opgrip.replay.measuring.results import NOISY, OK, Result, rate_of
 from opgrip.replay.timing.samples import quantile
 
@@ -35,7 +37,7 @@ def join_repeats(rows: Sequence[Result]) -> Result:
         median_us=middle,
         p10_us=p10,
         p90_us=p90,
-        mean_us=fmean(times, weights),
+        mean_us=float(np.average(times, weights=weights)),
         samples=len(times),
         spread=spread,
         noisy=None if spread is None else spread > NOISY,
