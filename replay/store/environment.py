@@ -54,7 +54,7 @@ def describe_environment(device: str) -> dict[str, Any]:
         "load": round(os.getloadavg()[0], 2),
         "threads": torch.get_num_threads(),
         "python": platform.python_version(),
-        "versions": dict(_versions()),
+        "versions": {**dict(_versions()), "torch": torch.__version__},
         "variables": {name: value for name, value in sorted(os.environ.items()) if VARIABLES.match(name)},
     }
     return {name: value for name, value in facts.items() if value not in (None, "", {})}

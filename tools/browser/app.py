@@ -42,16 +42,20 @@ class Details(ModalScreen[None]):
         super().__init__()
         self._row = row
 
-    def compose(self) -> ComposeResult:
+    @property
+    def text(self) -> str:
         """A line a column that has something in it."""
         cells = self._row.to_plain()
-        lines = [
+        return "\n".join(
             f"{about.name:<22}{printable(cells[about.name])}{f' {about.unit}' if about.unit not in ('', '1') else ''}"
             for about in all_columns()
             if not about.several and cells.get(about.name) not in (None, "")
-        ]
+        )
+
+    def compose(self) -> ComposeResult:
+        """Its text, which scrolls."""
         with VerticalScroll():
-            yield Static(Text("\n".join(lines)))
+            yield Static(Text(self.text))
 
 
 class ResultsBrowser(App[None]):

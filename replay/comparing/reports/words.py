@@ -60,7 +60,8 @@ def advice(comparison: Comparison) -> Iterator[str]:
         )
     lost = len(unsure) - len(busy) - len(more)
     if lost:
-        yield f"{counted(lost, 'case')} differ by about the margin, or less than a machine's pace changes between runs"
+        verb = "differs" if lost == 1 else "differ"
+        yield f"{counted(lost, 'case')} {verb} by about the margin, or less than a machine's pace changes between runs"
 
 
 INTERVAL = f"{CONFIDENCE:.0%} interval"
