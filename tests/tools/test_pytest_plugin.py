@@ -183,6 +183,7 @@ def test_what_cannot_be_compared_is_told_before_any_test_runs(
     assert len(done.errlines) <= 2
 
 
+@pytest.mark.slow
 def test_functions_and_traces_are_measured(run: Any, pytester: pytest.Pytester, tiny_trace: Path) -> None:
     pytester.makepyfile(
         test_real=f"""
@@ -222,6 +223,7 @@ def test_a_trace_is_a_file_of_tests(run: Any, pytester: pytest.Pytester, tiny_tr
     by_operator.assert_outcomes(failed=1)
 
 
+@pytest.mark.slow
 def test_a_case_that_is_not_ok_fails_its_test(run: Any, pytester: pytest.Pytester, tiny_trace: Path) -> None:
     pytester.makeconftest(STEADY_TIMES.replace("slowed=None", "slowed=None, status='wrong', error='other results'", 1))
     (pytester.path / "net.jsonl").write_bytes(tiny_trace.read_bytes())
