@@ -12,21 +12,19 @@ repeats: the ratio of medians alone, and the Mann-Whitney U test of all single t
 from __future__ import annotations
 
 import argparse
-import multiprocessing
 import os
 import subprocess
 import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from itertools import permutations
 from pathlib import Path
 
 import numpy as np
 import torch
-from others import measure_part
+from others import busy_processors, measure_part
 from rich.console import Console
 from rich.table import Table
 from scipy.stats import false_discovery_control, mannwhitneyu
@@ -84,24 +82,6 @@ def run(trace: Path, output: Path, words: Sequence[object]) -> Results:
         environment = os.environ | {"OPGRIP_STORE": "", "OMP_NUM_THREADS": "1"}
         subprocess.run([str(word) for word in command], check=True, capture_output=True, env=environment)
     return read_run(output)
-
-
-@contextmanager
-def busy_processors() -> Iterator[None]:
-    """Two processes for each processor that do nothing but take it."""
-    processes = [multiprocessing.Process(target=_spin, daemon=True) for _ in range(2 * (os.cpu_count() or 1))]
-    for process in processes:
-        process.start()
-    try:
-        yield
-    finally:
-        for process in processes:
-            process.kill()
-
-
-def _spin() -> None:
-    while True:
-        pass
 
 
 def slowed(results: Results) -> Results:

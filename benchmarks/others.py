@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-from collections.abc import Callable, Sequence
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, ParamSpec, TypeVar
@@ -106,3 +109,17 @@ def in_a_process(function: Callable[Arguments, Value], *args: Arguments.args, **
 def are_too_few(rounds: Sequence[object], requested: int) -> bool:
     """Whether others disturbed so many of the rounds that the remaining ones tell nothing."""
     return 2 * len(rounds) < requested
+
+
+@contextmanager
+def busy_processors() -> Iterator[None]:
+    """Two programs for each processor, that do nothing else."""
+    burners = [
+        subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2 * len(os.sched_getaffinity(0)))
+    ]
+    try:
+        yield
+    finally:
+        for burner in burners:
+            burner.kill()
+            burner.wait()

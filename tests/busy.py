@@ -1,10 +1,7 @@
-"""Other work on the machine: whether it could have turned a comparison of times, and some of it on purpose."""
+"""Other work on the machine: whether it could have turned a comparison of times."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -28,17 +25,3 @@ def compared_times() -> Iterator[None]:
 def usage_now() -> Usage:
     """What processors did so far; a fork is no child of this process, and is waited for by another."""
     return Usage.now(used_s())
-
-
-@contextmanager
-def busy_processors() -> Iterator[None]:
-    """Two programs for each processor, that do nothing else."""
-    burners = [
-        subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2 * len(os.sched_getaffinity(0)))
-    ]
-    try:
-        yield
-    finally:
-        for burner in burners:
-            burner.kill()
-            burner.wait()

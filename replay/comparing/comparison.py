@@ -187,10 +187,8 @@ def _by_identity(rows: Iterable[Result]) -> dict[tuple[object, ...], Result]:
     seen: Counter[tuple[object, ...]] = Counter()
     by_identity: dict[tuple[object, ...], Result] = {}
     for row in rows:
-        what = row.key or f"{row.op} {row.shapes}"
-        identity = (what, row.mode, row.direction, row.values, row.threads, row.batch_scale, row.streams, row.cache)
-        by_identity[(*identity, seen[identity])] = row
-        seen[identity] += 1
+        by_identity[(*row.identity, seen[row.identity])] = row
+        seen[row.identity] += 1
     return by_identity
 
 

@@ -136,6 +136,13 @@ class Result:
         return {**{name: getattr(self, name) for name in CORE}, **self.added}
 
     @property
+    def identity(self) -> tuple[object, ...]:
+        """What joins it with the rows of other runs: the case, whatever its number, and how it was run."""
+        what = self.key or f"{self.op} {self.shapes}"
+        way = (self.mode, self.direction, self.values, self.threads, self.batch_scale, self.streams, self.cache)
+        return (what, *way)
+
+    @property
     def is_captured_doubtful(self) -> bool:
         """Whether the captured time is of a call, of calls that differ much, or of such as the capture disturbed."""
         if not self.captured_us:

@@ -24,7 +24,7 @@ WIDE = {"op": 34, "shapes": 60, "error": 60, "module": 34}
 _FORBIDDEN = re.compile(r"[\[\]:*?/\\']")
 
 
-@report(".xlsx", binary=True)
+@report(".xlsx", binary=True, package=("xlsxwriter", "results"))
 def write_excel(results: Sequence[Result], header: Mapping[str, Any], file: IO[bytes]) -> None:
     """A sheet for each mode with its rows in all columns that have something, and a chart of the longest calls."""
     workbook = needed("xlsxwriter", "results").Workbook(

@@ -33,7 +33,7 @@ def read_parquet(path: Path) -> pd.DataFrame:
     return rows
 
 
-@report(".parquet", read=read_parquet, binary=True)
+@report(".parquet", read=read_parquet, binary=True, package=("pyarrow", "results"))
 def write_parquet(results: Sequence[Result], header: Mapping[str, Any], file: IO[bytes]) -> None:
     """A row a result, the header in the file's metadata."""
     arrow, parquet = needed("pyarrow", "results"), needed("pyarrow.parquet", "results")

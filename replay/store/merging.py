@@ -33,8 +33,7 @@ def merge_runs(runs: Sequence[Results]) -> Results:
     rows: dict[tuple[object, ...], list[Result]] = {}
     for run in runs:
         for row in run.rows:
-            way = (row.mode, row.direction, row.values, row.threads, row.batch_scale, row.streams, row.cache)
-            rows.setdefault((row.key or row.case, row.case, *way), []).append(row)
+            rows.setdefault((row.case, *row.identity), []).append(row)
     return Results([join_repeats(group) for group in rows.values()], first.header)
 
 

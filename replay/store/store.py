@@ -39,11 +39,6 @@ class Summary:
     cases: int = 0
     ok: int = 0
 
-    @property
-    def is_damaged(self) -> bool:
-        """Whether the file could not be read."""
-        return self.trace == DAMAGED
-
     def plain(self) -> dict[str, Any]:
         """By the names of its fields."""
         return asdict(self)
@@ -72,20 +67,9 @@ class Run:
     def summary(self) -> Summary:
         """What a list shows of it; of a damaged file that it is one."""
         try:
-            results = self.load()
+            return summary_of(self.load())
         except UserError:
             return Summary(trace=DAMAGED)
-        header, rows = results.header, results.rows
-        return Summary(
-            time=str(header.get("time", "")),
-            trace=str(header.get("trace", "")),
-            device=str(header.get("device", "")),
-            torch=str(header.get("torch", "")),
-            machine=str((header.get("environment") or {}).get("machine", "")),
-            modes=tuple(dict.fromkeys(row.mode for row in rows)),
-            cases=len({row.case for row in rows}),
-            ok=sum(row.status == OK for row in rows),
-        )
 
 
 class Store:
@@ -160,6 +144,21 @@ class Store:
         for path in self.folder.glob("*/*"):
             if path.suffix in (".json", ".parquet") and path.is_file():
                 yield path
+
+
+def summary_of(results: Results) -> Summary:
+    """What a list shows of a run."""
+    header, rows = results.header, results.rows
+    return Summary(
+        time=str(header.get("time", "")),
+        trace=str(header.get("trace", "")),
+        device=str(header.get("device", "")),
+        torch=str(header.get("torch", "")),
+        machine=str((header.get("environment") or {}).get("machine", "")),
+        modes=tuple(dict.fromkeys(row.mode for row in rows)),
+        cases=len({row.case for row in rows}),
+        ok=sum(row.status == OK for row in rows),
+    )
 
 
 def usual_folder() -> Path | None:

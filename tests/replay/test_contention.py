@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from busy import busy_processors
+from others import busy_processors
 
 from opgrip.replay.timing import contention
 from opgrip.replay.timing.contention import Contention

@@ -9,7 +9,7 @@ from pathlib import Path
 from time import perf_counter_ns
 
 import pytest
-from busy import busy_processors
+from others import busy_processors
 
 from opgrip.replay.arguments.inputs import device_map
 from opgrip.replay.cases.cases import make_cases

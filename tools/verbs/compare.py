@@ -6,6 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from opgrip.tools.verbs.kept_runs import add_store
 from opgrip.tools.verbs.verb import Verb, verbs
 from opgrip.traces.command import add_debug, printable
 from opgrip.traces.option_types import percent
@@ -24,8 +25,11 @@ exit status: 1 where a gate is broken
 
 def prepare(parser: argparse.ArgumentParser) -> None:
     """The verb's options."""
-    add_runs(parser, "base", "what the others are held against: a file of opreplay, or a run of the store")
+    parser.add_argument(
+        "base", metavar="BASE", help="what the others are held against: a file of opreplay, or a run of the store"
+    )
     parser.add_argument("new", nargs="+", metavar="NEW", help="what is held against it")
+    add_store(parser)
     parser.add_argument("--gate", action="append", default=[], metavar="CONDITION", help=GATE_HELP)
     parser.add_argument(
         "--same", type=percent, metavar="PERCENT", help="difference up to which times are the same (default: 5%%)"
@@ -40,12 +44,6 @@ def prepare(parser: argparse.ArgumentParser) -> None:
 
 
 GATE_HELP = "exit with status 1 unless this holds: slower<=5%%, failed<=0, changed<=0, missing<=0; can be repeated"
-
-
-def add_runs(parser: argparse.ArgumentParser, name: str, text: str) -> None:
-    """Give a verb a run to work on, and the store that it may be in."""
-    parser.add_argument(name, metavar="BASE" if name == "base" else "RUN", help=text)
-    parser.add_argument("--store", type=Path, metavar="DIR", help="where runs are (default: $OPGRIP_STORE, or results)")
 
 
 def run(args: argparse.Namespace) -> int:

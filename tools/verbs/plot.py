@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from opgrip.tools.plots import Plot, Request, plots
+from opgrip.tools.verbs.kept_runs import add_store
 from opgrip.tools.verbs.verb import Verb, verbs
 from opgrip.traces.command import add_debug
 from opgrip.traces.errors import UserError
@@ -33,7 +34,7 @@ def prepare(parser: argparse.ArgumentParser) -> None:
     """The verb's options."""
     kinds = "; ".join(f"{name}: {plot.summary}" for name, plot in plots.items())
     parser.add_argument("results", nargs="+", metavar="RESULTS", help="files of opreplay, or runs of the store")
-    parser.add_argument("--store", type=Path, metavar="DIR", help="where runs are (default: $OPGRIP_STORE, or results)")
+    add_store(parser)
     parser.add_argument("--kind", required=True, choices=plots.names(), help=kinds)
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help="a .png, .svg or .pdf")
     parser.add_argument("-f", "--force", action="store_true", help="replace an existing file")

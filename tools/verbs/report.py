@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from opgrip.tools.verbs.kept_runs import add_store
 from opgrip.tools.verbs.verb import Verb, verbs
 from opgrip.traces.command import add_debug, add_reading
 from opgrip.traces.output import check_writable, whole_file
@@ -30,7 +31,7 @@ SUFFIXES = (".json", ".parquet", ".csv")
 def prepare(parser: argparse.ArgumentParser) -> None:
     """The verb's options."""
     parser.add_argument("inputs", nargs="+", metavar="RESULTS|TRACE", help="files of opreplay, kept runs, traces")
-    parser.add_argument("--store", type=Path, metavar="DIR", help="where runs are (default: $OPGRIP_STORE, or results)")
+    add_store(parser)
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help="the .html to write")
     parser.add_argument("-f", "--force", action="store_true", help="replace an existing file")
     parser.add_argument("--title", metavar="TEXT", help="of the page (default: the names of what it shows)")

@@ -6,8 +6,8 @@ import argparse
 import json
 import sys
 from fnmatch import fnmatchcase
-from pathlib import Path
 
+from opgrip.tools.verbs.kept_runs import add_store
 from opgrip.tools.verbs.verb import Verb, verbs
 from opgrip.traces.command import add_debug
 
@@ -21,7 +21,7 @@ examples:
 
 def prepare(parser: argparse.ArgumentParser) -> None:
     """The verb's options."""
-    parser.add_argument("--store", type=Path, metavar="DIR", help="where runs are (default: $OPGRIP_STORE, or results)")
+    add_store(parser)
     parser.add_argument("--trace", metavar="GLOB", help="only runs of such traces")
     parser.add_argument("--machine", metavar="GLOB", help="only runs of such machines")
     parser.add_argument("--json", action="store_true", help="print all that is known of each")

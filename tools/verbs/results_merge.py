@@ -6,6 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from opgrip.tools.verbs.kept_runs import add_store
 from opgrip.tools.verbs.verb import Verb, verbs
 from opgrip.traces.command import add_debug
 
@@ -19,7 +20,7 @@ examples:
 def prepare(parser: argparse.ArgumentParser) -> None:
     """The verb's options."""
     parser.add_argument("runs", nargs="+", metavar="RUN", help="files of opreplay, or runs of the store")
-    parser.add_argument("--store", type=Path, metavar="DIR", help="where runs are (default: $OPGRIP_STORE, or results)")
+    add_store(parser)
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help="the file to write")
     parser.add_argument("-f", "--force", action="store_true", help="replace an existing file")
     add_debug(parser)

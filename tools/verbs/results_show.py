@@ -6,7 +6,7 @@ import argparse
 import json
 import sys
 
-from opgrip.tools.verbs.compare import add_runs
+from opgrip.tools.verbs.kept_runs import add_run
 from opgrip.tools.verbs.verb import Verb, verbs
 from opgrip.traces.command import add_debug, positive, printable
 
@@ -20,7 +20,7 @@ examples:
 
 def prepare(parser: argparse.ArgumentParser) -> None:
     """The verb's options."""
-    add_runs(parser, "which", "a file of opreplay, a run of the store or what its name begins or ends with, or latest")
+    add_run(parser)
     parser.add_argument("--top", type=positive, metavar="N", help="rows to show (default: all)")
     add_debug(parser)
 
@@ -33,10 +33,9 @@ def run(args: argparse.Namespace) -> int:
     from opgrip.replay.store.store import Store
 
     results = read_run(Store(args.store).find(args.which))
-    for name, value in results.header.items():
-        if name not in ("environment", "accelerator", "ceilings"):
-            print(f"{name:<12}{printable(value if isinstance(value, str) else json.dumps(value))}")
-    for name, value in results.header.get("environment", {}).items():
+    apart = ("environment", "accelerator", "ceilings")
+    facts = {name: value for name, value in results.header.items() if name not in apart}
+    for name, value in (*facts.items(), *results.header.get("environment", {}).items()):
         print(f"{name:<12}{printable(value if isinstance(value, str) else json.dumps(value))}")
     rows = list(results.rows)
     print()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from opgrip.tools.verbs.compare import add_runs
+from opgrip.tools.verbs.kept_runs import add_run
 from opgrip.tools.verbs.verb import Verb, verbs
 from opgrip.traces.command import add_debug
 from opgrip.traces.extras import needed
@@ -22,7 +22,7 @@ In a pipe it prints the table.
 
 def prepare(parser: argparse.ArgumentParser) -> None:
     """The verb's options."""
-    add_runs(parser, "which", "a file of opreplay, a run of the store or what its name begins or ends with, or latest")
+    add_run(parser)
     add_debug(parser)
 
 

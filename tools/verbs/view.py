@@ -6,8 +6,8 @@ import argparse
 import sys
 import webbrowser
 from fnmatch import fnmatchcase
-from pathlib import Path
 
+from opgrip.tools.verbs.kept_runs import add_store
 from opgrip.tools.verbs.verb import Verb, verbs
 from opgrip.traces.command import add_debug, not_negative, positive
 from opgrip.traces.errors import UserError
@@ -25,7 +25,7 @@ ssh -L 8000:127.0.0.1:8000 HOST
 
 def prepare(parser: argparse.ArgumentParser) -> None:
     """The verb's options."""
-    parser.add_argument("--store", type=Path, metavar="DIR", help="where runs are (default: $OPGRIP_STORE, or results)")
+    add_store(parser)
     parser.add_argument("--trace", metavar="GLOB", help="only runs of such traces")
     parser.add_argument("--machine", metavar="GLOB", help="only runs of such machines")
     parser.add_argument("--runs", type=positive, default=20, metavar="N", help="the newest (default: %(default)s)")
@@ -60,7 +60,7 @@ class _Maker:
         self._of: list[str] | None = None
 
     def __call__(self) -> str:
-        from opgrip.replay.store.store import Store
+        from opgrip.replay.store.store import Store, summary_of
         from opgrip.tools.report import make_page
 
         args, store = self._args, Store(self._args.store)
@@ -69,11 +69,13 @@ class _Maker:
         if names != self._of:
             chosen = {}
             for run in reversed(kept):
-                about = run.summary()
-                if about.is_damaged:
+                try:
+                    results = run.load()
+                except UserError:
                     continue
+                about = summary_of(results)
                 if fnmatchcase(about.trace, args.trace or "*") and fnmatchcase(about.machine, args.machine or "*"):
-                    chosen[run.name] = run.load()
+                    chosen[run.name] = results
                 if len(chosen) == args.runs:
                     break
             if not chosen:

@@ -1,6 +1,5 @@
 // the views, by name; each gives the elements of its page
 const several = data.runs.length > 1;
-const firstTrace = data.traces[0];
 
 function total(rows, name = "total_us") {
   return rows.reduce((sum, row) => sum + (cell(name, row) || 0), 0);
@@ -52,12 +51,11 @@ function timeViews() {
       family: (row) => [cell("family", row), cell("op", row)],
       op: (row) => [cell("op", row), cell("shapes", row) || "-"],
     }[name];
-    const second = { module: "op", family: "op", op: "shapes" }[name];
     const groups = grouped(rows, name).slice(0, 15).map(([key, members]) => [key, members.length, duration(total(members)),
       total(rows) ? `${((100 * total(members)) / total(rows)).toFixed(1)}%` : "-"]);
     place.replaceChildren(
       tree("treemap", `Treemap of time by ${byChoices[name]}`, rows.map((row) => [path(row), cell("total_us", row) || 0])),
-      plainTable([name, second === "op" ? "cases" : "cases", "time of all calls", "share"], groups, `Time by ${name}`));
+      plainTable([name, "cases", "time of all calls", "share"], groups, `Time by ${name}`));
   };
   draw(by in byChoices ? by : "family");
   return [make("h2", {}, "Where the time goes"),
