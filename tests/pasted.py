@@ -30,6 +30,8 @@ SMALL = {
 """What is said instead where no output is shown, so that it does not take long."""
 VOLATILE = re.compile(r"\d[\d,.]*(?= (?:ms|us|s|kB|MB|GB|tensors|operators)\b)")
 """Times and sizes, and counts that differ between versions of torch."""
+MEASURED = ("opgrip compare", "opgrip results")
+"""Commands that print what was measured and when: that is not compared, and a gate of theirs may be broken."""
 CRASHES = "crash.jsonl"
 """What a capture is called of a program that does not end well."""
 NOT_THERE = {

@@ -14,6 +14,7 @@ from typing import Any
 
 from opgrip.traces.arguments import FormatError
 from opgrip.traces.errors import UserError
+from opgrip.traces.foreign import ForeignFile, Losses, format_of, formats
 from opgrip.traces.json_values import LIMIT
 from opgrip.traces.limits import UNKNOWN_NAMES, Meter, check_nesting
 from opgrip.traces.record_forms import from_json, unknown_fields
@@ -28,20 +29,26 @@ _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 class TraceReader:
     """Iterates over the records of a trace file, in memory that does not grow with it.
 
+    A file of another tool is read as the trace that it is, by the first format of `formats` that takes it.
+
     Parameters
     ----------
     unbounded : read a file that goes beyond the bounds of `limits.py`, for one whose origin is trusted
+    format_name : read it as a file of this format, whatever it looks like
 
     Attributes
     ----------
     missing : after the iteration, what the file lacks, in words; None where it is whole
     unknown : names of record types and fields that were passed over, with their counts
     records : how many records were read, those passed over included
+    losses : what another tool's file has that a trace has not, and what it lacks
     """
 
-    def __init__(self, path: str | Path, unbounded: bool = False) -> None:
+    def __init__(self, path: str | Path, unbounded: bool = False, format_name: str | None = None) -> None:
         self.path = trace_file(path)
+        self.losses = Losses()
         self._unbounded = unbounded
+        self._format_name = format_name
         self._meter: Meter | None = None
         self.missing: str | None = None
         self.unknown: Counter[str] = Counter()
@@ -54,6 +61,10 @@ class TraceReader:
         self._counts.clear()
         self.unknown.clear()
         self._unknown_records = 0
+        name = self._format_name or format_of(self.path)
+        if name is not None:
+            yield from self._foreign(name)
+            return
         ended = False
         try:
             self._meter = None if self._unbounded else Meter(self.path)
@@ -74,6 +85,15 @@ class TraceReader:
             raise UserError(f"{self.path} {state}", "capture it again")
         if not ended:
             self.missing = f"{self.path} is cut after record {self.records}"
+
+    def _foreign(self, name: str) -> Iterator[Record]:
+        format_ = formats.get(name)
+        if format_ is None or format_.read is None:
+            raise UserError(f"{name} is no format that is read", f"choose one of {', '.join(readable_formats())}")
+        self.losses = Losses(defaults=list(format_.defaults))
+        for record in format_.read(ForeignFile(self.path, self.losses, self._unbounded)):
+            self.records += 1
+            yield record
 
     def _count(self, record: Record) -> None:
         if isinstance(record, Calls):
@@ -160,7 +180,13 @@ class TraceReader:
             )
 
     def _not_a_trace(self, reason: str) -> UserError:
-        return UserError(f"{self.path} is not a trace ({reason})", "make one with opcapture")
+        hint = "make one with opcapture, or name its format: opgrip trace convert --from"
+        return UserError(f"{self.path} is not a trace ({reason})", hint)
+
+
+def readable_formats() -> list[str]:
+    """The names of the formats of other tools that are read."""
+    return [name for name, format_ in formats.items() if format_.read is not None]
 
 
 def read(path: str | Path, unbounded: bool = False) -> Iterator[Record]:

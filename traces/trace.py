@@ -133,7 +133,7 @@ class Trace:
         Each call counts to `time_us` and `share` with the median of its signature's calls, so that one that the system
         interrupted weighs no more than the others; `total_us` is the sum of what they really took. A call that
         worked on an accelerator counts with the time that it kept that busy; where there are such calls, a column
-        `host_us` has the sum of all calls' times on the host.
+        `host_us` has the sum of all calls' times on the host. Where no call has a time, `share` is of the calls.
         Calls that an extension function made count to the function's time, and have no row of their own. A gripped
         function has none: its calls have.
 
@@ -146,13 +146,15 @@ class Trace:
         own = own.assign(typical_ns=typical_ns)
         groups = own.groupby(list(columns or ("op",)), observed=True, dropna=False)
         time_ns = groups["typical_ns"].sum()
+        # of a file without times, each call counts alike
+        weights = time_ns if time_ns.any() else groups.size()
         table = pd.DataFrame(
             {
                 "calls": groups.size(),
                 "signatures": groups["signature"].nunique(),
                 "time_us": time_ns / 1e3,
                 "total_us": groups["raw_ns"].sum() / 1e3,
-                "share": time_ns / max(float(time_ns.sum()), 1.0),
+                "share": weights / max(float(weights.sum()), 1.0),
             }
         )
         if own["device_ns"].notna().any():
@@ -167,20 +169,25 @@ class Trace:
         return summarize_kernels(self.kernels, {signature.number: signature.op for signature in self.signatures})
 
 
-def load(path: str | Path, partial: bool | None = None, unbounded: bool = False) -> Trace:
+def load(
+    path: str | Path, partial: bool | None = None, unbounded: bool = False, reader: TraceReader | None = None
+) -> Trace:
     """A trace file's contents, up to wherever it is whole; `Trace.missing` says what it lacks.
+
+    A file of another tool is read as a trace too; see docs/formats.md.
 
     Parameters
     ----------
     partial : whether to accept a cut or damaged file; None to accept it and warn
     unbounded : read a file that goes beyond the bounds of docs/trace-format.md, for one whose origin is trusted
+    reader : of the file, where its format is known or its losses are asked for
 
     Raises
     ------
     UserError : where the file is not there, empty, of another kind or of a newer major version, or names a file of
         values that is not beside it; beyond a bound; or damaged, and `partial` is false
     """
-    reader = TraceReader(path, unbounded)
+    reader = reader or TraceReader(path, unbounded)
     header: dict[str, Any] = {}
     signatures: list[Signature] = []
     scopes: list[Scope] = []

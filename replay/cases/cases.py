@@ -123,7 +123,8 @@ def make_cases(trace: Trace, selection: Selection = Selection()) -> list[Case]:
         raise UserError(*NO_CALL_WITHIN)
     kinds = list(_kinds(trace, calls.index, selection.split))
     captured = _captured(calls, _numbers_of_cases(calls, kinds), kinds)
-    total = max(sum(item.count * item.median_us for item in captured.values()), 1.0)
+    weights = _weights(captured)
+    total = max(sum(weights.values()), 1.0)
     contexts = contexts_of(trace, calls)
     fresh = _shares_of_fresh(trace, calls)
     phases = _most_frequent(calls["signature"], calls["phase"])
@@ -137,7 +138,7 @@ def make_cases(trace: Trace, selection: Selection = Selection()) -> list[Case]:
                 Case(
                     kind.signature,
                     values_of((kind.signature, *kind.variants), drawn),
-                    *(times.count, times.median_us, times.total_us, times.count * times.median_us / total),
+                    *(times.count, times.median_us, times.total_us, weights[kind.signature.number] / total),
                     context=contexts.get(number, {}),
                     phase=phases.get(number, "forward"),
                     module=modules.get(number, ""),
@@ -303,6 +304,12 @@ def _captured(calls: pd.DataFrame, numbers: pd.Series[int], kinds: Iterable[_Kin
     )
     rows = zip(*(column.tolist() for column in columns), strict=True)
     return {int(number): _Captured(*row) for number, row in zip(median.index, rows, strict=True)}
+
+
+def _weights(captured: Mapping[int, _Captured]) -> dict[int, float]:
+    """What cases count with: the time of their calls, and how many these are where no call has a time."""
+    times = {number: item.count * item.median_us for number, item in captured.items()}
+    return times if any(times.values()) else {number: float(item.count) for number, item in captured.items()}
 
 
 def _times_of(calls: pd.DataFrame, calm: pd.Series[float], behaviours: Iterable[Behaviour]) -> pd.Series[float]:

@@ -170,7 +170,7 @@ def _number(value: float | None) -> str:
 
 
 def _captured(result: Result) -> str:
-    return f"{DOUBTFUL if result.is_captured_doubtful else ''}{_number(result.captured_us)}"
+    return f"{DOUBTFUL if result.is_captured_doubtful else ''}{_number(result.captured_us or None)}"
 
 
 def _rate(value: float | None) -> str:

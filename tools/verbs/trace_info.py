@@ -174,18 +174,24 @@ def facts(trace: Trace) -> Iterable[tuple[str, str]]:
     if isinstance(model, dict):
         yield "model", ", ".join(str(model[name]) for name in ("name", "class", "source") if name in model)
         yield "run", _run(model.get("run"), header.get("steps"), header.get("warmup"))
+    if "converted_from" in header:
+        yield "converted", f"from a file of {header['converted_from']}"
+        yield from (("default", str(text)) for text in header.get("defaults", ()))
     command = header.get("command")
-    yield "command", " ".join(map(str, command)) if isinstance(command, list) else str(command)
+    if command is not None:
+        yield "command", " ".join(map(str, command)) if isinstance(command, list) else str(command)
     versions = (f"{name} {header[name]}" for name in ("opgrip", "torch", "python") if name in header)
     processes = header.get("processes")
     if isinstance(processes, list):
         yield "processes", str(len(processes))
-    yield "made by", ", ".join(versions)
+    if made_by := ", ".join(versions):
+        yield "made by", made_by
     devices = header.get("devices")
     if isinstance(devices, dict):
         yield "devices", "; ".join(f"{name}: {device}" for name, device in devices.items())
     yield from facts_in_words(header.get("accelerator"))
-    yield "time", str(header.get("time"))
+    if "time" in header:
+        yield "time", str(header["time"])
     functions = calls[calls["kind"] == FUNCTION]
     operations = calls[(calls["kind"] != FUNCTION) & ~are_marks(calls)]
     whole = len(operations)

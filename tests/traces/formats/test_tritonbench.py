@@ -1,0 +1,102 @@
+"""TritonBench's operator inputs as traces, and traces as those."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from foreign_data import data_files, needs_data, write_as
+from programs import SHIPPED_TRACES
+
+from opgrip.traces import TraceReader, load
+from opgrip.traces.arguments import TensorSpec
+from opgrip.traces.errors import UserError
+from opgrip.traces.formats.tritonbench import MOST_CALLS, parse_call
+from opgrip.traces.records import Signature
+
+BASE = """\
+Operator: aten.add.Tensor
+cnt: 3, ((T([2, 3], f16), T([2, 3], f16, stride=(0, 1))), {'alpha': -2})
+cnt: 1, ((T([2, 3], i64), 1e-06), {})
+Operator: aten._to_copy.default
+cnt: 2, ((T([4], f32),), {'dtype': f16, 'layout': torch.strided, 'device': 'cuda'})
+"""
+
+
+def test_operators_counts_shapes_and_settings_are_read(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text(BASE)
+    trace = load(tmp_path / "a.txt")
+    assert trace.calls["op"].value_counts().to_dict() == {"aten.add.Tensor": 4, "aten._to_copy.default": 2}
+    first, second, third = trace.signatures
+    assert first.args == (
+        TensorSpec((2, 3), (3, 1), torch.float16, "cpu"),
+        TensorSpec((2, 3), (0, 1), torch.float16, "cpu"),
+    )
+    assert first.kwargs == {"alpha": -2}
+    assert second.args[1] == 1e-06
+    assert third.kwargs == {"dtype": torch.float16, "layout": torch.strided, "device": "cuda"}
+    assert trace.header["converted_from"] == "tritonbench"
+    assert trace.summary()["share"].tolist() == pytest.approx([4 / 6, 2 / 6])
+
+
+@needs_data
+@pytest.mark.parametrize("path", data_files("tritonbench/*.txt"), ids=lambda path: path.stem)
+def test_real_files_load_and_what_cannot_is_counted(path: Path, tmp_path: Path) -> None:
+    trace = load(path)
+    assert trace.end is not None
+    dropped = {item.op for item in trace.end.dropped}
+    operators = {line.split()[1] for line in path.read_text().splitlines() if line.startswith("Operator:")}
+    assert len(set(trace.calls["op"])) >= 0.95 * len(operators)
+    assert set(trace.calls["op"]) | dropped >= operators
+
+    written = tmp_path / "again.txt"
+    losses = write_as("tritonbench", trace, written)
+    again = load(written)
+    assert sorted(map(call_of, again.signatures)) == sorted(map(call_of, trace.signatures))
+    assert not losses.skipped
+
+
+def call_of(signature: Signature) -> str:
+    return f"{signature.op} {signature.args} {signature.kwargs}"
+
+
+def test_a_trace_of_ours_is_written_but_for_what_the_format_lacks(tmp_path: Path) -> None:
+    trace = load(SHIPPED_TRACES[0])
+    losses = write_as("tritonbench", trace, tmp_path / "a.txt")
+    again = load(tmp_path / "a.txt")
+    assert len(again.calls) + sum(losses.skipped.values()) == len(trace.own_calls)
+    assert {op for op, _ in losses.skipped} <= set(trace.own_calls["op"])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "((__import__('os').system('true'),), {})",
+        "((T([1] * 10**9, f32),), {})",
+        "((T([-1], f32),), {})",
+        "((T([2, 3], f32, stride=(1,)),), {})",
+        "((lambda: 1,), {})",
+        "(" * 2000,
+        "((T([99999999999999999999999999], f32),), {})",
+        "((), {**{}})x",
+        "((torch.load,), {})",
+    ],
+)
+def test_what_is_no_call_is_refused_and_nothing_is_run(text: str) -> None:
+    with pytest.raises(ValueError, match=r"cannot be read|is no|are no"):
+        parse_call(text)
+
+
+def test_a_file_that_counts_too_many_calls_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text(BASE + f"cnt: {MOST_CALLS}, ((T([4], f32),), {{}})\n")
+    with pytest.raises(UserError, match="counts more than"):
+        list(TraceReader(tmp_path / "a.txt"))
+
+
+def test_lines_that_are_no_calls_are_counted(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text(BASE + "cnt: 2, ((T([4], x9),), {})\nnonsense\n")
+    trace = load(tmp_path / "a.txt")
+    assert trace.end is not None
+    assert sum(item.count for item in trace.end.dropped) == 3
+    assert len(trace.calls) == 6

@@ -1,0 +1,134 @@
+"""`opgrip trace convert`: files of other tools as traces, and traces as files of other tools."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from opgrip.tools.verbs.verb import Verb, verbs
+from opgrip.traces.command import add_debug, add_reading
+from opgrip.traces.errors import UserError
+from opgrip.traces.words import counted
+
+if TYPE_CHECKING:
+    from opgrip.traces.foreign import Losses
+    from opgrip.traces.reader import TraceReader
+
+OWN = "opgrip"
+OWN_SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst")
+EXAMPLES = """\
+examples:
+  opgrip trace convert inputs.txt calls.jsonl                                the format is found by content
+  opgrip trace convert trace:faster_rcnn inputs.txt --to tritonbench
+  opgrip trace convert step.jsonl inputs.txt --report loss.json              what inputs.txt does not hold
+"""
+
+
+def prepare(parser: argparse.ArgumentParser) -> None:
+    """The verb's options."""
+    parser.add_argument("input", type=Path, metavar="IN", help="a trace, or a file of another tool")
+    parser.add_argument("output", type=Path, metavar="OUT", help="the file to write")
+    parser.add_argument("--from", dest="source", metavar="FORMAT", help="what IN is (default: by its content)")
+    parser.add_argument("--to", metavar="FORMAT", help="what OUT becomes (default: by its suffix)")
+    parser.add_argument("--report", type=Path, metavar="FILE", help="write what is lost, call by call: .json")
+    parser.add_argument("-f", "--force", action="store_true", help="replace an existing file")
+    add_reading(parser, "take what there is of a cut or damaged trace")
+    add_debug(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Convert."""
+    from opgrip.traces.output import check_writable, whole_file
+    from opgrip.traces.reader import TraceReader
+
+    target = args.to or _format_of_name(args.output)
+    _check_target(target)
+    check_writable(args.output, args.force)
+    if args.report is not None:
+        check_writable(args.report, args.force)
+    reader = TraceReader(args.input, args.unbounded, args.source if args.source != OWN else None)
+    losses = _write_own(reader, args) if target == OWN else _write_foreign(reader, target, args)
+    if args.report is not None:
+        with whole_file(args.report, args.force) as file:
+            file.write(json.dumps(losses.as_json(), indent=1).encode())
+    _tell(args, losses)
+    return 0
+
+
+def _write_own(reader: TraceReader, args: argparse.Namespace) -> Losses:
+    """Record by record."""
+    from opgrip.traces.records import Header
+    from opgrip.traces.writer import TraceWriter
+
+    records = iter(reader)
+    header = next(records)
+    assert isinstance(header, Header)
+    writer = TraceWriter(args.output, header, args.force)
+    try:
+        for record in records:
+            writer.write(record)
+        if reader.missing and not args.partial:
+            raise UserError(reader.missing, "convert what there is with --partial")
+    except BaseException:
+        writer.discard()
+        raise
+    writer.close()
+    return reader.losses
+
+
+def _write_foreign(reader: TraceReader, target: str, args: argparse.Namespace) -> Losses:
+    from opgrip.traces import load
+    from opgrip.traces.foreign import formats
+    from opgrip.traces.output import whole_file
+    from opgrip.traces.streams import compress_to
+
+    trace = load(args.input, args.partial, args.unbounded, reader)
+    format_ = formats.get(target)
+    assert format_ is not None, "it was checked"
+    assert format_.write is not None
+    with whole_file(args.output, args.force) as raw:
+        packed = args.output.suffix in (".gz", ".zst")
+        sink = compress_to(raw, args.output.name) if packed else raw
+        format_.write(trace, sink, reader.losses)  # type: ignore[arg-type]
+        if packed:
+            sink.close()
+    return reader.losses
+
+
+def _check_target(target: str) -> None:
+    from opgrip.traces.foreign import formats
+
+    names = [OWN, *(name for name, format_ in formats.items() if format_.write is not None)]
+    if target not in names:
+        raise UserError(f"{target} is no format that is written", f"choose one of {', '.join(names)}")
+
+
+def _format_of_name(path: Path) -> str:
+    from opgrip.traces.foreign import PACKED, formats
+
+    if path.name.endswith(OWN_SUFFIXES):
+        return OWN
+    name = path.stem if path.suffix in PACKED else path.name
+    matches = [(len(suffix), key) for key, item in formats.items() for suffix in item.suffixes if name.endswith(suffix)]
+    if not matches:
+        raise UserError(f"{path} does not say its format", "name it with --to")
+    return max(matches)[1]
+
+
+def _tell(args: argparse.Namespace, losses: Losses) -> None:
+    """What was written, and what of it was not."""
+    print(f"{args.prog}: to {args.output}", file=sys.stderr)
+    for default in losses.defaults:
+        print(f"{args.prog}: {default}", file=sys.stderr)
+    for (op, reason), count in losses.skipped.most_common(5):
+        print(f"{args.prog}: {counted(count, 'call')} of {op} not converted: {reason}", file=sys.stderr)
+    if len(losses.skipped) > 5:
+        print(f"{args.prog}: and others: name a --report", file=sys.stderr)
+    for what, count in losses.counts.most_common(5):
+        print(f"{args.prog}: {counted(count, 'call')} lost {what}", file=sys.stderr)
+
+
+verbs.register("trace convert")(Verb("read and write files of other tools", EXAMPLES, prepare, run))

@@ -1,0 +1,213 @@
+"""Operators' inputs as TritonBench, and torch's own `OperatorInputsMode` before it, write them: text.
+
+    Operator: aten.add.Tensor
+    cnt: 12, ((T([16, 128], f16), T([16, 128], f16, stride=(0, 1))), {'alpha': 2})
+
+The text is Python's notation of calls; it is parsed, and never evaluated.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from typing import IO, Any
+
+import torch
+
+from opgrip.traces.arguments import TensorSpec
+from opgrip.traces.foreign import ForeignFile, Format, Head, Losses, formats
+from opgrip.traces.formats.building import NO_TIMES, NO_VALUES, RecordBuilder
+from opgrip.traces.names import DTYPES, LAYOUTS, plain_name
+from opgrip.traces.records import OPERATOR, Record, Signature
+from opgrip.traces.trace import Trace
+
+DTYPE_OF = {
+    "f16": torch.float16,
+    "f32": torch.float32,
+    "f64": torch.float64,
+    "bf16": torch.bfloat16,
+    "i8": torch.int8,
+    "i16": torch.int16,
+    "i32": torch.int32,
+    "i64": torch.int64,
+    "b8": torch.bool,
+    "u8": torch.uint8,
+    "c32": torch.complex32,
+    "c64": torch.complex64,
+    "c128": torch.complex128,
+}
+SHORT = {dtype: name for name, dtype in DTYPE_OF.items()}
+OPERATOR_LINE = re.compile(r"Operator: ([\w.:]+)")
+CALL_LINE = re.compile(r"cnt: (\d{1,9}), (.+)")
+MOST_CALLS = 10_000_000
+"""Of a file, before it is one of a stranger who wants memory."""
+NO_DEVICE = "devices of tensors: the file has none, so they are on the processor"
+
+
+def recognizes(head: Head) -> bool:
+    """Whether a file's first line that says something names an operator."""
+    first = next(iter(head.start.split(b"\n")), b"").decode(errors="replace").strip()
+    return OPERATOR_LINE.fullmatch(first) is not None
+
+
+def read(file: ForeignFile) -> Iterator[Record]:
+    """The calls of a file, as often as it counts each."""
+    builder = RecordBuilder("tritonbench", file.losses)
+    op, calls = "", 0
+    for number, line in enumerate(file.lines(), 1):
+        if named := OPERATOR_LINE.fullmatch(line.strip()):
+            op = named[1]
+            continue
+        match = CALL_LINE.fullmatch(line.strip())
+        if match is None:
+            if line.strip():
+                file.losses.skip(op or "?", f"line {number} is no call" if not op else "a line is no call")
+            continue
+        count = int(match[1])
+        calls += count
+        if calls > MOST_CALLS and not file.unbounded:
+            raise file.refusal(f"it counts more than {MOST_CALLS:,} calls")
+        try:
+            args, kwargs = parse_call(match[2])
+        except ValueError as error:
+            file.losses.skip(op, str(error), count)
+            continue
+        builder.add_call(op, args, kwargs, count=count)
+        yield from builder.ready()
+    yield from builder.end()
+
+
+def parse_call(text: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of a call in the file's notation, `((T([2, 3], f32), 1), {'alpha': 2})`.
+
+    Raises
+    ------
+    ValueError : for text that is no such notation
+    """
+    try:
+        value = _value(ast.parse(text, mode="eval").body)
+    except (SyntaxError, RecursionError, MemoryError, TypeError, KeyError) as error:
+        raise ValueError("arguments that cannot be read") from error
+    if not isinstance(value, tuple) or len(value) != 2 or not isinstance(value[0], tuple):
+        raise ValueError("arguments that are no tuple and dictionary")
+    args, kwargs = value
+    if not isinstance(kwargs, dict) or not all(isinstance(name, str) for name in kwargs):
+        raise ValueError("arguments that are no tuple and dictionary")
+    return args, kwargs
+
+
+def _value(node: ast.expr) -> Any:
+    match node:
+        case ast.Constant(value=None | bool() | int() | float() | str() as value):
+            return value
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as value)):
+            return -value
+        case ast.Tuple(elts=items):
+            return tuple(map(_value, items))
+        case ast.List(elts=items):
+            return list(map(_value, items))
+        case ast.Dict(keys=keys, values=values):
+            return {_value(key): _value(value) for key, value in zip(keys, values, strict=True) if key is not None}
+        case ast.Name(id="inf" | "nan" as name):
+            return float(name)
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Name(id="inf")):
+            return float("-inf")
+        case ast.Name(id=name) if name in DTYPE_OF:
+            return DTYPE_OF[name]
+        case ast.Attribute(value=ast.Name(id="torch"), attr=name):
+            return _of_torch(name)
+        case ast.Call(func=ast.Name(id="device"), args=[ast.Constant(value=str() as name)]):
+            return torch.device(name)
+        case ast.Call(func=ast.Name(id="T"), args=args, keywords=keywords):
+            return _tensor(*map(_value, args), **{word.arg or "": _value(word.value) for word in keywords})
+    raise ValueError(f"{ast.unparse(node)[:60]} is no argument")
+
+
+def _of_torch(name: str) -> Any:
+    value = DTYPES.get(name, LAYOUTS.get(name))
+    if value is None:
+        raise ValueError(f"torch.{name[:60]} is no dtype and no layout")
+    return value
+
+
+def _tensor(*args: Any, **words: Any) -> TensorSpec:
+    if len(args) not in (2, 3) or "made_of" in words or not set(words) <= {"stride", "layout"}:
+        raise ValueError("a tensor that cannot be read")
+    shape, dtype, *rest = args
+    layout = rest[0] if rest else words.get("layout", torch.strided)
+    if layout is not torch.strided:
+        raise ValueError("a sparse tensor, whose contents the file does not tell")
+    sizes = tuple(shape)
+    stride = tuple(words.get("stride", contiguous(sizes)))
+    whole = all(type(size) is int and 0 <= size < 1 << 62 for size in (*sizes, *stride))
+    if not whole or len(sizes) != len(stride) or not isinstance(dtype, torch.dtype):
+        raise ValueError("a tensor that cannot be read")
+    return TensorSpec(sizes, stride, dtype, "cpu")
+
+
+def contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The strides of a tensor whose elements lie one after the other."""
+    strides = []
+    step = 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= max(size, 1)
+    return tuple(reversed(strides))
+
+
+def write(trace: Trace, file: IO[bytes], losses: Losses) -> None:
+    """Operators in their alphabetical order, the calls of each by falling count."""
+    signatures = {item.number: item for item in trace.signatures}
+    counts = trace.own_calls["signature"].value_counts()
+    lines: dict[str, list[tuple[int, str]]] = {}
+    for number, count in counts.items():
+        signature = signatures[int(number)]  # type: ignore[call-overload]
+        try:
+            text = _call_text(signature)
+        except ValueError as error:
+            losses.skip(signature.op, str(error), int(count))
+            continue
+        lines.setdefault(signature.op, []).append((int(count), text))
+    for op, calls in sorted(lines.items()):
+        file.write(f"Operator: {op}\n".encode())
+        file.writelines(f"cnt: {count}, {text}\n".encode() for count, text in sorted(calls, key=lambda call: -call[0]))
+
+
+def _call_text(signature: Signature) -> str:
+    if signature.kind != OPERATOR:
+        raise ValueError("it is no operator of torch's dispatcher")
+    words = ", ".join(f"{name!r}: {_text(value)}" for name, value in signature.kwargs.items())
+    return f"({_text(signature.args)}, {{{words}}})"
+
+
+def _text(value: Any) -> str:
+    match value:
+        case None | bool() | int() | float() | str():
+            return repr(value)
+        case list():
+            return f"[{', '.join(map(_text, value))}]"
+        case tuple():
+            return f"({', '.join(map(_text, value))}{',' if len(value) == 1 else ''})"
+        case torch.dtype():
+            return SHORT.get(value, str(value))
+        case torch.device():
+            return f"device({str(value)!r})"
+        case torch.layout():
+            return str(value)
+        case TensorSpec(layout=torch.strided, stride=tuple() as stride, made_of=None, cls=None):
+            strided = "" if stride == contiguous(value.shape) else f", stride={_text(stride)}"
+            return f"T({_text(list(value.shape))}, {SHORT.get(value.dtype, plain_name(value.dtype))}{strided})"
+    raise ValueError(f"the format has no {type(value).__name__} of this kind")
+
+
+formats.register("tritonbench")(
+    Format(
+        "TritonBench's operator inputs: text, counts and shapes",
+        recognizes,
+        read,
+        write,
+        suffixes=(".txt",),
+        defaults=(NO_TIMES, NO_VALUES, NO_DEVICE),
+    )
+)
