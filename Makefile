@@ -34,7 +34,7 @@ test: $(INSTALLED) ## run the quick tests: every feature, and nothing that takes
 	$(if $(ARGS),,$(TIMES) test --) $(BIN)/python $(PYTEST) -m 'not slow' $(ARGS)
 
 test-all: $(INSTALLED) ## run all tests of what is installed
-	$(if $(ARGS),,$(TIMES) test-all --) $(BIN)/python $(PYTEST) $(ARGS)
+	$(if $(ARGS),,$(TIMES) test-all --) $(BIN)/python $(PYTEST) --durations 25 --durations-min 5 $(ARGS)
 
 test-versions: $(VERSIONS:=/installed) ## run the demo and the quick tests on the oldest and the newest Python and torch
 	@for pair in $(VERSIONS); do $$pair/bin/python tests/private_places.py || exit 1; done
