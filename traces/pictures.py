@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 COLUMNS = ("op", "module", "phase", "function", "kind", "device", "thread")
 """Of a trace's calls, what bars and their parts can be."""
 MOST_BARS = 20
+LEAST_SHARE = 0.001
+"""Of all time, what a bar stands for at least."""
 MOST_PARTS = 6
 """Those with most time; what is left is one more."""
 REST = "others"
@@ -45,12 +47,13 @@ def draw_times(table: pd.DataFrame, by: str, parts: str, title: str) -> Figure:
     total = float(sums.to_numpy().sum()) or 1.0
     sums = sums.loc[sums.sum(axis="columns").sort_values(ascending=False, kind="stable").index]
     sums = sums[sums.sum().sort_values(ascending=False, kind="stable").index]
-    shown, rest = sums.iloc[:MOST_BARS], len(sums) - MOST_BARS
+    shown = sums[sums.sum(axis="columns") >= LEAST_SHARE * total].iloc[:MOST_BARS]
+    rest = len(sums) - len(shown)
     figure, (axes,) = new_figure(title, size=(6.6, 1.4 + 0.22 * len(shown)))
     left = pd.Series(0.0, index=shown.index)
     for place, (name, color) in enumerate(zip(_few(shown).columns, (*PALETTE[:MOST_PARTS], "#999999"), strict=False)):
         widths = _few(shown).iloc[:, place]
-        axes.barh(range(len(shown)), widths, 0.8, left, color=color, label=literal(name, 40))
+        axes.barh(range(len(shown)), widths, 0.8, left, color=color, label=literal(name, 28))
         left = left + widths
     for height, width in enumerate(left):
         axes.annotate(
@@ -64,8 +67,8 @@ def draw_times(table: pd.DataFrame, by: str, parts: str, title: str) -> Figure:
         label_axis(axes.xaxis, "time of all calls", "s", 1e-6)
     else:
         label_axis(axes.xaxis, "calls")
-    if rest > 0:
-        axes.set_ylabel(f"the {MOST_BARS} longest; {rest:,} more")
+    if rest:
+        axes.set_ylabel(f"{rest:,} shorter ones are left out")
     add_legend(figure, axes)
     return figure
 

@@ -1,8 +1,9 @@
-"""Makes a picture of runs, for the command and for Python: what is asked is checked, rows are selected, it has a title."""
+"""Makes a picture of runs, for the command and for Python: checks what is asked, selects rows, and gives a title."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
@@ -90,12 +91,11 @@ def draw_runs(kind: str, runs: Mapping[str, Run], choices: Choices) -> Figure:
 
 def draw_fitting(runs: Mapping[str, Run], choices: Choices) -> Figure:
     """The picture of the kind that fits the runs: of several modes `modes`, of several threads `scaling`."""
-    for kind in FITTING[:-1]:
-        try:
+    *special, usual = FITTING
+    for kind in special:
+        with suppress(UserError):
             return draw_runs(kind, runs, choices)
-        except UserError:
-            continue
-    return draw_runs(FITTING[-1], runs, choices)
+    return draw_runs(usual, runs, choices)
 
 
 def _plot_of(kind: str) -> Plot:

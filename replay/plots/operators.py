@@ -18,6 +18,8 @@ BY = ("op", "family", "module")
 """What cases can be grouped by; the first, where nothing is asked for."""
 MOST_GROUPS = 20
 """Groups that are drawn, those with most time."""
+LEAST_SHARE = 0.001
+"""Of all time, what a group takes at least that is drawn."""
 TOGETHER = 0.8
 """Of the height of a group, what its bars take."""
 CAPTURED = "captured"
@@ -35,7 +37,10 @@ def draw(request: Request) -> Figure:
         for row, time_us in times:
             of_group = totals.setdefault(GROUPS[by](row), dict.fromkeys(series, 0.0))
             of_group[name] += time_us
-    groups = sorted(totals, key=lambda group: -max(totals[group].values()))[:MOST_GROUPS]
+    longest = {group: max(times.values()) for group, times in totals.items()}
+    least = LEAST_SHARE * fsum(longest.values())
+    groups = sorted((group for group in longest if longest[group] >= least), key=lambda group: -longest[group])
+    del groups[MOST_GROUPS:]
     figure, (axes,) = new_figure(request.title, size=(6.6, 1.4 + 0.24 * len(groups) * max(1.0, len(series) / 3)))
     thickness = TOGETHER / len(series)
     for place, name in enumerate(series):
@@ -43,14 +48,14 @@ def draw(request: Request) -> Figure:
         widths = [totals[group][name] for group in groups]
         color = "#bbbbbb" if name == CAPTURED else marked(place)["color"]
         heights = [number + offset for number in range(len(groups))]
-        axes.barh(heights, widths, thickness, color=color, label=literal(f"{name}, {_seconds(fsum(widths))}"))
+        label = f"{literal(name, 28)}, {_seconds(fsum(times[name] for times in totals.values()))}"
+        axes.barh(heights, widths, thickness, color=color, label=label)
     axes.set_yticks(range(len(groups)), [literal(group, 40) for group in groups])
     axes.set_ylim(len(groups) - 0.5, -0.5)
     axes.grid(axis="y", visible=False)
     label_axis(axes.xaxis, "time of all calls", "s", 1e-6)
     if len(groups) < len(totals):
-        rest = len(totals) - len(groups)
-        axes.set_ylabel(f"{'operator' if by == 'op' else by}, the {len(groups)} longest; {rest} more")
+        axes.set_ylabel(f"{len(totals) - len(groups):,} shorter ones are left out")
     add_legend(figure, axes)
     return figure
 
@@ -69,11 +74,12 @@ def _series(request: Request) -> dict[str, list[tuple[Result, float]]]:
 
 
 def _first_ways(rows: list[Result]) -> list[Result]:
-    """Of the rows of a mode, those run as the first is, each case once: other threads or values are no further calls."""
-    ways = ("direction", "values", "threads", "batch_scale", "streams", "cache")
+    """Of the rows of a mode each case once, as it was run first: other threads or values are not more calls."""
+    from opgrip.replay.measuring.results import WAY
+
     cases: dict[tuple[object, ...], Result] = {}
     for row in rows:
-        cases.setdefault((row.case, *row.identity_without("mode", *ways)), row)
+        cases.setdefault((row.case, *row.identity_without(*WAY)), row)
     return list(cases.values())
 
 
