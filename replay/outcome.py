@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from opgrip.replay.measuring.results import WAY, Result, summarize
+from opgrip.replay.measuring.results import OK, WAY, Result, summarize
 from opgrip.replay.plots.drawing import Choices, draw_fitting, draw_runs
 from opgrip.replay.reports import report_for
 from opgrip.replay.reports.cells import load_results, rows_in, to_frame
@@ -107,7 +107,8 @@ class Results:
 
     def _repr_html_(self) -> str:
         frame = self.frame
-        varied = [name for name in WAY if name not in SHOWN and frame[name].nunique(dropna=False) > 1]
+        timed = frame[frame["status"] == OK]
+        varied = [name for name in WAY if name not in SHOWN and timed[name].nunique(dropna=False) > 1]
         table = frame[[*SHOWN[:6], *varied, *SHOWN[6:]]].dropna(axis="columns", how="all")
         return as_html([repr(self)], table, lambda: draw_fitting({"": self}, Choices()))
 

@@ -10,8 +10,8 @@ from matplotlib.figure import Figure
 
 from opgrip.traces.figures import in_style
 
-DOTS_PER_INCH = 200
-"""Of an image on a page, which is shown at half its size: screens have two dots for one of the page."""
+DOTS_PER_INCH, PIXELS_PER_INCH = 150, 100
+"""Of an image on a page, and of the page: screens have more dots than pages have pixels."""
 
 
 class StyledFigure(Figure):
@@ -30,5 +30,5 @@ class StyledFigure(Figure):
 def png_of(figure: Figure) -> tuple[str, int]:
     """An image of a figure in base64, and the width that it is shown with, in pixels of a page."""
     file = io.BytesIO()
-    figure.savefig(file, format="png", dpi=DOTS_PER_INCH)
-    return base64.b64encode(file.getvalue()).decode(), round(figure.get_size_inches()[0] * DOTS_PER_INCH / 2)
+    figure.savefig(file, format="png", dpi=DOTS_PER_INCH, pil_kwargs={"optimize": True})
+    return base64.b64encode(file.getvalue()).decode(), round(figure.get_size_inches()[0] * PIXELS_PER_INCH)

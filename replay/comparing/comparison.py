@@ -76,7 +76,7 @@ class Total:
     judgement: Judgement
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Comparison:
     """What became of the cases of a run in another.
 
@@ -108,6 +108,11 @@ class Comparison:
         from opgrip.replay.comparing.reports.frames import to_frame
 
         return to_frame(self)
+
+    def __repr__(self) -> str:
+        from opgrip.replay.comparing.reports.words import summary
+
+        return f"<Comparison: {summary(self)}>"
 
     def _repr_html_(self) -> str:
         from opgrip.replay.comparing.reports.frames import to_html
