@@ -66,7 +66,7 @@ openmmlab: $(OPENMMLAB) ## add mmengine, mmcv, mmdet and mmsegmentation
 
 runtimes: $(RUNTIMES) ## add ONNX Runtime, TVM, XLA and TensorFlow, which some modes need
 
-browser: $(BROWSER) ## add what tests pages in a browser, and Chromium where Debian's packages can be had
+browser: $(BROWSER) ## add what tests pages in a browser and notebooks in a kernel, and Chromium where Debian's packages can be had
 
 lint: $(INSTALLED) $(PACKAGE) ## check style, format and which room knows which
 	$(BIN)/ruff check .
@@ -119,7 +119,7 @@ $(RUNTIMES): $(INSTALLED)
 	@touch $@
 
 $(BROWSER): $(INSTALLED)
-	$(PIP) -e '.[dev,browser]'
+	$(PIP) -e '.[dev,browser,notebook]'
 	@command -v chromium >/dev/null || { apt-get -qq update && apt-get -qq install -y --no-install-recommends chromium; } >/dev/null \
 	  || echo 'there is no chromium: tests of pages are passed over until the system has one'
 	@touch $@

@@ -3,29 +3,25 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import fsum, log
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from opgrip.replay.cases.families import family_of
 from opgrip.replay.comparing.differing import what_differs
 from opgrip.replay.comparing.estimates import Estimate, estimate
 from opgrip.replay.comparing.priors import DRIFT, SHORT_US, USUAL, learn
 from opgrip.replay.comparing.verdicts import Difference, Judgement, Verdict, judge
+from opgrip.replay.measuring.groups import GROUPS
 from opgrip.replay.measuring.results import OK, WRONG, Result
 from opgrip.replay.outcome import Results
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 MARGIN = 0.05
 """Relative difference up to which times are the same."""
-GROUPS: dict[str, Callable[[Result], str]] = {
-    "op": lambda row: row.op,
-    "module": lambda row: row.module or "(outside)",
-    "family": lambda row: family_of(row.op),
-    "mode": lambda row: row.mode,
-}
-"""What rows are grouped by."""
 BUSY = "the machine was busy"
 MOST_DISTURBED = 0.15
 """Share of disturbed runs, of a row or by the median of all, above which times say nothing: what others do to caches
@@ -80,7 +76,7 @@ class Total:
     judgement: Judgement
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Comparison:
     """What became of the cases of a run in another.
 
@@ -105,6 +101,23 @@ class Comparison:
     added: Sequence[Result] = ()
     margin: float = MARGIN
     _estimates: Mapping[int, Difference] = field(default_factory=dict, repr=False)
+
+    @property
+    def frame(self) -> pd.DataFrame:
+        """One row a case and mode, those that got worse first, in the columns that `opgrip compare -o` writes."""
+        from opgrip.replay.comparing.reports.frames import to_frame
+
+        return to_frame(self)
+
+    def __repr__(self) -> str:
+        from opgrip.replay.comparing.reports.words import summary
+
+        return f"<Comparison: {summary(self)}>"
+
+    def _repr_html_(self) -> str:
+        from opgrip.replay.comparing.reports.frames import to_html
+
+        return to_html(self)
 
     @property
     def counts(self) -> Counter[Verdict]:

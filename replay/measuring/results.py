@@ -20,6 +20,8 @@ NOISY = 0.25
 """Interquartile range of times, as a share of their median, above which that is doubtful."""
 SLOWED = 0.5
 """Share of runs at a slower pace above which a median is doubtful."""
+WAY = ("mode", "direction", "values", "threads", "batch_scale", "streams", "cache")
+"""Columns that say how a case was run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,9 +140,12 @@ class Result:
     @property
     def identity(self) -> tuple[object, ...]:
         """What joins it with the rows of other runs: the case, whatever its number, and how it was run."""
+        return self.identity_without()
+
+    def identity_without(self, *columns: str) -> tuple[object, ...]:
+        """The same, leaving out what rows may differ in, to join those of other modes or numbers of threads."""
         what = self.key or f"{self.op} {self.shapes}"
-        way = (self.mode, self.direction, self.values, self.threads, self.batch_scale, self.streams, self.cache)
-        return (what, *way)
+        return (what, *(getattr(self, name) for name in WAY if name not in columns))
 
     @property
     def is_captured_doubtful(self) -> bool:

@@ -55,7 +55,15 @@ def whole_cells(rows: Iterable[Result]) -> list[dict[str, Any]]:
 
 def to_frame(rows: Iterable[Result]) -> pd.DataFrame:
     """One row a result, in all columns."""
-    return pd.DataFrame(whole_cells(rows), columns=[about.name for about in all_columns()])
+    cells = [{name: _as_unicode(cell) for name, cell in row.items()} for row in whole_cells(rows)]
+    return pd.DataFrame(cells, columns=[about.name for about in all_columns()])
+
+
+def _as_unicode(cell: Any) -> Any:
+    """A cell as columns of text can hold it: halves of characters, which a stranger's name may have, are spelled."""
+    if not isinstance(cell, str) or cell.isascii():
+        return cell
+    return cell.encode(errors="backslashreplace").decode()
 
 
 def load_results(path: str | Path) -> pd.DataFrame:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from math import fsum
 from typing import TYPE_CHECKING
 
-from opgrip.tools.plots.plot import Plot, Request, plots
+from opgrip.replay.plots.plot import Plot, Request, Run, plots
 from opgrip.traces.errors import UserError
 from opgrip.traces.figures import add_legend, literal, marked, new_figure
 
@@ -14,8 +14,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from opgrip.replay.outcome import Results
 
+BY = ("family", "op")
+"""What cases can be grouped by; the first, where nothing is asked for."""
 MOST_GROUPS = 20
 """Groups that are drawn, those with most time."""
 TOGETHER = 0.8
@@ -47,29 +48,31 @@ def draw(request: Request) -> Figure:
     axes.axvline(1.0, color="#222222", linewidth=0.8)
     _scale(axes)
     axes.set_xlabel(f"speed-up over {literal(reference)} (times); bar: middle 80 % of cases")
-    axes.set_ylabel(f"{'operator' if request.by == 'op' else request.by} (cases)")
+    by = request.by or BY[0]
+    axes.set_ylabel(f"{'operator' if by == 'op' else by} (cases)")
     add_legend(figure, axes)
     return figure
 
 
 def _speedups(request: Request) -> tuple[dict[str, dict[str, list[Speedup]]], str]:
     """The cases' times by series and group, and the name of the reference mode."""
-    from opgrip.replay.comparing.comparison import GROUPS
-    from opgrip.tools.plots.rows import identity_of, time_of, timed
+    from opgrip.replay.measuring.groups import GROUPS
+    from opgrip.replay.plots.rows import time_of, timed
 
+    by = request.by or BY[0]
     series: dict[str, dict[str, list[Speedup]]] = {}
     references = {}
     for name, run in request.runs.items():
         rows = timed(run.rows)
         reference = _reference(run)
         references[reference] = True
-        base = {identity_of(row): row for row in rows if row.mode == reference}
+        base = {row.identity_without("mode"): row for row in rows if row.mode == reference}
         for mode in dict.fromkeys(row.mode for row in rows if row.mode != reference):
             own: dict[str, list[Speedup]] = {}
             for row in rows:
-                other = base.get(identity_of(row))
+                other = base.get(row.identity_without("mode"))
                 if row.mode == mode and other is not None:
-                    own.setdefault(GROUPS[request.by](row), []).append((time_of(other), time_of(row)))
+                    own.setdefault(GROUPS[by](row), []).append((time_of(other), time_of(row)))
             if own:
                 share = f"{sum(map(len, own.values()))} of {len(base)} cases"
                 series[f"{mode if len(request.runs) == 1 else f'{name}: {mode}'} ({share})"] = own
@@ -78,7 +81,7 @@ def _speedups(request: Request) -> tuple[dict[str, dict[str, list[Speedup]]], st
     return series, " or ".join(references)
 
 
-def _reference(run: Results) -> str:
+def _reference(run: Run) -> str:
     """The mode of the first row."""
     return next((row.mode for row in run.rows), "")
 
@@ -109,4 +112,4 @@ def _scale(axes: Axes) -> None:
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
 
 
-plots.register("modes")(Plot("speed-up of each mode over the first", draw, by=("family", "op")))
+plots.register("modes")(Plot("speed-up of each mode over the first", draw, by=BY))

@@ -7,9 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from opgrip.replay.measuring.results import Result
-    from opgrip.replay.outcome import Results
-
-Identity = tuple[object, ...]
+    from opgrip.replay.plots.plot import Run
 
 
 def timed(rows: Sequence[Result]) -> list[Result]:
@@ -24,19 +22,12 @@ def time_of(row: Result) -> float:
     return max(row.count, 1) * (row.median_us or 0.0)
 
 
-def series_of(runs: Mapping[str, Results]) -> Iterator[tuple[str, list[Result]]]:
+def series_of(runs: Mapping[str, Run]) -> Iterator[tuple[str, list[Result]]]:
     """The timed rows of each mode of each run, with a name; the run is in it where there are several."""
     for name, run in runs.items():
         rows = timed(run.rows)
         for mode in dict.fromkeys(row.mode for row in rows):
             yield mode if len(runs) == 1 else f"{name}: {mode}", [row for row in rows if row.mode == mode]
-
-
-def identity_of(row: Result, *leaving_out: str) -> Identity:
-    """What tells a row of a mode from its others: the case, and all that it was varied by but what is left out."""
-    case = row.key or f"{row.op} {row.shapes}"
-    varied = ("direction", "values", "threads", "batch_scale", "streams", "cache", "device")
-    return (case, *(getattr(row, name) for name in varied if name not in leaving_out))
 
 
 def longest(rows: Sequence[Result], most: int) -> list[str]:

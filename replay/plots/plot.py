@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 from opgrip.traces.registry import Registry
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from opgrip.replay.outcome import Results
+    from opgrip.replay.measuring.results import Result
+
+
+class Run(Protocol):
+    """The rows of a replay and where they come from, as `Results` has them."""
+
+    @property
+    def rows(self) -> Sequence[Result]:
+        """One a case and way to run it."""
+
+    @property
+    def header(self) -> Mapping[str, Any]:
+        """The trace, the versions and the device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,13 +34,13 @@ class Request:
     ----------
     runs : results by name, in their order
     title : of the picture; empty for none
-    by : what cases are grouped by, `family` or `op`
+    by : what cases are grouped by, such as `family` or `op`; None for the kind's own choice
     over : the column along the x axis; None for the kind's own choice
     """
 
-    runs: Mapping[str, Results]
+    runs: Mapping[str, Run]
     title: str = ""
-    by: str = "family"
+    by: str | None = None
     over: str | None = None
 
 
@@ -43,7 +55,7 @@ class Plot:
     ----------
     summary : for the help of the command
     draw : makes it; raises `UserError` where the results have nothing to be drawn
-    by : the values of `--by` that it takes
+    by : the values of `--by` that it takes, its own choice first
     over : the values of `--over` that it takes
     least, most : how many results it takes; None for any number
     """
@@ -56,5 +68,5 @@ class Plot:
     most: int | None = None
 
 
-plots: Registry[Plot] = Registry("opgrip.tools.plots", "opgrip.plots")
+plots: Registry[Plot] = Registry("opgrip.replay.plots", "opgrip.plots")
 """Kinds of pictures by name."""

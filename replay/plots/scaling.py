@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import fsum
 from typing import TYPE_CHECKING, Any
 
-from opgrip.tools.plots.plot import Plot, Request, plots
+from opgrip.replay.plots.plot import Plot, Request, plots
 from opgrip.traces.errors import UserError
 from opgrip.traces.figures import add_legend, literal, marked, new_figure
 
@@ -23,7 +23,7 @@ IDEALS = {"threads": -1.0, "batch_scale": 1.0}
 
 def draw(request: Request) -> Figure:
     """A line a mode: the time of all calls, with the tenth to ninetieth percentile of its cases as a band."""
-    from opgrip.tools.plots.rows import series_of
+    from opgrip.replay.plots.rows import series_of
 
     series = dict(series_of(request.runs))
     column = request.over or _varied([row for rows in series.values() for row in rows])
@@ -60,13 +60,13 @@ def _draw_series(axes: Axes, place: int, name: str, rows: list[Result], column: 
     """Draw the cases that were timed at all values; the values."""
     import numpy as np
 
-    from opgrip.tools.plots.rows import identity_of, time_of
+    from opgrip.replay.plots.rows import time_of
 
     by_case: dict[Any, dict[int, float]] = {}
     for row in rows:
         value = getattr(row, column)
         if value is not None:
-            by_case.setdefault(identity_of(row, column), {})[int(value)] = time_of(row)
+            by_case.setdefault(row.identity_without("mode", column), {})[int(value)] = time_of(row)
     values = sorted({value for times in by_case.values() for value in times})
     whole = [times for times in by_case.values() if len(times) == len(values)]
     if len(values) < 2 or not whole:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from opgrip.tools.plots.plot import Plot, Request, plots
+from opgrip.replay.plots.plot import Plot, Request, plots
 from opgrip.traces.errors import UserError
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from datetime import datetime, timezone
 from math import fsum
 from typing import TYPE_CHECKING
 
-from opgrip.tools.plots.plot import Plot, Request, plots
+from opgrip.replay.plots.plot import Plot, Request, Run, plots
 from opgrip.traces.errors import UserError
 from opgrip.traces.figures import add_legend, label_axis, literal, marked, new_figure
 from opgrip.traces.words import counted
@@ -15,18 +15,17 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from opgrip.replay.measuring.results import Result
-    from opgrip.replay.outcome import Results
 
 
 def draw(request: Request) -> Figure:
     """A line a mode through the runs, of the cases that all of them timed, with a band from p10 to p90."""
-    from opgrip.tools.plots.rows import identity_of, timed
+    from opgrip.replay.plots.rows import timed
 
     runs = sorted(((_moment(name, run), run) for name, run in request.runs.items()), key=lambda pair: pair[0])
     moments = [moment for moment, _ in runs]
     by_mode: dict[str, list[dict[object, Result]]] = {}
     for mode in dict.fromkeys(row.mode for _, run in runs for row in timed(run.rows)):
-        by_mode[mode] = [{identity_of(row): row for row in timed(run.rows) if row.mode == mode} for _, run in runs]
+        by_mode[mode] = [{_identity(row): row for row in timed(run.rows) if row.mode == mode} for _, run in runs]
     figure, (axes,) = new_figure(request.title)
     most = 0
     for place, (mode, rows_of_runs) in enumerate(by_mode.items()):
@@ -46,7 +45,12 @@ def draw(request: Request) -> Figure:
     return figure
 
 
-def _moment(name: str, run: Results) -> datetime:
+def _identity(row: Result) -> tuple[object, ...]:
+    """Times of other devices are other lines, whatever runs they stand in."""
+    return (row.device, *row.identity)
+
+
+def _moment(name: str, run: Run) -> datetime:
     """When a run was made, in UTC."""
     try:
         moment = datetime.fromisoformat(str(run.header["time"]))
