@@ -125,9 +125,8 @@ def _calls(block: Calls, names: _Names, chosen: Filter, as_json: bool) -> Iterat
         count = block.tensors[place] if block.tensors else 0
         storages = block.storages[first : first + count]
         first += count
-        if not (
-            _matches(names.ops.get(signature, ""), chosen.ops) and _matches(names.module_of(scope), chosen.modules)
-        ):
+        op, module = names.ops.get(signature, "?"), names.module_of(scope)
+        if not (_matches(op, chosen.ops) and _matches(module, chosen.modules)):
             continue
         facts: dict[str, Any] = {
             "thread": block.thread,
