@@ -58,7 +58,7 @@ def script_of(
         f"RECORDED_THREADS = {_threads(settings)}",
         f"RESULTS = {results}",
         *_settings(settings),
-        *("\n" + HELPERS[name] for name in _ordered(source.helpers)),
+        *("\n" + HELPERS[name].rstrip() for name in _ordered(source.helpers)),
         "",
         "",
         "def make_inputs(device):",
@@ -67,10 +67,11 @@ def script_of(
         *(f"    {line}" for line in lines),
         f"    return {positional}, {named}",
         "",
+        "",
     ]
-    body = "\n".join(parts) + MAIN
+    body = "\n".join(parts) + MAIN.lstrip()
     imports = [f"import {name}" for name in STANDARD if f"{name}." in body]
-    return body.replace("IMPORTS\n", "\n".join([*imports, "", "import torch", ""]), 1)
+    return body.replace("IMPORTS\n", "\n".join([*imports, "", "import torch", "", ""]), 1)
 
 
 def _head(signature: Signature, facts: Sequence[str]) -> str:

@@ -17,7 +17,7 @@ from opgrip.traces.scripts.literals import shape as sizes
 from opgrip.traces.values import ValueModel
 from opgrip.traces.values.booleans import Booleans
 from opgrip.traces.values.constant import Constant
-from opgrip.traces.values.distribution import PROBABILITIES
+from opgrip.traces.values.distribution import DIGITS, PROBABILITIES
 from opgrip.traces.values.exact import elements
 from opgrip.traces.values.floats import Floats
 from opgrip.traces.values.integers import Integers
@@ -86,7 +86,7 @@ class ValueSource:
 
     def _few(self, model: ValueModel, shape: tuple[int, ...], dtype: torch.dtype) -> str:
         values = self._draw(model, shape, dtype).reshape(-1).tolist()
-        source = f"[{', '.join(map(plain, values))}]"
+        source = _list([_short(value, dtype) for value in values])
         reshaped = "" if len(shape) == 1 else f".reshape({sizes(shape)})"
         return f"torch.tensor({source}, dtype={dtype}){reshaped}"
 
@@ -227,3 +227,19 @@ _WRITERS: dict[type, Callable[[ValueSource, Any, tuple[int, ...], torch.dtype], 
     OneHot: _one_hot,
 }
 """Of models, what draws alike by torch."""
+
+
+def _short(value: Any, dtype: torch.dtype) -> str:
+    """The source of a number in the fewest digits that give it back in its dtype."""
+    if dtype.is_floating_point and dtype.itemsize <= 4 and isfinite(value):
+        value = float(f"{value:.{DIGITS}g}")
+    return plain(value)
+
+
+def _list(items: list[str]) -> str:
+    """The source of a list, in lines where one has no room for it."""
+    text = f"[{', '.join(items)}]"
+    if len(text) <= LINE - len(INDENT):
+        return text
+    lines = textwrap.wrap(", ".join(items), LINE, break_long_words=False, break_on_hyphens=False)
+    return "\n".join(["[", *(f"{INDENT}{line}" for line in lines), "    ]"])
