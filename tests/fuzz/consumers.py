@@ -29,7 +29,7 @@ from opgrip.replay.outcome import write_results
 from opgrip.replay.reports.report import reports
 from opgrip.replay.reports.table import print_results
 from opgrip.tools.opgrip import main
-from opgrip.tools.verbs.trace_export_case import export_case
+from opgrip.tools.verbs.trace_export_case import source_of
 from opgrip.traces import Trace, TraceReader, load
 from opgrip.traces.errors import UserError
 from opgrip.traces.live_calls import LiveArguments
@@ -119,9 +119,9 @@ def _make(case: Case, settings: Any) -> None:
 def _scripts(path: Path) -> None:
     """The source of scripts of calls: it is one of Python, whatever text the trace holds."""
     trace = load(path)
-    for signature in trace.signatures[:MOST_CASES]:
+    for case in make_cases(trace)[:MOST_CASES]:
         with suppress(UserError):
-            ast.parse(export_case(trace, signature.number))
+            ast.parse(source_of(trace, case))
 
 
 def _around(path: Path) -> None:
@@ -166,7 +166,7 @@ CONSUMERS: Sequence[Callable[[Path], None]] = (
     _verb("trace", "trim", "TRACE", "--partial", "--phase", "forward", "--with-producers", "-f", "-o", "OUT.jsonl"),
     _verb("trace", "trim", "TRACE", "--partial", "--op", "aten.*", "--time", ":1ms", "-f", "-o", "OUT.jsonl.gz"),
     _verb("trace", "diff", "TRACE", "TRACE", "--partial", "-f", "-o", "OUT.json"),
-    _verb("trace", "diff", "TRACE", "trace:faster_rcnn", "--partial", "-f", "-o", "OUT.md"),
+    _verb("trace", "diff", "TRACE", "TRACE", "--partial", "-f", "-o", "OUT.md"),
     _scripts,
     _verb("trace", "merge", "TRACE", "TRACE", "--partial", "-f", "-o", "OUT.jsonl"),
     _verb("longtail", "TRACE", "--partial", "--bandwidth", "100", "-f", "-o", "OUT.csv"),

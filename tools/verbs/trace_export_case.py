@@ -58,13 +58,19 @@ def export_case(trace: Trace, number: int) -> str:
     UserError : where the trace has no such signature that was called, and where torch alone cannot run it
     """
     from opgrip.replay.cases.cases import make_cases
-    from opgrip.replay.operators.lookup import Unsupported, find_operator
-    from opgrip.traces.scripts import script_of
 
     case = next((case for case in make_cases(trace) if case.trace_number == number), None)
     if case is None:
         raise UserError(f"no call of the trace has the signature {number}", "see opgrip trace cat --type signature")
-    signature = next(item for item in trace.signatures if item.number == number)
+    return source_of(trace, case)
+
+
+def source_of(trace: Trace, case: Case) -> str:
+    """The source of a case's file, as `export_case` has it."""
+    from opgrip.replay.operators.lookup import Unsupported, find_operator
+    from opgrip.traces.scripts import script_of
+
+    signature = next(item for item in trace.signatures if item.number == case.trace_number)
     try:
         find_operator(signature, extensions=())
     except Unsupported as error:
