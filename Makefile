@@ -18,7 +18,7 @@ NEWEST_TORCH ?= 2.15.0
 OLDEST := build/oldest
 NEWEST := build/newest
 VERSIONS := $(OLDEST) $(NEWEST)
-TESTING := pytest pytest-timeout pytest-xdist hypothesis jsonschema pyte
+TESTING := pytest pytest-timeout pytest-xdist hypothesis pyte
 
 .PHONY: help demo test test-all test-versions set-up-versions smoke-versions fuzz coverage openmmlab runtimes browser lint types bench gpu-check held clean
 
@@ -110,7 +110,7 @@ $(VERSIONS:=/installed): pyproject.toml constraints.txt constraints-oldest.txt
 	@mkdir -p build
 	$(PAIR)
 	$(@D)/bin/python -m pip --disable-pip-version-check install -q -c $(@D)/constraints.txt \
-	  -e '.[zstd,full,samples,results,report,plot,top]' $(TESTING)
+	  -e '.[zstd,full,samples,results,report,plot,schema,top]' $(TESTING)
 	@touch $@
 
 # tensorflow-cpu is what the extra's tensorflow is without its hundreds of megabytes for GPUs

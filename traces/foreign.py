@@ -145,7 +145,7 @@ class ForeignFile:
         """
         data = content.encode() if isinstance(content, str) else content
         try:
-            form = json.loads(data, object_pairs_hook=_once)
+            form = json.loads(data, object_pairs_hook=once)
             check_nesting(data, form)
         except (ValueError, RecursionError) as error:
             reason = "it nests too deep" if isinstance(error, RecursionError) else f"{error}"[:200]
@@ -163,7 +163,8 @@ class ForeignFile:
         )
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON; raises `FormatError` where a name stands in it twice."""
     form = dict(pairs)
     if len(form) < len(pairs):
         names = Counter(name for name, _ in pairs)
