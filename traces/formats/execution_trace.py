@@ -6,6 +6,7 @@ adds times and kernels of a profile to the same file.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import IO, Any
@@ -15,8 +16,9 @@ from opgrip.traces.foreign import ForeignFile, Format, Head, Losses, formats
 from opgrip.traces.formats.building import NO_VALUES
 from opgrip.traces.formats.nodes.calls import calls_of
 from opgrip.traces.formats.nodes.json_members import TooLong, members
-from opgrip.traces.formats.nodes.json_nodes import node_from_json
+from opgrip.traces.formats.nodes.json_nodes import node_from_json, node_to_json
 from opgrip.traces.formats.nodes.node import Node
+from opgrip.traces.formats.nodes.program import steps_of
 from opgrip.traces.records import Record
 from opgrip.traces.trace import Trace
 
@@ -66,8 +68,23 @@ def _facts(name: str, value: Any) -> dict[str, Any]:
 
 
 def write(trace: Trace, file: IO[bytes], losses: Losses) -> None:
-    """The calls of a trace as nodes, with the labels, modules and phases around them."""
-    raise NotImplementedError
+    """The calls of a trace as nodes in the order in which they started, one a line."""
+    pid, time = trace.header.get("pid"), trace.header.get("time")
+    head = {
+        "schema": SCHEMA,
+        "pid": pid if isinstance(pid, int) else 0,
+        "time": str(time or "")[:19].replace("T", " "),
+        "start_ts": 0,
+    }
+    file.write(f'{json.dumps(head)[:-1]}, "nodes": [\n'.encode())
+    separator = b""
+    for step in steps_of(trace, losses):
+        file.write(separator + json.dumps(node_to_json(step.node)).encode())
+        separator = b",\n"
+    ends = trace.calls["start_ns"] + trace.calls["duration_ns"]
+    # in ms, as torch counts
+    finish = (int(ends.max()) - int(trace.calls["start_ns"].min())) // 1_000_000 if len(ends) else 0
+    file.write(f'\n], "finish_ts": {finish}}}\n'.encode())
 
 
 formats.register(NAME)(

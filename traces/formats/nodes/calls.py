@@ -7,13 +7,14 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-from opgrip.traces.arguments import Opaque
+from opgrip.traces.arguments import Opaque, tensors
 from opgrip.traces.errors import FormatError
 from opgrip.traces.foreign import Losses
 from opgrip.traces.formats.building import NO_TIMES, RecordBuilder
 from opgrip.traces.formats.nodes.codes import DTYPE_OF_CODE, LAYOUT_OF_CODE, MEMORY_FORMAT_OF_CODE
 from opgrip.traces.formats.nodes.decoding import NO_STRIDES, KnownStrides, Values, decode_port, with_sharing
 from opgrip.traces.formats.nodes.node import Node, Port
+from opgrip.traces.formats.nodes.ranges import model_of, parse_ranges
 from opgrip.traces.formats.nodes.schema_text import Parameter, SchemaText, parse_schema
 from opgrip.traces.formats.nodes.tree import Surroundings, Tree, is_composite, is_label, make_tree
 from opgrip.traces.graph import schema_of
@@ -127,7 +128,7 @@ class _Reader:
     def _add_call(
         self, node: Node, schema: SchemaText, surroundings: Surroundings, inputs: Values, results: Values
     ) -> None:
-        items = with_sharing(inputs.items, inputs.storages)
+        items = with_sharing(inputs, self._value_numbers(node, inputs))
         args, kwargs = as_called(schema, items)
         taken = [self._memory.of(storage) for storage in inputs.storages]
         span = self._tree.span(node.number)
@@ -140,6 +141,15 @@ class _Reader:
             device_ns=span.device_ns,
             storages=[*taken, *self._result_storages(schema, inputs, results)],
         )
+
+    def _value_numbers(self, node: Node, inputs: Values) -> list[int | None]:
+        """Of each tensor among the arguments, the number of its value model, where the file tells its range."""
+        ranges = parse_ranges(node.ranges)
+        numbers: list[int | None] = []
+        for place, spec in zip(inputs.places, tensors(inputs.items), strict=True):
+            model = model_of(ranges[place], spec) if place in ranges else None
+            numbers.append(None if model is None else self.builder.add_values(model))
+        return numbers
 
     def _result_storages(self, schema: SchemaText, inputs: Values, results: Values) -> Iterator[int]:
         """Numbers of the memory of results: memory that was not there before has a new one."""

@@ -19,9 +19,7 @@ _SCALAR_TYPES = (
 _LAYOUTS = ("strided", "sparse_coo", "sparse_csr", "_mkldnn", "sparse_csc", "sparse_bsr", "sparse_bsc", "jagged")
 _MEMORY_FORMATS = ("contiguous_format", "preserve_format", "channels_last", "channels_last_3d")
 
-DTYPE_CODES: dict[torch.dtype, int] = {
-    DTYPES[name]: code for code, name in enumerate(_SCALAR_TYPES) if name in DTYPES
-}
+DTYPE_CODES: dict[torch.dtype, int] = {DTYPES[name]: code for code, name in enumerate(_SCALAR_TYPES) if name in DTYPES}
 LAYOUT_CODES: dict[torch.layout, int] = {
     getattr(torch, name): code for code, name in enumerate(_LAYOUTS) if hasattr(torch, name)
 }

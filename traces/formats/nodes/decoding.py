@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -34,10 +34,13 @@ class Values:
     ----------
     items : arguments, or results
     storages : the file's number of the storage of each tensor among them, in their order; 0 for one without memory
+    places : of each of these tensors, its place among all that the file has there, undefined ones too
     """
 
     items: list[Any]
-    storages: list[int]
+    storages: list[int] = field(default_factory=list)
+    places: list[int] = field(default_factory=list)
+    tensors: int = 0
 
 
 @dataclass(slots=True)
@@ -81,17 +84,16 @@ def decode_port(port: Port, kinds: Sequence[str], strides: KnownStrides) -> Valu
     if not all(isinstance(item, list) and len(item) == len(port.values) for item in lists):
         raise FormatError("values, shapes and types that do not go together")
     own_strides = port.strides if port.strides is not None else [None] * len(port.values)
-    storages: list[int] = []
-    items = [
-        _decode(value, shape, kind, stride, kinds[place] if place < len(kinds) else "", _Context(storages, strides))
-        for place, (value, shape, kind, stride) in enumerate(zip(*lists, own_strides, strict=True))
-    ]
-    return Values(items, storages)
+    values = Values([])
+    context = _Context(values, strides)
+    for place, (value, shape, kind, stride) in enumerate(zip(*lists, own_strides, strict=True)):
+        values.items.append(_decode(value, shape, kind, stride, kinds[place] if place < len(kinds) else "", context))
+    return values
 
 
 @dataclass(frozen=True, slots=True)
 class _Context:
-    storages: list[int]
+    values: Values
     strides: KnownStrides
 
 
@@ -159,6 +161,7 @@ def _text(value: str, kind: str) -> Any:
 def _tensor(value: Any, shape: Any, element: str, stride: Any, context: _Context) -> TensorSpec | Opaque | None:
     if not isinstance(value, list) or not 5 <= len(value) <= 6:
         raise FormatError("a tensor that is no list of five or six")
+    context.values.tensors += 1
     if element == UNDEFINED:
         return None
     dtype = DTYPE_OF_ELEMENT.get(element) or DTYPES.get(element.removeprefix("c10::").lower())
@@ -169,7 +172,8 @@ def _tensor(value: Any, shape: Any, element: str, stride: Any, context: _Context
     if len(steps) != len(dimensions):
         raise FormatError(f"a tensor of {len(dimensions)} dimensions and {len(steps)} strides")
     device = device_name(value[5]) if len(value) == 6 and value[5] else DEFAULT_DEVICE
-    context.storages.append(whole(value[1]))
+    context.values.storages.append(whole(value[1]))
+    context.values.places.append(context.values.tensors - 1)
     return TensorSpec(dimensions, steps, dtype, device, offset=whole(value[2]))
 
 
@@ -180,18 +184,24 @@ def whole(value: Any) -> int:
     return value
 
 
-def with_sharing(tree: Any, storages: Sequence[int]) -> Any:
-    """The same arguments, where tensors that lie in the same memory have its number within the call."""
-    counts = Counter(storage for storage in storages if storage)
+def with_sharing(values: Values, numbers_of_values: Sequence[int | None]) -> list[Any]:
+    """The arguments, where tensors that lie in the same memory have its number within the call.
+
+    Parameters
+    ----------
+    numbers_of_values : of each tensor, the number of its value model
+    """
+    counts = Counter(storage for storage in values.storages if storage)
     numbers = {storage: number for number, storage in enumerate(key for key in counts if counts[key] > 1)}
-    remaining: Iterator[int] = iter(storages)
+    remaining = zip(values.storages, numbers_of_values, strict=True)
 
     def shared(leaf: Any) -> Any:
         if not isinstance(leaf, TensorSpec):
             return leaf
-        return replace(leaf, storage=numbers.get(next(remaining)))
+        storage, number = next(remaining)
+        return replace(leaf, storage=numbers.get(storage), values=number)
 
-    return map_leaves(shared, tree) if numbers else tree
+    return [map_leaves(shared, item) for item in values.items]
 
 
 def contiguous(shape: Sequence[int]) -> tuple[int, ...]:

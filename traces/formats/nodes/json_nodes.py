@@ -37,6 +37,7 @@ def node_from_json(form: Any) -> Node:
         backend=_text(attributes.get("kernel_backend", "")),
         start_us=_time(form.get("ts")),
         own_us=_time(form.get("exclusive_dur")),
+        ranges=_text(attributes.get("tensor_range", "")),
         stream=(stream if type(stream) is int and 0 <= stream < LATEST_NUMBER else 0) if is_kernel else None,
     )
 
@@ -90,3 +91,37 @@ def _time(value: Any) -> float | None:
     if type(value) not in (int, float) or not 0 <= value < LATEST_US:
         raise FormatError(f"{str(value)[:60]} is no time")
     return float(value)
+
+
+def node_to_json(node: Node) -> dict[str, Any]:
+    """The object of a node, of schema 1.1.1; times and kernels as Chakra's `trace_link` adds them."""
+    attributes = [
+        ("rf_id", "uint64", node.number),
+        ("fw_parent", "uint64", 0),
+        ("seq_id", "int64", -1),
+        ("scope", "uint64", node.scope),
+        ("tid", "uint64", node.thread),
+        ("fw_tid", "uint64", 0),
+        ("op_schema", "string", node.schema),
+        ("kernel_backend", "string", node.backend),
+        ("kernel_file", "string", ""),
+        ("tensor_range", "string", node.ranges),
+    ]
+    form: dict[str, Any] = {
+        "id": node.number,
+        "name": node.name,
+        "ctrl_deps": node.parent,
+        "inputs": _port_to_json(node.inputs),
+        "outputs": _port_to_json(node.outputs),
+        "attrs": [{"name": name, "type": kind, "value": value} for name, kind, value in attributes],
+    }
+    if node.start_us is not None and node.own_us is not None:
+        form |= {"ts": node.start_us, "inclusive_dur": node.own_us, "exclusive_dur": node.own_us}
+    if node.stream is not None:
+        form |= {"cat": "kernel", "stream": node.stream}
+    return form
+
+
+def _port_to_json(port: Port) -> dict[str, Any]:
+    strides = port.strides if port.strides is not None else []
+    return {"values": port.values, "shapes": port.shapes, "types": port.types, "strides": strides}

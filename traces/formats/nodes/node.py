@@ -17,6 +17,8 @@ THREADS = (THREAD, "[pytorch|profiler|execution_graph|thread]")
 ROOTS = (*THREADS, PROCESS, "[pytorch|profiler|execution_graph|process]")
 BACKWARD_LABEL = "autograd::engine::evaluate_function: "
 OPTIMIZER_LABEL = "Optimizer.step#"
+OPTIMIZER_STEP = f"{OPTIMIZER_LABEL}step"
+"""The label of an optimizer's step that the program has no label of its own for."""
 MODULE_LABEL = "nn.Module: "
 
 
@@ -53,6 +55,7 @@ class Node:
     sequence : autograd's number of an operator that it made a node for, and of that node; -1 for others
     start_us : when it began, where a profiler's times were linked to the trace
     own_us : how long it took without the nodes inside it
+    ranges : the least and largest value of inputs that are tensors, by their place among these: JSON, or empty
     stream : of a kernel, the device's stream; None for what runs on the host
     """
 
@@ -69,6 +72,7 @@ class Node:
     start_us: float | None = None
     own_us: float | None = None
     stream: int | None = None
+    ranges: str = ""
 
 
 NO_PORT = Port([], [], [])

@@ -14,6 +14,7 @@ from opgrip.traces.formats.nodes.node import (
     BACKWARD_SCOPE,
     MODULE_LABEL,
     OPTIMIZER_LABEL,
+    OPTIMIZER_STEP,
     ROOTS,
     THREADS,
     USER_SCOPE,
@@ -210,7 +211,7 @@ def is_call(node: Node) -> bool:
 
 def is_label(node: Node) -> bool:
     """Whether a node is a label that the program opened."""
-    return node.scope == USER_SCOPE and not node.schema and node.name not in ROOTS
+    return node.scope == USER_SCOPE and not node.schema and node.name not in (*ROOTS, OPTIMIZER_STEP)
 
 
 def is_thread(node: Node) -> bool:
