@@ -172,7 +172,7 @@ class _Reader:
 
 
 def as_called(schema: SchemaText, items: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Positional and named arguments, without those at the end that have their default, as the dispatcher passes them."""
+    """Positional and named arguments as the dispatcher passes them: without trailing ones that have their default."""
     defaults = _defaults(schema.op)
     positional: list[Any] = []
     named: dict[str, Any] = {}

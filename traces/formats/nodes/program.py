@@ -1,4 +1,4 @@
-"""The nodes of an execution trace that stands for a trace: its calls, and threads, phases, modules and labels around."""
+"""The nodes that stand for a trace: its calls, and around them threads, phases, modules and labels."""
 
 from __future__ import annotations
 

@@ -79,8 +79,8 @@ class Span:
 class Tree:
     """The nodes of a file by what stands around them, in little memory.
 
-    A node is a call where it is an operator that the dispatcher runs below autograd, as a capture records them: one that
-    is only made of others is passed over for these, and what a call runs inside itself is part of it.
+    A node is a call where it is an operator that the dispatcher runs below autograd, as a capture records them: one
+    that is only made of others is passed over for these, and what a call runs inside itself is part of it.
 
     Attributes
     ----------
