@@ -173,6 +173,8 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 Read = Callable[[ForeignFile], Iterator[Record]]
 Write = Callable[["Trace", IO[bytes], Losses], None]
+WriteRecords = Callable[[Iterator[Record], IO[bytes], Losses], None]
+WriteFolder = Callable[["Trace", Path, Losses], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +186,9 @@ class Format:
     summary : whose it is and what it holds, for the help
     recognizes : whether a file that begins so is of it; no two formats take the same file
     read : its records, as those of a trace; None where it is only written
-    write : writes a trace; None where it is only read
+    write : writes a trace; None where it is only read, or written by one of the next two
+    write_records : writes the records of a trace as they come, so that it is never whole in memory
+    write_folder : writes a trace into an empty folder, for a format of several files
     suffixes : of names that are written in it where no format is named
     defaults : what stands for things that it does not say, in words; a header of a trace that was read has them
     """
@@ -195,6 +199,13 @@ class Format:
     write: Write | None = None
     suffixes: tuple[str, ...] = ()
     defaults: tuple[str, ...] = ()
+    write_records: WriteRecords | None = None
+    write_folder: WriteFolder | None = None
+
+    @property
+    def is_written(self) -> bool:
+        """Whether traces become files of it."""
+        return any((self.write, self.write_records, self.write_folder))
 
 
 formats: Registry[Format] = Registry("opgrip.traces.formats", "opgrip.formats")
