@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -130,8 +131,8 @@ def _is_size(size: int | None) -> bool:
 
 def _whole(item: Any) -> int | None:
     """A whole number, which may be written as a fraction or as text."""
-    if isinstance(item, str) and len(item) < 20 and item.lstrip("-").isdecimal():
-        return int(item)
+    if isinstance(item, str):
+        return int(item) if re.fullmatch(r" ?-?[0-9]{1,18}", item) else None
     if isinstance(item, float) and math.isfinite(item) and item == int(item) and abs(item) < 1 << 53:
         return int(item)
     return item if type(item) is int and abs(item) < LARGEST else None
@@ -139,6 +140,8 @@ def _whole(item: Any) -> int | None:
 
 def _tensor(cell: Any, name: str, reading: Reading) -> CellTensor:
     dtype = reading.dtype_of(name)
+    if isinstance(cell, list) and len(cell) == 1 and isinstance(cell[0], list):
+        cell = cell[0]
     if cell == [] and not reading.empty_is_scalar:
         raise Unfit("no shape")
     if isinstance(cell, list) and any(type(item) is float for item in cell) and all(map(_is_number, cell)):

@@ -204,7 +204,7 @@ def _assign(schema: Any, row: Row, reading: Reading) -> dict[str, Any]:
         cells[parameter.name] = row[column]
     for column in rest[len(free) :]:
         is_of_tensors = column == "dtype" and dtype_named(_single(row[column])) is reading.dtype
-        if not is_missing(row[column]) and not is_of_tensors:
+        if not is_missing(row[column]) and _single(row[column]) is not False and not is_of_tensors:
             raise Unfit(f"{op_of(schema)} has no argument {column}")
     return cells
 

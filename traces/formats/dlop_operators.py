@@ -86,9 +86,10 @@ def _ctc_loss(row: Row) -> tuple[str, Row]:
     if not long or not labels or not batch or len(batch) != 1 or inputs != lengths or not 0 < batch[0] <= 1 << 16:
         raise Unfit("lengths that do not go together")
     share, remainder = divmod(labels[0], batch[0])
-    if len(labels) != 1 or share + remainder > long[0]:
+    if len(labels) != 1 or share + bool(remainder) > long[0]:
         raise Unfit("targets that are longer than the input")
-    input_lengths, target_lengths = [long[0]] * batch[0], [share] * (batch[0] - 1) + [share + remainder]
+    input_lengths = [long[0]] * batch[0]
+    target_lengths = [share + (place < remainder) for place in range(batch[0])]
     names = ("blank", "reduction", "zero_infinity")
     plain = dict(zip(names, rest, strict=False))
     lists = {"input_lengths": input_lengths, "target_lengths": target_lengths}
