@@ -221,7 +221,8 @@ def format_of(path: Path) -> str | None:
     """
     head = _head_of(path)
     first_line = head.start.partition(b"\n")[0]
-    if b'"type"' in first_line and f'"{FORMAT}"'.encode() in first_line:
+    # a Parquet file of ours has the header's text too
+    if first_line.startswith(b"{") and b'"type"' in first_line and f'"{FORMAT}"'.encode() in first_line:
         return None
     readable = ((name, format_) for name, format_ in formats.items() if format_.read is not None)
     return next((name for name, format_ in readable if format_.recognizes(head)), None)

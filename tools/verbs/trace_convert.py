@@ -95,7 +95,7 @@ def _write_foreign(reader: TraceReader, target: str, args: argparse.Namespace) -
         return reader.losses
     trace = load(args.input, args.partial, args.unbounded, reader)
     if format_.write_folder is not None:
-        with whole_folder(args.output, args.force) as folder:
+        with whole_folder(args.output) as folder:
             format_.write_folder(trace, folder, reader.losses)
         return reader.losses
     assert format_.write is not None

@@ -19,11 +19,10 @@ import torch
 from opgrip.traces.foreign import PACKED, ForeignFile, Format, Head, formats
 from opgrip.traces.formats.building import NO_TIMES, NO_VALUES, RecordBuilder
 from opgrip.traces.formats.cells import CellTensor, Reading, Unfit, dtype_named, is_missing, value_of
-from opgrip.traces.formats.dlop_operators import CONSTANTS, DTYPES_OF, IGNORED, NAMES, REWRITES, UNMAPPED, Row
+from opgrip.traces.formats.dlop_operators import CHANCES_OF, CONSTANTS, DTYPES_OF, IGNORED, NAMES, REWRITES, UNMAPPED, Row
 from opgrip.traces.formats.overloads import op_of, schemas_of
 from opgrip.traces.formats.tritonbench import NO_DEVICE
 from opgrip.traces.records import Record
-from opgrip.traces.values import fit
 
 MOST_BYTES = 16 << 20
 """Of a file: the largest that are known have 0.7 MB."""
@@ -51,10 +50,8 @@ def read(file: ForeignFile) -> Iterator[Record]:
         match value:
             case list():
                 return [argument(item) for item in value]
-            case CellTensor(data=None):
-                return value.spec()
             case CellTensor():
-                model = fit(torch.tensor(value.data, dtype=value.dtype).reshape(value.shape))
+                model = value.model
                 return value.spec(None if model is None else builder.add_values(model))
         return value
 
@@ -100,7 +97,10 @@ def call_of(name: str, row: Row) -> Call:
     if name in UNMAPPED:
         raise Unfit(UNMAPPED[name])
     if name in REWRITES:
-        name, row = REWRITES[name](row)
+        try:
+            name, row = REWRITES[name](row)
+        except (KeyError, ValueError) as error:
+            raise error if isinstance(error, Unfit) else Unfit("columns that are not this operator's") from error
     name = NAMES.get(name, name)
     if _is_in_place(row) and schemas_of(f"aten.{name}_"):
         name += "_"
@@ -126,6 +126,7 @@ def _readings(name: str, row: Row) -> Iterator[Reading]:
     plain = Reading(
         dtype=dtype_named(_single(row.get("dtype"))) or torch.float32,
         dtypes=DTYPES_OF.get(name, {}),
+        chances=CHANCES_OF.get(name, ()),
         # of tables that name their columns by the operator, lists are shapes alone
         lists_are_shapes=all(re.fullmatch(rf"{re.escape(name)}_?\d", column) for column in row) and len(row) > 1,
     )

@@ -13,11 +13,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import pairwise
 from typing import IO, Any
 
+import torch
+
 from opgrip.traces.arguments import FormatError, TensorSpec, encode
 from opgrip.traces.extras import needed
 from opgrip.traces.foreign import ForeignFile, Format, Head, Losses, formats
 from opgrip.traces.formats.parquet_files import EXTRA, MAGIC, footer_of, open_parquet, rows_of
-from opgrip.traces.names import tensor_outline
+from opgrip.traces.names import plain_name, tensor_outline
 from opgrip.traces.record_forms import from_json, to_json
 from opgrip.traces.records import Calls, Header, Record, Scope, Signature, Thread
 from opgrip.traces.words import counted
@@ -162,6 +164,8 @@ def _outline(value: Any) -> str:
             return f"[{', '.join(map(_outline, value))}]"
         case None | bool() | int() | float() | str():
             return repr(value)
+        case torch.dtype() | torch.layout() | torch.memory_format() | torch.device():
+            return plain_name(value)
     return json.dumps(encode(value))
 
 

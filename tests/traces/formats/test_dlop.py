@@ -73,6 +73,15 @@ def test_a_list_of_fractions_is_a_tensor_of_these(tmp_path: Path) -> None:
     assert trace.values == {0: fit(torch.tensor([1e-06]))}
 
 
+def test_chances_are_drawn_between_zero_and_one(tmp_path: Path) -> None:
+    table = {"size": [[50, 4]]}
+    calls_of(tmp_path, "bernoulli", table)
+    (model,) = load(tmp_path / "bernoulli.json").values.values()
+    drawn = model.draw((50, 4), torch.float32, torch.Generator().manual_seed(1))
+    assert 0 <= float(drawn.min()) < 0.2
+    assert 0.8 < float(drawn.max()) <= 1
+
+
 def test_words_texts_and_dtypes_are_what_the_operator_takes(tmp_path: Path) -> None:
     table = {"x1": [[5, 2]], "x2": [[5, 2]], "reduction": ["none"]}
     assert calls_of(tmp_path, "mse_loss", table)[0][1] == (tensor(5, 2), tensor(5, 2), 0)
@@ -148,7 +157,7 @@ def test_a_table_that_is_larger_than_any_is_refused(tmp_path: Path) -> None:
         list(TraceReader(tmp_path / "ones.json"))
 
 
-@pytest.mark.parametrize("cell", [[-1], [1 << 63], [10**400], ["x"], {"a": 1}, [[1, "2"]], [1] * 1000, 1e308, True])
+@pytest.mark.parametrize("cell", [[-1], [1 << 63], [10**400], ["x"], {"a": 1}, [1] * 1000, True])
 def test_a_cell_that_is_no_argument_is_counted(tmp_path: Path, cell: object) -> None:
     (tmp_path / "relu.json").write_text(json.dumps({"relu_0": [[2, 2], cell]}))
     reader = TraceReader(tmp_path / "relu.json", format_name="dlop")
