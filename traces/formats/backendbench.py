@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import math
 import re
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import IO, Any
@@ -105,8 +106,11 @@ def _schema(arrow: Any) -> Any:
 
 
 def _rows(trace: Trace, losses: Losses) -> Iterator[dict[str, Any]]:
+    """A row for each operator and text: signatures that differ in what the text does not say are one."""
     signatures = {item.number: item for item in trace.signatures}
     groups = trace.own_calls.groupby("signature")["time_ns"]
+    counts: Counter[tuple[str, str]] = Counter()
+    times_ns: dict[tuple[str, str], float] = defaultdict(float)
     for number, count, time_ns in zip(groups.size().index, groups.size(), groups.median(), strict=True):
         signature = signatures[int(number)]
         try:
@@ -114,12 +118,22 @@ def _rows(trace: Trace, losses: Losses) -> Iterator[dict[str, Any]]:
         except ValueError as error:
             losses.skip(signature.op, str(error), int(count))
             continue
+        counts[signature.op, text] += int(count)
+        times_ns[signature.op, text] += float(time_ns) * int(count)
+    for (op, text), count in counts.items():
+        time_ms = times_ns[op, text] / count / 1e6
         yield {
-            "uuid": hashlib.sha256(text.encode() + signature.op.encode()).hexdigest(),
-            **{"op_name": signature.op, "args": text, "count": int(count)},
-            **{"is_synthetic": False, "included_in_benchmark": True, "why_excluded": []},
-            **{"runtime_ms": time_ns / 1e6 if time_ns > 0 else math.nan},
-            **{"relative_runtime_to_kernel_launch": math.nan, "runnable": True, "is_overhead_dominated_op": False},
+            "uuid": hashlib.sha256(text.encode() + op.encode()).hexdigest(),
+            "op_name": op,
+            "args": text,
+            "count": count,
+            "is_synthetic": False,
+            "included_in_benchmark": True,
+            "why_excluded": [],
+            "runtime_ms": time_ms if time_ms > 0 else math.nan,
+            "relative_runtime_to_kernel_launch": math.nan,
+            "runnable": True,
+            "is_overhead_dominated_op": False,
         }
 
 

@@ -211,7 +211,7 @@ def _number(item: Any) -> float | None:
             return float(item) if len(item) < 40 else None
         except ValueError:
             return None
-    return item if _is_number(item) and abs(item) < LARGEST or item in (math.inf, -math.inf) else None
+    return item if (_is_number(item) and abs(item) < LARGEST) or item in (math.inf, -math.inf) else None
 
 
 def _is_number(item: Any) -> bool:

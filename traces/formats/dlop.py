@@ -9,7 +9,7 @@ numbers or a number, torch's schema of the operator says: by the column's name, 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,16 @@ import torch
 from opgrip.traces.foreign import PACKED, ForeignFile, Format, Head, formats
 from opgrip.traces.formats.building import NO_TIMES, NO_VALUES, RecordBuilder
 from opgrip.traces.formats.cells import CellTensor, Reading, Unfit, dtype_named, is_missing, value_of
-from opgrip.traces.formats.dlop_operators import CHANCES_OF, CONSTANTS, DTYPES_OF, IGNORED, NAMES, REWRITES, UNMAPPED, Row
+from opgrip.traces.formats.dlop_operators import (
+    CHANCES_OF,
+    CONSTANTS,
+    DTYPES_OF,
+    IGNORED,
+    NAMES,
+    REWRITES,
+    UNMAPPED,
+    Row,
+)
 from opgrip.traces.formats.overloads import op_of, schemas_of
 from opgrip.traces.formats.tritonbench import NO_DEVICE
 from opgrip.traces.records import Record

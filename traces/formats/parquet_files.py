@@ -48,14 +48,15 @@ def open_parquet(file: ForeignFile, kinds: Mapping[str, str], texts: Sequence[st
     ------
     UserError : where it is none, lacks a column or has one of another kind, or goes beyond a bound
     """
-    arrow, parquet = needed("pyarrow", EXTRA), needed("pyarrow.parquet", EXTRA)
+    parquet = needed("pyarrow.parquet", EXTRA)
+    arrow, broken = needed("pyarrow", EXTRA), _broken()
     try:
         content = parquet.ParquetFile(file.path, read_dictionary=list(texts))
         fields = {field.name: field.type for field in content.schema_arrow}
         metadata = content.metadata
         groups = [metadata.row_group(place) for place in range(metadata.num_row_groups)]
         size = sum(group.total_byte_size for group in groups)
-    except (arrow.ArrowException, OSError, ValueError, MemoryError) as error:
+    except broken as error:
         raise file.damage(one_line(error)) from error
     if len(fields) < len(content.schema_arrow):
         raise file.damage("two of its columns have one name")
@@ -84,7 +85,7 @@ def rows_of(file: ForeignFile, content: Any, columns: Sequence[str], most_text: 
     ------
     UserError : where a part of it cannot be read, or its texts are longer
     """
-    arrow, compute = needed("pyarrow", EXTRA), needed("pyarrow.compute", EXTRA)
+    arrow, compute, broken = needed("pyarrow", EXTRA), needed("pyarrow.compute", EXTRA), _broken()
     batches = content.iter_batches(ROWS, columns=list(columns))
     while True:
         try:
@@ -95,10 +96,16 @@ def rows_of(file: ForeignFile, content: Any, columns: Sequence[str], most_text: 
                 if _text_bytes(arrow, compute, column) > most_text and not file.unbounded:
                     raise file.refusal(f"the texts of {ROWS} rows have more than {most_text:,} bytes")
             lists = {name: batch.column(name).to_pylist() for name in batch.schema.names}
-        except (arrow.ArrowException, OSError, ValueError, MemoryError) as error:
+        except broken as error:
             raise file.damage(one_line(error)) from error
         for place in range(batch.num_rows):
             yield {name: values[place] for name, values in lists.items()}
+
+
+def _broken() -> tuple[type[Exception], ...]:
+    """What pyarrow raises for files that are not what they should be; a text that is no UTF-8 is a `ValueError`."""
+    arrow = needed("pyarrow", EXTRA)
+    return (arrow.ArrowException, OSError, ValueError, KeyError, TypeError, OverflowError, MemoryError)
 
 
 def _text_bytes(arrow: Any, compute: Any, column: Any) -> int:

@@ -99,7 +99,10 @@ def test_rows_that_are_no_calls_are_counted(tmp_path: Path, row: tuple[Any, ...]
     [
         (pd.DataFrame({"op_name": [1], "args": ["((), {})"]}), "not string"),
         (pd.DataFrame({"op_name": ["a"], "args": [[1]]}), "not string"),
-        (pd.DataFrame({"op_name": ["aten.relu.default"], "args": ["((), {})"], "count": [MOST_CALLS + 1]}), "more than"),
+        (
+            pd.DataFrame({"op_name": ["aten.relu.default"], "args": ["((), {})"], "count": [MOST_CALLS + 1]}),
+            "more than",
+        ),
     ],
 )
 def test_columns_of_other_kinds_are_refused(tmp_path: Path, frame: pd.DataFrame, reason: str) -> None:

@@ -61,7 +61,11 @@ def test_a_missing_value_is_spelled_in_seven_ways(tmp_path: Path, missing: objec
 
 def test_the_overload_is_that_which_takes_the_cells(tmp_path: Path) -> None:
     table = {"eq_0": [[3, 4], [3, 4], [3, 4]], "eq_1": [[3, 4], 1, [4]]}
-    assert [op for op, _, _ in calls_of(tmp_path, "eq", table)] == ["aten.eq.Tensor", "aten.eq.Scalar", "aten.eq.Tensor"]
+    assert [op for op, _, _ in calls_of(tmp_path, "eq", table)] == [
+        "aten.eq.Tensor",
+        "aten.eq.Scalar",
+        "aten.eq.Tensor",
+    ]
     table = {"max1": [[2, 5], [2, 5]], "max2": [[], [5]]}
     assert [op for op, _, _ in calls_of(tmp_path, "max", table)] == ["aten.max.default", "aten.max.other"]
 
@@ -182,7 +186,9 @@ CELLS = st.recursive(
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
-    st.sampled_from(["add", "cat", "conv2d", "interpolate", "ctc_loss", "einsum", "max_unpool2d", "triu", "max", "view"]),
+    st.sampled_from(
+        ["add", "cat", "conv2d", "interpolate", "ctc_loss", "einsum", "max_unpool2d", "triu", "max", "view"]
+    ),
     st.dictionaries(
         st.sampled_from(["x1", "x2", "x3", "input_size", "mode", "dim", "dtype", "padding", "tensor0", "stride"]),
         st.lists(CELLS, max_size=3),
