@@ -46,7 +46,8 @@ def run(args: argparse.Namespace) -> int:
 
     target = args.to or _format_of_name(args.output)
     _check_target(target)
-    check_writable(args.output, args.force)
+    if not _is_folder(target):
+        check_writable(args.output, args.force)
     if args.report is not None:
         check_writable(args.report, args.force)
     reader = TraceReader(args.input, args.unbounded, args.source if args.source != OWN else None)
@@ -114,6 +115,13 @@ def _check_target(target: str) -> None:
     names = [OWN, *(name for name, format_ in formats.items() if format_.is_written)]
     if target not in names:
         raise UserError(f"{target} is no format that is written", f"choose one of {', '.join(names)}")
+
+
+def _is_folder(target: str) -> bool:
+    from opgrip.traces.foreign import formats
+
+    format_ = formats.get(target)
+    return format_ is not None and format_.write_folder is not None
 
 
 def _format_of_name(path: Path) -> str:

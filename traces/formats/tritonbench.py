@@ -88,7 +88,7 @@ def parse_call(text: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
     ValueError : for text that is no such notation
     """
     try:
-        value = _value(ast.parse(text, mode="eval").body)
+        value = literal(ast.parse(text, mode="eval").body)
     except (SyntaxError, RecursionError, MemoryError, TypeError, KeyError) as error:
         raise ValueError("arguments that cannot be read") from error
     if not isinstance(value, tuple) or len(value) != 2 or not isinstance(value[0], tuple):
@@ -99,18 +99,19 @@ def parse_call(text: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return args, kwargs
 
 
-def _value(node: ast.expr) -> Any:
+def literal(node: ast.expr) -> Any:
+    """The value of an expression in the file's notation; raises `ValueError` for any other."""
     match node:
         case ast.Constant(value=None | bool() | int() | float() | str() as value):
             return value
         case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as value)):
             return -value
         case ast.Tuple(elts=items):
-            return tuple(map(_value, items))
+            return tuple(map(literal, items))
         case ast.List(elts=items):
-            return list(map(_value, items))
+            return list(map(literal, items))
         case ast.Dict(keys=keys, values=values):
-            return {_value(key): _value(value) for key, value in zip(keys, values, strict=True) if key is not None}
+            return {literal(key): literal(value) for key, value in zip(keys, values, strict=True) if key is not None}
         case ast.Name(id="inf" | "nan" as name):
             return float(name)
         case ast.UnaryOp(op=ast.USub(), operand=ast.Name(id="inf")):
@@ -125,7 +126,7 @@ def _value(node: ast.expr) -> Any:
         ):
             return device_named(name)
         case ast.Call(func=ast.Name(id="T"), args=args, keywords=keywords):
-            return _tensor(*map(_value, args), **{word.arg or "": _value(word.value) for word in keywords})
+            return _tensor(*map(literal, args), **{word.arg or "": literal(word.value) for word in keywords})
     raise ValueError(f"{ast.unparse(node)[:60]} is no argument")
 
 
