@@ -119,10 +119,9 @@ def call_of(name: str, row: Row) -> Call:
     row = {column: cell for column, cell in row.items() if column not in IGNORED}
     for reading in _readings(name, row):
         for schema in schemas:
-            try:
-                return _fill(schema, row, reading)
-            except Unfit:
-                continue
+            call = _fill(schema, row, reading)
+            if call is not None:
+                return call
     raise Unfit("no overload takes these arguments")
 
 
@@ -148,18 +147,25 @@ def _single(cell: Any) -> Any:
     return cell[0] if isinstance(cell, list) and len(cell) == 1 else cell
 
 
-def _fill(schema: Any, row: Row, reading: Reading) -> Call:
-    """A call of an overload; raises `Unfit` where a column or a parameter remains."""
+def _fill(schema: Any, row: Row, reading: Reading) -> Call | None:
+    """A call of an overload; None where a column or a parameter remains, or a cell is no value of its type."""
+    try:
+        return _call(schema, row, reading)
+    except Unfit:
+        return None
+
+
+def _call(schema: Any, row: Row, reading: Reading) -> Call:
     columns = _assign(schema, row, reading)
     args: list[Any] = []
     kwargs: dict[str, Any] = {}
     first: tuple[int, ...] = ()
     for place, parameter in enumerate(schema.arguments):
         cell = columns.get(parameter.name, CONSTANTS.get(parameter.name))
-        is_given = isinstance(cell, _Cells) or not _is_missing(cell, parameter, reading)
-        if is_given:
-            read_cell = _of_several if isinstance(cell, _Cells) else value_of
-            value = read_cell(cell, parameter, reading, first)
+        if isinstance(cell, _Cells):
+            value: Any = value_of([each for each in cell if not is_missing(each)], parameter, reading, first)
+        elif not _is_missing(cell, parameter, reading):
+            value = value_of(cell, parameter, reading, first)
         elif parameter.has_default_value():
             continue
         elif parameter.type.kind() == "OptionalType" and not parameter.kwarg_only:
@@ -177,10 +183,6 @@ def _fill(schema: Any, row: Row, reading: Reading) -> Call:
 
 class _Cells(list[Any]):
     """Cells of several columns that are one argument."""
-
-
-def _of_several(cells: _Cells, parameter: Any, reading: Reading, first: tuple[int, ...]) -> Any:
-    return value_of([cell for cell in cells if not is_missing(cell)], parameter, reading, first)
 
 
 def _is_missing(cell: Any, parameter: Any, reading: Reading) -> bool:

@@ -140,17 +140,14 @@ def _interpolate(row: Row) -> tuple[str, Row]:
     dimensions = len(shape or ()) - 2
     if shape is None or dimensions not in (1, 2, 3) or mode not in UPSAMPLE:
         raise Unfit("a mode that torch has no operator for")
-    output, factors = row.get("output_size"), row.get("scale_factor")
     call: Row = {"input": list(shape)}
-    call["output_size"] = None if _is_none(output) else (output * dimensions if len(output) == 1 else output)
-    call["scale_factors"] = None if _is_none(factors) else (factors * dimensions if len(factors) == 1 else factors)
+    for name, argument in (("output_size", "output_size"), ("scale_factor", "scale_factors")):
+        cell = row.get(name)
+        items = cell if isinstance(cell, list) and not is_missing(cell) and cell != [False] else []
+        call[argument] = (items * dimensions if len(items) == 1 else items) or None
     if "nearest" not in mode:
         call["align_corners"] = _text(row.get("align_corners")) == "True"
     return UPSAMPLE[mode].format(dimensions), call
-
-
-def _is_none(cell: Any) -> bool:
-    return is_missing(cell) or cell in (False, [False]) or not isinstance(cell, list)
 
 
 def _text(cell: Any) -> str | None:

@@ -212,11 +212,12 @@ def _argument(
     """What an input is: a tensor, with a value model where its values are stored, or a number."""
     if not isinstance(spec, dict) or not isinstance(source, dict):
         raise NoCall("an input that is no object")
-    names, value = spec.get("shape"), source.get("value")
+    names = spec.get("shape")
     if names is None:
-        if source.get("type") != "scalar" or type(value) not in (bool, int, float) or abs(value) >= LARGEST:
+        value = source.get("value") if source.get("type") == "scalar" else None
+        if not isinstance(value, bool | int | float) or abs(value) >= LARGEST:
             raise NoCall("a number that the workload does not tell")
-        return value  # type: ignore[no-any-return]
+        return value
     dtype = DTYPES.get(str(spec.get("dtype")))
     if dtype is None:
         raise NoCall(f"torch has no {str(spec.get('dtype'))[:40]}")

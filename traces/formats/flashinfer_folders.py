@@ -11,7 +11,8 @@ import json
 import keyword
 import math
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -62,16 +63,16 @@ class Kernel:
 
 def write_folder(trace: Trace, folder: Path, losses: Losses) -> None:
     """Definitions, workloads, and the values of whole numbers, which decide what operators do."""
-    counts = trace.own_calls["signature"].value_counts()
+    counts = Counter(trace.own_calls["signature"].tolist())
     firsts = trace.own_calls.drop_duplicates("signature").reset_index().set_index("signature")["index"]
     for name in ("definitions", "workloads"):
         (folder / name).mkdir()
-    signatures = [item for item in trace.signatures if item.number in counts.index]
-    for kernel in _kernels(signatures, counts.to_dict(), losses):
+    signatures = [item for item in trace.signatures if item.number in counts]
+    for kernel in _kernels(signatures, counts, losses):
         _write_kernel(kernel, trace, folder)
         for signature, _, _ in kernel.members:
             call = int(firsts[signature.number])
-            for what in _lost(signature, int(counts[signature.number])):
+            for what in _lost(signature, counts[signature.number]):
                 losses.lose(call, signature.op, what)
 
 
@@ -87,7 +88,7 @@ def _lost(signature: Signature, count: int) -> Iterator[str]:
         yield "devices of tensors"
 
 
-def _kernels(signatures: Iterable[Signature], counts: dict[int, int], losses: Losses) -> Iterator[Kernel]:
+def _kernels(signatures: Iterable[Signature], counts: Mapping[int, int], losses: Losses) -> Iterator[Kernel]:
     """Signatures that differ in sizes alone, together; those whose outputs' sizes no axis has, each by itself."""
     kernels: dict[str, Kernel] = {}
     for signature in signatures:
@@ -211,7 +212,7 @@ def _write_kernel(kernel: Kernel, trace: Trace, folder: Path) -> None:
 
     def specs(tensors: Sequence[tuple[str, str]], is_output: bool) -> dict[str, Any]:
         dimensions = iter(_dimensions(kernel, is_output))
-        shapes = kernel.members[0][2 if is_output else 1]
+        shapes = kernel.members[0][2] if is_output else kernel.members[0][1]
         return {
             tensor: {"shape": [axes[next(dimensions)] for _ in shape], "dtype": dtype}
             for (tensor, dtype), shape in zip(tensors, shapes, strict=True)
@@ -236,7 +237,9 @@ def _write_kernel(kernel: Kernel, trace: Trace, folder: Path) -> None:
     for place, (signature, _, _) in enumerate(kernel.members):
         identity = str(uuid.UUID(hashlib.sha256(f"{name} {place}".encode()).hexdigest()[:32]))
         variables = {axis: sizes[place] for sizes, axis in axes.items() if not axis.startswith("size_")}
-        inputs = _sources(kernel, signature, trace, folder, f"blob/workloads/{kind}/{name}/{name}_{identity}.safetensors")
+        inputs = _sources(
+            kernel, signature, trace, folder, f"blob/workloads/{kind}/{name}/{name}_{identity}.safetensors"
+        )
         workload = {"uuid": identity, "axes": variables, "inputs": inputs}
         lines.append(json.dumps({"definition": name, "solution": None, "workload": workload, "evaluation": None}))
     path = folder / "workloads" / kind / f"{name}.jsonl"

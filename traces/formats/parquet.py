@@ -185,8 +185,8 @@ def read(file: ForeignFile) -> Iterator[Record]:
 
 
 def _records(file: ForeignFile, content: Any, alone: bytes) -> Iterator[Record]:
-    for line in alone.splitlines():
-        yield from _known(file, file.parse(line))
+    for written in alone.splitlines():
+        yield from _known(file, file.parse(written))
     rows = rows_of(file, content, (*NUMBERS, RECORDS), MOST_TEXT)
     for row in rows:
         text = row[RECORDS]

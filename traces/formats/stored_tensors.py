@@ -78,17 +78,19 @@ def _place(header: Mapping[str, Any], key: str) -> tuple[torch.dtype, tuple[int,
     entry = header.get(key)
     if not isinstance(entry, dict):
         raise FormatError(f"it holds no tensor {key[:60]!r}")
-    dtype, shape, offsets = DTYPE_OF.get(str(entry.get("dtype"))), entry.get("shape"), entry.get("data_offsets")
-    if dtype is None or not _are_sizes(shape) or not _are_sizes(offsets) or len(offsets) != 2 or len(shape) > 64:
+    dtype = DTYPE_OF.get(str(entry.get("dtype")))
+    shape, offsets = _sizes(entry.get("shape")), _sizes(entry.get("data_offsets"))
+    if dtype is None or shape is None or offsets is None or len(offsets) != 2 or len(shape) > 64:
         raise FormatError(f"its tensor {key[:60]!r} is of no kind that is known")
     begin, end = offsets
     if end - begin != prod(shape) * dtype.itemsize or end - begin > TENSOR_BYTES:
         raise FormatError(f"its tensor {key[:60]!r} is not as large as its shape, or too large")
-    return dtype, tuple(shape), begin, end
+    return dtype, shape, begin, end
 
 
-def _are_sizes(value: Any) -> bool:
-    return isinstance(value, list) and all(type(item) is int and 0 <= item < 1 << 62 for item in value)
+def _sizes(value: Any) -> tuple[int, ...] | None:
+    is_list = isinstance(value, list) and all(type(item) is int and 0 <= item < 1 << 62 for item in value)
+    return tuple(value) if is_list else None
 
 
 def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:

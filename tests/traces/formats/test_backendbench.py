@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
-from changed_bytes import changed
+from changed_bytes import changed, read_or_refuse
 from foreign_data import write_as
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -18,7 +18,6 @@ from opgrip.traces import TraceReader, load
 from opgrip.traces.arguments import TensorSpec
 from opgrip.traces.errors import UserError
 from opgrip.traces.foreign import format_of
-from opgrip.traces.formats.tritonbench import MOST_CALLS
 
 pytest.importorskip("pyarrow")
 
@@ -98,11 +97,8 @@ def test_rows_that_are_no_calls_are_counted(tmp_path: Path, row: tuple[Any, ...]
     ("frame", "reason"),
     [
         (pd.DataFrame({"op_name": [1], "args": ["((), {})"]}), "not string"),
-        (pd.DataFrame({"op_name": ["a"], "args": [[1]]}), "not string"),
-        (
-            pd.DataFrame({"op_name": ["aten.relu.default"], "args": ["((), {})"], "count": [MOST_CALLS + 1]}),
-            "more than",
-        ),
+        (pd.DataFrame({"op_name": ["a"], "args": [[1]]}), "cannot be read"),
+        (pd.DataFrame({"op_name": ["aten.relu.default"], "args": ["((), {})"], "count": [1 << 40]}), "counts more"),
     ],
 )
 def test_columns_of_other_kinds_are_refused(tmp_path: Path, frame: pd.DataFrame, reason: str) -> None:
@@ -116,7 +112,4 @@ def test_columns_of_other_kinds_are_refused(tmp_path: Path, frame: pd.DataFrame,
 def test_a_changed_file_is_read_or_refused_in_one_line(tmp_path: Path, data: st.DataObject) -> None:
     path = tmp_path / "a.parquet"
     path.write_bytes(changed(table(ROWS, path).read_bytes(), data))
-    try:
-        list(TraceReader(path, format_name="backendbench"))
-    except UserError as error:
-        assert "\n" not in str(error)
+    read_or_refuse(path, "backendbench")
