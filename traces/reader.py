@@ -95,7 +95,8 @@ class TraceReader:
     def _check_cut(self, name: str | None) -> None:
         format_ = formats.get(name) if name else None
         if not self._cut.takes_all and not (format_ and format_.has_cases):
-            raise UserError(f"{self.path} stands for no cases that --start, --stop and --sample choose from", "leave them out")
+            flags = "--start, --stop and --sample"
+            raise UserError(f"{self.path} stands for no cases that {flags} choose from", "leave them out")
 
     def _foreign(self, name: str) -> Iterator[Record]:
         format_ = formats.get(name)

@@ -22,7 +22,6 @@ from opgrip.replay.timing.caches import PROGRAM
 from opgrip.replay.timing.methods import DISCRETE, EVENTS
 from opgrip.traces import Trace
 from opgrip.traces.arguments import tensors
-from opgrip.traces.errors import UserError
 from opgrip.traces.options import from_plain
 
 

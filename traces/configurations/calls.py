@@ -76,9 +76,9 @@ def calls_of(name: str, build: Arguments | None, arguments: Arguments, recording
 
 
 def _schema_of(build: Arguments | None) -> SchemaText | None:
-    if build is None or not build.args and not build.kwargs:
+    if build is None or not (build.args or build.kwargs):
         return None
-    text = [*build.args, *build.kwargs.values()][0]
+    text = next(iter((*build.args, *build.kwargs.values())))
     if not isinstance(text, str):
         raise ValueError("it is no module, and its build section no schema")
     return parse_schema(text)
@@ -157,7 +157,7 @@ def is_default(parameter: Any, value: Any) -> bool:
     if not parameter.has_default_value():
         return False
     default = parameter.default_value
-    return _plain(default) == _plain(value)
+    return bool(_plain(default) == _plain(value))
 
 
 def _plain(value: Any) -> Any:

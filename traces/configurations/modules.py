@@ -1,7 +1,7 @@
 """Which operators a module or function of torch calls, seen by running it on tensors that have no memory.
 
-What may run is a list of torch's own: classes of `torch.nn`, the functions of tensors that torch lets be overridden, and
-the models of `models.py`. A file chooses of these by name and gives their arguments; nothing else that it names is called.
+What may run is a list of torch's own: classes of `torch.nn`, functions of tensors that torch lets be overridden, and
+the models of `models.py`. A file chooses of these by name and gives their arguments; nothing else is called.
 """
 
 from __future__ import annotations
@@ -209,5 +209,5 @@ def function_names() -> Mapping[str, Callable[..., Any]]:
         f"{prefix}{function.__name__}": function
         for prefix, space in OF_FUNCTIONS.items()
         for function in by_space.get(space, ())
-        if callable(function) and hasattr(function, "__name__") and not function.__name__.startswith("_")
+        if not getattr(function, "__name__", "_").startswith("_")
     }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,7 +46,9 @@ class Case:
 class _Entries:
     """What an iterator expands one entry of a file into."""
 
-    def __init__(self, form: dict[str, Any], expand: Expand) -> None:
+    def __init__(self, form: Any, expand: Expand) -> None:
+        if not isinstance(form, dict):
+            raise ValueError("an entry that is no object")
         self._choices = expand(form)
         self._weight = weight_of(form)
         self._repeats = _repeats_of(form)
@@ -75,13 +77,16 @@ def plan_of(operators: Mapping[str, Any], losses: Losses) -> Choices:
 
     What cannot be expanded is counted in `losses`, with the reason.
     """
-    parts: list[Choices] = []
-    for op, info in operators.items():
-        try:
-            parts.append(_cases_of(op, info, losses))
-        except ValueError as error:
-            losses.skip(op, str(error))
-    return Chain(parts)
+    return Chain([part for op, info in operators.items() for part in _made(op, losses, _cases_of, op, info, losses)])
+
+
+def _made(op: str, losses: Losses, make: Callable[..., Choices], *args: Any) -> list[Choices]:
+    """What a function makes of its arguments; nothing, and a reason counted, where it cannot."""
+    try:
+        return [make(*args)]
+    except ValueError as error:
+        losses.skip(op, str(error))
+        return []
 
 
 def _cases_of(op: str, info: Any, losses: Losses) -> Choices:
@@ -91,17 +96,15 @@ def _cases_of(op: str, info: Any, losses: Losses) -> Choices:
     input_iterator = _named(iterators.get, info, "input_iterator", ITERATOR)
     build_generator = _named(generators.get, info, "build_data_generator", GENERATOR)
     input_generator = _named(generators.get, info, "input_data_generator", GENERATOR)
-    pairs: list[Choices] = []
-    for config in info["config"]:
-        try:
-            if not isinstance(config, dict) or not isinstance(config.get("input"), list):
-                raise ValueError("a configuration without an input section")
-            builds = _expanded(op, config.get("build") or [], build_iterator, losses)
-            if not config.get("build"):
-                builds = Listed([Entry(None)])
-            pairs.append(Product([builds, _expanded(op, config["input"], input_iterator, losses)]))
-        except ValueError as error:
-            losses.skip(op, str(error))
+
+    def pairs_of(config: Any) -> Choices:
+        if not isinstance(config, dict) or not isinstance(config.get("input"), list):
+            raise ValueError("a configuration without an input section")
+        build = config.get("build")
+        builds = _expanded(op, build, build_iterator, losses) if build else Listed([Entry(None)])
+        return Product([builds, _expanded(op, config["input"], input_iterator, losses)])
+
+    pairs = [part for config in info["config"] for part in _made(op, losses, pairs_of, config)]
     return _Operator(op, Chain(pairs), build_generator, input_generator)
 
 
@@ -117,15 +120,7 @@ def _expanded(op: str, section: Any, expand: Expand, losses: Losses) -> Choices:
     """All entries that a section stands for."""
     if not isinstance(section, list):
         raise ValueError("a section that is no list")
-    parts: list[Choices] = []
-    for form in section:
-        try:
-            if not isinstance(form, dict):
-                raise ValueError("an entry that is no object")
-            parts.append(_Entries(form, expand))
-        except ValueError as error:
-            losses.skip(op, str(error))
-    return Chain(parts)
+    return Chain([part for form in section for part in _made(op, losses, _Entries, form, expand)])
 
 
 def _repeats_of(form: dict[str, Any]) -> int:

@@ -1,4 +1,4 @@
-"""Texts of operators' schemas, `aten::add.Tensor(Tensor self, Tensor other, *, Scalar alpha=1) -> Tensor`, as plain data."""
+"""Texts of operators' schemas, `aten::mul.Tensor(Tensor self, Tensor other) -> Tensor`, as plain data."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from typing import IO, Any
 
@@ -20,6 +21,8 @@ from opgrip.traces.tensor_specs import contiguous
 from opgrip.traces.trace import Trace
 
 NAME_OF = {dtype: name for name, dtype in DTYPE_OF.items()}
+ALIAS = re.compile(r"(?<=Tensor)\([^)]*\)")
+"""What a schema says of memory that a tensor shares: some readers of schemas stumble over `Tensor(a -> *)`."""
 SYMBOLIC = "SymInt"
 """What the dispatcher calls a whole number that TorchScript calls an int."""
 
@@ -77,8 +80,12 @@ def _entry_of(signature: Signature, count: int) -> tuple[SchemaText, dict[str, A
     if count > 1:
         entry["count"] = count
     text = parse_schema(str(schema))
-    types = tuple(kind.replace(SYMBOLIC, "int") for kind in text.types)
-    return SchemaText(text.name, types, text.names, text.returns.replace(SYMBOLIC, "int")), entry
+    return SchemaText(text.name, tuple(map(_plain_type, text.types)), text.names, _plain_type(text.returns)), entry
+
+
+def _plain_type(text: str) -> str:
+    """A type as TorchScript's: without what the dispatcher adds."""
+    return ALIAS.sub("", text).replace(SYMBOLIC, "int")
 
 
 def _all_arguments(schema: Any, signature: Signature) -> Iterator[tuple[Any, Any]]:

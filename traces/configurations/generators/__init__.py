@@ -1,4 +1,4 @@
-"""What arguments are made of an entry. A generator is a file here, or an entry point `opgrip.generators` of another package."""
+"""What arguments are made of an entry. A generator is a file here, or an entry point `opgrip.generators`."""
 
 from opgrip.traces.configurations.generators.generator import Arguments, Draw, Generate, generators
 

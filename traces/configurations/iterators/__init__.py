@@ -1,4 +1,4 @@
-"""How a configuration is expanded. An iterator is a file here, or an entry point `opgrip.iterators` of another package."""
+"""How a configuration is expanded. An iterator is a file here, or an entry point `opgrip.iterators`."""
 
 from opgrip.traces.configurations.iterators.iterator import Expand, iterators
 

@@ -1,8 +1,8 @@
 """The iterator of entries with macros: attributes that are ranges or lists, and sizes that other arguments give.
 
-- `"__range__": ["value", "shape"]`: these attributes stand for several values. A whole number is `[first, last, step]`,
-  the last included; a size of a shape is, where it is such a list; of a list or tuple of arguments each that has a range
-  of its own takes its values; of anything else the values are listed.
+- `"__range__": ["value", "shape"]`: these attributes stand for several values. A whole number is `[first, last,
+  step]`, the last included; so is a size of a shape that is a list. Of a list or tuple of arguments, each that has a
+  range of its own takes its values; of anything else the values are listed.
 - `"__list__": ["value"]`: these attributes list their values, whatever their type.
 - `"__copy__": [{"shape": [0, [1, 2]]}]`: element 0 of this tensor's shape is element 2 of that of argument 1. Copies
   are made in the order of the arguments, after all ranges.
@@ -105,7 +105,7 @@ def _list(value: Any, name: str) -> list[Any]:
 
 
 def _copy_into(args: list[dict[str, Any]], place: int) -> dict[str, Any]:
-    """Put in the place of an argument the same with what it copies; lists that combinations share are left as they are."""
+    """Put in the place of an argument the same with what it copies; lists that combinations share are left alone."""
     if args[place].get("type") != "tensor":
         return args[place]
     try:
