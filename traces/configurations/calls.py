@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from opgrip.traces.arguments import TensorSpec
 from opgrip.traces.configurations.generators import Arguments
 from opgrip.traces.configurations.modules import Recording, is_function, module_names
 from opgrip.traces.configurations.schema_text import SchemaText, parse_schema
@@ -30,6 +31,9 @@ CODES: dict[str, Sequence[Any]] = {
     ],
 }
 """What a whole number stands for, by the parameter's name."""
+
+NUMBER = TensorSpec((), (), torch.float64, "cpu")
+"""Stands for a number in the place of a tensor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +112,7 @@ def _bind_by_text(schema: SchemaText, arguments: Arguments) -> Bound:
     if not set(named).isdisjoint(arguments.kwargs):
         raise NoOverload("an argument is given twice")
     try:
-        bound = bind(_with_overload(schema.name), (), named | arguments.kwargs)
+        bound = _bind_overload(_with_overload(schema.name), named | arguments.kwargs)
     except NoOverload as first:
         try:
             # a text of another version may call its parameters otherwise
@@ -116,6 +120,22 @@ def _bind_by_text(schema: SchemaText, arguments: Arguments) -> Bound:
         except NoOverload:
             raise first from None
     return _without_defaults(_with_types(bound))
+
+
+def _bind_overload(name: str, named: dict[str, Any]) -> Bound:
+    """The call of a named overload, whose tensors may be numbers: torch makes tensors of these itself."""
+    kinds = {item.name: item.type.kind() for schema in schemas_of(name) for item in schema.arguments}
+    numbers = {key: value for key, value in named.items() if kinds.get(key) == "TensorType" and _is_number(value)}
+    bound = bind(name, (), named | dict.fromkeys(numbers, NUMBER))
+    if not numbers:
+        return bound
+    (schema,) = schemas_of(name)[:1]
+    args = tuple(numbers.get(item.name, value) for item, value in zip(schema.arguments, bound.args, strict=False))
+    return Bound(bound.op, args, {key: numbers.get(key, value) for key, value in bound.kwargs.items()})
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float | complex)
 
 
 def _with_overload(name: str) -> str:

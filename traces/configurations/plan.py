@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from opgrip.traces.configurations.choices import Chain, Choices, Listed, Product
 from opgrip.traces.configurations.generators import Generate, generators
 from opgrip.traces.configurations.iterators import Expand, iterators
+from opgrip.traces.errors import one_line
 from opgrip.traces.foreign import Losses
 
 ITERATOR = "DefaultConfigIterator"
@@ -43,19 +45,30 @@ class Case:
     input_generator: Generate
 
 
+@contextmanager
+def reasons() -> Iterator[None]:
+    """What an iterator or generator raises of an entry that is not what it takes becomes a reason, a `ValueError`."""
+    try:
+        yield
+    except (LookupError, TypeError, AttributeError, OverflowError) as error:
+        raise ValueError(f"an entry that cannot be read ({one_line(error)})") from error
+
+
 class _Entries:
     """What an iterator expands one entry of a file into."""
 
     def __init__(self, form: Any, expand: Expand) -> None:
         if not isinstance(form, dict):
             raise ValueError("an entry that is no object")
-        self._choices = expand(form)
+        with reasons():
+            self._choices = expand(form)
         self._weight = weight_of(form)
         self._repeats = _repeats_of(form)
         self.count = self._choices.count
 
     def at(self, index: int) -> Entry:
-        form = self._choices.at(index)
+        with reasons():
+            form = self._choices.at(index)
         return Entry(form, self._weight, self._repeats)
 
 

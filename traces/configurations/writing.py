@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator
 from typing import IO, Any
 
@@ -35,16 +36,17 @@ def write(trace: Trace, file: IO[bytes], losses: Losses) -> None:
     """
     signatures = {signature.number: signature for signature in trace.signatures}
     own = trace.own_calls
-    entries: dict[str, dict[str, list[dict[str, Any]]]] = {}
+    # by name, schema and arguments: signatures that differ in what the format does not say are one entry
+    entries: dict[str, dict[str, Counter[str]]] = {}
     for number, calls in own.groupby("signature", sort=True).groups.items():
         signature = signatures[int(number)]  # type: ignore[call-overload]
         try:
-            schema, entry = _entry_of(signature, len(calls))
+            schema, args = _entry_of(signature)
         except ValueError as error:
             losses.skip(signature.op, str(error), len(calls))
             continue
         name = schema.name.partition(".")[0]
-        entries.setdefault(name, {}).setdefault(str(schema), []).append(entry)
+        entries.setdefault(name, {}).setdefault(str(schema), Counter())[json.dumps(args)] += len(calls)
         lost = ", ".join(_lost(signature))
         for call in calls:
             losses.lose(int(call), signature.op, lost)
@@ -56,19 +58,20 @@ def write(trace: Trace, file: IO[bytes], losses: Losses) -> None:
     file.write(b"\n}\n")
 
 
-def _operator(configs: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
-    return {
-        "build_data_generator": GENERATOR,
-        "input_data_generator": GENERATOR,
-        "config": [
-            {"build": [{"args": [{"type": "str", "value": schema}]}], "input": inputs}
-            for schema, inputs in configs.items()
-        ],
-    }
+def _operator(configs: dict[str, Counter[str]]) -> dict[str, Any]:
+    sections = []
+    for schema, inputs in configs.items():
+        build = [{"args": [{"type": "str", "value": schema}]}]
+        sections.append({"build": build, "input": [_entry(json.loads(args), count) for args, count in inputs.items()]})
+    return {"build_data_generator": GENERATOR, "input_data_generator": GENERATOR, "config": sections}
 
 
-def _entry_of(signature: Signature, count: int) -> tuple[SchemaText, dict[str, Any]]:
-    """The schema of a call and its entry; raises `ValueError` where the format has none."""
+def _entry(args: list[Any], count: int) -> dict[str, Any]:
+    return {"args": args, "count": count} if count > 1 else {"args": args}
+
+
+def _entry_of(signature: Signature) -> tuple[SchemaText, list[dict[str, Any]]]:
+    """The schema of a call and its arguments; raises `ValueError` where the format has none."""
     if signature.kind != OPERATOR:
         raise ValueError("it is no operator of torch's dispatcher")
     namespace, _, rest = signature.op.partition(".")
@@ -76,11 +79,8 @@ def _entry_of(signature: Signature, count: int) -> tuple[SchemaText, dict[str, A
     if schema is None:
         raise ValueError("it is not registered here, so its schema is not known")
     args = [_form(parameter.name, value) for parameter, value in _all_arguments(schema, signature)]
-    entry: dict[str, Any] = {"args": args}
-    if count > 1:
-        entry["count"] = count
     text = parse_schema(str(schema))
-    return SchemaText(text.name, tuple(map(_plain_type, text.types)), text.names, _plain_type(text.returns)), entry
+    return SchemaText(text.name, tuple(map(_plain_type, text.types)), text.names, _plain_type(text.returns)), args
 
 
 def _plain_type(text: str) -> str:

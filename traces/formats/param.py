@@ -20,7 +20,7 @@ from opgrip.traces.configurations.calls import calls_of
 from opgrip.traces.configurations.choices import Choices
 from opgrip.traces.configurations.generators import Arguments, Draw, Generate
 from opgrip.traces.configurations.modules import Recording, TooManyCalls
-from opgrip.traces.configurations.plan import Case, Entry, plan_of
+from opgrip.traces.configurations.plan import Case, Entry, plan_of, reasons
 from opgrip.traces.configurations.writing import write
 from opgrip.traces.errors import FormatError
 from opgrip.traces.foreign import ForeignFile, Format, Head, formats
@@ -96,7 +96,8 @@ def _add_case(builder: RecordBuilder, case: Case, draw: Draw, recording: Recordi
 
 def _arguments(entry: Entry, generate: Generate, draw: Draw) -> Arguments:
     assert entry.form is not None, "it was looked at"
-    return generate(entry.form, draw)
+    with reasons():
+        return generate(entry.form, draw)
 
 
 def _operators_of(file: ForeignFile) -> tuple[dict[str, Any], str]:
