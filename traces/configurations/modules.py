@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -21,7 +22,6 @@ from opgrip.traces.arguments import Opaque, TensorSpec, encode, leaves, map_leav
 from opgrip.traces.configurations.generators import Arguments
 from opgrip.traces.configurations.models import MODELS
 from opgrip.traces.errors import one_line
-from opgrip.traces.formats.overloads import Bound
 
 OF_CASE = 20_000
 """Calls that building and running one module may make: a file could ask for a billion layers."""
@@ -32,8 +32,23 @@ PIECES = 100_000
 PREFIX = "torch.nn."
 OF_FUNCTIONS = {"torch.": torch, "torch.nn.functional.": nn.functional, "torch.Tensor.": torch.Tensor}
 
-Recorded = tuple[Bound, str, str]
-"""A call, and path and class of the module that made it."""
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """A call of an operator.
+
+    Attributes
+    ----------
+    op : its name in a trace, `aten.add.Tensor`
+    args, kwargs : values and `TensorSpec`
+    module, module_type : path and class of the module that made it; empty outside of all
+    """
+
+    op: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    module: str = ""
+    module_type: str = ""
 
 
 class TooManyCalls(ValueError):
@@ -123,7 +138,7 @@ class _Watch(TorchDispatchMode):
             counts = Counter(tensor.untyped_storage()._cdata for tensor in taken)
             shared = [storage for storage, count in counts.items() if count > 1]
             spec_args, spec_kwargs = map_leaves(lambda leaf: self._told(leaf, shared), tree)
-            self.calls.append((Bound(str(function), spec_args, spec_kwargs), *self._stack[-1]))
+            self.calls.append(Recorded(str(function), spec_args, spec_kwargs, *self._stack[-1]))
         return function(*args, **kwargs or {})
 
     def paths(self, name: str, module: nn.Module) -> ExitStack:

@@ -16,15 +16,15 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from opgrip.traces.configurations.calls import calls_of
 from opgrip.traces.configurations.choices import Choices
 from opgrip.traces.configurations.generators import Arguments, Draw, Generate
 from opgrip.traces.configurations.modules import Recording, TooManyCalls
 from opgrip.traces.configurations.plan import Case, Entry, plan_of, reasons
-from opgrip.traces.configurations.writing import write
 from opgrip.traces.errors import FormatError
 from opgrip.traces.foreign import ForeignFile, Format, Head, formats
 from opgrip.traces.formats.building import NO_TIMES, RecordBuilder
+from opgrip.traces.formats.param_calls import calls_of
+from opgrip.traces.formats.param_writing import write
 from opgrip.traces.names import device_name
 from opgrip.traces.records import Record, Scope
 
@@ -91,7 +91,7 @@ def _add_case(builder: RecordBuilder, case: Case, draw: Draw, recording: Recordi
     arguments = _arguments(case.input, case.input_generator, draw)
     for call in list(calls_of(case.op, build, arguments, recording)):
         scope = Scope(0, call.module, call.module_type, "forward")
-        builder.add_call(call.bound.op, call.bound.args, call.bound.kwargs, count=case.input.repeats, scope=scope)
+        builder.add_call(call.op, call.args, call.kwargs, count=case.input.repeats, scope=scope)
 
 
 def _arguments(entry: Entry, generate: Generate, draw: Draw) -> Arguments:

@@ -11,12 +11,12 @@ from typing import IO, Any
 import torch
 
 from opgrip.traces.arguments import TensorSpec, tensors
-from opgrip.traces.configurations.calls import CODES
 from opgrip.traces.configurations.generators.default import DTYPE_OF
 from opgrip.traces.configurations.plan import GENERATOR
 from opgrip.traces.configurations.schema_text import SchemaText, parse_schema
 from opgrip.traces.foreign import Losses
 from opgrip.traces.formats.overloads import schemas_of
+from opgrip.traces.formats.param_calls import CODES
 from opgrip.traces.records import OPERATOR, Signature
 from opgrip.traces.tensor_specs import contiguous
 from opgrip.traces.trace import Trace

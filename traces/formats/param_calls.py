@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from opgrip.traces.arguments import TensorSpec
 from opgrip.traces.configurations.generators import Arguments
-from opgrip.traces.configurations.modules import Recording, is_function, module_names
+from opgrip.traces.configurations.modules import Recorded, Recording, is_function, module_names
 from opgrip.traces.configurations.schema_text import SchemaText, parse_schema
 from opgrip.traces.formats.overloads import Bound, NoOverload, bind, schemas_of
 from opgrip.traces.names import MEMORY_FORMATS
@@ -36,21 +35,7 @@ NUMBER = TensorSpec((), (), torch.float64, "cpu")
 """Stands for a number in the place of a tensor."""
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
-    """A call of an operator.
-
-    Attributes
-    ----------
-    module, module_type : path and class of the module that makes it; empty outside of all
-    """
-
-    bound: Bound
-    module: str = ""
-    module_type: str = ""
-
-
-def calls_of(name: str, build: Arguments | None, arguments: Arguments, recording: Recording) -> Iterator[Call]:
+def calls_of(name: str, build: Arguments | None, arguments: Arguments, recording: Recording) -> Iterator[Recorded]:
     """The calls of one case.
 
     Parameters
@@ -64,19 +49,23 @@ def calls_of(name: str, build: Arguments | None, arguments: Arguments, recording
     ValueError : where there is no such operator, or it does not take these arguments
     """
     if name in module_names():
-        yield from (Call(*item) for item in recording.module(name, build or Arguments(), arguments))
+        yield from recording.module(name, build or Arguments(), arguments)
         return
     schema = _schema_of(build)
     if schema is not None:
-        yield Call(_bind_by_text(schema, arguments))
+        yield _call(_bind_by_text(schema, arguments))
         return
     operator = _operator_name(name)
     try:
-        yield Call(_bind(operator, arguments))
+        yield _call(_bind(operator, arguments))
     except NoOverload:
         if not is_function(name):
             raise
-        yield from (Call(*item) for item in recording.function(name, arguments))
+        yield from recording.function(name, arguments)
+
+
+def _call(bound: Bound) -> Recorded:
+    return Recorded(bound.op, bound.args, bound.kwargs)
 
 
 def _schema_of(build: Arguments | None) -> SchemaText | None:
