@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+from opgrip.traces.cuts import Cut
 from opgrip.traces.errors import FormatError, UserError
 from opgrip.traces.limits import DECOMPRESSED, check_nesting
 from opgrip.traces.records import FORMAT, Dropped, Record, listed
@@ -94,11 +95,28 @@ class ForeignFile:
     Attributes
     ----------
     unbounded : whether it may be larger than a stranger's
+    cut : which of the cases are read of a file that stands for more than it holds
     """
 
     path: Path
     losses: Losses = field(default_factory=Losses)
     unbounded: bool = False
+    cut: Cut = field(default_factory=Cut)
+
+    def places(self, count: int, most: int) -> Sequence[int]:
+        """The numbers of the cases to read, of `count` that the file stands for.
+
+        Raises
+        ------
+        UserError : for more than `most`, and where none is left
+        """
+        size = self.cut.size(count)
+        if size > most and not self.unbounded:
+            raise UserError(
+                f"{self.path} stands for {count:,} cases, of which {most:,} are read at most",
+                "opreplay and opgrip trace convert take a part with --start and --stop, or some with --sample",
+            )
+        return self.cut.places(count)
 
     def chunks(self) -> Iterator[bytes]:
         """Its bytes, decompressed.
@@ -192,6 +210,7 @@ class Format:
     write_folder : writes a trace into an empty folder, for a format of several files
     suffixes : of names that are written in it where no format is named
     defaults : what stands for things that it does not say, in words; a header of a trace that was read has them
+    has_cases : whether its files stand for cases that a `Cut` takes a part of
     """
 
     summary: str
@@ -202,6 +221,7 @@ class Format:
     defaults: tuple[str, ...] = ()
     write_records: WriteRecords | None = None
     write_folder: WriteFolder | None = None
+    has_cases: bool = False
 
     @property
     def is_written(self) -> bool:

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING
 
 from opgrip.tools.verbs.verb import Verb, verbs
 from opgrip.traces.command import add_debug, add_reading
+from opgrip.traces.cuts import Cut
 from opgrip.traces.errors import UserError
+from opgrip.traces.options import add_options, from_arguments
 from opgrip.traces.words import counted
 
 if TYPE_CHECKING:
@@ -24,6 +26,7 @@ examples:
   opgrip trace convert inputs.txt calls.jsonl                                the format is found by content
   opgrip trace convert trace:faster_rcnn inputs.txt --to tritonbench
   opgrip trace convert step.jsonl inputs.txt --report loss.json              what inputs.txt does not hold
+  opgrip trace convert ranges.json some.jsonl --sample 100                   of the million cases that ranges make
 """
 
 
@@ -33,6 +36,7 @@ def prepare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("output", type=Path, metavar="OUT", help="the file to write")
     parser.add_argument("--from", dest="source", metavar="FORMAT", help="what IN is (default: by its content)")
     parser.add_argument("--to", metavar="FORMAT", help="what OUT becomes (default: by its suffix)")
+    add_options(parser, Cut)
     parser.add_argument("--report", type=Path, metavar="FILE", help="write what is lost, call by call: .json")
     parser.add_argument("-f", "--force", action="store_true", help="replace an existing file")
     add_reading(parser, "take what there is of a cut or damaged trace")
@@ -50,7 +54,8 @@ def run(args: argparse.Namespace) -> int:
         check_writable(args.output, args.force)
     if args.report is not None:
         check_writable(args.report, args.force)
-    reader = TraceReader(args.input, args.unbounded, args.source if args.source != OWN else None)
+    cut = from_arguments(Cut, args)
+    reader = TraceReader(args.input, args.unbounded, args.source if args.source != OWN else None, cut)
     losses = _write_own(reader, args) if target == OWN else _write_foreign(reader, target, args)
     if args.report is not None:
         with whole_file(args.report, args.force) as file:

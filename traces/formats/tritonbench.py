@@ -21,6 +21,7 @@ from opgrip.traces.formats.building import NO_TIMES, NO_VALUES, RecordBuilder
 from opgrip.traces.formats.overloads import registered
 from opgrip.traces.names import DTYPES, LAYOUTS, MEMORY_FORMATS, plain_name
 from opgrip.traces.records import OPERATOR, Record, Signature
+from opgrip.traces.tensor_specs import contiguous
 from opgrip.traces.trace import Trace
 
 DTYPE_OF = {
@@ -160,16 +161,6 @@ def _tensor(*args: Any, **words: Any) -> TensorSpec:
     if not whole or len(sizes) != len(stride) or not isinstance(dtype, torch.dtype):
         raise ValueError("a tensor that cannot be read")
     return TensorSpec(sizes, stride, dtype, "cpu")
-
-
-def contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The strides of a tensor whose elements lie one after the other."""
-    strides = []
-    step = 1
-    for size in reversed(shape):
-        strides.append(step)
-        step *= max(size, 1)
-    return tuple(reversed(strides))
 
 
 def write(trace: Trace, file: IO[bytes], losses: Losses) -> None:
