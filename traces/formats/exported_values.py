@@ -16,15 +16,15 @@ LEAST_SIZE = 2
 """Of a size that depends on values, which the program admits from less on."""
 
 _DTYPES = {
-    **dict(enumerate("uint8 int8 int16 int32 int64 float16 float32 float64".split(), 1)),
-    **dict(enumerate("complex32 complex64 complex128 bool bfloat16".split(), 9)),
+    **dict(enumerate(["uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64"], 1)),
+    **dict(enumerate(["complex32", "complex64", "complex128", "bool", "bfloat16"], 9)),
     28: "uint16",
-    **dict(enumerate("float8_e4m3fn float8_e5m2 float8_e4m3fnuz float8_e5m2fnuz float8_e8m0fnu".split(), 29)),
+    **dict(enumerate(["float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu"], 29)),
     34: "uint32",
     35: "uint64",
 }
-_LAYOUTS = dict(enumerate("sparse_coo sparse_csr sparse_csc sparse_bsr sparse_bsc _mkldnn strided".split(), 1))
-_MEMORY_FORMATS = dict(enumerate("contiguous_format channels_last channels_last_3d preserve_format".split(), 1))
+_LAYOUTS = dict(enumerate(["sparse_coo", "sparse_csr", "sparse_csc", "sparse_bsr", "sparse_bsc", "_mkldnn", "strided"], 1))
+_MEMORY_FORMATS = dict(enumerate(["contiguous_format", "channels_last", "channels_last_3d", "preserve_format"], 1))
 _SYMBOL = re.compile(r"[A-Za-z_]\w*")
 
 
@@ -84,7 +84,12 @@ def tensor_of(meta: Any, sizes: Sizes, storage: int | None) -> TensorSpec:
     ValueError : where that cannot be read, or the tensor has values that the metadata do not tell
     """
     match meta:
-        case {"dtype": int() as dtype, "sizes": list() as shape, "strides": list() as stride, "layout": int() as layout}:
+        case {
+            "dtype": int() as dtype,
+            "sizes": list() as shape,
+            "strides": list() as stride,
+            "layout": int() as layout,
+        }:
             pass
         case _:
             raise ValueError("a tensor without metadata")

@@ -6,7 +6,7 @@ Weights are not read, but for small constants: these are sizes, indices and scal
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import count
 from math import isfinite, prod
@@ -20,10 +20,11 @@ from opgrip.traces.extras import needed
 from opgrip.traces.foreign import ForeignFile, Format, Head, formats
 from opgrip.traces.formats.building import NO_TIMES, NO_VALUES, RecordBuilder
 from opgrip.traces.formats.graph_storages import Storages, aliases, split
+from opgrip.traces.formats.onnx_folding import Shapes, complete
 from opgrip.traces.formats.onnx_nodes import Call, Node, NoOperator, tensor
 from opgrip.traces.formats.onnx_operators import lower
 from opgrip.traces.formats.overloads import NoOverload, bind
-from opgrip.traces.names import DTYPES, LIMIT
+from opgrip.traces.names import DTYPES, LIMIT, plain_name
 from opgrip.traces.records import Record, Scope
 from opgrip.traces.values.exact import MAX_ELEMENTS, Exact
 
@@ -62,7 +63,8 @@ def read(file: ForeignFile) -> Iterator[Record]:
         file.losses.defaults.append(OPEN_SIZES)
     graph = _inferred(model, file, onnx)
     shapes = _shapes(graph)
-    versions = [int(item.version) for item in model.opset_import if item.domain in OWN_DOMAINS]
+    opset = max((int(item.version) for item in model.opset_import if item.domain in OWN_DOMAINS), default=1)
+    complete(graph.node, shapes, constants, lambda item: _attribute(item, onnx), _node_inference(opset, onnx))
     facts = {"producer": f"{model.producer_name} {model.producer_version}".strip()[:200]}
     builder = RecordBuilder("onnx", file.losses, {key: value for key, value in facts.items() if value})
     storages = Storages()
@@ -73,7 +75,7 @@ def read(file: ForeignFile) -> Iterator[Record]:
         if op == "Constant":
             continue
         try:
-            node = _node(item, op, shapes, constants, storages, max(versions, default=1), between, builder)
+            node = _node(item, op, shapes, constants, storages, opset, between, builder)
             calls = [_bound(call) for call in lower(node)]
         except (NoOperator, NoOverload) as error:
             file.losses.skip(op, str(error)[:200])
@@ -195,13 +197,44 @@ def _inferred(model: Any, file: ForeignFile, onnx: Any) -> Any:
         raise file.damage(f"onnx infers no shapes: {one_line(error, 100)}") from error
 
 
-def _shapes(graph: Any) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
+def _node_inference(opset: int, onnx: Any) -> Callable[..., Shapes]:
+    """Onnx's inference of one node."""
+
+    def infer(node: Any, shapes: Shapes, constants: dict[str, list[Any]]) -> Shapes:
+        types, data = {}, {}
+        for name in filter(None, node.input):
+            dtype, shape = shapes[name]
+            number = _NAMES.index(plain_name(dtype))
+            types[name] = onnx.helper.make_tensor_type_proto(number, shape)
+            if name in constants and len(constants[name]) == prod(shape):
+                data[name] = onnx.helper.make_tensor(name, number, shape, constants[name])
+        imports = [onnx.helper.make_opsetid("", opset)]
+        schema = onnx.defs.get_schema(node.op_type, opset, "")
+        results = onnx.shape_inference.infer_node_outputs(schema, node, types, data, opset_imports=imports)
+        values = [onnx.helper.make_value_info(name, result) for name, result in results.items()]
+        return {name: shape for value in values for name, shape in _shape_of(value)}
+
+    def guarded(node: Any, shapes: Shapes, constants: dict[str, list[Any]]) -> Shapes:
+        try:
+            return infer(node, shapes, constants)
+        except Exception:
+            # its errors are of many kinds; what it cannot tell is told of the nodes that need it
+            return {}
+
+    return guarded
+
+
+def _shape_of(item: Any) -> Iterator[tuple[str, tuple[torch.dtype, tuple[int, ...]]]]:
+    """Name, type and shape of a value that has both."""
+    dtype = _dtype(item.type.tensor_type.elem_type)
+    if dtype is not None and item.type.tensor_type.HasField("shape") and _is_concrete(item):
+        yield item.name, (dtype, tuple(int(size.dim_value) for size in item.type.tensor_type.shape.dim))
+
+
+def _shapes(graph: Any) -> Shapes:
     """Type and shape of each value that has both."""
-    shapes: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {}
-    for item in (*graph.input, *graph.output, *graph.value_info):
-        dtype = _dtype(item.type.tensor_type.elem_type)
-        if dtype is not None and item.type.tensor_type.HasField("shape") and _is_concrete(item):
-            shapes[item.name] = dtype, tuple(int(size.dim_value) for size in item.type.tensor_type.shape.dim)
+    values = (*graph.input, *graph.output, *graph.value_info)
+    shapes = {name: shape for item in values for name, shape in _shape_of(item)}
     for item in graph.initializer:
         dtype = _dtype(item.data_type)
         if dtype is not None:
@@ -212,7 +245,7 @@ def _shapes(graph: Any) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
 def _node(
     item: Any,
     op: str,
-    shapes: dict[str, tuple[torch.dtype, tuple[int, ...]]],
+    shapes: Shapes,
     constants: dict[str, list[Any]],
     storages: Storages,
     opset: int,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import prod
 
-from opgrip.traces.formats.building import NOT_RECORDED
-from opgrip.traces.formats.onnx_nodes import Call, Node, NoOperator, call, tensor, transposed
 from opgrip.traces.arguments import TensorSpec
+from opgrip.traces.formats.building import NOT_RECORDED
+from opgrip.traces.formats.onnx_nodes import Call, Node, NoOperator, call, transposed
 
 Lower = Callable[[Node], list[Call]]
 
@@ -196,4 +196,3 @@ LAYERS: dict[str, Lower] = {
     "MaxPool": _max_pool,
     "RMSNormalization": _rms_norm,
 }
-

@@ -18,8 +18,8 @@ from opgrip.traces.formats.onnx_shapes import SHAPES
 Lower = Callable[[Node], list[Call]]
 
 UNARY = {
-    **{name: name.lower() for name in "Abs Acos Acosh Asin Asinh Atan Atanh Ceil Cos Cosh Erf Exp Floor Log".split()},
-    **{name: name.lower() for name in "Reciprocal Relu Round Sigmoid Sign Sin Sinh Sqrt Tan Tanh Selu Mish".split()},
+    **{name: name.lower() for name in ["Abs", "Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "Ceil", "Cos", "Cosh", "Erf", "Exp", "Floor", "Log"]},
+    **{name: name.lower() for name in ["Reciprocal", "Relu", "Round", "Sigmoid", "Sign", "Sin", "Sinh", "Sqrt", "Tan", "Tanh", "Selu", "Mish"]},
     "BitwiseNot": "bitwise_not",
     "HardSwish": "hardswish",
     "Identity": "alias",
@@ -58,11 +58,9 @@ REDUCTIONS = {
     "ReduceSum": ("sum.dim_IntList", ()),
 }
 REASONS = {
-    "Constant": "",
     "If": "which of its graphs runs is not told",
     "Loop": "how often its graph runs is not told",
     "Scan": "how often its graph runs is not told",
-    "Shape": "torch has sizes without an operator",
     "Size": "torch has sizes without an operator",
     **dict.fromkeys(("GRU", "LSTM", "RNN"), "torch's operator takes other weights"),
 }
@@ -281,4 +279,3 @@ TABLE: dict[str, Lower] = {
     **SHAPES,
 }
 """What is not here is named with the reason when a model has it."""
-

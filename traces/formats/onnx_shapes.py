@@ -167,6 +167,15 @@ def _non_zero(node: Node) -> list[Call]:
     return [Call("nonzero.default", (node.x,), found, {}), Call("t.default", (found,), node.out, {})]
 
 
+def _shape(node: Node) -> list[Call]:
+    start, end = node.get("start", 0), node.get("end", node.rank)
+    if (start, end) == (0, node.rank):
+        return call(node, "_shape_as_tensor.default", node.x)
+    sizes = node.step((node.rank,), node.out.dtype)
+    whole = Call("_shape_as_tensor.default", (node.x,), sizes, {})
+    return [whole, Call("slice.Tensor", (sizes, 0, start, end), node.out, {})]
+
+
 SHAPES: dict[str, Lower] = {
     "Concat": _concat,
     "DepthToSpace": _depth_to_space,
@@ -179,6 +188,7 @@ SHAPES: dict[str, Lower] = {
     "Reshape": _view,
     "Resize": _resize,
     "ScatterElements": _scatter_elements,
+    "Shape": _shape,
     "Slice": _slice,
     "Split": _split,
     "Squeeze": _squeeze,
@@ -187,4 +197,3 @@ SHAPES: dict[str, Lower] = {
     "Unsqueeze": _unsqueeze,
     "Upsample": _resize,
 }
-

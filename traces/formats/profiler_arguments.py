@@ -44,9 +44,9 @@ DTYPE_OF = {
 # c10's enumerations, which the dispatcher has as whole numbers
 _SCALAR_TYPES = dict(
     enumerate(
-        "uint8 int8 int16 int32 int64 float16 float32 float64 complex32 complex64 complex128 bool".split()
-        + "qint8 quint8 qint32 bfloat16 quint4x2 quint2x4 bits1x8 bits2x4 bits4x2 bits8 bits16".split()
-        + "float8_e5m2 float8_e4m3fn float8_e5m2fnuz float8_e4m3fnuz uint16 uint32 uint64".split()
+        ["uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64", "complex32", "complex64", "complex128", "bool"]
+        + ["qint8", "quint8", "qint32", "bfloat16", "quint4x2", "quint2x4", "bits1x8", "bits2x4", "bits4x2", "bits8", "bits16"]
+        + ["float8_e5m2", "float8_e4m3fn", "float8_e5m2fnuz", "float8_e4m3fnuz", "uint16", "uint32", "uint64"]
     )
 )
 _ENUMERATIONS: dict[str, dict[str, Any]] = {
@@ -122,7 +122,9 @@ def _placed(value: Any, device: str) -> Any:
 
 def _on_device(bound: Bound, parameters: Sequence[Any], device: str) -> Bound:
     """A call that makes a tensor of none makes it on the device that the program ran on."""
-    makes = any(item.name == "device" for item in parameters) and next(tensors([bound.args, bound.kwargs]), None) is None
+    makes = (
+        any(item.name == "device" for item in parameters) and next(tensors([bound.args, bound.kwargs]), None) is None
+    )
     if not makes or device == "cpu":
         return bound
     return replace(bound, kwargs={**bound.kwargs, "device": torch.device(device)})
