@@ -57,9 +57,8 @@ def is_custom(function: Any) -> bool:
 
 
 def is_public(function: Any) -> bool:
-    """Whether an operator is one of torch's that programs call: on tensors, and without writing into its arguments."""
-    packet = name_of(function).split(".")[1]
-    return function.namespace == "aten" and not packet.startswith("_") and not function._schema.is_mutable
+    """Whether an operator is one of torch's that programs call."""
+    return function.namespace == "aten" and not name_of(function).split(".")[1].startswith("_")
 
 
 def is_composite(function: Any) -> bool:

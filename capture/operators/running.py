@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
@@ -66,6 +67,21 @@ class SampleRunner:
             for dtype in dtypes:
                 with seeded(self.seed, entry.name, dtype):
                     self._run_dtype(entry, dtype, dtype in differentiable, scope)
+
+    def operators_of(self, entries: Iterable[Entry]) -> set[Any]:
+        """The operators that the first samples of entries call, of the first dtype that each takes."""
+        operators: set[Any] = set()
+        for entry in entries:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                with suppress(Exception):
+                    dtype = entry.dtypes(self.device)[0]
+                    with_gradients = dtype in entry.differentiable(self.device)
+                    with seeded(self.seed, entry.name, dtype):
+                        samples = spread(entry.samples(self.device, dtype, with_gradients))
+                        for sample in islice(samples, TRIALS):
+                            operators |= try_call(entry.function, sample, with_gradients).operators
+        return operators
 
     def _run_dtype(self, entry: Entry, dtype: torch.dtype, with_gradients: bool, scope: nn.Module) -> None:
         named = plain_name(dtype)
