@@ -38,7 +38,7 @@ class OperatorOptions:
         only=("models", "operators"),
     )
     per_dtype: int = option(
-        4,
+        2,
         "samples of an operator with each dtype, those first that differ most; 0 for all (default: %(default)s)",
         parse=not_negative,
         metavar="N",
