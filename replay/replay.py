@@ -50,7 +50,7 @@ from opgrip.traces.progress import QuietReporter, Reporter
 from opgrip.traces.words import counted
 
 
-def replay(trace: str | Path, **options: Any) -> Results:
+def replay(trace: str | Path | None = None, **options: Any) -> Results:
     """Replay the calls of a trace, or samples, as `opreplay` does.
 
     ::
@@ -63,7 +63,8 @@ def replay(trace: str | Path, **options: Any) -> Results:
 
     Parameters
     ----------
-    trace : a file that `Capture` or `opcapture` wrote; `samples`, `sample:NAME`, or a folder that `grip` wrote
+    trace : a file that `Capture` or `opcapture` wrote; `samples`, `sample:NAME`, or a folder that `grip` wrote; None
+        where `operator` names what to replay
     options : those of `opreplay --help` by their long names, with `_` for `-`. Where an option takes several, a list
 
     Raises
@@ -73,7 +74,7 @@ def replay(trace: str | Path, **options: Any) -> Results:
         read or written
     """
     with in_words_of_python():
-        args = arguments_of(make_parser(), [str(trace)], options, excluded=("strict", "list"))
+        args = arguments_of(make_parser(), [] if trace is None else [str(trace)], options, excluded=("strict", "list"))
         return replay_arguments(args)
 
 
@@ -84,7 +85,7 @@ def replay_arguments(args: argparse.Namespace) -> Results:
     if args.sequence:
         return whole.kept(whole.run_sequence()[0])
     if is_done:
-        return Results(whole.completed_rows(), {"trace": str(args.trace)})
+        return Results(whole.completed_rows(), {"trace": whole.job.trace})
     replayed = whole.run()
     if replayed.problem is not None:
         raise replayed.problem

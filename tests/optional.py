@@ -47,6 +47,7 @@ COMMANDS = {
     "absl": RUNTIMES,
     "transformers": TRANSFORMERS,
     "tokenizers": TRANSFORMERS,
+    "expecttest": "pip install 'opgrip[opinfo]'",
     "pynvml": "pip install 'opgrip[gpu]'",
     "playwright": "make browser",
     "axe_playwright_python": "make browser",
