@@ -28,17 +28,23 @@ def read_parquet(path: Path) -> pd.DataFrame:
     columns = {about.name: about for about in all_columns()}
     try:
         # not read_table: that takes columns from the names of folders, and metadata of pandas for what types are
-        file = parquet.ParquetFile(path, read_dictionary=[name for name, about in columns.items() if about.kind is str])
-        check_columns(file.schema_arrow.names, path)
+        file = parquet.ParquetFile(path)
+        names = file.schema_arrow.names
+        check_columns(names, path)
         _check_amount(file.metadata, path)
-        table = file.read()
+        # a text that a million rows share is in memory once
+        texts = [name for name in names if columns[name].kind is str]
+        table = parquet.ParquetFile(path, metadata=file.metadata, read_dictionary=texts).read()
         rows: pd.DataFrame = table.to_pandas(ignore_metadata=True)
     except arrow.ArrowException as error:
         raise ValueError(str(error)) from error
     for name in rows:
         if columns[name].several:
             rows[name] = rows[name].map(lambda cell: cell.tolist(), na_action="ignore").astype(object)
-    rows.attrs = parse_json((table.schema.metadata or {}).get(HEADER, b"{}"))
+    header = parse_json((table.schema.metadata or {}).get(HEADER, b"{}"))
+    if not isinstance(header, dict):
+        raise ValueError("its header is no object")
+    rows.attrs = header
     return rows
 
 

@@ -21,8 +21,36 @@ from opgrip.replay.reports.formulas import quoted, unquoted
 from opgrip.tools.report import make_page
 from opgrip.traces.errors import UserError
 
-STRANGE: list[Any] = [None, True, -1, 1e308, 10**400, float("nan"), float("inf"), "", "x", "\ud800", [], [None], [[]], {}]
-FORMULAS = ["=1+1", "+cmd|'/c calc'!A1", "-2+3", "@SUM(A1)", "\t=1", "'=1", "''", "'quoted'", "-1", "-1 +A1", "None", "12"]
+STRANGE: list[Any] = [
+    None,
+    True,
+    -1,
+    1e308,
+    10**400,
+    float("nan"),
+    float("inf"),
+    "",
+    "x",
+    "\ud800",
+    [],
+    [None],
+    [[]],
+    {},
+]
+FORMULAS = [
+    "=1+1",
+    "+cmd|'/c calc'!A1",
+    "-2+3",
+    "@SUM(A1)",
+    "\t=1",
+    "'=1",
+    "''",
+    "'quoted'",
+    "-1",
+    "-1 +A1",
+    "None",
+    "12",
+]
 
 
 def stored(path: Path, run: Results) -> dict[str, Any]:
@@ -91,10 +119,12 @@ def test_a_million_names_of_columns_make_no_table(tmp_path: Path) -> None:
 
 @settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
-    st.sampled_from(("op", "key", "shapes", "count", "median_us", "times_us", "repeats", "weights", "status", "case")),
-    st.sampled_from(("trace", "environment", "accelerator", "ceilings", "threads", "device", "time", "tests")),
-    st.sampled_from(STRANGE),
-    st.sampled_from(STRANGE),
+    column=st.sampled_from(
+        ("op", "key", "shapes", "count", "median_us", "times_us", "repeats", "weights", "status", "case")
+    ),
+    name=st.sampled_from(("trace", "environment", "accelerator", "ceilings", "threads", "device", "time", "tests")),
+    cell=st.sampled_from(STRANGE),
+    fact=st.sampled_from(STRANGE),
 )
 def test_what_is_read_can_be_compared_and_shown(column: str, name: str, cell: Any, fact: Any, tmp_path: Path) -> None:
     run = made_run(1, cases=3, repeats=2)
@@ -133,14 +163,15 @@ def test_a_parquet_file_of_other_types_is_told_in_a_line(tmp_path: Path) -> None
             read_run(path)
 
 
-def test_a_few_bytes_that_stand_for_millions_of_rows_are_refused(tmp_path: Path) -> None:
+def test_a_few_bytes_that_stand_for_millions_of_rows_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-    rows = 60_000_000
-    cells = arrow.array([1], arrow.int64()).take(arrow.array([0] * 1000)).to_pylist() * (rows // 1000)
-    column = arrow.array(cells, arrow.int64())
-    parquet.write_table(arrow.table({"case": column, "count": column}), tmp_path / "r.parquet", compression="zstd")
-    assert (tmp_path / "r.parquet").stat().st_size < 1_000_000
-    with pytest.raises(UserError, match="has more than 100,000,000 cells"):
+    monkeypatch.setattr("opgrip.replay.reports.parquet_report.MOST_CELLS", 100_000)
+    cells = arrow.array([1] * 60_000, arrow.int64())
+    parquet.write_table(arrow.table({"case": cells, "count": cells}), tmp_path / "r.parquet", compression="zstd")
+    assert (tmp_path / "r.parquet").stat().st_size < 10_000
+    with pytest.raises(UserError, match="has more than 100,000 cells"):
         read_run(tmp_path / "r.parquet")
 
 
@@ -163,3 +194,15 @@ def test_names_of_facts_do_not_steer_a_terminal(tmp_path: Path) -> None:
     write_results(run.rows, header, tmp_path / "r.json", force=False)
     shown = run_command("opgrip", "results", "show", tmp_path / "r.json")
     assert (shown.returncode, "\x1b" in shown.stdout) == (0, False)
+
+
+def test_names_are_text_in_markdown_and_latex(tmp_path: Path) -> None:
+    evil = "[x](javascript:alert(1)) <img src=x onerror=alert(1)> |`_a_ `*b*"
+    rows = [replace(made_row(0, [1.0]), op=evil, captured_total_us=0.0, count=1)]
+    write_results(rows, {**HEADER, "trace": "a\n# b <i>"}, tmp_path / "r.md", force=False)
+    text = (tmp_path / "r.md").read_text()
+    assert "a\\\\n# b \\<i\\>" in text.splitlines()[0]
+    assert "\\[x\\](javascript:alert(1)) \\<img src=x onerror=alert(1)\\> \\|\\`\\_a\\_ \\`\\*b\\*" in text
+    write_results(rows, HEADER, tmp_path / "r.tex", force=False)
+    row = (tmp_path / "r.tex").read_text().partition("\\midrule\n")[2]
+    assert row.startswith("{[}x{]}(javascript")

@@ -24,6 +24,7 @@ from opgrip.replay.comparing.reports.words import advice, origin, summary, total
 from opgrip.replay.measuring.results import Result
 from opgrip.replay.reports.formulas import quoted
 from opgrip.replay.reports.junit_report import Suite, Test, write_suites
+from opgrip.replay.reports.markdown import literal
 from opgrip.traces.command import printable
 from opgrip.traces.errors import UserError
 from opgrip.traces.folding import shorten
@@ -68,7 +69,7 @@ def _markdown(comparison: Comparison, gates: Gates) -> str:
     lines += [f"- base: {_cell(origin(comparison.base))}", f"- new: {_cell(origin(comparison.new))}"]
     lines += [f"- **{_cell(name)}**: {_cell(old)}, now {_cell(new)}" for name, old, new in comparison.differs]
     lines += [f"- {total_line(total)}" for total in comparison.totals()]
-    lines += [f"- {line}" for line in advice(comparison)]
+    lines += [f"- {literal(line)}" for line in advice(comparison)]
     lines += [f"- gate `{gate.text}`: {_broken(gate, comparison)}" for gate in gates]
     rows = [row for row in rows_of(comparison) if row.verdict not in QUIET]
     if rows:
@@ -89,9 +90,8 @@ def _broken(gate: Gate, comparison: Comparison) -> str:
 
 
 def _cell(text: str) -> str:
-    """Text of a stranger in a table of Markdown: no markup, no break."""
-    shown = shorten(text)
-    return "".join(f"\\{character}" if character in "|`*_<>[]\\" else character for character in shown)
+    """Text of a stranger, not too long."""
+    return literal(shorten(text))
 
 
 def as_json(comparisons: Sequence[Comparison], gates: Gates) -> str:
@@ -142,9 +142,7 @@ def as_junit(comparisons: Sequence[Comparison], gates: Gates) -> str:
 def _suite(comparison: Comparison, gates: Gates) -> Suite:
     offenders = {(GATED[gate.name], id(row)) for gate in gates for row, _ in gate.offenders(comparison)}
     tests = [_test(cells, row, offenders if gates else None) for cells, row in rows_with_results(comparison)]
-    tests += [
-        Test("gates", gate.text, 0.0, "failure", NOTHING) for gate in gates if not gate.can_be_held(comparison)
-    ]
+    tests += [Test("gates", gate.text, 0.0, "failure", NOTHING) for gate in gates if not gate.can_be_held(comparison)]
     return Suite("opgrip compare", tests, {"base": origin(comparison.base), "new": origin(comparison.new)})
 
 

@@ -88,9 +88,7 @@ def _timed_row(pair: Pair) -> tuple[ComparisonColumns, Result]:
     return _row(pair.verdict.value, pair.base, pair.new, **found, more_runs=pair.more_runs, reason=pair.reason or None)
 
 
-def _row(
-    word: str, base: Result | None, new: Result | None, **found: Any
-) -> tuple[ComparisonColumns, Result]:
+def _row(word: str, base: Result | None, new: Result | None, **found: Any) -> tuple[ComparisonColumns, Result]:
     row, latest = base or new, new or base
     assert row is not None, "it is of one of them"
     assert latest is not None, "it is of one of them"
