@@ -421,6 +421,17 @@ def test_a_trace_of_ours_comes_back_but_for_what_is_told_as_lost(tmp_path: Path)
     assert (tmp_path / "b.json").read_text() == (tmp_path / "a.json").read_text()
 
 
+def test_what_is_written_has_all_arguments_of_a_schema_that_torch_takes(tmp_path: Path) -> None:
+    write_as(NAME, load(SHIPPED_TRACES[0]), tmp_path / "a.json")
+    for name, info in json.loads((tmp_path / "a.json").read_text()).items():
+        for config in info["config"]:
+            ((text,),) = (item["args"] for item in config["build"])
+            schema = torch._C.parse_schema(text["value"])
+            assert schema.name == name
+            assert not any(argument.has_default_value() or argument.kwarg_only for argument in schema.arguments)
+            assert {len(item["args"]) for item in config["input"]} == {len(schema.arguments)}
+
+
 @needs_data
 def test_real_files_come_back_as_they_were(tmp_path: Path) -> None:
     for path in data_files("param/configs/*.json"):
