@@ -73,8 +73,7 @@ class TraceReader:
             return
         ended = False
         try:
-            self._meter = None if self._unbounded else Meter(self.path)
-            for line in self._lines():
+            for line in self.lines():
                 record = self._record(line)
                 self.records += 1
                 if record is not None:
@@ -127,10 +126,17 @@ class TraceReader:
             if lost:
                 raise Damage(f"it holds {' and '.join(lost)}")
 
-    def _lines(self) -> Iterator[bytes]:
+    def lines(self) -> Iterator[bytes]:
+        """The lines of a trace of ours, within the bounds, each as it stands in the file.
+
+        Raises
+        ------
+        UserError : where the file cannot be opened, or is beyond a bound
+        Damage : after the last line, where the file is damaged behind it
+        """
         pieces: list[bytes] = []
         length = 0
-        meter = self._meter
+        meter = self._meter = None if self._unbounded else Meter(self.path)
         for chunk in read_chunks(self.path):
             *whole, rest = chunk.split(b"\n")
             for line in whole:
@@ -225,14 +231,14 @@ def read_header(path: str | Path, unbounded: bool = False) -> Header:
     raise AssertionError("a reader that yields nothing raises")
 
 
-def _refuse_constant(name: str) -> None:
+def refuse_constant(name: str) -> None:
     """Raise for NaN and the infinities, which Python's JSON reader takes and JSON has not."""
     raise ValueError(f"{name} is not JSON")
 
 
 def _parse(line: bytes) -> Any:
     """What a line holds; halves of surrogate pairs that stand alone are marks of what no table can hold."""
-    form = json.loads(line, parse_constant=_refuse_constant)
+    form = json.loads(line, parse_constant=refuse_constant)
     if _SURROGATE.search(line) is None:
         return form
     text = json.dumps(form, ensure_ascii=False).encode("utf-16", "surrogatepass").decode("utf-16", "replace")

@@ -50,7 +50,8 @@ def run(args: argparse.Namespace) -> int:
 
     target = args.to or _format_of_name(args.output)
     _check_target(target)
-    check_writable(args.output, args.force)
+    if not _is_folder(target):
+        check_writable(args.output, args.force)
     if args.report is not None:
         check_writable(args.report, args.force)
     cut = from_arguments(Cut, args)
@@ -87,12 +88,22 @@ def _write_own(reader: TraceReader, args: argparse.Namespace) -> Losses:
 def _write_foreign(reader: TraceReader, target: str, args: argparse.Namespace) -> Losses:
     from opgrip.traces import load
     from opgrip.traces.foreign import formats
-    from opgrip.traces.output import whole_file
+    from opgrip.traces.output import whole_file, whole_folder
     from opgrip.traces.streams import compress_to
 
-    trace = load(args.input, args.partial, args.unbounded, reader)
     format_ = formats.get(target)
     assert format_ is not None, "it was checked"
+    if format_.write_records is not None:
+        with whole_file(args.output, args.force) as file:
+            format_.write_records(iter(reader), file, reader.losses)
+            if reader.missing and not args.partial:
+                raise UserError(reader.missing, "convert what there is with --partial")
+        return reader.losses
+    trace = load(args.input, args.partial, args.unbounded, reader)
+    if format_.write_folder is not None:
+        with whole_folder(args.output) as folder:
+            format_.write_folder(trace, folder, reader.losses)
+        return reader.losses
     assert format_.write is not None
     with whole_file(args.output, args.force) as raw:
         packed = args.output.suffix in (".gz", ".zst")
@@ -106,9 +117,16 @@ def _write_foreign(reader: TraceReader, target: str, args: argparse.Namespace) -
 def _check_target(target: str) -> None:
     from opgrip.traces.foreign import formats
 
-    names = [OWN, *(name for name, format_ in formats.items() if format_.write is not None)]
+    names = [OWN, *(name for name, format_ in formats.items() if format_.is_written)]
     if target not in names:
         raise UserError(f"{target} is no format that is written", f"choose one of {', '.join(names)}")
+
+
+def _is_folder(target: str) -> bool:
+    from opgrip.traces.foreign import formats
+
+    format_ = formats.get(target)
+    return format_ is not None and format_.write_folder is not None
 
 
 def _format_of_name(path: Path) -> str:
