@@ -14,6 +14,7 @@ from opgrip.replay.measuring.results import OK, WAY, Result, summarize
 from opgrip.replay.plots.drawing import Choices, draw_fitting, draw_runs
 from opgrip.replay.reports import report_for
 from opgrip.replay.reports.cells import load_results, rows_in, to_frame
+from opgrip.replay.reports.reading import header_of
 from opgrip.traces.errors import UserError, in_words_of_python
 from opgrip.traces.html_forms import as_html
 from opgrip.traces.output import cannot_be_written, whole_file
@@ -121,7 +122,7 @@ def read_run(path: str | Path) -> Results:
     UserError : where the file is not there or is not of a kind that can be read
     """
     frame = load_results(path)
-    return Results(rows_in(frame, Path(path)), {str(name): value for name, value in frame.attrs.items()})
+    return Results(rows_in(frame, Path(path)), header_of(frame.attrs, Path(path)))
 
 
 def write_results(rows: Sequence[Result], header: Mapping[str, Any], path: Path, force: bool) -> None:

@@ -16,7 +16,7 @@ OPENMMLAB = "make openmmlab"
 RUNTIMES = "make runtimes"
 TRANSFORMERS = "pip install 'opgrip[transformers]'"
 
-EVERYBODY = ("zstd", "full", "samples", "results", "report", "plot", "top")
+EVERYBODY = ("zstd", "full", "samples", "results", "report", "plot", "schema", "top")
 """Extras that all targets of the Makefile install, `dev` among them: what stands in them may not be missing."""
 
 COMMANDS = {
@@ -47,6 +47,7 @@ COMMANDS = {
     "absl": RUNTIMES,
     "transformers": TRANSFORMERS,
     "tokenizers": TRANSFORMERS,
+    "expecttest": "pip install 'opgrip[opinfo]'",
     "pynvml": "pip install 'opgrip[gpu]'",
     "playwright": "make browser",
     "axe_playwright_python": "make browser",

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from opgrip.replay.cases.families import family_of
-from opgrip.replay.cases.identity import key_of_case
 from opgrip.tools.report.launches import describe_launches
 from opgrip.traces.arguments import TensorSpec, tensors
 from opgrip.traces.graph import make_graph
+from opgrip.traces.identity import key_of_case
 from opgrip.traces.longtail import find_longtail
 from opgrip.traces.records import Scope, Signature
 from opgrip.traces.runs import frames_of, origins

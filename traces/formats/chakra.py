@@ -1,0 +1,94 @@
+"""Chakra execution traces: protocol buffers, one message of the file's facts and then one a node.
+
+Chakra's converter makes them of execution traces that it linked to a profile, for simulators. Inputs and outputs are
+there as text, in Python's notation. See its `et_def.proto`, whose fields have the numbers that stand here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import IO, Any
+
+from opgrip.traces.errors import FormatError
+from opgrip.traces.foreign import ForeignFile, Format, Head, Losses, formats
+from opgrip.traces.formats.building import NO_VALUES
+from opgrip.traces.formats.nodes.calls import calls_of
+from opgrip.traces.formats.nodes.messages import is_metadata, metadata, metadata_facts, node_from_message, node_message
+from opgrip.traces.formats.nodes.node import Node
+from opgrip.traces.formats.nodes.program import ROOT, Step, steps_of
+from opgrip.traces.formats.nodes.wire import framed, messages, read_varint
+from opgrip.traces.graph import make_graph
+from opgrip.traces.records import Record
+from opgrip.traces.trace import Trace
+
+NAME = "chakra"
+
+
+def recognizes(head: Head) -> bool:
+    """Whether a file begins with a message that holds a version or attributes, and then one that may be a node."""
+    try:
+        length, start = read_varint(head.start, 0)
+        return 0 < length <= len(head.start) - start and is_metadata(head.start[start : start + length])
+    except FormatError:
+        return False
+
+
+def read(file: ForeignFile) -> Iterator[Record]:
+    """The calls that a capture would have recorded; kernels are the time on a device of those around them."""
+    facts: dict[str, Any] = {}
+    return calls_of(NAME, facts, _nodes_of(file, facts), file.losses)
+
+
+def _nodes_of(file: ForeignFile, facts: dict[str, Any]) -> Callable[[], Iterable[Node]]:
+    def nodes() -> Iterator[Node]:
+        try:
+            for place, message in enumerate(messages(file.chunks())):
+                if place:
+                    yield node_from_message(message)
+                else:
+                    facts.update(metadata_facts(message))
+        except FormatError as error:
+            raise file.damage(str(error)) from error
+
+    return nodes
+
+
+def write(trace: Trace, file: IO[bytes], losses: Losses) -> None:
+    """The nodes of an execution trace, each after those that made what it takes, and the one before it in its thread."""
+    header = trace.header
+    pid = header.get("pid")
+    file.write(framed(metadata(pid if isinstance(pid, int) else 0, str(header.get("time") or ""))))
+    graph = make_graph(trace)
+    node_of_call: dict[int, int] = {}
+    last_of_thread: dict[int, int] = {}
+    for step in steps_of(trace, losses):
+        node = step.node
+        before = last_of_thread.get(node.thread)
+        after = {node_of_call[call] for call in _calls_before(step, graph) if call in node_of_call}
+        if node.stream is not None:
+            after = {node.parent}
+        elif before is not None:
+            after.add(before)
+        file.write(framed(node_message(node, sorted(after))))
+        if node.stream is None and node.number != ROOT:
+            last_of_thread[node.thread] = node.number
+        if step.call is not None:
+            node_of_call[step.call] = node.number
+
+
+def _calls_before(step: Step, graph: Any) -> list[int]:
+    """The calls that made, or last wrote, what a call takes."""
+    found = graph.steps.get(step.call)
+    return [] if found is None else list(found.after)
+
+
+formats.register(NAME)(
+    Format(
+        "Chakra execution traces: protocol buffers of nodes and their dependencies",
+        recognizes,
+        read,
+        write,
+        suffixes=(".et",),
+        defaults=(NO_VALUES,),
+    )
+)

@@ -1,0 +1,240 @@
+"""Calls of the program of which an execution trace has the nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+from opgrip.traces.arguments import Opaque, tensors
+from opgrip.traces.errors import FormatError
+from opgrip.traces.foreign import Losses
+from opgrip.traces.formats.building import NO_TIMES, RecordBuilder
+from opgrip.traces.formats.nodes.codes import DTYPE_OF_CODE, LAYOUT_OF_CODE, MEMORY_FORMAT_OF_CODE
+from opgrip.traces.formats.nodes.decoding import NO_STRIDES, KnownStrides, Values, decode_port, with_sharing
+from opgrip.traces.formats.nodes.node import Node, Port
+from opgrip.traces.formats.nodes.ranges import model_of, parse_ranges
+from opgrip.traces.formats.nodes.schema_text import Parameter, SchemaText, parse_schema
+from opgrip.traces.formats.nodes.tree import Surroundings, Tree, is_composite, is_label, make_tree
+from opgrip.traces.graph import schema_of
+from opgrip.traces.labels import ENTER, EXIT
+from opgrip.traces.records import NO_STORAGE, OPERATOR, Record, Scope, Signature
+
+NO_GRADIENTS = "requires_grad: the file does not say which tensors need gradients, so none does"
+NO_NUMBERS = "numbers that stand for a tensor: the file has them as tensors without dimensions, and not their values"
+NO_GENERATORS = "generators: the file does not tell them, so calls take the default one"
+DEFAULTS = (NO_GRADIENTS, NO_NUMBERS, NO_GENERATORS)
+MARK_ENTER, MARK_EXIT = f"{ENTER}_new.default", f"{EXIT}._RecordFunction"
+MOST_LABEL = 1 << 16
+"""Characters of a label."""
+
+
+@dataclass(slots=True)
+class Memory:
+    """Numbers of the memory that tensors live in: a file uses those of memory that was freed for other memory."""
+
+    _numbers: dict[int, int] = field(default_factory=dict)
+    _next: int = 0
+
+    def of(self, storage: int) -> int:
+        """The number of a storage of the file."""
+        if not storage:
+            return NO_STORAGE
+        return self._numbers[storage] if storage in self._numbers else self.fresh(storage)
+
+    def fresh(self, storage: int) -> int:
+        """A number for memory that was not there before."""
+        if not storage:
+            return NO_STORAGE
+        self._numbers[storage] = number = self._next
+        self._next += 1
+        return number
+
+
+def calls_of(
+    name: str, facts: Mapping[str, Any], nodes: Callable[[], Iterable[Node]], losses: Losses
+) -> Iterator[Record]:
+    """The records of a trace of the calls among a file's nodes.
+
+    Parameters
+    ----------
+    name : of the format
+    facts : of the trace's header; `nodes` may add to them
+    nodes : gives the nodes, as often as it is called
+    """
+    tree = make_tree(nodes())
+    reader = _Reader(name, facts, tree, losses)
+    for node in nodes():
+        reader.take(node)
+        yield from reader.builder.ready()
+    yield from reader.builder.end()
+
+
+class _Reader:
+    """Adds a node after the other to the records of a trace."""
+
+    def __init__(self, name: str, facts: Mapping[str, Any], tree: Tree, losses: Losses) -> None:
+        self._tree = tree
+        self._losses = losses
+        self._memory = Memory()
+        self._strides = KnownStrides()
+        defaults = [*DEFAULTS, *([] if tree.is_timed else [NO_TIMES]), *([] if tree.has_strides else [NO_STRIDES])]
+        losses.defaults += [text for text in defaults if text not in losses.defaults]
+        self.builder = RecordBuilder(name, losses, dict(facts), tree.is_timed)
+
+    def take(self, node: Node) -> None:
+        """Add the calls of a node: one, none, or for a label those that open and end it."""
+        surroundings = self._tree.surroundings(node.number)
+        if node.schema:
+            self._take_operator(node, surroundings)
+        elif not surroundings.is_inside:
+            if node.backend:
+                self._losses.skip(_short(node.name), "a kernel that torch.compile made")
+            elif is_label(node):
+                self._add_label(node, surroundings)
+
+    def _take_operator(self, node: Node, surroundings: Surroundings) -> None:
+        schema = parse_schema(node.schema)
+        try:
+            if schema is None:
+                raise FormatError("its schema cannot be read")
+            self._take_call(node, schema, surroundings)
+        except (ValueError, TypeError, IndexError, RuntimeError, OverflowError) as error:
+            if not surroundings.is_inside and not is_composite(node.schema):
+                self._losses.skip(_short(schema.op if schema else node.name), f"{error}"[:200])
+
+    def _take_call(self, node: Node, schema: SchemaText, surroundings: Surroundings) -> None:
+        kinds = [parameter.type for parameter in schema.parameters]
+        if surroundings.is_inside and not schema.op.startswith("aten.as_strided."):
+            return
+        inputs = decode_port(node.inputs, kinds, self._strides)
+        if len(inputs.items) > len(kinds):
+            raise FormatError(f"{schema.op} takes {len(kinds)} arguments, not {len(inputs.items)}")
+        if schema.op.startswith("aten.as_strided."):
+            # the one that is inside a view tells the strides that the view has
+            self._strides.note(inputs, *_first(node.outputs))
+        elif not any(schema.are_aliases):
+            self._strides.forget(*_first(node.outputs))
+        if surroundings.is_inside:
+            return
+        results = decode_port(node.outputs, (), self._strides)
+        if is_composite(node.schema) and (
+            self._tree.has_nodes_inside(node.number) or set(results.storages) <= set(inputs.storages)
+        ):
+            return
+        self._add_call(node, schema, surroundings, inputs, results)
+
+    def _add_call(
+        self, node: Node, schema: SchemaText, surroundings: Surroundings, inputs: Values, results: Values
+    ) -> None:
+        items = with_sharing(inputs, self._value_numbers(node, inputs))
+        args, kwargs = as_called(schema, items)
+        taken = [self._memory.of(storage) for storage in inputs.storages]
+        span = self._tree.span(node.number)
+        self.builder.add_call(
+            *(schema.op, args, kwargs, _returned(schema, results.items)),
+            scope=_scope(surroundings),
+            thread=self._tree.thread_name(node.thread),
+            start_ns=span.start_ns,
+            duration_ns=span.duration_ns,
+            device_ns=span.device_ns,
+            storages=[*taken, *self._result_storages(schema, inputs, results)],
+        )
+
+    def _value_numbers(self, node: Node, inputs: Values) -> list[int | None]:
+        """Of each tensor among the arguments, the number of its value model, where the file tells its range."""
+        ranges = parse_ranges(node.ranges)
+        numbers: list[int | None] = []
+        for place, spec in zip(inputs.places, tensors(inputs.items), strict=True):
+            model = model_of(ranges[place], spec) if place in ranges else None
+            numbers.append(None if model is None else self.builder.add_values(model))
+        return numbers
+
+    def _result_storages(self, schema: SchemaText, inputs: Values, results: Values) -> Iterator[int]:
+        """Numbers of the memory of results: memory that was not there before has a new one."""
+        fresh: dict[int, int] = {}
+        for storage in results.storages:
+            if storage in inputs.storages or any(schema.are_aliases):
+                yield self._memory.of(storage)
+            else:
+                if storage not in fresh:
+                    fresh[storage] = self._memory.fresh(storage)
+                yield fresh[storage]
+
+    def _add_label(self, node: Node, surroundings: Surroundings) -> None:
+        """What `record_function` leaves in a trace of ours."""
+        place = {"scope": _scope(surroundings), "thread": self._tree.thread_name(node.thread)}
+        start_ns = self._tree.span(node.number).start_ns
+        self.builder.add_call(MARK_ENTER, (node.name[:MOST_LABEL],), start_ns=start_ns, **place)
+        end_ns = self._tree.end_ns(node.number)
+        self.builder.add_call(MARK_EXIT, (Opaque("profiler._RecordFunction"),), None, None, start_ns=end_ns, **place)
+
+
+def as_called(schema: SchemaText, items: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Positional and named arguments as the dispatcher passes them: without trailing ones that have their default."""
+    defaults = _defaults(schema.op)
+    positional: list[Any] = []
+    named: dict[str, Any] = {}
+    for parameter, item in zip(schema.parameters, items, strict=False):
+        if parameter.is_named:
+            if not _is_default(parameter, item, defaults):
+                named[parameter.name] = item
+        else:
+            positional.append(item)
+    while positional and _is_default(schema.parameters[len(positional) - 1], positional[-1], defaults):
+        positional.pop()
+    return tuple(positional), named
+
+
+def _is_default(parameter: Parameter, item: Any, defaults: Mapping[str, Any]) -> bool:
+    if parameter.name not in defaults:
+        return False
+    default = defaults[parameter.name]
+    return type(item) is type(default) and bool(item == default)
+
+
+@lru_cache(maxsize=4096)
+def _defaults(op: str) -> dict[str, Any]:
+    """The defaults of an operator's parameters, as a call has them."""
+    schema = schema_of(Signature(0, OPERATOR, op, (), {}))
+    if schema is None:
+        return {}
+    text = parse_schema(str(schema))
+    kinds = {parameter.name: parameter.type for parameter in text.parameters} if text else {}
+    return {
+        argument.name: in_words_of_torch(argument.default_value, kinds.get(argument.name, ""))
+        for argument in schema.arguments
+        if argument.has_default_value()
+    }
+
+
+def in_words_of_torch(value: Any, kind: str) -> Any:
+    """A value that a schema has a number for."""
+    table: dict[str, dict[int, Any]] = {
+        "ScalarType": DTYPE_OF_CODE,
+        "Layout": LAYOUT_OF_CODE,
+        "MemoryFormat": MEMORY_FORMAT_OF_CODE,
+    }
+    return table.get(kind.rstrip("?"), {}).get(value, value) if type(value) is int else value
+
+
+def _returned(schema: SchemaText, items: list[Any]) -> Any:
+    """What a call returned: a value, or several as a tuple; None where it returns none."""
+    if len(schema.are_aliases) == 1 and len(items) == 1:
+        return items[0]
+    return tuple(items) if items else None
+
+
+def _first(port: Port) -> tuple[Any, Any]:
+    """The first value of a port, and its shape."""
+    whole_port = isinstance(port.values, list) and isinstance(port.shapes, list) and port.values and port.shapes
+    return (port.values[0], port.shapes[0]) if whole_port else (None, None)
+
+
+def _scope(surroundings: Surroundings) -> Scope:
+    return Scope(0, surroundings.module, surroundings.module_type, surroundings.phase)
+
+
+def _short(name: str) -> str:
+    return name[:200]

@@ -1,0 +1,130 @@
+"""A JSON object that is too long to hold: its members, and one by one the items of a list among them."""
+
+from __future__ import annotations
+
+import codecs
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from opgrip.traces.errors import FormatError
+from opgrip.traces.limits import check_nesting
+
+MOST_VALUE = 16 << 20
+"""Characters of a member, or of an item of the list."""
+CUT = "it is cut"
+
+
+class TooLong(Exception):
+    """A value that goes beyond the bound."""
+
+
+def members(chunks: Iterator[bytes], list_name: str, unbounded: bool = False) -> Iterator[tuple[str, Any]]:
+    """Names and values of an object's members; of the list each item, under the list's name.
+
+    Raises
+    ------
+    FormatError : for text that is no such object, also where it is cut
+    TooLong : for a value of more than `MOST_VALUE` characters
+    """
+    text = _Text(chunks, unbounded)
+    names: set[str] = set()
+    text.expect("{")
+    if text.peek() == "}":
+        return
+    while True:
+        name = text.value()
+        if not isinstance(name, str) or name in names:
+            raise FormatError(f"{str(name)[:60]!r} stands twice in one object" if isinstance(name, str) else "no name")
+        names.add(name)
+        text.expect(":")
+        if name == list_name and text.peek() == "[":
+            yield from ((name, item) for item in _items(text))
+        else:
+            yield name, text.value()
+        if text.expect(",}") == "}":
+            return
+
+
+def _items(text: _Text) -> Iterator[Any]:
+    text.expect("[")
+    if text.peek() == "]":
+        text.expect("]")
+        return
+    while True:
+        yield text.value()
+        if text.expect(",]") == "]":
+            return
+
+
+class _Text:
+    """Text of which as much is in memory as one value takes."""
+
+    def __init__(self, chunks: Iterator[bytes], unbounded: bool) -> None:
+        self._chunks = chunks
+        self._decode: Callable[[bytes], str] = codecs.getincrementaldecoder("utf-8")("replace").decode
+        self._unbounded = unbounded
+        self._parse = json.JSONDecoder(object_pairs_hook=_once).raw_decode
+        self._text = ""
+        self._place = 0
+
+    def peek(self) -> str:
+        """The next character that is no space."""
+        while True:
+            while self._place < len(self._text):
+                if not self._text[self._place].isspace():
+                    return self._text[self._place]
+                self._place += 1
+            if not self._more():
+                raise FormatError(CUT)
+
+    def expect(self, characters: str) -> str:
+        """Pass over the next character, which is one of these."""
+        character = self.peek()
+        if character not in characters:
+            raise FormatError(f"{character!r} stands where {' or '.join(characters)} is to be")
+        self._place += 1
+        return character
+
+    def value(self) -> Any:
+        """The next value."""
+        self.peek()
+        while True:
+            try:
+                value, end = self._parse(self._text, self._place)
+            except json.JSONDecodeError as error:
+                if not self._more():
+                    raise FormatError(CUT) from error
+                continue
+            except (RecursionError, ValueError) as error:
+                reason = "it nests too deep" if isinstance(error, RecursionError) else f"{error}"[:200]
+                raise FormatError(reason) from error
+            if end == len(self._text) and self._more():
+                # of a number, more digits may follow
+                continue
+            if isinstance(value, dict | list):
+                check_nesting(self._text[self._place : end].encode(errors="replace"), value)
+            self._place = end
+            return value
+
+    def _more(self) -> bool:
+        """Read as much again as there is, so that a long value is not parsed once for each chunk."""
+        pieces = [self._text[self._place :]]
+        length = len(pieces[0])
+        if length > MOST_VALUE and not self._unbounded:
+            raise TooLong
+        added = 0
+        for chunk in self._chunks:
+            pieces.append(self._decode(chunk))
+            added += len(pieces[-1])
+            if added > length:
+                break
+        self._text, self._place = "".join(pieces), 0
+        return added > 0
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    form = dict(pairs)
+    if len(form) < len(pairs):
+        raise FormatError("a name stands twice in one object")
+    return form

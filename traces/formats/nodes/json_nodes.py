@@ -1,0 +1,127 @@
+"""Nodes as the JSON objects of execution traces."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from opgrip.traces.errors import FormatError
+from opgrip.traces.formats.nodes.node import LATEST_NUMBER, Node, Port
+
+LATEST_US = 1e15
+"""Bound of times, 30 years."""
+
+
+def node_from_json(form: Any) -> Node:
+    """The node of an object, of any schema.
+
+    Raises
+    ------
+    FormatError : for one that is none
+    """
+    if not isinstance(form, dict):
+        raise FormatError("a node that is no object")
+    attributes = _attributes(form)
+    inputs, outputs = _port(form, "input"), _port(form, "output")
+    is_kernel = isinstance(form.get("cat"), str)
+    stream = form.get("stream")
+    return Node(
+        number=_number(form.get("id")),
+        name=_text(form.get("name")),
+        parent=_number(form.get("ctrl_deps", form.get("parent"))),
+        inputs=inputs,
+        outputs=outputs,
+        schema=_text(attributes.get("op_schema", "")),
+        scope=_number(attributes.get("scope", 0)),
+        thread=_number(attributes.get("tid", 0)),
+        backend=_text(attributes.get("kernel_backend", "")),
+        start_us=_time(form.get("ts")),
+        own_us=_time(form.get("exclusive_dur")),
+        ranges=_text(attributes.get("tensor_range", "")),
+        stream=(stream if type(stream) is int and 0 <= stream < LATEST_NUMBER else 0) if is_kernel else None,
+    )
+
+
+def _attributes(form: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A node's attributes by name; before schema 1.0.2 they stand in the node."""
+    attributes = form.get("attrs")
+    if attributes is None:
+        return form
+    if not isinstance(attributes, list):
+        raise FormatError("attributes that are no list")
+    named: dict[str, Any] = {}
+    for item in attributes:
+        if not isinstance(item, dict) or not isinstance(item.get("name"), str):
+            raise FormatError("an attribute without a name")
+        named[item["name"]] = item.get("value")
+    return named
+
+
+def _port(form: Mapping[str, Any], name: str) -> Port:
+    port = form.get(f"{name}s")
+    if isinstance(port, dict):
+        columns = [port.get(key, []) for key in ("values", "shapes", "types")]
+        strides = port.get("strides")
+    else:
+        columns = [port if port is not None else [], form.get(f"{name}_shapes", []), form.get(f"{name}_types", [])]
+        strides = form.get(f"{name}_strides")
+    if not all(isinstance(column, list) for column in columns) or not isinstance(strides, list | None):
+        raise FormatError(f"{name}s that are no lists")
+    values, shapes, types = columns
+    if not len(values) == len(shapes) == len(types) or (strides is not None and len(strides) != len(values)):
+        raise FormatError(f"{name}s whose values, shapes and types differ in number")
+    return Port(values, shapes, types, strides)
+
+
+def _number(value: Any) -> int:
+    if type(value) is not int or not 0 <= value < LATEST_NUMBER:
+        raise FormatError(f"{str(value)[:60]} is no number of a node")
+    return value
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise FormatError(f"{str(value)[:60]} is no text")
+    return value
+
+
+def _time(value: Any) -> float | None:
+    if value is None:
+        return None
+    if type(value) not in (int, float) or not 0 <= value < LATEST_US:
+        raise FormatError(f"{str(value)[:60]} is no time")
+    return float(value)
+
+
+def node_to_json(node: Node) -> dict[str, Any]:
+    """The object of a node, of schema 1.1.1; times and kernels as Chakra's `trace_link` adds them."""
+    attributes = [
+        ("rf_id", "uint64", node.number),
+        ("fw_parent", "uint64", 0),
+        ("seq_id", "int64", -1),
+        ("scope", "uint64", node.scope),
+        ("tid", "uint64", node.thread),
+        ("fw_tid", "uint64", 0),
+        ("op_schema", "string", node.schema),
+        ("kernel_backend", "string", node.backend),
+        ("kernel_file", "string", ""),
+        ("tensor_range", "string", node.ranges),
+    ]
+    form: dict[str, Any] = {
+        "id": node.number,
+        "name": node.name,
+        "ctrl_deps": node.parent,
+        "inputs": _port_to_json(node.inputs),
+        "outputs": _port_to_json(node.outputs),
+        "attrs": [{"name": name, "type": kind, "value": value} for name, kind, value in attributes],
+    }
+    if node.start_us is not None and node.own_us is not None:
+        form |= {"ts": node.start_us, "inclusive_dur": node.own_us, "exclusive_dur": node.own_us}
+    if node.stream is not None:
+        form |= {"cat": "kernel", "stream": node.stream}
+    return form
+
+
+def _port_to_json(port: Port) -> dict[str, Any]:
+    strides = port.strides if port.strides is not None else []
+    return {"values": port.values, "shapes": port.shapes, "types": port.types, "strides": strides}

@@ -1,0 +1,318 @@
+"""The nodes that stand for a trace: its calls, and around them threads, phases, modules and labels."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+from opgrip.traces.arguments import Opaque, TensorSpec, tensors
+from opgrip.traces.foreign import Losses
+from opgrip.traces.formats.nodes.encoding import Encoder
+from opgrip.traces.formats.nodes.node import (
+    BACKWARD_LABEL,
+    BACKWARD_SCOPE,
+    FUNCTION_SCOPE,
+    MODULE_LABEL,
+    OPTIMIZER_LABEL,
+    OPTIMIZER_STEP,
+    PROCESS,
+    THREAD,
+    USER_SCOPE,
+    Node,
+    Port,
+)
+from opgrip.traces.formats.nodes.ranges import range_of
+from opgrip.traces.formats.nodes.schema_text import SchemaText, parse_schema
+from opgrip.traces.formats.nodes.tree import BACKWARD, OPTIMIZER
+from opgrip.traces.graph import schema_of
+from opgrip.traces.labels import ENTER, EXIT, is_mark, label_of
+from opgrip.traces.records import NO_STORAGE, OPERATOR, Signature
+from opgrip.traces.trace import Trace
+
+ROOT = 1
+EMPTY = Port([], [], [], [])
+
+
+class NotWritten(ValueError):
+    """Why a call is no node."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A node that stands for a trace, in order of their numbers.
+
+    Attributes
+    ----------
+    call : the place in the trace's table of the call that it is; None for all others
+    """
+
+    node: Node
+    call: int | None = None
+
+
+@dataclass(slots=True)
+class _Numbers:
+    """Numbers of nodes, tensors and storages, which rise together: what goes into a node has smaller ones."""
+
+    last: int = ROOT
+    _storages: dict[int, int] = field(default_factory=dict)
+    _tensors: dict[tuple[Any, ...], int] = field(default_factory=dict)
+
+    def new(self) -> int:
+        """One that nothing has."""
+        self.last += 1
+        return self.last
+
+    def of(self, spec: TensorSpec, storage: int) -> tuple[int, int]:
+        """Those of a tensor and its storage: the same view of the same memory is the same tensor."""
+        if storage == NO_STORAGE:
+            return self.new(), self.new() if spec.stride is not None else 0
+        key = (storage, spec.offset, spec.shape, spec.stride, spec.dtype)
+        if storage not in self._storages:
+            self._tensors[key] = self.new()
+            self._storages[storage] = self.new()
+        elif key not in self._tensors:
+            self._tensors[key] = self.new()
+        return self._tensors[key], self._storages[storage]
+
+
+@dataclass(slots=True)
+class _Place:
+    """What is open in a thread: its own node, the program's labels, and those that phases and modules are told by."""
+
+    thread: int
+    root: int
+    labels: list[tuple[int, str]] = field(default_factory=list)
+    inside: tuple[str, str, str] = ("forward", "", "")
+    around: int = 0
+
+    @property
+    def innermost(self) -> int:
+        """The number of the innermost label of the program, or of the thread."""
+        return self.labels[-1][0] if self.labels else self.root
+
+
+def steps_of(trace: Trace, losses: Losses) -> Iterator[Step]:
+    """The nodes of a trace's calls."""
+    return _Writer(trace, losses).steps()
+
+
+class _Writer:
+    def __init__(self, trace: Trace, losses: Losses) -> None:
+        self._trace = trace
+        self._losses = losses
+        self._numbers = _Numbers()
+        self._signatures = {item.number: item for item in trace.signatures}
+        self._places: dict[tuple[Any, str], _Place] = {}
+        self._is_timed = bool(trace.header.get("timed", True))
+        scopes = {scope.number: scope for scope in trace.scopes}
+        # of a backward call, that of the forward call that caused it
+        origins = {
+            number: scopes.get(-1 if scope.forward is None else scope.forward, scope)
+            for number, scope in scopes.items()
+        }
+        self._module_types = {number: scope.module_type for number, scope in origins.items()}
+        self._kernels = {item.signature: item.names[0] for item in trace.kernels if item.names}
+        self._first_ns = int(trace.calls["start_ns"].min()) if len(trace.calls) else 0
+
+    def steps(self) -> Iterator[Step]:
+        yield Step(Node(ROOT, PROCESS, ROOT, EMPTY, EMPTY, scope=USER_SCOPE))
+        columns = (
+            *("signature", "scope", "module", "phase", "process", "thread", "start_ns", "duration_ns"),
+            *("device_ns", "stream", "tensors", "first_storage"),
+        )
+        calls = self._trace.calls
+        for number, *values in zip(calls.index, *(calls[name] for name in columns), strict=True):
+            row = _Row(int(number), *values)
+            signature = self._signatures[int(row.signature)]
+            yield from self._call(row, signature)
+
+    def _call(self, row: _Row, signature: Signature) -> Iterator[Step]:
+        key = (row.process, str(row.thread))
+        if key not in self._places:
+            self._places[key] = _Place(len(self._places) + 1, self._numbers.new())
+            root = self._places[key].root
+            yield Step(Node(root, THREAD, ROOT, EMPTY, EMPTY, scope=USER_SCOPE, thread=self._places[key].thread))
+        place = self._places[key]
+        if is_mark(signature.op):
+            yield from self._mark(place, signature)
+            return
+        if signature.kind != OPERATOR:
+            self._losses.skip(signature.op, "it is no operator of torch's dispatcher")
+            return
+        try:
+            parts = self._parts(row, signature)
+        except NotWritten as error:
+            self._losses.skip(signature.op, str(error))
+            return
+        yield from self._labels(place, row)
+        yield from self._operator(place, row, signature, parts)
+
+    def _operator(self, place: _Place, row: _Row, signature: Signature, parts: _Parts) -> Iterator[Step]:
+        start_us = (int(row.start_ns) - self._first_ns) / 1e3 if self._is_timed else None
+        own_us = int(row.duration_ns) / 1e3 if self._is_timed else None
+        name = parts.schema.partition("(")[0].partition(".")[0]
+        node = Node(
+            *(self._numbers.new(), name, place.around, parts.inputs, parts.outputs, parts.schema, FUNCTION_SCOPE),
+            thread=place.thread,
+            start_us=start_us,
+            own_us=own_us,
+            ranges=parts.ranges,
+        )
+        yield Step(node, row.number)
+        if self._is_timed and row.device_ns == row.device_ns:
+            kernel = self._kernels.get(signature.number, f"kernels of {signature.op}")
+            times = {"start_us": start_us, "own_us": float(row.device_ns) / 1e3}
+            stream = int(row.stream) if isinstance(row.stream, int) else 0
+            yield Step(
+                Node(
+                    self._numbers.new(), kernel, node.number, EMPTY, EMPTY, thread=place.thread, stream=stream, **times
+                )
+            )
+
+    def _mark(self, place: _Place, signature: Signature) -> Iterator[Step]:
+        """A label of the program begins, or ends."""
+        if signature.op.startswith(ENTER):
+            number = self._numbers.new()
+            name = label_of(signature) or "label"
+            yield Step(Node(number, name, place.innermost, EMPTY, EMPTY, scope=USER_SCOPE, thread=place.thread))
+            place.labels.append((number, name))
+        elif signature.op.startswith(EXIT) and place.labels:
+            place.labels.pop()
+        place.inside, place.around = ("forward", "", ""), place.innermost
+
+    def _labels(self, place: _Place, row: _Row) -> Iterator[Step]:
+        """The labels that tell of a call's phase and module, where they are others than those of the call before."""
+        inside = (str(row.phase), str(row.module), self._module_types.get(int(row.scope), ""))
+        if inside == place.inside and place.around:
+            return
+        place.inside, place.around = inside, place.innermost
+        phase, module, module_type = inside
+        names = {BACKWARD: (f"{BACKWARD_LABEL}Backward", BACKWARD_SCOPE), OPTIMIZER: (OPTIMIZER_STEP, USER_SCOPE)}
+        labels = [names[phase]] if phase in names else []
+        if phase == OPTIMIZER and any(name.startswith(OPTIMIZER_LABEL) for _, name in place.labels):
+            labels = []
+        if module or module_type:
+            labels.append((f"{MODULE_LABEL}{module} ({module_type})", FUNCTION_SCOPE))
+        for name, scope in labels:
+            number = self._numbers.new()
+            yield Step(Node(number, name, place.around, EMPTY, EMPTY, scope=scope, thread=place.thread))
+            place.around = number
+
+    def _parts(self, row: _Row, signature: Signature) -> _Parts:
+        """What a call's node is made of."""
+        if signature.raised is not None:
+            raise NotWritten("it ended in an error")
+        text, schema, values = arguments_in_order(signature)
+        storages = [int(item) for item in self._trace.storages[row.first_storage : row.first_storage + row.tensors]]
+        results = list(_results(signature.outputs))
+        if any(isinstance(item, Opaque) for item in results):
+            self._losses.lose(row.number, signature.op, "its results")
+            results = []
+        self._count_losses(row, signature)
+        encoder = Encoder(
+            _Identities(self._numbers, iter(storages)),
+            lambda spec: range_of(self._trace.values.get(-1 if spec.values is None else spec.values), spec),
+            lambda what: self._losses.lose(row.number, signature.op, what),
+        )
+        inputs = encoder.port(values, [parameter.type for parameter in schema.parameters])
+        ranges = json.dumps({str(place): span for place, span in encoder.ranges.items()}) if encoder.ranges else ""
+        outputs = encoder.port(results, [""] * len(results), are_results=True)
+        return _Parts(text, inputs, outputs, ranges)
+
+    def _count_losses(self, row: _Row, signature: Signature) -> None:
+        specs = list(tensors([signature.args, signature.kwargs]))
+        if any(spec.values is not None for spec in specs):
+            self._losses.lose(row.number, signature.op, "what values its tensors had")
+        if any(spec.requires_grad for spec in specs):
+            self._losses.lose(row.number, signature.op, "which of its tensors need gradients")
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """An operator's schema, what goes in and comes out, and the ranges of its tensors' values."""
+
+    schema: str
+    inputs: Port
+    outputs: Port
+    ranges: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """A call of the trace's table."""
+
+    number: int
+    signature: int
+    scope: int
+    module: str
+    phase: str
+    process: Any
+    thread: str
+    start_ns: int
+    duration_ns: int
+    device_ns: float
+    stream: Any
+    tensors: int
+    first_storage: int
+
+
+class _Identities:
+    """Numbers of a call's tensors, by the storages that the trace has of it."""
+
+    def __init__(self, numbers: _Numbers, storages: Iterator[int]) -> None:
+        self._numbers = numbers
+        self._storages = storages
+        self._shared: dict[int, int] = {}
+
+    def of(self, spec: TensorSpec) -> tuple[int, int]:
+        """Those of the next tensor."""
+        tensor, storage = self._numbers.of(spec, next(self._storages, NO_STORAGE))
+        if spec.storage is not None:
+            # of a trace that has no storages of calls
+            storage = self._shared.setdefault(spec.storage, storage)
+        return tensor, storage
+
+    def new(self) -> int:
+        """One that nothing has."""
+        return self._numbers.new()
+
+
+def arguments_in_order(signature: Signature) -> tuple[str, SchemaText, list[Any]]:
+    """An operator's schema as text and parsed, and a value for each of its parameters.
+
+    Raises
+    ------
+    NotWritten : where torch knows no such operator, or it takes no such arguments
+    """
+    text, schema, defaults = _schema(signature.op)
+    names = [parameter.name for parameter in schema.parameters]
+    if len(signature.args) > len(names) or not set(signature.kwargs) <= set(names):
+        raise NotWritten("its schema does not take its arguments")
+    given = {**dict(zip(names, signature.args, strict=False)), **signature.kwargs}
+    missing = [name for name in names if name not in given and name not in defaults]
+    if missing:
+        raise NotWritten(f"its argument {missing[0]} is not there")
+    return text, schema, [given[name] if name in given else defaults[name] for name in names]
+
+
+@lru_cache(maxsize=4096)
+def _schema(op: str) -> tuple[str, SchemaText, dict[str, Any]]:
+    schema = schema_of(Signature(0, OPERATOR, op, (), {}))
+    text = "" if schema is None else str(schema)
+    parsed = parse_schema(text)
+    if parsed is None:
+        raise NotWritten("torch has no such operator here, and so no schema of it")
+    defaults = {item.name: item.default_value for item in schema.arguments if item.has_default_value()}
+    return text, parsed, defaults
+
+
+def _results(outputs: Any) -> Iterator[Any]:
+    """The results of a call, one for each that its schema returns."""
+    if isinstance(outputs, tuple):
+        yield from outputs
+    elif outputs is not None:
+        yield outputs
