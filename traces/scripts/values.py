@@ -73,8 +73,8 @@ class ValueSource:
             if nbytes <= self._limit:
                 return self._data(self._draw(model, shape, dtype), shape, dtype)
             return self._sampled(model, shape, dtype)
-        if dtype.is_complex and writer is _floats:
-            return f"torch.view_as_complex({writer(self, model, (*shape, 2), dtype.to_real())})"
+        if dtype.is_complex and isinstance(model, Floats):
+            return f"torch.view_as_complex({_floats(self, model, (*shape, 2), dtype.to_real())})"
         return writer(self, model, shape, dtype)
 
     def _unknown(self, shape: tuple[int, ...], dtype: torch.dtype) -> str:

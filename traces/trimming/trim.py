@@ -255,7 +255,8 @@ def _scopes(outline: Outline, used: set[int]) -> set[int]:
     level = used & outline.scopes.keys()
     scopes = set(level)
     while level:
-        level = {outline.scopes[number].forward for number in level} & outline.scopes.keys() - scopes
+        causes = (outline.scopes[number].forward for number in level)
+        level = {number for number in causes if number is not None and number in outline.scopes} - scopes
         scopes |= level
     return scopes
 
