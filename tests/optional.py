@@ -51,6 +51,7 @@ COMMANDS = {
     "playwright": "make browser",
     "axe_playwright_python": "make browser",
     "chromium": "install Chromium",
+    "atheris": "pip install 'opgrip[fuzz]'",
     "PIL": "pip install pillow",
     "nsys": "install NVIDIA Nsight Systems",
     "ncu": "install NVIDIA Nsight Compute",

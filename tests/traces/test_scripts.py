@@ -37,7 +37,7 @@ def check_source(source: str) -> None:
 
 def run_script(source: str, path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     path.write_text(source)
-    monkeypatch.setattr(sys, "argv", [str(path), "--repeats", "1"])
+    monkeypatch.setattr(sys, "argv", [str(path), "--repeats", "0"])
     threads, dtype = torch.get_num_threads(), torch.get_default_dtype()
     try:
         return runpy.run_path(str(path), run_name="__main__")
@@ -70,6 +70,7 @@ def test_every_case_of_a_training_step_runs_again(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(2400)
 @pytest.mark.parametrize("path", SHIPPED_TRACES, ids=lambda path: path.name)
 def test_every_case_of_a_shipped_trace_runs_again(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trace = load(path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -201,7 +202,7 @@ def test_what_is_no_trace_is_refused(tmp_path: Path) -> None:
 def test_without_the_package_it_is_said_that_the_schema_was_not_looked_at(
     tiny_trace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("opgrip.traces.validation.schema.find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "jsonschema", None)
     assert not Schema().is_available
     validation = validate(tiny_trace)
     assert validation.notes == [NOT_INSTALLED]

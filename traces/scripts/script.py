@@ -45,7 +45,7 @@ def script_of(
     specs = list(tensors([signature.args, signature.kwargs]))
     names = iter(range(len(specs)))
     literals = Literals(lambda _: f"x{next(names)}", device)
-    source = ValueSource(decide=dynamic)
+    source = ValueSource(_deciding(specs) if dynamic else ())
     lines = list(tensor_lines(specs, values, literals, source))
     positional = plain_tuple([literals.of(item) for item in signature.args])
     named = _named(signature.kwargs, literals)
@@ -72,6 +72,12 @@ def script_of(
     body = "\n".join(parts) + MAIN.lstrip()
     imports = [f"import {name}" for name in STANDARD if f"{name}." in body]
     return body.replace("IMPORTS\n", "\n".join([*imports, "", "import torch", "", ""]), 1)
+
+
+def _deciding(specs: Sequence[TensorSpec]) -> set[torch.dtype]:
+    """Dtypes of the tensors whose values decide how much a call gives: indices and masks where there are any."""
+    dtypes = {spec.dtype for spec in specs}
+    return {item for item in dtypes if not (item.is_floating_point or item.is_complex)} or dtypes
 
 
 def _head(signature: Signature, facts: Sequence[str]) -> str:
