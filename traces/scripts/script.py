@@ -14,7 +14,7 @@ from opgrip.traces.arguments import DTYPES, TensorSpec, leaves, tensors
 from opgrip.traces.errors import UserError
 from opgrip.traces.formats.overloads import NAME
 from opgrip.traces.records import OPERATOR, Signature
-from opgrip.traces.scripts.helpers import HELPERS, MAIN
+from opgrip.traces.scripts.functions import FUNCTIONS, MAIN
 from opgrip.traces.scripts.literals import Literals, comment, plain, plain_tuple, shape
 from opgrip.traces.scripts.tensors import tensor_lines
 from opgrip.traces.scripts.values import ValueSource
@@ -58,7 +58,7 @@ def script_of(
         f"RECORDED_THREADS = {_threads(settings)}",
         f"RESULTS = {results}",
         *_settings(settings),
-        *("\n" + HELPERS[name].rstrip() for name in _ordered(source.helpers)),
+        *("\n" + FUNCTIONS[name].rstrip() for name in _ordered(source.helpers)),
         "",
         "",
         "def make_inputs(device):",
@@ -150,4 +150,4 @@ def _settings(settings: Mapping[str, Any]) -> Iterator[str]:
 
 def _ordered(helpers: set[str]) -> list[str]:
     # sampled has data with it
-    return [name for name in HELPERS if name in helpers and not (name == "data" and "sampled" in helpers)]
+    return [name for name in FUNCTIONS if name in helpers and not (name == "data" and "sampled" in helpers)]

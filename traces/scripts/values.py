@@ -41,7 +41,7 @@ INDENT = " " * 8
 
 
 class ValueSource:
-    """Writes values, and knows which functions of `helpers` they need.
+    """Writes values, and knows which functions of `functions.py` they need.
 
     Parameters
     ----------
