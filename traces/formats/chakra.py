@@ -54,7 +54,7 @@ def _nodes_of(file: ForeignFile, facts: dict[str, Any]) -> Callable[[], Iterable
 
 
 def write(trace: Trace, file: IO[bytes], losses: Losses) -> None:
-    """The nodes of an execution trace, each after those that made what it takes, and the one before it in its thread."""
+    """The nodes of an execution trace, each after those that made what it takes and the one before it in its thread."""
     header = trace.header
     pid = header.get("pid")
     file.write(framed(metadata(pid if isinstance(pid, int) else 0, str(header.get("time") or ""))))
