@@ -24,7 +24,7 @@ MODULE_LABEL = "nn.Module: "
 
 @dataclass(frozen=True, slots=True)
 class Port:
-    """What goes into a node, or comes out of it: four lists of equal length.
+    """What goes into a node, or comes out of it: four lists of equal length, which is all that is checked of them.
 
     Attributes
     ----------
