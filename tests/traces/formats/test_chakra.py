@@ -149,6 +149,25 @@ def test_a_file_that_the_library_protobuf_wrote_is_read(tmp_path: Path) -> None:
     assert (row.op, row.device, row.duration_ns, row.device_ns) == ("aten.relu.default", "cuda:0", 7000, 90000)
 
 
+def test_parts_that_an_operator_was_split_into_are_one_call(tmp_path: Path) -> None:
+    metadata_class, node_class = chakra_messages()
+    messages = [metadata_class(version="0.0.4")]
+    for number in (5, 7):
+        part = node_class(id=number, name=f"aten::relu({(number - 5) // 2})", type=4, duration_micros=number)
+        part.inputs.values, part.inputs.shapes = "[[10, 11, 0, 4, 4, 'cuda:0']]", "[[2, 2]]"
+        part.inputs.types = "['Tensor(float)']"
+        part.attr.add(name="op_schema", string_val=RELU)
+        part.attr.add(name="rf_id", int64_val=3)
+        kernel = node_class(id=number + 1, name="relu_kernel", ctrl_deps=[number], duration_micros=10)
+        kernel.attr.add(name="is_cpu_op", bool_val=False)
+        messages += [part, kernel]
+    (tmp_path / "a.et").write_bytes(b"".join(framed(item.SerializeToString()) for item in messages))
+    trace = load(tmp_path / "a.et")
+    (row,) = trace.own_calls.itertuples()
+    assert (row.op, row.duration_ns, row.device_ns) == ("aten.relu.default", 12000, 20000)
+    assert any("nesting: 1 operator" in text for text in trace.header["defaults"])
+
+
 def test_memory_and_devices_that_calls_share_are_told(tmp_path: Path) -> None:
     relu = node(3, 2, "aten::relu", RELU, inputs=[X], outputs=[Y])
     other = node(4, 2, "aten::relu", RELU, inputs=[Y], outputs=[Z])

@@ -21,10 +21,12 @@ from opgrip.traces.formats.nodes.tree import Surroundings, Tree, is_composite, i
 from opgrip.traces.graph import schema_of
 from opgrip.traces.labels import ENTER, EXIT
 from opgrip.traces.records import NO_STORAGE, OPERATOR, Record, Scope, Signature
+from opgrip.traces.words import counted
 
 NO_GRADIENTS = "requires_grad: the file does not say which tensors need gradients, so none does"
 NO_NUMBERS = "numbers that stand for a tensor: the file has them as tensors without dimensions, and not their values"
 NO_GENERATORS = "generators: the file does not tell them, so calls take the default one"
+NO_PARENTS = "nesting: {} of the file name no node around them, so what ran inside others may be counted beside these"
 DEFAULTS = (NO_GRADIENTS, NO_NUMBERS, NO_GENERATORS)
 MARK_ENTER, MARK_EXIT = f"{ENTER}_new.default", f"{EXIT}._RecordFunction"
 MOST_LABEL = 1 << 16
@@ -99,6 +101,8 @@ class _Reader:
         self._memory = Memory()
         self._strides = KnownStrides()
         defaults = [*DEFAULTS, *([] if tree.is_timed else [NO_TIMES]), *([] if tree.has_strides else [NO_STRIDES])]
+        if tree.without_parent:
+            defaults.append(NO_PARENTS.format(counted(tree.without_parent, "operator")))
         losses.defaults += [text for text in defaults if text not in losses.defaults]
         self.builder = RecordBuilder(name, losses, dict(facts), tree.is_timed)
 
