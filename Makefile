@@ -18,7 +18,7 @@ NEWEST_TORCH ?= 2.15.0
 OLDEST := build/oldest
 NEWEST := build/newest
 VERSIONS := $(OLDEST) $(NEWEST)
-TESTING := pytest pytest-timeout pytest-xdist hypothesis jsonschema pyte
+TESTING := pytest pytest-timeout pytest-xdist hypothesis pyte
 
 .PHONY: help demo test test-all test-versions set-up-versions smoke-versions fuzz coverage openmmlab runtimes browser lint types bench gpu-check held clean
 
@@ -34,7 +34,7 @@ test: $(INSTALLED) ## run the quick tests: every feature, and nothing that takes
 	$(if $(ARGS),,$(TIMES) test --) $(BIN)/python $(PYTEST) -m 'not slow' $(ARGS)
 
 test-all: $(INSTALLED) ## run all tests of what is installed
-	$(if $(ARGS),,$(TIMES) test-all --) $(BIN)/python $(PYTEST) $(ARGS)
+	$(if $(ARGS),,$(TIMES) test-all --) $(BIN)/python $(PYTEST) --durations 25 --durations-min 5 $(ARGS)
 
 test-versions: $(VERSIONS:=/installed) ## run the demo and the quick tests on the oldest and the newest Python and torch
 	@for pair in $(VERSIONS); do $$pair/bin/python tests/private_places.py || exit 1; done
@@ -66,7 +66,7 @@ openmmlab: $(OPENMMLAB) ## add mmengine, mmcv, mmdet and mmsegmentation
 
 runtimes: $(RUNTIMES) ## add ONNX Runtime, TVM, XLA and TensorFlow, which some modes need
 
-browser: $(BROWSER) ## add what tests pages in a browser, and Chromium where Debian's packages can be had
+browser: $(BROWSER) ## add what tests pages in a browser and notebooks in a kernel, and Chromium where Debian's packages can be had
 
 lint: $(INSTALLED) $(PACKAGE) ## check style, format and which room knows which
 	$(BIN)/ruff check .
@@ -110,7 +110,7 @@ $(VERSIONS:=/installed): pyproject.toml constraints.txt constraints-oldest.txt
 	@mkdir -p build
 	$(PAIR)
 	$(@D)/bin/python -m pip --disable-pip-version-check install -q -c $(@D)/constraints.txt \
-	  -e '.[zstd,full,samples,results,report,plot,top]' $(TESTING)
+	  -e '.[zstd,full,samples,results,report,plot,schema,top]' $(TESTING)
 	@touch $@
 
 # tensorflow-cpu is what the extra's tensorflow is without its hundreds of megabytes for GPUs
@@ -119,7 +119,7 @@ $(RUNTIMES): $(INSTALLED)
 	@touch $@
 
 $(BROWSER): $(INSTALLED)
-	$(PIP) -e '.[dev,browser]'
+	$(PIP) -e '.[dev,browser,notebook]'
 	@command -v chromium >/dev/null || { apt-get -qq update && apt-get -qq install -y --no-install-recommends chromium; } >/dev/null \
 	  || echo 'there is no chromium: tests of pages are passed over until the system has one'
 	@touch $@

@@ -12,7 +12,7 @@ from torch import nn
 from opgrip.capture.capture import Capture
 from opgrip.capture.models.factory import program_of
 from opgrip.capture.options import ModelName, Steps, make_parser
-from opgrip.capture.program import ModelOptions, Program
+from opgrip.capture.program import ModelOptions, OperatorOptions, Program
 from opgrip.capture.steps import (
     build,
     capture_of,
@@ -71,7 +71,9 @@ def capture(model: str | nn.Module, output: str | Path, inputs: Any = None, **op
                 model.train(was_training)
         else:
             args.model = model
-            done = _capture(build(args, reporter), args, reporter)
+            program = build(args, reporter)
+            done = _capture(program, args, reporter)
+            program.finish()
         check_written(done)
         if problem := values_problem(done):
             raise UserError(problem)
@@ -87,7 +89,7 @@ def _capture(program: Program, args: argparse.Namespace, reporter: Reporter) -> 
 
 
 def _program(model: nn.Module, inputs: Any, run: str, options: dict[str, Any]) -> Program:
-    strange = sorted({*options} & {*words_in(ModelName, ModelOptions, Steps)} - {*OF_MODULES})
+    strange = sorted({*options} & {*words_in(ModelName, ModelOptions, OperatorOptions, Steps)} - {*OF_MODULES})
     if strange:
         raise UserError(f"{strange[0]}= is for models that are built here", "a module is as it is")
     if inputs is None:

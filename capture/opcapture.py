@@ -97,6 +97,8 @@ def _run_model(args: argparse.Namespace, reporter: Reporter) -> int:
             return INTERRUPTED
         check_written(capture)
         _tell(capture, reporter)
+        for line in program.finish():
+            reporter.say(line)
         if problem := values_problem(capture):
             raise UserError(problem)
         if args.audit:

@@ -17,7 +17,7 @@ from opgrip.capture.choices import (
     VALUES,
 )
 from opgrip.capture.models import model_sources
-from opgrip.capture.program import ModelOptions
+from opgrip.capture.program import ModelOptions, OperatorOptions
 from opgrip.traces.command import OneLineParser, add_debug, add_version, not_negative, part_of_one, positive, seed
 from opgrip.traces.errors import UserError
 from opgrip.traces.options import add_all_options, option, refuse_options, titled
@@ -34,6 +34,7 @@ examples:
   opcapture --model faster-rcnn_r50_fpn_1x_coco.py --grip 'mmdet.*:delta2bbox'  functions too, and samples of them
   opcapture --model bert.py:make --find-longtail          name the functions that break into many small operators
   opcapture -o train.jsonl.zst -- train.py --epochs 1     any script, or -- -m package, with its own exit status
+  opcapture --model opinfo:all -o operators.jsonl.zst     every operator of torch, with torch's own sample inputs
   torchrun --nproc-per-node 2 --no-python opcapture -o step.jsonl -- train.py     one trace a rank
 """
 SCRIPT = "put a script after --, as in opcapture -- train.py"
@@ -78,10 +79,10 @@ class Steps:
         "steps before those that are recorded; in the last two the capture learns (default: %(default)s)",
         parse=not_negative,
         metavar="N",
-        only=("models",),
+        only=("models", "modules"),
     )
     steps: int = option(
-        3, "steps that are recorded (default: %(default)s)", parse=positive, metavar="N", only=("models",)
+        3, "steps that are recorded (default: %(default)s)", parse=positive, metavar="N", only=("models", "modules")
     )
 
 
@@ -150,11 +151,13 @@ class Findings:
         False, "rank the functions that break into many small operators, as `opgrip longtail` does"
     )
     audit: bool = option(
-        False, "build the model again, and compare with what torch counts of its steps", only=("models",)
+        False,
+        "build the model again, and compare with what torch counts of its steps",
+        only=("models", "modules"),
     )
 
 
-OPTIONS = (ModelName, ModelOptions, Steps, Output, Recording, Findings)
+OPTIONS = (ModelName, ModelOptions, OperatorOptions, Steps, Output, Recording, Findings)
 """The classes of options, in the order of the help."""
 
 

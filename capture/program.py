@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from opgrip.traces.command import positive
+from opgrip.traces.command import not_negative, positive
 from opgrip.traces.option_types import image_size
 from opgrip.traces.options import option, titled
 
@@ -15,6 +15,50 @@ if TYPE_CHECKING:
     from torch import nn
 
 RUNS = ("predict", "loss", "train")
+DEFAULT, LARGE, RANDOM = SHAPES = ("default", "large", "random")
+"""Which shapes operators are run with: those of torch's table, larger ones, or ones that are drawn."""
+
+
+@titled("operators, with --model opinfo:NAME")
+@dataclass(frozen=True, slots=True)
+class OperatorOptions:
+    """What the user asked of operators that are run by themselves."""
+
+    shapes: str = option(
+        DEFAULT,
+        "those of torch's own samples, about a million elements, or drawn with --seed (default: %(default)s)",
+        choices=SHAPES,
+        only=("models", "operators"),
+    )
+    shapes_from: Path | None = option(
+        None,
+        "run the operators as this trace calls them: its shapes, dtypes and scalars",
+        parse=Path,
+        metavar="TRACE",
+        only=("models", "operators"),
+    )
+    per_dtype: int = option(
+        2,
+        "samples of an operator with each dtype, those first that differ most; 0 for all (default: %(default)s)",
+        parse=not_negative,
+        metavar="N",
+        only=("models", "operators"),
+    )
+    uncovered: Path | None = option(
+        None,
+        "write what failed, and which registered operators no sample covers, to a JSON file",
+        parse=Path,
+        metavar="FILE",
+        only=("models", "operators"),
+    )
+    import_: tuple[str, ...] = option(
+        (),
+        "a module that registers operators, to be imported first; can be repeated",
+        word="import",
+        repeated=True,
+        metavar="MODULE",
+        only=("models", "operators"),
+    )
 
 
 @titled("the model")
@@ -26,23 +70,24 @@ class ModelOptions:
         "predict",
         "loss is its forward alone, train is loss, backward and optimizer step (default: %(default)s)",
         choices=RUNS,
-        only=("models",),
+        only=("models", "modules"),
     )
-    batch_size: int | None = option(None, "default: the model's own", parse=positive, metavar="N", only=("models",))
+    batch_size: int | None = option(None, "default: the model's own", parse=positive, metavar="N", only=("models", "modules"))
     input_size: tuple[int, int] | None = option(
         None,
         "of images, in pixels, such as 800x1333 (default: the model's own)",
         parse=image_size,
         metavar="HxW",
-        only=("models",),
+        only=("models", "modules"),
     )
     device: str = option("cpu", "where the model runs, such as cuda:0 (default: %(default)s)", only=("models",))
     checkpoint: Path | None = option(
-        None, "weights to load (default: random ones)", parse=Path, metavar="FILE", only=("models",)
+        None, "weights to load (default: random ones)", parse=Path, metavar="FILE", only=("models", "modules")
     )
     cfg_options: tuple[str, ...] = option(
-        (), "settings that override an OpenMMLab config's", several=True, metavar="KEY=VALUE", only=("models",)
+        (), "settings that override an OpenMMLab config's", several=True, metavar="KEY=VALUE", only=("models", "modules")
     )
+    operators: OperatorOptions = field(default_factory=OperatorOptions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +101,8 @@ class Program:
     inputs : makes the inputs of one step, the same each time; a step may change what it is given
     step : runs the model once on such inputs
     details : what the trace's header says of it
+    steps : how many steps it is, none of which warms up; None where options say it
+    finish : is called when all steps are over; gives lines to tell of them
     """
 
     name: str
@@ -63,3 +110,5 @@ class Program:
     inputs: Callable[[], Any]
     step: Callable[[Any], Any]
     details: Mapping[str, Any] = field(default_factory=dict)
+    steps: int | None = None
+    finish: Callable[[], Iterable[str]] = tuple

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import warnings
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +16,14 @@ from opgrip.capture import full_values
 from opgrip.capture.capture import Capture
 from opgrip.capture.choices import FULL, GRIPS, KERNELS, KNOWN_EXTENSIONS
 from opgrip.capture.kernels import check_kernels
-from opgrip.capture.models import load_program
-from opgrip.capture.options import Recording, check_grips
+from opgrip.capture.models import source_of
+from opgrip.capture.options import OPTIONS, Recording, check_grips
 from opgrip.capture.processes import own_path
-from opgrip.capture.program import ModelOptions, Program
+from opgrip.capture.program import ModelOptions, OperatorOptions, Program
 from opgrip.capture.schedule import ALWAYS, Schedule
 from opgrip.traces.causes import cause_of
 from opgrip.traces.errors import UserError
-from opgrip.traces.options import from_arguments
+from opgrip.traces.options import from_arguments, refuse_options
 from opgrip.traces.output import check_writable, reason_of
 from opgrip.traces.progress import Reporter
 from opgrip.traces.words import counted
@@ -61,9 +61,15 @@ def check_capture(args: argparse.Namespace, device: str | None = None) -> None:
 
 def build(args: argparse.Namespace, reporter: Reporter) -> Program:
     """The model that is asked for, with the weights of the seed."""
+    source = source_of(args.model)
+    refuse_options(args, OPTIONS, source.lacks, source.hint)
     torch.manual_seed(args.seed)
+    options = replace(from_arguments(ModelOptions, args), operators=from_arguments(OperatorOptions, args))
     with reporter.doing(f"building {args.model}", measures=False):
-        return load_program(args.model, from_arguments(ModelOptions, args))
+        program = source.load(args.model, options)
+    if program.steps is not None:
+        args.warmup, args.steps = 0, program.steps
+    return program
 
 
 def make_capture(
@@ -99,7 +105,10 @@ def capture_steps(capture: Capture, program: Program, args: argparse.Namespace, 
     UserError : where a step fails, or calls no operator; there is no trace then
     """
     total, learned = args.warmup + args.steps, capture.schedule.warmup
-    with reporter.doing(f"running {args.warmup} warm-up and {counted(args.steps, 'recorded step')}", total) as advance:
+    doing = f"running {args.warmup} warm-up and {counted(args.steps, 'recorded step')}"
+    if program.steps is not None:
+        doing = f"running {program.name}, {counted(total, 'step')}"
+    with reporter.doing(doing, total) as advance:
         inputs = warm_up(program, args, advance, learned)
         with capture:
             capture.discard(if_empty=True)

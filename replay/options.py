@@ -40,6 +40,7 @@ examples:
   opreplay trace:faster_rcnn --profile -o all.json                         a timeline for Perfetto, by torch's profiler
   opreplay sample:nms                                                      a sample that ships
   opreplay samples --tag ForLoop --mode eager,compile                      all with a property
+  opreplay --operator aten.mm --inputs '{"self": [512, 512], "mat2": [512, 512]}' --dtype bfloat16 --backward
   opreplay trace:faster_rcnn --device cuda --exec-mode events --cache cold
 """
 
@@ -85,9 +86,29 @@ class Output:
         return self.force or self.append or self.resume
 
 
+@titled("which cases")
+@dataclass(frozen=True, slots=True)
+class OperatorRequest:
+    """Operators that are named in the place of a trace."""
+
+    operator: tuple[str, ...] = option(
+        (),
+        "replay this operator in the place of a trace, such as aten.add.Tensor or aten.mm; can be repeated",
+        repeated=True,
+        metavar="NAME",
+    )
+    inputs: tuple[str, ...] = option(
+        (),
+        "its arguments as JSON, shapes of tensors and values of others by name: "
+        """'{"self": [64, 64], "other": [64, 64]}'; or a list of such; can be repeated""",
+        repeated=True,
+        metavar="JSON",
+    )
+
+
 def option_classes() -> list[type]:
     """The classes of all options, in the order of the help."""
-    of_cases: list[type] = [Output, Selection, *GROUPS.values(), SequenceOptions]
+    of_cases: list[type] = [Output, OperatorRequest, Selection, *GROUPS.values(), SequenceOptions]
     return [*of_cases, *(analysis.options for analysis in in_order())]
 
 
@@ -98,6 +119,7 @@ def make_parser() -> argparse.ArgumentParser:
         "trace",
         type=Path,
         metavar="TRACE",
+        nargs="?",
         help="a file that opcapture wrote; samples, sample:NAME, or a folder that grip wrote",
     )
     add_all_options(parser, option_classes())
@@ -106,9 +128,13 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def job_with(trace: str | Path, **options: Any) -> Job:
+def job_with(trace: str | Path | None, **options: Any) -> Job:
     """The replay that options ask for, by their long names with `_` for `-`; raises as `job_of` does."""
-    return job_of(arguments_of(make_parser(), [str(trace)], options))
+    return job_of(arguments_of(make_parser(), _words_of(trace), options))
+
+
+def _words_of(trace: str | Path | None) -> list[str]:
+    return [] if trace is None else [str(trace)]
 
 
 def job_of(args: argparse.Namespace) -> Job:
@@ -121,7 +147,7 @@ def job_of(args: argparse.Namespace) -> Job:
     from opgrip.replay.cases.sources import source_of
     from opgrip.replay.workers.job import Job
 
-    target = str(args.trace)
+    target = _target_of(args)
     source = source_of(target)
     if args.sequence:
         refuse_options(args, option_classes(), ("single cases",), "leave it out with --sequence")
@@ -138,6 +164,22 @@ def job_of(args: argparse.Namespace) -> Job:
             raise UserError("samples stand in no program that --cache program could follow", "use warm or cold")
         args.cache = args.cache or (WARM,)
     return Job(target, from_arguments(Selection, args), plan_of(args))
+
+
+def _target_of(args: argparse.Namespace) -> str:
+    """What the cases come from: a trace or samples, or operators that are named."""
+    request = from_arguments(OperatorRequest, args)
+    if request.operator and args.trace is not None:
+        raise UserError("--operator stands in the place of a trace", f"leave out {args.trace}, or --operator")
+    if request.operator:
+        from opgrip.replay.cases.sources.operator import target_of
+
+        return target_of(request.operator, request.inputs)
+    if request.inputs:
+        raise UserError("--inputs are of an operator", "name it with --operator")
+    if args.trace is None:
+        raise UserError("there is nothing to replay", "name a trace, samples, or an operator with --operator")
+    return str(args.trace)
 
 
 def plan_of(args: argparse.Namespace) -> Plan:

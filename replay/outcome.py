@@ -6,18 +6,25 @@ import io
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from opgrip.replay.measuring.results import Result, summarize
+from opgrip.replay.measuring.results import OK, WAY, Result, summarize
+from opgrip.replay.plots.drawing import Choices, draw_fitting, draw_runs
 from opgrip.replay.reports import report_for
 from opgrip.replay.reports.cells import load_results, rows_in, to_frame
+from opgrip.replay.reports.reading import header_of
 from opgrip.traces.errors import UserError, in_words_of_python
+from opgrip.traces.html_forms import as_html
 from opgrip.traces.output import cannot_be_written, whole_file
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 SHOWN = ("case", "op", "shapes", "count", "share", "mode", "status", "captured_us", "median_us", "ratio", "error")
-"""Columns that a notebook shows, as far as a row has something in them; `Results.frame` has all."""
+"""Columns that a notebook shows, as far as a row has something in them, and after the mode what rows were varied by;
+`Results.frame` has all."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -58,9 +65,53 @@ class Results:
         of_trace = f" of {self.header['trace']}" if "trace" in self.header else ""
         return f"<Results{of_trace}: {summarize(list(self.rows))}>"
 
+    def plot(
+        self,
+        kind: str | None = None,
+        *,
+        beside: Mapping[str, Results] | None = None,
+        op: str | None = None,
+        case: str | None = None,
+        by: str | None = None,
+        over: str | None = None,
+        title: str | None = None,
+    ) -> Figure:
+        """A picture of them, as `opgrip plot` draws it: a figure of matplotlib, which Jupyter shows.
+
+        ::
+
+            results.plot()                                          # what fits them
+            results.plot("shapes", op="aten.conv*").savefig("convolutions.pdf")
+            after.plot("history", beside={"before": before})
+
+        Parameters
+        ----------
+        kind : `modes`, `scaling`, `operators`, `shapes`, `roofline` or `history`; None for modes where there are
+            several, else for scaling where threads, batch or streams differ, else for operators
+        beside : other runs by name, drawn before these, which are `this` there
+        op : only cases of operators whose names match it, as shells match file names
+        case : only the case whose key begins so
+        by : what cases are grouped by
+        over : the column along the x axis
+        title : in place of trace, machine and version of torch
+
+        Raises
+        ------
+        UserError : where matplotlib is not installed, the kind does not take what is asked, or nothing can be drawn
+        """
+        from opgrip.traces.figures import in_style
+
+        runs = {**(beside or {}), "this": self}
+        choices = Choices(op, case, by, over, title)
+        with in_words_of_python(), in_style():
+            return draw_fitting(runs, choices) if kind is None else draw_runs(kind, runs, choices)
+
     def _repr_html_(self) -> str:
-        frame = self.frame[list(SHOWN)].dropna(axis="columns", how="all")
-        return frame.to_html(index=False, max_rows=40, float_format="{:.4g}".format, border=0)
+        frame = self.frame
+        timed = frame[frame["status"] == OK]
+        varied = [name for name in WAY if name not in SHOWN and timed[name].nunique(dropna=False) > 1]
+        table = frame[[*SHOWN[:6], *varied, *SHOWN[6:]]].dropna(axis="columns", how="all")
+        return as_html([repr(self)], table, lambda: draw_fitting({"": self}, Choices()))
 
 
 def read_run(path: str | Path) -> Results:
@@ -71,7 +122,7 @@ def read_run(path: str | Path) -> Results:
     UserError : where the file is not there or is not of a kind that can be read
     """
     frame = load_results(path)
-    return Results(rows_in(frame, Path(path)), {str(name): value for name, value in frame.attrs.items()})
+    return Results(rows_in(frame, Path(path)), header_of(frame.attrs, Path(path)))
 
 
 def write_results(rows: Sequence[Result], header: Mapping[str, Any], path: Path, force: bool) -> None:

@@ -48,7 +48,7 @@ def _add(joined: ByCase, new: Mapping[int, list[Result]]) -> None:
 
 def _undecided(base: Results, joined: Mapping[int, list[Result]]) -> set[int]:
     from opgrip.replay.comparing import compare
-    from opgrip.replay.comparing.verdicts import Verdict
 
     comparison = compare(base, Results([row for rows in joined.values() for row in rows], {}))
-    return {pair.new.case for pair in comparison.pairs if pair.verdict is Verdict.UNSURE and pair.more_runs is not None}
+    # the base stays as it is: of a case that it ran once, no number of repeats makes sure
+    return {pair.new.case for pair in comparison.pairs if pair.more_new_runs is not None}

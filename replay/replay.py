@@ -50,7 +50,7 @@ from opgrip.traces.progress import QuietReporter, Reporter
 from opgrip.traces.words import counted
 
 
-def replay(trace: str | Path, **options: Any) -> Results:
+def replay(trace: str | Path | None = None, **options: Any) -> Results:
     """Replay the calls of a trace, or samples, as `opreplay` does.
 
     ::
@@ -63,7 +63,8 @@ def replay(trace: str | Path, **options: Any) -> Results:
 
     Parameters
     ----------
-    trace : a file that `Capture` or `opcapture` wrote; `samples`, `sample:NAME`, or a folder that `grip` wrote
+    trace : a file that `Capture` or `opcapture` wrote; `samples`, `sample:NAME`, or a folder that `grip` wrote; None
+        where `operator` names what to replay
     options : those of `opreplay --help` by their long names, with `_` for `-`. Where an option takes several, a list
 
     Raises
@@ -73,7 +74,7 @@ def replay(trace: str | Path, **options: Any) -> Results:
         read or written
     """
     with in_words_of_python():
-        args = arguments_of(make_parser(), [str(trace)], options, excluded=("strict", "list"))
+        args = arguments_of(make_parser(), [] if trace is None else [str(trace)], options, excluded=("strict", "list"))
         return replay_arguments(args)
 
 
@@ -84,7 +85,7 @@ def replay_arguments(args: argparse.Namespace) -> Results:
     if args.sequence:
         return whole.kept(whole.run_sequence()[0])
     if is_done:
-        return Results(whole.completed_rows(), {"trace": str(args.trace)})
+        return Results(whole.completed_rows(), {"trace": whole.job.trace})
     replayed = whole.run()
     if replayed.problem is not None:
         raise replayed.problem
@@ -327,25 +328,39 @@ class Replay:
                             self.stored_cases = len(journal.rows)
                         rows[case_rows[0].case] = case_rows
                         not_ok += any(row.status != OK for row in case_rows)
-                        advance(f"{f'{not_ok} not ok, ' if not_ok else ''}{printable(case_rows[0].op)}")
+                        advance(_how_things_stand(not_ok, case_rows[0]))
             except KeyboardInterrupt:
                 return self._in_order(rows), True
         try:
             rows = repeat(rows, partial(self._run_again, compiled), self.job.plan.effort.repeats, self._base)
         except KeyboardInterrupt:
             return self._in_order(rows), True
+        if self._base is not None:
+            self._say_what_is_decided(self._base, self._in_order(rows))
         return self._in_order(rows), False
+
+    def _say_what_is_decided(self, base: Results, rows: Sequence[Result]) -> None:
+        """Say what came of repeating cases until it is sure how they differ from another run."""
+        from opgrip.replay.comparing import compare
+        from opgrip.replay.comparing.reports.words import advice, summary
+
+        comparison = compare(base, Results(rows, {}))
+        self._reporter.say(f"against {self.output.until_decided}: {summary(comparison)}")
+        for line in advice(comparison):
+            self._reporter.say(line)
 
     def _run_again(self, compiled: CachedRows, numbers: Collection[int], which: str) -> dict[int, list[Result]]:
         """The rows of some cases, by processes of their own."""
         loaded = self.loaded
         others = {case.number for case in loaded.cases} - {*numbers}
         rows: dict[int, list[Result]] = {}
+        not_ok = 0
         with self._reporter.doing(f"{which}: {counted(len(numbers), 'case')}", len(numbers)) as advance:
             timeout = self.job.plan.limits.timeout
             for case_rows in supervise(self.job, loaded, timeout, others, self._may_fork, compiled):
                 rows[case_rows[0].case] = case_rows
-                advance()
+                not_ok += any(row.status != OK for row in case_rows)
+                advance(_how_things_stand(not_ok, case_rows[0]))
         return rows
 
     def _compile(self, done: Collection[int]) -> CachedRows:
@@ -379,3 +394,7 @@ class Replay:
 
     def _in_order(self, rows: dict[int, list[Result]]) -> list[Result]:
         return [row for case in self.loaded.cases for row in rows.get(case.number, [])]
+
+
+def _how_things_stand(not_ok: int, row: Result) -> str:
+    return f"{f'{not_ok} not ok, ' if not_ok else ''}{printable(row.op)}"

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from hypothesis import strategies as st
 from programs import ROOT
 
+from opgrip.replay.arguments.inputs import Inputs, device_map
 from opgrip.traces import Trace
 from opgrip.traces.foreign import Losses, formats
+from opgrip.traces.records import Signature
 
 DATA = ROOT.parent / "shared" / "data"
 needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="files of other tools are not beside this checkout")
@@ -28,3 +34,25 @@ def write_as(name: str, trace: Trace, path: Path) -> Losses:
     with path.open("wb") as file:
         format_.write(trace, file, losses)
     return losses
+
+
+def results_of(trace: Trace) -> Iterator[tuple[Signature, Any]]:
+    """Every signature, and what its operator returns for arguments that are made for it."""
+    for signature in trace.signatures:
+        args, kwargs = Inputs(signature.args, signature.kwargs, trace.values, device_map("cpu", "cpu"), 0).make()
+        namespace, name, overload = signature.op.split(".")
+        yield signature, getattr(getattr(getattr(torch.ops, namespace), name), overload)(*args, **kwargs)
+
+
+def mutants(content: bytes) -> st.SearchStrategy[bytes]:
+    """The bytes of a file with some of them changed, doubled, or left out."""
+    place = st.integers(0, len(content) - 1)
+    change = st.tuples(place, st.integers(0, 40), st.binary(max_size=12))
+
+    def apply(changes: list[tuple[int, int, bytes]]) -> bytes:
+        data = content
+        for start, length, piece in changes:
+            data = data[:start] + piece + data[start + length :]
+        return data
+
+    return st.lists(change, min_size=1, max_size=4).map(apply)

@@ -16,7 +16,7 @@ OPENMMLAB = "make openmmlab"
 RUNTIMES = "make runtimes"
 TRANSFORMERS = "pip install 'opgrip[transformers]'"
 
-EVERYBODY = ("zstd", "full", "samples", "results", "report", "plot", "top")
+EVERYBODY = ("zstd", "full", "samples", "results", "report", "plot", "schema", "top")
 """Extras that all targets of the Makefile install, `dev` among them: what stands in them may not be missing."""
 
 COMMANDS = {
@@ -47,10 +47,14 @@ COMMANDS = {
     "absl": RUNTIMES,
     "transformers": TRANSFORMERS,
     "tokenizers": TRANSFORMERS,
+    "expecttest": "pip install 'opgrip[opinfo]'",
     "pynvml": "pip install 'opgrip[gpu]'",
     "playwright": "make browser",
     "axe_playwright_python": "make browser",
     "chromium": "install Chromium",
+    "nbclient": "make browser",
+    "nbformat": "make browser",
+    "ipykernel": "make browser",
     "PIL": "pip install pillow",
     "nsys": "install NVIDIA Nsight Systems",
     "ncu": "install NVIDIA Nsight Compute",

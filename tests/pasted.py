@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gzip
+import os
 import re
 import shlex
 import shutil
+import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -15,9 +17,13 @@ import torch
 from optional import is_installed
 from programs import SHIPPED_TRACES
 
+from opgrip.capture.options import make_parser as capture_parser
 from opgrip.replay.modes import modes
+from opgrip.replay.options import make_parser as replay_parser
+from opgrip.tools.opgrip import make_parser as opgrip_parser
 
-PROGRAMS = ("opcapture", "opreplay", "opgrip", "pytest", "torchrun")
+PARSERS = {"opcapture": capture_parser, "opreplay": replay_parser, "opgrip": opgrip_parser}
+PROGRAMS = (*PARSERS, "pytest", "torchrun")
 CONFIG = re.compile(r"[\w.-]+_coco\.py\b")
 """A config that mmdet carries."""
 STAND_IN = "builtin:faster_rcnn"
@@ -207,6 +213,32 @@ def in_small(pasted: Pasted) -> str:
         rest = re.sub(rf"{option} \S+", "", rest)
         name += f" {option} {value}"
     return f"{name} {rest}"
+
+
+def run_pasted(pasted: Pasted, folder: Path, cache: Path) -> str:
+    """Run a command; what is wrong with it, and empty where nothing is."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    env = {**os.environ, "PATH": path, "OPGRIP_CACHE": str(cache)}
+    # these keep their runs, as a user's do
+    env.pop("OPGRIP_STORE", None)
+    command = f"({in_small(pasted)}\n) 2>&1"
+    done = subprocess.run(
+        ["bash", "-c", command], cwd=folder, env=env, capture_output=True, text=True, timeout=550, check=False
+    )
+    if pasted.command.startswith(MEASURED):
+        return "" if done.returncode in {0, 1} else f"line {pasted.line}: {pasted.command}\n{done.stdout[-2000:]}"
+    if done.returncode and CRASHES not in pasted.command:
+        return f"line {pasted.line}: {pasted.command}: status {done.returncode}\n{done.stdout[-2000:]}"
+    difference = compare(pasted.shown, done.stdout.splitlines()) if pasted.shown else ""
+    return f"line {pasted.line}: {pasted.command}\n{difference}" if difference else ""
+
+
+def parse_options(pasted: Pasted) -> None:
+    """Have a command's own parser take its words, without running it; exits where it does not."""
+    program, *words = shlex.split(pasted.command.partition(";")[0], comments=True)
+    own_words = words[: words.index("--")] if "--" in words else words
+    if program in PARSERS:
+        PARSERS[program]().parse_args(own_words)
 
 
 def compare(shown: list[str], printed: list[str]) -> str:

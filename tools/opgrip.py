@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import argparse
 import sys
+import textwrap
 from collections.abc import Sequence
 
 from opgrip.tools.verbs import verbs
 from opgrip.traces.command import OneLineParser, add_version, run_command
 from opgrip.traces.loading import loading
 
-DESCRIPTION = (
-    "Look into traces and work on them, and take functions out of programs. "
-    "Record traces with opcapture, replay them with opreplay."
-)
+DESCRIPTION = """\
+Look into traces and results, and take functions out of programs.
+Record traces with opcapture, replay them with opreplay."""
+USAGE = "opgrip [-h] [--version] VERB ..."
+WIDTH = 80
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -36,17 +38,28 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _list_verbs() -> str:
-    """A line for each verb: what it does."""
-    width = max(len(name) for name, _ in verbs.items())
-    lines = [f"  opgrip {name:<{width}}  {verb.summary}" for name, verb in verbs.items()]
-    return "\n".join(["what they do:", *lines])
+    """A line for each verb, and one for each group with the names in it: together one page of a terminal."""
+    names = verbs.names()
+    groups = {name.partition(" ")[0]: [] for name in names if " " in name}
+    for name in names:
+        group, _, last = name.partition(" ")
+        if last:
+            groups[group].append(last)
+    alone = [(name, verb.summary) for name, verb in verbs.items() if " " not in name]
+    width = max(map(len, [*groups, *(name for name, _ in alone)]))
+    lines = [f"  {name:<{width}}  {summary}" for name, summary in alone]
+    for group, members in groups.items():
+        first, *others = textwrap.wrap(", ".join(members), WIDTH - width - 4, break_on_hyphens=False)
+        lines += [f"  {group:<{width}}  {first}", *(f"{'':<{width + 4}}{line}" for line in others)]
+    return "\n".join(["verbs, of which opgrip VERB --help tells more:", *lines])
 
 
 def make_parser() -> argparse.ArgumentParser:
     """A parser with a branch for each verb: `trace info` is the verb `info` of the group `trace`, `grip` is in none."""
-    parser = OneLineParser("opgrip", description=DESCRIPTION, epilog=_list_verbs())
+    parser = OneLineParser("opgrip", usage=USAGE, description=DESCRIPTION, epilog=_list_verbs())
     add_version(parser)
-    groups = parser.add_subparsers(metavar="GROUP or VERB", required=True, dest="group")
+    # listed below, with the names in each group
+    groups = parser.add_subparsers(prog="opgrip", metavar="VERB", required=True, dest="group", help=argparse.SUPPRESS)
     members: dict[str, argparse._SubParsersAction[OneLineParser]] = {}
     for name, verb in verbs.items():
         group, _, last = name.partition(" ")

@@ -71,12 +71,13 @@ def write_figure(draw: Callable[[], Figure], kind: str, file: IO[bytes]) -> None
     ------
     UserError : where matplotlib is not installed
     """
-    with _style():
+    with in_style():
         draw().savefig(file, format=kind, metadata=METADATA[kind])
 
 
 @contextmanager
-def _style() -> Iterator[None]:
+def in_style() -> Iterator[None]:
+    """What is drawn in this block has the style of all pictures, whatever that of the program is."""
     matplotlib = needed("matplotlib", "plot")
     # a user's own matplotlibrc would make other pictures of the same data
     with matplotlib.rc_context(), warnings.catch_warnings():
@@ -94,7 +95,10 @@ def new_figure(title: str, rows: int = 1, columns: int = 1, **options: Any) -> t
     options : of `matplotlib.figure.Figure.subplots`, and `size`, (width, height) in inches
     """
     size = options.pop("size", (6.6, 3.6))
-    figure: Figure = needed("matplotlib.figure", "plot").Figure(figsize=size, layout="constrained")
+    needed("matplotlib", "plot")
+    from opgrip.traces.styled_figure import StyledFigure
+
+    figure = StyledFigure(figsize=size, layout="constrained")
     grid = figure.subplots(rows, columns, squeeze=False, **options)
     if title:
         figure.suptitle(literal(title, 110), fontsize=9)

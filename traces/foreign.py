@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+from opgrip.traces.cuts import Cut
 from opgrip.traces.errors import FormatError, UserError
 from opgrip.traces.limits import DECOMPRESSED, check_nesting
 from opgrip.traces.records import FORMAT, Dropped, Record, listed
@@ -94,11 +95,28 @@ class ForeignFile:
     Attributes
     ----------
     unbounded : whether it may be larger than a stranger's
+    cut : which of the cases are read of a file that stands for more than it holds
     """
 
     path: Path
     losses: Losses = field(default_factory=Losses)
     unbounded: bool = False
+    cut: Cut = field(default_factory=Cut)
+
+    def places(self, count: int, most: int) -> Sequence[int]:
+        """The numbers of the cases to read, of `count` that the file stands for.
+
+        Raises
+        ------
+        UserError : for more than `most`, and where none is left
+        """
+        size = self.cut.size(count)
+        if size > most and not self.unbounded:
+            raise UserError(
+                f"{self.path} stands for {count:,} cases, of which {most:,} are read at most",
+                "opreplay and opgrip trace convert take a part with --start and --stop, or some with --sample",
+            )
+        return self.cut.places(count)
 
     def chunks(self) -> Iterator[bytes]:
         """Its bytes, decompressed.
@@ -145,7 +163,7 @@ class ForeignFile:
         """
         data = content.encode() if isinstance(content, str) else content
         try:
-            form = json.loads(data, object_pairs_hook=_once)
+            form = json.loads(data, object_pairs_hook=once)
             check_nesting(data, form)
         except (ValueError, RecursionError) as error:
             reason = "it nests too deep" if isinstance(error, RecursionError) else f"{error}"[:200]
@@ -163,7 +181,8 @@ class ForeignFile:
         )
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON; raises `FormatError` where a name stands in it twice."""
     form = dict(pairs)
     if len(form) < len(pairs):
         names = Counter(name for name, _ in pairs)
@@ -173,6 +192,8 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 Read = Callable[[ForeignFile], Iterator[Record]]
 Write = Callable[["Trace", IO[bytes], Losses], None]
+WriteRecords = Callable[[Iterator[Record], IO[bytes], Losses], None]
+WriteFolder = Callable[["Trace", Path, Losses], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,9 +205,12 @@ class Format:
     summary : whose it is and what it holds, for the help
     recognizes : whether a file that begins so is of it; no two formats take the same file
     read : its records, as those of a trace; None where it is only written
-    write : writes a trace; None where it is only read
+    write : writes a trace; None where it is only read, or written by one of the next two
+    write_records : writes the records of a trace as they come, so that it is never whole in memory
+    write_folder : writes a trace into an empty folder, for a format of several files
     suffixes : of names that are written in it where no format is named
     defaults : what stands for things that it does not say, in words; a header of a trace that was read has them
+    has_cases : whether its files stand for cases that a `Cut` takes a part of
     """
 
     summary: str
@@ -195,6 +219,14 @@ class Format:
     write: Write | None = None
     suffixes: tuple[str, ...] = ()
     defaults: tuple[str, ...] = ()
+    write_records: WriteRecords | None = None
+    write_folder: WriteFolder | None = None
+    has_cases: bool = False
+
+    @property
+    def is_written(self) -> bool:
+        """Whether traces become files of it."""
+        return any((self.write, self.write_records, self.write_folder))
 
 
 formats: Registry[Format] = Registry("opgrip.traces.formats", "opgrip.formats")
@@ -210,7 +242,8 @@ def format_of(path: Path) -> str | None:
     """
     head = _head_of(path)
     first_line = head.start.partition(b"\n")[0]
-    if b'"type"' in first_line and f'"{FORMAT}"'.encode() in first_line:
+    # a Parquet file of ours has the header's text too
+    if first_line.startswith(b"{") and b'"type"' in first_line and f'"{FORMAT}"'.encode() in first_line:
         return None
     readable = ((name, format_) for name, format_ in formats.items() if format_.read is not None)
     return next((name for name, format_ in readable if format_.recognizes(head)), None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -102,3 +103,26 @@ def whole_file(path: Path, force: bool) -> Iterator[IO[bytes]]:
         discard(file)
         raise
     commit(file, path)
+
+
+@contextmanager
+def whole_folder(path: Path) -> Iterator[Path]:
+    """An empty folder to write into; it appears under its name when the block ends well, and never otherwise.
+
+    Raises
+    ------
+    UserError : where there is something of this name, which is never replaced: a folder may hold anything
+    """
+    if path.exists() or path.is_symlink():
+        raise ExistingFileError(f"{path} exists", "name a folder that does not")
+    part = partial_path(path)
+    try:
+        part.mkdir()
+    except OSError as error:
+        raise cannot_be_written(path, error) from error
+    try:
+        yield part
+        part.rename(path.resolve())
+    except BaseException:
+        shutil.rmtree(part, ignore_errors=True)
+        raise

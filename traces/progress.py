@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from importlib.util import find_spec
 from pathlib import Path
 from time import monotonic
 from typing import Protocol, TypeAlias
@@ -60,6 +61,11 @@ class Reporter:
         self.prog = prog
         self.console = console_for(stderr=True)
 
+    @property
+    def _can_redraw(self) -> bool:
+        """Whether what is shown can be replaced; in Jupyter that needs its widgets, without which rich warns each time."""
+        return self.console.is_terminal or (self.console.is_jupyter and find_spec("ipywidgets") is not None)
+
     def say(self, text: str) -> None:
         """One line that stays."""
         self.console.print(f"{self.prog}: {text}", markup=False, soft_wrap=True)
@@ -79,7 +85,7 @@ class Reporter:
         ----------
         measures : whether the task measures something; else a thread shows how long it has taken
         """
-        if not (self.console.is_terminal or self.console.is_jupyter):
+        if not self._can_redraw:
             self.begin(text)
             yield lambda now="": None
             return
@@ -104,7 +110,7 @@ class Reporter:
     @contextmanager
     def following(self, text: str) -> Iterator[Tell]:
         """The same for a task of several parts, whose steps are not known before: yields what is told how far it is."""
-        if not (self.console.is_terminal or self.console.is_jupyter):
+        if not self._can_redraw:
             self.begin(text)
             yield tell_nobody
             return

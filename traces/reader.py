@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from opgrip.traces.arguments import FormatError
+from opgrip.traces.cuts import Cut
 from opgrip.traces.errors import UserError
 from opgrip.traces.foreign import ForeignFile, Losses, format_of, formats
 from opgrip.traces.json_values import LIMIT
@@ -35,6 +36,7 @@ class TraceReader:
     ----------
     unbounded : read a file that goes beyond the bounds of `limits.py`, for one whose origin is trusted
     format_name : read it as a file of this format, whatever it looks like
+    cut : which cases are read of a file that stands for more than it holds
 
     Attributes
     ----------
@@ -44,11 +46,14 @@ class TraceReader:
     losses : what another tool's file has that a trace has not, and what it lacks
     """
 
-    def __init__(self, path: str | Path, unbounded: bool = False, format_name: str | None = None) -> None:
+    def __init__(
+        self, path: str | Path, unbounded: bool = False, format_name: str | None = None, cut: Cut = Cut()
+    ) -> None:
         self.path = trace_file(path)
         self.losses = Losses()
         self._unbounded = unbounded
         self._format_name = format_name
+        self._cut = cut
         self._meter: Meter | None = None
         self.missing: str | None = None
         self.unknown: Counter[str] = Counter()
@@ -62,13 +67,13 @@ class TraceReader:
         self.unknown.clear()
         self._unknown_records = 0
         name = self._format_name or format_of(self.path)
+        self._check_cut(name)
         if name is not None:
             yield from self._foreign(name)
             return
         ended = False
         try:
-            self._meter = None if self._unbounded else Meter(self.path)
-            for line in self._lines():
+            for line in self.lines():
                 record = self._record(line)
                 self.records += 1
                 if record is not None:
@@ -86,12 +91,18 @@ class TraceReader:
         if not ended:
             self.missing = f"{self.path} is cut after record {self.records}"
 
+    def _check_cut(self, name: str | None) -> None:
+        format_ = formats.get(name) if name else None
+        if not self._cut.takes_all and not (format_ and format_.has_cases):
+            flags = "--start, --stop and --sample"
+            raise UserError(f"{self.path} stands for no cases that {flags} choose from", "leave them out")
+
     def _foreign(self, name: str) -> Iterator[Record]:
         format_ = formats.get(name)
         if format_ is None or format_.read is None:
             raise UserError(f"{name} is no format that is read", f"choose one of {', '.join(readable_formats())}")
         self.losses = Losses(defaults=list(format_.defaults))
-        for record in format_.read(ForeignFile(self.path, self.losses, self._unbounded)):
+        for record in format_.read(ForeignFile(self.path, self.losses, self._unbounded, self._cut)):
             self.records += 1
             yield record
 
@@ -115,10 +126,17 @@ class TraceReader:
             if lost:
                 raise Damage(f"it holds {' and '.join(lost)}")
 
-    def _lines(self) -> Iterator[bytes]:
+    def lines(self) -> Iterator[bytes]:
+        """The lines of a trace of ours, within the bounds, each as it stands in the file.
+
+        Raises
+        ------
+        UserError : where the file cannot be opened, or is beyond a bound
+        Damage : after the last line, where the file is damaged behind it
+        """
         pieces: list[bytes] = []
         length = 0
-        meter = self._meter
+        meter = self._meter = None if self._unbounded else Meter(self.path)
         for chunk in read_chunks(self.path):
             *whole, rest = chunk.split(b"\n")
             for line in whole:
@@ -213,14 +231,14 @@ def read_header(path: str | Path, unbounded: bool = False) -> Header:
     raise AssertionError("a reader that yields nothing raises")
 
 
-def _refuse_constant(name: str) -> None:
+def refuse_constant(name: str) -> None:
     """Raise for NaN and the infinities, which Python's JSON reader takes and JSON has not."""
     raise ValueError(f"{name} is not JSON")
 
 
 def _parse(line: bytes) -> Any:
     """What a line holds; halves of surrogate pairs that stand alone are marks of what no table can hold."""
-    form = json.loads(line, parse_constant=_refuse_constant)
+    form = json.loads(line, parse_constant=refuse_constant)
     if _SURROGATE.search(line) is None:
         return form
     text = json.dumps(form, ensure_ascii=False).encode("utf-16", "surrogatepass").decode("utf-16", "replace")

@@ -160,6 +160,16 @@ class Nested:
 MadeOf: TypeAlias = Coo | Compressed | PerTensor | PerChannel | Nested
 
 
+def contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The strides of a tensor whose elements lie one after the other."""
+    strides = []
+    step = 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= max(size, 1)
+    return tuple(reversed(strides))
+
+
 def shape_of(tensor: torch.Tensor) -> tuple[int, ...]:
     """A tensor's shape; that of a nested one is the smallest that holds each of its tensors."""
     if not tensor.is_nested or tensor.layout is not torch.strided:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from html import escape
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -15,7 +14,10 @@ import pandas as pd
 from opgrip.traces.accelerators import device_of, merge_facts
 from opgrip.traces.device_times import device_times, streams, summarize_kernels, with_functions
 from opgrip.traces.errors import UserError
+from opgrip.traces.figures import in_style
+from opgrip.traces.html_forms import as_html
 from opgrip.traces.labels import are_marks, label_of, labeled
+from opgrip.traces.pictures import check_columns, draw_times
 from opgrip.traces.reader import TraceReader
 from opgrip.traces.records import (
     FUNCTION,
@@ -36,6 +38,9 @@ from opgrip.traces.records import (
 from opgrip.traces.tensor_file import files_beside
 from opgrip.traces.values import ValueModel
 from opgrip.traces.words import counted
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 HTML_ROWS = 20
 """Operators that a notebook shows."""
@@ -99,9 +104,31 @@ class Trace:
         holds = f"{counted(len(self.calls), 'call')} of {counted(len(self.signatures), 'signature')}"
         return f"<Trace{of_model}: {holds}{lacks}>"
 
+    def plot(self, by: str = "op", parts: str | None = None, title: str | None = None) -> Figure:
+        """A picture of where the time goes: a figure of matplotlib, which Jupyter shows.
+
+        Parameters
+        ----------
+        by : the column of `calls` whose values have bars: `op`, `module`, `function`, `phase`, `kind`, `device` or
+            `thread`
+        parts : the column that divides the bars; None for the phase where there are several, else the module
+        title : in place of what the trace is of
+
+        Raises
+        ------
+        UserError : where matplotlib is not installed, the trace has no calls, or these are no such columns
+        """
+        with in_style():
+            return self._draw(by, parts, repr(self)[1:-1] if title is None else title)
+
+    def _draw(self, by: str, parts: str | None, title: str) -> Figure:
+        if parts is None:
+            parts = "phase" if by != "phase" and self.own_calls["phase"].nunique() > 1 else "module"
+        check_columns(by, parts)
+        return draw_times(self.summary(*dict.fromkeys((by, parts))), by, parts, title)
+
     def _repr_html_(self) -> str:
-        table = self.summary().head(HTML_ROWS).to_html(index=False, float_format="{:.4g}".format, border=0)
-        return f"<p>{escape(repr(self))}</p>{table}"
+        return as_html([repr(self)], self.summary().head(HTML_ROWS), lambda: self._draw("op", None, ""))
 
     @property
     def own_calls(self) -> pd.DataFrame:

@@ -212,7 +212,7 @@ def total_loss(output: Any) -> torch.Tensor:
 model_sources.register("factory")(
     ModelSource(
         form="package.module:factory or path/to/file.py:factory",
-        matches=lambda text: _FORM.fullmatch(text) is not None and not text.startswith("builtin:"),
+        matches=lambda text: _FORM.fullmatch(text) is not None and not text.startswith(("builtin:", "opinfo:")),
         load=load_factory,
     )
 )

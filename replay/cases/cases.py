@@ -13,13 +13,13 @@ import pandas as pd
 from opgrip.replay.arguments.stored import Stored, drawn_values
 from opgrip.replay.cases.behaviours import Behaviour, calm_times, placed_calls, variant_of
 from opgrip.replay.cases.fresh import page_size
-from opgrip.replay.cases.identity import key_of_case
 from opgrip.replay.cases.selection import Selection
 from opgrip.replay.operators.lookup import Operator
 from opgrip.replay.operators.memory import LARGE, bytes_of, mostly_fresh
 from opgrip.traces import Trace
 from opgrip.traces.arguments import tensors
 from opgrip.traces.errors import UserError
+from opgrip.traces.identity import key_of_case
 from opgrip.traces.records import Observed, Signature
 from opgrip.traces.suggestions import nearest
 from opgrip.traces.tensor_specs import value_numbers

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from opgrip.traces.command import not_negative, positive
+from opgrip.traces.command import positive
+from opgrip.traces.cuts import Cut
 from opgrip.traces.limits import UNBOUNDED_HELP
 from opgrip.traces.options import option, titled
 
@@ -16,7 +17,7 @@ UNIT_KINDS = (CALL, FUNCTION, MODULE)
 
 @titled("which cases")
 @dataclass(frozen=True, slots=True)
-class Selection:
+class Selection(Cut):
     """Which calls of a trace, or which samples, are the cases; patterns are as shells match file names."""
 
     unit: str = option(
@@ -79,16 +80,6 @@ class Selection:
         "only the N cases with the largest share of time; a sequence runs all calls, and gives the rows of N",
         parse=positive,
         metavar="N",
-    )
-    start: int = option(
-        0,
-        "from this case of the table, the first being 0",
-        parse=not_negative,
-        metavar="N",
-        only=("single cases",),
-    )
-    stop: int | None = option(
-        None, "up to the case before this one", parse=positive, metavar="N", only=("single cases",)
     )
     unbounded: bool = option(False, UNBOUNDED_HELP, only=("traces",))
     partial: bool = option(False, "replay what there is of a cut or damaged trace", only=("traces",))

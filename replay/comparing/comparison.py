@@ -3,30 +3,28 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import fsum, log
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from opgrip.replay.cases.families import family_of
 from opgrip.replay.comparing.differing import what_differs
 from opgrip.replay.comparing.estimates import Estimate, estimate
 from opgrip.replay.comparing.priors import DRIFT, SHORT_US, USUAL, learn
 from opgrip.replay.comparing.verdicts import Difference, Judgement, Verdict, judge
+from opgrip.replay.measuring.groups import GROUPS
 from opgrip.replay.measuring.results import OK, WRONG, Result
 from opgrip.replay.outcome import Results
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 MARGIN = 0.05
 """Relative difference up to which times are the same."""
-GROUPS: dict[str, Callable[[Result], str]] = {
-    "op": lambda row: row.op,
-    "module": lambda row: row.module or "(outside)",
-    "family": lambda row: family_of(row.op),
-    "mode": lambda row: row.mode,
-}
-"""What rows are grouped by."""
 BUSY = "the machine was busy"
+CLOCKS = 0.05
+"""Relative difference of a device's clocks in two runs from which on it may be what made one of them slower."""
 MOST_DISTURBED = 0.15
 """Share of disturbed runs, of a row or by the median of all, above which times say nothing: what others do to caches
 and memory is in the runs that were kept too."""
@@ -58,9 +56,14 @@ class Pair:
         return None if self.judgement is None or self.reason else self.judgement.more_runs
 
     @property
+    def more_new_runs(self) -> int | None:
+        """The same of the new run alone, where the base stays as it is."""
+        return None if self.judgement is None or self.reason else self.judgement.more_new_runs
+
+    @property
     def lost_us(self) -> float:
         """Time that all calls of it take more than before."""
-        return self.new.count * ((self.new.median_us or 0.0) - (self.base.median_us or 0.0))
+        return _total_us(self, self.new) - _total_us(self, self.base)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +83,7 @@ class Total:
     judgement: Judgement
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Comparison:
     """What became of the cases of a run in another.
 
@@ -89,7 +92,8 @@ class Comparison:
     base, new : what the headers of both say
     differs : what they were run with that is not the same: name, base, new
     pairs : timed in both, the ones that lost most time first
-    broken, mended : ok in one alone
+    broken, mended : gave results in the base alone; ok in the new one alone
+    untimed : gave no times in at least one, and are neither
     changed : ok in the base, and in the new one with other results
     missing, added : rows of one run alone
     """
@@ -100,11 +104,29 @@ class Comparison:
     pairs: Sequence[Pair]
     broken: Sequence[Pair] = ()
     mended: Sequence[Pair] = ()
+    untimed: Sequence[Pair] = ()
     changed: Sequence[Pair] = ()
     missing: Sequence[Result] = ()
     added: Sequence[Result] = ()
     margin: float = MARGIN
     _estimates: Mapping[int, Difference] = field(default_factory=dict, repr=False)
+
+    @property
+    def frame(self) -> pd.DataFrame:
+        """One row a case and mode, those that got worse first, in the columns that `opgrip compare -o` writes."""
+        from opgrip.replay.comparing.reports.frames import to_frame
+
+        return to_frame(self)
+
+    def __repr__(self) -> str:
+        from opgrip.replay.comparing.reports.words import summary
+
+        return f"<Comparison: {summary(self)}>"
+
+    def _repr_html_(self) -> str:
+        from opgrip.replay.comparing.reports.frames import to_html
+
+        return to_html(self)
 
     @property
     def counts(self) -> Counter[Verdict]:
@@ -167,13 +189,17 @@ def compare(base: Results, new: Results, margin: float = MARGIN) -> Comparison:
         for (old, now), judgement in zip(timed, judgements, strict=True)
     ]
     pairs.sort(key=lambda pair: -pair.lost_us)
+    broken = [Pair(old, now) for old, now in both if _gave_results(old) and not _gave_results(now)]
+    mended = [Pair(old, now) for old, now in both if old.status != OK and now.status == OK]
+    told = {id(pair.new) for pair in (*pairs, *broken, *mended)}
     return Comparison(
         base.header,
         new.header,
         what_differs(base, new),
         pairs,
-        broken=[Pair(old, now) for old, now in both if old.status == OK and now.status not in (OK, WRONG)],
-        mended=[Pair(old, now) for old, now in both if old.status != OK and now.status == OK],
+        broken=broken,
+        mended=mended,
+        untimed=[Pair(old, now) for old, now in both if id(now) not in told],
         changed=[Pair(old, now) for old, now in both if _gives_other(old, now)],
         missing=[row for identity, row in base_rows.items() if identity not in new_rows],
         added=[row for identity, row in new_rows.items() if identity not in base_rows],
@@ -192,8 +218,12 @@ def _by_identity(rows: Iterable[Result]) -> dict[tuple[object, ...], Result]:
     return by_identity
 
 
+def _gave_results(row: Result) -> bool:
+    return row.status in (OK, WRONG)
+
+
 def _is_timed(row: Result) -> bool:
-    return row.status in (OK, WRONG) and row.median_us is not None
+    return _gave_results(row) and row.median_us is not None
 
 
 def _differences(
@@ -237,7 +267,19 @@ def _doubt(base: Result, new: Result, judgement: Judgement | None, busy_runs: Se
         return "it takes no longer than reading the clock"
     disturbed = {"BASE": base.disturbed, "NEW": new.disturbed}
     busy = [name for name, share in disturbed.items() if share > MOST_DISTURBED or name in busy_runs]
-    return f"{BUSY} in {' and '.join(busy)}" if busy else ""
+    if busy:
+        return f"{BUSY} in {' and '.join(busy)}"
+    return _doubt_of_clocks(base.clock_mhz, new.clock_mhz, judgement.ratio)
+
+
+def _doubt_of_clocks(base_mhz: float | None, new_mhz: float | None, ratio: float) -> str:
+    """Whether the run that took longer had the slower clock, as of a GPU that was warm or capped."""
+    if not base_mhz or not new_mhz or base_mhz < 0 or new_mhz < 0:
+        return ""
+    change = log(new_mhz / base_mhz)
+    if abs(change) <= CLOCKS or (change < 0) != (ratio > 1):
+        return ""
+    return f"the device's clock was {base_mhz:,.0f} MHz in BASE, {new_mhz:,.0f} MHz in NEW"
 
 
 def _gives_other(base: Result, new: Result) -> bool:
@@ -247,7 +289,8 @@ def _gives_other(base: Result, new: Result) -> bool:
 
 
 def _total_us(pair: Pair, row: Result) -> float:
-    return pair.base.count * (row.median_us or 0.0)
+    """Of all its calls; of as many in both, or a program that calls it more often would be slower."""
+    return max(pair.base.count, 1) * (row.median_us or 0.0)
 
 
 def _base(pair: Pair) -> Result:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import log, sqrt
+from math import inf, log, sqrt
 from statistics import fmean
 
 from opgrip.replay.measuring.repeats import repeats_of
@@ -46,7 +46,7 @@ def estimate(row: Result) -> Estimate | None:
         total = sum(weights)
         step = min(0.5, 0.5 * sqrt(sum((weight / total) ** 2 for weight in weights)))
         low, middle, high = (quantile(times, weights, share) for share in (0.5 - step, 0.5, 0.5 + step))
-        if not low > 0:
+        if not 0 < low <= high < inf:
             return None
         logs.append(log(middle))
         variances.append(((log(high) - log(low)) / 2) ** 2)

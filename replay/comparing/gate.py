@@ -18,6 +18,7 @@ COUNTED: dict[str, Callable[[Comparison], list[Result]]] = {
     "missing": lambda comparison: list(comparison.missing),
 }
 """What there may be so many of."""
+NOTHING = "no case was timed in both runs"
 HINT = "write 'slower<=5%', 'failed<=0', 'changed<=0' or 'missing<=0'"
 
 
@@ -36,6 +37,15 @@ class Gate:
     most: float
     text: str
 
+    def problems(self, comparison: Comparison) -> list[str]:
+        """Why it does not hold, a line each; none where it does."""
+        rows = [f"{describe(row)}: {how}" for row, how in self.offenders(comparison)]
+        return rows if self.can_be_held(comparison) else [*rows, NOTHING]
+
+    def can_be_held(self, comparison: Comparison) -> bool:
+        """Whether there is a time that could break it: runs of nothing in common would pass any gate."""
+        return self.name != "slower" or any(pair.judgement is not None for pair in comparison.pairs)
+
     def offenders(self, comparison: Comparison) -> Iterator[tuple[Result, str]]:
         """The rows of the new run, or of the base where they are missing, that break it, and how."""
         if self.name != "slower":
@@ -45,6 +55,12 @@ class Gate:
         for pair in comparison.pairs:
             if pair.verdict is Verdict.SLOWER and pair.judgement and pair.judgement.ratio > 1 + self.most:
                 yield pair.new, f"{pair.judgement.ratio - 1:.0%} slower"
+
+
+def describe(row: Result) -> str:
+    """A row in a line."""
+    way = f"{row.mode}, {row.variant}" if row.variant else row.mode
+    return f"{row.op} {row.shapes} ({way})"
 
 
 def parse_gate(text: str) -> Gate:

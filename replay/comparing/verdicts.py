@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from math import ceil, exp, inf, log, sqrt
+from math import ceil, exp, log, sqrt
 
 from opgrip.traces.extras import needed
 
@@ -15,6 +15,8 @@ false discovery rate", Journal of the Royal Statistical Society B 57 (1995) 289-
 CONFIDENCE = 0.95
 """Of the intervals that are shown, and of what is called the same."""
 MOST_RUNS = 100
+MOST_LOG = 40.0
+"""Of a ratio and the ends of its interval."""
 
 
 class Verdict(Enum):
@@ -67,6 +69,7 @@ class Judgement:
     probability : that a case that did not change looks so different
     more_runs : repeats of each run, beside those that were made, that would decide it; None where it is decided, or
         where no number of them would
+    more_new_runs : the same of the new run alone
     """
 
     verdict: Verdict
@@ -75,6 +78,7 @@ class Judgement:
     high: float
     probability: float
     more_runs: int | None = None
+    more_new_runs: int | None = None
 
 
 def judge(differences: Sequence[Difference], margin: float) -> list[Judgement]:
@@ -95,15 +99,17 @@ def judge(differences: Sequence[Difference], margin: float) -> list[Judgement]:
     for item, probability in zip(differences, probabilities, strict=True):
         half = -float(special.stdtrit(item.freedom, (1 - CONFIDENCE) / 2)) * item.error
         low, high = item.log_ratio - half, item.log_ratio + half
-        more_runs = None
+        more_runs = more_new_runs = None
         if max(-low, high) <= log(1 + margin):
             verdict = Verdict.SAME
         elif probability <= level:
             verdict = Verdict.SLOWER if item.log_ratio > 0 else Verdict.FASTER
         else:
             verdict = Verdict.UNSURE
-            more_runs = _more_runs(item, margin, -float(special.stdtrit(item.freedom, level / 2)))
-        judgements.append(Judgement(verdict, exp(item.log_ratio), exp(low), exp(high), probability, more_runs))
+            room = _room(item, margin, -float(special.stdtrit(item.freedom, level / 2)))
+            more_runs, more_new_runs = _more_runs(item, room), _more_new_runs(item, room)
+        ratios = (_exp(value) for value in (item.log_ratio, low, high))
+        judgements.append(Judgement(verdict, *ratios, probability, more_runs, more_new_runs))
     return judgements
 
 
@@ -116,11 +122,28 @@ def _level(probabilities: Sequence[float]) -> float:
     return max(below, default=ERROR / count)
 
 
-def _more_runs(item: Difference, margin: float, quantile: float) -> int | None:
-    """Repeats of each run that are missing until the ratio is outside of chance, or within the margin."""
-    size, room = abs(item.log_ratio), log(1 + margin)
-    errors = [size / quantile, (room - size) / 2]
-    least = max(errors) ** 2 - 2 * item.drift**2
-    runs = ceil(2 * item.variance / least) if least > 0 else inf
-    more = max(runs - min(item.base_runs, item.new_runs), 1)
-    return int(more) if more <= MOST_RUNS else None
+def _room(item: Difference, margin: float, quantile: float) -> float:
+    """The variance without drift from which on a ratio is outside of chance, or within the margin."""
+    size = abs(item.log_ratio)
+    return max(size / quantile, (log(1 + margin) - size) / 2) ** 2 - 2 * item.drift**2
+
+
+def _more_runs(item: Difference, room: float) -> int | None:
+    """Repeats of each run that are missing until that is its variance."""
+    return _missing(2 * item.variance, room, min(item.base_runs, item.new_runs))
+
+
+def _more_new_runs(item: Difference, room: float) -> int | None:
+    """Repeats of the new run that are missing, the base having those that it has."""
+    return _missing(item.variance, room - item.variance / item.base_runs, item.new_runs)
+
+
+def _missing(variance: float, room: float, runs: int) -> int | None:
+    if not room > 0 or variance / room > runs + MOST_RUNS:
+        return None
+    return max(ceil(variance / room) - runs, 1)
+
+
+def _exp(value: float) -> float:
+    """Of two times nobody measures more than this between them, and a number it has to be."""
+    return exp(min(max(value, -MOST_LOG), MOST_LOG))

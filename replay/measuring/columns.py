@@ -13,7 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Protocol, TypeVar, get_type_hints
+from types import NoneType, UnionType
+from typing import Any, Protocol, TypeVar, get_args, get_origin, get_type_hints
 
 T = TypeVar("T", bound="Columns")
 COLUMN = "column"
@@ -30,6 +31,8 @@ class Column:
     heading : in the table that is printed, where it stands there as soon as a row has something in it
     name : of the field
     whole, several : whether it holds whole numbers; lists
+    kind : the type of its cells: bool, int, float, str, list
+    may_lack : whether a row may have nothing in it
     """
 
     meaning: str
@@ -38,6 +41,8 @@ class Column:
     name: str = ""
     whole: bool = False
     several: bool = False
+    kind: type = object
+    may_lack: bool = True
 
 
 class _HasAdded(Protocol):
@@ -71,5 +76,12 @@ def columns_in(declared: type) -> Iterator[Column]:
     for item in fields(declared):
         about = item.metadata.get(COLUMN)
         if about is not None:
-            whole = types[item.name] in (int, int | None)
-            yield replace(about, name=item.name, whole=whole)
+            kind, may_lack = _kind(types[item.name])
+            yield replace(about, name=item.name, whole=kind is int, kind=kind, may_lack=may_lack)
+
+
+def _kind(declared: Any) -> tuple[type, bool]:
+    """The type of a field's values other than None, and whether it may be None."""
+    members = get_args(declared) if get_origin(declared) is UnionType else (declared,)
+    kinds = [get_origin(item) or item for item in members if item is not NoneType]
+    return kinds[0] if len(kinds) == 1 else object, NoneType in members

@@ -9,17 +9,21 @@ from typing import TYPE_CHECKING, Any
 from opgrip.replay.arguments.values import RECORDED
 from opgrip.replay.cases.ways import FORWARD
 from opgrip.replay.measuring.columns import Columns, column, columns_in
+from opgrip.replay.timing.caches import PROGRAM
 from opgrip.traces.words import counted
 
 if TYPE_CHECKING:
     from opgrip.traces.records import Signature
 
 OK, WRONG, UNSUPPORTED, FAILED, TIMEOUT, SKIPPED = "ok", "wrong", "unsupported", "failed", "timeout", "skipped"
+STATUSES = (OK, WRONG, UNSUPPORTED, FAILED, TIMEOUT, SKIPPED)
 
 NOISY = 0.25
 """Interquartile range of times, as a share of their median, above which that is doubtful."""
 SLOWED = 0.5
 """Share of runs at a slower pace above which a median is doubtful."""
+WAY = ("mode", "direction", "values", "threads", "batch_scale", "streams", "cache")
+"""Columns that say how a case was run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +58,8 @@ class Result:
         "interquartile range of the calls' times in the program, as a share of their median; empty for one call"
     )
     perturbed: int = column(
-        "of `count`, the calls that ran right after the capture's own work: they count as the others, unless all did"
+        "of `count`, the calls that ran right after the capture's own work: they count as the others, unless all did",
+        default=0,
     )
     values: str = column("how tensors' values were drawn: `recorded`, `random`, `zeros`", default=RECORDED)
     key: str = column(
@@ -138,9 +143,25 @@ class Result:
     @property
     def identity(self) -> tuple[object, ...]:
         """What joins it with the rows of other runs: the case, whatever its number, and how it was run."""
+        return self.identity_without()
+
+    def identity_without(self, *columns: str) -> tuple[object, ...]:
+        """The same, leaving out what rows may differ in, to join those of other modes or numbers of threads."""
         what = self.key or f"{self.op} {self.shapes}"
-        way = (self.mode, self.direction, self.values, self.threads, self.batch_scale, self.streams, self.cache)
-        return (what, *way)
+        return (what, *(getattr(self, name) for name in WAY if name not in columns))
+
+    @property
+    def variant(self) -> str:
+        """How it was run beside the mode, as far as that is not the usual: `backward, 2 threads`."""
+        words = {
+            self.direction: self.direction != FORWARD,
+            f"{self.values} values": self.values != RECORDED,
+            counted(self.threads or 0, "thread"): self.threads is not None,
+            f"batch x{self.batch_scale}": self.batch_scale != 1,
+            f"{self.streams} streams": self.streams != 1,
+            f"{self.cache} cache": self.cache not in (None, PROGRAM),
+        }
+        return ", ".join(word for word, is_so in words.items() if is_so)
 
     @property
     def is_captured_doubtful(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import re
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from dataclasses import dataclass
 from types import BuiltinFunctionType
 from typing import Any
@@ -47,7 +48,7 @@ def find_operator(signature: Signature, extensions: Collection[str] = TRUSTED_EX
         raise Unsupported("a gripped function is in the trace as the calls that it made")
     if signature.kind == EXTENSION:
         return Operator(_find_function(signature.op, extensions), mutates=True)
-    function = _find_overload(signature.op)
+    function = _find_overload(signature.op, extensions)
     reason = refusal(function, extensions)
     if reason is not None:
         raise Unsupported(f"{signature.op} {reason}")
@@ -67,18 +68,29 @@ def is_view(signature: Signature) -> bool:
     return all(value.alias_info is not None for value in schema.returns)
 
 
-def _find_overload(name: str) -> Any:
+def _find_overload(name: str, extensions: Collection[str] = ()) -> Any:
     match = _OPERATOR.fullmatch(name)
     if match is None:
         raise Unsupported(f"{name!r} is not an operator's name")
     namespace, packet, overload = match.groups()
-    try:
-        function = getattr(getattr(getattr(torch.ops, namespace), packet), overload)
-    except (AttributeError, RuntimeError):
-        function = None
+    function = _registered(namespace, packet, overload)
+    if function is None:
+        # a module that the user trusts registers its operators when it is imported
+        for module in extensions:
+            if module.partition(".")[0] == namespace:
+                with suppress(ImportError):
+                    importlib.import_module(module)
+        function = _registered(namespace, packet, overload)
     if not isinstance(function, torch._ops.OpOverload):
         raise Unsupported(f"{name} is not registered in torch {torch.__version__}")
     return function
+
+
+def _registered(namespace: str, packet: str, overload: str) -> Any:
+    try:
+        return getattr(getattr(getattr(torch.ops, namespace), packet), overload)
+    except (AttributeError, RuntimeError):
+        return None
 
 
 def _find_function(name: str, extensions: Collection[str]) -> Callable[..., Any]:

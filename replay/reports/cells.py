@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from pathlib import Path
-from types import NoneType
 from typing import Any
 
 import pandas as pd
@@ -15,6 +14,7 @@ from opgrip.replay.measuring.behaviours import BehaviourColumns
 from opgrip.replay.measuring.columns import Column, Columns, columns_in
 from opgrip.replay.measuring.energy import EnergyColumns
 from opgrip.replay.measuring.results import Result
+from opgrip.replay.reports.reading import cells_in, check_size, other_columns
 from opgrip.replay.reports.report import report_for
 from opgrip.replay.sequences.columns import SequenceColumns
 from opgrip.traces.errors import UserError
@@ -55,7 +55,15 @@ def whole_cells(rows: Iterable[Result]) -> list[dict[str, Any]]:
 
 def to_frame(rows: Iterable[Result]) -> pd.DataFrame:
     """One row a result, in all columns."""
-    return pd.DataFrame(whole_cells(rows), columns=[about.name for about in all_columns()])
+    cells = [{name: _as_unicode(cell) for name, cell in row.items()} for row in whole_cells(rows)]
+    return pd.DataFrame(cells, columns=[about.name for about in all_columns()])
+
+
+def _as_unicode(cell: Any) -> Any:
+    """A cell as columns of text can hold it: halves of characters, which a stranger's name may have, are spelled."""
+    if not isinstance(cell, str) or cell.isascii():
+        return cell
+    return cell.encode(errors="backslashreplace").decode()
 
 
 def load_results(path: str | Path) -> pd.DataFrame:
@@ -68,17 +76,20 @@ def load_results(path: str | Path) -> pd.DataFrame:
     path = Path(path)
     read = report_for(path).read
     if read is None:
-        raise UserError(f"{path} cannot be read again", "write .json or .csv")
+        raise UserError(f"{path} cannot be read again", "write .json, .parquet or .csv")
     try:
-        return read(path)
+        check_size(path)
+        rows = read(path)
+        check_columns(rows.columns, path)
     except UserError:
         raise
     except OSError as error:
         raise UserError(f"{path} cannot be read", (error.strerror or str(error)).lower()) from error
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, MemoryError) as error:
         raise UserError(
             f"{path} does not hold results of opreplay", "write some with opreplay -o results.json"
         ) from error
+    return rows
 
 
 def read_results(path: Path) -> list[Result]:
@@ -87,24 +98,17 @@ def read_results(path: Path) -> list[Result]:
 
 
 def rows_in(frame: pd.DataFrame, path: Path) -> list[Result]:
-    """The rows that a file holds; `UserError` where it has other columns."""
-    table = frame.astype(object)
+    """The rows that a file holds; `UserError` where one lacks a cell, or has what its column does not hold."""
     by_name = {about.name: about for about in all_columns()}
-    other = UserError(f"{path} has other columns than this opreplay writes", "choose another file")
-    if not set(table.columns) <= by_name.keys():
-        raise other
-
-    def value(name: str, cell: Any) -> Any:
-        if (
-            by_name[name].several
-            and cell is not None
-            and not all(type(item) in (int, float, NoneType) for item in cell)
-        ):
-            raise ValueError(f"{name} is no list of numbers")
-        return int(cell) if by_name[name].whole and cell is not None else cell
-
-    rows = table.where(table.notna(), None).to_dict("records")
+    cells = {str(name): cells_in(by_name[str(name)], frame[name], path) for name in frame.columns}
     try:
-        return [Result.from_plain({str(name): value(str(name), cell) for name, cell in row.items()}) for row in rows]
-    except (TypeError, ValueError) as error:
-        raise other from error
+        return [Result.from_plain(dict(zip(cells, row, strict=True))) for row in zip(*cells.values(), strict=True)]
+    except TypeError as error:
+        raise other_columns(path) from error
+
+
+def check_columns(names: Iterable[Hashable], path: Path) -> None:
+    """Raise `UserError` for columns that no row has."""
+    count = Counter(list(names))
+    if max(count.values(), default=1) > 1 or not count.keys() <= {about.name for about in all_columns()}:
+        raise other_columns(path)

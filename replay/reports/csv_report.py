@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
@@ -11,16 +10,22 @@ import pandas as pd
 
 from opgrip.replay.measuring.results import Result
 from opgrip.replay.reports.cells import all_columns, to_frame
+from opgrip.replay.reports.formulas import quoted, unquoted
+from opgrip.replay.reports.reading import parse_json
 from opgrip.replay.reports.report import report
 from opgrip.traces.command import printable
 
 
 def read_csv(path: Path) -> pd.DataFrame:
     """The rows of such a file."""
-    rows = pd.read_csv(path)
-    for about in all_columns():
-        if about.several and about.name in rows:
-            rows[about.name] = rows[about.name].map(json.loads, na_action="ignore").astype(object)
+    columns = all_columns()
+    # `None` is what many a call takes, and a key may look like a number
+    texts = {about.name: str for about in columns if about.kind in (str, list)}
+    rows = pd.read_csv(path, dtype=texts, keep_default_na=False, na_values=[""])
+    for about in columns:
+        if about.name in rows and about.name in texts:
+            read = parse_json if about.several else unquoted
+            rows[about.name] = rows[about.name].map(read, na_action="ignore").astype(object)
     return rows
 
 
@@ -30,5 +35,5 @@ def write_csv(results: Sequence[Result], header: Mapping[str, Any], file: IO[str
     frame = to_frame(results)
     for name, column in frame.items():
         if not pd.api.types.is_numeric_dtype(column):
-            frame[name] = [printable(cell) if isinstance(cell, str) else cell for cell in column]
+            frame[name] = [quoted(printable(cell)) if isinstance(cell, str) else cell for cell in column]
     frame.to_csv(file, index=False)

@@ -10,14 +10,18 @@ from typing import IO, Any
 import pandas as pd
 
 from opgrip.replay.measuring.results import Result
-from opgrip.replay.reports.cells import whole_cells
+from opgrip.replay.reports.cells import check_columns, whole_cells
+from opgrip.replay.reports.reading import parse_json
 from opgrip.replay.reports.report import report
 
 
 def read_json(path: Path) -> pd.DataFrame:
     """The rows of such a file, its header in `attrs`."""
-    header = json.loads(path.read_text(encoding="utf-8"))
-    rows = pd.DataFrame(header.pop("results"))
+    header = parse_json(path.read_bytes())
+    plain = header.pop("results")
+    # before a table has a column for each of a million names
+    check_columns(dict.fromkeys(name for row in plain for name in row.keys()), path)  # noqa: SIM118 - a row is no list
+    rows = pd.DataFrame(plain)
     rows.attrs = header
     return rows
 

@@ -30,37 +30,56 @@ class Test:
     reason: str = ""
 
 
-def write_tests(suite: str, tests: Iterable[Test], properties: Mapping[str, Any], file: IO[str]) -> None:
-    """A suite of tests."""
-    all_tests = list(tests)
+@dataclass(frozen=True, slots=True)
+class Suite:
+    """Tests that were run together.
+
+    Attributes
+    ----------
+    properties : what is known of all of them
+    """
+
+    name: str
+    tests: Sequence[Test]
+    properties: Mapping[str, Any]
+
+
+def write_suites(suites: Iterable[Suite], file: IO[str]) -> None:
+    """One document of all suites."""
     root = ElementTree.Element("testsuites")
+    for suite in suites:
+        _add_suite(root, suite)
+    ElementTree.indent(root)
+    file.write('<?xml version="1.0" encoding="utf-8"?>\n' + ElementTree.tostring(root, encoding="unicode") + "\n")
+
+
+def _add_suite(root: ElementTree.Element, suite: Suite) -> None:
     counts = {
-        "tests": len(all_tests),
-        "failures": sum(test.outcome == "failure" for test in all_tests),
-        "skipped": sum(test.outcome == "skipped" for test in all_tests),
+        "tests": len(suite.tests),
+        "failures": sum(test.outcome == "failure" for test in suite.tests),
+        "skipped": sum(test.outcome == "skipped" for test in suite.tests),
     }
-    attributes = {"name": printable(suite), **{name: str(count) for name, count in counts.items()}}
+    attributes = {"name": printable(suite.name), **{name: str(count) for name, count in counts.items()}}
     holder = ElementTree.SubElement(root, "testsuite", attributes)
     listed = ElementTree.SubElement(holder, "properties")
-    for name, value in properties.items():
+    for name, value in suite.properties.items():
         ElementTree.SubElement(listed, "property", {"name": printable(name), "value": printable(value)})
-    for test in all_tests:
+    for test in suite.tests:
         about = {"classname": printable(test.group), "name": printable(test.name), "time": f"{test.seconds:.9f}"}
         element = ElementTree.SubElement(holder, "testcase", about)
         if test.outcome:
             ElementTree.SubElement(element, test.outcome, {"message": printable(test.reason)})
-    ElementTree.indent(root)
-    file.write('<?xml version="1.0" encoding="utf-8"?>\n' + ElementTree.tostring(root, encoding="unicode") + "\n")
 
 
 @report(".xml")
 def write_junit(results: Sequence[Result], header: Mapping[str, Any], file: IO[str]) -> None:
     """A test a row: it fails where the row is wrong, failed or ran out of time, and is skipped where it cannot run."""
     plain = {name: value for name, value in header.items() if isinstance(value, str | int | float)}
-    write_tests(f"opreplay {header.get('trace', '')}".strip(), map(_test, results), plain, file)
+    write_suites([Suite(f"opreplay {header.get('trace', '')}".strip(), list(map(_test, results)), plain)], file)
 
 
 def _test(row: Result) -> Test:
     outcome = "" if row.status == OK else "skipped" if row.status in (UNSUPPORTED, SKIPPED) else "failure"
     seconds = (row.median_us or 0.0) / 1e6
-    return Test(row.mode, f"{row.op} {row.shapes}".strip(), seconds, outcome, f"{row.status}: {row.error or ''}")
+    name = " ".join(filter(None, (row.op, row.shapes, f"({row.variant})" if row.variant else "")))
+    return Test(row.mode, name, seconds, outcome, f"{row.status}: {row.error or ''}")

@@ -16,6 +16,8 @@ SPECIAL = {
     "~": r"\textasciitilde{}",
     "^": r"\textasciicircum{}",
     "\\": r"\textbackslash{}",
+    # after the end of a row these would be its options
+    **{character: f"{{{character}}}" for character in "[]*"},
     "<": r"\textless{}",
     ">": r"\textgreater{}",
 }

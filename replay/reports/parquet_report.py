@@ -10,27 +10,52 @@ from typing import IO, Any
 import pandas as pd
 
 from opgrip.replay.measuring.results import Result
-from opgrip.replay.reports.cells import all_columns, to_frame
+from opgrip.replay.reports.cells import all_columns, check_columns, to_frame
+from opgrip.replay.reports.reading import LARGEST_BYTES, parse_json
 from opgrip.replay.reports.report import report
+from opgrip.traces.errors import UserError
 from opgrip.traces.extras import needed
 
 HEADER = b"opgrip"
 """Key of the file's metadata under which the header is, as JSON."""
+MOST_CELLS = 100_000_000
+"""Of a file, single times among them: half a million rows in all columns."""
 
 
 def read_parquet(path: Path) -> pd.DataFrame:
     """The rows of such a file, its header in `attrs`."""
     arrow, parquet = needed("pyarrow", "results"), needed("pyarrow.parquet", "results")
+    columns = {about.name: about for about in all_columns()}
     try:
-        table = parquet.read_table(path)
-    except arrow.ArrowInvalid as error:
+        # not read_table: that takes columns from the names of folders, and metadata of pandas for what types are
+        file = parquet.ParquetFile(path)
+        names = file.schema_arrow.names
+        check_columns(names, path)
+        _check_amount(file.metadata, path)
+        # a text that a million rows share is in memory once
+        texts = [name for name in names if columns[name].kind is str]
+        table = parquet.ParquetFile(path, metadata=file.metadata, read_dictionary=texts).read()
+        rows: pd.DataFrame = table.to_pandas(ignore_metadata=True)
+    except arrow.ArrowException as error:
         raise ValueError(str(error)) from error
-    rows: pd.DataFrame = table.to_pandas()
-    for about in all_columns():
-        if about.several and about.name in rows:
-            rows[about.name] = rows[about.name].map(lambda cell: cell.tolist(), na_action="ignore").astype(object)
-    rows.attrs = json.loads((table.schema.metadata or {}).get(HEADER, b"{}"))
+    for name in rows:
+        if columns[name].several:
+            rows[name] = rows[name].map(lambda cell: cell.tolist(), na_action="ignore").astype(object)
+    header = parse_json((table.schema.metadata or {}).get(HEADER, b"{}"))
+    if not isinstance(header, dict):
+        raise ValueError("its header is no object")
+    rows.attrs = header
     return rows
+
+
+def _check_amount(metadata: Any, path: Path) -> None:
+    """Raise `UserError` for a file that would fill the memory: a few bytes of it may stand for a million rows."""
+    groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+    cells = sum(group.column(place).num_values for group in groups for place in range(group.num_columns))
+    if max(cells, metadata.num_rows * metadata.num_columns) > MOST_CELLS:
+        raise UserError(f"{path} has more than {MOST_CELLS:,} cells", "replay in parts, by --start and --stop")
+    if sum(group.total_byte_size for group in groups) > LARGEST_BYTES:
+        raise UserError(f"{path} holds more than {LARGEST_BYTES >> 20:,} MB", "replay in parts, by --start and --stop")
 
 
 @report(".parquet", read=read_parquet, binary=True, package=("pyarrow", "results"))

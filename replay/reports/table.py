@@ -14,6 +14,7 @@ from opgrip.replay.measuring.columns import Column
 from opgrip.replay.measuring.results import OK, Result
 from opgrip.replay.modes import EAGER
 from opgrip.replay.reports.cells import added_columns
+from opgrip.replay.reports.markdown import literal
 from opgrip.replay.reports.report import report
 from opgrip.replay.sequences.columns import SequenceColumns
 from opgrip.replay.timing.methods import ON_DEVICE
@@ -74,14 +75,15 @@ def write_markdown(results: Sequence[Result], header: Mapping[str, Any], file: I
     """The same table in Markdown, under a line that says where it comes from."""
     origin = _scalars({name: value for name, value in header.items() if not isinstance(value, float)})
     headings = _headings(results)
-    totals = f"\nthe whole step: {_scalars(header['sequence'])}\n" if "sequence" in header else ""
+    totals = f"the whole step: {_scalars(header['sequence'])}" if "sequence" in header else ""
     names = " | ".join(heading.name for heading in headings)
-    file.write(f"{origin}\n{totals}\n| {names} |\n|{' --- |' * len(headings)}\n")
+    file.write(f"{literal(origin)}\n" + (f"\n{literal(totals)}\n" if totals else ""))
+    file.write(f"\n| {names} |\n|{' --- |' * len(headings)}\n")
     for result in results:
-        cells = (shorten(heading.cell(result)).replace("|", "\\|") for heading in headings)
+        cells = (literal(shorten(heading.cell(result))) for heading in headings)
         file.write(f"| {' | '.join(cells)} |\n")
     for line in (*_clocks(results), *_doubts(results), *_behaviours(results), *_reasons(results)):
-        file.write(f"\n{line}\n")
+        file.write(f"\n{literal(line)}\n")
 
 
 def _scalars(header: Mapping[str, Any]) -> str:
@@ -227,7 +229,7 @@ def _behaviours(results: Sequence[Result]) -> Iterator[str]:
                 f"{share:.0%} of calls captured {_number(captured)}, replayed {_number(replayed)} us"
                 for share, captured, replayed in zip(*columns, strict=False)
             ]
-            mode = "" if result.mode == EAGER else f" {result.mode}"
+            mode = "" if result.mode == EAGER else f" {printable(result.mode)}"
             yield f"{shorten(f'{result.op} {result.shapes}', SHORT)}{mode}: {'; '.join(ways)}: --split gives each a row"
 
 

@@ -16,6 +16,8 @@ EQUAL = {
     "torch": "compare them instead: opgrip compare",
 }
 """What the headers of runs that are merged have in common, and what to do where they have not."""
+OF_MACHINE = ("machine", "processor", "governor", "threads")
+"""What their environments have in common."""
 
 
 def merge_runs(runs: Sequence[Results]) -> Results:
@@ -26,15 +28,28 @@ def merge_runs(runs: Sequence[Results]) -> Results:
     UserError : where they are of other traces, devices, machines or versions, whose times say nothing of each other
     """
     first = runs[0]
+    if not any(run.header for run in runs):
+        raise UserError("these files do not say what their times are of", "merge .json or .parquet files")
     for name, hint in EQUAL.items():
         _check_equal(name, [run.header.get(name) for run in runs], hint)
-    machines = [(run.header.get("environment") or {}).get("machine") for run in runs]
-    _check_equal("machine", machines, "times of other machines do not mix: opgrip compare holds them side by side")
+    for name in OF_MACHINE:
+        facts = [run.header.get("environment", {}).get(name) for run in runs]
+        _check_equal(name, facts, "times of other machines do not mix: opgrip compare holds them side by side")
+    _check_distinct(runs)
     rows: dict[tuple[object, ...], list[Result]] = {}
     for run in runs:
         for row in run.rows:
             rows.setdefault((row.case, *row.identity), []).append(row)
     return Results([join_repeats(group) for group in rows.values()], first.header)
+
+
+def _check_distinct(runs: Sequence[Results]) -> None:
+    """A run that is in it twice would make its times look twice as sure as they are."""
+    seen: list[Results] = []
+    for run in runs:
+        if run.rows and any(list(run.rows) == list(other.rows) for other in seen):
+            raise UserError("two of them are the same run", "name each once")
+        seen.append(run)
 
 
 def _check_equal(name: str, values: Sequence[Any], hint: str) -> None:

@@ -108,6 +108,10 @@ class Store:
         """All that it has, the oldest first."""
         return sorted((Run(path) for path in self._files()), key=lambda run: (run.name, str(run.path)))
 
+    def holds(self, name: str) -> bool:
+        """Whether a name is that of a run, or of several, and of no file."""
+        return LATEST.fullmatch(name) is not None or (not _is_file(name) and bool(self._named(name)))
+
     def find(self, name: str) -> Path:
         """The file of a run.
 
@@ -120,7 +124,7 @@ class Store:
         ------
         UserError : where there is none, or several
         """
-        if Path(name).is_file():
+        if _is_file(name):
             return Path(name)
         runs = self.runs()
         match = LATEST.fullmatch(name)
@@ -131,14 +135,19 @@ class Store:
             raise UserError(
                 f"{self.folder} holds {len(runs)} runs, and {name} is none of them", "see opgrip results list"
             )
-        found = [
-            run for run in runs if len(name) >= _LEAST_OF_ID and (run.name.startswith(name) or run.name.endswith(name))
-        ]
+        found = self._named(name)
         if len(found) == 1:
             return found[0].path
         if found:
             raise UserError(f"{name!r} names {len(found)} runs, such as {found[0].name}", "name one by more letters")
         raise UserError(f"{name} is no file, and no run in {self.folder}", "see opgrip results list")
+
+    def _named(self, name: str) -> list[Run]:
+        if len(name) < _LEAST_OF_ID:
+            return []
+        runs = self.runs()
+        exact = [run for run in runs if run.name == name]
+        return exact or [run for run in runs if run.name.startswith(name) or run.name.endswith(name)]
 
     def _files(self) -> Iterator[Path]:
         for path in self.folder.glob("*/*"):
@@ -165,6 +174,14 @@ def usual_folder() -> Path | None:
     """Where results are kept when nothing is said; None where they are not."""
     name = os.environ.get(VARIABLE, FOLDER)
     return Path(name).expanduser() if name else None
+
+
+def _is_file(name: str) -> bool:
+    try:
+        return Path(name).is_file()
+    except OSError:
+        # longer than a name can be, or where nobody may look
+        return False
 
 
 def _suffix() -> str:

@@ -22,7 +22,6 @@ from opgrip.replay.timing.caches import PROGRAM
 from opgrip.replay.timing.methods import DISCRETE, EVENTS
 from opgrip.traces import Trace
 from opgrip.traces.arguments import tensors
-from opgrip.traces.errors import UserError
 from opgrip.traces.options import from_plain
 
 
@@ -68,15 +67,11 @@ class Job:
             warnings.simplefilter("ignore", FutureWarning)
             source_cases = source_of(self.trace).open(self.trace, selection, self.plan.inputs.extensions)
         trace = source_cases.trace
-        cases = source_cases.cases[selection.start : selection.stop]
+        cases = source_cases.cases
+        if not source_cases.is_cut:
+            cases = [cases[place] for place in selection.places(len(cases))]
         notes = [trace.missing] if trace.missing else []
         notes += dict.fromkeys(str(warning.message) for warning in caught)
-        if not cases:
-            end = "" if selection.stop is None else f" to --stop {selection.stop}"
-            count = len(source_cases.cases)
-            raise UserError(
-                f"no case is left from --start {selection.start}{end}", f"there are {count}, the first being case 0"
-            )
         return Loaded(source_cases, cases, settings_for(self.plan, trace), notes)
 
 

@@ -1,4 +1,4 @@
-"""A fuzzer of traces: changes to small real ones, for everything that reads a stranger's.
+"""A fuzzer of traces and of files of other tools: changes to small real ones, for everything that reads a stranger's.
 
 It finds no exception but `UserError`, and nothing over the bounds of time and memory; what it finds is kept.
 
@@ -13,6 +13,7 @@ import argparse
 import json
 import os
 import resource
+import shutil
 import signal
 import sys
 import tempfile
@@ -28,12 +29,18 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from consumers import CONSUMERS, chosen, consume
+from consumers import CONSUMERS, FOREIGN_CONSUMERS, MARK, chosen, consume, format_name_of
+from foreign_mutations import foreign_mutant
+from foreign_seeds import make_foreign_seeds
 from mutations import mutant
 from programs import ROOT
 from seeds import make_seeds
 
 SECONDS, LIMIT_S, LIMIT_BYTES = 600, 5, 500 << 20
+MOST_ADDRESSES = 3 << 30
+"""Bytes of addresses that a process may take beside those that it has, so that a bomb ends it and not the machine."""
+FOREIGN = 0.5
+"""Share of the mutants that are of other tools' files."""
 BATCH = 25
 """Mutants that one process reads, one after the other."""
 FOUND = ROOT / "build" / "fuzz"
@@ -73,23 +80,45 @@ def main() -> int:
 def _files(args: argparse.Namespace, folder: Path) -> Iterator[Sequence[Path]]:
     """Batches of files to try."""
     if args.files:
-        yield from ([path] for path in args.files if ".jsonl" in path.suffixes)
+        yield from ([path] for path in args.files if ".jsonl" in path.suffixes or format_name_of(path) is not None)
         return
     seeds, random = make_seeds(folder), Random(args.seed)
+    foreign_seeds = make_foreign_seeds(folder, folder / "tiny.jsonl")
+    by_format = {
+        seed.format_name: [item for item in foreign_seeds if item.format_name == seed.format_name]
+        for seed in foreign_seeds
+    }
+    print(f"formats: {', '.join(f'{name} ({len(own)})' for name, own in by_format.items())}", flush=True)
     # what is imported and measured once is there before the forks
     for consumer in CONSUMERS:
         consume(folder / "tiny.jsonl", consumer)
+    for place, own in enumerate(by_format.values()):
+        for consumer in FOREIGN_CONSUMERS:
+            consume(own[0].write(folder / f"seed{place}{MARK}{own[0].format_name}"), consumer)
     until = time.monotonic() + args.seconds
     while time.monotonic() < until:
         paths = []
         for number in range(BATCH):
+            if by_format and random.random() < FOREIGN:
+                # each format as often, whatever it has of seeds
+                seed = foreign_mutant(random.choice(by_format[random.choice(sorted(by_format))]), random)
+                paths.append(seed.write(folder / f"mutant{number}{MARK}{seed.format_name}"))
+                continue
             content, suffix = mutant(random.choice(seeds), random)
             path = folder / f"mutant{number}.jsonl{suffix}"
             path.write_bytes(content)
             paths.append(path)
         yield paths
         for path in paths:
-            path.unlink()
+            _remove(path)
+
+
+def _remove(path: Path) -> None:
+    folder = next((item for item in (path, path.parent) if MARK in item.name), None)
+    if folder is None:
+        path.unlink()
+    else:
+        shutil.rmtree(folder)
 
 
 def _try_all(paths: Sequence[Path]) -> Iterator[tuple[Path, Finding]]:
@@ -121,6 +150,8 @@ def _try_all(paths: Sequence[Path]) -> Iterator[tuple[Path, Finding]]:
 def _child(paths: Sequence[Path], sink: int) -> None:
     """Read files, and report by a line each consumer that begins and each finding."""
     warm = _peak_bytes()
+    taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (taken + MOST_ADDRESSES, resource.RLIM_INFINITY))
     try:
         with os.fdopen(sink, "w") as reports:
             for place, path in enumerate(paths):
@@ -159,8 +190,14 @@ def _peak_bytes() -> int:
 
 def _keep(path: Path, finding: Finding, name: str) -> None:
     FOUND.mkdir(parents=True, exist_ok=True)
-    kept = FOUND / f"{name}.jsonl{path.suffix if path.suffix != '.jsonl' else ''}"
-    kept.write_bytes(path.read_bytes())
+    format_name = format_name_of(path)
+    if format_name is not None:
+        folder = next(item for item in (path, path.parent) if MARK in item.name)
+        shutil.copytree(folder, FOUND / f"{name}{MARK}{format_name}", dirs_exist_ok=True)
+        kept = FOUND / f"{name}{MARK}{format_name}" / path.relative_to(folder)
+    else:
+        kept = FOUND / f"{name}.jsonl{path.suffix if path.suffix != '.jsonl' else ''}"
+        kept.write_bytes(path.read_bytes())
     print(f"\n{finding.kind}: {kept}\n{finding.detail}", flush=True)
 
 

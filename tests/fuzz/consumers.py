@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import io
 import sys
 import warnings
 import zlib
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager, suppress
+from itertools import islice
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -27,14 +29,20 @@ from opgrip.replay.outcome import write_results
 from opgrip.replay.reports.report import reports
 from opgrip.replay.reports.table import print_results
 from opgrip.tools.opgrip import main
-from opgrip.traces import Trace, load
+from opgrip.tools.verbs.trace_export_case import source_of
+from opgrip.traces import Trace, TraceReader, load
 from opgrip.traces.errors import UserError
 from opgrip.traces.live_calls import LiveArguments
+from opgrip.traces.record_forms import to_json
 
 LARGE = 3 << 20
 """Bytes of arguments that are not made."""
 MOST_CASES = 40
+MOST_RECORDS = 100_000
 FEW = 4
+FEW_FOREIGN = 2
+MARK = "@"
+"""Stands in the name of the folder of a mutant of another tool's file, before the name of the format."""
 
 
 class Unprintable(Exception):
@@ -78,6 +86,13 @@ def _load(path: Path) -> None:
     trace._repr_html_()
 
 
+def _records(path: Path) -> None:
+    """The records of a file, read as one of its format whatever it looks like by now."""
+    name = format_name_of(path)
+    for record in islice(TraceReader(path, format_name=name), MOST_RECORDS):
+        to_json(record)
+
+
 def _cases(path: Path) -> None:
     """The making of cases and their inputs, as opreplay does it, and rows of them in every form."""
     trace = load(path)
@@ -99,6 +114,14 @@ def _make(case: Case, settings: Any) -> None:
         find_operator(signature)
         if Inputs.bytes_needed(signature.args, signature.kwargs) < LARGE:
             Inputs(signature.args, signature.kwargs, case.values, settings.place, 0)
+
+
+def _scripts(path: Path) -> None:
+    """The source of scripts of calls: it is one of Python, whatever text the trace holds."""
+    trace = load(path)
+    for case in make_cases(trace)[:MOST_CASES]:
+        with suppress(UserError):
+            ast.parse(source_of(trace, case))
 
 
 def _around(path: Path) -> None:
@@ -137,6 +160,14 @@ CONSUMERS: Sequence[Callable[[Path], None]] = (
     _verb("trace", "graph", "TRACE", "--partial", "-f", "-o", "OUT.dot"),
     _verb("trace", "timeline", "TRACE", "--partial"),
     _verb("trace", "timeline", "TRACE", "--partial", "-f", "-o", "OUT.json.gz"),
+    _verb("trace", "validate", "TRACE", "-f", "-o", "OUT.json"),
+    _verb("trace", "cat", "TRACE", "--partial"),
+    _verb("trace", "cat", "TRACE", "--partial", "--json", "--module", "*"),
+    _verb("trace", "trim", "TRACE", "--partial", "--phase", "forward", "--with-producers", "-f", "-o", "OUT.jsonl"),
+    _verb("trace", "trim", "TRACE", "--partial", "--op", "aten.*", "--time", ":1ms", "-f", "-o", "OUT.jsonl.gz"),
+    _verb("trace", "diff", "TRACE", "TRACE", "--partial", "-f", "-o", "OUT.json"),
+    _verb("trace", "diff", "TRACE", "TRACE", "--partial", "-f", "-o", "OUT.md"),
+    _scripts,
     _verb("trace", "merge", "TRACE", "TRACE", "--partial", "-f", "-o", "OUT.jsonl"),
     _verb("longtail", "TRACE", "--partial", "--bandwidth", "100", "-f", "-o", "OUT.csv"),
     _verb("longtail", "TRACE", "--partial", "--bandwidth", "100", "-f", "-o", "OUT.json"),
@@ -147,8 +178,29 @@ CONSUMERS: Sequence[Callable[[Path], None]] = (
 )
 
 
+FOREIGN_CONSUMERS: Sequence[Callable[[Path], None]] = (
+    _records,
+    _load,
+    _verb("trace", "convert", "TRACE", "OUT.jsonl", "-f"),
+    _verb("trace", "convert", "TRACE", "OUT.txt", "--to", "tritonbench", "-f", "--report", "OUT.loss.json"),
+    _verb("trace", "validate", "TRACE"),
+    _verb("trace", "info", "TRACE", "--by=op"),
+    _verb("trace", "cat", "TRACE"),
+    _cases,
+)
+"""What reads files of other tools."""
+
+
+def format_name_of(path: Path) -> str | None:
+    """The format that a mutant of another tool's file was made of; None of one of ours."""
+    folders = (name for name in (path.name, path.parent.name) if MARK in name)
+    return next((name.partition(MARK)[2] for name in folders), None)
+
+
 def chosen(path: Path) -> Sequence[Callable[[Path], None]]:
     """The consumers of a file: the first, and some of the others by what is in it, so that more files are tried."""
+    if format_name_of(path) is not None:
+        return [FOREIGN_CONSUMERS[0], *Random(path.name).sample(FOREIGN_CONSUMERS[1:], FEW_FOREIGN)]
     others = Random(zlib.crc32(path.read_bytes())).sample(CONSUMERS[1:], FEW)
     return [CONSUMERS[0], *others]
 

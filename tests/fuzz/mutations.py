@@ -52,20 +52,26 @@ MOST_BYTES = 1 << 20
 def mutant(seed_lines: list[Line], random: Random) -> tuple[bytes, str]:
     """The content of a file, and the suffix of its name."""
     lines = copy.deepcopy(seed_lines)
-    for _ in range(random.choice((1, 1, 1, 2, 3, 8))):
-        random.choice(_OF_LINES)(lines, random)
+    change_lines(lines, random)
     content = b""
     for line in lines:
-        content += _dump(line) + b"\n"
+        content += dump(line) + b"\n"
         if len(content) > MOST_BYTES:
             break
     for _ in range(random.choice((0, 0, 0, 1, 2))):
-        content = random.choice(_OF_BYTES)(content, random)
+        content = random.choice(OF_BYTES)(content, random)
     suffix = random.choice(("", "", "", "", "", "", ".gz", ".zst"))
     return _packed(content, suffix, random), suffix
 
 
-def _dump(line: Any) -> bytes:
+def change_lines(lines: list[Line], random: Random) -> None:
+    """Change some lines, once or several times."""
+    for _ in range(random.choice((1, 1, 1, 2, 3, 8))):
+        random.choice(_OF_LINES)(lines, random)
+
+
+def dump(line: Any) -> bytes:
+    """A line as it stands in a file."""
     try:
         return json.dumps(line, ensure_ascii=False).encode("utf-8", "backslashreplace")
     except RecursionError:
@@ -78,7 +84,7 @@ def _packed(content: bytes, suffix: str, random: Random) -> bytes:
     elif suffix == ".zst":
         content = zstandard.ZstdCompressor(level=random.choice((1, 19))).compress(content)
     if suffix and random.random() < 0.3:
-        content = random.choice(_OF_BYTES)(content, random)
+        content = random.choice(OF_BYTES)(content, random)
     return content
 
 
@@ -139,7 +145,7 @@ def _nest(lines: list[Line], random: Random) -> None:
 def _repeat_item(lines: list[Line], random: Random) -> None:
     holder, key = _place(lines, random)
     if isinstance(holder, list):
-        holder[key : key + 1] = [holder[key]] * min(random.choice(TIMES), MOST_BYTES // (1 + len(_dump(holder[key]))))
+        holder[key : key + 1] = [holder[key]] * min(random.choice(TIMES), MOST_BYTES // (1 + len(dump(holder[key]))))
 
 
 def _collide(lines: list[Line], random: Random) -> None:
@@ -202,4 +208,4 @@ _OF_LINES = (
     *[_put_part] * 4,
     *(_take_away, _rename, _nest, _repeat_item, _collide, _repeat_line, _drop_line, _move_line, _add_line),
 )
-_OF_BYTES = (_flip, _cut, _insert, _replace_number)
+OF_BYTES = (_flip, _cut, _insert, _replace_number)

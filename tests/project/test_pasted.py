@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 import os
-import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from pasted import CRASHES, MEASURED, Pasted, commands_in, compare, in_small, prepare_folder, why_not
+from pasted import commands_in, compare, parse_options, prepare_folder, run_pasted, why_not
 from programs import ROOT
-
-from opgrip.capture.options import make_parser as capture_parser
-from opgrip.replay.options import make_parser as replay_parser
-from opgrip.tools.opgrip import make_parser as opgrip_parser
 
 DOCUMENTS = [
     name
     for name in ("README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")))
     if commands_in((ROOT / name).read_text(encoding="utf-8"))
 ]
-PARSERS = {"opcapture": capture_parser, "opreplay": replay_parser, "opgrip": opgrip_parser}
 
 
 @pytest.fixture(scope="session")
@@ -29,24 +21,6 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What a user's machine keeps from one command to the next, such as how fast it is; one for all documents."""
     folder = tmp_path_factory.getbasetemp()
     return (folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "pasted-cache"
-
-
-def run_pasted(pasted: Pasted, folder: Path, cache: Path) -> str:
-    """Run a command; what is wrong with it, and empty where nothing is."""
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    env = {**os.environ, "PATH": path, "OPGRIP_CACHE": str(cache)}
-    # these keep their runs, as a user's do
-    env.pop("OPGRIP_STORE", None)
-    command = f"({in_small(pasted)}\n) 2>&1"
-    done = subprocess.run(
-        ["bash", "-c", command], cwd=folder, env=env, capture_output=True, text=True, timeout=550, check=False
-    )
-    if pasted.command.startswith(MEASURED):
-        return "" if done.returncode in {0, 1} else f"line {pasted.line}: {pasted.command}\n{done.stdout[-2000:]}"
-    if done.returncode and CRASHES not in pasted.command:
-        return f"line {pasted.line}: {pasted.command}: status {done.returncode}\n{done.stdout[-2000:]}"
-    difference = compare(pasted.shown, done.stdout.splitlines()) if pasted.shown else ""
-    return f"line {pasted.line}: {pasted.command}\n{difference}" if difference else ""
 
 
 @pytest.mark.slow
@@ -70,10 +44,7 @@ def test_the_commands_of_a_document_run_in_their_order(name: str, tmp_path: Path
 @pytest.mark.parametrize("name", DOCUMENTS)
 def test_the_commands_of_a_document_have_the_options_that_there_are(name: str) -> None:
     for pasted in commands_in((ROOT / name).read_text(encoding="utf-8")):
-        program, *words = shlex.split(pasted.command.partition(";")[0], comments=True)
-        own_words = words[: words.index("--")] if "--" in words else words
-        if program in PARSERS:
-            PARSERS[program]().parse_args(own_words)
+        parse_options(pasted)
 
 
 def test_what_the_readme_shows_first_runs(tmp_path: Path, cache: Path) -> None:

@@ -18,7 +18,11 @@ from programs import run_command
 from opgrip.replay.comparing import compare
 from opgrip.replay.comparing.gate import parse_gate
 from opgrip.replay.comparing.priors import USUAL, Prior, learn
+from opgrip.replay.comparing.reports.files import FORMS, as_junit, write_comparisons
+from opgrip.replay.comparing.reports.rows import rows_of
+from opgrip.replay.comparing.reports.words import advice, summary
 from opgrip.replay.comparing.verdicts import Difference, Verdict, judge
+from opgrip.replay.measuring.repeats import join_repeats
 from opgrip.replay.measuring.results import Result
 from opgrip.replay.outcome import Results, write_results
 from opgrip.traces.errors import UserError
@@ -102,6 +106,89 @@ def test_what_the_runs_were_made_with_is_told_first() -> None:
         ("trace hash", "00", "11"),
         ("torch", "2.13.0", "2.14.0"),
     ]
+
+
+def test_a_gate_that_nothing_can_break_does_not_pass(runs: Path, tmp_path: Path) -> None:
+    other = made_run(2, cases=3, mode="jit")
+    write_results(other.rows, other.header, tmp_path / "other.json", force=False)
+    for suffix in (".md", ".xml", ".json"):
+        words = ("base.json", tmp_path / "other.json", "--gate", "slower<=5%", "-o", tmp_path / f"c{suffix}")
+        done = run_command("opgrip", "compare", *words, cwd=runs)
+        assert done.returncode == 1
+        assert "slower<=5% cannot be held: no case was timed in both runs" in done.stderr
+        assert "no case was timed in both runs" in (tmp_path / f"c{suffix}").read_text()
+    assert ElementTree.parse(tmp_path / "c.xml").getroot()[0].get("failures") == "1"
+
+
+def test_what_ran_with_other_results_and_fails_now_is_broken() -> None:
+    base, new = made_run(1, cases=4), made_run(2, cases=4)
+    was = ["wrong", "unsupported", "failed", "ok"]
+    base = Results([replace(row, status=status) for row, status in zip(base, was, strict=True)], HEADER)
+    new = with_rows(new, lambda row: replace(row, status="failed", error="it crashed") if row.case < 3 else row)
+    comparison = compare(base, new)
+    assert [pair.new.case for pair in comparison.broken] == [0]
+    # what gave no times in both is told too
+    assert [pair.new.case for pair in comparison.untimed] == [1, 2]
+    assert "1 no longer ok, 2 not timed" in summary(comparison)
+    assert len(list(parse_gate("failed<=0").offenders(comparison))) == 1
+    (added,) = [
+        row for row in rows_of(compare(made_run(1, cases=2), Results(new.rows[2:], HEADER))) if row.verdict == "ADDED"
+    ][:1]
+    assert (added.verdict, added.reason) == ("ADDED", "failed: it crashed")
+
+
+def test_rows_of_a_case_are_told_apart_by_how_they_were_run(tmp_path: Path) -> None:
+    def sweep(seed: int, slower: float) -> Results:
+        rows = made_run(seed, cases=20).rows
+        many = made_run(seed, cases=20, slower=slower, longer_than_us=0.0).rows
+        return Results([*(replace(row, threads=1) for row in rows), *(replace(row, threads=2) for row in many)], HEADER)
+
+    comparison = compare(sweep(1, 1.0), sweep(2, 2.0))
+    slower = [row for row in rows_of(comparison) if row.verdict == "SLOWER"]
+    assert {row.variant for row in slower} == {"2 threads"}
+    assert "2 threads" in "\n".join(SLOWER_BY_5.problems(comparison))
+    # only those fail that break the gate, of several comparisons in one document
+    suites = ElementTree.fromstring(as_junit([comparison, comparison], [SLOWER_BY_5]))
+    assert [suite.get("failures") for suite in suites] == [str(len(slower))] * 2
+    failed = [test.get("name") or "" for test in suites.iter("testcase") if test.find("failure") is not None]
+    assert all("(2 threads)" in name for name in failed)
+    write_comparisons([comparison], [SLOWER_BY_5], tmp_path / "c.md", force=False)
+    assert "| variant |" in (tmp_path / "c.md").read_text()
+
+
+def test_a_clock_that_ran_slower_makes_no_call_slower() -> None:
+    base, new = (with_rows(made_run(seed), lambda row: replace(row, clock_mhz=1980.0)) for seed in (1, 2))
+    capped = with_rows(made_run(2, slower=1.5), lambda row: replace(row, clock_mhz=1320.0))
+    (reason,) = {pair.reason for pair in compare(base, capped).pairs if pair.base.median_us > 50}
+    assert reason == "the device's clock was 1,980 MHz in BASE, 1,320 MHz in NEW"
+    assert not list(SLOWER_BY_5.offenders(compare(base, capped)))
+    # what is slower at a faster clock is slower
+    fast = with_rows(made_run(2, slower=1.5), lambda row: replace(row, clock_mhz=2400.0))
+    assert list(SLOWER_BY_5.offenders(compare(new, fast)))
+    assert "the device's clock was" in "\n".join(advice(compare(base, capped)))
+
+
+def test_one_row_without_sense_leaves_the_verdicts_of_all_others() -> None:
+    base, new = made_run(1), made_run(2, slower=1.3)
+    expected = compare(base, new).counts
+    for times in ([float("nan")] * 20, [float("inf")] * 20, [-1.0] * 20, [1e-140, 1e140] * 10):
+        strange = made_row(99, times, key="f" * 12)
+        comparison = compare(Results([*base, strange], HEADER), Results([*new, strange], HEADER))
+        found = Counter(pair.verdict for pair in comparison.pairs if pair.new.case != 99)
+        assert found[Verdict.SLOWER] >= expected[Verdict.SLOWER] - 2
+        for write in FORMS.values():
+            write([comparison], [SLOWER_BY_5])
+
+
+def test_steps_of_a_coarse_clock_are_no_certainty() -> None:
+    """Each repeat gives the same time to the digit, and another one the next step of the clock."""
+
+    def run(time: float) -> Results:
+        rows = [join_repeats([made_row(number, [time] * 20) for _ in range(5)]) for number in range(30)]
+        return Results(rows, HEADER)
+
+    assert compare(run(100.0), run(100.0)).counts == {Verdict.SAME: 30}
+    assert compare(run(100.0), run(101.0)).counts[Verdict.SLOWER] == 0
 
 
 def test_groups_take_cases_together() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import sys
 from dataclasses import replace
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -17,8 +18,8 @@ from programs import run_command
 from opgrip.replay.analyses.roofline.limits import with_limits
 from opgrip.replay.measuring.results import Result
 from opgrip.replay.outcome import Results
+from opgrip.replay.plots import Request, plots
 from opgrip.tools.opgrip import main
-from opgrip.tools.plots import Request, plots
 from opgrip.traces.ceilings.ceilings import Ceilings, Level, to_json
 from opgrip.traces.errors import UserError
 from opgrip.traces.figures import write_figure
@@ -81,6 +82,7 @@ KINDS = {
     "scaling": ("threads", "eager (8 of 8 cases)", "in proportion"),
     "shapes": ("bytes moved (B)", "time (s)", "eager", "jit", f"{EVIL[:33]}…"),
     "roofline": ("operations a byte (flop/B)", "operations a second (flop/s)", "memory 20 GB/s", "200 Gflop/s"),
+    "operators": ("time of all calls (s)", "captured, 80.0 µs", "eager, 12.7 ms", "aten.op1.default"),
     "history": ("time of the run (UTC)", "time of all calls, by medians (s)", "jit (16 cases)"),
 }
 
@@ -107,6 +109,60 @@ def test_each_kind_is_a_picture_that_is_not_blank(kind: str) -> None:
     # something is drawn in colour, and the edges are free: nothing is cut off
     assert (np.ptp(pixels, axis=2) > 0.3).sum() > 20
     assert all(edge.min() > 0.9 for edge in (pixels[0], pixels[-1], pixels[:, 0], pixels[:, -1]))
+
+
+def widths_of_bars(figure: Any) -> list[float]:
+    """Widths of the bars of a figure, in their order."""
+    return [float(bar.get_width()) for bar in figure.axes[0].patches]
+
+
+def test_operators_add_up_the_calls_of_the_first_way_to_run_them() -> None:
+    rows = [
+        row(number, 10.0 / threads, op=f"aten.{name}", count=3, threads=threads, captured_us=7.0)
+        for number, name in enumerate(("b", "a", "a"))
+        for threads in (1, 2)
+    ]
+    figure = Results(rows, {}).plot("operators", title="t")
+    assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["aten.a", "aten.b"]
+    assert widths_of_bars(figure) == [42.0, 21.0, 60.0, 30.0]
+
+
+def test_results_choose_the_picture_that_shows_what_they_differ_in() -> None:
+    whole = results()
+    one_mode = replace(whole, rows=[row for row in whole if row.mode == "eager"])
+    one_way = replace(whole, rows=[row for row in one_mode if row.threads == 1])
+    labels = {
+        name: run.plot().axes[0].get_xlabel().partition(" over")[0]
+        for name, run in {"modes": whole, "threads": one_mode, "plain": one_way}.items()
+    }
+    assert labels == {"modes": "speed-up", "threads": "threads", "plain": "time of all calls (s)"}
+    assert one_way.plot("modes", beside={"before": whole}).axes[0].get_legend_handles_labels()[1] == [
+        "before: jit (16 of 16 cases)"
+    ]
+
+
+def test_a_call_that_asks_for_what_there_is_not_is_told_in_words_of_python() -> None:
+    for words, reason in {
+        ("nosuch",): "there is no kind= nosuch: choose history, modes, operators, roofline, scaling, shapes",
+        ("modes", "over", "bytes"): "kind= modes does not take over= bytes: leave it out",
+        ("shapes", "op", "nosuch"): "no row is selected: choose another op= or case=",
+    }.items():
+        with pytest.raises(UserError, match=f"^{reason}$"):
+            results().plot(words[0], **dict([words[1:]] if words[1:] else []))
+
+
+def test_a_figure_keeps_its_style_whatever_the_program_sets(tmp_path: Path) -> None:
+    import matplotlib
+
+    figure = results().plot("modes")
+    figure.savefig(tmp_path / "a.svg", metadata={"Date": None})
+    with matplotlib.rc_context({"svg.fonttype": "path", "font.size": 20, "text.parse_math": True}):
+        results().plot("modes").savefig(tmp_path / "b.svg", metadata={"Date": None})
+    assert "speed-up over eager (times); bar: middle 80 % of cases" in texts((tmp_path / "b.svg").read_bytes())
+    assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
+    images, widths = figure._repr_mimebundle_(include=None, exclude=None)
+    assert images["image/png"].startswith("iVBORw0KGgo")
+    assert widths["image/png"]["width"] == 660
 
 
 def test_a_pdf_is_the_same_every_time() -> None:
@@ -156,6 +212,49 @@ def test_lines_of_text_do_not_run_over_each_other() -> None:
             if box.overlaps(other)
         ]
         assert overlapping == []
+
+
+HOSTILE = "</td></table><script>alert(1)</script><img src=x onerror=alert(2)>$x^2$\ud800\x1b[31m"
+
+
+class Elements(HTMLParser):
+    """The elements of a page, each with its attributes."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+
+
+def test_a_notebook_shows_results_as_a_table_with_a_picture_that_has_no_markup_of_strangers() -> None:
+    rows = [replace(item, op=HOSTILE, shapes=HOSTILE, error=HOSTILE) for item in results()]
+    page = Results(rows, {**HEADER, "trace": HOSTILE})._repr_html_()
+    page.encode()
+    elements = Elements(page).elements
+    assert {tag for tag, _ in elements} == {"div", "p", "img", "table", "thead", "tbody", "tr", "th", "td"}
+    (image,) = (attributes for tag, attributes in elements if tag == "img")
+    assert str(image["src"]).startswith("data:image/png;base64,iVBORw0KGgo")
+    assert image.keys() == {"width", "alt", "src"}
+    # no notebook takes its text for mathematics
+    assert elements[0] == ("div", {"class": "tex2jax_ignore mathjax_ignore"})
+    assert "threads" in [tag for tag in page.replace("</th>", "<th>").split("<th>") if "<" not in tag]
+
+
+@pytest.mark.parametrize(
+    "run", [results(), Results([row(0, 5.0, status="failed", median_us=None)], {}), Results([], {})]
+)
+def test_without_matplotlib_or_times_a_notebook_shows_the_table_alone(
+    run: Results, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if len(run) > 1:
+        assert "<img" in run._repr_html_()
+        monkeypatch.setitem(sys.modules, "matplotlib", None)
+    page = run._repr_html_()
+    assert "<img" not in page
+    assert page.count("<tr") == len(run) + 1
 
 
 def test_the_runs_of_a_history_stand_in_the_order_of_their_times() -> None:

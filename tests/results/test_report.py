@@ -15,8 +15,12 @@ from programs import run_command
 
 from opgrip.replay.outcome import Results
 from opgrip.tools.report import make_page
+from opgrip.tools.report.launches import describe_launches
+from opgrip.traces import load
+from opgrip.traces.records import Kernels
 
-VIEWS = ("overview", "cases", "modes", "runs", "shapes", "roofline", "longtail", "timeline", "failures", "environment")
+VIEWS = ("overview", "cases", "modes", "runs", "shapes", "roofline", "launches", "longtail", "timeline", "failures")
+VIEWS += ("environment",)
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>{{7*7}}\u2028"
 
 
@@ -150,6 +154,74 @@ def test_names_of_strangers_run_nothing(tmp_path: Path) -> None:
         page.locator("table.dataTable tbody a").first.click()
         page.wait_for_selector("h2:has-text('Run it again')")
         assert page.locator("main img, main script").count() == 0
+
+
+@in_browser
+def test_the_flame_graph_grows_from_one_root_that_is_all(report: Path, detector_trace: Path) -> None:
+    total_us = load(detector_trace).own_calls["time_ns"].sum() / 1e3
+    with opened(report) as page:
+        page.wait_for_selector("[aria-label^='Flame graph'] g.slice path.surface")
+        drawn = page.evaluate("document.querySelector(\"[aria-label^='Flame graph']\").data[0]")
+    assert (drawn["ids"][0], drawn["labels"][0], drawn["parents"][0]) == ("all", "all", "")
+    assert "" not in drawn["parents"][1:]
+    assert set(drawn["parents"][1:]) <= set(drawn["ids"])
+    assert drawn["values"][0] == pytest.approx(total_us)
+
+
+@in_browser
+def test_launches_are_counted_and_the_short_ones_are_told(report: Path, detector_trace: Path) -> None:
+    own = load(detector_trace).own_calls
+    short = own["time_ns"] < 10_000
+    with opened(report, "/launches") as page:
+        page.wait_for_selector("[aria-label^='Launches of'] .scatterlayer .js-line")
+        told = page.locator("main h2 + p").first.inner_text()
+        assert told.startswith(f"{len(own):,} launches of operators in {len(own):,} calls")
+        assert f"{short.mean():.1%} of them take less than 10 us" in told
+        assert f"{own['time_ns'][short].sum() / own['time_ns'].sum():.1%} of the time" in told
+        page.select_option("select", "op")
+        assert "by=op" in page.url
+        page.wait_for_selector("[aria-label$='by op'] table.dataTable tbody tr")
+        first = page.locator("[aria-label$='by op'] tbody tr").first.locator("td").all_inner_texts()
+        counts = own["op"].value_counts()
+        assert first[:3] == [counts.index[0], f"{counts.iloc[0]:,}", f"{counts.iloc[0]:,}"]
+        page.select_option("select", "case")
+        page.wait_for_selector("[aria-label$='by case'] table.dataTable tbody tr a")
+        page.locator("[aria-label$='by case'] tbody a").first.click()
+        page.wait_for_selector("h2:has-text('Run it again')")
+    with opened(report, "/launches?by=op") as page:
+        page.wait_for_selector("[aria-label$='by op'] table.dataTable tbody tr")
+
+
+def test_kernels_are_launches_where_the_trace_tells_of_them(tiny_trace: Path) -> None:
+    trace = load(tiny_trace)
+    calls = trace.own_calls
+    signature = int(calls["signature"].iloc[0])
+    count = int((calls["signature"] == signature).sum())
+    kernels = [Kernels(signature, ["a", "b"], [count, 2 * count], [1000, 2000])]
+    told = describe_launches(replace(trace, kernels=kernels), {signature: "key"})
+    assert told["are_kernels"]
+    assert told["all"][1:3] == (len(calls), 3 * count)
+    ((op, own, launches, *_, shapes, key),) = (case for case in told["case"] if case[-1])
+    assert (op, own, launches, key) == (calls["op"].iloc[0], count, 3 * count, "key")
+    assert shapes
+    for groups in ("module", "op", "case"):
+        assert sum(group[2] for group in told[groups]) == 3 * count
+
+
+def test_of_a_trace_without_times_no_launch_is_short_and_without_calls_there_is_none(tiny_trace: Path) -> None:
+    trace = load(tiny_trace)
+    told = describe_launches(replace(trace, calls=trace.calls.assign(time_ns=0.0)), {})
+    assert told["curve"] == []
+    assert (told["all"][2], told["all"][4]) == (len(trace.own_calls), 0)
+    empty = describe_launches(replace(trace, calls=trace.calls.iloc[:0]), {})
+    assert (empty["all"], empty["module"]) == (("all", 0, 0, 0, 0, 0), [])
+
+
+def test_shares_of_launches_rise_to_all_of_them(tiny_trace: Path) -> None:
+    curve = describe_launches(load(tiny_trace), {})["curve"]
+    for column in zip(*curve, strict=True):
+        assert list(column) == sorted(column)
+    assert curve[-1][1:] == (1.0, 1.0)
 
 
 def test_a_page_holds_all_that_it_needs(tmp_path: Path) -> None:

@@ -119,6 +119,10 @@ def test_a_damaged_run_is_listed_as_one(kept: Path, tmp_path: Path) -> None:
 def test_parts_stand_beside_each_other_and_repeats_become_one(tmp_path: Path) -> None:
     whole = made_run(1, cases=4, repeats=1)
     parts = [Results(whole.rows[:2], HEADER), Results(whole.rows[2:], HEADER)]
+    with pytest.raises(UserError, match="two of them are the same run"):
+        merge_runs([whole, made_run(1, cases=4, repeats=1)])
+    with pytest.raises(UserError, match="do not say what their times are of"):
+        merge_runs([replace(part, header={}) for part in parts])
     assert list(merge_runs(parts).rows) == list(whole.rows)
     other = made_run(2, cases=4, repeats=2)
     merged = merge_runs([whole, other])
@@ -131,7 +135,13 @@ def test_parts_stand_beside_each_other_and_repeats_become_one(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    "changed", [{"device": "NVIDIA L4"}, {"trace_hash": "11"}, {"environment": {"machine": "there"}}]
+    "changed",
+    [
+        {"device": "NVIDIA L4"},
+        {"trace_hash": "11"},
+        {"environment": {"machine": "there"}},
+        {"environment": {**HEADER["environment"], "threads": 4}},
+    ],
 )
 def test_times_of_other_machines_do_not_mix(changed: dict[str, object]) -> None:
     run = made_run(1, cases=2)
@@ -170,6 +180,27 @@ def test_cases_are_repeated_until_it_is_sure_how_they_differ() -> None:
     assert set(slower) >= {number for number in range(40) if 10 ** (3 * number / 40) > 50}
 
 
+def test_cases_that_a_base_ran_once_are_not_repeated_in_vain() -> None:
+    base = made_run(1, cases=40, repeats=1)
+    asked: list[int] = []
+
+    def run_once(numbers: Collection[int], which: str) -> dict[int, list[Result]]:
+        asked.append(len(numbers))
+        again = made_run(10 + len(asked), cases=40, repeats=1)
+        return {number: [again.rows[number]] for number in numbers}
+
+    repeat({row.case: [row] for row in made_run(10, cases=40, repeats=1)}, run_once, 3, base)
+    # twice as it was asked for, and then the few that one run of the base decides
+    assert asked[:2] == [40, 40]
+    assert sum(asked[2:]) < 40
+
+
+def test_a_name_that_no_file_can_have_is_told(tmp_path: Path) -> None:
+    for name in ("a" * 5000, "a/" * 3000):
+        with pytest.raises(UserError, match="is no file, and no run in"):
+            Store(tmp_path).find(name)
+
+
 def test_what_is_decided_by_is_found_before_anything_runs(tiny_trace: Path, tmp_path: Path) -> None:
     done = run_command("opreplay", tiny_trace, "--until-decided", tmp_path / "none.json")
     assert (done.returncode, "is no file, and no run in" in done.stderr) == (2, True)
@@ -177,3 +208,4 @@ def test_what_is_decided_by_is_found_before_anything_runs(tiny_trace: Path, tmp_
     write_results(base.rows, base.header, tmp_path / "base.json", force=False)
     done = run_command("opreplay", tiny_trace, *FAST, "--until-decided", tmp_path / "base.json")
     assert done.returncode == 0, done.stderr
+    assert f"against {tmp_path / 'base.json'}: 0 cases timed in both: 2 missing, 3 new" in done.stderr

@@ -18,6 +18,7 @@ from opgrip.replay.outcome import Results
 from opgrip.replay.store.store import Store
 from opgrip.tools.report import make_page
 from opgrip.tools.report.server import PageServer
+from opgrip.traces.errors import UserError
 
 
 @pytest.fixture
@@ -57,6 +58,22 @@ def test_what_cannot_be_served_is_told_in_a_line(tmp_path: Path) -> None:
     for port in ("99999",):
         done = run_command("opgrip", "view", "--store", tmp_path, "--port", port)
         assert (done.returncode, "cannot be listened on" in done.stderr) == (2, True)
+
+
+def test_what_becomes_of_a_store_meanwhile_is_told() -> None:
+    def make() -> str:
+        raise UserError("results holds no such runs", "opreplay keeps one a replay")
+
+    with PageServer(make) as serving:
+        Thread(target=serving.serve_forever, daemon=True).start()
+        assert asked(serving, f"/?token={serving.token}") == (
+            503,
+            "results holds no such runs: opreplay keeps one a replay\n",
+        )
+        # what is no address of anything
+        for path in ("//[", "//[::1/?token=", "/?" + "a=1&" * 1000):
+            assert asked(serving, path)[0] == 403
+        serving.shutdown()
 
 
 @in_browser

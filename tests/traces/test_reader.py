@@ -300,6 +300,7 @@ def test_a_trace_shows_itself_in_a_line_and_in_a_notebook_as_a_table(tiny_trace:
     assert repr(cut).endswith("; it is cut>")
     assert "<p>&lt;Trace of &lt;b&gt;net" in cut._repr_html_()
     assert cut._repr_html_().count("<tr") == min(len(trace.summary()), 20) + 1
+    assert cut._repr_html_().count("<img") == 1
 
 
 def test_a_cut_trace_loads_with_a_warning_unless_it_is_asked_for(tmp_path: Path) -> None:

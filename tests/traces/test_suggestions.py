@@ -40,7 +40,7 @@ def test_nothing_is_suggested_for_what_is_like_nothing() -> None:
         ("opreplay TRACE other.jsonl", "'other.jsonl' is one argument too many: one trace is replayed at a time"),
         ("opcapture --modle x.py", "opcapture: error: there is no option --modle: did you mean --model?"),
         ("opcapture --run trian", "'trian' is no choice: did you mean train?"),
-        ("opgrip trase info", "opgrip: error: argument GROUP or VERB: 'trase' is no choice: did you mean trace?"),
+        ("opgrip trase info", "opgrip: error: argument VERB: 'trase' is no choice: did you mean trace?"),
         ("opgrip trace inof", "'inof' is no choice: did you mean info?"),
         ("opgrip trace info TRACE --tpo 3", "opgrip trace info: error: there is no option --tpo: did you mean --top?"),
     ],

@@ -13,6 +13,7 @@ from typing import Any
 
 from opgrip.replay.outcome import Results
 from opgrip.tools.report.bundles import own, own_script, plotly, tables
+from opgrip.tools.report.launches import SHORT_US
 from opgrip.tools.report.runs import command_of, describe_runs
 from opgrip.tools.report.trace_views import describe_trace
 from opgrip.traces.trace import Trace
@@ -30,6 +31,7 @@ def make_page(runs: Mapping[str, Results], traces: Mapping[str, Trace], title: s
         "version": version("opgrip"),
         **describe_runs(runs),
         "commands": [command_of(run.header, row) for run in runs.values() for row in run],
+        "short_us": SHORT_US,
         "traces": [describe_trace(name, trace) for name, trace in traces.items()],
     }
     table_module, table_style = tables()

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from opgrip.replay.cases.families import family_of
-from opgrip.replay.cases.identity import key_of_case
+from opgrip.tools.report.launches import describe_launches
 from opgrip.traces.arguments import TensorSpec, tensors
 from opgrip.traces.graph import make_graph
+from opgrip.traces.identity import key_of_case
 from opgrip.traces.longtail import find_longtail
 from opgrip.traces.records import Scope, Signature
 from opgrip.traces.runs import frames_of, origins
@@ -23,17 +24,20 @@ BANDWIDTH = 20e9
 """Bytes a second of a memory, where the saving of fusing is only to be compared."""
 
 Plain = dict[str, Any]
+Called = tuple[Signature, str, list[tuple[int, int]]]
 
 
 def describe_trace(name: str, trace: Trace) -> Plain:
     """All views of a trace."""
+    called = list(_called(trace))
     return {
         "name": name,
         "stacks": _stacks(trace),
         "lines": _lines(trace),
         "timeline": _timeline(trace),
         "longtail": _longtail(trace),
-        "cases": dict(_cases(trace)),
+        "launches": describe_launches(trace, {signature.number: key for signature, key, _ in called}),
+        "cases": dict(_cases(trace, called)),
     }
 
 
@@ -109,28 +113,32 @@ def _longtail(trace: Trace) -> list[Plain]:
     ]
 
 
-def _cases(trace: Trace) -> Iterator[tuple[str, Plain]]:
-    """By key of the case, its arguments, what is known of their values, and where it is called from."""
+def _called(trace: Trace) -> Iterator[Called]:
+    """The signatures that were called, with the key of their case, and from which scopes how often."""
     contexts = {scope.number: trace.contexts.get(scope.context or 0, {}) for scope in trace.scopes}
-    by_number = origins(trace)
-    calls = trace.own_calls
-    places = calls.groupby(["signature", "scope"]).size().reset_index()
+    places = trace.own_calls.groupby(["signature", "scope"]).size().reset_index()
     scopes: dict[int, list[tuple[int, int]]] = defaultdict(list)
     for number, scope, count in places.itertuples(index=False, name=None):
         scopes[int(number)].append((int(scope), int(count)))
     for signature in trace.signatures:
         called = sorted(scopes.get(signature.number, ()), key=lambda item: -item[1])
         if called:
-            key = key_of_case(signature, contexts.get(called[0][0], {}))
-            yield (
-                key,
-                {
-                    "family": family_of(signature.op),
-                    "arguments": list(_arguments(signature, trace)),
-                    "places": [(_place(by_number.get(scope)), count) for scope, count in called[:MOST_PLACES]],
-                    "more_places": max(0, len(called) - MOST_PLACES),
-                },
-            )
+            yield signature, key_of_case(signature, contexts.get(called[0][0], {})), called
+
+
+def _cases(trace: Trace, called: Sequence[Called]) -> Iterator[tuple[str, Plain]]:
+    """By key of the case, its arguments, what is known of their values, and where it is called from."""
+    by_number = origins(trace)
+    for signature, key, places in called:
+        yield (
+            key,
+            {
+                "family": family_of(signature.op),
+                "arguments": list(_arguments(signature, trace)),
+                "places": [(_place(by_number.get(scope)), count) for scope, count in places[:MOST_PLACES]],
+                "more_places": max(0, len(places) - MOST_PLACES),
+            },
+        )
 
 
 def _arguments(signature: Signature, trace: Trace) -> Iterator[tuple[str, str]]:

@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
     """Compare, and hold the gates."""
     from opgrip.replay.comparing import compare
     from opgrip.replay.comparing.comparison import MARGIN
-    from opgrip.replay.comparing.gate import parse_gate
+    from opgrip.replay.comparing.gate import NOTHING, parse_gate
     from opgrip.replay.comparing.reports.files import form_for, write_comparisons
     from opgrip.replay.comparing.reports.table import print_comparison
     from opgrip.replay.outcome import read_run
@@ -72,11 +72,12 @@ def run(args: argparse.Namespace) -> int:
         write_comparisons(comparisons, gates, args.output, args.force)
     is_broken = False
     for item in gates:
-        offenders = [found for comparison in comparisons for found in item.offenders(comparison)]
-        is_broken |= bool(offenders)
-        for row, how in offenders:
-            which = printable(f"{row.op} {row.shapes} ({row.mode})")
-            print(f"{args.prog}: {item.text} is broken by {which}: {how}", file=sys.stderr)
+        for comparison in comparisons:
+            problems = item.problems(comparison)
+            is_broken |= bool(problems)
+            for problem in problems:
+                how = f"cannot be held: {problem}" if problem == NOTHING else f"is broken by {printable(problem)}"
+                print(f"{args.prog}: {item.text} {how}", file=sys.stderr)
     return int(is_broken)
 
 

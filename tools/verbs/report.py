@@ -42,8 +42,11 @@ def prepare(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Write the page."""
     from opgrip.tools.report import make_page
+    from opgrip.tools.report.bundles import plotly, tables
 
     check_writable(args.output, args.force)
+    plotly()
+    tables()
     runs: dict[str, Results] = {}
     traces: dict[str, Trace] = {}
     for name in args.inputs:
@@ -51,21 +54,20 @@ def run(args: argparse.Namespace) -> int:
     title = args.title or ", ".join([*runs, *traces])
     page = make_page(runs, traces, title)
     with whole_file(args.output, args.force) as file:
-        file.write(page.encode())
+        file.write(page.encode(errors="backslashreplace"))
     print(f"{args.prog}: {len(page) / 1e6:,.1f} MB to {args.output}", file=sys.stderr)
     return 0
 
 
 def _add(name: str, args: argparse.Namespace, runs: dict[str, Results], traces: dict[str, Trace]) -> None:
     from opgrip.replay.outcome import read_run
-    from opgrip.replay.store.store import LATEST, Store
+    from opgrip.replay.store.store import Store
     from opgrip.traces import load
 
     path = Path(name)
     store = Store(args.store)
-    is_kept = LATEST.fullmatch(name) is not None or any(run.name == name for run in store.runs())
-    if path.suffix in SUFFIXES or is_kept:
-        found = store.find(name) if is_kept else path
+    if path.suffix in SUFFIXES or store.holds(name):
+        found = path if path.suffix in SUFFIXES else store.find(name)
         runs[_unique(found.stem, runs)] = read_run(found)
     else:
         with Reporter(args.prog).reading(name):

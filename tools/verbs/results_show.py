@@ -36,7 +36,7 @@ def run(args: argparse.Namespace) -> int:
     apart = ("environment", "accelerator", "ceilings")
     facts = {name: value for name, value in results.header.items() if name not in apart}
     for name, value in (*facts.items(), *results.header.get("environment", {}).items()):
-        print(f"{name:<12}{printable(value if isinstance(value, str) else json.dumps(value))}")
+        print(f"{printable(name):<12}{printable(value if isinstance(value, str) else json.dumps(value))}")
     rows = list(results.rows)
     print()
     print_results(rows[: args.top], sys.stdout)

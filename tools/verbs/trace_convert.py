@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING
 
 from opgrip.tools.verbs.verb import Verb, verbs
 from opgrip.traces.command import add_debug, add_reading
+from opgrip.traces.cuts import Cut
 from opgrip.traces.errors import UserError
+from opgrip.traces.options import add_options, from_arguments
 from opgrip.traces.words import counted
 
 if TYPE_CHECKING:
@@ -24,6 +26,7 @@ examples:
   opgrip trace convert inputs.txt calls.jsonl                                the format is found by content
   opgrip trace convert trace:faster_rcnn inputs.txt --to tritonbench
   opgrip trace convert step.jsonl inputs.txt --report loss.json              what inputs.txt does not hold
+  opgrip trace convert ranges.json some.jsonl --sample 100                   of the million cases that ranges make
 """
 
 
@@ -33,6 +36,7 @@ def prepare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("output", type=Path, metavar="OUT", help="the file to write")
     parser.add_argument("--from", dest="source", metavar="FORMAT", help="what IN is (default: by its content)")
     parser.add_argument("--to", metavar="FORMAT", help="what OUT becomes (default: by its suffix)")
+    add_options(parser, Cut)
     parser.add_argument("--report", type=Path, metavar="FILE", help="write what is lost, call by call: .json")
     parser.add_argument("-f", "--force", action="store_true", help="replace an existing file")
     add_reading(parser, "take what there is of a cut or damaged trace")
@@ -46,10 +50,12 @@ def run(args: argparse.Namespace) -> int:
 
     target = args.to or _format_of_name(args.output)
     _check_target(target)
-    check_writable(args.output, args.force)
+    if not _is_folder(target):
+        check_writable(args.output, args.force)
     if args.report is not None:
         check_writable(args.report, args.force)
-    reader = TraceReader(args.input, args.unbounded, args.source if args.source != OWN else None)
+    cut = from_arguments(Cut, args)
+    reader = TraceReader(args.input, args.unbounded, args.source if args.source != OWN else None, cut)
     losses = _write_own(reader, args) if target == OWN else _write_foreign(reader, target, args)
     if args.report is not None:
         with whole_file(args.report, args.force) as file:
@@ -82,12 +88,22 @@ def _write_own(reader: TraceReader, args: argparse.Namespace) -> Losses:
 def _write_foreign(reader: TraceReader, target: str, args: argparse.Namespace) -> Losses:
     from opgrip.traces import load
     from opgrip.traces.foreign import formats
-    from opgrip.traces.output import whole_file
+    from opgrip.traces.output import whole_file, whole_folder
     from opgrip.traces.streams import compress_to
 
-    trace = load(args.input, args.partial, args.unbounded, reader)
     format_ = formats.get(target)
     assert format_ is not None, "it was checked"
+    if format_.write_records is not None:
+        with whole_file(args.output, args.force) as file:
+            format_.write_records(iter(reader), file, reader.losses)
+            if reader.missing and not args.partial:
+                raise UserError(reader.missing, "convert what there is with --partial")
+        return reader.losses
+    trace = load(args.input, args.partial, args.unbounded, reader)
+    if format_.write_folder is not None:
+        with whole_folder(args.output) as folder:
+            format_.write_folder(trace, folder, reader.losses)
+        return reader.losses
     assert format_.write is not None
     with whole_file(args.output, args.force) as raw:
         packed = args.output.suffix in (".gz", ".zst")
@@ -101,9 +117,16 @@ def _write_foreign(reader: TraceReader, target: str, args: argparse.Namespace) -
 def _check_target(target: str) -> None:
     from opgrip.traces.foreign import formats
 
-    names = [OWN, *(name for name, format_ in formats.items() if format_.write is not None)]
+    names = [OWN, *(name for name, format_ in formats.items() if format_.is_written)]
     if target not in names:
         raise UserError(f"{target} is no format that is written", f"choose one of {', '.join(names)}")
+
+
+def _is_folder(target: str) -> bool:
+    from opgrip.traces.foreign import formats
+
+    format_ = formats.get(target)
+    return format_ is not None and format_.write_folder is not None
 
 
 def _format_of_name(path: Path) -> str:

@@ -72,6 +72,11 @@ class RecordBuilder:
         """The number of settings that calls ran under, for `Scope.context`."""
         return self._number("context", json.dumps(settings, sort_keys=True), lambda number: Context(number, settings))
 
+    def add_scope(self, scope: Scope) -> int:
+        """The number of a scope, for `Scope.forward`; its own number is not looked at."""
+        unnumbered = replace(scope, number=0)
+        return self._number("scope", repr(unnumbered), lambda number: replace(unnumbered, number=number))
+
     def add_call(
         self,
         op: str,
@@ -87,8 +92,8 @@ class RecordBuilder:
         duration_ns: int = 0,
         storages: Sequence[int] = (),
         device_ns: int = -1,
-    ) -> None:
-        """Add a call, or several of one signature.
+    ) -> int:
+        """Add a call, or several of one signature; the number of the signature.
 
         Parameters
         ----------
@@ -100,7 +105,7 @@ class RecordBuilder:
         device_ns : how long it kept an accelerator busy
         """
         signature = self._signature(kind, op, tuple(args), kwargs or {}, outputs)
-        place = self._scope(scope or Scope(0, "", "", "forward"))
+        place = self.add_scope(scope or Scope(0, "", "", "forward"))
         number = self._number("thread", thread, lambda number: Thread(number, thread))
         for _ in range(count):
             block = self._blocks.setdefault(number, Calls(number, [], [], [], []))
@@ -116,6 +121,7 @@ class RecordBuilder:
             self._calls += 1
             if len(block.signature) >= BLOCK:
                 self._end_block(number)
+        return signature
 
     def end(self) -> Iterator[Record]:
         """The remaining records."""
@@ -141,10 +147,6 @@ class RecordBuilder:
     def _signature(self, kind: str, op: str, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: Any) -> int:
         form = json.dumps([kind, op, [encode(arg) for arg in args], {name: encode(kwargs[name]) for name in kwargs}])
         return self._number("signature", form, lambda number: Signature(number, kind, op, args, kwargs, outputs))
-
-    def _scope(self, scope: Scope) -> int:
-        unnumbered = replace(scope, number=0)
-        return self._number("scope", repr(unnumbered), lambda number: replace(unnumbered, number=number))
 
     def _number(self, what: str, key: str, make: Any) -> int:
         """The number of what has this key; where it is new, its record is made."""

@@ -5,14 +5,18 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
 
 from opgrip.traces.arguments import GeneratorSpec, TensorSpec
+from opgrip.traces.foreign import Losses
 
 NAME = re.compile(r"([A-Za-z]\w*)(?:::|\.)([A-Za-z_]\w*)(?:\.([A-Za-z_]\w*))?")
 """`aten::add`, `aten::add.Tensor`, `aten.add.default`."""
+MOST_NOTES = 50
+"""Overloads of older torch that are told of."""
 
 
 class NoOverload(ValueError):
@@ -57,6 +61,34 @@ def bind(name: str, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None
             return result
         reasons.append(result)
     raise NoOverload(reasons[0] if len(reasons) == 1 else "no overload takes these arguments")
+
+
+def registered(name: str, args: Sequence[Any], kwargs: Mapping[str, Any], losses: Losses) -> Bound:
+    """A call as a file names it; where this torch has no such overload, of the one that takes its arguments.
+
+    Older torch had overloads that later ones replaced, `aten.sum.SymInt`. A name that nothing stands for stays.
+
+    Parameters
+    ----------
+    losses : has, among the defaults, which overloads were replaced
+    """
+    as_named = Bound(name, tuple(args), dict(kwargs))
+    packet, _, overload = name.rpartition(".")
+    if _is_registered(name) or "." not in packet:
+        return as_named
+    try:
+        call = bind(packet, args, kwargs)
+    except NoOverload:
+        return as_named
+    note = f"{name}: torch has no overload {overload} of it, so it is {call.op}"
+    if note not in losses.defaults and len(losses.defaults) < MOST_NOTES:
+        losses.defaults.append(note)
+    return call
+
+
+@lru_cache(maxsize=4096)
+def _is_registered(name: str) -> bool:
+    return bool(schemas_of(name))
 
 
 def schemas_of(name: str) -> list[Any]:

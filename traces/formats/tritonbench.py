@@ -18,8 +18,10 @@ import torch
 from opgrip.traces.arguments import TensorSpec
 from opgrip.traces.foreign import ForeignFile, Format, Head, Losses, formats
 from opgrip.traces.formats.building import NO_TIMES, NO_VALUES, RecordBuilder
-from opgrip.traces.names import DTYPES, LAYOUTS, plain_name
+from opgrip.traces.formats.overloads import registered
+from opgrip.traces.names import DTYPES, LAYOUTS, MEMORY_FORMATS, plain_name
 from opgrip.traces.records import OPERATOR, Record, Signature
+from opgrip.traces.tensor_specs import contiguous
 from opgrip.traces.trace import Trace
 
 DTYPE_OF = {
@@ -73,7 +75,8 @@ def read(file: ForeignFile) -> Iterator[Record]:
         except ValueError as error:
             file.losses.skip(op, str(error), count)
             continue
-        builder.add_call(op, args, kwargs, count=count)
+        call = registered(op, args, kwargs, file.losses)
+        builder.add_call(call.op, call.args, call.kwargs, count=count)
         yield from builder.ready()
     yield from builder.end()
 
@@ -86,7 +89,7 @@ def parse_call(text: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
     ValueError : for text that is no such notation
     """
     try:
-        value = _value(ast.parse(text, mode="eval").body)
+        value = literal(ast.parse(text, mode="eval").body)
     except (SyntaxError, RecursionError, MemoryError, TypeError, KeyError) as error:
         raise ValueError("arguments that cannot be read") from error
     if not isinstance(value, tuple) or len(value) != 2 or not isinstance(value[0], tuple):
@@ -97,18 +100,19 @@ def parse_call(text: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return args, kwargs
 
 
-def _value(node: ast.expr) -> Any:
+def literal(node: ast.expr) -> Any:
+    """The value of an expression in the file's notation; raises `ValueError` for any other."""
     match node:
         case ast.Constant(value=None | bool() | int() | float() | str() as value):
             return value
         case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as value)):
             return -value
         case ast.Tuple(elts=items):
-            return tuple(map(_value, items))
+            return tuple(map(literal, items))
         case ast.List(elts=items):
-            return list(map(_value, items))
+            return list(map(literal, items))
         case ast.Dict(keys=keys, values=values):
-            return {_value(key): _value(value) for key, value in zip(keys, values, strict=True) if key is not None}
+            return {literal(key): literal(value) for key, value in zip(keys, values, strict=True) if key is not None}
         case ast.Name(id="inf" | "nan" as name):
             return float(name)
         case ast.UnaryOp(op=ast.USub(), operand=ast.Name(id="inf")):
@@ -117,43 +121,46 @@ def _value(node: ast.expr) -> Any:
             return DTYPE_OF[name]
         case ast.Attribute(value=ast.Name(id="torch"), attr=name):
             return _of_torch(name)
-        case ast.Call(func=ast.Name(id="device"), args=[ast.Constant(value=str() as name)]):
-            return torch.device(name)
+        case ast.Call(
+            func=ast.Name(id="device") | ast.Attribute(value=ast.Name(id="torch"), attr="device"),
+            args=[ast.Constant(value=str() as name)],
+        ):
+            return device_named(name)
         case ast.Call(func=ast.Name(id="T"), args=args, keywords=keywords):
-            return _tensor(*map(_value, args), **{word.arg or "": _value(word.value) for word in keywords})
+            return _tensor(*map(literal, args), **{word.arg or "": literal(word.value) for word in keywords})
     raise ValueError(f"{ast.unparse(node)[:60]} is no argument")
 
 
 def _of_torch(name: str) -> Any:
-    value = DTYPES.get(name, LAYOUTS.get(name))
+    value = {**DTYPES, **LAYOUTS, **MEMORY_FORMATS}.get(name)
     if value is None:
-        raise ValueError(f"torch.{name[:60]} is no dtype and no layout")
+        raise ValueError(f"torch.{name[:60]} is no dtype, no layout and no memory format")
     return value
+
+
+def device_named(name: str) -> torch.device:
+    """A device; raises `ValueError` for what is no device's name."""
+    try:
+        return torch.device(name)
+    except RuntimeError as error:
+        raise ValueError(f"{name[:60]!r} is no device") from error
 
 
 def _tensor(*args: Any, **words: Any) -> TensorSpec:
     if len(args) not in (2, 3) or "made_of" in words or not set(words) <= {"stride", "layout"}:
         raise ValueError("a tensor that cannot be read")
     shape, dtype, *rest = args
-    layout = rest[0] if rest else words.get("layout", torch.strided)
+    # the third is a layout in some files, and the strides in others
+    strides = rest if rest and isinstance(rest[0], list | tuple) else [words["stride"]] if "stride" in words else []
+    layout = rest[0] if rest and not strides else words.get("layout", torch.strided)
     if layout is not torch.strided:
         raise ValueError("a sparse tensor, whose contents the file does not tell")
     sizes = tuple(shape)
-    stride = tuple(words.get("stride", contiguous(sizes)))
+    stride = tuple(strides[0] if strides else contiguous(sizes))
     whole = all(type(size) is int and 0 <= size < 1 << 62 for size in (*sizes, *stride))
     if not whole or len(sizes) != len(stride) or not isinstance(dtype, torch.dtype):
         raise ValueError("a tensor that cannot be read")
     return TensorSpec(sizes, stride, dtype, "cpu")
-
-
-def contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The strides of a tensor whose elements lie one after the other."""
-    strides = []
-    step = 1
-    for size in reversed(shape):
-        strides.append(step)
-        step *= max(size, 1)
-    return tuple(reversed(strides))
 
 
 def write(trace: Trace, file: IO[bytes], losses: Losses) -> None:
@@ -164,7 +171,7 @@ def write(trace: Trace, file: IO[bytes], losses: Losses) -> None:
     for number, count in counts.items():
         signature = signatures[int(number)]  # type: ignore[call-overload]
         try:
-            text = _call_text(signature)
+            text = call_text(signature)
         except ValueError as error:
             losses.skip(signature.op, str(error), int(count))
             continue
@@ -174,7 +181,13 @@ def write(trace: Trace, file: IO[bytes], losses: Losses) -> None:
         file.writelines(f"cnt: {count}, {text}\n".encode() for count, text in sorted(calls, key=lambda call: -call[0]))
 
 
-def _call_text(signature: Signature) -> str:
+def call_text(signature: Signature) -> str:
+    """The arguments of a call in the file's notation.
+
+    Raises
+    ------
+    ValueError : where that has none for them, by the reason
+    """
     if signature.kind != OPERATOR:
         raise ValueError("it is no operator of torch's dispatcher")
     words = ", ".join(f"{name!r}: {_text(value)}" for name, value in signature.kwargs.items())
@@ -193,7 +206,7 @@ def _text(value: Any) -> str:
             return SHORT.get(value, str(value))
         case torch.device():
             return f"device({str(value)!r})"
-        case torch.layout():
+        case torch.layout() | torch.memory_format():
             return str(value)
         case TensorSpec(layout=torch.strided, stride=tuple() as stride, made_of=None, cls=None):
             strided = "" if stride == contiguous(value.shape) else f", stride={_text(stride)}"

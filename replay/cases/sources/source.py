@@ -27,6 +27,7 @@ class CaseSet:
     are_calls : whether they are single calls of the trace, which have neighbours there
     all_cases : all cases of the trace, where they had to be made
     has_run_code : whether functions were run to make them, after which a fork of this process could hang
+    is_cut : whether they are already the part of them that `Cut` says
     """
 
     cases: list[Case]
@@ -34,6 +35,7 @@ class CaseSet:
     are_calls: bool = False
     all_cases: list[Case] | None = None
     has_run_code: bool = False
+    is_cut: bool = False
 
 
 class Source(Protocol):

@@ -10,11 +10,21 @@ from dataclasses import asdict, fields
 from pathlib import Path
 
 from opgrip.replay.comparing.comparison import Comparison
-from opgrip.replay.comparing.gate import Gate
-from opgrip.replay.comparing.reports.rows import ComparisonColumns, rows_of
+from opgrip.replay.comparing.gate import NOTHING, Gate
+from opgrip.replay.comparing.reports.rows import (
+    BROKEN,
+    CHANGED,
+    MISSING,
+    ComparisonColumns,
+    rows_of,
+    rows_with_results,
+)
 from opgrip.replay.comparing.reports.table import QUIET, columns_of
 from opgrip.replay.comparing.reports.words import advice, origin, summary, total_line
-from opgrip.replay.reports.junit_report import Test, write_tests
+from opgrip.replay.measuring.results import Result
+from opgrip.replay.reports.formulas import quoted
+from opgrip.replay.reports.junit_report import Suite, Test, write_suites
+from opgrip.replay.reports.markdown import literal
 from opgrip.traces.command import printable
 from opgrip.traces.errors import UserError
 from opgrip.traces.folding import shorten
@@ -22,6 +32,8 @@ from opgrip.traces.output import whole_file
 
 Gates = Sequence[Gate]
 MARKS = {"SLOWER": "🔴", "BROKEN": "🔴", "CHANGED": "🔴", "MISSING": "🟠", "FASTER": "🟢", "UNSURE": "🟡"}
+GATED = {"slower": "SLOWER", "failed": BROKEN, "changed": CHANGED, "missing": MISSING}
+"""The verdicts that gates look at."""
 ROWS = 100
 """Of a table in Markdown, which GitHub cuts at 65,536 characters."""
 
@@ -51,13 +63,13 @@ def as_markdown(comparisons: Sequence[Comparison], gates: Gates) -> str:
 
 
 def _markdown(comparison: Comparison, gates: Gates) -> str:
-    offenders = [what for gate in gates for what in gate.offenders(comparison)]
-    title = "opgrip compare" + (": " + ("failed" if offenders else "passed") if gates else "")
+    is_broken = any(gate.problems(comparison) for gate in gates)
+    title = "opgrip compare" + (": " + ("failed" if is_broken else "passed") if gates else "")
     lines = [f"### {title}", "", _cell(summary(comparison)), ""]
     lines += [f"- base: {_cell(origin(comparison.base))}", f"- new: {_cell(origin(comparison.new))}"]
     lines += [f"- **{_cell(name)}**: {_cell(old)}, now {_cell(new)}" for name, old, new in comparison.differs]
     lines += [f"- {total_line(total)}" for total in comparison.totals()]
-    lines += [f"- {line}" for line in advice(comparison)]
+    lines += [f"- {literal(line)}" for line in advice(comparison)]
     lines += [f"- gate `{gate.text}`: {_broken(gate, comparison)}" for gate in gates]
     rows = [row for row in rows_of(comparison) if row.verdict not in QUIET]
     if rows:
@@ -71,14 +83,15 @@ def _markdown(comparison: Comparison, gates: Gates) -> str:
 
 
 def _broken(gate: Gate, comparison: Comparison) -> str:
-    offenders = list(gate.offenders(comparison))
-    return f"failed by {len(offenders):,}" if offenders else "passed"
+    if not gate.can_be_held(comparison):
+        return f"failed: {NOTHING}"
+    problems = gate.problems(comparison)
+    return f"failed by {len(problems):,}" if problems else "passed"
 
 
 def _cell(text: str) -> str:
-    """Text of a stranger in a table of Markdown: no markup, no break."""
-    shown = shorten(text)
-    return "".join(f"\\{character}" if character in "|`*_<>[]\\" else character for character in shown)
+    """Text of a stranger, not too long."""
+    return literal(shorten(text))
 
 
 def as_json(comparisons: Sequence[Comparison], gates: Gates) -> str:
@@ -93,9 +106,7 @@ def _plain(comparison: Comparison, gates: Gates) -> dict[str, object]:
         "differs": [dict(zip(("name", "base", "new"), item, strict=True)) for item in comparison.differs],
         "verdicts": {verdict.value: count for verdict, count in comparison.counts.items()},
         "total": [{**asdict(total), "judgement": _judgement(total.judgement)} for total in comparison.totals()],
-        "gates": {
-            gate.text: [f"{row.op} {row.shapes}: {how}" for row, how in gate.offenders(comparison)] for gate in gates
-        },
+        "gates": {gate.text: gate.problems(comparison) for gate in gates},
         "rows": [asdict(row) for row in rows_of(comparison)],
     }
 
@@ -115,7 +126,8 @@ def as_csv(comparisons: Sequence[Comparison], gates: Gates) -> str:
     writer.writeheader()
     for number, comparison in enumerate(comparisons):
         for row in rows_of(comparison):
-            cells = {name: printable(cell) if isinstance(cell, str) else cell for name, cell in asdict(row).items()}
+            plain = asdict(row).items()
+            cells = {name: quoted(printable(cell)) if isinstance(cell, str) else cell for name, cell in plain}
             writer.writerow({"comparison": number, **cells})
     return text.getvalue()
 
@@ -123,21 +135,23 @@ def as_csv(comparisons: Sequence[Comparison], gates: Gates) -> str:
 def as_junit(comparisons: Sequence[Comparison], gates: Gates) -> str:
     """A test a row, which fails where it breaks a gate; without gates where it is slower, broken or missing."""
     text = io.StringIO()
-    for comparison in comparisons:
-        broken = {(row.key, row.mode): how for gate in gates for row, how in gate.offenders(comparison)}
-        tests = [_test(row, broken, bool(gates)) for row in rows_of(comparison)]
-        write_tests("opgrip compare", tests, {"base": origin(comparison.base), "new": origin(comparison.new)}, text)
+    write_suites([_suite(comparison, gates) for comparison in comparisons], text)
     return text.getvalue()
 
 
-def _test(row: ComparisonColumns, broken: dict[tuple[str, str], str], has_gates: bool) -> Test:
-    how = broken.get((row.key, row.mode), "") if has_gates else row.verdict if row.verdict in MARKS else ""
-    is_bad = bool(how) and how not in ("FASTER", "UNSURE")
-    outcome = "failure" if is_bad else "skipped" if row.verdict in ("UNSURE", "ADDED") else ""
-    ratio = f"{row.ratio:.3f} times ({row.low:.3f} to {row.high:.3f})" if row.ratio else row.reason or ""
-    return Test(
-        row.mode, f"{row.op} {row.shapes}".strip(), (row.new_us or 0.0) / 1e6, outcome, f"{row.verdict}: {ratio}"
-    )
+def _suite(comparison: Comparison, gates: Gates) -> Suite:
+    offenders = {(GATED[gate.name], id(row)) for gate in gates for row, _ in gate.offenders(comparison)}
+    tests = [_test(cells, row, offenders if gates else None) for cells, row in rows_with_results(comparison)]
+    tests += [Test("gates", gate.text, 0.0, "failure", NOTHING) for gate in gates if not gate.can_be_held(comparison)]
+    return Suite("opgrip compare", tests, {"base": origin(comparison.base), "new": origin(comparison.new)})
+
+
+def _test(cells: ComparisonColumns, row: Result, offenders: set[tuple[str, int]] | None) -> Test:
+    is_bad = cells.verdict in GATED.values() if offenders is None else (cells.verdict, id(row)) in offenders
+    outcome = "failure" if is_bad else "skipped" if cells.verdict in ("UNSURE", "ADDED", "UNTIMED") else ""
+    ratio = f"{cells.ratio:.3f} times ({cells.low:.3f} to {cells.high:.3f})" if cells.ratio else cells.reason or ""
+    name = " ".join(filter(None, (cells.op, cells.shapes, f"({cells.variant})" if cells.variant else "")))
+    return Test(cells.mode, name, (cells.new_us or 0.0) / 1e6, outcome, f"{cells.verdict}: {ratio}")
 
 
 FORMS: dict[str, Callable[[Sequence[Comparison], Gates], str]] = {

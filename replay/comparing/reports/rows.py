@@ -10,9 +10,10 @@ from opgrip.replay.cases.families import family_of
 from opgrip.replay.comparing.comparison import Comparison, Pair
 from opgrip.replay.comparing.verdicts import Verdict
 from opgrip.replay.measuring.columns import Columns, column
-from opgrip.replay.measuring.results import Result
+from opgrip.replay.measuring.results import OK, Result
 
 BROKEN, MENDED, CHANGED, MISSING, ADDED = "BROKEN", "MENDED", "CHANGED", "MISSING", "ADDED"
+UNTIMED = "UNTIMED"
 """What became of rows that have no time in both runs, or other results."""
 
 
@@ -22,12 +23,16 @@ class ComparisonColumns(Columns):
 
     verdict: str = column(
         "`SLOWER`, `FASTER`, `SAME`, `UNSURE`; of rows that are not timed in both runs `BROKEN`, `MENDED`, `MISSING`, "
-        "`ADDED`; `CHANGED` where its results are no longer right",
+        "`ADDED`, or `UNTIMED`, as in the base; `CHANGED` where its results are no longer right",
         default="",
     )
     op: str = column("the operator, the unit or the sample", default="")
     shapes: str = column("of the arguments, in short", default="")
     mode: str = column("how it was run", default="")
+    variant: str = column(
+        "how it was run beside that: direction, values, threads, batch, streams and cache, where they are not the usual",
+        default="",
+    )
     module: str = column("the path of the module that most of its calls are in", default="")
     family: str = column("what kind of work the operator does", default="")
     key: str = column("of the case in any trace", default="")
@@ -48,6 +53,11 @@ class ComparisonColumns(Columns):
 
 def rows_of(comparison: Comparison) -> Iterator[ComparisonColumns]:
     """Those that got worse first, each row once or with a word of its own for each thing that became of it."""
+    return (cells for cells, _ in rows_with_results(comparison))
+
+
+def rows_with_results(comparison: Comparison) -> Iterator[tuple[ComparisonColumns, Result]]:
+    """The same with the row of the new run that each is of, or of the base where there is none."""
     worse: list[tuple[str, list[Pair]]] = [(BROKEN, [*comparison.broken]), (CHANGED, [*comparison.changed])]
     for word, pairs in worse:
         for pair in pairs:
@@ -60,11 +70,17 @@ def rows_of(comparison: Comparison) -> Iterator[ComparisonColumns]:
                 yield _timed_row(pair)
     for pair in comparison.mended:
         yield _row(MENDED, pair.base, pair.new, reason=f"was {pair.base.status}")
+    for pair in comparison.untimed:
+        yield _row(UNTIMED, pair.base, pair.new, reason=_why_untimed(pair.new))
     for row in comparison.added:
-        yield _row(ADDED, None, row)
+        yield _row(ADDED, None, row, reason=None if row.status == OK else _why_untimed(row))
 
 
-def _timed_row(pair: Pair) -> ComparisonColumns:
+def _why_untimed(row: Result) -> str:
+    return f"{row.status}: {row.error}" if row.error else row.status
+
+
+def _timed_row(pair: Pair) -> tuple[ComparisonColumns, Result]:
     judgement = pair.judgement
     found: dict[str, Any] = {}
     if judgement is not None:
@@ -72,14 +88,16 @@ def _timed_row(pair: Pair) -> ComparisonColumns:
     return _row(pair.verdict.value, pair.base, pair.new, **found, more_runs=pair.more_runs, reason=pair.reason or None)
 
 
-def _row(word: str, base: Result | None, new: Result | None, **found: Any) -> ComparisonColumns:
-    row = base or new
+def _row(word: str, base: Result | None, new: Result | None, **found: Any) -> tuple[ComparisonColumns, Result]:
+    row, latest = base or new, new or base
     assert row is not None, "it is of one of them"
-    return ComparisonColumns(
+    assert latest is not None, "it is of one of them"
+    cells = ComparisonColumns(
         verdict=word,
         op=row.op,
         shapes=row.shapes,
         mode=row.mode,
+        variant=row.variant,
         module=row.module,
         family=family_of(row.op),
         key=row.key,
@@ -90,3 +108,4 @@ def _row(word: str, base: Result | None, new: Result | None, **found: Any) -> Co
         new_repeats=None if new is None else len(new.repeats or (1,)),
         **found,
     )
+    return cells, latest

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import IO
 
 from opgrip.replay.comparing.comparison import Comparison
-from opgrip.replay.comparing.reports.rows import ComparisonColumns, rows_of
+from opgrip.replay.comparing.reports.rows import UNTIMED, ComparisonColumns, rows_of
 from opgrip.replay.comparing.reports.words import INTERVAL, advice, origin, summary, total_line
 from opgrip.replay.comparing.verdicts import Verdict
 from opgrip.traces.command import printable
@@ -14,7 +14,7 @@ from opgrip.traces.tables import TableColumn, print_table
 from opgrip.traces.terminal import print_line
 
 STYLES = {"SLOWER": "bold red", "BROKEN": "bold red", "CHANGED": "bold red", "FASTER": "green", "UNSURE": "yellow"}
-QUIET = {Verdict.SAME.value, Verdict.UNSURE.value}
+QUIET = {Verdict.SAME.value, Verdict.UNSURE.value, UNTIMED}
 """Verdicts whose rows are shown on request."""
 
 
@@ -62,6 +62,8 @@ def columns_of(rows: Sequence[ComparisonColumns]) -> list[TableColumn]:
         column(INTERVAL, lambda row: f"{_ratio(row.low)} to {_ratio(row.high)}" if row.low else "-", rank=1),
         column("more runs", lambda row: str(row.more_runs or "-"), rank=2),
     ]
+    if any(row.variant for row in rows):
+        columns.insert(3, column("variant", lambda row: row.variant or "-", is_number=False))
     if any(row.reason for row in rows):
         columns.append(column("because", lambda row: row.reason or "", is_number=False, rank=5))
     return columns

@@ -29,6 +29,7 @@ def summary(comparison: Comparison) -> str:
     others = {
         "no longer ok": comparison.broken,
         "with other results": comparison.changed,
+        "not timed": comparison.untimed,
         "missing": comparison.missing,
         "ok again": comparison.mended,
         "new": comparison.added,
@@ -51,6 +52,9 @@ def advice(comparison: Comparison) -> Iterator[str]:
     busy = [pair for pair in unsure if pair.reason.startswith(BUSY)]
     if busy:
         yield f"{counted(len(busy), 'case')}: {BUSY}: replay again when it is quiet"
+    doubtful = [pair for pair in unsure if pair.reason and not pair.reason.startswith(BUSY)]
+    if doubtful:
+        yield f"{counted(len(doubtful), 'case')}: {doubtful[0].reason}" + (", or the like" if doubtful[1:] else "")
     more = sorted(pair.more_runs for pair in unsure if pair.more_runs is not None)
     if more:
         half = more[len(more) // 2]
@@ -58,7 +62,7 @@ def advice(comparison: Comparison) -> Iterator[str]:
             f"{counted(len(more), 'case')} would be decided by more repeats, half of them by {half} more of each run: "
             "opreplay --repeats, or --until-decided BASE"
         )
-    lost = len(unsure) - len(busy) - len(more)
+    lost = len(unsure) - len(busy) - len(doubtful) - len(more)
     if lost:
         verb = "differs" if lost == 1 else "differ"
         yield f"{counted(lost, 'case')} {verb} by about the margin, or less than a machine's pace changes between runs"

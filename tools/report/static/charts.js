@@ -25,9 +25,10 @@ function chart(description, traces, layout = {}, clicked = null) {
 
 // paths with values, as the flat lists that treemaps and flame graphs take
 function hierarchy(paths) {
-  const found = new Map([["", { label: "all", parent: null, value: 0 }]]);
+  const root = "all";
+  const found = new Map([[root, { label: root, parent: "", value: 0 }]]);
   for (const [path, value] of paths) {
-    let id = "";
+    let id = root;
     found.get(id).value += value;
     for (const part of path) {
       const parent = id;
@@ -40,19 +41,15 @@ function hierarchy(paths) {
   return {
     ids,
     labels: ids.map((id) => escaped(shortened(found.get(id).label))),
-    parents: ids.map((id) => found.get(id).parent ?? ""),
+    parents: ids.map((id) => found.get(id).parent),
     values: ids.map((id) => found.get(id).value),
     text: ids.map((id) => duration(found.get(id).value)),
   };
 }
 
 function tree(kind, description, paths) {
-  const flat = hierarchy(paths);
-  flat.parents[0] = "";
-  flat.ids[0] = "all";
-  flat.parents = flat.parents.map((parent, place) => (place === 0 ? "" : parent === "" ? "all" : parent));
   const extra = kind === "icicle" ? { tiling: { orientation: "v" } } : {};
   return chart(description, [{ type: kind, branchvalues: "total", textinfo: "label+text+percent root",
     hovertemplate: "%{label}<br>%{text}<br>%{percentRoot:.1%}<extra></extra>", maxdepth: kind === "icicle" ? 12 : 3,
-    ...extra, ...flat }], { margin: { t: 10, l: 10, r: 10, b: 10 }, height: 520, uniformtext: { minsize: 9, mode: "hide" } });
+    ...extra, ...hierarchy(paths) }], { margin: { t: 10, l: 10, r: 10, b: 10 }, height: 520, uniformtext: { minsize: 9, mode: "hide" } });
 }

@@ -16,13 +16,14 @@ function rendered(column) {
     if (use === "filter") return value === null ? "" : String(value);
     if (value === null || value === undefined) return "-";
     const text = escaped(typeof value === "number" ? number(value) : shortened(String(value), 120));
-    if (column.link) return `<a href="${escaped(column.link(row))}">${text}</a>`;
+    const address = column.link ? column.link(row) : "";
+    if (address) return `<a href="${escaped(address)}">${text}</a>`;
     if (column.name === "status") return `<span class="${value === "ok" ? "status-ok" : "status-bad"}">${text}</span>`;
     return text;
   };
 }
 
-// columns: name, title, meaning, values by row; link: gives the address that a cell leads to
+// columns: name, title, meaning, values by row; link: gives the address that a cell leads to, empty for none
 function bigTable(columns, rows, caption, options = {}) {
   const head = make("tr", {}, ...columns.map((column) => make("th", { scope: "col", title: column.meaning }, column.title)));
   const table = make("table", { class: "display compact", "aria-label": caption }, make("thead", {}, head));

@@ -1,0 +1,51 @@
+"""All operators of torch by themselves: `opinfo:all`, `opinfo:unary`, `opinfo:nn.functional.relu`."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from opgrip.capture.models.source import ModelSource, model_sources
+from opgrip.capture.program import ModelOptions, Program
+from opgrip.traces.causes import cause_of
+from opgrip.traces.devices import check_device
+from opgrip.traces.errors import UserError
+from opgrip.traces.output import check_writable
+
+PREFIX = "opinfo:"
+
+
+def load_operators(text: str, options: ModelOptions) -> Program:
+    """The program that runs the samples of operators, an operator in each step.
+
+    Raises
+    ------
+    UserError : where no operator is of such a name, a module cannot be imported, or torch's table cannot be had
+    """
+    import torch
+
+    from opgrip.capture.operators.program import operators_program
+
+    request = options.operators
+    device = check_device(options.device)
+    if request.uncovered is not None:
+        check_writable(request.uncovered, force=False)
+    for name in request.import_:
+        try:
+            import_module(name)
+        except Exception as error:
+            raise UserError(f"{name} cannot be imported", cause_of(error)) from error
+    names = [name for name in text.removeprefix(PREFIX).split(",") if name]
+    if not names:
+        raise UserError(f"{text} names no operators", "opinfo:all has all, opinfo:unary those of a category")
+    return operators_program(text, names, str(device), torch.initial_seed(), request)
+
+
+model_sources.register("opinfo")(
+    ModelSource(
+        form="opinfo:all, opinfo:unary or opinfo:add for operators by themselves",
+        matches=lambda text: text.startswith(PREFIX),
+        load=load_operators,
+        lacks=("modules",),
+        hint="leave it out with --model opinfo:NAME",
+    )
+)

@@ -1,0 +1,235 @@
+"""Operators that a command line names, with the shapes and values of their arguments."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from opgrip.replay.cases.cases import ALL_EXCLUDED, Case, matches
+from opgrip.replay.cases.selection import Selection
+from opgrip.replay.cases.sources.source import CaseSet, sources
+from opgrip.traces.arguments import TensorSpec
+from opgrip.traces.errors import UserError
+from opgrip.traces.formats.overloads import NoOverload, bind, op_of, schemas_of
+from opgrip.traces.limits import NESTING
+from opgrip.traces.names import DTYPES, LAYOUTS, MEMORY_FORMATS
+from opgrip.traces.records import OPERATOR, Signature
+from opgrip.traces.suggestions import did_you_mean
+
+PREFIX = "operator:"
+MOST_CONFIGURATIONS = 100_000
+LONGEST = 1 << 62
+"""Bound of the sizes of tensors."""
+WHOLE = ("index", "indices", "target", "targets", "offsets", "repeats", "lengths", "input_lengths", "target_lengths")
+"""Names of arguments whose elements are whole numbers where nothing else is said."""
+BOOLEAN = ("mask", "condition")
+"""Names of those that are truth values."""
+FORM = """give the arguments by name: --inputs '{"self": [1024, 1024], "other": [1024, 1024]}'"""
+TENSOR_KEYS = {"shape", "stride", "dtype", "device"}
+
+
+class OperatorSource:
+    """What `--operator` and `--inputs` say, as `target_of` joins them."""
+
+    lacks: Sequence[str] = ("traces", "samples")
+    hint = "leave it out with --operator"
+    place = 50
+    in_program = False
+
+    def takes(self, target: str) -> bool:
+        """What `target_of` made."""
+        return target.startswith(PREFIX)
+
+    def open(self, target: str, selection: Selection, extensions: Collection[str]) -> CaseSet:
+        """A case for each operator and configuration; raises `UserError` where an operator takes none of them."""
+        request = json.loads(target.removeprefix(PREFIX))
+        signatures = list(_signatures(request["operators"], request["configurations"]))
+        share = 1 / len(signatures)
+        cases = [
+            Case(signature, {}, 1, 0.0, 0.0, share)
+            for signature in signatures
+            if matches(signature.op, selection.op) and not selection.excludes(signature.op)
+        ]
+        if not cases:
+            raise UserError(*ALL_EXCLUDED)
+        return CaseSet(cases[: selection.top])
+
+    def fingerprint(self, target: str) -> str:
+        """A hash of what it says."""
+        return hashlib.blake2b(target.encode(), digest_size=16).hexdigest()
+
+
+def target_of(operators: Sequence[str], inputs: Sequence[str]) -> str:
+    """What stands for operators and configurations of their arguments.
+
+    Parameters
+    ----------
+    operators : names, with or without an overload
+    inputs : JSON, each an object of arguments, or a list of such
+
+    Raises
+    ------
+    UserError : for text that is no such JSON
+    """
+    configurations: list[Any] = []
+    for text in inputs:
+        form = _parse(text)
+        configurations += form if isinstance(form, list) else [form]
+    if not all(isinstance(form, dict) for form in configurations):
+        raise UserError("--inputs is no object of arguments", FORM)
+    if len(configurations) > MOST_CONFIGURATIONS:
+        raise UserError(f"--inputs has more than {MOST_CONFIGURATIONS:,} configurations", "give fewer")
+    return PREFIX + json.dumps({"operators": list(operators), "configurations": configurations or [{}]})
+
+
+def _parse(text: str) -> Any:
+    try:
+        if text.count("[") + text.count("{") > NESTING and _depth(text) > NESTING:
+            raise ValueError("it nests too deep")
+        return json.loads(text, object_pairs_hook=_once)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"--inputs cannot be read ({error})"[:200], FORM) from error
+
+
+def _depth(text: str) -> int:
+    depth = most = 0
+    for character in text:
+        depth += (character in "[{") - (character in "]}")
+        most = max(most, depth)
+    return most
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    form = dict(pairs)
+    if len(form) < len(pairs):
+        raise ValueError("an argument stands twice")
+    return form
+
+
+def _signatures(operators: Sequence[str], configurations: Sequence[Mapping[str, Any]]) -> Iterator[Signature]:
+    number = 0
+    for name in operators:
+        schemas = schemas_of(name)
+        if not schemas:
+            raise UserError(f"no operator {name!r} is registered", _near(name))
+        for form in configurations:
+            op, args, kwargs = _bound(name, schemas, form)
+            yield Signature(number, OPERATOR, op, args, kwargs)
+            number += 1
+
+
+def _bound(
+    name: str, schemas: Sequence[Any], form: Mapping[str, Any]
+) -> tuple[str, tuple[Any, ...], dict[str, Any]]:
+    """The overload that takes a configuration, and its arguments."""
+    reasons: list[str] = []
+    for schema in schemas:
+        try:
+            values = _arguments(schema, form)
+            bound = bind(op_of(schema), (), values)
+        except (NoOverload, ValueError) as error:
+            reasons.append(str(error))
+            continue
+        return bound.op, bound.args, bound.kwargs
+    named = f"{name} takes no such arguments ({reasons[0]})"
+    raise UserError(named, f"its schema is {schemas[0]}" if len(schemas) == 1 else _overloads(schemas))
+
+
+def _overloads(schemas: Sequence[Any]) -> str:
+    names = [op_of(schema) for schema in schemas]
+    return f"name the overload: {', '.join(names[:8])}"
+
+
+def _arguments(schema: Any, form: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of a configuration as a schema's arguments are.
+
+    Raises
+    ------
+    ValueError : where the schema has no such argument, or it is no such value
+    """
+    parameters = {argument.name: argument for argument in schema.arguments}
+    unknown = [name for name in form if name not in parameters]
+    if unknown:
+        raise ValueError(f"{op_of(schema)} has no argument {unknown[0][:60]}")
+    wants_grad = not schema.is_mutable
+    return {name: _value(value, parameters[name].type, name, wants_grad) for name, value in form.items()}
+
+
+def _value(value: Any, kind: Any, name: str, wants_grad: bool) -> Any:
+    match kind.kind():
+        case "OptionalType":
+            return None if value is None else _value(value, kind.getElementType(), name, wants_grad)
+        case "TensorType":
+            return _tensor(value, name, wants_grad)
+        case "ListType":
+            inner = kind.getElementType()
+            return [_value(item, inner, name, wants_grad) for item in value] if isinstance(value, list) else value
+        case "IntType" if isinstance(value, str):
+            for table in (DTYPES, LAYOUTS, MEMORY_FORMATS):
+                if value in table:
+                    return table[value]
+            raise ValueError(f"{name} is {value[:60]!r}, which is no dtype, layout or memory format")
+        case "DeviceObjType" if isinstance(value, str):
+            return _device(value)
+        case "FloatType" | "NumberType" if value in ("inf", "-inf", "nan"):
+            return float(value)
+        case _:
+            return value
+
+
+def _tensor(form: Any, name: str, wants_grad: bool) -> TensorSpec:
+    """A tensor of a shape, or of an object that says more of it."""
+    if isinstance(form, list):
+        form = {"shape": form}
+    if not isinstance(form, dict) or "shape" not in form or not form.keys() <= TENSOR_KEYS:
+        raise ValueError(f"{name} is a tensor: give its shape, or an object of {', '.join(sorted(TENSOR_KEYS))}")
+    shape = _sizes(form["shape"], name)
+    stride = _sizes(form["stride"], name) if "stride" in form else _contiguous(shape)
+    if len(stride) != len(shape):
+        raise ValueError(f"{name} has as many strides as sizes")
+    dtype = DTYPES.get(form["dtype"]) if isinstance(form.get("dtype"), str) else _usual_dtype(name)
+    if dtype is None or not isinstance(form.get("dtype", ""), str):
+        raise ValueError(f"{name} has no dtype of torch")
+    device = str(_device(form.get("device", "cpu")))
+    has_gradient = wants_grad and (dtype.is_floating_point or dtype.is_complex)
+    return TensorSpec(shape, stride, dtype, device, requires_grad=has_gradient)
+
+
+def _usual_dtype(name: str) -> torch.dtype:
+    if name in WHOLE:
+        return torch.int64
+    return torch.bool if name in BOOLEAN else torch.float32
+
+
+def _sizes(form: Any, name: str) -> tuple[int, ...]:
+    if not isinstance(form, list) or not all(type(size) is int and 0 <= size < LONGEST for size in form):
+        raise ValueError(f"{name} has sizes that are whole numbers")
+    return tuple(form)
+
+
+def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
+    steps, step = [], 1
+    for size in reversed(shape):
+        steps.append(step)
+        step *= max(size, 1)
+    return tuple(reversed(steps))
+
+
+def _device(name: Any) -> torch.device:
+    try:
+        return torch.device(name)
+    except (RuntimeError, TypeError) as error:
+        raise ValueError(f"{str(name)[:60]!r} is no device") from error
+
+
+def _near(name: str) -> str:
+    packet = name.replace("::", ".").split(".")[-2 if name.count(".") > 1 else -1]
+    hint = did_you_mean(packet, [other for other in dir(torch.ops.aten) if not other.startswith("__")], form="aten.{}")
+    return hint or f"those of a category are recorded by: opcapture --model opinfo:{packet[:40]}"
+
+
+sources.register("operator")(OperatorSource())

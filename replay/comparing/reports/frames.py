@@ -1,0 +1,35 @@
+"""A comparison as a data frame, and as a notebook shows it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+import pandas as pd
+
+from opgrip.replay.comparing.comparison import Comparison
+from opgrip.replay.comparing.reports.rows import ComparisonColumns, rows_of
+from opgrip.replay.comparing.reports.words import advice, origin, summary, total_line
+from opgrip.replay.measuring.columns import columns_in
+from opgrip.traces.html_forms import as_html
+
+SHOWN = ("verdict", "op", "shapes", "mode", "count", "base_us", "new_us", "ratio", "low", "high", "more_runs", "reason")
+"""Columns that a notebook shows, as far as a row has something in them."""
+
+
+def to_frame(comparison: Comparison) -> pd.DataFrame:
+    """One row a case and mode, those that got worse first."""
+    names = [about.name for about in columns_in(ComparisonColumns)]
+    return pd.DataFrame([asdict(row) for row in rows_of(comparison)], columns=names)
+
+
+def to_html(comparison: Comparison) -> str:
+    """What came of all cases, what the runs were made with that is not the same, and the rows."""
+    lines = [
+        summary(comparison),
+        *(total_line(total) for total in comparison.totals()),
+        f"base: {origin(comparison.base)}",
+        f"new: {origin(comparison.new)}",
+        *(f"differs: {name}: {old}, now {now}" for name, old, now in comparison.differs),
+        *advice(comparison),
+    ]
+    return as_html(lines, to_frame(comparison)[list(SHOWN)].dropna(axis="columns", how="all"))

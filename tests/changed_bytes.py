@@ -1,0 +1,34 @@
+"""Files as a faulty disk, or somebody who means harm, leaves them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hypothesis import strategies as st
+
+from opgrip.traces import TraceReader
+from opgrip.traces.errors import UserError
+
+PIECES = [b"[", b"]", b"{", b'"', b",", b"-1", b"1e999", b"9" * 40, b"null", b"\xff"]
+
+
+def changed(content: bytes, data: st.DataObject) -> bytes:
+    """The content with some of its bytes replaced, removed or repeated."""
+    for _ in range(data.draw(st.integers(1, 4))):
+        place = data.draw(st.integers(0, max(len(content) - 1, 0)))
+        length = data.draw(st.integers(0, 12))
+        copied = st.just(content[place : place + 40])
+        piece = data.draw(st.one_of(st.binary(max_size=6), st.sampled_from(PIECES), copied))
+        content = content[:place] + piece + content[place + length :]
+    return content
+
+
+def read_or_refuse(path: Path, format_name: str) -> None:
+    """Read a file to its end; whatever is wrong with it is told in one line."""
+    told = ""
+    try:
+        for _ in TraceReader(path, format_name=format_name):
+            pass
+    except UserError as error:
+        told = str(error)
+    assert "\n" not in told

@@ -1,0 +1,184 @@
+"""Small files of every format of other tools: what its own writer makes of a small trace, and what is built here.
+
+A format without a writer, or whose readers take more than its writer writes, has a builder in `BUILDERS`. A file is
+called by its name, which some formats look at.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from foreign_data import data_files
+from torch import nn
+
+from opgrip.tools.opgrip import main
+from opgrip.traces.foreign import formats
+
+REAL_BYTES = 30_000
+"""Of real files, where some are beside this checkout, only small ones: mutants of large ones take long."""
+MOST_REAL = 4
+
+
+@dataclass(frozen=True, slots=True)
+class ForeignSeed:
+    """A file of a format, or a folder of files.
+
+    Attributes
+    ----------
+    files : contents by their paths below the seed's folder; of a single file, its name
+    opens : the path that is opened, `.` for the folder
+    """
+
+    format_name: str
+    files: dict[str, bytes]
+    opens: str
+
+    def write(self, folder: Path) -> Path:
+        """Write it into a new folder; the path to open."""
+        for name, content in self.files.items():
+            path = folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
+        return folder / self.opens
+
+
+def readable_formats() -> list[str]:
+    """The formats that a stranger's file may be of."""
+    return [name for name, format_ in formats.items() if format_.read is not None]
+
+
+def make_foreign_seeds(folder: Path, trace: Path) -> list[ForeignSeed]:
+    """Seeds of all formats that are read.
+
+    Parameters
+    ----------
+    folder : to build them in
+    trace : a small trace of ours, for the writers
+    """
+    return [seed for name in readable_formats() for seed in seeds_of(name, folder, trace)]
+
+
+def seeds_of(name: str, folder: Path, trace: Path) -> list[ForeignSeed]:
+    """The seeds of one format: none where the package that it needs is not installed."""
+    place = folder / f"seeds-{name}"
+    place.mkdir(exist_ok=True)
+    paths = [*_written(name, place, trace), *BUILDERS.get(name, _nothing)(place), *_real(name)]
+    return [_seed(name, path) for path in paths]
+
+
+def _seed(name: str, path: Path) -> ForeignSeed:
+    if path.is_dir():
+        inner = sorted(item for item in path.rglob("*") if item.is_file())
+        return ForeignSeed(name, {str(item.relative_to(path)): item.read_bytes() for item in inner}, ".")
+    return ForeignSeed(name, {path.name: path.read_bytes()}, path.name)
+
+
+def _written(name: str, folder: Path, trace: Path) -> Iterator[Path]:
+    """What the format's own writer makes of a trace, by the command."""
+    format_ = formats.get(name)
+    suffix = format_.suffixes[0] if format_ is not None and format_.suffixes else ".bin"
+    path = folder / f"written{suffix}"
+    with suppress(SystemExit):
+        main(["trace", "convert", str(trace), str(path), "--to", name, "--force"])
+    if path.exists():
+        yield path
+
+
+def _real(name: str) -> list[Path]:
+    paths = [path for pattern in REAL.get(name, ()) for path in data_files(pattern)]
+    return [path for path in paths if path.stat().st_size < REAL_BYTES][:MOST_REAL]
+
+
+REAL = {
+    "dlop": ("dlop/*.json",),
+    "param": ("param/configs/**/*.json",),
+    "execution_trace": ("param/execution_traces/**/*",),
+    "tritonbench": ("tritonbench/*.txt",),
+}
+"""Where real files of formats are, beside this checkout."""
+
+
+def _nothing(folder: Path) -> list[Path]:
+    return []
+
+
+def _tritonbench(folder: Path) -> list[Path]:
+    path = folder / "calls.txt"
+    calls = "((T([2, 3], f16), T([2, 3], f16, stride=(0, 1))), {'alpha': -2})", "((T([2, 3], i64), 1e-06), {})"
+    path.write_text("Operator: aten.add.Tensor\n" + "".join(f"cnt: 3, {call}\n" for call in calls))
+    return [path]
+
+
+def _dlop(folder: Path) -> list[Path]:
+    tables = {
+        "add": {"input": [[2, 3], [4]], "other": [[2, 3], ""], "alpha": [1, ""]},
+        "conv2d": {"input": [[1, 3, 8, 8]], "weight": [[4, 3, 3, 3]], "bias": [[4]], "stride": [[1, 1]]},
+    }
+    paths = []
+    for name, table in tables.items():
+        paths.append(folder / f"{name}.json")
+        paths[-1].write_text(json.dumps(table))
+    return paths
+
+
+def _net() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 5)).eval()
+
+
+def _chrome(folder: Path) -> list[Path]:
+    path = folder / "profile.json"
+    net, images = _net(), torch.randn(2, 3, 8, 8)
+    with torch.profiler.profile(record_shapes=True, activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        net(images).sum().backward()
+    profile.export_chrome_trace(str(path))
+    return [path]
+
+
+def _pt2(folder: Path) -> list[Path]:
+    path = folder / "program.pt2"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.export.save(torch.export.export(_net(), (torch.randn(2, 3, 8, 8),)), path)
+    return [path]
+
+
+def _execution_trace(folder: Path) -> list[Path]:
+    path = folder / "observed.json"
+    observer = torch.profiler.ExecutionTraceObserver().register_callback(str(path))
+    net, images = _net(), torch.randn(2, 3, 8, 8)
+    observer.start()
+    net(images).sum().backward()
+    observer.stop()
+    observer.unregister_callback()
+    return [path]
+
+
+def _onnx(folder: Path) -> list[Path]:
+    try:
+        from onnx import TensorProto, helper, save
+    except ModuleNotFoundError:
+        return []
+    image = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 3, 8, 8])
+    result = helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 3, 8, 8])
+    half = helper.make_tensor("half", TensorProto.FLOAT, [1], [0.5])
+    nodes = [helper.make_node("Relu", ["x"], ["z"]), helper.make_node("Mul", ["z", "half"], ["y"])]
+    model = helper.make_model(helper.make_graph(nodes, "g", [image], [result], [half]))
+    save(model, folder / "model.onnx")
+    return [folder / "model.onnx"]
+
+
+BUILDERS: dict[str, Callable[[Path], list[Path]]] = {
+    "tritonbench": _tritonbench,
+    "dlop": _dlop,
+    "chrome": _chrome,
+    "pt2": _pt2,
+    "execution_trace": _execution_trace,
+    "onnx": _onnx,
+}
+"""What makes files of a format in a folder, by its name."""

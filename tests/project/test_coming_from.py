@@ -1,0 +1,72 @@
+"""What docs/coming-from.md tells users of other tools to type works, line by line."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from foreign_data import write_as
+from pasted import PROGRAMS, TRAIN, Pasted, parse_options, run_pasted, why_not
+from programs import ROOT
+
+from opgrip.traces import load
+
+DOCUMENT = ROOT / "docs" / "coming-from.md"
+SPAN = re.compile(r"`([^`]+)`")
+
+
+def _commands() -> list[Pasted]:
+    """What the last column of each table tells to type."""
+    commands = []
+    for number, line in enumerate(DOCUMENT.read_text(encoding="utf-8").splitlines(), 1):
+        cells = [cell.strip() for cell in line.strip().strip("|").split(" | ")]
+        if line.startswith("| ") and len(cells) == 2 and cells[1] not in {"here", "---"}:
+            spans = SPAN.findall(cells[1])
+            commands += [Pasted(number, text) for text in spans if text.partition(" ")[0] in PROGRAMS]
+    return commands
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The files that the lines speak of, each of its kind."""
+    path = tmp_path_factory.mktemp("coming-from")
+    programs = {name: str(Path(sys.executable).parent / name) for name in ("opcapture", "opreplay", "opgrip")}
+    (path / "train.py").write_text(TRAIN, encoding="utf-8")
+    run = ["-o", "script.jsonl", "--", "train.py"]
+    subprocess.run([programs["opcapture"], *run], cwd=path, check=True, capture_output=True)
+    trace = load(path / "script.jsonl")
+    write_as("tritonbench", trace, path / "inputs.txt")
+    write_as("execution-trace", trace, path / "et.json")
+    write_as("backendbench", trace, path / "ops.parquet")
+    (path / "abs.json").write_text(json.dumps({"input_size": [[2, 3], [16, 8]]}), encoding="utf-8")
+    tensor = {"type": "tensor", "dtype": "float", "shape": [8, 8]}
+    config = {"torch.add": {"build": [], "input": [{"args": [tensor, tensor], "kwargs": {}}] * 2}}
+    (path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    for name in ("results.json", "again.json"):
+        replay = ["script.jsonl", "--iterations", "3", "--top", "3", "-o", name]
+        subprocess.run([programs["opreplay"], *replay], cwd=path, check=True, capture_output=True)
+    return path
+
+
+@pytest.mark.parametrize("command", _commands(), ids=lambda pasted: str(pasted.line))
+def test_the_options_of_each_line_are_there(command: Pasted) -> None:
+    parse_options(command)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("command", _commands(), ids=lambda pasted: str(pasted.line))
+def test_each_line_works(command: Pasted, folder: Path, tmp_path: Path) -> None:
+    reason = why_not("docs/coming-from.md", command)
+    if reason is not None:
+        pytest.skip(reason)
+    for file in folder.iterdir():
+        if file.is_file():
+            shutil.copy(file, tmp_path)
+    problem = run_pasted(command, tmp_path, tmp_path / "cache")
+    assert not problem, problem

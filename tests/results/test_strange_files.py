@@ -1,0 +1,208 @@
+"""Files of results from strangers: what they hold is what columns declare, or a line that says what is not."""
+
+from __future__ import annotations
+
+import csv
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from made_runs import HEADER, made_row, made_run
+from programs import run_command
+
+from opgrip.replay.comparing import compare
+from opgrip.replay.comparing.reports.files import FORMS
+from opgrip.replay.outcome import Results, read_run, write_results
+from opgrip.replay.reports.formulas import quoted, unquoted
+from opgrip.tools.report import make_page
+from opgrip.traces.errors import UserError
+
+STRANGE: list[Any] = [
+    None,
+    True,
+    -1,
+    1e308,
+    10**400,
+    float("nan"),
+    float("inf"),
+    "",
+    "x",
+    "\ud800",
+    [],
+    [None],
+    [[]],
+    {},
+]
+FORMULAS = [
+    "=1+1",
+    "+cmd|'/c calc'!A1",
+    "-2+3",
+    "@SUM(A1)",
+    "\t=1",
+    "'=1",
+    "''",
+    "'quoted'",
+    "-1",
+    "-1 +A1",
+    "None",
+    "12",
+]
+
+
+def stored(path: Path, run: Results) -> dict[str, Any]:
+    write_results(run.rows, run.header, path, force=True)
+    document: dict[str, Any] = json.loads(path.read_text())
+    return document
+
+
+def refused(path: Path, document: Any) -> str:
+    path.write_text(document if isinstance(document, str) else json.dumps(document))
+    with pytest.raises(UserError) as told:
+        read_run(path)
+    return str(told.value)
+
+
+@pytest.mark.parametrize(
+    ("column", "cell", "problem"),
+    [
+        ("median_us", "fast", "median_us: 'fast' is no number"),
+        ("median_us", True, "median_us: True is no number"),
+        ("median_us", 1e200, "is too large"),
+        ("count", 1.5, "count: 1.5 is no whole number"),
+        ("count", 10**400, "no whole number of 64 bits"),
+        ("op", 7, "op: 7 is no text"),
+        ("op", None, "op: a row has none"),
+        ("status", "\x1b[2J", "is none of ok, wrong"),
+        ("noisy", "yes", "is neither true nor false"),
+        ("times_us", [1.0, None], "is no list of numbers"),
+        ("times_us", [float("nan")], "is too large, or no number"),
+        ("times_us", 1.0, "is no list of numbers"),
+        ("unheard", 1, "has other columns"),
+    ],
+)
+def test_a_cell_that_its_column_cannot_hold_is_told(column: str, cell: Any, problem: str, tmp_path: Path) -> None:
+    document = stored(tmp_path / "r.json", made_run(1, cases=2))
+    document["results"][1][column] = cell
+    assert problem in refused(tmp_path / "r.json", document)
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        "[]",
+        '"results"',
+        "1",
+        "null",
+        '{"results": 1}',
+        '{"results": ["a"]}',
+        '{"results": {"a": 1}}',
+        "[" * 200_000,
+        '{"results": [], "environment": ' + "[" * 500 + "]" * 500 + "}",
+        '{"results": [], "environment": "here"}',
+        '{"results": [], "trace": ["a"]}',
+        '{"results": [], "accelerator": {"devices": [1]}}',
+        '{"results": [], "seed": 1e999}',
+    ],
+)
+def test_a_document_of_another_form_is_told_in_a_line(document: str, tmp_path: Path) -> None:
+    assert "\n" not in refused(tmp_path / "r.json", document)
+
+
+def test_a_million_names_of_columns_make_no_table(tmp_path: Path) -> None:
+    rows = [{f"column{number}": 1} for number in range(100_000)]
+    assert "has other columns" in refused(tmp_path / "r.json", {"results": rows})
+
+
+@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    column=st.sampled_from(
+        ("op", "key", "shapes", "count", "median_us", "times_us", "repeats", "weights", "status", "case")
+    ),
+    name=st.sampled_from(("trace", "environment", "accelerator", "ceilings", "threads", "device", "time", "tests")),
+    cell=st.sampled_from(STRANGE),
+    fact=st.sampled_from(STRANGE),
+)
+def test_what_is_read_can_be_compared_and_shown(column: str, name: str, cell: Any, fact: Any, tmp_path: Path) -> None:
+    run = made_run(1, cases=3, repeats=2)
+    document = stored(tmp_path / "r.json", run)
+    document["results"][0][column] = cell
+    document[name] = fact
+    (tmp_path / "r.json").write_text(json.dumps(document))
+    try:
+        strange = read_run(tmp_path / "r.json")
+    except UserError:
+        return
+    for one, other in ((strange, run), (run, strange)):
+        comparison = compare(one, other)
+        for write in FORMS.values():
+            write([comparison], []).encode(errors="backslashreplace")
+    make_page({"strange": strange}, {}, "title")
+
+
+def test_a_parquet_file_of_other_types_is_told_in_a_line(tmp_path: Path) -> None:
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    path = tmp_path / "folder=1" / "r.parquet"
+    path.parent.mkdir()
+    run = made_run(1, cases=2)
+    write_results(run.rows, run.header, path, force=False)
+    # the name of a folder is no column
+    assert list(read_run(path).rows) == list(run.rows)
+    table = parquet.ParquetFile(path).read()
+    for name, cells in {"op": [1, 2], "times_us": [1.0, 2.0], "count": ["a", "b"], "status": [b"ok", b"ok"]}.items():
+        place = table.schema.names.index(name)
+        parquet.write_table(table.set_column(place, name, arrow.array(cells)), path)
+        with pytest.raises(UserError, match="does not hold results"):
+            read_run(path)
+    for header in (b"[" * 100_000, b"[]", b"\xff"):
+        parquet.write_table(table.replace_schema_metadata({b"opgrip": header}), path)
+        with pytest.raises(UserError, match="does not hold results"):
+            read_run(path)
+
+
+def test_a_few_bytes_that_stand_for_millions_of_rows_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    monkeypatch.setattr("opgrip.replay.reports.parquet_report.MOST_CELLS", 100_000)
+    cells = arrow.array([1] * 60_000, arrow.int64())
+    parquet.write_table(arrow.table({"case": cells, "count": cells}), tmp_path / "r.parquet", compression="zstd")
+    assert (tmp_path / "r.parquet").stat().st_size < 10_000
+    with pytest.raises(UserError, match="has more than 100,000 cells"):
+        read_run(tmp_path / "r.parquet")
+
+
+@pytest.mark.parametrize("text", FORMULAS)
+def test_no_cell_of_a_csv_begins_a_formula(text: str, tmp_path: Path) -> None:
+    assert unquoted(quoted(text)) == text
+    row = replace(made_row(0, [1.0, 2.0]), op=text, shapes=text, module=text, key="123e45")
+    write_results([row], HEADER, tmp_path / "r.csv", force=False)
+    with (tmp_path / "r.csv").open(newline="") as file:
+        (cells,) = csv.DictReader(file)
+    assert cells["op"][0] not in "=+@\t" or text == "+1"
+    assert cells["op"][0] != "-" or text == "-1"
+    (again,) = read_run(tmp_path / "r.csv").rows
+    assert (again.op, again.shapes, again.key, again.note) == (text.replace("\t", "\\t"), again.op, "123e45", "")
+
+
+def test_names_of_facts_do_not_steer_a_terminal(tmp_path: Path) -> None:
+    run = made_run(1, cases=2)
+    header = {**run.header, "\x1b[2Jname": "x", "environment": {"\x1b]0;title\x07": "y"}}
+    write_results(run.rows, header, tmp_path / "r.json", force=False)
+    shown = run_command("opgrip", "results", "show", tmp_path / "r.json")
+    assert (shown.returncode, "\x1b" in shown.stdout) == (0, False)
+
+
+def test_names_are_text_in_markdown_and_latex(tmp_path: Path) -> None:
+    evil = "[x](javascript:alert(1)) <img src=x onerror=alert(1)> |`_a_ `*b*"
+    rows = [replace(made_row(0, [1.0]), op=evil, captured_total_us=0.0, count=1)]
+    write_results(rows, {**HEADER, "trace": "a\n# b <i>"}, tmp_path / "r.md", force=False)
+    text = (tmp_path / "r.md").read_text()
+    assert "a\\\\n# b \\<i\\>" in text.splitlines()[0]
+    assert "\\[x\\](javascript:alert(1)) \\<img src=x onerror=alert(1)\\> \\|\\`\\_a\\_ \\`\\*b\\*" in text
+    write_results(rows, HEADER, tmp_path / "r.tex", force=False)
+    row = (tmp_path / "r.tex").read_text().partition("\\midrule\n")[2]
+    assert row.startswith("{[}x{]}(javascript")

@@ -1,0 +1,115 @@
+"""BackendBench's operators and their inputs as traces, and traces as those."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+from changed_bytes import changed, read_or_refuse
+from foreign_data import write_as
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from programs import SHIPPED_TRACES
+
+from opgrip.traces import TraceReader, load
+from opgrip.traces.arguments import TensorSpec
+from opgrip.traces.errors import UserError
+from opgrip.traces.foreign import format_of
+
+pytest.importorskip("pyarrow")
+
+ROWS = [
+    ("aten.add.Tensor", "((T([2, 3], f16), T([2, 3], f16, stride=(0, 1))), {'alpha': -2})", 3),
+    ("aten._to_copy.default", "((T([4], f32, [2]),), {'dtype': 'f16', 'device': \"torch.device('cpu')\"})", 2),
+    ("aten.relu.default", "'((T([5], bf16),), {})'", 0),
+]
+
+
+def table(rows: list[tuple[Any, ...]], path: Path) -> Path:
+    columns = ["op_name", "args", "count"]
+    pd.DataFrame(rows, columns=columns).assign(included_in_benchmark=True).to_parquet(path)
+    return path
+
+
+def test_operators_arguments_and_counts_are_read(tmp_path: Path) -> None:
+    path = table(ROWS, tmp_path / "a.parquet")
+    assert format_of(path) == "backendbench"
+    trace = load(path)
+    counts = trace.calls["op"].value_counts().to_dict()
+    assert counts == {"aten.add.Tensor": 3, "aten._to_copy.default": 2, "aten.relu.default": 1}
+    first, second, third = trace.signatures
+    assert first.args[1] == TensorSpec((2, 3), (0, 1), torch.float16, "cpu")
+    assert first.kwargs == {"alpha": -2}
+    assert second.args == (TensorSpec((4,), (2,), torch.float32, "cpu"),)
+    assert second.kwargs == {"dtype": torch.float16, "device": torch.device("cpu")}
+    assert third.args == (TensorSpec((5,), (1,), torch.bfloat16, "cpu"),)
+
+
+def test_an_overload_of_older_torch_is_the_one_that_takes_its_arguments(tmp_path: Path) -> None:
+    rows = [("aten.sum.SymInt", "((T([2, 3], f16), [1], True), {})", 1), ("aten.gone.default", "((), {})", 1)]
+    reader = TraceReader(table(rows, tmp_path / "a.parquet"))
+    trace = load(reader.path, reader=reader)
+    assert trace.calls["op"].tolist() == ["aten.sum.dim_IntList", "aten.gone.default"]
+    assert any("aten.sum.SymInt" in text and "dim_IntList" in text for text in reader.losses.defaults)
+
+
+def test_a_trace_of_ours_is_written_with_the_columns_of_the_data_set(tmp_path: Path) -> None:
+    trace = load(SHIPPED_TRACES[0])
+    losses = write_as("backendbench", trace, tmp_path / "a.parquet")
+    written = pd.read_parquet(tmp_path / "a.parquet")
+    assert written.columns.tolist() == [
+        *("uuid", "op_name", "args", "count", "is_synthetic", "included_in_benchmark", "why_excluded", "runtime_ms"),
+        *("relative_runtime_to_kernel_launch", "runnable", "is_overhead_dominated_op"),
+    ]
+    assert written["uuid"].is_unique
+    assert (written["runtime_ms"] > 0).all()
+    assert int(written["count"].sum()) + sum(losses.skipped.values()) == len(trace.own_calls)
+
+    again = load(tmp_path / "a.parquet")
+    assert len(again.calls) == written["count"].sum()
+    write_as("backendbench", again, tmp_path / "b.parquet")
+    columns = ["uuid", "op_name", "args", "count"]
+    assert written[columns].equals(pd.read_parquet(tmp_path / "b.parquet")[columns])
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        (("aten.relu.default", "((__import__('os').system('true'),), {})", 2), "is no argument"),
+        (("aten.relu.default", None, 2), "cannot be read"),
+        ((None, "((), {})", 2), "without the name"),
+        (("rm -rf /", "((), {})", 2), "without the name"),
+        (("aten.relu.default", "((T([4], f32),), {'device': \"torch.device('nowhere:x')\"})", 2), None),
+    ],
+)
+def test_rows_that_are_no_calls_are_counted(tmp_path: Path, row: tuple[Any, ...], reason: str | None) -> None:
+    reader = TraceReader(table([*ROWS, row], tmp_path / "a.parquet"))
+    assert list(reader)
+    assert [(text, count) for (_, text), count in reader.losses.skipped.items() if reason and reason in text] == (
+        [] if reason is None else [(next(text for _, text in reader.losses.skipped), 2)]
+    )
+
+
+@pytest.mark.parametrize(
+    ("frame", "reason"),
+    [
+        (pd.DataFrame({"op_name": [1], "args": ["((), {})"]}), "not string"),
+        (pd.DataFrame({"op_name": ["a"], "args": [[1]]}), "cannot be read"),
+        (pd.DataFrame({"op_name": ["aten.relu.default"], "args": ["((), {})"], "count": [1 << 40]}), "counts more"),
+    ],
+)
+def test_columns_of_other_kinds_are_refused(tmp_path: Path, frame: pd.DataFrame, reason: str) -> None:
+    frame.to_parquet(tmp_path / "a.parquet")
+    with pytest.raises(UserError, match=reason):
+        list(TraceReader(tmp_path / "a.parquet", format_name="backendbench"))
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_a_changed_file_is_read_or_refused_in_one_line(tmp_path: Path, data: st.DataObject) -> None:
+    path = tmp_path / "a.parquet"
+    path.write_bytes(changed(table(ROWS, path).read_bytes(), data))
+    read_or_refuse(path, "backendbench")

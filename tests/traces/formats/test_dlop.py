@@ -1,0 +1,215 @@
+"""DLOP-Bench's tables of operators as traces."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from changed_bytes import changed, read_or_refuse
+from foreign_data import data_files, needs_data
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from programs import run_command
+
+from opgrip.traces import TraceReader, load
+from opgrip.traces.arguments import TensorSpec
+from opgrip.traces.errors import UserError
+from opgrip.traces.foreign import format_of
+from opgrip.traces.formats.dlop import MOST_BYTES
+from opgrip.traces.values import fit
+
+
+def calls_of(folder: Path, name: str, table: dict[str, list[Any]]) -> list[tuple[str, tuple[Any, ...], dict[str, Any]]]:
+    path = folder / f"{name}.json"
+    path.write_text(json.dumps(table))
+    trace = load(path)
+    signatures = {item.number: item for item in trace.signatures}
+    calls = (signatures[number] for number in trace.calls["signature"])
+    return [(call.op, call.args, call.kwargs) for call in calls]
+
+
+def tensor(*shape: int, dtype: torch.dtype = torch.float32, values: int | None = None) -> TensorSpec:
+    stride = torch.empty(shape, device="meta").stride()
+    return TensorSpec(shape, stride, dtype, "cpu", values=values)
+
+
+def test_columns_are_arguments_by_their_names(tmp_path: Path) -> None:
+    table = {"input": [[2, 8, 6, 6]], "output_size": [[3]]}
+    assert calls_of(tmp_path, "adaptive_avg_pool2d", table) == [
+        ("aten.adaptive_avg_pool2d.default", (tensor(2, 8, 6, 6), [3, 3]), {})
+    ]
+
+
+def test_columns_without_an_arguments_name_are_those_of_their_place(tmp_path: Path) -> None:
+    table = {"x1": [[4, 784, 192]], "x2": [[192]], "x3": [[192]], "x4": [[192]], "x5": [1e-5]}
+    assert calls_of(tmp_path, "layer_norm", table) == [
+        ("aten.layer_norm.default", (tensor(4, 784, 192), [192], tensor(192), tensor(192), 1e-5), {})
+    ]
+
+
+@pytest.mark.parametrize("missing", [None, "", "None", [], [None], [False], ["None"]])
+def test_a_missing_value_is_spelled_in_seven_ways(tmp_path: Path, missing: object) -> None:
+    sizes = {"input_size": [[1, 4, 9, 9]], "kernel_size": [[8, 4, 3, 3]], "bias": [missing]}
+    ((op, args, kwargs),) = calls_of(tmp_path, "conv2d", {**sizes, "stride": [[2, 2]], "groups": [[1]]})
+    assert op == "aten.conv2d.default"
+    assert args[:2] == (tensor(1, 4, 9, 9), tensor(8, 4, 3, 3))
+    assert {"stride": [2, 2], "groups": 1}.items() <= kwargs.items()
+
+
+def test_the_overload_is_that_which_takes_the_cells(tmp_path: Path) -> None:
+    table = {"eq_0": [[3, 4], [3, 4], [3, 4]], "eq_1": [[3, 4], 1, [4]]}
+    assert [op for op, _, _ in calls_of(tmp_path, "eq", table)] == [
+        "aten.eq.Tensor",
+        "aten.eq.Scalar",
+        "aten.eq.Tensor",
+    ]
+    table = {"max1": [[2, 5], [2, 5]], "max2": [[], [5]]}
+    assert [op for op, _, _ in calls_of(tmp_path, "max", table)] == ["aten.max.default", "aten.max.other"]
+
+
+def test_a_list_of_fractions_is_a_tensor_of_these(tmp_path: Path) -> None:
+    table = {"add1": [[128, 256]], "add2": [[1e-06]]}
+    assert calls_of(tmp_path, "add", table) == [("aten.add.Tensor", (tensor(128, 256), tensor(1, values=0)), {})]
+    trace = load(tmp_path / "add.json")
+    assert trace.values == {0: fit(torch.tensor([1e-06]))}
+
+
+def test_chances_are_drawn_between_zero_and_one(tmp_path: Path) -> None:
+    table = {"size": [[50, 4]]}
+    calls_of(tmp_path, "bernoulli", table)
+    (model,) = load(tmp_path / "bernoulli.json").values.values()
+    drawn = model.draw((50, 4), torch.float32, torch.Generator().manual_seed(1))
+    assert 0 <= float(drawn.min()) < 0.2
+    assert 0.8 < float(drawn.max()) <= 1
+
+
+def test_words_texts_and_dtypes_are_what_the_operator_takes(tmp_path: Path) -> None:
+    table = {"x1": [[5, 2]], "x2": [[5, 2]], "reduction": ["none"]}
+    assert calls_of(tmp_path, "mse_loss", table)[0][1] == (tensor(5, 2), tensor(5, 2), 0)
+    table = {"input": [[4, 8]], "masked": [[4, 8]], "value": ["-inf"]}
+    mask = tensor(4, 8, dtype=torch.bool)
+    assert calls_of(tmp_path, "masked_fill", table)[0][1] == (tensor(4, 8), mask, float("-inf"))
+    table = {"size": [[32], 7], "fill_value": [1, 2], "dtype": ["int64", "None"]}
+    calls = calls_of(tmp_path, "full", table)
+    assert calls == [
+        ("aten.full.default", ([32], 1), {"dtype": torch.int64}),
+        ("aten.full.default", ([7], 2), {}),
+    ]
+
+
+def test_tensors_of_several_columns_are_one_argument(tmp_path: Path) -> None:
+    table = {"dim": [[False], [1]], "tensor0": [[2, 3], [4, 1]], "tensor1": [[2, 5], [4, 2]], "tensor2": [[], [4, 3]]}
+    assert calls_of(tmp_path, "cat", table) == [
+        ("aten.cat.default", ([tensor(2, 3), tensor(2, 5)], 1), {}),
+        ("aten.cat.default", ([tensor(4, 1), tensor(4, 2), tensor(4, 3)], 1), {}),
+    ]
+
+
+def test_a_function_of_several_operators_is_counted_with_the_reason(tmp_path: Path) -> None:
+    (tmp_path / "normalize.json").write_text(json.dumps({"input": [[4, 8], [2, 2]], "p": [2, ""]}))
+    trace = load(tmp_path / "normalize.json")
+    assert trace.end is not None
+    (dropped,) = trace.end.dropped
+    assert (dropped.op, dropped.count) == ("normalize", 2)
+    assert "several operators" in dropped.reason
+
+
+@needs_data
+def test_most_operators_of_the_real_files_become_calls() -> None:
+    paths = data_files("dlop/*.json")
+    traces = {path.stem: load(path) for path in paths}
+    assert [path for path in paths if format_of(path) != "dlop"] == []
+    empty = [name for name, trace in traces.items() if trace.calls.empty]
+    assert empty == ["mhaf"]
+    rows = {path.stem: max(map(len, json.loads(path.read_bytes()).values())) for path in paths}
+    for name, trace in traces.items():
+        assert trace.end is not None
+        assert len(trace.calls) + sum(item.count for item in trace.end.dropped) == rows[name], name
+    assert sum(len(trace.calls) for trace in traces.values()) >= 0.98 * sum(rows.values())
+
+
+@needs_data
+def test_a_real_table_is_replayed(tmp_path: Path) -> None:
+    (path,) = data_files("dlop/masked_fill_.json")
+    done = run_command("opreplay", path, "--iterations", "1", "--top", "2", "--strict", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "aten.masked_fill_" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"size": [[1]], "size": [[2]]}',
+        '{"size": [' + "[" * 500 + "]" * 500 + "]}",
+        '{"size": [[1], [2',
+        '{"size": [[1]], "dtype": "float32"}',
+        '{"size": [[1]]' + "".join(f', "c{place}": [1]' for place in range(300)) + "}",
+    ],
+)
+def test_a_broken_table_is_one_line(tmp_path: Path, text: str) -> None:
+    (tmp_path / "ones.json").write_text(text)
+    with pytest.raises(UserError):
+        list(TraceReader(tmp_path / "ones.json", format_name="dlop"))
+
+
+def test_a_table_that_is_larger_than_any_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "ones.json").write_text('{"size": [' + "1," * (MOST_BYTES // 2) + "1]}")
+    with pytest.raises(UserError, match="more than 16 MB"):
+        list(TraceReader(tmp_path / "ones.json"))
+
+
+@pytest.mark.parametrize("cell", [[-1], [1 << 63], [10**400], ["x"], {"a": 1}, [1] * 1000, True])
+def test_a_cell_that_is_no_argument_is_counted(tmp_path: Path, cell: object) -> None:
+    (tmp_path / "relu.json").write_text(json.dumps({"relu_0": [[2, 2], cell]}))
+    reader = TraceReader(tmp_path / "relu.json", format_name="dlop")
+    assert list(reader)
+    assert sum(reader.losses.skipped.values()) == 1
+
+
+@pytest.mark.parametrize(
+    "text", ['{"traceEvents": [{"ph": "X"}]}', '{"schema": "1.0", "nodes": []}', '{"aten::add": {"config": []}}', "[1]"]
+)
+def test_other_json_is_no_table(tmp_path: Path, text: str) -> None:
+    (tmp_path / "a.json").write_text(text)
+    assert format_of(tmp_path / "a.json") != "dlop"
+
+
+NAMES = ["add", "cat", "conv2d", "interpolate", "ctc_loss", "einsum", "max_unpool2d", "triu", "max", "view"]
+COLUMNS = ["x1", "x2", "x3", "input_size", "mode", "dim", "dtype", "padding", "tensor0", "stride"]
+CELLS = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=6),
+    lambda inner: st.lists(inner, max_size=4),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.sampled_from(
+        ["add", "cat", "conv2d", "interpolate", "ctc_loss", "einsum", "max_unpool2d", "triu", "max", "view"]
+    ),
+    st.dictionaries(
+        st.sampled_from(COLUMNS),
+        st.lists(CELLS, max_size=3),
+        max_size=8,
+    ),
+)
+def test_whatever_stands_in_a_table_is_read_or_counted(
+    tmp_path: Path, name: str, table: dict[str, list[object]]
+) -> None:
+    (tmp_path / f"{name}.json").write_text(json.dumps(table))
+    reader = TraceReader(tmp_path / f"{name}.json", format_name="dlop")
+    records = list(reader)
+    assert records
+    assert sum(reader.losses.skipped.values()) <= max(map(len, table.values()), default=0)
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_a_changed_file_is_read_or_refused_in_one_line(tmp_path: Path, data: st.DataObject) -> None:
+    base = json.dumps({"input": [[2, 8, 6, 6]] * 3, "output_size": [[3], [None, 1], [1, 1]]}).encode()
+    (tmp_path / "adaptive_avg_pool2d.json").write_bytes(changed(base, data))
+    read_or_refuse(tmp_path / "adaptive_avg_pool2d.json", "dlop")

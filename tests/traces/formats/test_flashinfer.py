@@ -1,0 +1,297 @@
+"""FlashInfer-Bench's definitions and workloads as traces, and traces as those."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from changed_bytes import changed, read_or_refuse
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from programs import SHIPPED_TRACES, run_command
+
+from opgrip.traces import Trace, TraceReader, load
+from opgrip.traces.arguments import TensorSpec, leaves
+from opgrip.traces.errors import FormatError
+from opgrip.traces.foreign import Losses, format_of, formats
+from opgrip.traces.formats.stored_tensors import read_tensor, write_tensors
+from opgrip.traces.values import fit
+
+GEMM = {
+    "name": "gemm_n64_k32",
+    "op_type": "gemm",
+    "axes": {"M": {"type": "var"}, "N": {"type": "const", "value": 64}, "K": {"type": "const", "value": 32}},
+    "inputs": {"A": {"shape": ["M", "K"], "dtype": "float16"}, "B": {"shape": ["N", "K"], "dtype": "float16"}},
+    "outputs": {"C": {"shape": ["M", "N"], "dtype": "float16"}},
+    "reference": "import torch\n\ndef run(A, B):\n    C = torch.matmul(A, B.T)\n    return C",
+}
+NORM = {
+    "name": "rmsnorm_h8",
+    "op_type": "rmsnorm",
+    "axes": {"rows": {"type": "var"}, "hidden": {"type": "const", "value": 8}},
+    "inputs": {
+        "hidden_states": {"shape": ["rows", "hidden"], "dtype": "bfloat16"},
+        "weight": {"shape": ["hidden"], "dtype": "bfloat16"},
+    },
+    "outputs": {"output": {"shape": ["rows", "hidden"], "dtype": "bfloat16"}},
+    "reference": "def run(hidden_states, weight):\n    EPS = 1e-5\n    return hidden_states * weight",
+}
+GATHER = {
+    "name": "index_select_1",
+    "op_type": "index_select",
+    "axes": {"n": {"type": "const", "value": 9}, "k": {"type": "var"}},
+    "inputs": {"self": {"shape": ["n"], "dtype": "float32"}, "index": {"shape": ["k"], "dtype": "int64"}},
+    "outputs": {},
+    "reference": "import torch\ndef run(self, index):\n    return torch.ops.aten.index_select.default(self, 0, index)",
+}
+
+
+def workload(name: str, axes: dict[str, Any], inputs: dict[str, Any] | None = None, number: int = 0) -> str:
+    kept = {"uuid": f"{name}-{number}", "axes": axes, "inputs": inputs or {}}
+    return json.dumps({"definition": name, "workload": kept, "solution": None, "evaluation": None}) + "\n"
+
+
+def data_set(root: Path, *definitions: dict[str, Any], lines: str) -> Path:
+    """A data set of these definitions; the file of its workloads."""
+    for definition in definitions:
+        path = root / "definitions" / definition["op_type"] / f"{definition['name']}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(definition))
+    path = root / "workloads" / "all.jsonl"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(lines)
+    return path
+
+
+def skipped(path: Path) -> set[str]:
+    reader = TraceReader(path, format_name="flashinfer")
+    assert list(reader)
+    return {reason for _, reason in reader.losses.skipped}
+
+
+def test_workloads_are_calls_of_the_operator_that_does_the_same(tmp_path: Path) -> None:
+    lines = workload("gemm_n64_k32", {"M": 5}) + workload("rmsnorm_h8", {"rows": 3})
+    path = data_set(tmp_path, GEMM, NORM, lines=lines)
+    assert format_of(path) == format_of(tmp_path) == "flashinfer"
+    for trace in (load(path), load(tmp_path)):
+        gemm, norm = trace.signatures
+        half = torch.float16
+        assert (gemm.op, gemm.args) == (
+            "aten.linear.default",
+            (TensorSpec((5, 32), (32, 1), half, "cpu"), TensorSpec((64, 32), (32, 1), half, "cpu")),
+        )
+        assert norm.op == "aten.rms_norm.default"
+        assert norm.args[1:] == ([8], TensorSpec((8,), (1,), torch.bfloat16, "cpu"), 1e-5)
+
+
+def test_a_definition_is_called_with_the_workloads_beside_it(tmp_path: Path) -> None:
+    data_set(tmp_path, GEMM, lines="")
+    (tmp_path / "workloads" / "gemm_n64_k32.jsonl").write_text(
+        workload("gemm_n64_k32", {"M": 5}) + workload("gemm_n64_k32", {"M": 6}, number=1)
+    )
+    path = tmp_path / "definitions" / "gemm" / "gemm_n64_k32.json"
+    assert format_of(path) == "flashinfer"
+    assert [item.args[0].shape for item in load(path).signatures] == [(5, 32), (6, 32)]
+    (tmp_path / "workloads" / "gemm_n64_k32.jsonl").unlink()
+    assert skipped(path) == {"no workload says how large it is"}
+
+
+def test_a_workload_counts_once_for_all_its_solutions(tmp_path: Path) -> None:
+    path = data_set(tmp_path, GEMM, lines=workload("gemm_n64_k32", {"M": 5}) * 3)
+    assert len(load(path).calls) == 1
+
+
+def test_stored_values_are_drawn_again(tmp_path: Path) -> None:
+    source = {"type": "safetensors", "path": "blob/a.safetensors", "tensor_key": "index"}
+    path = data_set(tmp_path, GATHER, lines=workload("index_select_1", {"k": 3}, {"index": source}))
+    (tmp_path / "blob").mkdir()
+    values = torch.tensor([8, 0, 3])
+    write_tensors(tmp_path / "blob" / "a.safetensors", {"index": values})
+    trace = load(path)
+    assert trace.calls["op"].tolist() == ["aten.index_select.default"]
+    assert trace.values == {0: fit(values)}
+    assert trace.signatures[0].args[2].values == 0
+
+
+@pytest.mark.parametrize("name", ["../a.safetensors", "/etc/passwd", "blob/none.safetensors"])
+def test_values_outside_of_the_folder_or_not_there_are_said(tmp_path: Path, name: str) -> None:
+    write_tensors(tmp_path / "a.safetensors", {"index": torch.tensor([8, 0, 3])})
+    source = {"type": "safetensors", "path": name, "tensor_key": "index"}
+    path = data_set(tmp_path / "set", GATHER, lines=workload("index_select_1", {"k": 3}, {"index": source}))
+    reader = TraceReader(path)
+    assert not load(path, reader=reader).values
+    assert any(name in text for text in reader.losses.defaults)
+
+
+@pytest.mark.parametrize(
+    ("change", "axes", "reason"),
+    [
+        (
+            {"op_type": "gqa_paged", "reference": "def run(A, B):\n    import os\n    os.abort()"},
+            {"M": 1},
+            "no operator",
+        ),
+        ({}, {}, "how large"),
+        ({}, {"M": -1}, "number of elements"),
+        ({}, {"M": 1 << 80}, "number of elements"),
+        ({"inputs": {"A": {"shape": ["M", "Q"], "dtype": "float16"}}}, {"M": 1}, "not defined"),
+        ({"inputs": {"A": {"shape": ["M"], "dtype": "float4_e2m1"}}}, {"M": 1}, "torch has no"),
+        ({"inputs": {"A": {"shape": None, "dtype": "float32"}}}, {"M": 1}, "does not tell"),
+        ({"inputs": [1]}, {"M": 1}, "no object"),
+        ({"axes": 3}, {"M": 1}, "no object"),
+    ],
+)
+def test_what_is_no_call_is_counted_with_the_reason(
+    tmp_path: Path, change: dict[str, Any], axes: dict[str, Any], reason: str
+) -> None:
+    path = data_set(tmp_path, {**GEMM, **change}, lines=workload("gemm_n64_k32", axes))
+    (told,) = skipped(path)
+    assert reason in told
+
+
+@pytest.mark.parametrize("name", ["../../secret", "", "a/b", "x" * 500, "nothing"])
+def test_definitions_are_looked_for_in_their_folder_alone(tmp_path: Path, name: str) -> None:
+    path = data_set(tmp_path, GEMM, lines=workload(name, {"M": 1}))
+    assert skipped(path) == {"no definition of this name beside it"}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "torch.ops.aten.relu.default(__import__('os').abort())",
+        "torch.ops.aten.relu.default(*A)",
+        "torch.ops.aten.relu.default(" + "[" * 3000 + "]" * 3000 + ")",
+        "torch.ops.aten.relu.default(A)()",
+        "open('/etc/passwd')",
+    ],
+)
+def test_a_reference_is_never_run(tmp_path: Path, text: str) -> None:
+    definition = {**GEMM, "op_type": "other", "reference": f"import torch\ndef run(A, B):\n    return {text}"}
+    path = data_set(tmp_path, definition, lines=workload("gemm_n64_k32", {"M": 1}))
+    (told,) = skipped(path)
+    assert "no operator of torch does" in told
+
+
+def written(trace: Trace, folder: Path) -> Losses:
+    format_ = formats.get("flashinfer")
+    assert format_ is not None
+    assert format_.write_folder is not None
+    folder.mkdir()
+    losses = Losses()
+    format_.write_folder(trace, folder, losses)
+    return losses
+
+
+def plain(trace: Trace) -> set[str]:
+    """Operators with their arguments' shapes, dtypes and plain values, tuples as lists."""
+
+    def form(value: Any) -> Any:
+        match value:
+            case TensorSpec():
+                return (value.shape, value.dtype)
+            case list() | tuple():
+                return [form(item) for item in value]
+            case dict():
+                return {name: form(item) for name, item in value.items()}
+        return value
+
+    own = set(trace.own_calls["signature"])
+    return {f"{item.op} {form(item.args)} {form(item.kwargs)}" for item in trace.signatures if item.number in own}
+
+
+def test_a_trace_of_ours_is_the_same_calls_again_but_for_what_is_said(tmp_path: Path) -> None:
+    trace = load(SHIPPED_TRACES[0])
+    losses = written(trace, tmp_path / "set")
+    reader = TraceReader(tmp_path / "set")
+    again = load(reader.path, reader=reader)
+    assert not reader.losses.skipped
+    assert plain(again) <= plain(trace)
+    missing = {text.partition(" ")[0] for text in plain(trace) - plain(again)}
+    assert missing <= {op for op, _ in losses.skipped}
+    assert len(again.calls) >= 0.9 * trace.own_calls["signature"].nunique()
+    # what decides where an operator reads or writes is there again
+    indices = [
+        leaf
+        for item in again.signatures
+        for leaf in leaves(item.args)
+        if isinstance(leaf, TensorSpec) and leaf.dtype == torch.int64 and math.prod(leaf.shape)
+    ]
+    assert indices
+    assert all(leaf.values is not None for leaf in indices)
+
+
+def test_the_tool_itself_takes_what_was_written(tmp_path: Path) -> None:
+    data = pytest.importorskip("flashinfer_bench.data")
+    written(load(SHIPPED_TRACES[0]), tmp_path / "set")
+    traces = data.TraceSet.from_path(str(tmp_path / "set"))
+    for name, items in traces.workloads.items():
+        for item in items:
+            definition = traces.definitions[name]
+            assert set(item.workload.inputs) == set(definition.inputs)
+            assert len(definition.get_input_shapes(item.workload.axes)) == len(definition.inputs)
+
+
+def test_commands_write_and_replay_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("Operator: aten.relu.default\ncnt: 3, ((T([4, 3], f32),), {})\n")
+    convert = ("opgrip", "trace", "convert", "a.txt", "set", "--to", "flashinfer")
+    done = run_command(*convert, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "how often it was called" in done.stderr
+    done = run_command(*convert, cwd=tmp_path)
+    assert (done.returncode, "set exists" in done.stderr) == (2, True)
+    (path,) = tmp_path.glob("set/workloads/*/*.jsonl")
+    done = run_command("opreplay", path, "--iterations", "1", "--strict", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_a_changed_file_is_read_or_refused_in_one_line(tmp_path: Path, data: st.DataObject) -> None:
+    source = {"type": "safetensors", "path": "a.safetensors", "tensor_key": "index"}
+    path = data_set(tmp_path, GATHER, lines=workload("index_select_1", {"k": 3}, {"index": source}))
+    (tmp_path / "a.safetensors").unlink(missing_ok=True)
+    write_tensors(tmp_path / "a.safetensors", {"index": torch.tensor([8, 0, 3])})
+    (definition,) = tmp_path.glob("definitions/*/*.json")
+    victim = data.draw(st.sampled_from([path, definition, tmp_path / "a.safetensors"]))
+    victim.write_bytes(changed(victim.read_bytes(), data))
+    read_or_refuse(path, "flashinfer")
+
+
+TENSORS = {
+    "a": torch.arange(6).reshape(2, 3),
+    "b": torch.tensor([True, False]),
+    "c": torch.empty(0, 4, dtype=torch.bfloat16),
+    "d": torch.tensor(1.5, dtype=torch.float16),
+}
+
+
+def test_files_of_tensors_are_those_of_safetensors(tmp_path: Path) -> None:
+    package = pytest.importorskip("safetensors.torch")
+    write_tensors(tmp_path / "ours.safetensors", TENSORS)
+    package.save_file(TENSORS, tmp_path / "theirs.safetensors")
+    for name, tensor in package.load_file(tmp_path / "ours.safetensors").items():
+        assert torch.equal(tensor, TENSORS[name])
+    for name, tensor in TENSORS.items():
+        assert torch.equal(read_tensor(tmp_path / "theirs.safetensors", name), tensor)
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"dtype": "I64", "shape": [1 << 40], "data_offsets": [0, 1 << 43]},
+        {"dtype": "I64", "shape": [2], "data_offsets": [0, 8]},
+        {"dtype": "I64", "shape": [-1], "data_offsets": [8, 0]},
+        {"dtype": "X9", "shape": [1], "data_offsets": [0, 8]},
+        {"dtype": "I64", "shape": [4], "data_offsets": [0, 32]},
+        [1],
+    ],
+)
+def test_a_tensor_that_is_not_what_its_header_says_is_refused(tmp_path: Path, entry: object) -> None:
+    header = json.dumps({"a": entry}).encode()
+    (tmp_path / "a.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(8))
+    with pytest.raises(FormatError):
+        read_tensor(tmp_path / "a.safetensors", "a")

@@ -1,0 +1,404 @@
+"""ONNX models as traces: those that torch exports, and nodes by hand against onnx's own evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from foreign_data import mutants, results_of
+from hypothesis import HealthCheck, given, settings
+from optional import optional
+from torch import nn
+
+from opgrip.traces import Trace, load
+from opgrip.traces.arguments import leaves, tensors
+from opgrip.traces.errors import UserError
+from opgrip.traces.extras import needed
+from opgrip.traces.formats.onnx_operators import TABLE
+from opgrip.traces.tensor_specs import TensorSpec
+
+onnx = optional("onnx")
+optional("onnxscript")
+
+from onnx import TensorProto, helper, numpy_helper  # noqa: E402
+from onnx.reference import ReferenceEvaluator  # noqa: E402
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(8, 8, 3, padding=1, bias=False)
+        self.norm = nn.BatchNorm2d(8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(x + self.norm(self.conv(x)))
+
+
+class Detector(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(3, 8, 7, stride=2, padding=3), nn.ReLU(), nn.MaxPool2d(3, 2, 1))
+        self.layers = nn.Sequential(Block(), Block())
+        self.head = nn.Linear(8, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.layers(self.stem(x)).mean((2, 3))).softmax(-1)
+
+
+class Encoder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(30, 16)
+        self.norm = nn.LayerNorm(16)
+        self.layer = nn.TransformerEncoderLayer(16, 4, 32, batch_first=True, activation="gelu")
+        self.head = nn.Linear(16, 30)
+
+    def forward(self, words: torch.Tensor) -> torch.Tensor:
+        return self.head(self.layer(self.norm(self.words(words))))
+
+
+@pytest.mark.parametrize(
+    ("model", "example", "names", "modules"),
+    [
+        (
+            Detector(),
+            torch.randn(2, 3, 32, 32),
+            {"aten.convolution.default", "aten.max_pool2d_with_indices.default", "aten.addmm.default"},
+            {"stem.0", "layers.0.conv", "head"},
+        ),
+        (
+            Encoder(),
+            torch.randint(0, 30, (2, 12)),
+            {"aten.embedding.default", "aten.native_layer_norm.default", "aten.matmul.default", "aten.gelu.default"},
+            {"words", "layer.self_attn", "head"},
+        ),
+    ],
+    ids=["convolutions", "attention"],
+)
+@pytest.mark.parametrize("exporter", ["dynamo", "torchscript"])
+def test_an_exported_model_runs_by_its_nodes(
+    model: nn.Module, example: torch.Tensor, names: set[str], modules: set[str], exporter: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "model.onnx"
+    export(model.eval(), example, path, exporter)
+    trace = load(path)
+    assert trace.end is not None
+    nodes = [node for node in onnx.load(path).graph.node if node.op_type != "Constant"]
+    assert sum(item.count for item in trace.end.dropped) <= 0.05 * len(nodes)
+    assert len(trace.calls) >= 0.95 * len(nodes)
+    assert set(trace.calls["op"]) >= names
+    if exporter == "dynamo":
+        # a batch normalization is folded into its convolution, under whose name it then stands
+        assert set(trace.calls["module"]) >= modules - {"stem.0", "layers.0.conv"}
+    check_results(trace)
+
+
+def export(model: nn.Module, example: torch.Tensor, path: Path, exporter: str) -> None:
+    if exporter == "dynamo":
+        torch.onnx.export(model, (example,), path, dynamo=True, external_data=False, verbose=False)
+        return
+    names: dict[str, Any] = {"input_names": ["x"], "dynamic_axes": {"x": {0: "batch"}}}
+    torch.onnx.export(model, (example,), path, dynamo=False, **names)
+
+
+def check_results(trace: Trace) -> None:
+    """Every call gives what the model's node does: shapes and types."""
+    for signature, results in results_of(trace):
+        for actual, expected in zip(leaves(results), leaves(signature.outputs), strict=True):
+            if isinstance(expected, TensorSpec):
+                assert isinstance(actual, torch.Tensor)
+                assert (tuple(actual.shape), actual.dtype) == (expected.shape, expected.dtype), signature.op
+
+
+def test_sizes_that_a_model_leaves_open_are_stated(tmp_path: Path) -> None:
+    node = helper.make_node("Relu", ["x"], ["y"])
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 3, "height"])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", 3, "height"])
+    trace = write([node], [x], [y], tmp_path)
+    assert [spec.shape for spec in tensors(trace.signatures[0].args)] == [(1, 3, 64)]
+    assert any("leaves open" in text for text in trace.header["defaults"])
+
+
+def test_small_constants_keep_their_values_and_weights_do_not(tmp_path: Path) -> None:
+    x, y = (
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in (("x", (9, 3)), ("y", (4, 3)))
+    )
+    index = numpy_helper.from_array(np.array([8, 0, -1, 3]), "index")
+    trace = write([helper.make_node("Gather", ["x", "index"], ["y"], axis=0)], [x], [y], tmp_path, [index])
+    (signature,) = trace.signatures
+    assert signature.op == "aten.index_select.default"
+    assert [trace.values[spec.values].data for spec in tensors(signature.args) if spec.values is not None] == [
+        [8, 0, -1, 3]
+    ]
+
+
+def test_the_memory_of_a_view_is_that_of_its_base(tmp_path: Path) -> None:
+    shape = numpy_helper.from_array(np.array([6]), "shape")
+    nodes = [
+        helper.make_node("Relu", ["x"], ["a"]),
+        helper.make_node("Reshape", ["a", "shape"], ["b"]),
+        helper.make_node("Add", ["b", "b"], ["y"]),
+    ]
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, size) for name, size in (("x", (2, 3)), ("y", (6,))))
+    trace = write(nodes, [x], [y], tmp_path, [shape])
+    numbers = [list(trace.storages[row.first_storage :][: row.tensors]) for row in trace.calls.itertuples()]
+    (x_, a_), (view_of, view), (left, right, out) = numbers
+    assert a_ == view_of == view == left == right
+    assert len({x_, a_, out}) == 3
+
+
+def write(
+    nodes: Sequence[Any], inputs: Sequence[Any], outputs: Sequence[Any], folder: Path, constants: Sequence[Any] = ()
+) -> Trace:
+    path = folder / "model.onnx"
+    path.write_bytes(model_of(nodes, inputs, outputs, constants).SerializeToString())
+    return load(path)
+
+
+def model_of(nodes: Sequence[Any], inputs: Sequence[Any], outputs: Sequence[Any], constants: Sequence[Any] = ()) -> Any:
+    graph = helper.make_graph(nodes, "g", inputs, outputs, initializer=constants)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+
+
+def normal(*shape: int) -> np.ndarray[Any, Any]:
+    return np.random.default_rng(sum(shape)).standard_normal(shape).astype(np.float32)
+
+
+def positive(*shape: int) -> np.ndarray[Any, Any]:
+    return np.abs(normal(*shape)) + np.float32(0.1)
+
+
+def whole(*values: int) -> np.ndarray[Any, Any]:
+    return np.array(values, np.int64)
+
+
+IMAGE, SQUARE = normal(2, 4, 6, 6), normal(3, 4)
+TRUE_FALSE = SQUARE > 0
+NODES: dict[str, tuple[list[Any], dict[str, Any]]] = {
+    **dict.fromkeys(("Abs", "Ceil", "Cos", "Erf", "Exp", "Floor", "Identity", "Neg", "Relu", "Round"), ([SQUARE], {})),
+    **dict.fromkeys(
+        ("Asinh", "Atan", "Cosh", "Sigmoid", "Sign", "Sin", "Sinh", "Softplus", "Tan", "Tanh"), ([SQUARE], {})
+    ),
+    **dict.fromkeys(("HardSwish", "IsInf", "IsNaN", "Selu", "Mish", "Celu", "LeakyRelu"), ([SQUARE], {})),
+    **dict.fromkeys(("Log", "Reciprocal", "Sqrt"), ([positive(3, 4)], {})),
+    **dict.fromkeys(("Acos", "Asin", "Atanh"), ([np.tanh(SQUARE)], {})),
+    **dict.fromkeys(("Add", "Sub", "Mul", "Div", "Max", "Min", "Sum"), ([SQUARE, normal(4)], {})),
+    **dict.fromkeys(("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual"), ([SQUARE, normal(3, 1)], {})),
+    **dict.fromkeys(("And", "Or", "Xor"), ([TRUE_FALSE, TRUE_FALSE[:1]], {})),
+    **dict.fromkeys(("BitwiseAnd", "BitwiseOr", "BitwiseXor"), ([whole(5, 6), whole(3, 9)], {})),
+    **dict.fromkeys(("ReduceMax", "ReduceMean", "ReduceMin", "ReduceSum"), ([IMAGE, (whole(1, 3),)], {"keepdims": 0})),
+    **dict.fromkeys(("ReduceL1", "ReduceL2", "ReduceLogSumExp"), ([IMAGE, (whole(-1),)], {})),
+    **dict.fromkeys(("ArgMax", "ArgMin"), ([SQUARE], {"axis": 1, "keepdims": 0})),
+    **dict.fromkeys(("Softmax", "LogSoftmax"), ([SQUARE], {"axis": 0})),
+    "Acosh": ([positive(3, 4) + 1], {}),
+    "AveragePool": ([IMAGE], {"kernel_shape": [3, 3], "pads": [1, 1, 1, 1], "strides": [2, 2]}),
+    "BatchNormalization": ([IMAGE, normal(4), normal(4), normal(4), positive(4)], {"epsilon": 0.01}),
+    "BitwiseNot": ([whole(5, -6)], {}),
+    "Cast": ([SQUARE], {"to": TensorProto.INT32}),
+    "CastLike": ([SQUARE, whole(1)], {}),
+    "Clip": ([SQUARE, (np.float32(-0.5),), (np.float32(0.5),)], {}),
+    "Concat": ([SQUARE, normal(2, 4)], {"axis": 0}),
+    "ConstantOfShape": ([(whole(2, 3),)], {"value": helper.make_tensor("v", TensorProto.FLOAT, [1], [2.5])}),
+    "Conv": ([IMAGE, normal(6, 2, 3, 3), normal(6)], {"group": 2, "pads": [0, 1, 1, 2], "strides": [2, 1]}),
+    "ConvTranspose": ([IMAGE, normal(4, 3, 3, 3)], {"strides": [2, 2], "pads": [1, 1, 1, 1], "output_padding": [1, 1]}),
+    "CumSum": ([SQUARE, (whole(1),)], {}),
+    "DepthToSpace": ([IMAGE], {"blocksize": 2, "mode": "CRD"}),
+    "Dropout": ([SQUARE], {}),
+    "Einsum": ([SQUARE, normal(4, 5)], {"equation": "ij,jk->ki"}),
+    "Elu": ([SQUARE], {"alpha": 0.5}),
+    "Expand": ([normal(3, 1), (whole(2, 1, 4),)], {}),
+    "Flatten": ([IMAGE], {"axis": 2}),
+    "Gather": ([IMAGE, whole(3, 1, -1, 0).reshape(2, 2) % 4], {"axis": 1}),
+    "GatherElements": ([SQUARE, whole(1, 0, 2, 1).reshape(1, 4)], {}),
+    "Gemm": ([normal(4, 3), normal(5, 4), normal(5)], {"transA": 1, "transB": 1, "alpha": 0.5, "beta": 2.0}),
+    "GlobalAveragePool": ([IMAGE], {}),
+    "GlobalMaxPool": ([IMAGE], {}),
+    "GridSample": ([IMAGE, np.tanh(normal(2, 5, 5, 2))], {"mode": "bilinear"}),
+    "HardSigmoid": ([SQUARE], {"alpha": 1 / 6}),
+    "InstanceNormalization": ([IMAGE, normal(4), normal(4)], {}),
+    "LayerNormalization": ([IMAGE, normal(6, 6), normal(6, 6)], {"axis": 2}),
+    "MatMul": ([normal(2, 3, 4), normal(4, 5)], {}),
+    "MaxPool": ([IMAGE], {"kernel_shape": [3, 3], "pads": [0, 0, 1, 1], "strides": [2, 2]}),
+    "Mod": ([whole(7, -7), whole(3, 3)], {}),
+    "Not": ([TRUE_FALSE], {}),
+    "PRelu": ([SQUARE, positive(4)], {}),
+    "Pad": ([SQUARE, (whole(1, 0, 2, 3),)], {"mode": "constant"}),
+    "Pow": ([positive(3, 4), (np.float32(1.5),)], {}),
+    "Range": ([(np.int64(2),), (np.int64(11),), (np.int64(3),)], {}),
+    "ReduceProd": ([SQUARE, (whole(1),)], {}),
+    "Reshape": ([IMAGE, (whole(2, -1, 9),)], {}),
+    "Resize": ([IMAGE, (), (), (whole(2, 4, 12, 12),)], {"mode": "linear"}),
+    "ScatterElements": ([SQUARE, whole(1, 0, 2, 1).reshape(1, 4), normal(1, 4)], {"axis": 0}),
+    "Shape": ([IMAGE], {"start": 1, "end": 3}),
+    "Slice": ([IMAGE, (whole(1, -5),), (whole(4, 1 << 62),), (whole(2, 3),), (whole(1, 2),)], {}),
+    "Split": ([SQUARE, (whole(1, 3),)], {"axis": 1}),
+    "Squeeze": ([normal(1, 3, 1, 2), (whole(0, 2),)], {}),
+    "ThresholdedRelu": ([SQUARE], {"alpha": 0.3}),
+    "Tile": ([SQUARE, (whole(2, 3),)], {}),
+    "TopK": ([SQUARE, (whole(2),)], {"axis": 1}),
+    "Transpose": ([IMAGE], {"perm": [0, 2, 3, 1]}),
+    "Trilu": ([normal(4, 4), (np.int64(1),)], {"upper": 0}),
+    "Unsqueeze": ([SQUARE, (whole(0, 2),)], {}),
+    "Where": ([TRUE_FALSE, SQUARE, normal(4)], {}),
+}
+"""Inputs and attributes of nodes; what stands in a tuple is a constant of the model, an empty one is left out."""
+UNTRIED = {
+    "Attention": "of opset 23, whose reference is not in every onnx",
+    "RMSNormalization": "of opset 23",
+    "Swish": "of opset 24",
+    "Gelu": "of opset 20",
+    "GroupNormalization": "scales of opset 18 are by group, which torch has not",
+    "NonZero": "onnx infers no shape of it",
+    "RandomNormalLike": "it draws",
+    "RandomUniformLike": "it draws",
+    "Upsample": "deprecated",
+}
+
+
+def test_every_operator_of_the_table_is_tried() -> None:
+    assert set(TABLE) == set(NODES) | set(UNTRIED)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("op", NODES)
+def test_a_node_computes_what_onnx_says(op: str, tmp_path: Path) -> None:
+    operands, attributes = NODES[op]
+    names = [f"i{place}" if operand != () else "" for place, operand in enumerate(operands)]
+    values = {
+        name: operand[0] if isinstance(operand, tuple) else operand
+        for name, operand in zip(names, operands, strict=True)
+        if name
+    }
+    constants = [
+        numpy_helper.from_array(np.asarray(operand[0]), name)
+        for name, operand in zip(names, operands, strict=True)
+        if isinstance(operand, tuple) and operand
+    ]
+    count = 2 if op in ("Split", "TopK") else 1
+    outputs = [f"o{place}" for place in range(count)]
+    node = helper.make_node(op, names, outputs, **attributes)
+    fixed = {constant.name for constant in constants}
+    inputs = [
+        helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(np.asarray(value).dtype), np.shape(value))
+        for name, value in values.items()
+        if name not in fixed
+    ]
+    results = [helper.make_tensor_value_info(name, TensorProto.UNDEFINED, None) for name in outputs]
+    for item in results:
+        item.ClearField("type")
+    model = model_of([node], inputs, results, constants)
+    expected = ReferenceEvaluator(model).run(None, {name: value for name, value in values.items() if name not in fixed})
+
+    trace = write([node], inputs, results, tmp_path, constants)
+    assert trace.end is not None
+    assert not trace.end.dropped
+    actual = run_calls(trace, [torch.from_numpy(np.array(value)) for value in values.values()])
+    assert len(actual) == len(expected)
+    for mine, theirs in zip(actual, expected, strict=True):
+        torch.testing.assert_close(mine.contiguous(), torch.from_numpy(np.array(theirs)), rtol=1e-4, atol=1e-5)
+
+
+def run_calls(trace: Trace, operands: list[torch.Tensor]) -> list[torch.Tensor]:
+    """The results of the last call, when memory with the first numbers holds a node's operands in their order."""
+    memory = dict(enumerate(operands))
+    signatures = {item.number: item for item in trace.signatures}
+    results: list[Any] = []
+    for row in trace.calls.itertuples():
+        signature = signatures[row.signature]
+        numbers = iter(trace.storages[row.first_storage :][: row.tensors].tolist())
+        results = [
+            item
+            for item in leaves(
+                call_by(signature, lambda spec: memory[next(numbers)].as_strided(spec.shape, spec.stride))
+            )
+            if isinstance(item, torch.Tensor)
+        ]
+        results = [
+            item for item, spec in zip(results, leaves(signature.outputs), strict=False) if isinstance(spec, TensorSpec)
+        ]
+        memory |= {next(numbers): item.contiguous() for item in results}
+    return results
+
+
+def call_by(signature: Any, tensor_of: Any) -> Any:
+    from opgrip.traces.arguments import map_leaves
+
+    def make(leaf: Any) -> Any:
+        return tensor_of(leaf) if isinstance(leaf, TensorSpec) else leaf
+
+    args, kwargs = map_leaves(make, signature.args), map_leaves(make, signature.kwargs)
+    namespace, name, overload = signature.op.split(".")
+    return getattr(getattr(getattr(torch.ops, namespace), name), overload)(*args, **kwargs)
+
+
+def test_what_has_no_operator_is_named_with_the_reason(tmp_path: Path) -> None:
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, (2, 4)) for name in "xy")
+    nodes = [
+        helper.make_node("Hardmax", ["x"], ["a"]),
+        helper.make_node("FusedGelu", ["x"], ["b"], domain="com.microsoft"),
+        helper.make_node("Relu", ["b"], ["y"]),
+        helper.make_node("Relu", ["x"], ["z"]),
+    ]
+    trace = write(nodes, [x], [y], tmp_path)
+    assert trace.end is not None
+    assert {item.op: item.reason for item in trace.end.dropped} == {
+        "Hardmax": "no aten operator for it",
+        "com.microsoft::FusedGelu": "no aten operator for it",
+        "Relu": "onnx infers no shape of what it takes",
+    }
+    assert list(trace.calls["op"]) == ["aten.relu.default"]
+
+
+def test_a_missing_package_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    import sys
+
+    (tmp_path / "model.onnx").write_bytes(SEED)
+    monkeypatch.setitem(sys.modules, "onnx", None)
+    with pytest.raises(UserError, match=r"onnx is not installed.*opgrip\[onnx\]"):
+        load(tmp_path / "model.onnx")
+    monkeypatch.undo()
+    assert needed("onnx", "onnx") is onnx
+
+
+def seed() -> bytes:
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, ("n", 4, 6)) for name in "xy")
+    shape = numpy_helper.from_array(whole(0, -1), "shape")
+    nodes = [
+        helper.make_node("Slice", ["x", "s", "e", "s"], ["a"]),
+        helper.make_node("Reshape", ["a", "shape"], ["b"]),
+        helper.make_node(
+            "ConstantOfShape", ["shape"], ["c"], value=helper.make_tensor("v", TensorProto.FLOAT, [1], [1])
+        ),
+        helper.make_node("Softmax", ["b"], ["y"], axis=-1),
+    ]
+    constants = [shape, numpy_helper.from_array(whole(1), "s"), numpy_helper.from_array(whole(3), "e")]
+    return bytes(model_of(nodes, [x], [y], constants).SerializeToString())
+
+
+SEED = seed()
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(mutants(SEED))
+def test_a_model_that_was_changed_is_read_or_refused(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "model.onnx"
+    path.write_bytes(content)
+    try:
+        load(path)
+    except UserError as error:
+        assert "\n" not in str(error)
+
+
+@pytest.mark.parametrize("sizes", [[1 << 40, 1 << 40], [-1], [1 << 62, 4]])
+def test_sizes_beyond_memory_take_none(sizes: list[int], tmp_path: Path) -> None:
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, (2,))
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
+    shape = numpy_helper.from_array(np.array(sizes), "shape")
+    nodes = [helper.make_node("ConstantOfShape", ["shape"], ["a"]), helper.make_node("Add", ["a", "x"], ["y"])]
+    trace = write(nodes, [x], [y], tmp_path, [shape])
+    assert trace.end is not None
+    assert len(trace.calls) + sum(item.count for item in trace.end.dropped) == 2

@@ -1,0 +1,40 @@
+"""Parts of many cases."""
+
+from __future__ import annotations
+
+import pytest
+
+from opgrip.traces.cuts import Cut
+from opgrip.traces.errors import UserError
+
+HUGE = 10**30
+
+
+@pytest.mark.parametrize(
+    ("cut", "places"),
+    [
+        (Cut(), [0, 1, 2, 3, 4]),
+        (Cut(2), [2, 3, 4]),
+        (Cut(1, 3), [1, 2]),
+        (Cut(3, 99), [3, 4]),
+        (Cut(1, 4, 9), [1, 2, 3]),
+    ],
+)
+def test_a_part_is_from_start_to_before_stop(cut: Cut, places: list[int]) -> None:
+    assert list(cut.places(5)) == places
+    assert cut.size(5) == len(places)
+
+
+@pytest.mark.parametrize("count", [1000, HUGE])
+def test_a_sample_is_the_same_for_a_seed_and_in_order(count: int) -> None:
+    places = list(Cut(10, None, 7, 3).places(count))
+    assert places == list(Cut(10, None, 7, 3).places(count)) == sorted(set(places))
+    assert len(places) == 7
+    assert all(10 <= place < count for place in places)
+    assert places != list(Cut(10, None, 7, 4).places(count))
+
+
+def test_a_part_without_cases_is_an_error_that_tells_how_many_there_are() -> None:
+    with pytest.raises(UserError, match="no case is left from --start 5 to --stop 9: there are 5, the first being"):
+        Cut(5, 9).places(5)
+    assert list(Cut().places(0)) == []

@@ -1,0 +1,97 @@
+"""Where the time of a trace goes, drawn: every call is in a bar, and names of strangers stay text."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from opgrip.traces import Trace, UserError, load
+
+EVIL = r"</text><script>x</script>$\frac{1}{0}$&\ud800"
+
+
+@pytest.fixture(scope="module")
+def trace(tiny_trace: Path) -> Trace:
+    return load(tiny_trace)
+
+
+def bars(figure: Any) -> dict[str, float]:
+    """The length of each bar in us, by its label."""
+    (axes,) = figure.axes
+    lengths: dict[str, float] = dict.fromkeys((label.get_text() for label in axes.get_yticklabels()), 0.0)
+    for container in axes.containers:
+        for name, part in zip(lengths, container.patches, strict=True):
+            lengths[name] += part.get_width()
+    return lengths
+
+
+def parts(figure: Any) -> list[str]:
+    names: list[str] = figure.axes[0].get_legend_handles_labels()[1]
+    return names
+
+
+def test_bars_are_the_summary(trace: Trace) -> None:
+    table = trace.summary().head(20)
+    expected = dict(zip(table["op"], table["time_us"], strict=True))
+    assert bars(trace.plot()) == pytest.approx(expected)
+    assert list(bars(trace.plot())) == list(expected)
+
+
+def test_parts_are_phases_where_there_are_several_else_modules(trace: Trace, detector_trace: Path) -> None:
+    assert set(parts(trace.plot(parts="phase"))) == set(trace.own_calls["phase"])
+    one_phase = replace(trace, calls=trace.calls[trace.calls["phase"] == "forward"])
+    modules = {str(name).partition(".")[0] or "(outside)" for name in one_phase.own_calls["module"]}
+    assert len(parts(one_phase.plot())) <= max(7, len(modules))
+    detector = load(detector_trace)
+    shown = detector.plot(parts="module")
+    assert "backbone" in " ".join(parts(shown))
+    assert len(parts(shown)) <= 7
+    assert sum(bars(shown).values()) <= detector.summary()["time_us"].sum() * 1.0001
+
+
+def test_columns_that_there_are_not_and_traces_without_calls_are_a_line(trace: Trace) -> None:
+    with pytest.raises(UserError, match="a picture is not by nosuch: choose op, module"):
+        trace.plot(by="nosuch")
+    with pytest.raises(UserError, match="the trace has no calls"):
+        replace(trace, calls=trace.calls.iloc[:0]).plot()
+    assert "<img" not in replace(trace, calls=trace.calls.iloc[:0])._repr_html_()
+
+
+def test_of_a_trace_without_times_calls_are_counted(trace: Trace) -> None:
+    figure = replace(trace, calls=trace.calls.assign(time_ns=0.0)).plot(parts="kind")
+    assert figure.axes[0].get_xlabel() == "calls"
+    assert bars(figure)["aten.convolution.default"] == (trace.own_calls["op"] == "aten.convolution.default").sum()
+
+
+def test_names_of_strangers_stay_text(tiny_trace: Path, tmp_path: Path) -> None:
+    text = tiny_trace.read_text()
+    for name in ("aten.convolution.default", "forward"):
+        text = text.replace(f'"{name}"', json.dumps(f"{EVIL}{name}"))
+    (tmp_path / "t.jsonl").write_text(text)
+    evil = load(tmp_path / "t.jsonl")
+    evil.header["model"] = {"name": EVIL}
+    for by in ("op", "module"):
+        file = io.BytesIO()
+        evil.plot(by=by, parts="phase").savefig(file, format="svg")
+        texts = ["".join(item.itertext()) for item in ElementTree.fromstring(file.getvalue()).iter() if item.text]
+        assert any("<script>x</script>" in text for text in texts)
+        assert "<script" not in file.getvalue().decode()
+    page = evil._repr_html_()
+    page.encode()
+    assert "&lt;script&gt;x" in page
+    assert ("<script" in page, page.count("<img")) == (False, 1)
+
+
+def test_without_matplotlib_there_is_a_table_alone(trace: Trace, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    page = trace._repr_html_()
+    assert ("<img" in page, page.count("<tr")) == (False, min(len(trace.summary()), 20) + 1)
+    with pytest.raises(UserError, match=r"matplotlib is not installed.*opgrip\[plot\]"):
+        trace.plot()

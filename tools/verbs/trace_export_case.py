@@ -1,0 +1,98 @@
+"""`opgrip trace export-case`: one call of a trace as a Python file that needs torch alone."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from opgrip.tools.verbs.verb import Verb, verbs
+from opgrip.traces.command import add_debug, add_reading, not_negative
+from opgrip.traces.errors import UserError
+from opgrip.traces.progress import Reporter
+
+if TYPE_CHECKING:
+    from opgrip.replay.cases.cases import Case
+    from opgrip.traces import Trace
+
+EXAMPLES = """\
+examples:
+  opgrip trace export-case trace:faster_rcnn 17 -o case.py && python case.py
+  opgrip trace cat trace:faster_rcnn --type signature --op 'aten.topk*'     the numbers of signatures
+"""
+
+
+def prepare(parser: argparse.ArgumentParser) -> None:
+    """The verb's options."""
+    parser.add_argument("trace", type=Path, metavar="TRACE", help="a trace, or a file of another tool")
+    parser.add_argument("number", type=not_negative, metavar="N", help="of a signature, as opreplay shows it")
+    parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help="the .py to write")
+    parser.add_argument("-f", "--force", action="store_true", help="replace an existing file")
+    add_reading(parser, "take what there is of a cut or damaged trace")
+    add_debug(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Write the file."""
+    from opgrip.traces import load
+    from opgrip.traces.output import check_writable, whole_file
+
+    if args.output.suffix != ".py":
+        raise UserError(f"{args.output} is no name of a Python file", "end it in .py")
+    check_writable(args.output, args.force)
+    with Reporter(args.prog).reading(args.trace):
+        trace = load(args.trace, args.partial, args.unbounded)
+    source = export_case(trace, args.number)
+    with whole_file(args.output, args.force) as file:
+        file.write(source.encode("ascii"))
+    print(f"{args.prog}: signature {args.number} to {args.output}: run it with python", file=sys.stderr)
+    return 0
+
+
+def export_case(trace: Trace, number: int) -> str:
+    """The source of the file.
+
+    Raises
+    ------
+    UserError : where the trace has no such signature that was called, and where torch alone cannot run it
+    """
+    from opgrip.replay.cases.cases import make_cases
+
+    case = next((case for case in make_cases(trace) if case.trace_number == number), None)
+    if case is None:
+        raise UserError(f"no call of the trace has the signature {number}", "see opgrip trace cat --type signature")
+    return source_of(trace, case)
+
+
+def source_of(trace: Trace, case: Case) -> str:
+    """The source of a case's file, as `export_case` has it."""
+    from opgrip.replay.operators.lookup import Unsupported, find_operator
+    from opgrip.traces.scripts import script_of
+
+    signature = next(item for item in trace.signatures if item.number == case.trace_number)
+    try:
+        find_operator(signature, extensions=())
+    except Unsupported as error:
+        raise UserError(f"{signature.op} cannot stand in a script", str(error)) from error
+    return script_of(signature, trace.values, case.context, list(_facts(trace, case)))
+
+
+def _facts(trace: Trace, case: Case) -> list[str]:
+    from opgrip.traces.words import counted
+
+    model = trace.header.get("model")
+    name = model.get("name") if isinstance(model, dict) else None
+    origin = f" of {name}" if isinstance(name, str) else ""
+    took = f", {case.captured_us:,.1f} us each (median)" if case.captured_us else ""
+    where = f" in {case.module}" if case.module else ""
+    torch = trace.header.get("torch")
+    return [
+        f"signature {case.trace_number}{origin}: {counted(case.count, 'call')}{where}, {case.phase}{took}",
+        *([f"captured with torch {torch}"] if isinstance(torch, str) else []),
+    ]
+
+
+verbs.register("trace export-case")(
+    Verb("write one call as a Python file that needs torch alone", EXAMPLES, prepare, run)
+)

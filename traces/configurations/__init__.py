@@ -1,0 +1,1 @@
+"""Operator configurations: arguments that stand for many cases, of which each is computed by its number."""

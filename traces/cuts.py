@@ -1,0 +1,69 @@
+"""A part of many cases that are numbered from 0."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from opgrip.traces.command import not_negative, positive, seed
+from opgrip.traces.errors import UserError
+from opgrip.traces.options import option, titled
+
+INDEXED = 1 << 62
+"""Cases that a `range` counts."""
+
+
+@titled("which cases")
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Which cases are taken: of a table, or of a file that stands for more cases than it holds."""
+
+    start: int = option(
+        0,
+        "from this case of the table, or of the file of configurations, the first being 0",
+        parse=not_negative,
+        metavar="N",
+        only=("single cases",),
+    )
+    stop: int | None = option(
+        None, "up to the case before this one", parse=positive, metavar="N", only=("single cases",)
+    )
+    sample: int | None = option(
+        None, "of these only N, chosen at random", parse=positive, metavar="N", only=("single cases",)
+    )
+    sample_seed: int = option(0, "of that choice (default: %(default)s)", parse=seed, only=("single cases",))
+
+    @property
+    def takes_all(self) -> bool:
+        """Whether no case is left out."""
+        return not self.start and self.stop is None and self.sample is None
+
+    def size(self, count: int) -> int:
+        """How many of `count` cases are taken."""
+        size = max(0, min(count, count if self.stop is None else self.stop) - self.start)
+        return size if self.sample is None else min(size, self.sample)
+
+    def places(self, count: int) -> Sequence[int]:
+        """The numbers of those that are taken, ascending.
+
+        Raises
+        ------
+        UserError : where none is left of those that there are
+        """
+        stop = min(count, count if self.stop is None else self.stop)
+        if count and stop <= self.start:
+            end = "" if self.stop is None else f" to --stop {self.stop}"
+            raise UserError(
+                f"no case is left from --start {self.start}{end}", f"there are {count:,}, the first being case 0"
+            )
+        places = range(self.start, stop)
+        if self.sample is None or self.sample >= stop - self.start:
+            return places
+        chance = random.Random(self.sample_seed)
+        if stop - self.start < INDEXED:
+            return sorted(chance.sample(places, self.sample))
+        drawn: set[int] = set()
+        while len(drawn) < self.sample:
+            drawn.add(chance.randrange(self.start, stop))
+        return sorted(drawn)

@@ -1,0 +1,152 @@
+"""Traces of torch.profiler with shapes, the JSON of `export_chrome_trace`, as traces of operators.
+
+Of the events of operators, those are taken that a capture would record: below composite operators, which only call
+others, the outermost ones.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from opgrip.traces.arguments import TensorSpec
+from opgrip.traces.errors import UserError
+from opgrip.traces.foreign import ForeignFile, Format, Head, Losses, formats
+from opgrip.traces.formats.building import NO_VALUES, RecordBuilder
+from opgrip.traces.formats.event_stream import EVENTS, BrokenStream, events_of
+from opgrip.traces.formats.overloads import NoOverload
+from opgrip.traces.formats.profiler_arguments import bind_inputs
+from opgrip.traces.formats.profiler_events import DeviceWork, EventTable
+from opgrip.traces.formats.profiler_nesting import OperatorCall, calls_of
+from opgrip.traces.records import Kernels, Record
+
+DEFAULTS = (
+    NO_VALUES,
+    "results: the file has none",
+    "devices of tensors: the file has none, so they are where the file has kernels, else on the processor",
+    "types of tensors in lists: the file has none, so they are as the call's others, else float32",
+    "modules: the file names them by class and number, if recorded with_stack=True",
+)
+MOST_EVENTS = 10_000_000
+"""Of a file, in 48 bytes each."""
+MARKS = (b'"traceEvents"', b'"baseTimeNanoseconds"')
+
+
+def recognizes(head: Head) -> bool:
+    """Whether it is JSON with a list of events."""
+    start = head.start.lstrip()
+    if start.startswith(b"{"):
+        # the timeline of a trace of ours has no shapes as torch's has them, and says so when it is read
+        return any(mark in head.start for mark in MARKS) or (b'"schemaVersion"' in start and b'"traceName"' in start)
+    return start.startswith(b"[") and b'"ph"' in head.start and b'"cat"' in head.start
+
+
+def read(file: ForeignFile) -> Iterator[Record]:
+    """The calls of each thread, with their times, and their kernels' where the file has them."""
+    table, facts = _events_of(file)
+    if not table.operators:
+        raise UserError(
+            f"{file.path} holds no operators", "profile with activities=[ProfilerActivity.CPU, ...], record_shapes=True"
+        )
+    if not table.shapes:
+        raise UserError(f"{file.path} has no shapes", "profile with record_shapes=True")
+    device = f"cuda:{table.devices.most_common(1)[0][0]}" if table.devices else "cpu"
+    builder = RecordBuilder("chrome", file.losses, facts, is_timed=True)
+    kernels: dict[int, DeviceWork] = {}
+    forward_scopes: dict[int, int] = {}
+    for thread, events in table.threads():
+        for call in calls_of(events, table.work, file.losses.skip):
+            signature = _add_call(builder, call, thread, device, forward_scopes, file.losses)
+            if signature is not None and call.work is not None:
+                kernels.setdefault(signature, DeviceWork(Counter(), Counter())).add(call.work)
+            yield from builder.ready()
+    for signature, work in kernels.items():
+        names = list(work.launches)
+        launches, times = ([counts[name] for name in names] for counts in (work.launches, work.device_ns))
+        yield Kernels(signature, names, launches, times)
+    yield from builder.end()
+
+
+def _events_of(file: ForeignFile) -> tuple[EventTable, dict[str, Any]]:
+    """The file's events, and what it says of the program."""
+    table = EventTable()
+    facts: dict[str, Any] = {}
+    try:
+        for name, form in events_of(file.chunks()):
+            if name != EVENTS:
+                if name in ("host_name", "traceName") and isinstance(form, str):
+                    facts[name] = form[:1000]
+                continue
+            try:
+                table.add(form)
+            except (ValueError, OverflowError, TypeError) as error:
+                file.losses.skip("?", str(error)[:200])
+            if len(table) > MOST_EVENTS and not file.unbounded:
+                raise file.refusal(f"it holds more than {MOST_EVENTS:,} events")
+    except BrokenStream as error:
+        raise file.damage(str(error)[:200]) from error
+    return table, {"profiled": facts} if facts else {}
+
+
+def _add_call(
+    builder: RecordBuilder,
+    call: OperatorCall,
+    thread: str,
+    device: str,
+    forward_scopes: dict[int, int],
+    losses: Losses,
+) -> int | None:
+    """Add a call; the number of its signature, None where the file does not tell what it took."""
+    event, scope = call.event, call.scope
+    name = event.slice.name
+    op = name.replace("::", ".")
+    if event.slice.inputs is None:
+        losses.skip(op, "the file has no shapes of it")
+        return None
+    try:
+        bound = bind_inputs(name, event.slice.inputs, device)
+    except NoOverload as error:
+        losses.skip(op, str(error))
+        return None
+    if call.forward >= 0:
+        scope = replace(scope, forward=forward_scopes.get(call.forward))
+    elif event.sequence >= 0:
+        forward_scopes[event.sequence] = builder.add_scope(scope)
+    args, kwargs = bound.args, bound.kwargs
+    if call.work is not None:
+        args = _with_copied_from(args, call.work)
+    return builder.add_call(
+        bound.op,
+        args,
+        kwargs,
+        scope=scope,
+        thread=thread,
+        start_ns=event.start_ns,
+        duration_ns=event.end_ns - event.start_ns,
+        device_ns=-1 if call.work is None else sum(call.work.device_ns.values()),
+    )
+
+
+def _with_copied_from(args: tuple[Any, ...], work: DeviceWork) -> tuple[Any, ...]:
+    """The arguments of a copy from the processor or to it, where the tensor is that lies there."""
+    places = [place for place, value in enumerate(args) if isinstance(value, TensorSpec)]
+    names = " ".join(work.launches)
+    if "HtoD" in names and places:
+        there = places[-1]
+    elif "DtoH" in names and len(places) > 1:
+        there = places[0]
+    else:
+        return args
+    return tuple(replace(value, device="cpu") if place == there else value for place, value in enumerate(args))
+
+
+formats.register("chrome")(
+    Format(
+        "torch.profiler's traces with shapes, as export_chrome_trace writes them",
+        recognizes,
+        read,
+        defaults=DEFAULTS,
+    )
+)

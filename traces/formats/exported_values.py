@@ -1,0 +1,182 @@
+"""Values as the JSON of an exported program has them: tensors by name, sizes by hint, enumerations by number."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from opgrip.traces.arguments import TensorSpec
+from opgrip.traces.formats.size_expressions import size_of
+from opgrip.traces.names import DTYPES, LAYOUTS, LIMIT, MEMORY_FORMATS, device_name
+
+LEAST_SIZE = 2
+"""Of a size that depends on values, which the program admits from less on."""
+
+_DTYPES = {
+    **dict(enumerate(["uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64"], 1)),
+    **dict(enumerate(["complex32", "complex64", "complex128", "bool", "bfloat16"], 9)),
+    28: "uint16",
+    **dict(enumerate(["float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu"], 29)),
+    34: "uint32",
+    35: "uint64",
+}
+_LAYOUTS = dict(enumerate(["sparse_coo", "sparse_csr", "sparse_csc", "sparse_bsr", "sparse_bsc", "_mkldnn", "strided"], 1))
+_MEMORY_FORMATS = dict(enumerate(["contiguous_format", "channels_last", "channels_last_3d", "preserve_format"], 1))
+_SYMBOL = re.compile(r"[A-Za-z_]\w*")
+
+
+class Sizes:
+    """What a program's symbolic sizes are: their hints, or where there is none the least that the program admits."""
+
+    def __init__(self, ranges: Any) -> None:
+        self.defaults = 0
+        """How many names have no hint."""
+        self._sizes: dict[str, int] = {}
+        self._ranges = ranges if isinstance(ranges, dict) else {}
+
+    def note(self, form: Any) -> None:
+        """Remember what a size says of a name that stands alone."""
+        match form:
+            case {"as_expr": {"expr_str": str() as text, "hint": {"as_int": int() as hint}}} if _SYMBOL.fullmatch(text):
+                self._sizes.setdefault(text, hint)
+
+    def of(self, form: Any) -> int:
+        """A size, stride or offset.
+
+        Raises
+        ------
+        ValueError : where it is none, or nothing tells it
+        """
+        match form:
+            case {"as_int": int() as size}:
+                pass
+            case {"as_expr": {"hint": {"as_int": int() as size}}}:
+                pass
+            case {"as_expr": {"expr_str": str() as text}}:
+                for name in _SYMBOL.findall(text[:2000]):
+                    self._fill(name)
+                size = size_of(text, self._sizes)
+            case _:
+                raise ValueError("a size that cannot be read")
+        if not 0 <= size < LIMIT >> 1:
+            raise ValueError("a size that is none")
+        return int(size)
+
+    def _fill(self, name: str) -> None:
+        if name in self._sizes or not re.fullmatch(r"[a-z]+\d+", name):
+            return
+        least = self._ranges.get(name)
+        bounds = [least.get(key) for key in ("min_val", "max_val")] if isinstance(least, dict) else [None, None]
+        lowest, highest = (bound if type(bound) is int else None for bound in bounds)
+        size = max(LEAST_SIZE, lowest or 0)
+        self._sizes[name] = size if highest is None else min(size, highest)
+        self.defaults += 1
+
+
+def tensor_of(meta: Any, sizes: Sizes, storage: int | None) -> TensorSpec:
+    """A tensor by its metadata.
+
+    Raises
+    ------
+    ValueError : where that cannot be read, or the tensor has values that the metadata do not tell
+    """
+    match meta:
+        case {
+            "dtype": int() as dtype,
+            "sizes": list() as shape,
+            "strides": list() as stride,
+            "layout": int() as layout,
+        }:
+            pass
+        case _:
+            raise ValueError("a tensor without metadata")
+    if _LAYOUTS.get(layout) != "strided":
+        raise ValueError("a sparse tensor, whose contents the file does not tell")
+    if len(shape) != len(stride):
+        raise ValueError("a tensor whose metadata cannot be read")
+    return TensorSpec(
+        tuple(map(sizes.of, shape)),
+        tuple(map(sizes.of, stride)),
+        dtype_of(dtype),
+        str(device_of(meta.get("device"))),
+        offset=sizes.of(meta.get("storage_offset", {"as_int": 0})),
+        requires_grad=meta.get("requires_grad") is True,
+        storage=storage,
+    )
+
+
+def dtype_of(number: Any) -> torch.dtype:
+    """A dtype by its number."""
+    dtype = DTYPES.get(_DTYPES.get(number, ""))
+    if dtype is None:
+        raise ValueError("a dtype that this torch has not")
+    return dtype
+
+
+def device_of(form: Any) -> torch.device:
+    """A device."""
+    match form:
+        case {"type": str() as kind, **rest}:
+            index = rest.get("index")
+            try:
+                return torch.device(device_name(kind if index is None else f"{kind}:{int(index)}"))
+            except (RuntimeError, TypeError, ValueError) as error:
+                raise ValueError("a device that this torch has not") from error
+    raise ValueError("a device that cannot be read")
+
+
+def _float(form: Any) -> float:
+    if isinstance(form, str) and form in ("Infinity", "-Infinity", "NaN"):
+        return float(form)
+    if not isinstance(form, int | float):
+        raise ValueError("a number that cannot be read")
+    return float(form)
+
+
+def _int(form: Any) -> int:
+    if type(form) is not int or not -LIMIT <= form < LIMIT:
+        raise ValueError("a whole number that cannot be read")
+    return form
+
+
+def _of_type(kind: type) -> Callable[[Any], Any]:
+    def check(form: Any) -> Any:
+        if not isinstance(form, kind):
+            raise ValueError(f"no {kind.__name__} where one should be")
+        return form
+
+    return check
+
+
+def _of_table(names: Mapping[int, str], table: Mapping[str, Any]) -> Callable[[Any], Any]:
+    def look_up(form: Any) -> Any:
+        value = table.get(names.get(form, ""))
+        if value is None:
+            raise ValueError("a layout that this torch has not")
+        return value
+
+    return look_up
+
+
+CONSTANTS: dict[str, Callable[[Any], Any]] = {
+    "as_none": lambda form: None,
+    "as_int": _int,
+    "as_float": _float,
+    "as_bool": _of_type(bool),
+    "as_string": _of_type(str),
+    "as_ints": lambda form: list(map(_int, form)),
+    "as_floats": lambda form: list(map(_float, form)),
+    "as_bools": lambda form: list(map(_of_type(bool), form)),
+    "as_strings": lambda form: list(map(_of_type(str), form)),
+    "as_int_lists": lambda form: [list(map(_int, row)) for row in form],
+    "as_float_lists": lambda form: [list(map(_float, row)) for row in form],
+    "as_complex": lambda form: complex(_float(form["real"]), _float(form["imag"])),
+    "as_scalar_type": dtype_of,
+    "as_layout": _of_table(_LAYOUTS, LAYOUTS),
+    "as_memory_format": _of_table(_MEMORY_FORMATS, MEMORY_FORMATS),
+    "as_device": device_of,
+}
+"""Arguments that stand for themselves, by the name of their kind."""

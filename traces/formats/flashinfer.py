@@ -1,0 +1,266 @@
+"""Definitions and workloads of FlashInfer-Bench: what a kernel takes, and with which sizes and values it was called.
+
+A data set is a folder: `definitions/**/NAME.json` names the axes of a kernel's inputs and outputs and has its
+reference as Python text, `workloads/**/NAME.jsonl` the sizes of the axes of each workload, and where its values are,
+in files of safetensors. A workload becomes a call where an operator of torch does what its kernel does: by the kind of
+the kernel, or because the reference is the call of one operator. The reference is parsed, and never run.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any
+
+from opgrip.traces.arguments import FormatError, TensorSpec
+from opgrip.traces.foreign import ForeignFile, Format, Head, formats
+from opgrip.traces.formats.building import NO_TIMES, NO_VALUES, RecordBuilder
+from opgrip.traces.formats.flashinfer_folders import write_folder
+from opgrip.traces.formats.flashinfer_kernels import call_of_kernel
+from opgrip.traces.formats.overloads import NoOverload, registered, schemas_of
+from opgrip.traces.formats.stored_tensors import read_tensor
+from opgrip.traces.formats.tritonbench import NO_DEVICE, contiguous
+from opgrip.traces.names import DTYPES
+from opgrip.traces.records import Record
+from opgrip.traces.values import fit
+
+MOST_FILES = 10_000
+MOST_WORKLOADS = 1_000_000
+DEFINITION_BYTES = 4 << 20
+PARENTS = 4
+"""Folders above a file that are looked through for the definitions."""
+NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,199}")
+WORKLOAD = re.compile(rb'"definition"\s*:\s*"')
+LARGEST = 1 << 62
+
+
+class NoCall(ValueError):
+    """That a workload is no call of an operator, by the reason."""
+
+
+@dataclass(slots=True)
+class DataSet:
+    """A folder of definitions and workloads.
+
+    Attributes
+    ----------
+    file : that is read
+    root : the folder; None where the file stands alone
+    """
+
+    file: ForeignFile
+    root: Path | None
+    definitions: dict[str, dict[str, Any] | None] = field(default_factory=dict)
+
+    def definition(self, name: str) -> dict[str, Any]:
+        """The definition of a name.
+
+        Raises
+        ------
+        NoCall : where there is none
+        """
+        if name not in self.definitions:
+            self.definitions[name] = self._load(name)
+        definition = self.definitions[name]
+        if definition is None:
+            raise NoCall("no definition of this name beside it")
+        return definition
+
+    def _load(self, name: str) -> dict[str, Any] | None:
+        path = self.beside("definitions", f"{name}.json") if NAME.fullmatch(name) else None
+        return None if path is None else _definition(ForeignFile(path, self.file.losses, self.file.unbounded))
+
+    def beside(self, folder: str, name: str) -> Path | None:
+        """A file of a folder of the data set, or of a folder in that."""
+        if self.root is None:
+            return None
+        top = self.root / folder
+        places = chain([top], islice((path for path in sorted(top.glob("*")) if path.is_dir()), MOST_FILES))
+        return next((path for place in places if (path := place / name).is_file()), None)
+
+
+def recognizes(head: Head) -> bool:
+    """Whether it is a folder of definitions and workloads, or one of those."""
+    if head.path.is_dir():
+        return (head.path / "definitions").is_dir() and (head.path / "workloads").is_dir()
+    start = head.start
+    if start.lstrip()[:1] != b"{":
+        return False
+    if all(f'"{name}"'.encode() in start for name in ("op_type", "axes", "inputs", "outputs")):
+        return True
+    return WORKLOAD.search(first := start.partition(b"\n")[0]) is not None and b'"workload"' in first
+
+
+def read(file: ForeignFile) -> Iterator[Record]:
+    """A call for each workload that is one of an operator."""
+    data_set = DataSet(file, _root_of(file.path))
+    builder = RecordBuilder("flashinfer", file.losses)
+    seen: set[tuple[str, str]] = set()
+    for name, workload in _workloads(data_set):
+        key = (name, str(workload.get("uuid")) if isinstance(workload, dict) else "")
+        if key in seen:
+            # a workload stands once for each solution that was tried on it
+            continue
+        if key[1]:
+            seen.add(key)
+        if len(seen) > MOST_WORKLOADS and not file.unbounded:
+            raise file.refusal(f"it has more than {MOST_WORKLOADS:,} workloads")
+        try:
+            call = _call(data_set, builder, data_set.definition(name), workload)
+        except (NoCall, NoOverload) as error:
+            file.losses.skip(name[:200], str(error))
+            continue
+        builder.add_call(*call)
+        yield from builder.ready()
+    yield from builder.end()
+
+
+def _root_of(path: Path) -> Path | None:
+    """The folder of the data set that a file is of."""
+    folders = [path] if path.is_dir() else list(path.absolute().parents)[:PARENTS]
+    return next((folder for folder in folders if (folder / "definitions").is_dir()), None)
+
+
+def _workloads(data_set: DataSet) -> Iterator[tuple[str, Any]]:
+    """Each workload with the name of its definition."""
+    file = data_set.file
+    if file.path.is_dir():
+        paths = sorted(islice(file.path.glob("workloads/**/*.jsonl"), MOST_FILES))
+        for path in paths:
+            yield from _lines(ForeignFile(path, file.losses, file.unbounded))
+        return
+    first = next(iter(file.lines()), "")
+    if WORKLOAD.search(first.encode()):
+        yield from _lines(file)
+        return
+    definition = _definition(file)
+    name = str(definition.get("name"))
+    data_set.definitions[name] = definition
+    path_of_workloads = data_set.beside("workloads", f"{name}.jsonl") if NAME.fullmatch(name) else None
+    if path_of_workloads is None:
+        # where all its axes are constants, it is its own workload
+        yield name, {"axes": {}, "inputs": {}}
+    else:
+        yield from _lines(ForeignFile(path_of_workloads, file.losses, file.unbounded))
+
+
+def _lines(file: ForeignFile) -> Iterator[tuple[str, Any]]:
+    for line in file.lines():
+        if line.strip():
+            form = file.parse(line)
+            if not isinstance(form, dict) or not isinstance(form.get("definition"), str):
+                raise file.damage("a line is no workload")
+            yield form["definition"], form.get("workload")
+
+
+def _definition(file: ForeignFile) -> dict[str, Any]:
+    content = b""
+    for chunk in file.chunks():
+        content += chunk
+        if len(content) > DEFINITION_BYTES:
+            raise file.refusal(f"a definition is longer than {DEFINITION_BYTES >> 20} MB")
+    form = file.parse(content)
+    if not isinstance(form, dict):
+        raise file.damage("it is no definition")
+    return form
+
+
+def _call(
+    data_set: DataSet, builder: RecordBuilder, definition: Mapping[str, Any], workload: Any
+) -> tuple[str, tuple[Any, ...], dict[str, Any]]:
+    if not isinstance(workload, dict):
+        raise NoCall("a workload that is no object")
+    sizes = _sizes(definition, workload)
+    sources, inputs = workload.get("inputs"), definition.get("inputs")
+    if not isinstance(inputs, dict) or not isinstance(sources, dict):
+        raise NoCall("inputs that are no object")
+    arguments = {
+        name: _argument(data_set, builder, spec, sizes, sources.get(name, {"type": "random"}))
+        for name, spec in inputs.items()
+    }
+    op, args, kwargs = call_of_kernel(definition, arguments)
+    call = registered(op, args, kwargs, data_set.file.losses)
+    if not schemas_of(call.op):
+        raise NoOverload(f"{op[:60]} is not registered")
+    return call.op, call.args, call.kwargs
+
+
+def _sizes(definition: Mapping[str, Any], workload: Mapping[str, Any]) -> dict[str, int]:
+    """The sizes of all axes."""
+    axes, values = definition.get("axes"), workload.get("axes")
+    if not isinstance(axes, dict) or not isinstance(values, dict):
+        raise NoCall("axes that are no object")
+    sizes = {}
+    for name, axis in axes.items():
+        size = values.get(name)
+        if isinstance(axis, dict) and axis.get("type") == "const":
+            size = axis.get("value")
+        if size is None:
+            raise NoCall("no workload says how large it is")
+        if type(size) is not int or not 0 <= size < LARGEST:
+            raise NoCall("an axis whose size is no number of elements")
+        sizes[name] = size
+    return sizes
+
+
+def _argument(
+    data_set: DataSet, builder: RecordBuilder, spec: Any, sizes: Mapping[str, int], source: Any
+) -> TensorSpec | bool | int | float:
+    """What an input is: a tensor, with a value model where its values are stored, or a number."""
+    if not isinstance(spec, dict) or not isinstance(source, dict):
+        raise NoCall("an input that is no object")
+    names = spec.get("shape")
+    if names is None:
+        value = source.get("value") if source.get("type") == "scalar" else None
+        if not isinstance(value, bool | int | float) or abs(value) >= LARGEST:
+            raise NoCall("a number that the workload does not tell")
+        return value
+    dtype = DTYPES.get(str(spec.get("dtype")))
+    if dtype is None:
+        raise NoCall(f"torch has no {str(spec.get('dtype'))[:40]}")
+    if not isinstance(names, list) or len(names) > 64 or not all(isinstance(name, str) for name in names):
+        raise NoCall("a shape that is no list of axes")
+    if unknown := [name for name in names if name not in sizes]:
+        raise NoCall(f"an axis {unknown[0][:40]} that is not defined")
+    shape = tuple(sizes[name] for name in names)
+    tensor = TensorSpec(shape, contiguous(shape), dtype, "cpu")
+    if source.get("type") != "safetensors":
+        return tensor
+    return _with_values(data_set, builder, tensor, source)
+
+
+def _with_values(
+    data_set: DataSet, builder: RecordBuilder, tensor: TensorSpec, source: Mapping[str, Any]
+) -> TensorSpec:
+    """The tensor with a model of the values that are stored for it; without, where they are not there."""
+    name, losses = str(source.get("path"))[:200], data_set.file.losses
+    path = None if data_set.root is None else (data_set.root / name)
+    try:
+        if path is None or data_set.root is None or not path.resolve().is_relative_to(data_set.root.resolve()):
+            raise FormatError("it is not in the folder of the definitions")
+        values = read_tensor(path, str(source.get("tensor_key")))
+        if values.shape != tensor.shape or values.dtype != tensor.dtype:
+            raise FormatError("its tensor has another shape or dtype than the definition's")
+    except (FormatError, ValueError, OSError) as error:
+        note = f"values of tensors: {name} is not read ({error})"
+        if note not in losses.defaults and len(losses.defaults) < 50:
+            losses.defaults.append(note)
+        return tensor
+    model = fit(values)
+    number = None if model is None else builder.add_values(model)
+    return TensorSpec(tensor.shape, tensor.stride, tensor.dtype, "cpu", values=number)
+
+
+formats.register("flashinfer")(
+    Format(
+        "FlashInfer-Bench's definitions and workloads: a folder, JSON or JSON Lines",
+        recognizes,
+        read,
+        write_folder=write_folder,
+        suffixes=(".flashinfer",),
+        defaults=(NO_TIMES, NO_VALUES, NO_DEVICE),
+    )
+)

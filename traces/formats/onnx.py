@@ -1,0 +1,324 @@
+"""ONNX models as traces of one run: each node as the calls of aten that do the same, with shapes by onnx's inference.
+
+Weights are not read, but for small constants: these are sizes, indices and scales, and decide what a call does.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import count
+from math import isfinite, prod
+from typing import Any
+
+import torch
+
+from opgrip.traces.arguments import TensorSpec, map_leaves, tensors
+from opgrip.traces.errors import one_line
+from opgrip.traces.extras import needed
+from opgrip.traces.foreign import ForeignFile, Format, Head, formats
+from opgrip.traces.formats.building import NO_TIMES, NO_VALUES, RecordBuilder
+from opgrip.traces.formats.graph_storages import Storages, aliases, split
+from opgrip.traces.formats.onnx_folding import Shapes, complete
+from opgrip.traces.formats.onnx_nodes import Call, Node, NoOperator, tensor
+from opgrip.traces.formats.onnx_operators import lower
+from opgrip.traces.formats.overloads import NoOverload, bind
+from opgrip.traces.names import DTYPES, LIMIT, plain_name
+from opgrip.traces.records import Record, Scope
+from opgrip.traces.values.exact import MAX_ELEMENTS, Exact
+
+OPEN_BATCH, OPEN_SIZE = 1, 64
+MOST_CONSTANT = 4096
+"""Elements of a constant that is looked at."""
+OPEN_SIZES = f"sizes that the model leaves open: {OPEN_BATCH} where it is an input's first, else {OPEN_SIZE}"
+LAYOUT = "strides and devices: the file has none, so tensors are contiguous and on the processor"
+PATHS = "pkg.torch.onnx.name_scopes"
+CLASSES = "pkg.torch.onnx.class_hierarchy"
+FIRST_BYTES = re.compile(rb"\x08[\x01-\x1f](?:\x12|\x1a|\x22|\x28|\x32|\x3a|\x42)", re.DOTALL)
+"""Of a model: its version, then a text, number or message that may follow."""
+OWN_DOMAINS = ("", "ai.onnx")
+
+_NAMES = (
+    *("", "float32", "uint8", "int8", "uint16", "int16", "int32", "int64", "", "bool", "float16", "float64"),
+    *("uint32", "uint64", "complex64", "complex128", "bfloat16", "float8_e4m3fn", "float8_e4m3fnuz"),
+    *("float8_e5m2", "float8_e5m2fnuz"),
+)
+_FLOAT, _INT, _STRING, _TENSOR, _FLOATS, _INTS, _STRINGS = 1, 2, 3, 4, 6, 7, 8
+_VALUES = ("raw_data", "float_data", "int32_data", "int64_data", "double_data", "uint64_data", "string_data")
+
+
+def recognizes(head: Head) -> bool:
+    """Whether it begins as the message of a model does."""
+    return FIRST_BYTES.match(head.start) is not None
+
+
+def read(file: ForeignFile) -> Iterator[Record]:
+    """The calls of a model's nodes, in their order."""
+    onnx = needed("onnx", "onnx")
+    model = _parse(file, onnx)
+    graph = model.graph
+    constants = _constants(graph, onnx)
+    if _close(graph):
+        file.losses.defaults.append(OPEN_SIZES)
+    graph = _inferred(model, file, onnx)
+    shapes = _shapes(graph)
+    opset = max((int(item.version) for item in model.opset_import if item.domain in OWN_DOMAINS), default=1)
+    complete(graph.node, shapes, constants, lambda item: _attribute(item, onnx), _node_inference(opset, onnx))
+    facts = {"producer": f"{model.producer_name} {model.producer_version}".strip()[:200]}
+    builder = RecordBuilder("onnx", file.losses, {key: value for key, value in facts.items() if value})
+    storages = Storages()
+    numbers = count()
+    between = lambda: storages.of(f"\0{next(numbers)}")  # noqa: E731
+    for item in graph.node:
+        op = item.op_type[:100] if item.domain in OWN_DOMAINS else f"{item.domain}::{item.op_type}"[:100]
+        if op == "Constant":
+            continue
+        try:
+            node = _node(item, op, shapes, constants, storages, opset, between, builder)
+            calls = [_bound(call) for call in lower(node)]
+        except (NoOperator, NoOverload) as error:
+            file.losses.skip(op, str(error)[:200])
+            continue
+        except (ValueError, TypeError, IndexError, OverflowError, RuntimeError, ZeroDivisionError) as error:
+            file.losses.skip(op, f"arguments that do not fit: {one_line(error, 80)}")
+            continue
+        names = {id(spec): name for spec, name in zip(node.outputs, item.output, strict=False)}
+        scope = _scope(item)
+        for call in calls:
+            call = _placed(call, names, storages)
+            args, kwargs, outputs, memory = split(call.args, call.kwargs, call.outputs)
+            builder.add_call(call.op, args, kwargs, outputs, scope=scope, storages=memory)
+        yield from builder.ready()
+    yield from builder.end()
+
+
+def _parse(file: ForeignFile, onnx: Any) -> Any:
+    content = b"".join(file.chunks())
+    model = onnx.ModelProto()
+    try:
+        model.ParseFromString(content)
+    except Exception as error:
+        # protobuf has several errors for it, by its version
+        raise file.damage(one_line(error, 100)) from error
+    if not model.HasField("graph"):
+        raise file.damage("it holds no graph")
+    # inference would go through their bodies, which may call each other without end
+    del model.functions[:]
+    del model.training_info[:]
+    return model
+
+
+def _constants(graph: Any, onnx: Any) -> dict[str, list[Any]]:
+    """Values of small constants by name; those of weights are taken out, which inference has no use for."""
+    constants: dict[str, list[Any]] = {}
+    for item in graph.initializer:
+        values = _values(item, onnx)
+        if values is not None:
+            constants[item.name] = values
+        else:
+            for field in (*_VALUES, "external_data"):
+                item.ClearField(field)
+            item.ClearField("data_location")
+    for node in graph.node:
+        if node.op_type == "Constant" and node.domain in OWN_DOMAINS and node.output:
+            for attribute in node.attribute:
+                value = _attribute(attribute, onnx)
+                if isinstance(value, list | int | float):
+                    constants[node.output[0]] = value if isinstance(value, list) else [value]
+    return constants
+
+
+def _values(item: Any, onnx: Any) -> list[Any] | None:
+    """The elements of a tensor of the file itself, where they are few; None for all others."""
+    if any(size < 0 for size in item.dims) or prod(item.dims) > MOST_CONSTANT or item.external_data:
+        return None
+    if item.data_location == onnx.TensorProto.EXTERNAL or not _dtype(item.data_type):
+        return None
+    try:
+        values = torch.from_numpy(onnx.numpy_helper.to_array(item).copy()).reshape(-1).tolist()
+    except Exception:
+        # whatever is wrong with it, or a dtype that numpy has not: it is a tensor without values
+        return None
+    return list(values)
+
+
+def _dtype(number: int) -> torch.dtype | None:
+    return DTYPES.get(_NAMES[number]) if 0 <= number < len(_NAMES) else None
+
+
+def _attribute(attribute: Any, onnx: Any) -> Any:
+    """What an attribute holds: a number, text, or list; None for graphs and types."""
+    kind = attribute.type
+    if kind == _STRING:
+        return attribute.s.decode(errors="replace")
+    if kind == _STRINGS:
+        return [item.decode(errors="replace") for item in attribute.strings]
+    if kind == _TENSOR:
+        return _values(attribute.t, onnx)
+    plain = {_FLOAT: "f", _INT: "i", _FLOATS: "floats", _INTS: "ints"}
+    if kind not in plain:
+        return None
+    value = getattr(attribute, plain[kind])
+    return value if kind in (_FLOAT, _INT) else list(value)
+
+
+def _close(graph: Any) -> bool:
+    """Give inputs the sizes that they leave open; whether there were such."""
+    sizes: dict[str, int] = {}
+    for item in graph.input:
+        for place, dimension in enumerate(item.type.tensor_type.shape.dim):
+            if dimension.WhichOneof("value") == "dim_value" and dimension.dim_value > 0:
+                continue
+            size = OPEN_SIZE if place else OPEN_BATCH
+            name = dimension.dim_param or f"\0{len(sizes)}"
+            dimension.dim_value = sizes.setdefault(name, size)
+    if sizes:
+        # they may say it of the old ones
+        open_ones = [item for item in graph.value_info if not _is_concrete(item)]
+        for item in open_ones:
+            graph.value_info.remove(item)
+        for item in graph.output:
+            if not _is_concrete(item):
+                item.type.tensor_type.ClearField("shape")
+    return bool(sizes)
+
+
+def _is_concrete(value: Any) -> bool:
+    return all(item.WhichOneof("value") == "dim_value" for item in value.type.tensor_type.shape.dim)
+
+
+def _inferred(model: Any, file: ForeignFile, onnx: Any) -> Any:
+    """The model's graph with the shapes of all values that onnx can tell."""
+    try:
+        return onnx.shape_inference.infer_shapes(model, data_prop=True).graph
+    except Exception as error:
+        # its own errors, and those of a model of more than 2 GB
+        raise file.damage(f"onnx infers no shapes: {one_line(error, 100)}") from error
+
+
+def _node_inference(opset: int, onnx: Any) -> Callable[..., Shapes]:
+    """Onnx's inference of one node."""
+
+    def infer(node: Any, shapes: Shapes, constants: dict[str, list[Any]]) -> Shapes:
+        types, data = {}, {}
+        for name in filter(None, node.input):
+            dtype, shape = shapes[name]
+            number = _NAMES.index(plain_name(dtype))
+            types[name] = onnx.helper.make_tensor_type_proto(number, shape)
+            if name in constants and len(constants[name]) == prod(shape):
+                data[name] = onnx.helper.make_tensor(name, number, shape, constants[name])
+        imports = [onnx.helper.make_opsetid("", opset)]
+        schema = onnx.defs.get_schema(node.op_type, opset, "")
+        results = onnx.shape_inference.infer_node_outputs(schema, node, types, data, opset_imports=imports)
+        values = [onnx.helper.make_value_info(name, result) for name, result in results.items()]
+        return {name: shape for value in values for name, shape in _shape_of(value)}
+
+    def guarded(node: Any, shapes: Shapes, constants: dict[str, list[Any]]) -> Shapes:
+        try:
+            return infer(node, shapes, constants)
+        except Exception:
+            # its errors are of many kinds; what it cannot tell is told of the nodes that need it
+            return {}
+
+    return guarded
+
+
+def _shape_of(item: Any) -> Iterator[tuple[str, tuple[torch.dtype, tuple[int, ...]]]]:
+    """Name, type and shape of a value that has both."""
+    dtype = _dtype(item.type.tensor_type.elem_type)
+    if dtype is not None and item.type.tensor_type.HasField("shape") and _is_concrete(item):
+        yield item.name, (dtype, tuple(int(size.dim_value) for size in item.type.tensor_type.shape.dim))
+
+
+def _shapes(graph: Any) -> Shapes:
+    """Type and shape of each value that has both."""
+    values = (*graph.input, *graph.output, *graph.value_info)
+    shapes = {name: shape for item in values for name, shape in _shape_of(item)}
+    for item in graph.initializer:
+        dtype = _dtype(item.data_type)
+        if dtype is not None:
+            shapes[item.name] = dtype, tuple(map(int, item.dims))
+    return shapes
+
+
+def _node(
+    item: Any,
+    op: str,
+    shapes: Shapes,
+    constants: dict[str, list[Any]],
+    storages: Storages,
+    opset: int,
+    between: Any,
+    builder: RecordBuilder,
+) -> Node:
+    onnx = needed("onnx", "onnx")
+
+    def value(name: str, is_input: bool) -> TensorSpec | None:
+        if not name:
+            return None
+        if name not in shapes:
+            return _unknown(op, name, is_input)
+        dtype, shape = shapes[name]
+        if not all(0 <= size < LIMIT >> 1 for size in shape) or prod(shape) >= LIMIT >> 1:
+            raise NoOperator("a size that is none")
+        spec = tensor(shape, dtype, storages.of(name) if is_input else None)
+        values = constants.get(name)
+        fits = values is not None and len(values) == prod(shape) and 0 < len(values) <= MAX_ELEMENTS
+        if not fits or not all(isinstance(element, int | float) and isfinite(element) for element in values or ()):
+            return spec
+        return replace(spec, values=builder.add_values(Exact(list(values or ()))))
+
+    attributes = {attribute.name: _attribute(attribute, onnx) for attribute in item.attribute}
+    inputs = tuple(value(name, True) for name in item.input)
+    outputs = tuple(value(name, False) for name in item.output)
+    return Node(op, inputs, outputs, tuple(map(constants.get, item.input)), attributes, opset, between)
+
+
+def _unknown(op: str, name: str, is_input: bool) -> None:
+    """What to do about a value without a shape."""
+    raise NoOperator("onnx infers no shape of what it takes" if is_input else "onnx infers no shape of what it gives")
+
+
+def _bound(call: Call) -> Call:
+    bound = bind(f"aten::{call.op}", call.args, call.kwargs)
+    return Call(bound.op, bound.args, call.outputs, bound.kwargs)
+
+
+def _placed(call: Call, names: dict[int, str], storages: Storages) -> Call:
+    """The call with its results in their memory."""
+    shared = aliases(call.op, call.args, call.kwargs)
+    results = list(tensors(call.outputs))
+    shared = shared * len(results) if isinstance(call.outputs, list) else shared + [None] * len(results)
+    memory = {id(spec): alias for spec, alias in zip(results, shared, strict=False)}
+
+    def place(leaf: Any) -> Any:
+        if not isinstance(leaf, TensorSpec) or id(leaf) not in names:
+            return leaf
+        return replace(leaf, storage=storages.give(names[id(leaf)], memory[id(leaf)]))
+
+    return replace(call, outputs=map_leaves(place, call.outputs))
+
+
+def _scope(item: Any) -> Scope:
+    """The module that a node came from, as torch's exporters tell it: in properties, or in the node's name."""
+    facts = {prop.key: prop.value for prop in item.metadata_props} if hasattr(item, "metadata_props") else {}
+    paths, classes = (re.findall(r"'([^']*)'", facts.get(key, "")[:20_000]) for key in (PATHS, CLASSES))
+    if paths:
+        # the last of both is the operator's
+        kind = classes[len(paths) - 2].rpartition(".")[2] if 1 < len(paths) <= len(classes) else ""
+        return Scope(0, paths[-2] if len(paths) > 1 else "", kind, "forward")
+    path = ""
+    for part in item.name[:2000].strip("/").split("/")[:-1] if item.name.startswith("/") else ():
+        path = part if part.startswith(f"{path}.") or not path else f"{path}.{part}"
+    return Scope(0, path, "", "forward")
+
+
+formats.register("onnx")(
+    Format(
+        "ONNX models: nodes as calls of aten, shapes by onnx's inference",
+        recognizes,
+        read,
+        defaults=(NO_TIMES, NO_VALUES, LAYOUT),
+    )
+)

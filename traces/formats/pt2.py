@@ -1,0 +1,278 @@
+"""Programs that `torch.export.save` wrote, as traces of one run of theirs.
+
+The graph's JSON is read here and not by `torch.export.load`, since that unpickles weights, constants and sample inputs
+with all that they name, evaluates expressions of sizes, and asks that the file be of its own version.
+"""
+
+from __future__ import annotations
+
+import re
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from opgrip.traces.arguments import TensorSpec
+from opgrip.traces.errors import UserError
+from opgrip.traces.foreign import MOST_BYTES, ForeignFile, Format, Head, formats
+from opgrip.traces.formats.building import NO_TIMES, NO_VALUES, RecordBuilder
+from opgrip.traces.formats.exported_values import CONSTANTS, LEAST_SIZE, Sizes, tensor_of
+from opgrip.traces.formats.graph_storages import Storages, aliases, split
+from opgrip.traces.formats.overloads import NoOverload, bind
+from opgrip.traces.limits import DECOMPRESSED
+from opgrip.traces.records import Record, Scope
+
+OLD_PROGRAM = "serialized_exported_program.json"
+PROGRAM = re.compile(rf"(?:[^/]+/)?models/[^/]+\.json|{OLD_PROGRAM}")
+"""Of a file in the archive that holds a graph; torch 2.6 and 2.7 wrote the second."""
+OPERATOR = re.compile(r"torch\.ops\.(\w+\.\w+(?:\.\w+)?)")
+HIGHER_ORDER = re.compile(r"torch\.ops\.higher_order\.(\w+)")
+OF_SIZES = re.compile(r"(?!torch\.ops\.).*|torch\.ops\.aten\.sym_\w+(\.\w+)?")
+"""Nodes that compute sizes in Python: no calls of torch's dispatcher."""
+FRAME = re.compile(r'File "([^"]*)", line (\d+), in (.+)')
+MOST_ITEMS = 16 << 20
+"""Of a graph's JSON: lists, objects, and what stands in them."""
+MOST_JSON = 1 << 28
+OPEN_SIZES = f"sizes: those that depend on values are the least that the program admits, from {LEAST_SIZE} on"
+
+
+def recognizes(head: Head) -> bool:
+    """Whether it is a zip archive with a graph, or named as one."""
+    if not head.start.startswith(b"PK"):
+        return False
+    try:
+        with zipfile.ZipFile(head.path) as archive:
+            return head.suffix == ".pt2" or any(map(PROGRAM.fullmatch, archive.namelist()))
+    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError):
+        return head.suffix == ".pt2"
+
+
+def read(file: ForeignFile) -> Iterator[Record]:
+    """The operators of each program in the file, in their order."""
+    builder = None
+    for content in _programs(file):
+        program = file.parse(content)
+        match program:
+            case {"graph_module": {"graph": dict() as graph}}:
+                pass
+            case _:
+                raise file.damage("it holds no graph where one should be")
+        if builder is None:
+            version = program.get("torch_version")
+            builder = RecordBuilder("pt2", file.losses, {"torch": version} if isinstance(version, str) else {})
+        sizes = Sizes(program.get("range_constraints"))
+        for call in _calls(graph, sizes, Storages(), file, {}):
+            builder.add_call(call.op, call.args, call.kwargs, call.outputs, scope=call.scope, storages=call.storages)
+            yield from builder.ready()
+        if sizes.defaults and OPEN_SIZES not in file.losses.defaults:
+            file.losses.defaults.append(OPEN_SIZES)
+    assert builder is not None, "a file without programs is refused"
+    yield from builder.end()
+
+
+def _programs(file: ForeignFile) -> Iterator[bytes]:
+    """The JSON of the graphs in the archive, each within its bounds."""
+    most = min(MOST_JSON, DECOMPRESSED.of(file.path.stat().st_size)) if not file.unbounded else MOST_BYTES
+    try:
+        with zipfile.ZipFile(file.path) as archive:
+            names = [name for name in archive.namelist() if PROGRAM.fullmatch(name)]
+            if not names:
+                raise UserError(f"{file.path} holds no exported program", "write one with torch.export.save")
+            for name in names:
+                with archive.open(name) as member:
+                    content = member.read(most + 1)
+                if len(content) > most:
+                    raise file.refusal(f"its graph has more than {most >> 20:,} MB")
+                items = sum(map(content.count, (b",", b"[", b"{")))
+                if items > MOST_ITEMS and not file.unbounded:
+                    raise file.refusal(f"its graph holds more than {MOST_ITEMS:,} values")
+                yield content
+    except OSError as error:
+        raise UserError(f"{file.path} cannot be read", str(error.strerror or error).lower()) from error
+    except (zipfile.BadZipFile, ValueError, RuntimeError, NotImplementedError, EOFError, zipfile.zlib.error) as error:
+        raise file.damage(f"its archive is broken: {error}"[:200]) from error
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """An operator's node."""
+
+    op: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    outputs: Any
+    scope: Scope
+    storages: list[int]
+
+
+def _calls(
+    graph: dict[str, Any], sizes: Sizes, storages: Storages, file: ForeignFile, outer: dict[str, int]
+) -> Iterator[_Call]:
+    """The calls of a graph's operators.
+
+    Parameters
+    ----------
+    outer : memory of those inputs of a graph within a graph that it is given by the one around it
+    """
+    values = _Values(graph, sizes, storages)
+    storages.numbers.update(outer)
+    nodes = graph.get("nodes")
+    for node in nodes if isinstance(nodes, list) else ():
+        target = node.get("target") if isinstance(node, dict) else None
+        if not isinstance(target, str):
+            file.losses.skip("?", "a node that cannot be read")
+            continue
+        if higher := HIGHER_ORDER.fullmatch(target):
+            yield from _inner_calls(higher[1], node, values, file)
+        elif not OF_SIZES.fullmatch(target):
+            op = match[1] if (match := OPERATOR.fullmatch(target)) else target[:100]
+            try:
+                yield _call(op, node, values)
+            except NoOverload as error:
+                file.losses.skip(op, str(error))
+            except ValueError as error:
+                file.losses.skip(op, str(error)[:200])
+            except (KeyError, TypeError, AttributeError):
+                file.losses.skip(op, "a node that cannot be read")
+
+
+def _call(op: str, node: dict[str, Any], values: _Values) -> _Call:
+    arguments = {item["name"]: values.argument(item["arg"]) for item in node["inputs"]}
+    bound = bind(op, (), arguments)
+    shared = aliases(bound.op, bound.args, bound.kwargs)
+    results = node["outputs"]
+    shared += [None] * (len(results) - len(shared))
+    given = [values.result(item, memory) for item, memory in zip(results, shared, strict=False)]
+    outputs = given[0] if len(given) == 1 else tuple(given) if given else None
+    args, kwargs, outputs, numbers = split(bound.args, bound.kwargs, outputs)
+    return _Call(bound.op, args, kwargs, outputs, _scope(node.get("metadata")), numbers)
+
+
+def _inner_calls(name: str, node: dict[str, Any], values: _Values, file: ForeignFile) -> Iterator[_Call]:
+    """The calls of a graph that a higher-order operator runs once; those of all others are not known."""
+    arguments = [item.get("arg") for item in node.get("inputs", ()) if isinstance(item, dict)]
+    place = next((place for place, item in enumerate(arguments) if isinstance(item, dict) and "as_graph" in item), None)
+    graph = None if place is None else arguments[place]["as_graph"].get("graph")
+    if not isinstance(graph, dict) or not name.startswith("wrap"):
+        file.losses.skip(f"higher_order.{name}", "which of its graphs runs, and how often, is not told")
+        return
+    operands = arguments[(place or 0) + 1 :]
+    storages = values.storages
+    given = dict(zip(map(_name, graph.get("inputs", ())), map(_name, operands), strict=False))
+    outer = {inner: storages.of(name) for inner, name in given.items() if inner and name}
+    inside = Storages(count=storages.count)
+    yield from _calls(graph, values.sizes, inside, file, outer)
+    storages.count = inside.count
+    for result, inner in zip(node.get("outputs", ()), graph.get("outputs", ()), strict=False):
+        if (name := _name(result)) and (inner_name := _name(inner)):
+            storages.give(name, inside.of(inner_name))
+
+
+def _name(argument: Any) -> str:
+    match argument:
+        case {"as_tensor": {"name": str() as name}}:
+            return name
+    return ""
+
+
+class _Values:
+    """What the names in a graph stand for."""
+
+    def __init__(self, graph: dict[str, Any], sizes: Sizes, storages: Storages) -> None:
+        self.sizes, self.storages = sizes, storages
+        names = ("tensor_values", "sym_int_values", "sym_bool_values", "sym_float_values")
+        tables = [table if isinstance(table := graph.get(name), dict) else {} for name in names]
+        self._tensors, self._ints, self._bools, self._floats = tables
+        for meta in self._tensors.values():
+            for form in meta.get("sizes", ()) if isinstance(meta, dict) else ():
+                sizes.note(form)
+        for form in self._ints.values():
+            sizes.note(form)
+
+    def tensor(self, form: Any) -> TensorSpec:
+        """A tensor by its name, in the memory that it has."""
+        name = form["name"]
+        return tensor_of(self._tensors.get(name), self.sizes, self.storages.of(name))
+
+    def result(self, form: Any, shared: int | None) -> Any:
+        """A result, in the memory that it shares with an argument or in its own."""
+        match form:
+            case {"as_tensor": {"name": str() as name}}:
+                self.storages.give(name, shared)
+            case {"as_tensors": list() as items}:
+                for item in items:
+                    self.storages.give(item["name"], shared)
+        return self.argument(form)
+
+    def argument(self, form: Any) -> Any:
+        """An argument.
+
+        Raises
+        ------
+        ValueError : for one that cannot be read, or that a call cannot hold
+        """
+        if not isinstance(form, dict) or len(form) != 1:
+            raise ValueError("an argument that cannot be read")
+        ((kind, body),) = form.items()
+        if kind in CONSTANTS:
+            return CONSTANTS[kind](body)
+        match kind:
+            case "as_tensor":
+                return self.tensor(body)
+            case "as_tensors":
+                return [self.tensor(item) for item in body]
+            case "as_nested_tensors":
+                return [[self.tensor(item) for item in row] for row in body]
+            case "as_optional_tensors":
+                return [self.argument(item) for item in body]
+            case "as_optional_tensor" | "as_sym_int" | "as_sym_bool" | "as_sym_float":
+                return self._named(kind, body)
+            case "as_sym_ints" | "as_sym_bools" | "as_sym_floats":
+                return [self._named(kind[:-1], item) for item in body]
+        raise ValueError(f"an argument that is no value ({str(kind)[:40]})")
+
+    def _named(self, kind: str, form: Any) -> Any:
+        match kind, form:
+            case "as_sym_int", {"as_name": str() as name}:
+                return self.sizes.of(self._ints.get(name))
+            case "as_sym_bool" | "as_sym_float", {"as_name": str() as name}:
+                table = self._bools if kind == "as_sym_bool" else self._floats
+                match table.get(name):
+                    case {"as_expr": {"hint": {"as_bool": bool() as hint} | {"as_float": float() as hint}}}:
+                        return hint
+                raise ValueError("a number that depends on values")
+        return self.argument(form)
+
+
+def _scope(metadata: Any) -> Scope:
+    """Where a node came from, by the modules and the frames that it names."""
+    facts = metadata if isinstance(metadata, dict) else {}
+    modules, frames = facts.get("nn_module_stack"), facts.get("stack_trace")
+    path, kind = _module(modules) if isinstance(modules, str) else ("", "")
+    scope = Scope(0, path, kind, "forward")
+    places = FRAME.findall(frames[:20_000]) if isinstance(frames, str) else []
+    if not places:
+        return scope
+    *callers, (name, line, function) = places
+    around = tuple(f"{name}:{line} {function}" for name, line, function in reversed(callers))
+    return replace(scope, file=name, line=int(line[:9]), function=function.strip(), callers=around)
+
+
+def _module(stack: str) -> tuple[str, str]:
+    """Path and class of the innermost module of `key,path,class;...`."""
+    _, _, innermost = stack.rpartition(";")
+    _, path, kind = (innermost.split(",", 2) + ["", ""])[:3]
+    # older ones: L['self'].layer1[0].conv
+    path = re.sub(r"^L\['self'\]\.?|^L__self__\.?", "", path)
+    path = re.sub(r"\[['\"]?([^\]'\"]+)['\"]?\]", r".\1", path)
+    return path.strip("."), kind.rpartition(".")[2]
+
+
+formats.register("pt2")(
+    Format(
+        "programs of torch.export: operators in their order, with shapes and modules",
+        recognizes,
+        read,
+        defaults=(NO_TIMES, NO_VALUES),
+    )
+)

@@ -1,0 +1,100 @@
+"""Where the time of a trace goes, as a picture: a bar an operator, in parts by phase or module."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pandas as pd
+
+from opgrip.traces.errors import UserError
+from opgrip.traces.figures import PALETTE, add_legend, label_axis, literal, new_figure
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+COLUMNS = ("op", "module", "phase", "function", "kind", "device", "thread")
+"""Of a trace's calls, what bars and their parts can be."""
+MOST_BARS = 20
+LEAST_SHARE = 0.001
+"""Of all time, what a bar stands for at least."""
+MOST_PARTS = 6
+"""Those with most time; what is left is one more."""
+REST = "others"
+DEEPEST = 4
+"""Levels of modules that parts can be of."""
+
+
+def check_columns(*names: str) -> None:
+    """Raise `UserError` for one that is no column which bars can be of."""
+    strange = [name for name in names if name not in COLUMNS]
+    if strange:
+        raise UserError(f"a picture is not by {strange[0]}", f"choose {', '.join(COLUMNS)}")
+
+
+def draw_times(table: pd.DataFrame, by: str, parts: str, title: str) -> Figure:
+    """A bar for each value of a column that has most time, in parts by the values of another.
+
+    Parameters
+    ----------
+    table : `Trace.summary(by, parts)`; where no call has a time, bars count calls
+    """
+    if table.empty:
+        raise UserError("the trace has no calls", "capture a step that runs some")
+    measure = "time_us" if table["time_us"].any() else "calls"
+    names = _parts(table[parts].astype(object), parts)
+    bars = _texts(table[by].astype(object), by)
+    sums = table[measure].groupby([bars.rename("bar"), names.rename("part")]).sum().unstack(fill_value=0.0)
+    total = float(sums.to_numpy().sum()) or 1.0
+    sums = sums.loc[sums.sum(axis="columns").sort_values(ascending=False, kind="stable").index]
+    sums = sums[sums.sum().sort_values(ascending=False, kind="stable").index]
+    shown = sums[sums.sum(axis="columns") >= LEAST_SHARE * total].iloc[:MOST_BARS]
+    rest = len(sums) - len(shown)
+    figure, (axes,) = new_figure(title, size=(6.6, 1.4 + 0.22 * len(shown)))
+    left = pd.Series(0.0, index=shown.index)
+    for place, (name, color) in enumerate(zip(_few(shown).columns, (*PALETTE[:MOST_PARTS], "#999999"), strict=False)):
+        widths = _few(shown).iloc[:, place]
+        axes.barh(range(len(shown)), widths, 0.8, left, color=color, label=literal(name, 28))
+        left = left + widths
+    for height, width in enumerate(left):
+        axes.annotate(
+            f"{width / total:.1%}", (width, height), (3, 0), textcoords="offset points", va="center", fontsize=7
+        )
+    axes.set_yticks(range(len(shown)), [literal(name, 40) for name in shown.index])
+    axes.set_ylim(len(shown) - 0.5, -0.5)
+    axes.margins(x=0.1)
+    axes.grid(axis="y", visible=False)
+    if measure == "time_us":
+        label_axis(axes.xaxis, "time of all calls", "s", 1e-6)
+    else:
+        label_axis(axes.xaxis, "calls")
+    if rest:
+        axes.set_ylabel(f"{rest:,} shorter ones are left out")
+    add_legend(figure, axes)
+    return figure
+
+
+def _texts(values: pd.Series[str], column: str) -> pd.Series[str]:
+    """Values as text, those that are empty or none too."""
+    absent = "(outside)" if column in ("module", "function") else "-"
+    return pd.Series([str(value) if isinstance(value, str) and value else absent for value in values], values.index)
+
+
+def _parts(values: pd.Series[str], column: str) -> pd.Series[str]:
+    """Values as the names of parts: of modules as many levels of their paths as tell some apart."""
+    texts = _texts(values, column)
+    if column != "module":
+        return texts
+    for depth in range(1, DEEPEST + 1):
+        heads = pd.Series([".".join(text.split(".")[:depth]) for text in texts], texts.index)
+        if heads.nunique() > 2:
+            return heads
+    return heads
+
+
+def _few(sums: pd.DataFrame) -> pd.DataFrame:
+    """Its first columns, and the sum of the others as one."""
+    if sums.shape[1] <= MOST_PARTS + 1:
+        return sums
+    few = sums.iloc[:, :MOST_PARTS].copy()
+    few[REST] = sums.iloc[:, MOST_PARTS:].sum(axis="columns")
+    return few

@@ -1,0 +1,245 @@
+"""Values of a tensor as Python's source: few ones literally, many as torch draws them by their model's numbers."""
+
+from __future__ import annotations
+
+import base64
+import textwrap
+import zlib
+from collections.abc import Callable
+from math import isfinite, prod
+from typing import Any
+
+import torch
+
+from opgrip.traces.errors import UserError
+from opgrip.traces.scripts.literals import plain
+from opgrip.traces.scripts.literals import shape as sizes
+from opgrip.traces.values import ValueModel
+from opgrip.traces.values.booleans import Booleans
+from opgrip.traces.values.constant import Constant
+from opgrip.traces.values.distribution import DIGITS, PROBABILITIES
+from opgrip.traces.values.exact import elements
+from opgrip.traces.values.floats import Floats
+from opgrip.traces.values.integers import Integers
+from opgrip.traces.values.one_hot import OneHot
+from opgrip.traces.values.permutation import Permutation
+from opgrip.traces.values.progression import Progression
+
+FEW = 64
+"""Values that stand in the source as numbers."""
+LITERAL_BYTES = 1 << 16
+"""Of a tensor whose values have a structure, which is drawn when the script is made, and put in whole."""
+DECIDING_BYTES = 1 << 22
+"""The same where values decide what an operator gives."""
+SAMPLE_BYTES = 1 << 15
+"""Of a larger one, so much is drawn, whose rows a script repeats."""
+TAIL = {"factorable": 2, "triangular": 2}
+"""Dimensions of what is repeated as a whole, where it is not one."""
+LINE = 100
+SEED = 0
+INDENT = " " * 8
+
+
+class ValueSource:
+    """Writes values, and knows which functions of `helpers` they need.
+
+    Parameters
+    ----------
+    decide : whether the values decide what the operator gives
+    """
+
+    def __init__(self, decide: bool) -> None:
+        self._limit = DECIDING_BYTES if decide else LITERAL_BYTES
+        self._decide = decide
+        self.helpers: set[str] = set()
+        self.is_exact = True
+
+    def of(self, model: ValueModel | None, shape: tuple[int, ...], dtype: torch.dtype) -> str:
+        """An expression that gives a tensor of this shape and dtype, which is one that torch computes with.
+
+        Raises
+        ------
+        UserError : where torch cannot draw such values
+        """
+        count = prod(shape)
+        if model is None:
+            return self._unknown(shape, dtype)
+        if count <= FEW and dtype in _PLAIN:
+            return self._few(model, shape, dtype)
+        writer = _WRITERS.get(type(model))
+        nbytes = count * dtype.itemsize
+        exactly_drawn = isinstance(model, Constant | Booleans | Progression)
+        if writer is None or not (exactly_drawn or nbytes > self._limit or (writer is _floats and not self._decide)):
+            if nbytes <= self._limit:
+                return self._data(self._draw(model, shape, dtype), shape, dtype)
+            return self._sampled(model, shape, dtype)
+        if dtype.is_complex and writer is _floats:
+            return f"torch.view_as_complex({writer(self, model, (*shape, 2), dtype.to_real())})"
+        return writer(self, model, shape, dtype)
+
+    def _unknown(self, shape: tuple[int, ...], dtype: torch.dtype) -> str:
+        """Normal numbers, and zeros, which are an index into anything."""
+        if dtype.is_complex or dtype.is_floating_point:
+            wide = torch.complex64 if dtype.is_complex else torch.float32
+            return f"torch.randn({sizes(shape)}, dtype={wide}).to({dtype})"
+        return f"torch.zeros({sizes(shape)}, dtype={dtype})"
+
+    def _few(self, model: ValueModel, shape: tuple[int, ...], dtype: torch.dtype) -> str:
+        values = self._draw(model, shape, dtype).reshape(-1).tolist()
+        source = _list([_short(value, dtype) for value in values])
+        reshaped = "" if len(shape) == 1 else f".reshape({sizes(shape)})"
+        return f"torch.tensor({source}, dtype={dtype}){reshaped}"
+
+    def _draw(self, model: ValueModel, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        try:
+            return model.draw(shape, dtype, torch.Generator().manual_seed(SEED))
+        except (RuntimeError, ValueError, IndexError, OverflowError, NotImplementedError) as error:
+            raise UserError("values of a tensor cannot be drawn by their model", str(error)[:100]) from error
+
+    def _data(self, values: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype, function: str = "data") -> str:
+        self.helpers.add(function)
+        content = values.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+        text = base64.b64encode(zlib.compress(content, 9)).decode()
+        lines = "\n".join(f'{INDENT}"{line}"' for line in textwrap.wrap(text, LINE))
+        of_sample = f"{sizes(values.shape)}, " if function == "sampled" else ""
+        return f"{function}(\n{lines},\n{INDENT}{dtype}, {of_sample}{sizes(shape)},\n    )"
+
+    def _sampled(self, model: ValueModel, shape: tuple[int, ...], dtype: torch.dtype) -> str:
+        """Rows, or matrices, of a smaller draw, at random."""
+        from opgrip.traces.values import value_models
+
+        self.is_exact = False
+        name = next((key for key, kind in value_models.items() if kind is type(model)), "")
+        tail = shape[max(0, len(shape) - TAIL.get(name, 1)) :] if len(shape) > 1 else ()
+        if prod(tail) * dtype.itemsize > DECIDING_BYTES:
+            raise UserError(
+                f"a tensor's rows hold more than {DECIDING_BYTES >> 20} MB that only opgrip draws", "opreplay"
+            )
+        rows = max(1, min(prod(shape[: len(shape) - len(tail)]), SAMPLE_BYTES // (prod(tail) * dtype.itemsize)))
+        return self._data(self._draw(model, (rows, *tail), dtype), shape, dtype, "sampled")
+
+
+def _floats(source: ValueSource, model: Floats, shape: tuple[int, ...], dtype: torch.dtype) -> str:
+    source.is_exact = False
+    work = dtype if dtype == torch.float64 else torch.float32
+    spread = model.spread
+    if model.shape == "quantiles" and model.quantiles is not None:
+        source.helpers.add("by_quantiles")
+        numbers = f"{list(PROBABILITIES)!r}, {list(map(float, model.quantiles))!r}"
+        text = f"by_quantiles({sizes(shape)}, {work}, {numbers})"
+    elif model.shape == "uniform" and isfinite(spread.high - spread.low):
+        text = f"(torch.rand({sizes(shape)}, dtype={work}) * {spread.high - spread.low!r} + {plain(float(spread.low))})"
+    else:
+        text = f"(torch.randn({sizes(shape)}, dtype={work}) * {plain(float(spread.std))} + {plain(float(spread.mean))})"
+    text += f".clamp({plain(float(spread.low))}, {plain(float(spread.high))})"
+    text += ".round()" if model.whole else ""
+    text = _with_shares(source, model, text, prod(shape), work)
+    text += _order(model, shape)
+    return text if work == dtype else f"{text}.to({dtype})"
+
+
+def _with_shares(source: ValueSource, model: Floats, text: str, count: int, work: torch.dtype) -> str:
+    """The values with zeros, nan, infinities and denormals among them."""
+    small = f"torch.finfo({work}).tiny / 2"
+    shares = (
+        *(("0.0", model.zeros), ("math.nan", model.nan), ("math.inf", model.inf), ("-math.inf", model.minus_inf)),
+        (small, model.denormals),
+    )
+    counts = [f"({value}, {round(share * count)})" for value, share in shares if round(share * count)]
+    if not counts:
+        return text
+    source.helpers.add("mixed")
+    return f"mixed({text}, [{', '.join(counts)}])"
+
+
+def _order(model: Any, shape: tuple[int, ...]) -> str:
+    """What sorts values that were sorted."""
+    if model.rises is None or model.falls is None:
+        return ""
+    downwards = ", descending=True" if model.falls > model.rises else ""
+    if model.by_row and len(shape) > 1:
+        return f".sort(dim=-1{downwards}).values"
+    if min(model.rises, model.falls) or model.rises == model.falls:
+        return ""
+    return f".reshape(-1).sort(dim=0{downwards}).values.reshape({sizes(shape)})"
+
+
+def _constant(source: ValueSource, model: Constant, shape: tuple[int, ...], dtype: torch.dtype) -> str:
+    value = elements([model.value], dtype, torch.device("cpu"))
+    text = plain((value.float() if dtype.is_floating_point and dtype.itemsize == 1 else value).item())
+    return f"torch.full({sizes(shape)}, {text}, dtype={dtype})"
+
+
+def _booleans(source: ValueSource, model: Booleans, shape: tuple[int, ...], dtype: torch.dtype) -> str:
+    count = prod(shape)
+    true = model.true if count == model.total else round(model.true * count / model.total)
+    return f"(torch.randperm({count}) < {true}).reshape({sizes(shape)}){'' if dtype == torch.bool else f'.to({dtype})'}"
+
+
+def _progression(source: ValueSource, model: Progression, shape: tuple[int, ...], dtype: torch.dtype) -> str:
+    places = f"(torch.arange({prod(shape)}) // {model.repeats} % {model.period})"
+    whole = type(model.start) is type(model.step) is int
+    values = f"({places}{'' if whole else '.double()'} * {model.step!r} + {model.start!r})"
+    return f"{values}.to({dtype}).reshape({sizes(shape)})"
+
+
+def _integers(source: ValueSource, model: Integers, shape: tuple[int, ...], dtype: torch.dtype) -> str:
+    source.is_exact = False
+    source.helpers.add("whole_numbers")
+    count, fitted = prod(shape), model.others + sum(times for _, times in model.frequent)
+    frequent = [(int(value), int(times) * count // fitted) for value, times in model.frequent]
+    if model.low is None or model.high is None:
+        low = high = frequent[0][0]
+    else:
+        low, high = model.low, min(model.high, (1 << 63) - 2)
+    text = f"whole_numbers({sizes(shape)}, {dtype}, {frequent!r}, {low}, {high})"
+    if model.rises is None and model.ascending:
+        return f"{text}.reshape(-1).sort().values.reshape({sizes(shape)})"
+    return text + _order(model, shape)
+
+
+def _permutation(source: ValueSource, model: Permutation, shape: tuple[int, ...], dtype: torch.dtype) -> str:
+    source.is_exact = False
+    width = model.high - model.low + 1
+    return f"(torch.randperm({prod(shape)}) % {width} + {model.low}).to({dtype}).reshape({sizes(shape)})" + _order(
+        model, shape
+    )
+
+
+def _one_hot(source: ValueSource, model: OneHot, shape: tuple[int, ...], dtype: torch.dtype) -> str:
+    source.is_exact = False
+    classes = shape[-1] if shape else 1
+    return f"torch.nn.functional.one_hot(torch.randint({classes}, {sizes(shape[:-1])}), {classes}).to({dtype})"
+
+
+_PLAIN = (
+    *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
+    *(torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128),
+)
+"""Dtypes whose numbers torch takes from lists."""
+_WRITERS: dict[type, Callable[[ValueSource, Any, tuple[int, ...], torch.dtype], str]] = {
+    Floats: _floats,
+    Constant: _constant,
+    Booleans: _booleans,
+    Progression: _progression,
+    Integers: _integers,
+    Permutation: _permutation,
+    OneHot: _one_hot,
+}
+"""Of models, what draws alike by torch."""
+
+
+def _short(value: Any, dtype: torch.dtype) -> str:
+    """The source of a number in the fewest digits that give it back in its dtype."""
+    if dtype.is_floating_point and dtype.itemsize <= 4 and isfinite(value):
+        value = float(f"{value:.{DIGITS}g}")
+    return plain(value)
+
+
+def _list(items: list[str]) -> str:
+    """The source of a list, in lines where one has no room for it."""
+    text = f"[{', '.join(items)}]"
+    if len(text) <= LINE - len(INDENT):
+        return text
+    lines = textwrap.wrap(", ".join(items), LINE, break_long_words=False, break_on_hyphens=False)
+    return "\n".join(["[", *(f"{INDENT}{line}" for line in lines), "    ]"])
