@@ -18,6 +18,7 @@ from opgrip.traces.formats.nodes.node import Node, Port
 from opgrip.traces.formats.nodes.ranges import model_of, parse_ranges
 from opgrip.traces.formats.nodes.schema_text import Parameter, SchemaText, parse_schema
 from opgrip.traces.formats.nodes.tree import Surroundings, Tree, is_composite, is_label, make_tree
+from opgrip.traces.formats.overloads import registered
 from opgrip.traces.graph import schema_of
 from opgrip.traces.labels import ENTER, EXIT
 from opgrip.traces.records import NO_STORAGE, OPERATOR, Record, Scope, Signature
@@ -153,13 +154,14 @@ class _Reader:
     ) -> None:
         items = with_sharing(inputs, self._value_numbers(node, inputs))
         args, kwargs = as_called(schema, items)
+        call = registered(schema.op, args, kwargs, self._losses)
         taken = [
             self._memory.taken(storage, tensor, _is_number(spec))
             for storage, tensor, spec in zip(inputs.storages, inputs.identities, tensors(inputs.items), strict=True)
         ]
         span = self._tree.span(node.number)
         self.builder.add_call(
-            *(schema.op, args, kwargs, _returned(schema, results.items)),
+            *(call.op, call.args, call.kwargs, _returned(schema, results.items)),
             scope=_scope(surroundings),
             thread=self._tree.thread_name(node.thread),
             start_ns=span.start_ns,

@@ -52,7 +52,7 @@ class Node:
     scope : what recorded it, as `USER_SCOPE`
     thread : the observer's number of it
     backend : what made a kernel of torch.compile's, `triton`; empty for all else
-    record : torch's number of the call, the same for all parts that Chakra splits an operator into; 0 where none is told
+    record : number of the call, the same for all parts that Chakra splits an operator into; 0 where none is told
     start_us : when it began, where a profiler's times were linked to the trace
     own_us : how long it took without the nodes inside it
     ranges : the least and largest value of inputs that are tensors, by their place among these: JSON, or empty
