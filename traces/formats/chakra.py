@@ -6,7 +6,9 @@ there as text, in Python's notation. See its `et_def.proto`, whose fields have t
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from typing import IO, Any
 
 from opgrip.traces.errors import FormatError
@@ -14,7 +16,7 @@ from opgrip.traces.foreign import ForeignFile, Format, Head, Losses, formats
 from opgrip.traces.formats.building import NO_VALUES
 from opgrip.traces.formats.nodes.calls import calls_of
 from opgrip.traces.formats.nodes.messages import is_metadata, metadata, metadata_facts, node_from_message, node_message
-from opgrip.traces.formats.nodes.node import Node
+from opgrip.traces.formats.nodes.node import FUNCTION_SCOPE, Node
 from opgrip.traces.formats.nodes.program import ROOT, Step, steps_of
 from opgrip.traces.formats.nodes.wire import framed, messages, read_varint
 from opgrip.traces.graph import make_graph
@@ -22,6 +24,8 @@ from opgrip.traces.records import Record
 from opgrip.traces.trace import Trace
 
 NAME = "chakra"
+PART = re.compile(r"(\w+::\w+)\(\d{1,9}\)")
+"""The name of a part of an operator, `aten::copy_(1)`."""
 
 
 def recognizes(head: Head) -> bool:
@@ -41,10 +45,11 @@ def read(file: ForeignFile) -> Iterator[Record]:
 
 def _nodes_of(file: ForeignFile, facts: dict[str, Any]) -> Callable[[], Iterable[Node]]:
     def nodes() -> Iterator[Node]:
+        first_parts: dict[tuple[int, str], int] = {}
         try:
             for place, message in enumerate(messages(file.chunks())):
                 if place:
-                    yield node_from_message(message)
+                    yield _whole(node_from_message(message), first_parts)
                 else:
                     facts.update(metadata_facts(message))
         except FormatError as error:
@@ -53,8 +58,19 @@ def _nodes_of(file: ForeignFile, facts: dict[str, Any]) -> Callable[[], Iterable
     return nodes
 
 
+def _whole(node: Node, first_parts: dict[tuple[int, str], int]) -> Node:
+    """A node; of an operator that the converter split around its kernels, the other parts stand inside the first."""
+    match = PART.fullmatch(node.name)
+    if match is None or not node.record:
+        return node
+    first = first_parts.setdefault((node.record, match[1]), node.number)
+    if first == node.number:
+        return replace(node, name=match[1])
+    return replace(node, name=match[1], parent=first, schema="", scope=FUNCTION_SCOPE)
+
+
 def write(trace: Trace, file: IO[bytes], losses: Losses) -> None:
-    """The nodes of an execution trace, each after those that made what it takes, and the one before it in its thread."""
+    """The nodes of an execution trace, each after those that made what it takes and the one before it in its thread."""
     header = trace.header
     pid = header.get("pid")
     file.write(framed(metadata(pid if isinstance(pid, int) else 0, str(header.get("time") or ""))))

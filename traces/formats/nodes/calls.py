@@ -7,23 +7,27 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-from opgrip.traces.arguments import Opaque, tensors
+from opgrip.traces.arguments import Opaque, TensorSpec, tensors
 from opgrip.traces.errors import FormatError
 from opgrip.traces.foreign import Losses
 from opgrip.traces.formats.building import NO_TIMES, RecordBuilder
 from opgrip.traces.formats.nodes.codes import DTYPE_OF_CODE, LAYOUT_OF_CODE, MEMORY_FORMAT_OF_CODE
 from opgrip.traces.formats.nodes.decoding import NO_STRIDES, KnownStrides, Values, decode_port, with_sharing
+from opgrip.traces.formats.nodes.encoding import NUMBERS
 from opgrip.traces.formats.nodes.node import Node, Port
 from opgrip.traces.formats.nodes.ranges import model_of, parse_ranges
 from opgrip.traces.formats.nodes.schema_text import Parameter, SchemaText, parse_schema
 from opgrip.traces.formats.nodes.tree import Surroundings, Tree, is_composite, is_label, make_tree
+from opgrip.traces.formats.overloads import registered
 from opgrip.traces.graph import schema_of
 from opgrip.traces.labels import ENTER, EXIT
 from opgrip.traces.records import NO_STORAGE, OPERATOR, Record, Scope, Signature
+from opgrip.traces.words import counted
 
 NO_GRADIENTS = "requires_grad: the file does not say which tensors need gradients, so none does"
 NO_NUMBERS = "numbers that stand for a tensor: the file has them as tensors without dimensions, and not their values"
 NO_GENERATORS = "generators: the file does not tell them, so calls take the default one"
+NO_PARENTS = "nesting: {} of the file name no node around them, so what ran inside others may be counted beside these"
 DEFAULTS = (NO_GRADIENTS, NO_NUMBERS, NO_GENERATORS)
 MARK_ENTER, MARK_EXIT = f"{ENTER}_new.default", f"{EXIT}._RecordFunction"
 MOST_LABEL = 1 << 16
@@ -35,19 +39,37 @@ class Memory:
     """Numbers of the memory that tensors live in: a file uses those of memory that was freed for other memory."""
 
     _numbers: dict[int, int] = field(default_factory=dict)
+    _tensors: dict[int, set[int]] = field(default_factory=dict)
     _next: int = 0
 
-    def of(self, storage: int) -> int:
-        """The number of a storage of the file."""
+    def taken(self, storage: int, tensor: int, is_number: bool) -> int:
+        """The number of an argument's memory.
+
+        Parameters
+        ----------
+        storage, tensor : the file's numbers
+        is_number : whether the tensor looks like one that stands for a number; such come from nowhere, so one that no
+            call mentioned is not in memory that others did
+        """
+        if storage and is_number and tensor not in self._tensors.get(storage, ()):
+            return self.fresh(storage, tensor)
+        return self.given(storage, tensor)
+
+    def given(self, storage: int, tensor: int) -> int:
+        """The number of memory that is known, or that was there before the first call."""
         if not storage:
             return NO_STORAGE
-        return self._numbers[storage] if storage in self._numbers else self.fresh(storage)
+        if storage not in self._numbers:
+            return self.fresh(storage, tensor)
+        self._tensors[storage].add(tensor)
+        return self._numbers[storage]
 
-    def fresh(self, storage: int) -> int:
+    def fresh(self, storage: int, tensor: int) -> int:
         """A number for memory that was not there before."""
         if not storage:
             return NO_STORAGE
         self._numbers[storage] = number = self._next
+        self._tensors[storage] = {tensor}
         self._next += 1
         return number
 
@@ -80,6 +102,8 @@ class _Reader:
         self._memory = Memory()
         self._strides = KnownStrides()
         defaults = [*DEFAULTS, *([] if tree.is_timed else [NO_TIMES]), *([] if tree.has_strides else [NO_STRIDES])]
+        if tree.without_parent:
+            defaults.append(NO_PARENTS.format(counted(tree.without_parent, "operator")))
         losses.defaults += [text for text in defaults if text not in losses.defaults]
         self.builder = RecordBuilder(name, losses, dict(facts), tree.is_timed)
 
@@ -130,10 +154,14 @@ class _Reader:
     ) -> None:
         items = with_sharing(inputs, self._value_numbers(node, inputs))
         args, kwargs = as_called(schema, items)
-        taken = [self._memory.of(storage) for storage in inputs.storages]
+        call = registered(schema.op, args, kwargs, self._losses)
+        taken = [
+            self._memory.taken(storage, tensor, _is_number(spec))
+            for storage, tensor, spec in zip(inputs.storages, inputs.identities, tensors(inputs.items), strict=True)
+        ]
         span = self._tree.span(node.number)
         self.builder.add_call(
-            *(schema.op, args, kwargs, _returned(schema, results.items)),
+            *(call.op, call.args, call.kwargs, _returned(schema, results.items)),
             scope=_scope(surroundings),
             thread=self._tree.thread_name(node.thread),
             start_ns=span.start_ns,
@@ -154,21 +182,22 @@ class _Reader:
     def _result_storages(self, schema: SchemaText, inputs: Values, results: Values) -> Iterator[int]:
         """Numbers of the memory of results: memory that was not there before has a new one."""
         fresh: dict[int, int] = {}
-        for storage in results.storages:
+        for storage, tensor in zip(results.storages, results.identities, strict=True):
             if storage in inputs.storages or any(schema.are_aliases):
-                yield self._memory.of(storage)
+                yield self._memory.given(storage, tensor)
             else:
                 if storage not in fresh:
-                    fresh[storage] = self._memory.fresh(storage)
+                    fresh[storage] = self._memory.fresh(storage, tensor)
                 yield fresh[storage]
 
     def _add_label(self, node: Node, surroundings: Surroundings) -> None:
         """What `record_function` leaves in a trace of ours."""
-        place = {"scope": _scope(surroundings), "thread": self._tree.thread_name(node.thread)}
+        scope, thread = _scope(surroundings), self._tree.thread_name(node.thread)
         start_ns = self._tree.span(node.number).start_ns
-        self.builder.add_call(MARK_ENTER, (node.name[:MOST_LABEL],), start_ns=start_ns, **place)
+        self.builder.add_call(MARK_ENTER, (node.name[:MOST_LABEL],), scope=scope, thread=thread, start_ns=start_ns)
         end_ns = self._tree.end_ns(node.number)
-        self.builder.add_call(MARK_EXIT, (Opaque("profiler._RecordFunction"),), None, None, start_ns=end_ns, **place)
+        opened = (Opaque("profiler._RecordFunction"),)
+        self.builder.add_call(MARK_EXIT, opened, None, None, scope=scope, thread=thread, start_ns=end_ns)
 
 
 def as_called(schema: SchemaText, items: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -226,10 +255,14 @@ def _returned(schema: SchemaText, items: list[Any]) -> Any:
     return tuple(items) if items else None
 
 
+def _is_number(spec: TensorSpec) -> bool:
+    """Whether a tensor is as those that numbers are made into."""
+    return not spec.shape and spec.device == "cpu" and spec.dtype in NUMBERS.values()
+
+
 def _first(port: Port) -> tuple[Any, Any]:
     """The first value of a port, and its shape."""
-    whole_port = isinstance(port.values, list) and isinstance(port.shapes, list) and port.values and port.shapes
-    return (port.values[0], port.shapes[0]) if whole_port else (None, None)
+    return (port.values[0], port.shapes[0]) if port.values else (None, None)
 
 
 def _scope(surroundings: Surroundings) -> Scope:

@@ -34,11 +34,13 @@ class Values:
     ----------
     items : arguments, or results
     storages : the file's number of the storage of each tensor among them, in their order; 0 for one without memory
+    identities : of each of these tensors, the file's number of it
     places : of each of these tensors, its place among all that the file has there, undefined ones too
     """
 
     items: list[Any]
     storages: list[int] = field(default_factory=list)
+    identities: list[int] = field(default_factory=list)
     places: list[int] = field(default_factory=list)
     tensors: int = 0
 
@@ -81,8 +83,6 @@ def decode_port(port: Port, kinds: Sequence[str], strides: KnownStrides) -> Valu
     ValueError, TypeError, IndexError, RuntimeError, OverflowError : where it is no port
     """
     lists = (port.values, port.shapes, port.types)
-    if not all(isinstance(item, list) and len(item) == len(port.values) for item in lists):
-        raise FormatError("values, shapes and types that do not go together")
     own_strides = port.strides if port.strides is not None else [None] * len(port.values)
     values = Values([])
     context = _Context(values, strides)
@@ -173,6 +173,7 @@ def _tensor(value: Any, shape: Any, element: str, stride: Any, context: _Context
         raise FormatError(f"a tensor of {len(dimensions)} dimensions and {len(steps)} strides")
     device = device_name(value[5]) if len(value) == 6 and value[5] else DEFAULT_DEVICE
     context.values.storages.append(whole(value[1]))
+    context.values.identities.append(whole(value[0]))
     context.values.places.append(context.values.tensors - 1)
     return TensorSpec(dimensions, steps, dtype, device, offset=whole(value[2]))
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from opgrip.traces.errors import FormatError
+from opgrip.traces.foreign import once
 from opgrip.traces.limits import check_nesting
 
 MOST_VALUE = 16 << 20
@@ -64,7 +65,7 @@ class _Text:
         self._chunks = chunks
         self._decode: Callable[[bytes], str] = codecs.getincrementaldecoder("utf-8")("replace").decode
         self._unbounded = unbounded
-        self._parse = json.JSONDecoder(object_pairs_hook=_once).raw_decode
+        self._parse = json.JSONDecoder(object_pairs_hook=once).raw_decode
         self._text = ""
         self._place = 0
 
@@ -121,10 +122,3 @@ class _Text:
                 break
         self._text, self._place = "".join(pieces), 0
         return added > 0
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    form = dict(pairs)
-    if len(form) < len(pairs):
-        raise FormatError("a name stands twice in one object")
-    return form

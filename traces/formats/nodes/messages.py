@@ -102,6 +102,7 @@ def node_from_message(message: bytes) -> Node:
         schema=_text_attribute(attributes, "op_schema"),
         scope=_number_attribute(attributes, "scope"),
         thread=_number_attribute(attributes, "tid"),
+        record=_number_attribute(attributes, "rf_id"),
         start_us=_time(attributes.get("start_us", start or None)),
         own_us=_time(exact if isinstance(exact, float) else own or None),
         ranges=_text_attribute(attributes, "tensor_range"),

@@ -24,7 +24,7 @@ MODULE_LABEL = "nn.Module: "
 
 @dataclass(frozen=True, slots=True)
 class Port:
-    """What goes into a node, or comes out of it: four lists of equal length.
+    """What goes into a node, or comes out of it: four lists of equal length, which is all that is checked of them.
 
     Attributes
     ----------
@@ -52,7 +52,7 @@ class Node:
     scope : what recorded it, as `USER_SCOPE`
     thread : the observer's number of it
     backend : what made a kernel of torch.compile's, `triton`; empty for all else
-    sequence : autograd's number of an operator that it made a node for, and of that node; -1 for others
+    record : number of the call, the same for all parts that Chakra splits an operator into; 0 where none is told
     start_us : when it began, where a profiler's times were linked to the trace
     own_us : how long it took without the nodes inside it
     ranges : the least and largest value of inputs that are tensors, by their place among these: JSON, or empty
@@ -68,7 +68,7 @@ class Node:
     scope: int = FUNCTION_SCOPE
     thread: int = 0
     backend: str = ""
-    sequence: int = -1
+    record: int = 0
     start_us: float | None = None
     own_us: float | None = None
     stream: int | None = None

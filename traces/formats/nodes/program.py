@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
@@ -165,13 +165,10 @@ class _Writer:
         yield Step(node, row.number)
         if self._is_timed and row.device_ns == row.device_ns:
             kernel = self._kernels.get(signature.number, f"kernels of {signature.op}")
-            times = {"start_us": start_us, "own_us": float(row.device_ns) / 1e3}
             stream = int(row.stream) if isinstance(row.stream, int) else 0
-            yield Step(
-                Node(
-                    self._numbers.new(), kernel, node.number, EMPTY, EMPTY, thread=place.thread, stream=stream, **times
-                )
-            )
+            number = self._numbers.new()
+            on_device = Node(number, kernel, node.number, EMPTY, EMPTY, thread=place.thread, stream=stream)
+            yield Step(replace(on_device, start_us=start_us, own_us=float(row.device_ns) / 1e3))
 
     def _mark(self, place: _Place, signature: Signature) -> Iterator[Step]:
         """A label of the program begins, or ends."""

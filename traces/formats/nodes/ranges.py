@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from math import prod
 from typing import Any
 
 import torch
@@ -78,8 +77,8 @@ def model_of(span: Range, spec: TensorSpec) -> ValueModel | None:
     model: ValueModel
     if low == high and (whole or spec.dtype.is_floating_point):
         model = Constant(bool(low) if spec.dtype == torch.bool else low)
-    elif whole and not (spec.dtype.is_floating_point or spec.dtype.is_complex) and prod(spec.shape):
-        model = Integers([], int(low), int(high), prod(spec.shape), ascending=False)
+    elif whole and not (spec.dtype.is_floating_point or spec.dtype.is_complex) and 0 not in spec.shape:
+        model = Integers([], int(low), int(high), torch.Size(spec.shape).numel(), ascending=False)
     else:
         return None
     model.check()

@@ -86,10 +86,12 @@ class Tree:
     ----------
     is_timed : whether the file has times
     has_strides : whether it has strides of tensors
+    without_parent : operators that name no node around them
     """
 
     is_timed: bool = False
     has_strides: bool = False
+    without_parent: int = 0
 
     _entries: dict[int, _Entry] = field(default_factory=dict)
     _surroundings: dict[int, Surroundings] = field(default_factory=dict)
@@ -114,6 +116,7 @@ class Tree:
         self.has_strides |= bool(node.inputs.strides)
         if node.parent != node.number:
             self._parents.add(node.parent)
+        self.without_parent += bool(node.schema) and not node.parent
         if is_thread(node):
             self._roots.add(node.number)
 

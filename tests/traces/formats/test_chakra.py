@@ -1,0 +1,235 @@
+"""Chakra execution traces as traces, and traces as those."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from execution_traces import calls_of, capture, dependencies_of, make_program, node, tensor, write_nodes
+from foreign_data import data_files, needs_data, write_as
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from programs import SHIPPED_TRACES
+
+from opgrip.traces import TraceReader, load
+from opgrip.traces.errors import UserError
+from opgrip.traces.foreign import format_of
+from opgrip.traces.formats.nodes.wire import bytes_field, framed, number_field
+from opgrip.traces.graph import make_graph
+
+RELU = "aten::relu(Tensor self) -> Tensor"
+X, Y, Z = (tensor(number, number + 1, [2, 2], [2, 1]) for number in (10, 20, 30))
+
+
+@pytest.fixture(scope="module")
+def ours(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A trace of ours."""
+    path = tmp_path_factory.mktemp("watched") / "ours.jsonl"
+    capture(make_program(), path)
+    return path
+
+
+def test_calls_dependencies_and_times_survive_a_round_trip(ours: Path, tmp_path: Path) -> None:
+    trace = load(ours)
+    write_as("chakra", trace, tmp_path / "a.et")
+    assert format_of(tmp_path / "a.et") == "chakra"
+    again = load(tmp_path / "a.et")
+    assert calls_of(again) == calls_of(trace)
+    assert dependencies_of(again) == dependencies_of(trace)
+    assert again.labels.to_dict() == trace.labels.to_dict()
+    own, own_again = trace.own_calls, again.own_calls
+    assert own_again["duration_ns"].tolist() == pytest.approx(own["duration_ns"].tolist(), abs=1)
+    assert own_again["module"].astype(str).tolist() == own["module"].astype(str).tolist()
+
+
+@needs_data
+@pytest.mark.parametrize("path", data_files("param/execution_traces/linear*.gz"), ids=lambda path: path.name)
+def test_a_real_execution_trace_survives_a_round_trip(path: Path, tmp_path: Path) -> None:
+    trace = load(path)
+    write_as("chakra", trace, tmp_path / "a.et")
+    again = load(tmp_path / "a.et")
+    assert calls_of(again) == calls_of(trace)
+    assert [step.after for step in make_graph(again).steps.values() if step.op[:4] == "aten"] == [
+        step.after for step in make_graph(trace).steps.values() if step.op[:4] == "aten"
+    ]
+
+
+def chakra_messages() -> tuple[Any, Any]:
+    """Classes of the messages of a file, made of Chakra's schema as far as it is used here."""
+    descriptor_pb2 = pytest.importorskip("google.protobuf.descriptor_pb2", reason="protobuf is not installed")
+    from google.protobuf import descriptor_pool, message_factory
+
+    file = descriptor_pb2.FileDescriptorProto(name="et_def.proto", package="ChakraProtoMsg", syntax="proto3")
+    kinds = {"double": 1, "uint64": 4, "int64": 3, "bool": 8, "string": 9}
+    declared: dict[str, list[tuple[str, int, str, bool]]] = {
+        "AttributeProto": [
+            *(("name", 1, "string", False), ("double_val", 3, "double", False), ("int64_val", 9, "int64", False)),
+            *(("uint64_val", 13, "uint64", False), ("bool_val", 27, "bool", False)),
+            ("string_val", 29, "string", False),
+        ],
+        "GlobalMetadata": [("version", 1, "string", False), ("attr", 2, "AttributeProto", True)],
+        "IOInfo": [("values", 1, "string", False), ("shapes", 2, "string", False), ("types", 3, "string", False)],
+        "Node": [
+            *(("id", 1, "uint64", False), ("name", 2, "string", False), ("type", 3, "int64", False)),
+            *(("ctrl_deps", 4, "uint64", True), ("data_deps", 5, "uint64", True)),
+            *(("start_time_micros", 6, "uint64", False), ("duration_micros", 7, "uint64", False)),
+            *(("inputs", 8, "IOInfo", False), ("outputs", 9, "IOInfo", False), ("attr", 10, "AttributeProto", True)),
+        ],
+    }
+    for name, fields in declared.items():
+        message = file.message_type.add(name=name)
+        for field, number, kind, repeats in fields:
+            entry = message.field.add(name=field, number=number, label=3 if repeats else 1)
+            entry.type = kinds.get(kind, 11)
+            if kind not in kinds:
+                entry.type_name = f".ChakraProtoMsg.{kind}"
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    names = ("GlobalMetadata", "Node")
+    metadata, node_class = (
+        message_factory.GetMessageClass(pool.FindMessageTypeByName(f"ChakraProtoMsg.{name}")) for name in names
+    )
+    return metadata, node_class
+
+
+def read_messages(path: Path) -> Iterator[bytes]:
+    decoder = pytest.importorskip("google.protobuf.internal.decoder")
+    data, place = path.read_bytes(), 0
+    while place < len(data):
+        length, place = decoder._DecodeVarint32(data, place)
+        yield data[place : place + length]
+        place += length
+
+
+def test_the_library_protobuf_reads_a_written_file_with_the_dependencies_of_the_calls(
+    ours: Path, tmp_path: Path
+) -> None:
+    metadata_class, node_class = chakra_messages()
+    trace = load(ours)
+    write_as("chakra", trace, tmp_path / "a.et")
+    first, *others = read_messages(tmp_path / "a.et")
+    metadata = metadata_class.FromString(first)
+    assert {item.name for item in metadata.attr} == {"schema", "pid", "time", "start_ts", "finish_ts"}
+    nodes = [node_class.FromString(message) for message in others]
+    assert [item.id for item in nodes] == sorted({item.id for item in nodes})
+
+    calls = [item for item in nodes if item.name.startswith("aten::")]
+    names = [f"{op.partition('.')[0]}::{op.split('.')[1]}" for op in trace.own_calls["op"].astype(str)]
+    assert [item.name for item in calls] == names
+    place = {item.id: index for index, item in enumerate(calls)}
+    before = [{place[number] for number in item.data_deps if number in place} for item in calls]
+    own = {number: index for index, number in enumerate(trace.own_calls.index)}
+    for step in make_graph(trace).steps.values():
+        assert {own[number] for number in step.after} <= before[own[step.number]]
+    known: set[int] = set()
+    for item in nodes:
+        assert known.issuperset([*item.data_deps, *item.ctrl_deps])
+        known.add(item.id)
+
+
+def test_a_file_that_the_library_protobuf_wrote_is_read(tmp_path: Path) -> None:
+    metadata_class, node_class = chakra_messages()
+    metadata = metadata_class(version="0.0.4")
+    call = node_class(id=5, name="aten::relu", type=4, ctrl_deps=[2], duration_micros=7)
+    call.inputs.values, call.inputs.shapes = "[[10, 11, 0, 4, 4, 'cuda:0']]", "[[2, 2]]"
+    call.inputs.types = call.outputs.types = "['Tensor(float)']"
+    call.outputs.values, call.outputs.shapes = "[[20, 21, 0, 4, 4, 'cuda:0']]", "[[2, 2]]"
+    call.attr.add(name="op_schema", string_val=RELU)
+    call.attr.add(name="seq_id", int64_val=-1)
+    call.attr.add(name="is_cpu_op", bool_val=True)
+    kernel = node_class(id=6, name="relu_kernel", type=4, ctrl_deps=[5], duration_micros=90)
+    kernel.attr.add(name="is_cpu_op", bool_val=False)
+    messages = [item.SerializeToString() for item in (metadata, call, kernel)]
+    (tmp_path / "a.et").write_bytes(b"".join(map(framed, messages)))
+    trace = load(tmp_path / "a.et")
+    assert trace.header["schema"] == "0.0.4"
+    (row,) = trace.own_calls.itertuples()
+    assert (row.op, row.device, row.duration_ns, row.device_ns) == ("aten.relu.default", "cuda:0", 7000, 90000)
+
+
+def test_parts_that_an_operator_was_split_into_are_one_call(tmp_path: Path) -> None:
+    metadata_class, node_class = chakra_messages()
+    messages = [metadata_class(version="0.0.4")]
+    for number in (5, 7):
+        part = node_class(id=number, name=f"aten::relu({(number - 5) // 2})", type=4, duration_micros=number)
+        part.inputs.values, part.inputs.shapes = "[[10, 11, 0, 4, 4, 'cuda:0']]", "[[2, 2]]"
+        part.inputs.types = "['Tensor(float)']"
+        part.attr.add(name="op_schema", string_val=RELU)
+        part.attr.add(name="rf_id", int64_val=3)
+        kernel = node_class(id=number + 1, name="relu_kernel", ctrl_deps=[number], duration_micros=10)
+        kernel.attr.add(name="is_cpu_op", bool_val=False)
+        messages += [part, kernel]
+    (tmp_path / "a.et").write_bytes(b"".join(framed(item.SerializeToString()) for item in messages))
+    trace = load(tmp_path / "a.et")
+    (row,) = trace.own_calls.itertuples()
+    assert (row.op, row.duration_ns, row.device_ns) == ("aten.relu.default", 12000, 20000)
+    assert any("nesting: 1 operator" in text for text in trace.header["defaults"])
+
+
+def test_memory_and_devices_that_calls_share_are_told(tmp_path: Path) -> None:
+    relu = node(3, 2, "aten::relu", RELU, inputs=[X], outputs=[Y])
+    other = node(4, 2, "aten::relu", RELU, inputs=[Y], outputs=[Z])
+    trace = load(write_nodes(tmp_path / "a.json", [relu, other]))
+    write_as("chakra", trace, tmp_path / "a.et")
+    assert [step.after for step in make_graph(load(tmp_path / "a.et")).steps.values()] == [[], [0]]
+
+
+def test_a_shipped_trace_is_written_but_for_what_the_format_lacks(tmp_path: Path) -> None:
+    trace = load(SHIPPED_TRACES[0])
+    losses = write_as("chakra", trace, tmp_path / "a.et")
+    kinds = trace.calls["kind"].astype(str)
+    assert len(load(tmp_path / "a.et").calls) == (kinds == "operator").sum()
+    assert sum(losses.skipped.values()) == (kinds != "operator").sum()
+
+
+HEAD = framed(bytes_field(1, "0.0.4"))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        HEAD + framed(bytes_field(2, "a"))[:-1],
+        HEAD + b"\xff" * 10,
+        HEAD + b"\xff\xff\xff\xff\x7f",
+        HEAD + framed(bytes_field(2, b"\xff\xfe")),
+        HEAD + framed(b"\x03"),
+        HEAD + framed(number_field(1, 1 << 60)),
+        HEAD + framed(bytes_field(8, bytes_field(1, "[" * 5000))),
+        HEAD + framed(bytes_field(8, bytes_field(1, "[__import__('os')]"))),
+        HEAD + framed(bytes_field(8, bytes_field(1, "[1, 2]"))),
+        HEAD + framed(bytes_field(10, bytes_field(10, b"") + bytes_field(1, "x") + b"\x1f")),
+    ],
+    ids=["cut", "long", "huge", "text", "wire", "number", "deep", "code", "uneven", "attribute"],
+)
+def test_what_is_no_chakra_trace_is_one_line(data: bytes, tmp_path: Path) -> None:
+    (tmp_path / "a.et").write_bytes(data)
+    with pytest.raises(UserError, match=r"a\.et cannot be read"):
+        list(TraceReader(tmp_path / "a.et"))
+
+
+def test_other_files_are_not_taken_for_one(tmp_path: Path) -> None:
+    for content in (b"", b"\n", b"{\n}", b"PK\x03\x04", b"\x00", b"PAR1", b"Operator: aten.add\n", b"\x02\x12\x00x"):
+        (tmp_path / "a").write_bytes(content)
+        assert format_of(tmp_path / "a") is None or content.startswith(b"Operator")
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_a_file_with_any_bytes_anywhere_is_read_or_refused_in_one_line(data: st.DataObject, tmp_path: Path) -> None:
+    path = tmp_path / "whole.et"
+    if not path.exists():
+        relu = node(3, 2, "aten::relu", RELU, inputs=[X], outputs=[Y], attributes={"tensor_range": '{"0": [1, 2]}'})
+        write_as("chakra", load(write_nodes(tmp_path / "a.json", [relu, node(4, 2, "label")])), path)
+    content = bytearray(path.read_bytes())
+    for _ in range(data.draw(st.integers(1, 4))):
+        place = data.draw(st.integers(0, len(content) - 1))
+        content[place : place + data.draw(st.integers(0, 3))] = data.draw(st.binary(max_size=3))
+        content = content or bytearray(b"\x00")
+    (tmp_path / "b.et").write_bytes(content)
+    try:
+        list(TraceReader(tmp_path / "b.et", format_name="chakra"))
+        load(tmp_path / "b.et")
+    except UserError as error:
+        assert "\n" not in str(error)  # noqa: PT017

@@ -1,0 +1,383 @@
+"""PyTorch execution traces as traces, and traces as those."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from execution_traces import (
+    calls_of,
+    capture,
+    dependencies_of,
+    make_program,
+    node,
+    observe,
+    tensor,
+    write_nodes,
+)
+from foreign_data import data_files, needs_data, write_as
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from programs import SHIPPED_TRACES
+
+from opgrip.traces import Trace, TraceReader, load
+from opgrip.traces.arguments import Opaque, TensorSpec
+from opgrip.traces.errors import UserError
+from opgrip.traces.graph import make_graph
+from opgrip.traces.values.constant import Constant
+from opgrip.traces.values.integers import Integers
+
+ADD = "aten::add.Tensor(Tensor self, Tensor other, *, Scalar alpha=1) -> Tensor"
+T = "aten::t(Tensor(a) self) -> Tensor(a)"
+LINEAR = "aten::linear(Tensor input, Tensor weight, Tensor? bias=None) -> Tensor"
+RELU = "aten::relu(Tensor self) -> Tensor"
+STRIDED = "aten::as_strided(Tensor(a) self, SymInt[] size, SymInt[] stride, SymInt? storage_offset=None) -> Tensor(a)"
+X, Y, Z = (tensor(number, number + 1, [2, 2], [2, 1]) for number in (10, 20, 30))
+ONE: tuple[Any, ...] = (1, [], "Int", [])
+
+
+@pytest.fixture(scope="module")
+def watched(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The same program's execution trace by torch, and our trace."""
+    folder = tmp_path_factory.mktemp("watched")
+    program = make_program()
+    observe(program, folder / "torch.json")
+    capture(program, folder / "ours.jsonl")
+    return folder / "torch.json", folder / "ours.jsonl"
+
+
+def test_calls_are_those_that_a_capture_of_the_same_program_records(watched: tuple[Path, Path]) -> None:
+    theirs, ours = map(load, watched)
+    assert calls_of(theirs) == calls_of(ours)
+    assert len(calls_of(ours)) > 60
+    assert theirs.labels.to_dict() == ours.labels.to_dict()
+
+
+def test_dependencies_are_those_that_a_capture_finds(watched: tuple[Path, Path]) -> None:
+    theirs, ours = map(load, watched)
+    assert dependencies_of(theirs) == dependencies_of(ours)
+    assert len(dependencies_of(ours)) > 50
+
+
+def test_a_written_trace_has_the_operators_order_shapes_and_dependencies_of_torch(
+    watched: tuple[Path, Path], tmp_path: Path
+) -> None:
+    theirs, ours = watched
+    write_as("execution_trace", load(ours), tmp_path / "ours.json")
+    assert calls_of(load(tmp_path / "ours.json")) == calls_of(load(theirs))
+    assert dependencies_of(load(tmp_path / "ours.json")) == dependencies_of(load(theirs))
+
+    written, expected = (json.loads(path.read_text()) for path in (tmp_path / "ours.json", theirs))
+    assert written["schema"] == expected["schema"]
+    assert set(written) == set(expected)
+    schemas = {attributes(item)["op_schema"] for item in expected["nodes"]}
+    assert {attributes(item)["op_schema"] for item in written["nodes"]} <= {*schemas, DETACH}
+    assert set(expected["nodes"][0]) <= set(written["nodes"][0])
+    assert set(attributes(expected["nodes"][0])) == set(attributes(written["nodes"][0]))
+    numbers = {item["id"] for item in written["nodes"]}
+    assert len(numbers) == len(written["nodes"])
+    assert all(item["ctrl_deps"] in numbers for item in written["nodes"])
+    assert all(item["ctrl_deps"] < item["id"] for item in written["nodes"][1:])
+
+
+DETACH = "aten::detach(Tensor(a) self) -> Tensor(a)"
+
+
+def attributes(item: dict[str, Any]) -> dict[str, Any]:
+    return {attribute["name"]: attribute["value"] for attribute in item["attrs"]}
+
+
+def test_times_survive_a_round_trip(watched: tuple[Path, Path], tmp_path: Path) -> None:
+    ours = load(watched[1])
+    write_as("execution_trace", ours, tmp_path / "a.json")
+    again = load(tmp_path / "a.json")
+    assert again.header["timed"]
+    marks = ~again.calls["op"].astype(str).str.startswith("profiler.")
+    assert again.calls[marks]["duration_ns"].tolist() == pytest.approx(
+        ours.calls[~ours.calls["op"].astype(str).str.startswith("profiler.")]["duration_ns"].tolist(), abs=1
+    )
+
+
+@needs_data
+@pytest.mark.parametrize("path", data_files("param/execution_traces/*.gz"), ids=lambda path: path.name)
+def test_real_files_load_whole_and_survive_a_round_trip(path: Path, tmp_path: Path) -> None:
+    trace = load(path)
+    assert trace.end is not None
+    assert not trace.end.dropped
+    assert set(trace.calls["phase"]) == {"forward", "backward", "optimizer"}
+    assert {str(name) for name in trace.calls["thread"].unique()} == {"main", "autograd 2"}
+    cases = [item for item in trace.signatures if not item.op.startswith("profiler.")]
+    elsewhere = Counter(item.op for item in cases if not runs_on_cpu(item.op))
+    assert sum(elsewhere.values()) <= 0.05 * len(cases)
+    assert {op.rpartition(".")[0] for op in elsewhere} <= {
+        "aten.cudnn_batch_norm",
+        "aten.cudnn_batch_norm_backward",
+        "c10d.allreduce_",
+        "c10d.broadcast_",
+    }
+
+    write_as("execution_trace", trace, tmp_path / "again.json")
+    again = load(tmp_path / "again.json")
+    # the operators of c10d have other parameters now
+    assert [call for call in calls_of(again) if "c10d" not in call[0]] == [
+        call for call in calls_of(trace) if "c10d" not in call[0]
+    ]
+    assert [(s.after, s.takes, s.gives) for s in make_graph(again).steps.values() if s.op[:4] == "aten"] == [
+        (s.after, s.takes, s.gives) for s in make_graph(trace).steps.values() if s.op[:4] == "aten"
+    ]
+
+
+def runs_on_cpu(op: str) -> bool:
+    namespace, packet, overload = op.split(".")
+    name = f"{namespace}::{packet}" + ("" if overload == "default" else f".{overload}")
+    keys = ("CPU", "CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional")
+    return namespace == "aten" and any(torch._C._dispatch_has_kernel_for_dispatch_key(name, key) for key in keys)
+
+
+@needs_data
+@pytest.mark.parametrize("path", data_files("param/execution_traces/linear*.gz"), ids=lambda path: path.name)
+def test_views_have_the_strides_that_they_were_made_with_where_the_file_has_none(path: Path) -> None:
+    trace = load(path)
+    matrices = [item.args[1] for item in trace.signatures if item.op == "aten.mm.default"]
+    weights = next(item.args[2] for item in trace.signatures if item.op == "aten.addmm.default")
+    assert weights.stride == (1, 1024)
+    assert all(spec.shape for spec in matrices)
+    assert any("strides" in text for text in trace.header["defaults"])
+
+
+def test_what_is_made_of_others_is_passed_over_and_what_is_inside_a_call_is_part_of_it(
+    tmp_path: Path,
+) -> None:
+    linear = node(3, 2, "aten::linear", LINEAR, inputs=[X, Y, (*NONE,)], outputs=[Z])
+    inner = node(4, 3, "aten::t", T, inputs=[X], outputs=[X])
+    innermost = node(5, 4, "aten::relu", RELU, inputs=[X], outputs=[X])
+    alone = node(6, 2, "aten::linear", LINEAR, inputs=[X, Y, (*NONE,)], outputs=[tensor(40, 41, [2, 2], [2, 1])])
+    trace = load(write_nodes(tmp_path / "a.json", [innermost, inner, linear, alone]))
+    assert trace.calls["op"].tolist() == ["aten.t.default", "aten.linear.default"]
+
+
+NONE = ("<None>", [], "None", [])
+
+
+def test_memory_that_was_freed_and_given_again_is_other_memory(tmp_path: Path) -> None:
+    def relu(number: int, source: tuple[Any, ...], result: tuple[Any, ...]) -> dict[str, Any]:
+        return node(number, 2, "aten::relu", RELU, inputs=[source], outputs=[result])
+
+    trace = load(write_nodes(tmp_path / "a.json", [relu(3, X, Y), relu(4, X, Y), relu(5, Y, Z)]))
+    assert [step.after for step in make_graph(trace).steps.values()] == [[], [], [1]]
+    assert len(make_graph(trace).storages) == 4
+
+
+def test_numbers_types_and_devices_are_what_the_schema_says_they_stand_for(tmp_path: Path) -> None:
+    schema = (
+        "aten::empty.memory_format(SymInt[] size, *, ScalarType? dtype=None, Layout? layout=None, "
+        "Device? device=None, bool? pin_memory=None, MemoryFormat? memory_format=None) -> Tensor"
+    )
+    inputs = [
+        ([2, 3], [[], []], "GenericList[Int,Int]", [[], []]),
+        (15, [], "Int", []),
+        (0, [], "Int", []),
+        ("cpu", [], "Device", []),
+        NONE,
+        (2, [], "Int", []),
+    ]
+    empty = node(3, 2, "aten::empty", schema, inputs=inputs, outputs=[X])
+    full = node(
+        4,
+        2,
+        "aten::full",
+        "aten::full(SymInt[] size, Scalar fill_value, *, ScalarType? dtype=None) -> Tensor",
+        inputs=[([], [], "GenericList[]", []), ("-inf", [], "Double", []), (99, [], "Int", [])],
+        outputs=[Y],
+    )
+    first, second = load(write_nodes(tmp_path / "a.json", [empty, full])).signatures
+    assert first.args == ([2, 3],)
+    assert first.kwargs == {
+        "dtype": torch.bfloat16,
+        "layout": torch.strided,
+        "device": torch.device("cpu"),
+        "memory_format": torch.channels_last,
+    }
+    assert second.args == ([], float("-inf"))
+    assert second.kwargs == {"dtype": Opaque("ScalarType 99")}
+
+
+def test_ranges_of_values_are_read_and_written(tmp_path: Path) -> None:
+    schema = "aten::index_select(Tensor self, int dim, Tensor index) -> Tensor"
+    index = tensor(50, 51, [9], [1], "long int")
+    ranges = {"tensor_range": json.dumps({"1": [0, 7]})}
+    select = node(3, 2, "aten::index_select", schema, inputs=[X, ONE, index], outputs=[Y], attributes=ranges)
+    scalar = tensor(60, 61, [], [], "double")
+    attributes_ = {"tensor_range": json.dumps({"1": [2.5, 2.5]})}
+    add = node(4, 2, "aten::add", ADD, inputs=[X, scalar, ONE], outputs=[Y], attributes=attributes_)
+    trace = load(write_nodes(tmp_path / "a.json", [select, add]))
+    write_as("execution_trace", trace, tmp_path / "b.json")
+    for read in (trace, load(tmp_path / "b.json")):
+        picks = [item.args[2] for item in read.signatures if item.op == "aten.index_select.default"]
+        assert [read.values[spec.values] for spec in picks] == [Integers([], 0, 7, 9, ascending=False)]
+    assert [trace.values[item.args[1].values] for item in trace.signatures[1:]] == [Constant(2.5)]
+
+
+def test_a_number_in_place_of_a_tensor_keeps_its_value(watched: tuple[Path, Path], tmp_path: Path) -> None:
+    write_as("execution_trace", load(watched[1]), tmp_path / "a.json")
+    trace = load(tmp_path / "a.json")
+    factor = next(item.args[1] for item in trace.signatures if item.op == "aten.mul.Tensor")
+    assert trace.values[factor.values] == Constant(2.5)
+
+
+def test_times_kernels_and_labels_of_a_linked_trace_are_read(tmp_path: Path) -> None:
+    label = node(3, 2, "step", ts=1000.0, inclusive_dur=9.0, exclusive_dur=1.0)
+    add = node(4, 3, "aten::add", ADD, inputs=[X, Y, ONE], outputs=[Z], ts=1001.0, exclusive_dur=5.0)
+    inner = node(5, 4, "cudaLaunchKernel", attributes={"scope": 0}, ts=1002.0, exclusive_dur=2.0)
+    kernel = node(6, 5, "add_kernel", attributes={"scope": 0}, cat="kernel", stream=7, ts=1003.0, exclusive_dur=40.0)
+    trace = load(write_nodes(tmp_path / "a.json", [kernel, inner, add, label]))
+    assert trace.header["timed"]
+    (call,) = trace.own_calls.itertuples()
+    assert (call.start_ns, call.duration_ns, call.device_ns) == (1000, 7000, 40000)
+    assert trace.labels.to_dict() == {"step": 1}
+    assert trace.within_labels(lambda label: label == "step")[call.Index]
+
+    write_as("execution_trace", trace, tmp_path / "b.json")
+    (again,) = load(tmp_path / "b.json").own_calls.itertuples()
+    assert (again.duration_ns, again.device_ns) == (7000, 40000)
+
+
+def test_what_is_no_operator_of_the_dispatcher_is_counted(tmp_path: Path) -> None:
+    triton = node(3, 2, "triton_fused", attributes={"scope": 0, "kernel_backend": "triton"})
+    odd = node(4, 2, "aten::add", ADD, inputs=[X, ([1], [], "Tensor(float)", []), ONE], outputs=[Z])
+    trace = load(write_nodes(tmp_path / "a.json", [triton, odd]))
+    assert trace.end is not None
+    assert {item.op: item.count for item in trace.end.dropped} == {"triton_fused": 1, "aten.add.Tensor": 1}
+
+
+def test_files_of_the_first_schema_are_read(tmp_path: Path) -> None:
+    flat = {
+        "name": "aten::relu",
+        "id": 3,
+        "rf_id": 1,
+        "parent": 2,
+        "fw_parent": 0,
+        "seq_id": -1,
+        "scope": 0,
+        "tid": 1,
+        "fw_tid": 0,
+        "op_schema": RELU,
+        "inputs": [[5, 6, 0, 4, 4]],
+        "input_shapes": [[2, 2]],
+        "input_types": ["Tensor(float)"],
+        "outputs": [],
+        "output_shapes": [],
+        "output_types": [],
+    }
+    (tmp_path / "a.json").write_text(json.dumps({"schema": "1.0.1", "pid": 1, "nodes": [flat]}))
+    (signature,) = load(tmp_path / "a.json").signatures
+    assert signature.args == (TensorSpec((2, 2), (2, 1), torch.float32, "cpu"),)
+
+
+def test_a_trace_of_ours_is_written_but_for_what_the_format_lacks(tmp_path: Path) -> None:
+    trace = load(SHIPPED_TRACES[0])
+    losses = write_as("execution_trace", trace, tmp_path / "a.json")
+    again = load(tmp_path / "a.json")
+    kinds = trace.calls["kind"].astype(str)
+    operators = Counter(trace.calls["op"][kinds == "operator"].astype(str))
+    assert Counter(again.calls["op"].astype(str)) == operators
+    assert sum(losses.skipped.values()) == int((kinds != "operator").sum())
+    assert losses.counts["what values its tensors had"]
+    written = zip(modules(trace, "operator"), modules(again, "operator"), strict=True)
+    assert all(ours == theirs for ours, theirs in written)
+
+
+def modules(trace: Trace, kind: str) -> list[tuple[str, str]]:
+    own = trace.calls[trace.calls["kind"].astype(str) == kind]
+    return list(zip(own["module"].astype(str), own["phase"].astype(str), strict=True))
+
+
+WHOLE = json.dumps(node(3, 2, "aten::add", ADD, inputs=[X, Y, ONE], outputs=[Z]))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"schema": "1.1.1", "pid": 1, "nodes": [' + "[" * 100_000,
+        '{"schema": "1.1.1", "pid": 1, "nodes": [' + WHOLE,
+        '{"schema": "1.1.1", "pid": 1, "nodes": [' + WHOLE + "], ",
+        '{"schema": "1.1.1", "pid": 1, "nodes": [1]}',
+        '{"schema": "1.1.1", "pid": 1, "nodes": [{"id": 1, "id": 1}]}',
+        '{"schema": "1.1.1", "pid": 1, "pid": 1, "nodes": []}',
+        '{"schema": "1.1.1", "pid": 1, "nodes": [' + WHOLE.replace('"id": 3', '"id": 1' + "0" * 5000) + "]}",
+        '{"schema": "1.1.1", "pid": 1, "nodes": [' + WHOLE.replace('"id": 3', '"id": -3') + "]}",
+        '{"schema": "1.1.1", "pid": 1, "nodes": [' + WHOLE.replace('"types"', '"kinds"') + "]}",
+        '{"schema": "1.1.1", "pid": 1, "nodes": [{"id": 3, "name": "' + "a" * (17 << 20) + '"}]}',
+    ],
+    ids=["deep", "cut", "cut after", "number", "twice", "members twice", "huge", "negative", "uneven", "long"],
+)
+def test_what_is_no_execution_trace_is_one_line(text: str, tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text(text)
+    with pytest.raises(UserError, match=r"a\.json (cannot be read|is refused)"):
+        list(TraceReader(tmp_path / "a.json"))
+
+
+def test_nodes_that_stand_inside_of_each_other_in_a_ring_are_read(tmp_path: Path) -> None:
+    ring = [node(3, 4, "a"), node(4, 3, "b"), node(5, 4, "aten::relu", RELU, inputs=[X], outputs=[Y])]
+    assert load(write_nodes(tmp_path / "a.json", ring)).own_calls["op"].tolist() == ["aten.relu.default"]
+
+
+def test_a_bomb_is_refused(tmp_path: Path) -> None:
+    with gzip.open(tmp_path / "a.json.gz", "wb") as file:
+        file.write(b'{"schema": "1.1.1", "pid": 1, "nodes": [' + b" " * (64 << 20) + b"]}")
+    with pytest.raises(UserError, match="is refused"):
+        list(TraceReader(tmp_path / "a.json.gz"))
+
+
+LEAVES = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-(2**70), 2**70),
+    st.floats(allow_nan=False, allow_infinity=False),
+    st.text(max_size=8),
+    st.sampled_from(
+        ["<None>", "<Object>", "Tensor(float)", "GenericList[Int]", "inf", "cuda:99", ADD, T, STRIDED, [], {}]
+    ),
+)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_a_file_in_which_anything_is_anything_is_read_or_refused_in_one_line(
+    data: st.DataObject, tmp_path: Path
+) -> None:
+    nodes: Any = [
+        node(3, 2, "step"),
+        node(4, 3, "aten::as_strided", STRIDED, inputs=[X, *SIZES], outputs=[Y]),
+        node(5, 3, "aten::add", ADD, inputs=[X, Y, ONE], outputs=[Z], attributes={"tensor_range": '{"0": [1, 2]}'}),
+        node(6, 5, "kernel", cat="kernel", stream=1, ts=1.0, exclusive_dur=2.0),
+    ]
+    for _ in range(data.draw(st.integers(1, 3))):
+        place: Any = nodes
+        while True:
+            keys = list(place) if isinstance(place, dict) else list(range(len(place)))
+            if not keys:
+                break
+            key = data.draw(st.sampled_from(keys))
+            if isinstance(place[key], list | dict) and data.draw(st.integers(0, 5)):
+                place = place[key]
+                continue
+            place[key] = data.draw(LEAVES)
+            break
+    path = write_nodes(tmp_path / "a.json", nodes)
+    try:
+        load(path)
+    except UserError as error:
+        assert "\n" not in str(error)  # noqa: PT017
+
+
+SIZES = [
+    ([2, 2], [[], []], "GenericList[Int,Int]", [[], []]),
+    ([1, 2], [[], []], "GenericList[Int,Int]", [[], []]),
+    NONE,
+]
