@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from opgrip.traces.arguments import TensorSpec
-from opgrip.traces.formats.tritonbench import contiguous
 from opgrip.traces.names import DTYPES
+from opgrip.traces.tensor_specs import contiguous
 from opgrip.traces.values import ValueModel, fit
 
 MOST_DIMENSIONS = 64

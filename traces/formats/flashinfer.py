@@ -22,9 +22,10 @@ from opgrip.traces.formats.flashinfer_folders import write_folder
 from opgrip.traces.formats.flashinfer_kernels import call_of_kernel
 from opgrip.traces.formats.overloads import NoOverload, registered, schemas_of
 from opgrip.traces.formats.stored_tensors import read_tensor
-from opgrip.traces.formats.tritonbench import NO_DEVICE, contiguous
+from opgrip.traces.formats.tritonbench import NO_DEVICE
 from opgrip.traces.names import DTYPES
 from opgrip.traces.records import Record
+from opgrip.traces.tensor_specs import contiguous
 from opgrip.traces.values import fit
 
 MOST_FILES = 10_000
