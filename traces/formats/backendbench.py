@@ -20,7 +20,7 @@ from opgrip.traces.extras import needed
 from opgrip.traces.foreign import ForeignFile, Format, Head, Losses, formats
 from opgrip.traces.formats.building import NO_TIMES, NO_VALUES, RecordBuilder
 from opgrip.traces.formats.overloads import registered
-from opgrip.traces.formats.parquet_files import EXTRA, MAGIC, footer_of, open_parquet, rows_of
+from opgrip.traces.formats.parquet_files import EXTRA, MAGIC, MARK, footer_of, open_parquet, rows_of
 from opgrip.traces.formats.tritonbench import (
     DTYPE_OF,
     MOST_CALLS,
@@ -43,7 +43,10 @@ SYNTHETIC = "rows that no model called (count 0): they are called once"
 
 def recognizes(head: Head) -> bool:
     """Whether it is a Parquet file with the columns of arguments and their operators."""
-    return head.start.startswith(MAGIC) and all(name in footer_of(head.path) for name in (b"op_name", b"args"))
+    if not head.start.startswith(MAGIC):
+        return False
+    footer = footer_of(head.path)
+    return MARK not in footer and b"op_name" in footer and b"args" in footer
 
 
 def read(file: ForeignFile) -> Iterator[Record]:

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from opgrip.traces.arguments import TensorSpec
-from opgrip.traces.formats.tritonbench import contiguous
 from opgrip.traces.names import DTYPES
+from opgrip.traces.tensor_specs import contiguous
 from opgrip.traces.values import ValueModel, fit
 
 MOST_DIMENSIONS = 64
@@ -152,8 +152,11 @@ def _whole(item: Any) -> int | None:
 
 def _tensor(cell: Any, name: str, reading: Reading) -> CellTensor:
     dtype = reading.dtype_of(name)
-    if isinstance(cell, list) and len(cell) == 1 and isinstance(cell[0], list):
-        cell = cell[0]
+    if isinstance(cell, list) and cell and isinstance(cell[0], list):
+        cell, *words = cell
+        # the device that they were on may follow
+        if not all(isinstance(word, str) for word in words):
+            raise Unfit("several lists")
     if cell == [] and not reading.empty_is_scalar:
         raise Unfit("no shape")
     if isinstance(cell, list) and any(type(item) is float for item in cell) and all(map(_is_number, cell)):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -22,14 +22,17 @@ from opgrip.traces.formats.flashinfer_folders import write_folder
 from opgrip.traces.formats.flashinfer_kernels import call_of_kernel
 from opgrip.traces.formats.overloads import NoOverload, registered, schemas_of
 from opgrip.traces.formats.stored_tensors import read_tensor
-from opgrip.traces.formats.tritonbench import NO_DEVICE, contiguous
+from opgrip.traces.formats.tritonbench import NO_DEVICE
 from opgrip.traces.names import DTYPES
 from opgrip.traces.records import Record
+from opgrip.traces.tensor_specs import contiguous
 from opgrip.traces.values import fit
 
 MOST_FILES = 10_000
 MOST_WORKLOADS = 1_000_000
 DEFINITION_BYTES = 4 << 20
+STORED_BYTES = 4 << 30
+"""Of stored values that are read, before those of further tensors are left out."""
 PARENTS = 4
 """Folders above a file that are looked through for the definitions."""
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,199}")
@@ -49,11 +52,15 @@ class DataSet:
     ----------
     file : that is read
     root : the folder; None where the file stands alone
+    models : numbers of value models by the file and the key of the values, and the tensor that has them
+    stored_bytes : of the values that were read
     """
 
     file: ForeignFile
     root: Path | None
     definitions: dict[str, dict[str, Any] | None] = field(default_factory=dict)
+    models: dict[tuple[str, str, TensorSpec], int | None] = field(default_factory=dict)
+    stored_bytes: int = 0
 
     def definition(self, name: str) -> dict[str, Any]:
         """The definition of a name.
@@ -236,22 +243,32 @@ def _with_values(
     data_set: DataSet, builder: RecordBuilder, tensor: TensorSpec, source: Mapping[str, Any]
 ) -> TensorSpec:
     """The tensor with a model of the values that are stored for it; without, where they are not there."""
-    name, losses = str(source.get("path"))[:200], data_set.file.losses
-    path = None if data_set.root is None else (data_set.root / name)
+    name, key, losses = str(source.get("path"))[:1000], str(source.get("tensor_key")), data_set.file.losses
     try:
-        if path is None or data_set.root is None or not path.resolve().is_relative_to(data_set.root.resolve()):
-            raise FormatError("it is not in the folder of the definitions")
-        values = read_tensor(path, str(source.get("tensor_key")))
-        if values.shape != tensor.shape or values.dtype != tensor.dtype:
-            raise FormatError("its tensor has another shape or dtype than the definition's")
+        if (name, key, tensor) not in data_set.models:
+            data_set.models[name, key, tensor] = _model(data_set, builder, tensor, name, key)
     except (FormatError, ValueError, OSError) as error:
-        note = f"values of tensors: {name} is not read ({error})"
+        note = f"values of tensors: {name[:200]} is not read ({error})"
         if note not in losses.defaults and len(losses.defaults) < 50:
             losses.defaults.append(note)
         return tensor
+    return replace(tensor, values=data_set.models[name, key, tensor])
+
+
+def _model(data_set: DataSet, builder: RecordBuilder, tensor: TensorSpec, name: str, key: str) -> int | None:
+    """The number of the model of stored values; raises `FormatError` where they are not this tensor's."""
+    root = data_set.root
+    path = None if root is None else root / name
+    if path is None or root is None or not path.resolve().is_relative_to(root.resolve()):
+        raise FormatError("it is not in the folder of the definitions")
+    if data_set.stored_bytes > STORED_BYTES and not data_set.file.unbounded:
+        raise FormatError(f"the values of others have more than {STORED_BYTES >> 30} GB")
+    values = read_tensor(path, key)
+    data_set.stored_bytes += values.nbytes
+    if values.shape != tensor.shape or values.dtype != tensor.dtype:
+        raise FormatError("its tensor has another shape or dtype than the definition's")
     model = fit(values)
-    number = None if model is None else builder.add_values(model)
-    return TensorSpec(tensor.shape, tensor.stride, tensor.dtype, "cpu", values=number)
+    return None if model is None else builder.add_values(model)
 
 
 formats.register("flashinfer")(

@@ -23,9 +23,9 @@ from opgrip.traces.arguments import TensorSpec, leaves
 from opgrip.traces.foreign import Losses
 from opgrip.traces.formats.overloads import schemas_of
 from opgrip.traces.formats.stored_tensors import NAME_OF, write_tensors
-from opgrip.traces.formats.tritonbench import contiguous
 from opgrip.traces.names import plain_name
 from opgrip.traces.records import OPERATOR, Signature
+from opgrip.traces.tensor_specs import contiguous
 from opgrip.traces.trace import Trace
 
 DTYPES = frozenset(

@@ -18,14 +18,12 @@ import torch
 from opgrip.traces.arguments import FormatError, TensorSpec, encode
 from opgrip.traces.extras import needed
 from opgrip.traces.foreign import ForeignFile, Format, Head, Losses, formats
-from opgrip.traces.formats.parquet_files import EXTRA, MAGIC, footer_of, open_parquet, rows_of
+from opgrip.traces.formats.parquet_files import EXTRA, MAGIC, MARK, footer_of, open_parquet, rows_of
 from opgrip.traces.names import plain_name, tensor_outline
 from opgrip.traces.record_forms import from_json, to_json
 from opgrip.traces.records import Calls, Header, Record, Scope, Signature, Thread
 from opgrip.traces.words import counted
 
-MARK = b"opgrip.trace"
-"""Key of the note that says what the file is."""
 ALONE = b"opgrip.records"
 """Key of the note that has the records of a trace without calls."""
 NUMBERS = ("signature", "scope", "start_ns", "duration_ns", "device_ns", "stream")

@@ -12,6 +12,8 @@ from opgrip.traces.foreign import MOST_BYTES, ForeignFile
 from opgrip.traces.limits import DECOMPRESSED
 
 MAGIC = b"PAR1"
+MARK = b"opgrip.trace"
+"""Key of the note of a file that is a trace of ours."""
 EXTRA = "results"
 FOOTER_BYTES = 64 << 20
 ROWS = 256

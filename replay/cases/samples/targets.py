@@ -15,6 +15,7 @@ from opgrip.replay.cases.samples.gripped import folders_in, gripped_samples, has
 from opgrip.replay.cases.samples.shipped import SHIPPED, find_samples, samples_named, shipped_case
 from opgrip.samples import samples
 from opgrip.traces.errors import UserError
+from opgrip.traces.foreign import format_of
 from opgrip.traces.sample_folder import CALLS
 from opgrip.traces.suggestions import nearest
 
@@ -24,7 +25,10 @@ PREFIX = "sample:"
 
 def names_samples(target: str) -> bool:
     """Whether what a user names is samples rather than a trace: `samples`, `sample:nms`, `samples/nms`, a folder."""
-    return target.startswith(PREFIX) or PurePath(target).parts[:1] == (SHIPPED,) or Path(target).is_dir()
+    if target.startswith(PREFIX) or PurePath(target).parts[:1] == (SHIPPED,):
+        return True
+    # some other tools' files are folders
+    return Path(target).is_dir() and format_of(Path(target)) is None
 
 
 def sample_cases(target: str, patterns: Sequence[str] = (), tags: Sequence[str] = ()) -> list[Case]:

@@ -43,8 +43,14 @@ class TraceSource:
         return CaseSet(cases, trace, are_calls=True, all_cases=cases if selection.selects_all else None)
 
     def fingerprint(self, target: str) -> str:
-        """A hash of the file."""
-        return hashlib.blake2b(trace_file(target).read_bytes(), digest_size=16).hexdigest()
+        """A hash of the file, or of those in the folder."""
+        path = trace_file(target)
+        if not path.is_dir():
+            return hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest()
+        digest = hashlib.blake2b(digest_size=16)
+        for file in sorted(file for file in path.rglob("*") if file.is_file()):
+            digest.update(f"{file.relative_to(path)}\0{file.stat().st_size}\0".encode() + file.read_bytes())
+        return digest.hexdigest()
 
 
 sources.register("trace")(TraceSource())

@@ -75,6 +75,9 @@ def test_a_list_of_fractions_is_a_tensor_of_these(tmp_path: Path) -> None:
     assert calls_of(tmp_path, "add", table) == [("aten.add.Tensor", (tensor(128, 256), tensor(1, values=0)), {})]
     trace = load(tmp_path / "add.json")
     assert trace.values == {0: fit(torch.tensor([1e-06]))}
+    table = {"input": [[9, 2]], "target": [[9]], "weight": [[[1.0, 0.5], "cuda:0"]]}
+    ((_, args, _),) = calls_of(tmp_path, "cross_entropy", table)
+    assert args == (tensor(9, 2), tensor(9, dtype=torch.int64), tensor(2, values=0))
 
 
 def test_chances_are_drawn_between_zero_and_one(tmp_path: Path) -> None:

@@ -244,8 +244,10 @@ def test_commands_write_and_replay_a_folder(tmp_path: Path) -> None:
     done = run_command(*convert, cwd=tmp_path)
     assert (done.returncode, "set exists" in done.stderr) == (2, True)
     (path,) = tmp_path.glob("set/workloads/*/*.jsonl")
-    done = run_command("opreplay", path, "--iterations", "1", "--strict", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    for target in (path, "set"):
+        done = run_command("opreplay", target, "--iterations", "1", "--strict", cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        assert "aten.relu.default" in done.stdout
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
