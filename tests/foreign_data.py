@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ from hypothesis import strategies as st
 from programs import ROOT
 
 from opgrip.replay.arguments.inputs import Inputs, device_map
-from opgrip.traces import Trace
+from opgrip.traces import Trace, load
+from opgrip.traces.errors import UserError
 from opgrip.traces.foreign import Losses, formats
 from opgrip.traces.records import Signature
 
@@ -40,8 +42,19 @@ def results_of(trace: Trace) -> Iterator[tuple[Signature, Any]]:
     """Every signature, and what its operator returns for arguments that are made for it."""
     for signature in trace.signatures:
         args, kwargs = Inputs(signature.args, signature.kwargs, trace.values, device_map("cpu", "cpu"), 0).make()
-        namespace, name, overload = signature.op.split(".")
-        yield signature, getattr(getattr(getattr(torch.ops, namespace), name), overload)(*args, **kwargs)
+        yield signature, operator_of(signature)(*args, **kwargs)
+
+
+def operator_of(signature: Signature) -> Any:
+    """The operator that a signature names."""
+    namespace, name, overload = signature.op.split(".")
+    return getattr(getattr(getattr(torch.ops, namespace), name), overload)
+
+
+def read_or_refuse(path: Path) -> None:
+    """Read a file that may be broken: it loads, or is refused in one line."""
+    with suppress(UserError):
+        load(path)
 
 
 def mutants(content: bytes) -> st.SearchStrategy[bytes]:

@@ -23,7 +23,11 @@ _DTYPES = {
     34: "uint32",
     35: "uint64",
 }
-_LAYOUTS = dict(enumerate(["sparse_coo", "sparse_csr", "sparse_csc", "sparse_bsr", "sparse_bsc", "_mkldnn", "strided"], 1))
+_LAYOUTS = {
+    **dict(enumerate(["sparse_coo", "sparse_csr", "sparse_csc", "sparse_bsr", "sparse_bsc"], 1)),
+    6: "_mkldnn",
+    7: "strided",
+}
 _MEMORY_FORMATS = dict(enumerate(["contiguous_format", "channels_last", "channels_last_3d", "preserve_format"], 1))
 _SYMBOL = re.compile(r"[A-Za-z_]\w*")
 
@@ -118,14 +122,13 @@ def dtype_of(number: Any) -> torch.dtype:
 
 def device_of(form: Any) -> torch.device:
     """A device."""
-    match form:
-        case {"type": str() as kind, **rest}:
-            index = rest.get("index")
-            try:
-                return torch.device(device_name(kind if index is None else f"{kind}:{int(index)}"))
-            except (RuntimeError, TypeError, ValueError) as error:
-                raise ValueError("a device that this torch has not") from error
-    raise ValueError("a device that cannot be read")
+    kind, index = (form.get("type"), form.get("index")) if isinstance(form, dict) else (None, None)
+    if not isinstance(kind, str) or not (index is None or type(index) is int):
+        raise ValueError("a device that cannot be read")
+    try:
+        return torch.device(device_name(kind if index is None else f"{kind}:{index}"))
+    except RuntimeError as error:
+        raise ValueError("a device that this torch has not") from error
 
 
 def _float(form: Any) -> float:

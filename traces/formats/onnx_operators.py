@@ -17,17 +17,16 @@ from opgrip.traces.formats.onnx_shapes import SHAPES
 
 Lower = Callable[[Node], list[Call]]
 
+_SAME_NAME = (
+    *("Abs", "Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "Ceil", "Cos", "Cosh", "Erf", "Exp", "Floor", "IsInf"),
+    *("IsNaN", "Log", "Mish", "Neg", "Reciprocal", "Relu", "Round", "Selu", "Sigmoid", "Sign", "Sin", "Sinh"),
+    *("HardSwish", "Softplus", "Sqrt", "Tan", "Tanh"),
+)
 UNARY = {
-    **{name: name.lower() for name in ["Abs", "Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "Ceil", "Cos", "Cosh", "Erf", "Exp", "Floor", "Log"]},
-    **{name: name.lower() for name in ["Reciprocal", "Relu", "Round", "Sigmoid", "Sign", "Sin", "Sinh", "Sqrt", "Tan", "Tanh", "Selu", "Mish"]},
+    **{name: name.lower() for name in _SAME_NAME},
     "BitwiseNot": "bitwise_not",
-    "HardSwish": "hardswish",
     "Identity": "alias",
-    "IsInf": "isinf",
-    "IsNaN": "isnan",
-    "Neg": "neg",
     "Not": "logical_not",
-    "Softplus": "softplus",
     "Swish": "silu",
 }
 BINARY = {

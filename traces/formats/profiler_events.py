@@ -7,6 +7,7 @@ from array import array
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ import numpy as np
 from opgrip.traces.formats.profiler_arguments import Inputs
 
 OPERATOR, MODULE, FRAME, RANGE = "operator", "module", "frame", "range"
-"""Kinds of slices: a call of the dispatcher or something around it, a module's call, a Python function, a named range."""
+"""Kinds of slices: a call of the dispatcher or what is around it, a module's call, a Python function, a named range."""
 ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 MODULE_PREFIX = "nn.Module: "
 MOST_TIME_NS = 1 << 62
@@ -117,7 +118,7 @@ class EventTable:
         order = np.lexsort((columns["external"], -columns["duration"], columns["start"], columns["thread"]))
         first_ns = int(columns["start"].min()) if len(order) else 0
         bounds = np.flatnonzero(np.diff(columns["thread"][order], prepend=-1, append=-1))
-        pieces = [order[begin:end] for begin, end in zip(bounds[:-1], bounds[1:], strict=True)]
+        pieces = [order[begin:end] for begin, end in pairwise(bounds)]
         names = {number: self._name_of(key) for key, number in self._threads.items()}
         for piece in sorted(pieces, key=lambda piece: int(columns["start"][piece[0]])):
             yield names[int(columns["thread"][piece[0]])], self._events(columns, piece, first_ns)

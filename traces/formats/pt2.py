@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import zipfile
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -89,7 +90,7 @@ def _programs(file: ForeignFile) -> Iterator[bytes]:
                 yield content
     except OSError as error:
         raise UserError(f"{file.path} cannot be read", str(error.strerror or error).lower()) from error
-    except (zipfile.BadZipFile, ValueError, RuntimeError, NotImplementedError, EOFError, zipfile.zlib.error) as error:
+    except (zipfile.BadZipFile, ValueError, RuntimeError, NotImplementedError, EOFError, zlib.error) as error:
         raise file.damage(f"its archive is broken: {error}"[:200]) from error
 
 
@@ -151,12 +152,12 @@ def _call(op: str, node: dict[str, Any], values: _Values) -> _Call:
 def _inner_calls(name: str, node: dict[str, Any], values: _Values, file: ForeignFile) -> Iterator[_Call]:
     """The calls of a graph that a higher-order operator runs once; those of all others are not known."""
     arguments = [item.get("arg") for item in node.get("inputs", ()) if isinstance(item, dict)]
-    place = next((place for place, item in enumerate(arguments) if isinstance(item, dict) and "as_graph" in item), None)
-    graph = None if place is None else arguments[place]["as_graph"].get("graph")
-    if not isinstance(graph, dict) or not name.startswith("wrap"):
+    graphs = [(place, item["as_graph"]) for place, item in enumerate(arguments) if _is_graph(item)]
+    if len(graphs) != 1 or not name.startswith("wrap"):
         file.losses.skip(f"higher_order.{name}", "which of its graphs runs, and how often, is not told")
         return
-    operands = arguments[(place or 0) + 1 :]
+    ((place, form),) = graphs
+    graph, operands = form["graph"], arguments[place + 1 :]
     storages = values.storages
     given = dict(zip(map(_name, graph.get("inputs", ())), map(_name, operands), strict=False))
     outer = {inner: storages.of(name) for inner, name in given.items() if inner and name}
@@ -166,6 +167,13 @@ def _inner_calls(name: str, node: dict[str, Any], values: _Values, file: Foreign
     for result, inner in zip(node.get("outputs", ()), graph.get("outputs", ()), strict=False):
         if (name := _name(result)) and (inner_name := _name(inner)):
             storages.give(name, inside.of(inner_name))
+
+
+def _is_graph(argument: Any) -> bool:
+    match argument:
+        case {"as_graph": {"graph": {"nodes": list(), "inputs": list(), "outputs": list()}}}:
+            return True
+    return False
 
 
 def _name(argument: Any) -> str:
