@@ -22,7 +22,7 @@ from opgrip.traces.formats.building import NO_TIMES, NO_VALUES, RecordBuilder
 from opgrip.traces.formats.graph_storages import Storages, aliases, split
 from opgrip.traces.formats.onnx_folding import Shapes, complete
 from opgrip.traces.formats.onnx_nodes import Call, Node, NoOperator, tensor
-from opgrip.traces.formats.onnx_operators import lower
+from opgrip.traces.formats.onnx_operators import check_operator, lower
 from opgrip.traces.formats.overloads import NoOverload, bind
 from opgrip.traces.names import DTYPES, LIMIT, plain_name
 from opgrip.traces.records import Record, Scope
@@ -75,6 +75,7 @@ def read(file: ForeignFile) -> Iterator[Record]:
         if op == "Constant":
             continue
         try:
+            check_operator(op)
             node = _node(item, op, shapes, constants, storages, opset, between, builder)
             calls = [_bound(call) for call in lower(node)]
         except (NoOperator, NoOverload) as error:

@@ -66,17 +66,20 @@ REASONS = {
 """Why nodes have no operator, where it is known."""
 
 
+def check_operator(op: str) -> None:
+    """Raise `NoOperator` for an operator of ONNX that the table lacks."""
+    if op not in TABLE:
+        raise NoOperator(REASONS.get(op, "no aten operator for it"))
+
+
 def lower(node: Node) -> list[Call]:
-    """The calls of a node.
+    """The calls of a node of an operator that the table has.
 
     Raises
     ------
-    NoOperator : where there are none
+    NoOperator : where there are none for its attributes or shapes
     """
-    function = TABLE.get(node.op)
-    if function is None:
-        raise NoOperator(REASONS.get(node.op, "no aten operator for it"))
-    return function(node)
+    return TABLE[node.op](node)
 
 
 def _unary(op: str) -> Lower:

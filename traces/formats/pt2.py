@@ -151,7 +151,7 @@ def _call(op: str, node: dict[str, Any], values: _Values) -> _Call:
 
 def _inner_calls(name: str, node: dict[str, Any], values: _Values, file: ForeignFile) -> Iterator[_Call]:
     """The calls of a graph that a higher-order operator runs once; those of all others are not known."""
-    arguments = [item.get("arg") for item in node.get("inputs", ()) if isinstance(item, dict)]
+    arguments: list[Any] = [item.get("arg") for item in node.get("inputs", ()) if isinstance(item, dict)]
     graphs = [(place, item["as_graph"]) for place, item in enumerate(arguments) if _is_graph(item)]
     if len(graphs) != 1 or not name.startswith("wrap"):
         file.losses.skip(f"higher_order.{name}", "which of its graphs runs, and how often, is not told")
