@@ -69,7 +69,7 @@ def calls_of(trace: Trace) -> list[tuple[str, list[tuple[int, ...]], list[tuple[
 def test_a_program_has_the_calls_that_a_capture_of_it_has(dynamic: bool, tmp_path: Path) -> None:
     # a capture sees what is left of composite operators, and so does a program without them
     program = exported(dynamic).run_decompositions()
-    with Capture(tmp_path / "own.jsonl"):
+    with torch.no_grad(), Capture(tmp_path / "own.jsonl"):
         program.module()(*EXAMPLE)
     checks = ("aten._assert", "aten.sym_")
     expected = [call for call in calls_of(load(tmp_path / "own.jsonl")) if not call[0].startswith(checks)]
@@ -86,7 +86,8 @@ def test_composite_operators_stay_as_the_program_has_them(tmp_path: Path) -> Non
     assert trace.header["torch"] == torch.__version__
     for signature, results in results_of(trace):
         expected = [spec.shape for spec in leaves(signature.outputs) if isinstance(spec, TensorSpec)]
-        assert [tuple(item.shape) for item in leaves(results)] == expected, signature.op
+        actual = [tuple(item.shape) for item in leaves(results) if isinstance(item, torch.Tensor)]
+        assert actual == expected, signature.op
 
 
 def test_modules_and_lines_are_the_places_of_calls(tmp_path: Path) -> None:
@@ -136,6 +137,7 @@ def test_sizes_that_depend_on_values_are_the_least_and_it_is_said(tmp_path: Path
     program = torch.export.export(Selected(), (torch.ones(4),))
     trace = load(save(program, tmp_path / "a.pt2"))
     (multiplied,) = (item for item in trace.signatures if item.op == "aten.mul.Tensor")
+    assert any("depend on values" in text for text in trace.header["defaults"])
     assert [spec.shape for spec in tensors(multiplied.args)] == [(2, 1)]
 
 
@@ -203,6 +205,7 @@ def test_expressions_of_sizes_are_not_evaluated(text: str) -> None:
 def test_expressions_of_sizes_are_worked_out() -> None:
     assert size_of("2*s0 + (s1//3) - Mod(s0, 3)", {"s0": 4, "s1": 10}) == 10
     assert size_of("Max(1, FloorDiv(s0 - 7, 2) + 1)", {"s0": 4}) == 1
+    assert size_of("Add(Mul(Integer(2), Symbol('s0', integer=True)), Integer(-1))", {"s0": 4}) == 7
 
 
 def program_json() -> bytes:
@@ -242,7 +245,7 @@ def test_values_of_other_types_are_counted(tmp_path: Path) -> None:
         {"target": "torch.ops.aten.relu.default"},
         {"target": "torch.ops.aten.x.y"},
     ]
-    nodes += [*changes, {**nodes[0], "inputs": 3}, {**nodes[0], "inputs": [{"name": "x", "arg": {"as_tensor": []}}]}]
+    nodes += [*changes, {**nodes[-1], "inputs": 3}, {**nodes[-1], "inputs": [{"name": "x", "arg": {"as_tensor": []}}]}]
     program["graph_module"]["graph"]["tensor_values"]["wrong"] = {"dtype": "x", "sizes": 4}
     with zipfile.ZipFile(tmp_path / "a.pt2", "w") as archive:
         archive.writestr("a/models/model.json", json.dumps(program))
