@@ -88,12 +88,15 @@ class _Text:
         self.peek()
         while True:
             result = self._scanned()
-            # a number may go on
-            if result is not None and (result[1] < len(self._text) or not self._more()):
-                value, self._at = result
-                return value
             if result is None:
                 self._read_twice_as_much()
+            elif self._is_whole(*result) or not self._more():
+                value, self._at = result
+                return value
+
+    def _is_whole(self, value: Any, end: int) -> bool:
+        """Whether a value that ends there goes on nowhere; a number may."""
+        return not isinstance(value, int | float) or self._text[end : end + 1] in (",", "]", "}", *SPACE)
 
     def _scanned(self) -> tuple[Any, int] | None:
         """A value and its end; None where what there is of it is no JSON yet."""
