@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -51,10 +50,13 @@ def operator_of(signature: Signature) -> Any:
     return getattr(getattr(getattr(torch.ops, namespace), name), overload)
 
 
-def read_or_refuse(path: Path) -> None:
-    """Read a file that may be broken: it loads, or is refused in one line."""
-    with suppress(UserError):
+def read_or_refuse(path: Path) -> str:
+    """What is said of a file that may be broken where it is refused; empty where it loads."""
+    try:
         load(path)
+    except UserError as error:
+        return str(error)
+    return ""
 
 
 def mutants(content: bytes) -> st.SearchStrategy[bytes]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from typing import IO, Any
 
 from opgrip.traces.arguments import TensorSpec
 from opgrip.traces.errors import UserError
@@ -21,6 +21,8 @@ from opgrip.traces.formats.profiler_arguments import bind_inputs
 from opgrip.traces.formats.profiler_events import DeviceWork, EventTable
 from opgrip.traces.formats.profiler_nesting import OperatorCall, calls_of
 from opgrip.traces.records import Kernels, Record
+from opgrip.traces.timeline import timeline_lines
+from opgrip.traces.trace import Trace
 
 DEFAULTS = (
     NO_VALUES,
@@ -39,7 +41,9 @@ def recognizes(head: Head) -> bool:
     start = head.start.lstrip()
     if start.startswith(b"{"):
         # the timeline of a trace of ours has no shapes as torch's has them, and says so when it is read
-        return any(mark in head.start for mark in MARKS) or (b'"schemaVersion"' in start and b'"traceName"' in start)
+        return any(mark in head.start for mark in MARKS) or (
+            b'"schemaVersion"' in start and b'"deviceProperties"' in start
+        )
     return start.startswith(b"[") and b'"ph"' in head.start and b'"cat"' in head.start
 
 
@@ -142,11 +146,19 @@ def _with_copied_from(args: tuple[Any, ...], work: DeviceWork) -> tuple[Any, ...
     return tuple(replace(value, device="cpu") if place == there else value for place, value in enumerate(args))
 
 
+def write(trace: Trace, file: IO[bytes], losses: Losses) -> None:
+    """The timeline of a trace, for people: it has the shapes of tensors, in words, and no other arguments."""
+    file.writelines(line.encode() for line in timeline_lines(trace))
+    for number, op in trace.calls["op"].items():
+        losses.lose(int(number), str(op), "arguments but for the shapes of tensors")  # type: ignore[call-overload]
+
+
 formats.register("chrome")(
     Format(
-        "torch.profiler's traces with shapes, as export_chrome_trace writes them",
+        "torch.profiler's traces with shapes, as export_chrome_trace writes them; written as a timeline",
         recognizes,
         read,
+        write,
         defaults=DEFAULTS,
     )
 )
