@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from programs import ROOT
 
 from opgrip.replay.arguments.inputs import Inputs, device_map
-from opgrip.traces import Trace
+from opgrip.traces import Trace, load
+from opgrip.traces.errors import UserError
 from opgrip.traces.foreign import Losses, formats
 from opgrip.traces.records import Signature
 
@@ -40,8 +41,22 @@ def results_of(trace: Trace) -> Iterator[tuple[Signature, Any]]:
     """Every signature, and what its operator returns for arguments that are made for it."""
     for signature in trace.signatures:
         args, kwargs = Inputs(signature.args, signature.kwargs, trace.values, device_map("cpu", "cpu"), 0).make()
-        namespace, name, overload = signature.op.split(".")
-        yield signature, getattr(getattr(getattr(torch.ops, namespace), name), overload)(*args, **kwargs)
+        yield signature, operator_of(signature)(*args, **kwargs)
+
+
+def operator_of(signature: Signature) -> Any:
+    """The operator that a signature names."""
+    namespace, name, overload = signature.op.split(".")
+    return getattr(getattr(getattr(torch.ops, namespace), name), overload)
+
+
+def read_or_refuse(path: Path) -> str:
+    """What is said of a file that may be broken where it is refused; empty where it loads."""
+    try:
+        load(path)
+    except UserError as error:
+        return str(error)
+    return ""
 
 
 def mutants(content: bytes) -> st.SearchStrategy[bytes]:

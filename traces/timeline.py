@@ -7,6 +7,7 @@ https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -44,6 +45,16 @@ def timeline(trace: Trace) -> Iterator[Event]:
             yield _slice(str(row["op"]), CALL, row["start_ns"], row["duration_ns"], pid, tid, _facts(row, shapes))
         yield from nesting.move_to((), 0, 0)
         yield from _device_track(calls, pid, len(trace.calls) + tid, thread, shapes)
+
+
+def timeline_lines(trace: Trace) -> Iterator[str]:
+    """A file of them: one JSON object, an event a line."""
+    comma = ""
+    yield '{"displayTimeUnit": "ns", "traceEvents": [\n'
+    for event in timeline(trace):
+        yield f"{comma}{json.dumps(event)}"
+        comma = ",\n"
+    yield "\n]}\n"
 
 
 def _device_track(calls: pd.DataFrame, pid: int, tid: int, thread: str, shapes: dict[int, str]) -> Iterator[Event]:

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import argparse
 import gzip
-import json
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from opgrip.tools.verbs.verb import Verb, verbs
 from opgrip.traces.command import add_debug, add_reading
@@ -16,9 +13,6 @@ from opgrip.traces.errors import UserError
 from opgrip.traces.output import whole_file
 from opgrip.traces.progress import Reporter
 from opgrip.traces.words import counted
-
-if TYPE_CHECKING:
-    from opgrip.traces import Trace
 
 EXAMPLES = """\
 examples:
@@ -41,34 +35,23 @@ def prepare(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Write the events."""
     from opgrip.traces import load
+    from opgrip.traces.timeline import timeline_lines
 
     if args.output is not None and not args.output.name.endswith((".json", ".json.gz")):
         raise UserError(f"{args.output} is neither .json nor .json.gz", "name one of these")
     with Reporter(args.prog).reading(args.trace):
         trace = load(args.trace, args.partial, args.unbounded)
     if args.output is None:
-        sys.stdout.writelines(_lines(trace))
+        sys.stdout.writelines(timeline_lines(trace))
         return 0
     with whole_file(args.output, args.force) as file:
         if args.output.suffix == ".gz":
             with gzip.open(file, "wt", encoding="utf-8") as packed:
-                packed.writelines(_lines(trace))
+                packed.writelines(timeline_lines(trace))
         else:
-            file.writelines(line.encode() for line in _lines(trace))
+            file.writelines(line.encode() for line in timeline_lines(trace))
     print(f"{counted(len(trace.calls), 'call')}, in {args.output}: open it in ui.perfetto.dev", file=sys.stderr)
     return 0
-
-
-def _lines(trace: Trace) -> Iterator[str]:
-    """One JSON object, an event a line."""
-    from opgrip.traces.timeline import timeline
-
-    comma = ""
-    yield '{"displayTimeUnit": "ns", "traceEvents": [\n'
-    for event in timeline(trace):
-        yield f"{comma}{json.dumps(event)}"
-        comma = ",\n"
-    yield "\n]}\n"
 
 
 verbs.register("trace timeline")(Verb("write a trace for Perfetto", EXAMPLES, prepare, run))

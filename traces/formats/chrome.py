@@ -9,18 +9,20 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from typing import IO, Any
 
 from opgrip.traces.arguments import TensorSpec
 from opgrip.traces.errors import UserError
 from opgrip.traces.foreign import ForeignFile, Format, Head, Losses, formats
 from opgrip.traces.formats.building import NO_VALUES, RecordBuilder
 from opgrip.traces.formats.event_stream import EVENTS, BrokenStream, events_of
-from opgrip.traces.formats.overloads import NoOverload
+from opgrip.traces.formats.overloads import Bound, NoOverload
 from opgrip.traces.formats.profiler_arguments import bind_inputs
-from opgrip.traces.formats.profiler_events import DeviceWork, EventTable
+from opgrip.traces.formats.profiler_events import DeviceWork, EventTable, Slice
 from opgrip.traces.formats.profiler_nesting import OperatorCall, calls_of
 from opgrip.traces.records import Kernels, Record
+from opgrip.traces.timeline import timeline_lines
+from opgrip.traces.trace import Trace
 
 DEFAULTS = (
     NO_VALUES,
@@ -39,7 +41,9 @@ def recognizes(head: Head) -> bool:
     start = head.start.lstrip()
     if start.startswith(b"{"):
         # the timeline of a trace of ours has no shapes as torch's has them, and says so when it is read
-        return any(mark in head.start for mark in MARKS) or (b'"schemaVersion"' in start and b'"traceName"' in start)
+        return any(mark in head.start for mark in MARKS) or (
+            b'"schemaVersion"' in start and b'"deviceProperties"' in start
+        )
     return start.startswith(b"[") and b'"ph"' in head.start and b'"cat"' in head.start
 
 
@@ -54,11 +58,11 @@ def read(file: ForeignFile) -> Iterator[Record]:
         raise UserError(f"{file.path} has no shapes", "profile with record_shapes=True")
     device = f"cuda:{table.devices.most_common(1)[0][0]}" if table.devices else "cpu"
     builder = RecordBuilder("chrome", file.losses, facts, is_timed=True)
+    adder = _Adder(builder, device, file.losses)
     kernels: dict[int, DeviceWork] = {}
-    forward_scopes: dict[int, int] = {}
     for thread, events in table.threads():
         for call in calls_of(events, table.work, file.losses.skip):
-            signature = _add_call(builder, call, thread, device, forward_scopes, file.losses)
+            signature = adder.add(call, thread)
             if signature is not None and call.work is not None:
                 kernels.setdefault(signature, DeviceWork(Counter(), Counter())).add(call.work)
             yield from builder.ready()
@@ -90,43 +94,51 @@ def _events_of(file: ForeignFile) -> tuple[EventTable, dict[str, Any]]:
     return table, {"profiled": facts} if facts else {}
 
 
-def _add_call(
-    builder: RecordBuilder,
-    call: OperatorCall,
-    thread: str,
-    device: str,
-    forward_scopes: dict[int, int],
-    losses: Losses,
-) -> int | None:
-    """Add a call; the number of its signature, None where the file does not tell what it took."""
-    event, scope = call.event, call.scope
-    name = event.slice.name
-    op = name.replace("::", ".")
-    if event.slice.inputs is None:
-        losses.skip(op, "the file has no shapes of it")
-        return None
-    try:
-        bound = bind_inputs(name, event.slice.inputs, device)
-    except NoOverload as error:
-        losses.skip(op, str(error))
-        return None
-    if call.forward >= 0:
-        scope = replace(scope, forward=forward_scopes.get(call.forward))
-    elif event.sequence >= 0:
-        forward_scopes[event.sequence] = builder.add_scope(scope)
-    args, kwargs = bound.args, bound.kwargs
-    if call.work is not None:
-        args = _with_copied_from(args, call.work)
-    return builder.add_call(
-        bound.op,
-        args,
-        kwargs,
-        scope=scope,
-        thread=thread,
-        start_ns=event.start_ns,
-        duration_ns=event.end_ns - event.start_ns,
-        device_ns=-1 if call.work is None else sum(call.work.device_ns.values()),
-    )
+class _Adder:
+    """Adds calls; events that differ in their times alone are read once.
+
+    Parameters
+    ----------
+    device : that the program ran on
+    """
+
+    def __init__(self, builder: RecordBuilder, device: str, losses: Losses) -> None:
+        self._builder, self._device, self._losses = builder, device, losses
+        self._bound: dict[Slice, Bound | str] = {}
+        self._forward_scopes: dict[int, int] = {}
+
+    def add(self, call: OperatorCall, thread: str) -> int | None:
+        """Add a call; the number of its signature, None where the file does not tell what it took."""
+        event, scope, work = call.event, call.scope, call.work
+        bound = self._bound.get(event.slice)
+        if bound is None:
+            bound = self._bound[event.slice] = self._bind(event.slice)
+        if isinstance(bound, str):
+            self._losses.skip(event.slice.name.replace("::", "."), bound)
+            return None
+        if call.forward >= 0:
+            scope = replace(scope, forward=self._forward_scopes.get(call.forward))
+        elif event.sequence >= 0:
+            self._forward_scopes[event.sequence] = self._builder.add_scope(scope)
+        return self._builder.add_call(
+            bound.op,
+            bound.args if work is None else _with_copied_from(bound.args, work),
+            bound.kwargs,
+            scope=scope,
+            thread=thread,
+            start_ns=event.start_ns,
+            duration_ns=event.end_ns - event.start_ns,
+            device_ns=-1 if work is None else sum(work.device_ns.values()),
+        )
+
+    def _bind(self, item: Slice) -> Bound | str:
+        """The call of an overload, or why it is none."""
+        if item.inputs is None:
+            return "the file has no shapes of it"
+        try:
+            return bind_inputs(item.name, item.inputs, self._device)
+        except NoOverload as error:
+            return str(error)
 
 
 def _with_copied_from(args: tuple[Any, ...], work: DeviceWork) -> tuple[Any, ...]:
@@ -142,11 +154,19 @@ def _with_copied_from(args: tuple[Any, ...], work: DeviceWork) -> tuple[Any, ...
     return tuple(replace(value, device="cpu") if place == there else value for place, value in enumerate(args))
 
 
+def write(trace: Trace, file: IO[bytes], losses: Losses) -> None:
+    """The timeline of a trace, for people: it has the shapes of tensors, in words, and no other arguments."""
+    file.writelines(line.encode() for line in timeline_lines(trace))
+    for number, op in trace.calls["op"].items():
+        losses.lose(int(number), str(op), "arguments but for the shapes of tensors")  # type: ignore[call-overload]
+
+
 formats.register("chrome")(
     Format(
-        "torch.profiler's traces with shapes, as export_chrome_trace writes them",
+        "torch.profiler's traces with shapes, as export_chrome_trace writes them; written as a timeline",
         recognizes,
         read,
+        write,
         defaults=DEFAULTS,
     )
 )

@@ -86,27 +86,37 @@ class _Text:
     def value(self) -> Any:
         """The next value."""
         self.peek()
-        needed = 0
         while True:
-            try:
-                value, end = self._scan(self._text, self._at)
-                # a number may go on
-                if end < len(self._text) or not self._more():
-                    self._at = end
-                    return value
-            except RecursionError as error:
-                raise BrokenStream("it nests too deep") from error
-            except ValueError as error:
-                length = len(self._text) - self._at
-                if length > MOST_CHARACTERS:
-                    raise BrokenStream("an event is no JSON, or too long") from error
-                # twice as much each time: what is long is not read again for every chunk
-                needed = max(2 * length, 1)
-                while len(self._text) - self._at < needed:
-                    if not self._more():
-                        if len(self._text) - self._at == length:
-                            raise BrokenStream(f"it is cut, or no JSON: {error}"[:100]) from error
-                        break
+            result = self._scanned()
+            if result is None:
+                self._read_twice_as_much()
+            elif self._is_whole(*result) or not self._more():
+                value, self._at = result
+                return value
+
+    def _is_whole(self, value: Any, end: int) -> bool:
+        """Whether a value that ends there goes on nowhere; a number may."""
+        return not isinstance(value, int | float) or self._text[end : end + 1] in (",", "]", "}", *SPACE)
+
+    def _scanned(self) -> tuple[Any, int] | None:
+        """A value and its end; None where what there is of it is no JSON yet."""
+        try:
+            return self._scan(self._text, self._at)
+        except RecursionError as error:
+            raise BrokenStream("it nests too deep") from error
+        except ValueError:
+            return None
+
+    def _read_twice_as_much(self) -> None:
+        """Read on after a value that is not whole: what is long is not scanned again for every chunk."""
+        length = len(self._text) - self._at
+        if length > MOST_CHARACTERS:
+            raise BrokenStream("an event is no JSON, or too long")
+        while len(self._text) - self._at < 2 * length:
+            if not self._more():
+                if len(self._text) - self._at == length:
+                    raise BrokenStream("it is cut, or no JSON")
+                return
 
     def _more(self) -> bool:
         """Read on; whether there was more."""

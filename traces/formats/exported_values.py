@@ -23,25 +23,33 @@ _DTYPES = {
     34: "uint32",
     35: "uint64",
 }
-_LAYOUTS = dict(enumerate(["sparse_coo", "sparse_csr", "sparse_csc", "sparse_bsr", "sparse_bsc", "_mkldnn", "strided"], 1))
+_LAYOUTS = {
+    **dict(enumerate(["sparse_coo", "sparse_csr", "sparse_csc", "sparse_bsr", "sparse_bsc"], 1)),
+    6: "_mkldnn",
+    7: "strided",
+}
 _MEMORY_FORMATS = dict(enumerate(["contiguous_format", "channels_last", "channels_last_3d", "preserve_format"], 1))
-_SYMBOL = re.compile(r"[A-Za-z_]\w*")
+_SYMBOL = re.compile(r"(?:Symbol\(')?([A-Za-z_]\w*)(?:'[^()]*\))?")
+"""A name that stands alone, as sympy prints it or builds it."""
 
 
 class Sizes:
     """What a program's symbolic sizes are: their hints, or where there is none the least that the program admits."""
 
     def __init__(self, ranges: Any) -> None:
-        self.defaults = 0
-        """How many names have no hint."""
+        self.are_open = False
+        """Whether one has no hint."""
         self._sizes: dict[str, int] = {}
         self._ranges = ranges if isinstance(ranges, dict) else {}
 
     def note(self, form: Any) -> None:
-        """Remember what a size says of a name that stands alone."""
+        """Remember what a size says of a name that stands alone, and whether it has no hint."""
         match form:
-            case {"as_expr": {"expr_str": str() as text, "hint": {"as_int": int() as hint}}} if _SYMBOL.fullmatch(text):
-                self._sizes.setdefault(text, hint)
+            case {"as_expr": {"hint": None}}:
+                self.are_open = True
+            case {"as_expr": {"expr_str": str() as text, "hint": {"as_int": int() as hint}}}:
+                if match := _SYMBOL.fullmatch(text[:200]):
+                    self._sizes.setdefault(match[1], hint)
 
     def of(self, form: Any) -> int:
         """A size, stride or offset.
@@ -56,7 +64,7 @@ class Sizes:
             case {"as_expr": {"hint": {"as_int": int() as size}}}:
                 pass
             case {"as_expr": {"expr_str": str() as text}}:
-                for name in _SYMBOL.findall(text[:2000]):
+                for name in re.findall(r"[A-Za-z_]\w*", text[:2000]):
                     self._fill(name)
                 size = size_of(text, self._sizes)
             case _:
@@ -73,7 +81,6 @@ class Sizes:
         lowest, highest = (bound if type(bound) is int else None for bound in bounds)
         size = max(LEAST_SIZE, lowest or 0)
         self._sizes[name] = size if highest is None else min(size, highest)
-        self.defaults += 1
 
 
 def tensor_of(meta: Any, sizes: Sizes, storage: int | None) -> TensorSpec:
@@ -118,14 +125,13 @@ def dtype_of(number: Any) -> torch.dtype:
 
 def device_of(form: Any) -> torch.device:
     """A device."""
-    match form:
-        case {"type": str() as kind, **rest}:
-            index = rest.get("index")
-            try:
-                return torch.device(device_name(kind if index is None else f"{kind}:{int(index)}"))
-            except (RuntimeError, TypeError, ValueError) as error:
-                raise ValueError("a device that this torch has not") from error
-    raise ValueError("a device that cannot be read")
+    kind, index = (form.get("type"), form.get("index")) if isinstance(form, dict) else (None, None)
+    if not isinstance(kind, str) or not (index is None or type(index) is int):
+        raise ValueError("a device that cannot be read")
+    try:
+        return torch.device(device_name(kind if index is None else f"{kind}:{index}"))
+    except RuntimeError as error:
+        raise ValueError("a device that this torch has not") from error
 
 
 def _float(form: Any) -> float:

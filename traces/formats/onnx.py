@@ -22,7 +22,7 @@ from opgrip.traces.formats.building import NO_TIMES, NO_VALUES, RecordBuilder
 from opgrip.traces.formats.graph_storages import Storages, aliases, split
 from opgrip.traces.formats.onnx_folding import Shapes, complete
 from opgrip.traces.formats.onnx_nodes import Call, Node, NoOperator, tensor
-from opgrip.traces.formats.onnx_operators import lower
+from opgrip.traces.formats.onnx_operators import check_operator, lower
 from opgrip.traces.formats.overloads import NoOverload, bind
 from opgrip.traces.names import DTYPES, LIMIT, plain_name
 from opgrip.traces.records import Record, Scope
@@ -61,7 +61,7 @@ def read(file: ForeignFile) -> Iterator[Record]:
     constants = _constants(graph, onnx)
     if _close(graph):
         file.losses.defaults.append(OPEN_SIZES)
-    graph = _inferred(model, file, onnx)
+    graph = _inferred(model, onnx)
     shapes = _shapes(graph)
     opset = max((int(item.version) for item in model.opset_import if item.domain in OWN_DOMAINS), default=1)
     complete(graph.node, shapes, constants, lambda item: _attribute(item, onnx), _node_inference(opset, onnx))
@@ -75,6 +75,7 @@ def read(file: ForeignFile) -> Iterator[Record]:
         if op == "Constant":
             continue
         try:
+            check_operator(op)
             node = _node(item, op, shapes, constants, storages, opset, between, builder)
             calls = [_bound(call) for call in lower(node)]
         except (NoOperator, NoOverload) as error:
@@ -188,13 +189,13 @@ def _is_concrete(value: Any) -> bool:
     return all(item.WhichOneof("value") == "dim_value" for item in value.type.tensor_type.shape.dim)
 
 
-def _inferred(model: Any, file: ForeignFile, onnx: Any) -> Any:
-    """The model's graph with the shapes of all values that onnx can tell."""
+def _inferred(model: Any, onnx: Any) -> Any:
+    """The model's graph with the shapes that onnx infers of the whole; others are inferred node by node."""
     try:
         return onnx.shape_inference.infer_shapes(model, data_prop=True).graph
-    except Exception as error:
-        # its own errors, and those of a model of more than 2 GB
-        raise file.damage(f"onnx infers no shapes: {one_line(error, 100)}") from error
+    except Exception:
+        # one node that is wrong is enough, and so is a model of more than 2 GB
+        return model.graph
 
 
 def _node_inference(opset: int, onnx: Any) -> Callable[..., Shapes]:
@@ -258,7 +259,7 @@ def _node(
         if not name:
             return None
         if name not in shapes:
-            return _unknown(op, name, is_input)
+            raise NoOperator(f"onnx infers no shape of what it {'takes' if is_input else 'gives'}")
         dtype, shape = shapes[name]
         if not all(0 <= size < LIMIT >> 1 for size in shape) or prod(shape) >= LIMIT >> 1:
             raise NoOperator("a size that is none")
@@ -273,11 +274,6 @@ def _node(
     inputs = tuple(value(name, True) for name in item.input)
     outputs = tuple(value(name, False) for name in item.output)
     return Node(op, inputs, outputs, tuple(map(constants.get, item.input)), attributes, opset, between)
-
-
-def _unknown(op: str, name: str, is_input: bool) -> None:
-    """What to do about a value without a shape."""
-    raise NoOperator("onnx infers no shape of what it takes" if is_input else "onnx infers no shape of what it gives")
 
 
 def _bound(call: Call) -> Call:

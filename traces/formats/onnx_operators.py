@@ -17,17 +17,16 @@ from opgrip.traces.formats.onnx_shapes import SHAPES
 
 Lower = Callable[[Node], list[Call]]
 
+_SAME_NAME = (
+    *("Abs", "Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "Ceil", "Cos", "Cosh", "Erf", "Exp", "Floor", "IsInf"),
+    *("IsNaN", "Log", "Mish", "Neg", "Reciprocal", "Relu", "Round", "Selu", "Sigmoid", "Sign", "Sin", "Sinh"),
+    *("HardSwish", "Softplus", "Sqrt", "Tan", "Tanh"),
+)
 UNARY = {
-    **{name: name.lower() for name in ["Abs", "Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "Ceil", "Cos", "Cosh", "Erf", "Exp", "Floor", "Log"]},
-    **{name: name.lower() for name in ["Reciprocal", "Relu", "Round", "Sigmoid", "Sign", "Sin", "Sinh", "Sqrt", "Tan", "Tanh", "Selu", "Mish"]},
+    **{name: name.lower() for name in _SAME_NAME},
     "BitwiseNot": "bitwise_not",
-    "HardSwish": "hardswish",
     "Identity": "alias",
-    "IsInf": "isinf",
-    "IsNaN": "isnan",
-    "Neg": "neg",
     "Not": "logical_not",
-    "Softplus": "softplus",
     "Swish": "silu",
 }
 BINARY = {
@@ -67,17 +66,20 @@ REASONS = {
 """Why nodes have no operator, where it is known."""
 
 
+def check_operator(op: str) -> None:
+    """Raise `NoOperator` for an operator of ONNX that the table lacks."""
+    if op not in TABLE:
+        raise NoOperator(REASONS.get(op, "no aten operator for it"))
+
+
 def lower(node: Node) -> list[Call]:
-    """The calls of a node.
+    """The calls of a node of an operator that the table has.
 
     Raises
     ------
-    NoOperator : where there are none
+    NoOperator : where there are none for its attributes or shapes
     """
-    function = TABLE.get(node.op)
-    if function is None:
-        raise NoOperator(REASONS.get(node.op, "no aten operator for it"))
-    return function(node)
+    return TABLE[node.op](node)
 
 
 def _unary(op: str) -> Lower:

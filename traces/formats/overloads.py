@@ -17,6 +17,7 @@ NAME = re.compile(r"([A-Za-z]\w*)(?:::|\.)([A-Za-z_]\w*)(?:\.([A-Za-z_]\w*))?")
 """`aten::add`, `aten::add.Tensor`, `aten.add.default`."""
 MOST_NOTES = 50
 """Overloads of older torch that are told of."""
+NAME_OF_OVERLOAD = re.compile(r"(?:::|\.)[A-Za-z_]\w*\.[A-Za-z_]\w*$")
 
 
 class NoOverload(ValueError):
@@ -56,7 +57,7 @@ def bind(name: str, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None
         raise NoOverload(f"not registered in torch {torch.__version__.partition('+')[0]}")
     reasons = []
     for schema in schemas:
-        result = _bind(schema, args, dict(kwargs or {}))
+        result = _bind(schema, args, dict(kwargs or {}), NAME_OF_OVERLOAD.search(name) is not None)
         if isinstance(result, Bound):
             return result
         reasons.append(result)
@@ -116,8 +117,13 @@ def _is_dispatched(schema: Any) -> bool:
         return False
 
 
-def _bind(schema: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Bound | str:
-    """A call of an overload, or why it is none."""
+def _bind(schema: Any, args: Sequence[Any], kwargs: dict[str, Any], is_named: bool) -> Bound | str:
+    """A call of an overload, or why it is none.
+
+    Parameters
+    ----------
+    is_named : whether the file named the overload: then a number may stand for a tensor, as torch lets it
+    """
     parameters = schema.arguments
     if len(args) > len(parameters):
         return f"{op_of(schema)} takes {len(parameters)} arguments, not {len(args)}"
@@ -137,7 +143,8 @@ def _bind(schema: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Bound | s
                 return f"{op_of(schema)} lacks its argument {parameter.name}"
             continue
         value = values[parameter.name]
-        if not _fits(value, parameter.type, parameter.N):
+        is_number = is_named and type(value) in (bool, int, float, complex) and parameter.type.kind() == "TensorType"
+        if not is_number and not _fits(value, parameter.type, parameter.N):
             return f"{op_of(schema)} does not take its argument {parameter.name}"
         if parameter.kwarg_only or len(positional) < parameters.index(parameter):
             named[parameter.name] = value

@@ -42,15 +42,14 @@ DTYPE_OF = {
 """Element types by their C++ names; those of quantized ones are not among them, since their scales are not told."""
 
 # c10's enumerations, which the dispatcher has as whole numbers
-_SCALAR_TYPES = dict(
-    enumerate(
-        ["uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64", "complex32", "complex64", "complex128", "bool"]
-        + ["qint8", "quint8", "qint32", "bfloat16", "quint4x2", "quint2x4", "bits1x8", "bits2x4", "bits4x2", "bits8", "bits16"]
-        + ["float8_e5m2", "float8_e4m3fn", "float8_e5m2fnuz", "float8_e4m3fnuz", "uint16", "uint32", "uint64"]
-    )
+_SCALAR_TYPES = (
+    *("uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64", "complex32", "complex64"),
+    *("complex128", "bool", "qint8", "quint8", "qint32", "bfloat16", "quint4x2", "quint2x4", "bits1x8", "bits2x4"),
+    *("bits4x2", "bits8", "bits16", "float8_e5m2", "float8_e4m3fn", "float8_e5m2fnuz", "float8_e4m3fnuz", "uint16"),
+    *("uint32", "uint64"),
 )
 _ENUMERATIONS: dict[str, dict[str, Any]] = {
-    "ScalarTypeType": {str(number): DTYPES[name] for number, name in _SCALAR_TYPES.items() if name in DTYPES},
+    "ScalarTypeType": {str(number): DTYPES[name] for number, name in enumerate(_SCALAR_TYPES) if name in DTYPES},
     "LayoutType": {"0": torch.strided, "1": torch.sparse_coo},
     "MemoryFormatType": {
         "0": torch.contiguous_format,

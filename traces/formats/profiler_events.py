@@ -7,6 +7,7 @@ from array import array
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -14,15 +15,16 @@ import numpy as np
 from opgrip.traces.formats.profiler_arguments import Inputs
 
 OPERATOR, MODULE, FRAME, RANGE = "operator", "module", "frame", "range"
-"""Kinds of slices: a call of the dispatcher or something around it, a module's call, a Python function, a named range."""
+"""Kinds of slices: a call of the dispatcher or what is around it, a module's call, a Python function, a named range."""
 ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
+INPUTS = ("Input type", "Input Dims", "Input Strides", "Concrete Inputs")
 MODULE_PREFIX = "nn.Module: "
 MOST_TIME_NS = 1 << 62
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Slice:
-    """What events that differ in their times alone tell.
+    """What events that differ in their times alone tell; there is one for all of them.
 
     Attributes
     ----------
@@ -117,7 +119,7 @@ class EventTable:
         order = np.lexsort((columns["external"], -columns["duration"], columns["start"], columns["thread"]))
         first_ns = int(columns["start"].min()) if len(order) else 0
         bounds = np.flatnonzero(np.diff(columns["thread"][order], prepend=-1, append=-1))
-        pieces = [order[begin:end] for begin, end in zip(bounds[:-1], bounds[1:], strict=True)]
+        pieces = [order[begin:end] for begin, end in pairwise(bounds)]
         names = {number: self._name_of(key) for key, number in self._threads.items()}
         for piece in sorted(pieces, key=lambda piece: int(columns["start"][piece[0]])):
             yield names[int(columns["thread"][piece[0]])], self._events(columns, piece, first_ns)
@@ -140,24 +142,23 @@ class EventTable:
         return plain if len(processes) == 1 else f"{plain} of {thread[0]}"
 
     def _add(self, event: dict[str, Any], kind: str, name: str, facts: dict[str, Any]) -> None:
-        types = facts.get("Input type")
-        shapes = facts.get("Input Dims", facts.get("Input dims"))
-        inputs = None
-        if kind == OPERATOR and isinstance(types, list) and isinstance(shapes, list):
-            self.shapes += "::" in name
-            count = len(types)
-            strides = facts.get("Input Strides", [None] * count)
-            inputs = (types, shapes, strides, facts.get("Concrete Inputs", [""] * count))
-            if not all(isinstance(item, list) and len(item) == count for item in inputs):
-                raise ValueError("an event whose inputs cannot be read")
-        key = json.dumps([kind, name, inputs])
-        number = self._slices.setdefault(key, len(self._slices))
-        if number == len(self._described):
-            self._described.append(Slice(kind, name[:1000], None if inputs is None else Inputs(*inputs)))
-        thread = self._threads.setdefault(_thread(event), len(self._threads))
-        row = (thread, number, _ns(event.get("ts")), _ns(event.get("dur")), _number(facts.get("External id")))
-        for column, value in zip(self._columns.values(), (*row, _number(facts.get("Sequence number"))), strict=True):
-            column.append(value)
+        fields = [facts.get(field) for field in INPUTS] if kind == OPERATOR and "Input type" in facts else None
+        key = json.dumps([kind, name, fields])
+        number = self._slices.get(key)
+        if number is None:
+            inputs = None if fields is None else _inputs(*fields, facts.get("Input dims"))
+            self._described.append(Slice(kind, name[:1000], inputs))
+            number = self._slices[key] = len(self._slices)
+        self.shapes += fields is not None
+        columns = self._columns
+        # first what may be refused: all columns are of one length
+        start, duration = _ns(event.get("ts")), _ns(event.get("dur"))
+        columns["start"].append(start)
+        columns["duration"].append(duration)
+        columns["slice"].append(number)
+        columns["thread"].append(self._threads.setdefault(_thread(event), len(self._threads)))
+        columns["external"].append(_number(facts.get("External id")))
+        columns["sequence"].append(_number(facts.get("Sequence number")))
 
     def _add_work(self, event: dict[str, Any], name: str, facts: dict[str, Any]) -> None:
         external = _number(facts.get("External id", facts.get("external id")))
@@ -165,6 +166,16 @@ class EventTable:
         work = self.work.setdefault(external, DeviceWork(Counter(), Counter()))
         work.launches[name[:1000]] += 1
         work.device_ns[name[:1000]] += _ns(event.get("dur"))
+
+
+def _inputs(types: Any, shapes: Any, strides: Any, texts: Any, old_shapes: Any) -> Inputs:
+    """What an event says of a call's arguments; older profilers have fewer fields, and one by another name."""
+    shapes = old_shapes if shapes is None else shapes
+    count = len(types) if isinstance(types, list) else 0
+    lists = (types, shapes, [None] * count if strides is None else strides, [""] * count if texts is None else texts)
+    if not all(isinstance(item, list) and len(item) == count for item in lists):
+        raise ValueError("an event whose inputs cannot be read")
+    return Inputs(*lists)
 
 
 def _thread(event: dict[str, Any]) -> tuple[str, str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import zipfile
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -27,8 +28,8 @@ PROGRAM = re.compile(rf"(?:[^/]+/)?models/[^/]+\.json|{OLD_PROGRAM}")
 """Of a file in the archive that holds a graph; torch 2.6 and 2.7 wrote the second."""
 OPERATOR = re.compile(r"torch\.ops\.(\w+\.\w+(?:\.\w+)?)")
 HIGHER_ORDER = re.compile(r"torch\.ops\.higher_order\.(\w+)")
-OF_SIZES = re.compile(r"(?!torch\.ops\.).*|torch\.ops\.aten\.sym_\w+(\.\w+)?")
-"""Nodes that compute sizes in Python: no calls of torch's dispatcher."""
+OF_SIZES = re.compile(r"(?!torch\.ops\.).*|torch\.ops\.aten\.(sym_\w+|_assert_scalar)(\.\w+)?")
+"""Nodes that compute sizes in Python, or check them: no calls that take a tensor."""
 FRAME = re.compile(r'File "([^"]*)", line (\d+), in (.+)')
 MOST_ITEMS = 16 << 20
 """Of a graph's JSON: lists, objects, and what stands in them."""
@@ -57,15 +58,16 @@ def read(file: ForeignFile) -> Iterator[Record]:
                 pass
             case _:
                 raise file.damage("it holds no graph where one should be")
+        sizes = Sizes(program.get("range_constraints"))
+        values = _Values(graph, sizes, Storages())
+        if sizes.are_open and OPEN_SIZES not in file.losses.defaults:
+            file.losses.defaults.append(OPEN_SIZES)
         if builder is None:
             version = program.get("torch_version")
             builder = RecordBuilder("pt2", file.losses, {"torch": version} if isinstance(version, str) else {})
-        sizes = Sizes(program.get("range_constraints"))
-        for call in _calls(graph, sizes, Storages(), file, {}):
+        for call in _calls(graph, values, file):
             builder.add_call(call.op, call.args, call.kwargs, call.outputs, scope=call.scope, storages=call.storages)
             yield from builder.ready()
-        if sizes.defaults and OPEN_SIZES not in file.losses.defaults:
-            file.losses.defaults.append(OPEN_SIZES)
     assert builder is not None, "a file without programs is refused"
     yield from builder.end()
 
@@ -89,7 +91,7 @@ def _programs(file: ForeignFile) -> Iterator[bytes]:
                 yield content
     except OSError as error:
         raise UserError(f"{file.path} cannot be read", str(error.strerror or error).lower()) from error
-    except (zipfile.BadZipFile, ValueError, RuntimeError, NotImplementedError, EOFError, zipfile.zlib.error) as error:
+    except (zipfile.BadZipFile, ValueError, RuntimeError, NotImplementedError, EOFError, zlib.error) as error:
         raise file.damage(f"its archive is broken: {error}"[:200]) from error
 
 
@@ -105,17 +107,8 @@ class _Call:
     storages: list[int]
 
 
-def _calls(
-    graph: dict[str, Any], sizes: Sizes, storages: Storages, file: ForeignFile, outer: dict[str, int]
-) -> Iterator[_Call]:
-    """The calls of a graph's operators.
-
-    Parameters
-    ----------
-    outer : memory of those inputs of a graph within a graph that it is given by the one around it
-    """
-    values = _Values(graph, sizes, storages)
-    storages.numbers.update(outer)
+def _calls(graph: dict[str, Any], values: _Values, file: ForeignFile) -> Iterator[_Call]:
+    """The calls of a graph's operators."""
     nodes = graph.get("nodes")
     for node in nodes if isinstance(nodes, list) else ():
         target = node.get("target") if isinstance(node, dict) else None
@@ -150,22 +143,29 @@ def _call(op: str, node: dict[str, Any], values: _Values) -> _Call:
 
 def _inner_calls(name: str, node: dict[str, Any], values: _Values, file: ForeignFile) -> Iterator[_Call]:
     """The calls of a graph that a higher-order operator runs once; those of all others are not known."""
-    arguments = [item.get("arg") for item in node.get("inputs", ()) if isinstance(item, dict)]
-    place = next((place for place, item in enumerate(arguments) if isinstance(item, dict) and "as_graph" in item), None)
-    graph = None if place is None else arguments[place]["as_graph"].get("graph")
-    if not isinstance(graph, dict) or not name.startswith("wrap"):
+    arguments: list[Any] = [item.get("arg") for item in node.get("inputs", ()) if isinstance(item, dict)]
+    graphs = [(place, item["as_graph"]) for place, item in enumerate(arguments) if _is_graph(item)]
+    if len(graphs) != 1 or not name.startswith("wrap"):
         file.losses.skip(f"higher_order.{name}", "which of its graphs runs, and how often, is not told")
         return
-    operands = arguments[(place or 0) + 1 :]
+    ((place, form),) = graphs
+    graph, operands = form["graph"], arguments[place + 1 :]
     storages = values.storages
     given = dict(zip(map(_name, graph.get("inputs", ())), map(_name, operands), strict=False))
     outer = {inner: storages.of(name) for inner, name in given.items() if inner and name}
-    inside = Storages(count=storages.count)
-    yield from _calls(graph, values.sizes, inside, file, outer)
+    inside = Storages(outer, storages.count)
+    yield from _calls(graph, _Values(graph, values.sizes, inside), file)
     storages.count = inside.count
     for result, inner in zip(node.get("outputs", ()), graph.get("outputs", ()), strict=False):
         if (name := _name(result)) and (inner_name := _name(inner)):
             storages.give(name, inside.of(inner_name))
+
+
+def _is_graph(argument: Any) -> bool:
+    match argument:
+        case {"as_graph": {"graph": {"nodes": list(), "inputs": list(), "outputs": list()}}}:
+            return True
+    return False
 
 
 def _name(argument: Any) -> str:
@@ -184,7 +184,8 @@ class _Values:
         tables = [table if isinstance(table := graph.get(name), dict) else {} for name in names]
         self._tensors, self._ints, self._bools, self._floats = tables
         for meta in self._tensors.values():
-            for form in meta.get("sizes", ()) if isinstance(meta, dict) else ():
+            shape = meta.get("sizes") if isinstance(meta, dict) else None
+            for form in shape if isinstance(shape, list) else ():
                 sizes.note(form)
         for form in self._ints.values():
             sizes.note(form)

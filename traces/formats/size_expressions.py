@@ -1,4 +1,8 @@
-"""Sizes that a graph writes as arithmetic on named ones, `2*s0 + 1`: worked out step by step, never evaluated."""
+"""Sizes that a graph writes as arithmetic on named ones: worked out step by step, never evaluated.
+
+Torch writes them as sympy prints them, `2*s0 + 1`, or as sympy builds them,
+`Add(Mul(Integer(2), Symbol('s0', integer=True)), Integer(1))`.
+"""
 
 from __future__ import annotations
 
@@ -59,6 +63,16 @@ def _value(node: ast.expr, sizes: Mapping[str, int]) -> int:
             result = -_value(operand, sizes)
         case ast.BinOp(left=left, op=operator, right=right) if type(operator) in _BINARY:
             result = _BINARY[type(operator)](_value(left, sizes), _value(right, sizes))
+        case ast.Call(func=ast.Name(id="Symbol"), args=[ast.Constant(value=str() as name)]):
+            result = sizes[name]
+        case ast.Call(func=ast.Name(id="Integer"), args=[operand], keywords=[]):
+            result = _value(operand, sizes)
+        case ast.Call(func=ast.Name(id="Add"), args=operands, keywords=[]):
+            result = sum(_value(operand, sizes) for operand in operands)
+        case ast.Call(func=ast.Name(id="Mul"), args=operands, keywords=[]):
+            result = 1
+            for operand in operands:
+                result = _value(ast.Constant(value=result), sizes) * _value(operand, sizes)
         case ast.Call(func=ast.Name(id=name), args=[first, second], keywords=[]) if name in _FUNCTIONS:
             result = _FUNCTIONS[name](_value(first, sizes), _value(second, sizes))
         case _:

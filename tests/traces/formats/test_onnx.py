@@ -9,16 +9,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from foreign_data import mutants, results_of
+from foreign_data import mutants, operator_of, read_or_refuse, results_of
 from hypothesis import HealthCheck, given, settings
 from optional import optional
 from torch import nn
 
 from opgrip.traces import Trace, load
-from opgrip.traces.arguments import leaves, tensors
+from opgrip.traces.arguments import leaves, map_leaves, tensors
 from opgrip.traces.errors import UserError
 from opgrip.traces.extras import needed
 from opgrip.traces.formats.onnx_operators import TABLE
+from opgrip.traces.records import Signature
 from opgrip.traces.tensor_specs import TensorSpec
 
 onnx = optional("onnx")
@@ -161,7 +162,8 @@ def write(
 
 def model_of(nodes: Sequence[Any], inputs: Sequence[Any], outputs: Sequence[Any], constants: Sequence[Any] = ()) -> Any:
     graph = helper.make_graph(nodes, "g", inputs, outputs, initializer=constants)
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    imports = [helper.make_opsetid("", 18), helper.make_opsetid("com.microsoft", 1)]
+    return helper.make_model(graph, opset_imports=imports, ir_version=9)
 
 
 def normal(*shape: int) -> np.ndarray[Any, Any]:
@@ -205,7 +207,7 @@ NODES: dict[str, tuple[list[Any], dict[str, Any]]] = {
     "ConstantOfShape": ([(whole(2, 3),)], {"value": helper.make_tensor("v", TensorProto.FLOAT, [1], [2.5])}),
     "Conv": ([IMAGE, normal(6, 2, 3, 3), normal(6)], {"group": 2, "pads": [0, 1, 1, 2], "strides": [2, 1]}),
     "ConvTranspose": ([IMAGE, normal(4, 3, 3, 3)], {"strides": [2, 2], "pads": [1, 1, 1, 1], "output_padding": [1, 1]}),
-    "CumSum": ([SQUARE, (whole(1),)], {}),
+    "CumSum": ([SQUARE, (np.int64(1),)], {}),
     "DepthToSpace": ([IMAGE], {"blocksize": 2, "mode": "CRD"}),
     "Dropout": ([SQUARE], {}),
     "Einsum": ([SQUARE, normal(4, 5)], {"equation": "ij,jk->ki"}),
@@ -217,7 +219,7 @@ NODES: dict[str, tuple[list[Any], dict[str, Any]]] = {
     "Gemm": ([normal(4, 3), normal(5, 4), normal(5)], {"transA": 1, "transB": 1, "alpha": 0.5, "beta": 2.0}),
     "GlobalAveragePool": ([IMAGE], {}),
     "GlobalMaxPool": ([IMAGE], {}),
-    "GridSample": ([IMAGE, np.tanh(normal(2, 5, 5, 2))], {"mode": "bilinear"}),
+    "GridSample": ([IMAGE, np.tanh(normal(2, 5, 5, 2))], {"mode": "nearest"}),
     "HardSigmoid": ([SQUARE], {"alpha": 1 / 6}),
     "InstanceNormalization": ([IMAGE, normal(4), normal(4)], {}),
     "LayerNormalization": ([IMAGE, normal(6, 6), normal(6, 6)], {"axis": 2}),
@@ -267,7 +269,9 @@ def test_every_operator_of_the_table_is_tried() -> None:
 @pytest.mark.parametrize("op", NODES)
 def test_a_node_computes_what_onnx_says(op: str, tmp_path: Path) -> None:
     operands, attributes = NODES[op]
-    names = [f"i{place}" if operand != () else "" for place, operand in enumerate(operands)]
+    names = [
+        "" if isinstance(operand, tuple) and not operand else f"i{place}" for place, operand in enumerate(operands)
+    ]
     values = {
         name: operand[0] if isinstance(operand, tuple) else operand
         for name, operand in zip(names, operands, strict=True)
@@ -309,30 +313,23 @@ def run_calls(trace: Trace, operands: list[torch.Tensor]) -> list[torch.Tensor]:
     results: list[Any] = []
     for row in trace.calls.itertuples():
         signature = signatures[row.signature]
-        numbers = iter(trace.storages[row.first_storage :][: row.tensors].tolist())
-        results = [
-            item
-            for item in leaves(
-                call_by(signature, lambda spec: memory[next(numbers)].as_strided(spec.shape, spec.stride))
-            )
-            if isinstance(item, torch.Tensor)
-        ]
-        results = [
-            item for item, spec in zip(results, leaves(signature.outputs), strict=False) if isinstance(spec, TensorSpec)
-        ]
-        memory |= {next(numbers): item.contiguous() for item in results}
+        numbers = trace.storages[row.first_storage :][: row.tensors].tolist()
+        takes = [memory[number] for number in numbers[: len(list(tensors([signature.args, signature.kwargs])))]]
+        outputs = zip(leaves(call_by(signature, takes)), leaves(signature.outputs), strict=True)
+        results = [item for item, spec in outputs if isinstance(spec, TensorSpec)]
+        memory |= dict(zip(numbers[len(takes) :], (item.contiguous() for item in results), strict=True))
     return results
 
 
-def call_by(signature: Any, tensor_of: Any) -> Any:
-    from opgrip.traces.arguments import map_leaves
+def call_by(signature: Signature, operands: list[torch.Tensor]) -> Any:
+    """What an operator returns for tensors in the memory of these."""
+    remaining = iter(operands)
 
     def make(leaf: Any) -> Any:
-        return tensor_of(leaf) if isinstance(leaf, TensorSpec) else leaf
+        return next(remaining).as_strided(leaf.shape, leaf.stride) if isinstance(leaf, TensorSpec) else leaf
 
     args, kwargs = map_leaves(make, signature.args), map_leaves(make, signature.kwargs)
-    namespace, name, overload = signature.op.split(".")
-    return getattr(getattr(getattr(torch.ops, namespace), name), overload)(*args, **kwargs)
+    return operator_of(signature)(*args, **kwargs)
 
 
 def test_what_has_no_operator_is_named_with_the_reason(tmp_path: Path) -> None:
@@ -387,10 +384,7 @@ SEED = seed()
 def test_a_model_that_was_changed_is_read_or_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "model.onnx"
     path.write_bytes(content)
-    try:
-        load(path)
-    except UserError as error:
-        assert "\n" not in str(error)
+    assert "\n" not in read_or_refuse(path)
 
 
 @pytest.mark.parametrize("sizes", [[1 << 40, 1 << 40], [-1], [1 << 62, 4]])

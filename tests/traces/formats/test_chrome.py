@@ -1,0 +1,283 @@
+"""Traces of torch.profiler as traces, against what a capture of the same program gives."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from foreign_data import mutants, read_or_refuse
+from hypothesis import HealthCheck, given, settings
+from programs import SHIPPED_TRACES, run_command
+from torch import nn
+from torch.profiler import ProfilerActivity, profile
+
+from opgrip.capture import Capture
+from opgrip.traces import Trace, load
+from opgrip.traces.arguments import TensorSpec, tensors
+from opgrip.traces.errors import UserError
+from opgrip.traces.formats.event_stream import events_of
+from opgrip.traces.records import Kernels
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.features = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU())
+        self.words = nn.Embedding(10, 8)
+        self.head = nn.Linear(8, 5)
+
+    def forward(self, image: torch.Tensor, words: torch.Tensor) -> torch.Tensor:
+        joined = torch.cat([self.features(image).mean((2, 3)), self.words(words)], 0)
+        return torch.softmax(self.head(joined).transpose(0, 1), -1).clamp(max=0.9).to(torch.float64)
+
+
+MODEL = Model()
+OPTIMIZER = torch.optim.SGD(MODEL.parameters(), lr=0.1, momentum=0.9)
+IMAGE, WORDS = torch.randn(2, 3, 8, 8), torch.arange(2)
+
+
+def step() -> None:
+    OPTIMIZER.zero_grad()
+    MODEL(IMAGE, WORDS).square().mean().backward()
+    OPTIMIZER.step()
+
+
+def profiled(path: Path, function: Callable[[], object] = step, **settings: Any) -> Path:
+    with profile(activities=[ProfilerActivity.CPU], **{"record_shapes": True, **settings}) as profiler:
+        function()
+    profiler.export_chrome_trace(str(path))
+    return path
+
+
+def calls_of(trace: Trace) -> list[tuple[str, list[tuple[int, ...]], str]]:
+    """Operator, shapes and strides of what it took, and phase; numbers are tensors without sizes to the profiler."""
+    signatures = {item.number: item for item in trace.signatures}
+    calls = []
+    for row in trace.own_calls.sort_values("start_ns").itertuples():
+        signature = signatures[row.signature]
+        if not row.op.startswith("aten.detach"):
+            specs = tensors([signature.args, signature.kwargs])
+            calls.append((row.op, [(spec.shape, spec.stride) for spec in specs if spec.shape], row.phase))
+    return calls
+
+
+def test_the_calls_are_those_that_a_capture_records(tmp_path: Path) -> None:
+    step()
+    with Capture(tmp_path / "own.jsonl"):
+        step()
+    own, trace = load(tmp_path / "own.jsonl"), load(profiled(tmp_path / "a.json"))
+    assert trace.end is not None
+    assert not trace.end.dropped
+    assert calls_of(trace) == calls_of(own)
+    assert {row.phase for row in trace.calls.itertuples()} == {"forward", "backward", "optimizer"}
+
+
+def test_arguments_are_read_by_the_schema(tmp_path: Path) -> None:
+    def function() -> None:
+        x = torch.ones(4, 4)
+        torch.add(x, x, alpha=2)
+        x.sum(1, keepdim=True, dtype=torch.float64)
+        x.clamp(min=-1e-06, max=float("inf"))
+        torch.empty(2, 3, dtype=torch.int16)
+        torch.ones(1, 2, 3, 4).clone(memory_format=torch.channels_last)
+        torch.stack([x.half(), x.half()], 1)
+
+    trace = load(profiled(tmp_path / "a.json", function))
+    by_op = {item.op: item for item in trace.signatures}
+    assert by_op["aten.add.Tensor"].kwargs == {"alpha": 2}
+    summed = by_op["aten.sum.dim_IntList"]
+    assert (*summed.args[1:], summed.kwargs) == ([1], True, {"dtype": torch.float64})
+    assert by_op["aten.clamp.default"].args[1:] == (-1e-06, float("inf"))
+    assert by_op["aten.empty.memory_format"].args == ([2, 3],)
+    assert by_op["aten.empty.memory_format"].kwargs["dtype"] == torch.int16
+    assert by_op["aten.clone.default"].kwargs == {"memory_format": torch.channels_last}
+    assert by_op["aten.clone.default"].args == (TensorSpec((1, 2, 3, 4), (24, 12, 4, 1), torch.float32, "cpu"),)
+
+
+def test_times_and_threads_are_those_of_the_file(tmp_path: Path) -> None:
+    path = profiled(tmp_path / "a.json")
+    trace = load(path)
+    events = [item for item in json.loads(path.read_text())["traceEvents"] if item.get("cat") == "cpu_op"]
+    durations = Counter(item["dur"] for item in events if item["name"] == "aten::convolution")
+    calls = trace.calls[trace.calls["op"] == "aten.convolution.default"]
+    assert Counter(calls["duration_ns"] / 1e3) == durations
+    assert trace.calls["thread"].nunique() == 1
+    assert trace.header["timed"]
+
+
+def test_modules_and_functions_stand_where_the_file_has_them(tmp_path: Path) -> None:
+    trace = load(profiled(tmp_path / "a.json", with_stack=True, with_modules=True))
+    calls = trace.calls
+    (convolution,) = calls[calls["op"] == "aten.convolution.default"].to_dict("records")
+    assert convolution["module"] == "Sequential_0.Conv2d_0"
+    (backward,) = calls[calls["op"] == "aten.convolution_backward.default"].to_dict("records")
+    assert (backward["phase"], backward["module"]) == ("backward", "Sequential_0.Conv2d_0")
+    (joined,) = calls[calls["op"] == "aten.cat.default"].to_dict("records")
+    assert joined["function"] == "forward"
+    assert joined["file"].endswith("test_chrome.py")
+
+
+def test_a_file_without_shapes_is_refused_in_one_line(tmp_path: Path) -> None:
+    path = profiled(tmp_path / "a.json", record_shapes=False)
+    with pytest.raises(UserError, match=r"a\.json has no shapes: profile with record_shapes=True"):
+        load(path)
+    result = run_command("opgrip", "trace", "info", path)
+    assert result.returncode == 2
+    assert result.stderr.count("\n") == 1
+
+
+def test_a_timeline_of_a_trace_of_ours_is_no_file_to_read(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    result = run_command("opgrip", "trace", "convert", SHIPPED_TRACES[0], path, "--to", "chrome")
+    assert result.returncode == 0
+    assert "lost arguments but for the shapes of tensors" in result.stderr
+    assert len(json.loads(path.read_text())["traceEvents"]) > len(load(SHIPPED_TRACES[0]).calls)
+    with pytest.raises(UserError, match="holds no operators: profile with"):
+        load(path)
+
+
+def event(name: str, start: float, duration: float, external: int, **facts: Any) -> dict[str, Any]:
+    args = {"External id": external, **facts}
+    return {"ph": "X", "cat": "cpu_op", "name": name, "pid": 1, "tid": 1, "ts": start, "dur": duration, "args": args}
+
+
+def inputs(*specs: tuple[str, list[Any], str]) -> dict[str, Any]:
+    types, shapes, texts = ([spec[place] for spec in specs] for place in range(3))
+    strides = [[1] * len(shape) if kind != "TensorList" else [[1]] * len(shape) for kind, shape, _ in specs]
+    return {"Input type": types, "Input Dims": shapes, "Input Strides": strides, "Concrete Inputs": texts}
+
+
+def kernel(name: str, duration: float, external: int, kind: str = "kernel") -> dict[str, Any]:
+    facts = {"External id": external, "device": 1, "stream": 7}
+    return {"ph": "X", "cat": kind, "name": name, "pid": 1, "tid": 7, "ts": 9, "dur": duration, "args": facts}
+
+
+UNTOLD = [("", [], "")] * 4
+GPU = [
+    event("aten::relu", 10, 5, 1, **inputs(("float", [8], ""))),
+    event("aten::clamp_min", 11, 3, 2, **inputs(("float", [8], ""), ("Scalar", [], "0"))),
+    event("aten::_to_copy", 20, 9, 3, **inputs(("float", [8], ""), *UNTOLD, ("Scalar", [], "False"), ("", [], ""))),
+    event("aten::copy_", 21, 5, 4, **inputs(("float", [8], ""), ("float", [8], ""), ("Scalar", [], "False"))),
+    event(
+        "aten::split_with_sizes_copy",
+        40,
+        1,
+        5,
+        **inputs(("float", [8], ""), ("ScalarList", [], "[4, 4]"), ("", [], "")),
+    ),
+    event("mine::op", 50, 4, 6, **inputs(("float", [8], ""))),
+    event("aten::neg", 51, 2, 7, **inputs(("float", [8], ""))),
+    event("triton_poi_fused_0", 60, 2, 8, **inputs(("float", [8], ""))),
+    kernel("clamp_kernel", 2.5, 2),
+    kernel("clamp_kernel", 1.5, 2),
+    kernel("Memcpy HtoD (Pageable -> Device)", 3, 4, "gpu_memcpy"),
+]
+
+
+def test_kernels_are_those_of_the_call_that_they_were_launched_in(tmp_path: Path) -> None:
+    path = tmp_path / "a.json.gz"
+    path.write_bytes(gzip.compress(json.dumps({"traceEvents": GPU}).encode()))
+    trace = load(path)
+    assert list(trace.calls["op"]) == ["aten.relu.default", "aten._to_copy.default", "aten.neg.default"]
+    assert trace.calls["device_ns"].tolist()[:2] == [4000, 3000]
+    relu, copied, _ = trace.signatures
+    assert [spec.device for spec in tensors(relu.args)] == ["cuda:1"]
+    assert [spec.device for spec in tensors(copied.args)] == ["cpu"]
+    assert trace.end is not None
+    assert {item.op for item in trace.end.dropped} == {"aten.split_with_sizes_copy", "mine::op", "triton_poi_fused_0"}
+    from opgrip.traces import read
+
+    kernels = [record for record in read(path) if isinstance(record, Kernels)]
+    assert Kernels(0, ["clamp_kernel"], [2], [4000]) in kernels
+
+
+def test_what_the_file_does_not_tell_is_counted(tmp_path: Path) -> None:
+    def function() -> None:
+        x = torch.ones(40)
+        x[torch.tensor([1, 2])]
+        torch.div(x, x, rounding_mode="floor")
+        x.view([1] * 35 + [40])
+
+    trace = load(profiled(tmp_path / "a.json", function))
+    assert trace.end is not None
+    assert {item.op: item.reason for item in trace.end.dropped} == {
+        "aten.index": "the file does not tell its argument indices",
+        "aten.div": "the file does not tell its argument rounding_mode",
+        "aten.view": "the file does not tell its argument size",
+    }
+
+
+def test_events_stream_in_pieces_of_any_size() -> None:
+    form = {
+        "a": [1, {"b": "]}"}],
+        "n": 12.5,
+        "traceEvents": [{"name": f'x"{n}', "ts": n} for n in range(50)],
+        "z": None,
+    }
+    content = json.dumps(form, indent=1).encode()
+    for size in (1, 7, 1000):
+        pieces = [content[place : place + size] for place in range(0, len(content), size)]
+        fields = list(events_of(pieces))
+        assert [value for name, value in fields if name == "traceEvents"] == form["traceEvents"]
+        assert {name: value for name, value in fields if name != "traceEvents"} == {
+            "a": form["a"],
+            "n": 12.5,
+            "z": None,
+        }
+
+
+SEED = json.dumps({"schemaVersion": 1, "traceEvents": GPU, "traceName": "x"}).encode()
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(mutants(SEED))
+def test_a_file_that_was_changed_is_read_or_refused(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "a.json"
+    path.write_bytes(content)
+    assert "\n" not in read_or_refuse(path)
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (SEED[:-40], "it is cut"),
+        (SEED[:40], "it is cut"),
+        (b'{"traceEvents": [' + b"[" * 100_000, "nests too deep"),
+        (b'{"traceEvents": [{"name": "' + b"x" * (12 << 20) + b'"}]}', "too long"),
+        (b'{"traceEvents": [{"ts": ' + b"9" * 5000 + b"}]}", "cut, or no JSON"),
+        (b'{"traceEvents": [1 2]}', "'2' stands where"),
+    ],
+)
+def test_a_broken_file_is_refused_in_one_line(content: bytes, reason: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=reason):
+        load(path)
+
+
+def test_events_of_other_types_are_counted(tmp_path: Path) -> None:
+    good = event("aten::neg", 1, 2, 1, **inputs(("float", [8], "")))
+    changes: list[Any] = [
+        {**good, "ts": "x"},
+        {**good, "ts": 1e300},
+        {**good, "dur": -1},
+        {**good, "args": {**good["args"], "Input Dims": [[8], [8]]}},
+        {**good, "args": {**good["args"], "Input Dims": [[-8]]}},
+        {**good, "args": {**good["args"], "Input Dims": [[1 << 70]]}},
+        {**good, "args": {**good["args"], "Input Dims": [["8"]]}},
+        {**good, "args": {**good["args"], "Input type": [["float"]]}},
+        {**good, "args": {**good["args"], "Input Strides": [[1, 1]]}},
+        7,
+    ]
+    apart = [{**item, "ts": 10 * place} if item.get("ts") == 1 else item for place, item in enumerate(changes[:-1], 1)]
+    (tmp_path / "a.json").write_text(json.dumps({"traceEvents": [*apart, 7, good]}))
+    trace = load(tmp_path / "a.json")
+    assert trace.end is not None
+    assert len(trace.calls) == 1
+    assert sum(item.count for item in trace.end.dropped) == len(changes)
