@@ -43,7 +43,9 @@ _optimizer_inputs = _places.take_later(
     f"{_OPTIMIZERS}._get_optim_inputs_including_global_cliquey_kwargs", None, "optimizers are left out"
 )
 _mutation_flag = _places.take(
-    "torch.backends.__allow_nonbracketed_mutation_flag", None, "nothing: this torch has no flag that the tables turn off"
+    "torch.backends.__allow_nonbracketed_mutation_flag",
+    None,
+    "nothing: this torch has no flag that tables turn off",
 )
 
 
@@ -78,7 +80,7 @@ def _unchanged_process() -> Iterator[None]:
     finally:
         sys.argv = argv
         if _mutation_flag is not None:
-            setattr(torch.backends, "__allow_nonbracketed_mutation_flag", _mutation_flag)  # noqa: B010
+            setattr(torch.backends, "__allow_nonbracketed_mutation_flag", _mutation_flag)
 
 
 def _operator_entry(info: Any, categories: frozenset[str]) -> Entry:
