@@ -96,7 +96,7 @@ class SampleRunner:
         ran = 0
         for sample in samples if not self.most else islice(samples, TRIALS * self.most):
             ran += self._run_sample(entry, sample, named, with_gradients, scope)
-            if ran == self.most:
+            if self.most and ran == self.most:
                 break
         if entry.in_place is not None:
             self._run_in_place(entry, entry.in_place, dtype, scope)
