@@ -174,6 +174,9 @@ class RecordingMode(ThreadMode):
                         result_storage = pinned_number
                         unpin(address)
                 self.rows.extend((node.pair, start, end, sequence, *argument_storages, result_storage))
+            except NotImplementedError:
+                # of a sparse result, which has no memory of its own
+                self._keep(node, argument_storages, start, end, sequence, result, None)
             except Exception as error:
                 self.recorder.drop(str(func), error)
         else:

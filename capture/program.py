@@ -72,7 +72,9 @@ class ModelOptions:
         choices=RUNS,
         only=("models", "modules"),
     )
-    batch_size: int | None = option(None, "default: the model's own", parse=positive, metavar="N", only=("models", "modules"))
+    batch_size: int | None = option(
+        None, "default: the model's own", parse=positive, metavar="N", only=("models", "modules")
+    )
     input_size: tuple[int, int] | None = option(
         None,
         "of images, in pixels, such as 800x1333 (default: the model's own)",
@@ -85,7 +87,11 @@ class ModelOptions:
         None, "weights to load (default: random ones)", parse=Path, metavar="FILE", only=("models", "modules")
     )
     cfg_options: tuple[str, ...] = option(
-        (), "settings that override an OpenMMLab config's", several=True, metavar="KEY=VALUE", only=("models", "modules")
+        (),
+        "settings that override an OpenMMLab config's",
+        several=True,
+        metavar="KEY=VALUE",
+        only=("models", "modules"),
     )
     operators: OperatorOptions = field(default_factory=OperatorOptions)
 

@@ -7,13 +7,19 @@ import platform
 import torch
 
 from opgrip.capture import torch_private as of_capture
+from opgrip.capture.operators import registered, torch_tables
 from opgrip.replay.operators import torch_private as of_replay
 
 
 def main() -> None:
     rows = [
         (room, name, state)
-        for room, places in (("capture", of_capture.private_places()), ("replay", of_replay.private_places()))
+        for room, places in (
+            ("capture", of_capture.private_places()),
+            ("capture", registered.private_places()),
+            ("capture", torch_tables.private_places()),
+            ("replay", of_replay.private_places()),
+        )
         for name, state in places.items()
     ]
     width = max(len(name) for _, name, _ in rows)

@@ -30,14 +30,18 @@ def load_operators(text: str, options: ModelOptions) -> Program:
     if request.uncovered is not None:
         check_writable(request.uncovered, force=False)
     for name in request.import_:
-        try:
-            import_module(name)
-        except Exception as error:
-            raise UserError(f"{name} cannot be imported", cause_of(error)) from error
+        _import(name)
     names = [name for name in text.removeprefix(PREFIX).split(",") if name]
     if not names:
         raise UserError(f"{text} names no operators", "opinfo:all has all, opinfo:unary those of a category")
     return operators_program(text, names, str(device), torch.initial_seed(), request)
+
+
+def _import(name: str) -> None:
+    try:
+        import_module(name)
+    except Exception as error:
+        raise UserError(f"{name} cannot be imported", cause_of(error)) from error
 
 
 model_sources.register("opinfo")(

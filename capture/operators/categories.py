@@ -19,13 +19,14 @@ CLASSES = {
 
 _NN = r"nn\.functional\."
 _PATTERNS = {
-    "gemm": r"_?(addb?mm|baddbmm|addbmm|b?mm|matmul|__rmatmul__|mv|addmv|addr|dot|vdot|inner|outer|ger|einsum|tensordot|kron"
-    rf"|chain_matmul|linalg\.(multi_dot|matrix_power|vecdot)|{_NN}(bi)?linear|sparse\.(mm|sampled_addmm)|addmm.*)",
+    "gemm": r"_?(addb?mm|baddbmm|addbmm|b?mm|matmul|__rmatmul__|mv|addmv|addr|dot|vdot|inner|outer|ger|einsum|tensordot"
+    rf"|kron|chain_matmul|linalg\.(multi_dot|matrix_power|vecdot)|{_NN}(bi)?linear|sparse\.(mm|sampled_addmm)|addmm.*)",
     "elementwise": r"addc(mul|div)|clamp|lerp|logaddexp2|where|to|zero_",
-    "reduction": r"(max|min|a?min|a?max|aminmax|(var|std)(_mean)?|logsumexp|dist|trapz|trapezoid|corrcoef|cov|equal|allclose"
-    r"|sum_to_size|_segment_reduce)",
+    "reduction": r"(max|min|a?min|a?max|aminmax|(var|std)(_mean)?|logsumexp|dist|trapz|trapezoid|corrcoef|cov|equal"
+    r"|allclose|sum_to_size|_segment_reduce)",
     "scan": r"cum\w+|logcumsumexp|diff|gradient",
-    "indexing": r"__getitem__|gather|take(_along_dim)?|put|index_\w+|_?unsafe_masked_index\w*|masked_(fill|scatter|select)|diag\w*"
+    "indexing": r"__getitem__|gather|take(_along_dim)?|put|index_\w+|_?unsafe_masked_index\w*|diag\w*"
+    r"|masked_(fill|scatter|select)"
     r"|scatter\w*|select(_scatter)?|slice(_scatter)?|narrow\w*|nonzero\w*|argwhere|where|diagonal\w*|as_strided\w*|tri[lu]\w*"
     rf"|{_NN}(embedding(_bag)?|one_hot)|isin|unravel_index",
     "sorting": r"sort|argsort|msort|topk|kthvalue|(nan)?median|mode|unique\w*|searchsorted|bucketize|arg(max|min)|"
@@ -33,15 +34,16 @@ _PATTERNS = {
     "random": r"bernoulli|multinomial|normal|log_normal|uniform|cauchy|exponential|geometric|rand\w*|"
     rf"{_NN}(\w*dropout\w*|gumbel_softmax|rrelu|fractional_max_pool\w*)",
     "nn": rf"{_NN}.*|native_\w+|_native\w+|_batch_norm\w*|_upsample\w+|(log_)?softmax|max_pool2d_with_indices_backward",
-    "activation": rf"{_NN}(\w*(relu\w*|elu|silu|mish|gelu|glu|sigmoid|hardswish|tanh\w*|softplus|softsign|shrink|threshold"
-    r"|softmax|softmin))|(log_)?softmax|sigmoid|tanh",
+    "activation": rf"{_NN}(\w*(relu\w*|elu|silu|mish|gelu|glu|sigmoid|hardswish|tanh\w*|softplus|softsign|shrink"
+    r"|threshold|softmax|softmin))|(log_)?softmax|sigmoid|tanh",
     "convolution": rf"{_NN}(conv\w+|unfold|fold)",
     "pooling": rf"{_NN}\w*(pool|unpool)\w*|max_pool\w+",
     "loss": rf"{_NN}(\w*_loss|cross_entropy|binary_cross_entropy\w*|kl_div|cosine_embedding_loss|huber_loss)",
     "normalization": rf"{_NN}(\w+_norm|normalize)|native_\w+_norm|_native_batch_norm\w*|_batch_norm\w*|renorm",
-    "attention": rf"{_NN}(scaled_dot_product_attention|multi_head_attention_forward)|_\w*attention\w*|torch\.ops\.aten\.\w*attention\w*",
-    "linalg": r"linalg\..*|cholesky\w*|qr|svd\w*|lu\w*|geqrf|ormqr|triangular_solve|pinverse|matrix_exp|logdet|det|inverse"
-    r"|pca_lowrank|symeig|eig|cdist|cross|trace|norm",
+    "attention": rf"{_NN}(scaled_dot_product_attention|multi_head_attention_forward)|_\w*attention\w*"
+    r"|torch\.ops\.aten\.\w*attention\w*",
+    "linalg": r"linalg\..*|cholesky\w*|qr|svd\w*|lu\w*|geqrf|ormqr|triangular_solve|pinverse|matrix_exp|logdet|det"
+    r"|inverse|pca_lowrank|symeig|eig|cdist|cross|trace|norm",
     "fft": r"fft\..*|stft|istft",
     "signal": r"signal\..*",
     "special": r"special\..*",

@@ -23,9 +23,7 @@ OF_TORCH = frozenset(
 """Namespaces of what comes with torch."""
 
 _places = PrivatePlaces()
-_all_names = _places.take(
-    "torch._C._dispatch_get_all_op_names", lambda: [], "operators beside torch's table are not found"
-)
+_all_names = _places.take("torch._C._dispatch_get_all_op_names", list, "operators beside torch's table are not found")
 _has_kernel_for = _places.take(
     "torch._C._dispatch_has_kernel_for_dispatch_key",
     lambda name, key: False,

@@ -16,7 +16,7 @@ from torch import nn
 from opgrip.capture.operators.coverage import Coverage
 from opgrip.capture.operators.drawing import seeded
 from opgrip.capture.operators.entry import Arguments, Entry
-from opgrip.capture.operators.selecting import spread
+from opgrip.capture.operators.selecting import has_sizes, spread
 from opgrip.capture.operators.trials import run_backward, try_call
 from opgrip.capture.torch_private import unobserved
 from opgrip.traces.names import plain_name
@@ -88,13 +88,15 @@ class SampleRunner:
         try:
             with unobserved():
                 samples = list(spread(entry.samples(self.device, dtype, with_gradients)))
+            if self.resize is not None:
+                samples = [sample for sample in samples if has_sizes(sample)] or samples
         except Exception as error:
             self.coverage.fail(entry.name, named, error)
             return
         ran = 0
         for sample in samples if not self.most else islice(samples, TRIALS * self.most):
             ran += self._run_sample(entry, sample, named, with_gradients, scope)
-            if ran == self.most:
+            if self.most and ran == self.most:
                 break
         if entry.in_place is not None:
             self._run_in_place(entry, entry.in_place, dtype, scope)
@@ -103,12 +105,12 @@ class SampleRunner:
         """Run a sample, in other shapes where these are asked for; whether it brought something new."""
         with unobserved():
             tries = [sample] if self.resize is None else [*self.resize(entry, sample), sample]
-        for place, arguments in enumerate(tries):
-            try:
-                return self._run_call(entry, entry.function, arguments, dtype, with_gradients, scope)
-            except Exception as error:
-                if place == len(tries) - 1:
-                    self.coverage.fail(entry.name, dtype, error)
+        for arguments in tries:
+            is_new = self._try_call(entry, entry.function, arguments, dtype, with_gradients, scope)
+            if not isinstance(is_new, Exception):
+                return is_new
+        assert isinstance(is_new, Exception), "the loop ran"
+        self.coverage.fail(entry.name, dtype, is_new)
         return False
 
     def _run_in_place(self, entry: Entry, function: Callable[..., Any], dtype: torch.dtype, scope: nn.Module) -> None:
@@ -116,14 +118,11 @@ class SampleRunner:
         with unobserved():
             samples = list(islice(spread(entry.samples(self.device, dtype, False)), TRIALS))
         for sample in samples:
-            try:
-                if self._run_call(entry, function, sample, plain_name(dtype), False, scope):
-                    return
-            except Exception:
-                # it cannot hold what most samples give
-                continue
+            # many cannot hold what the sample gives
+            if self._try_call(entry, function, sample, plain_name(dtype), False, scope) is True:
+                return
 
-    def _run_call(
+    def _try_call(
         self,
         entry: Entry,
         function: Callable[..., Any],
@@ -131,8 +130,12 @@ class SampleRunner:
         dtype: str,
         with_gradients: bool,
         scope: nn.Module,
-    ) -> bool:
-        trial = try_call(function, arguments, with_gradients)
+    ) -> bool | Exception:
+        """Run a call where a trial of it runs and calls something new; whether it did, or why it does not run."""
+        try:
+            trial = try_call(function, arguments, with_gradients)
+        except Exception as error:
+            return error
         if trial.calls <= self.calls:
             return False
         scope(partial(_run, function, arguments, trial.backward == ""))

@@ -13,13 +13,14 @@ from opgrip.traces.arguments import leaves
 
 
 def spread(samples: Iterable[Arguments]) -> Iterator[Arguments]:
-    """Samples in an order whose beginning has all ways to call the operator, those with no elements last."""
+    """Samples in an order whose beginning has all ways to call the operator; single and no elements come last."""
     groups: dict[Hashable, list[Arguments]] = {}
+    single: dict[Hashable, list[Arguments]] = {}
     empty: dict[Hashable, list[Arguments]] = {}
     for sample in samples:
-        kind = empty if _has_empty(sample) else groups
+        kind = empty if _has_empty(sample) else groups if has_sizes(sample) else single
         kind.setdefault(_form(sample), []).append(sample)
-    for table in (groups, empty):
+    for table in (groups, single, empty):
         for round_ in zip_longest(*table.values()):
             yield from (sample for sample in round_ if sample is not None)
 
@@ -36,6 +37,11 @@ def _kind(value: Any) -> Hashable:
     if isinstance(value, list | tuple):
         return (type(value).__name__, frozenset(map(_kind, value)))
     return value if isinstance(value, bool | str) else type(value).__name__
+
+
+def has_sizes(sample: Arguments) -> bool:
+    """Whether a tensor of a sample has more than one element."""
+    return any(isinstance(leaf, torch.Tensor) and leaf.numel() > 1 for leaf in leaves(list(sample)))
 
 
 def _has_empty(sample: Arguments) -> bool:

@@ -42,9 +42,10 @@ _optimizers = _places.take_later(f"{_OPTIMIZERS}.optim_db", (), "optimizers are 
 _optimizer_inputs = _places.take_later(
     f"{_OPTIMIZERS}._get_optim_inputs_including_global_cliquey_kwargs", None, "optimizers are left out"
 )
-_mutation_flag = _places.take(
-    "torch.backends.__allow_nonbracketed_mutation_flag", None, "nothing: this torch has no flag that the tables turn off"
+_settings_are_locked = _places.take(
+    "torch.backends.flags_frozen", None, "nothing: this torch has no lock that the tables turn"
 )
+_LOCK = "__allow_nonbracketed_mutation_flag"
 
 
 def private_places() -> dict[str, str]:
@@ -73,12 +74,15 @@ def table_entries() -> Iterator[Entry]:
 def _unchanged_process() -> Iterator[None]:
     """Take back what importing torch's tests does: older ones read the command line, all lock torch's settings."""
     argv, sys.argv = sys.argv, sys.argv[:1]
+    lock = getattr(_settings_are_locked, "__globals__", None)
+    was_open = True if lock is None else lock.get(_LOCK, True)
     try:
         yield
     finally:
         sys.argv = argv
-        if _mutation_flag is not None:
-            setattr(torch.backends, "__allow_nonbracketed_mutation_flag", _mutation_flag)  # noqa: B010
+        if lock is not None:
+            # torch.backends is an object around its module, which this is a variable of
+            lock[_LOCK] = was_open
 
 
 def _operator_entry(info: Any, categories: frozenset[str]) -> Entry:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -91,16 +90,17 @@ def _arguments(signature: Signature, values: Mapping[int, ValueModel], device: s
 
 
 def _tensor(spec: TensorSpec, values: Mapping[int, ValueModel], device: str, wants_grad: bool) -> torch.Tensor:
-    assert spec.stride is not None, "checked before"
-    spec = replace(spec, requires_grad=wants_grad and (spec.dtype.is_floating_point or spec.dtype.is_complex))
-    tensor = torch.empty_strided(spec.shape, spec.stride, dtype=spec.dtype, device=device)
+    stride = spec.stride
+    assert stride is not None, "checked before"
+    tensor = torch.empty_strided(spec.shape, stride, dtype=spec.dtype, device=device)
     model = None if spec.values is None else values.get(spec.values)
     if model is not None and tensor.numel():
         generator = torch.Generator(device).manual_seed(torch.initial_seed())
         drawn = model.draw(spec.shape, spec.dtype, generator)
         # of memory that elements share, one index of each dimension is written
-        once = tuple(slice(0, 1) if step == 0 else slice(None) for step in spec.stride)
+        once = tuple(slice(0, 1) if step == 0 else slice(None) for step in stride)
         tensor[once].copy_(drawn[once])
     else:
         tensor.zero_()
-    return tensor.requires_grad_() if spec.requires_grad else tensor
+    has_gradient = wants_grad and (spec.dtype.is_floating_point or spec.dtype.is_complex)
+    return tensor.requires_grad_() if has_gradient else tensor

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,9 @@ from opgrip.capture.operators.entry import Arguments
 from opgrip.capture.signatures import call_key
 from opgrip.capture.torch_private import OrderlyMode, unobserved
 from opgrip.traces.arguments import leaves
+
+NO_DERIVATIVE = re.compile(r"derivative for .* is not implemented")
+"""How torch says that an operator is not differentiable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +63,8 @@ def try_call(function: Callable[..., Any], arguments: Arguments, with_gradients:
             with probe:
                 backward = None if run_backward(result, arguments) is None else ""
         except Exception as error:
-            backward = f"{type(error).__name__}: {error}"
+            # an operator without a derivative has none to record
+            backward = None if NO_DERIVATIVE.search(str(error)) else f"{type(error).__name__}: {error}"
     return Trial(frozenset(probe.calls), frozenset(probe.operators), backward)
 
 

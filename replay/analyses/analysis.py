@@ -53,7 +53,13 @@ class Session:
     @property
     def base(self) -> Path:
         """The output, or a file of the trace's name where there is none."""
-        return Path(Path(self.job.trace).name) if self.output is None else self.output
+        if self.output is not None:
+            return self.output
+        # it loads torch, and this file is loaded to show the help
+        from opgrip.replay.cases.sources.operator import PREFIX, name_of_target
+
+        target = self.job.trace
+        return Path(name_of_target(target) if target.startswith(PREFIX) else Path(target).name)
 
     def running(self, rows: Sequence[Result], profiler: str) -> AbstractContextManager[object]:
         """Tell that the rows' cases run once more, while the block runs."""

@@ -21,6 +21,9 @@ __all__ = ["TRUSTED_EXTENSIONS", "Operator", "Unsupported", "find_operator", "is
 _OPERATOR = re.compile(r"([A-Za-z]\w*)\.([A-Za-z_]\w*)\.([A-Za-z_]\w*)")
 _FUNCTION = re.compile(r"([A-Za-z_][\w.]*):([A-Za-z_]\w*)")
 
+REGISTERED_LATE = {"torch_nn": ("torch.nn.modules.linear_cross_entropy",)}
+"""By namespace, modules of torch that it imports when they are first called, and which register operators then."""
+
 
 @dataclass(frozen=True, slots=True)
 class Operator:
@@ -75,11 +78,11 @@ def _find_overload(name: str, extensions: Collection[str] = ()) -> Any:
     namespace, packet, overload = match.groups()
     function = _registered(namespace, packet, overload)
     if function is None:
-        # a module that the user trusts registers its operators when it is imported
-        for module in extensions:
-            if module.partition(".")[0] == namespace:
-                with suppress(ImportError):
-                    importlib.import_module(module)
+        # a module of torch, or one that the user trusts, registers its operators when it is imported
+        own = (module for module in extensions if module.partition(".")[0] == namespace)
+        for module in (*REGISTERED_LATE.get(namespace, ()), *own):
+            with suppress(ImportError):
+                importlib.import_module(module)
         function = _registered(namespace, packet, overload)
     if not isinstance(function, torch._ops.OpOverload):
         raise Unsupported(f"{name} is not registered in torch {torch.__version__}")

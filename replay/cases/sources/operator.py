@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -23,6 +24,7 @@ from opgrip.traces.suggestions import did_you_mean
 PREFIX = "operator:"
 MOST_CONFIGURATIONS = 100_000
 LONGEST = 1 << 62
+NAME = re.compile(r"[A-Za-z]\w*(?:(?:\.|::)\w+){0,2}|_\w+")
 """Bound of the sizes of tensors."""
 WHOLE = ("index", "indices", "target", "targets", "offsets", "repeats", "lengths", "input_lengths", "target_lengths")
 """Names of arguments whose elements are whole numbers where nothing else is said."""
@@ -46,8 +48,8 @@ class OperatorSource:
 
     def open(self, target: str, selection: Selection, extensions: Collection[str]) -> CaseSet:
         """A case for each operator and configuration; raises `UserError` where an operator takes none of them."""
-        request = json.loads(target.removeprefix(PREFIX))
-        signatures = list(_signatures(request["operators"], request["configurations"]))
+        names, _, configurations = target.removeprefix(PREFIX).partition(" ")
+        signatures = list(_signatures(names.split(","), json.loads(configurations)))
         share = 1 / len(signatures)
         cases = [
             Case(signature, {}, 1, 0.0, 0.0, share)
@@ -64,7 +66,7 @@ class OperatorSource:
 
 
 def target_of(operators: Sequence[str], inputs: Sequence[str]) -> str:
-    """What stands for operators and configurations of their arguments.
+    """What stands for operators and configurations of their arguments: `operator:aten.mm [{"self": [4, 4], ...}]`.
 
     Parameters
     ----------
@@ -83,7 +85,15 @@ def target_of(operators: Sequence[str], inputs: Sequence[str]) -> str:
         raise UserError("--inputs is no object of arguments", FORM)
     if len(configurations) > MOST_CONFIGURATIONS:
         raise UserError(f"--inputs has more than {MOST_CONFIGURATIONS:,} configurations", "give fewer")
-    return PREFIX + json.dumps({"operators": list(operators), "configurations": configurations or [{}]})
+    names = [name.strip() for text in operators for name in text.split(",")]
+    if not all(map(NAME.fullmatch, names)):
+        raise UserError(f"{','.join(names)[:60]!r} is no operator's name", "name it as in aten.add.Tensor or aten.mm")
+    return f"{PREFIX}{','.join(names)} {json.dumps(configurations or [{}])}"
+
+
+def name_of_target(target: str) -> str:
+    """What stands for a target in the names of files."""
+    return target.partition(" ")[0].replace(":", "_").replace(".", "_")[:60]
 
 
 def _parse(text: str) -> Any:
@@ -122,9 +132,7 @@ def _signatures(operators: Sequence[str], configurations: Sequence[Mapping[str, 
             number += 1
 
 
-def _bound(
-    name: str, schemas: Sequence[Any], form: Mapping[str, Any]
-) -> tuple[str, tuple[Any, ...], dict[str, Any]]:
+def _bound(name: str, schemas: Sequence[Any], form: Mapping[str, Any]) -> tuple[str, tuple[Any, ...], dict[str, Any]]:
     """The overload that takes a configuration, and its arguments."""
     reasons: list[str] = []
     for schema in schemas:

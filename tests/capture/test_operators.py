@@ -1,0 +1,290 @@
+"""Operators by themselves: `opcapture --model opinfo:NAME`."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from optional import needs
+from programs import run_command, train_tiny_net
+
+from opgrip.capture import capture
+from opgrip.capture.operators import registered, torch_tables
+from opgrip.capture.operators.categories import CATEGORIES
+from opgrip.capture.operators.choosing import choose
+from opgrip.capture.operators.coverage import Coverage
+from opgrip.capture.operators.drawing import seeded
+from opgrip.capture.operators.entry import Entry
+from opgrip.capture.operators.forked import ENDS, try_all
+from opgrip.capture.operators.running import SampleRunner, SampleScope
+from opgrip.capture.operators.schemas import find_samples, schema_entries, schema_samples
+from opgrip.capture.operators.selecting import spread
+from opgrip.capture.operators.shapes import LARGE_ELEMENTS, enlarge, grown
+from opgrip.replay import replay
+from opgrip.traces import Trace, load
+from opgrip.traces.arguments import tensors
+from opgrip.traces.errors import UserError
+
+pytestmark = needs("expecttest")
+
+CUSTOM = """
+import torch
+
+@torch.library.custom_op("{name}::scale", mutates_args=())
+def scale(x: torch.Tensor, factor: float) -> torch.Tensor:
+    return x * factor
+
+scale.register_autograd(
+    lambda ctx, gradient: (gradient * ctx.factor, None),
+    setup_context=lambda ctx, inputs, output: setattr(ctx, "factor", inputs[1]),
+)
+
+@torch.library.custom_op("{name}::odd", mutates_args=())
+def odd(x: torch.Tensor, mode: str) -> torch.Tensor:
+    return x.clone()
+"""
+
+
+def make_entry(function: Any, samples: Any, **fields: Any) -> Entry:
+    return Entry(
+        **{
+            "name": "own",
+            "categories": frozenset(),
+            "function": function,
+            "dtypes": lambda device: (torch.float32,),
+            "differentiable": lambda device: frozenset(),
+            "samples": lambda device, dtype, wants_grad: iter(samples),
+            **fields,
+        }
+    )
+
+
+def specs_of(trace: Trace, op: str) -> list[Any]:
+    return [list(tensors(item.args)) for item in trace.signatures if item.op == op]
+
+
+def test_operators_are_recorded_forward_and_backward_and_replays(tmp_path: Path) -> None:
+    path = tmp_path / "pooling.jsonl"
+    done = run_command("opcapture", "--model", "opinfo:nn.functional.avg_pool*", "--per-dtype", "1", "-o", path)
+    assert done.returncode == 0, done.stderr
+    assert "operators by" in done.stderr
+    trace = load(path)
+    assert {"forward", "backward"} <= set(trace.calls["phase"])
+    assert {"aten.avg_pool2d.default", "aten.avg_pool2d_backward.default"} <= {item.op for item in trace.signatures}
+    assert "nn.functional.avg_pool2d" in set(trace.calls["module"])
+    assert {spec.dtype for args in specs_of(trace, "aten.avg_pool2d.default") for spec in args} >= {
+        torch.float32,
+        torch.bfloat16,
+    }
+    frame = replay(path, op="aten.*pool*", iterations=1, warmup=0).frame
+    assert set(frame["status"]) == {"ok"}
+
+
+def test_a_name_stands_for_its_variants_and_what_it_writes_into_itself(tmp_path: Path) -> None:
+    trace = capture("opinfo:div", tmp_path / "div.jsonl")
+    assert {"aten.div.Tensor", "aten.div.Tensor_mode", "aten.div_.Tensor"} <= {item.op for item in trace.signatures}
+    assert {"div.floor_rounding", "div.no_rounding_mode"} <= set(trace.calls["module"])
+
+
+def test_the_same_seed_gives_the_same_samples_whatever_else_is_run(tmp_path: Path) -> None:
+    one = capture("opinfo:floor", tmp_path / "one.jsonl", seed=3)
+    two = capture("opinfo:ceil,floor", tmp_path / "two.jsonl", seed=3)
+    other = capture("opinfo:floor", tmp_path / "other.jsonl", seed=4)
+
+    def values(trace: Trace) -> list[Any]:
+        numbers = [spec.values for args in specs_of(trace, "aten.floor.default") for spec in args]
+        return [None if number is None else str(trace.values[number]) for number in numbers]
+
+    assert values(one) == values(two) != values(other)
+
+
+def test_captures_of_operators_leave_random_numbers_as_they_were(tmp_path: Path) -> None:
+    before = torch.get_rng_state()
+    with seeded(0, "one"):
+        torch.rand(3)
+    assert torch.equal(before, torch.get_rng_state())
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "problem"),
+    [
+        ("opinfo:flor", {}, "there is no operator 'flor': did you mean floor"),
+        ("opinfo:", {}, "names no operators"),
+        ("opinfo:floor", {"run": "train"}, "run= is for modules: leave it out with model= opinfo:NAME"),
+        ("opinfo:floor", {"steps": 2}, "steps= is for modules"),
+        ("builtin:faster_rcnn", {"shapes": "large"}, "shapes= is for operators: name some with model= opinfo:NAME"),
+        ("opinfo:floor", {"import": "no_such_module"}, "no_such_module cannot be imported"),
+        ("opinfo:floor", {"shapes_from": "no.jsonl"}, "no.jsonl"),
+        ("opinfo:aten.from_file", {}, "no samples of aten.from_file.default can be made"),
+    ],
+)
+def test_mistakes_are_one_line(tmp_path: Path, model: str, options: dict[str, Any], problem: str) -> None:
+    with pytest.raises(UserError) as raised:
+        capture(model, tmp_path / "x.jsonl", **options)
+    assert problem in str(raised.value)
+    assert not (tmp_path / "x.jsonl").exists()
+
+
+def test_large_shapes_have_about_a_million_elements(tmp_path: Path) -> None:
+    trace = capture("opinfo:add", tmp_path / "add.jsonl", shapes="large", per_dtype=1)
+    sizes = [spec.extent // spec.dtype.itemsize for args in specs_of(trace, "aten.add.Tensor") for spec in args]
+    assert LARGE_ELEMENTS / 4 < max(sizes) < LARGE_ELEMENTS * 4
+
+
+def test_random_shapes_follow_the_seed(tmp_path: Path) -> None:
+    traces = [
+        capture("opinfo:floor", tmp_path / f"{number}.jsonl", shapes="random", per_dtype=1, seed=seed)
+        for number, seed in enumerate((1, 1, 2))
+    ]
+    one, same, other = (
+        [spec.shape for args in specs_of(trace, "aten.floor.default") for spec in args] for trace in traces
+    )
+    assert one == same != other
+
+
+def test_operators_are_run_as_a_trace_calls_them(tmp_path: Path) -> None:
+    path = tmp_path / "tiny.jsonl"
+    train_tiny_net(path)
+    trace = capture("opinfo:nn.functional.embedding,convolution", tmp_path / "from.jsonl", shapes_from=path)
+    shapes = {tuple(spec.shape for spec in args) for args in specs_of(load(path), "aten.embedding.default")}
+    assert {tuple(spec.shape for spec in args) for args in specs_of(trace, "aten.embedding.default")} == shapes
+    assert {"aten.convolution.default", "aten.convolution_backward.default"} <= {item.op for item in trace.signatures}
+    assert "aten.addmm.default" not in {item.op for item in trace.signatures}
+    with pytest.raises(UserError, match="calls none of these operators"):
+        capture("opinfo:bucketize", tmp_path / "none.jsonl", shapes_from=path)
+
+
+def test_operators_of_other_packages_are_run_and_those_without_samples_named(tmp_path: Path) -> None:
+    (tmp_path / "own_ops.py").write_text(CUSTOM.format(name="own_ops"))
+    env = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    words = ("--model", "opinfo:custom", "--import", "own_ops", "-o", "own.jsonl", "--uncovered", "own.json")
+    done = run_command("opcapture", *words, cwd=tmp_path, env=env)
+    assert done.returncode == 0, done.stderr
+    assert "my_ops" not in done.stderr
+    trace = load(tmp_path / "own.jsonl")
+    assert {spec.dtype for args in specs_of(trace, "own_ops.scale.default") for spec in args} >= {torch.float32}
+    assert "aten.mul.Tensor" in {item.op for item in trace.signatures}
+    form = json.loads((tmp_path / "own.json").read_text())
+    reasons = {item["op"]: item["reason"] for item in form["uncovered"]}
+    assert reasons["own_ops.odd.default"] == "no samples are made of its argument mode: str"
+    words = ("own.jsonl", "--op", "own_ops.*", "--extension", "own_ops", "--iterations", "1", "--strict")
+    done = run_command("opreplay", *words, cwd=tmp_path, env=env)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_sample_that_fails_does_not_stop_the_others() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        if x.dim() == 2:
+            raise ValueError("not of two dimensions")
+        return x + 1
+
+    samples = [((torch.ones(2, 2),), {}), ((torch.ones(3),), {}), ((torch.ones(4),), {})]
+    coverage = Coverage()
+    SampleRunner("cpu", 0, 0, coverage).run(make_entry(function, samples), SampleScope())
+    assert coverage.samples == 2
+    assert dict(coverage.failures) == {("own", "float32", "ValueError: not of two dimensions"): 1}
+    assert {str(item) for item in coverage.operators} == {"aten.add.Tensor"}
+
+
+def test_samples_that_call_nothing_new_are_passed_over() -> None:
+    samples = [((torch.ones(3),), {})] * 3
+    coverage = Coverage()
+    SampleRunner("cpu", 0, 0, coverage).run(make_entry(torch.neg, samples), SampleScope())
+    assert coverage.samples == 1
+
+
+def test_gradients_that_fail_leave_the_forward_call() -> None:
+    class Broken(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x + 1
+
+        @staticmethod
+        def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+            raise ValueError("no gradient")
+
+    samples = [((torch.ones(3, requires_grad=True),), {})]
+    entry = make_entry(Broken.apply, samples, differentiable=lambda device: frozenset({torch.float32}))
+    coverage = Coverage()
+    SampleRunner("cpu", 0, 0, coverage).run(entry, SampleScope())
+    assert coverage.samples == 1
+    assert [reason for _, _, reason in coverage.failures] == ["backward: ValueError: no gradient"]
+
+
+def test_the_first_samples_are_those_that_differ_most() -> None:
+    x, empty = torch.ones(3), torch.ones(0)
+    samples = [((empty,), {}), ((x,), {}), ((x,), {}), ((x, 2), {}), ((x,), {"alpha": 1})]
+    order = [next(place for place, item in enumerate(samples) if item is other) for other in spread(samples)]
+    assert set(order[:3]) == {1, 3, 4}
+    assert order[-1] == 0
+
+
+def test_what_ends_the_process_is_a_reason_and_the_next_is_tried() -> None:
+    outcomes = list(try_all([lambda: 1, lambda: os._exit(3), lambda: 1 / 0, lambda: 2]))
+    assert [value for value, _ in outcomes] == [1, None, None, 2]
+    assert outcomes[1][1] == ENDS
+    assert outcomes[2][1].startswith("ZeroDivisionError")
+
+
+def test_samples_by_schema_run() -> None:
+    function = torch.ops.aten.celu.default
+    places = find_samples(function, 0)
+    assert {"float32", "bfloat16"} <= places.keys()
+    with seeded(0):
+        args, kwargs = next(schema_samples(function, "cpu", torch.float32, False))
+    assert torch.isfinite(function(*args, **kwargs)).all()
+    entries, reasons = schema_entries([function, torch.ops.aten.from_file.default], 0)
+    assert [entry.name for entry in entries] == ["aten.celu.default"]
+    assert reasons.keys() == {"aten.from_file.default"}
+
+
+@pytest.mark.parametrize("shape", [(7, 5), (2, 1), (3, 4, 5)])
+def test_a_grown_tensor_repeats_its_values(shape: tuple[int, ...]) -> None:
+    tensor = torch.arange(6).reshape(3, 2) if len(shape) == 2 else torch.arange(24).reshape(2, 3, 4)
+    larger = grown(tensor, shape)
+    assert larger.shape == shape
+    assert set(larger.flatten().tolist()) <= set(tensor.flatten().tolist())
+    assert larger.data_ptr() != tensor.data_ptr()
+
+
+def test_kernels_do_not_grow_with_their_images() -> None:
+    sample = ((torch.ones(2, 3, 8, 8), torch.ones(4, 3, 3, 3)), {})
+    entry = make_entry(torch.conv2d, [], categories=frozenset({"convolution"}))
+    ((image, kernel), _), *_ = enlarge(entry, sample)
+    assert image.shape[1:] == (3, 8, 8)
+    assert image.shape[0] > 100
+    assert kernel.shape == (4, 3, 3, 3)
+
+
+def test_every_category_has_operators() -> None:
+    entries = choose(["unary", "foreach"], 0).entries
+    assert {"abs", "_foreach_add"} <= {entry.name for entry in entries} | {"_foreach_add"}
+    used = {category for entry in torch_tables.table_entries() for category in entry.categories}
+    assert used == set(CATEGORIES) - {"all", "custom", "schema"}
+
+
+def test_importing_the_table_leaves_settings_of_torch_changeable() -> None:
+    list(torch_tables.table_entries())
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = before
+
+
+def test_private_places_have_fall_backs() -> None:
+    for module in (torch_tables, registered):
+        assert all(state.strip() for state in module.private_places().values())
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_nearly_all_that_is_recorded_of_many_operators_replays(tmp_path: Path) -> None:
+    path = tmp_path / "many.jsonl.gz"
+    names = "opinfo:unary,reduction,nn,indexing,sorting,random,optimizer,schema"
+    done = run_command("opcapture", "--model", names, "--per-dtype", "1", "-o", path)
+    assert done.returncode == 0, done.stderr
+    assert len({item.op for item in load(path).signatures}) >= 500
+    frame = replay(path, iterations=1, warmup=0).frame
+    assert (frame["status"] == "ok").mean() >= 0.98

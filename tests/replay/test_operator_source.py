@@ -1,0 +1,111 @@
+"""Operators that a command line names: `opreplay --operator NAME --inputs JSON`."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from programs import run_command
+
+from opgrip.replay import replay
+from opgrip.replay.cases.selection import Selection
+from opgrip.replay.cases.sources.operator import OperatorSource, target_of
+from opgrip.traces.arguments import tensors
+from opgrip.traces.errors import UserError
+
+ADD = {"self": [16, 8], "other": [16, 8]}
+
+
+def signatures(operator: str, *configurations: Any) -> list[Any]:
+    target = target_of([operator], [json.dumps(item) for item in configurations])
+    assert OperatorSource().takes(target)
+    return [case.signature for case in OperatorSource().open(target, Selection(), ()).cases]
+
+
+def test_an_operator_is_replayed_without_a_trace() -> None:
+    inputs = json.dumps(ADD)
+    done = run_command("opreplay", "--operator", "aten.add.Tensor", "--inputs", inputs, "--iterations", "1", "--strict")
+    assert done.returncode == 0, done.stderr
+    assert "float32[16,8] float32[16,8]" in done.stdout
+    assert "1 case: 1 ok" in done.stderr
+
+
+def test_the_dtype_and_the_gradients_are_those_of_other_replays() -> None:
+    frame = replay(operator="aten.mul", inputs=json.dumps([ADD]), dtype="bfloat16", backward=True, iterations=1).frame
+    assert list(frame["status"]) == ["ok", "ok"]
+    assert list(frame["direction"]) == ["forward", "backward"]
+    assert frame["bytes_out"][0] is not None
+
+
+def test_the_overload_is_that_which_takes_the_arguments() -> None:
+    ops = [item.op for item in signatures("aten::add", ADD, {"self": [3], "other": 2.5})]
+    assert ops == ["aten.add.Tensor", "aten.add.Scalar"]
+    assert signatures("mm", {"self": [2, 3], "mat2": [3, 4]})[0].op == "aten.mm.default"
+
+
+def test_values_are_those_of_the_schema() -> None:
+    (signature,) = signatures("aten.sum.dim_IntList", {"self": [4, 5], "dim": [1], "keepdim": True, "dtype": "float64"})
+    assert signature.args[1:] == ([1], True)
+    assert signature.kwargs == {"dtype": torch.float64}
+    (signature,) = signatures("aten.embedding", {"weight": [10, 4], "indices": [3]})
+    assert [spec.dtype for spec in tensors(signature.args)] == [torch.float32, torch.int64]
+    (signature,) = signatures("aten.cat", {"tensors": [[2, 3], [4, 3]]})
+    assert [spec.shape for spec in tensors(signature.args)] == [(2, 3), (4, 3)]
+
+
+def test_a_tensor_may_say_its_strides_and_dtype() -> None:
+    form = {"self": {"shape": [4, 3], "stride": [1, 4], "dtype": "int32"}}
+    (spec,) = tensors(signatures("aten.neg", form)[0].args)
+    assert (spec.stride, spec.dtype, spec.requires_grad) == ((1, 4), torch.int32, False)
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["--operator", "aten.add.Tensr"], "no operator 'aten.add.Tensr' is registered: did you mean aten.add"),
+        (["--operator", "unary"], "opcapture --model opinfo:unary"),
+        (["--operator", "aten.mm", "--inputs", '{"self": [2, 2]}'], "lacks its argument mat2"),
+        (["--operator", "aten.mm", "--inputs", '{"self": [-2, 2], "mat2": [2]}'], "sizes that are whole numbers"),
+        (["--operator", "aten.mm", "--inputs", '{"self": 3, "mat2": [2]}'], "self is a tensor: give its shape"),
+        (["--operator", "aten.neg", "--inputs", '{"self": [2], "self": [3]}'], "an argument stands twice"),
+        (["--operator", "aten.neg", "--inputs", '{"nobody": [2]}'], "has no argument nobody"),
+        (["--operator", "aten.neg", "--inputs", "[" * 100_000], "--inputs cannot be read"),
+        (["--operator", "aten.neg", "--inputs", "[1]"], "--inputs is no object of arguments"),
+        (["--operator", "aten neg"], "is no operator's name"),
+        (["--operator", "aten.neg", "trace.jsonl"], "--operator stands in the place of a trace"),
+        (["--operator", "aten.neg", "--tag", "ForLoop"], "--tag is for samples: leave it out with --operator"),
+        (["--inputs", "{}"], "--inputs are of an operator"),
+        ([], "there is nothing to replay"),
+    ],
+)
+def test_mistakes_are_one_line(words: list[str], problem: str) -> None:
+    done = run_command("opreplay", *words)
+    assert done.returncode == 2
+    assert problem in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_tensor_of_any_size_is_a_row() -> None:
+    frame = replay(operator="aten.neg", inputs=json.dumps({"self": [10**15]}), iterations=1).frame
+    assert list(frame["status"]) == ["failed"]
+    assert "out of memory" in frame["error"][0]
+
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["shape", "dtype", "self"]), inner),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.sampled_from(["aten.add", "aten.sum", "aten.cat", "aten.to", "aten.full"]), values, values)
+def test_any_configuration_is_taken_or_refused_in_a_line(operator: str, one: Any, other: Any) -> None:
+    with suppress(UserError):
+        for signature in signatures(operator, {"self": one, "other": other}, {"tensors": one, "dim": other}):
+            assert signature.op.startswith("aten.")
