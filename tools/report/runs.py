@@ -51,7 +51,8 @@ def describe_runs(runs: Mapping[str, Results]) -> Plain:
 
 def _way(row: Result) -> object:
     """What a row has in common with those of other modes."""
-    return tuple(part for part in row.identity if part != row.mode), row.case
+    case, _, *others = row.identity
+    return (row.case, case, *others)
 
 
 def _cells(name: str, row: Result, eager_us: float | None, ways: dict[tuple[str, str, str], object]) -> Plain:
