@@ -190,6 +190,8 @@ def test_one_row_without_sense_leaves_the_verdicts_of_all_others() -> None:
         assert found[Verdict.SLOWER] >= expected[Verdict.SLOWER] - 2
         for write in FORMS.values():
             write([comparison], [SLOWER_BY_5])
+    # a file may say of a median what its times do not
+    assert all(pair.reason for pair in compare(with_rows(base, lambda row: replace(row, median_us=-1.0)), new).pairs)
 
 
 def test_steps_of_a_coarse_clock_are_no_certainty() -> None:
