@@ -8,15 +8,19 @@ from typing import Any
 from opgrip.traces.errors import UserError
 
 
+class MissingPackageError(UserError):
+    """A package that is not installed."""
+
+
 def needed(module: str, extra: str) -> Any:
     """A module of such a package.
 
     Raises
     ------
-    UserError : where it is not installed, saying which extra brings it
+    MissingPackageError : where it is not installed, saying which extra brings it
     """
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
         package = module.partition(".")[0]
-        raise UserError(f"{package} is not installed", f"pip install 'opgrip[{extra}]'") from error
+        raise MissingPackageError(f"{package} is not installed", f"pip install 'opgrip[{extra}]'") from error

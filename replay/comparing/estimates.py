@@ -40,6 +40,8 @@ class Estimate:
 
 def estimate(row: Result) -> Estimate | None:
     """Of a row's single times, or where they were not kept of its quantiles; None where it took no time."""
+    if not 0 < (row.median_us or 0.0) < inf:
+        return None
     logs, variances = [], []
     for times, weights in repeats_of(row):
         # 0.5 and a standard deviation of the rank that the median has, as a binomial distribution gives it
@@ -52,7 +54,6 @@ def estimate(row: Result) -> Estimate | None:
         variances.append(((log(high) - log(low)) / 2) ** 2)
     if logs:
         return Estimate(tuple(logs), fmean(variances))
-    if not row.median_us or row.median_us <= 0:
-        return None
+    assert row.median_us is not None, "it is a number above 0"
     deviation = (row.spread or 0.0) / NORMAL_IQR * OF_MEDIAN / sqrt(max(row.samples, 1))
     return Estimate((log(row.median_us),), deviation**2)

@@ -108,8 +108,8 @@ def judge(differences: Sequence[Difference], margin: float) -> list[Judgement]:
             verdict = Verdict.UNSURE
             room = _room(item, margin, -float(special.stdtrit(item.freedom, level / 2)))
             more_runs, more_new_runs = _more_runs(item, room), _more_new_runs(item, room)
-        ratios = (_exp(value) for value in (item.log_ratio, low, high))
-        judgements.append(Judgement(verdict, *ratios, probability, more_runs, more_new_runs))
+        ratio, least, most = (_exp(value) for value in (item.log_ratio, low, high))
+        judgements.append(Judgement(verdict, ratio, least, most, probability, more_runs, more_new_runs))
     return judgements
 
 

@@ -38,7 +38,7 @@ def read_parquet(path: Path) -> pd.DataFrame:
         rows: pd.DataFrame = table.to_pandas(ignore_metadata=True)
     except arrow.ArrowException as error:
         raise ValueError(str(error)) from error
-    for name in rows:
+    for name in names:
         if columns[name].several:
             rows[name] = rows[name].map(lambda cell: cell.tolist(), na_action="ignore").astype(object)
     header = parse_json((table.schema.metadata or {}).get(HEADER, b"{}"))

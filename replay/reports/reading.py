@@ -76,8 +76,8 @@ def cells_in(about: Column, cells: pd.Series[Any], path: Path) -> list[Any]:
     ------
     UserError : where one is not what the column is declared to hold
     """
-    values = cells.astype(object)
-    values = values.where(values.notna(), None).tolist()
+    plain = cells.astype(object)
+    values: list[Any] = plain.where(plain.notna(), None).tolist()
     try:
         return [_cell(about, value) for value in values]
     except (ValueError, OverflowError, RecursionError) as error:

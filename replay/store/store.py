@@ -15,6 +15,7 @@ from typing import Any
 from opgrip.replay.measuring.results import OK, Result
 from opgrip.replay.outcome import Results, read_run, write_results
 from opgrip.traces.errors import UserError
+from opgrip.traces.extras import MissingPackageError
 from opgrip.traces.output import cannot_be_written
 
 FOLDER, VARIABLE = "results", "OPGRIP_STORE"
@@ -68,6 +69,8 @@ class Run:
         """What a list shows of it; of a damaged file that it is one."""
         try:
             return summary_of(self.load())
+        except MissingPackageError:
+            raise
         except UserError:
             return Summary(trace=DAMAGED)
 

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from made_runs import HEADER, made_row, made_run
 from programs import run_command
+from terminals import show
 
 from opgrip.replay.comparing import compare
 from opgrip.replay.comparing.gate import parse_gate
@@ -97,6 +98,17 @@ def test_what_fails_disappears_or_gives_others_is_told() -> None:
     assert [pair.new.case for pair in compare(changed, base).mended] == [0, 1]
 
 
+def test_a_narrow_terminal_says_why_something_broke(tmp_path: Path) -> None:
+    base, new = made_run(1, cases=3), made_run(2, cases=3)
+    reason = "an illegal memory access was encountered in the kernel that was launched before"
+    failed = with_rows(new, lambda row: replace(row, status="failed", error=reason) if row.case < 2 else row)
+    for name, run in (("base", base), ("new", failed)):
+        write_results(run.rows, run.header, tmp_path / f"{name}.json", force=False)
+    shown = show(80, "opgrip", "compare", tmp_path / "base.json", tmp_path / "new.json")
+    assert max(map(len, shown.lines)) <= 80
+    assert f"BROKEN aten.op0.default and 1 more: {reason}" in " ".join(shown.text.split())
+
+
 def test_what_the_runs_were_made_with_is_told_first() -> None:
     other = {**HEADER, "device": "NVIDIA L4", "trace_hash": "11"}
     other["environment"] = {**HEADER["environment"], "versions": {"torch": "2.14.0", "numpy": "2.4"}}
@@ -178,6 +190,8 @@ def test_one_row_without_sense_leaves_the_verdicts_of_all_others() -> None:
         assert found[Verdict.SLOWER] >= expected[Verdict.SLOWER] - 2
         for write in FORMS.values():
             write([comparison], [SLOWER_BY_5])
+    # a file may say of a median what its times do not
+    assert all(pair.reason for pair in compare(with_rows(base, lambda row: replace(row, median_us=-1.0)), new).pairs)
 
 
 def test_steps_of_a_coarse_clock_are_no_certainty() -> None:

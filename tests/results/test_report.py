@@ -16,12 +16,13 @@ from programs import run_command
 from opgrip.replay.outcome import Results
 from opgrip.tools.report import make_page
 from opgrip.tools.report.launches import describe_launches
+from opgrip.tools.report.runs import describe_runs
 from opgrip.traces import load
 from opgrip.traces.records import Kernels
 
 VIEWS = ("overview", "cases", "modes", "runs", "shapes", "roofline", "launches", "longtail", "timeline", "failures")
 VIEWS += ("environment",)
-EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>{{7*7}}\u2028"
+EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)><a href='https://x.y'>z</a>{{7*7}}\u2028"
 
 
 @pytest.fixture(scope="module")
@@ -139,6 +140,43 @@ def test_it_answers_soon_where_there_are_many_rows(count: int, seconds: float, t
 
 
 @in_browser
+def test_a_case_that_was_run_in_several_ways_counts_once(tmp_path: Path) -> None:
+    rows = [replace(row, threads=threads) for row in made_run(1, cases=3) for threads in (1, 2, 4)]
+    rows = [replace(row, median_us=float(row.threads or 0), count=1) for row in rows]
+    runs = {"one": Results(rows, HEADER), "two": Results(rows, HEADER)}
+    with opened(page_of(tmp_path / "r.html", runs)) as page:
+        # 1 us for each of three cases
+        assert (
+            page.locator("table:has(caption:text-is('Runs')) tbody tr td:last-child").all_inner_texts() == ["3 us"] * 2
+        )
+        page.goto(f"{(tmp_path / 'r.html').as_uri()}#/runs")
+        page.wait_for_selector("table.dataTable tbody tr")
+        assert sorted(table_cells(page, 3)) == sorted(["eager, 1 thread", "eager, 2 threads", "eager, 4 threads"] * 3)
+
+
+@in_browser
+def test_an_address_that_nobody_made_is_no_error(tmp_path: Path) -> None:
+    evil = Results([replace(made_row(0, [1.0, 2.0]), key="constructor")], HEADER)
+    with opened(page_of(tmp_path / "r.html", {"__proto__": evil, "b": evil})) as page:
+        for address in ("/case/%", "/case/constructor", "/case/__proto__", "/constructor", "/__proto__", "/runs?%=%"):
+            page.goto(f"{(tmp_path / 'r.html').as_uri()}#{address}")
+            page.reload()
+            assert page.locator("main h1").inner_text()
+        page.goto(f"{(tmp_path / 'r.html').as_uri()}#/runs")
+        page.wait_for_selector("table.dataTable tbody tr")
+        assert len(table_cells(page, 1)) == 1
+
+
+def test_compiling_is_won_back_against_the_same_case_run_alike() -> None:
+    eager = [replace(made_row(number, [time]), key="") for number, time in enumerate((100.0, 10.0))]
+    compiled = [
+        replace(row, mode="compile", median_us=row.median_us / 2, first_ms=1.0) for row in eager if row.median_us
+    ]
+    told = describe_runs({"made": Results([*eager, *compiled], HEADER)})
+    assert told["rows"]["break_even"] == [None, None, 20, 200]
+
+
+@in_browser
 def test_names_of_strangers_run_nothing(tmp_path: Path) -> None:
     about: dict[str, Any] = {"op": EVIL, "shapes": EVIL, "module": EVIL, "mode": EVIL, "note": EVIL, "key": EVIL}
     rows = [
@@ -150,6 +188,9 @@ def test_names_of_strangers_run_nothing(tmp_path: Path) -> None:
         for view in VIEWS:
             page.goto(f"{(tmp_path / 'r.html').as_uri()}#/{view}")
             page.wait_for_timeout(300)
+            assert page.locator("main img, main script").count() == 0
+            # a link in what a chart writes would lead to a stranger's page
+            assert page.locator("main svg a").count() == 0
         page.click("nav a[href='#/cases']")
         page.locator("table.dataTable tbody a").first.click()
         page.wait_for_selector("h2:has-text('Run it again')")

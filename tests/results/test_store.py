@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import sys
 from collections.abc import Collection
 from dataclasses import replace
 from itertools import pairwise
@@ -114,6 +115,17 @@ def test_a_damaged_run_is_listed_as_one(kept: Path, tmp_path: Path) -> None:
     (tmp_path / "m").mkdir()
     (tmp_path / "m" / "x.json").write_text("{")
     assert [run.summary().trace for run in Store(tmp_path).runs()] == ["(damaged)"]
+
+
+def test_a_run_that_a_missing_package_would_read_is_not_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results = made_run(1, cases=2)
+    (tmp_path / "m").mkdir()
+    write_results(results.rows, results.header, tmp_path / "m" / "x.parquet", force=False)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(UserError, match="pyarrow is not installed"):
+        Store(tmp_path).runs()[0].summary()
 
 
 def test_parts_stand_beside_each_other_and_repeats_become_one(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from programs import run_command
 from textual.widgets import DataTable
 
 from opgrip.replay.outcome import write_results
-from opgrip.tools.browser.app import Details, ResultsBrowser
+from opgrip.tools.browser.app import CHUNK, Details, ResultsBrowser
 
 ROWS = [
     *made_run(1, cases=30, repeats=1, module="neck.[bold]conv"),
@@ -67,6 +67,26 @@ def test_a_row_shows_all_that_is_known_of_it() -> None:
         assert not isinstance(app.screen, Details)
 
     driven(keys)
+
+
+def test_a_long_table_is_listed_as_far_as_it_is_walked() -> None:
+    many = [replace(row, case=place) for place in range(200) for row in ROWS[:30]]
+
+    async def drive() -> None:
+        app = ResultsBrowser(many, "net.jsonl")
+        async with app.run_test(size=(100, 30)) as pilot:
+            table = app.query_one(DataTable)
+            assert (len(app.shown), table.row_count) == (6000, CHUNK)
+            await pilot.press("ctrl+end")
+            await pilot.pause()
+            assert table.row_count == 2 * CHUNK
+            await pilot.press("slash", "o", "p", "2", "9", "enter")
+            assert len(app.shown) == table.row_count == 200
+            await pilot.press("enter")
+            assert isinstance(app.screen, Details)
+            assert "aten.op29.default" in app.screen.text
+
+    asyncio.run(drive())
 
 
 def test_in_a_pipe_the_table_is_printed(tmp_path: Path) -> None:

@@ -106,6 +106,15 @@ def change_times(path: Path, factor: float, rows: slice = slice(None)) -> None:
     path.write_text(json.dumps(stored))
 
 
+def test_what_measures_is_skipped_or_runs_alone(run_here: Any, project: Path) -> None:
+    (project / "test_other.py").write_text("def test_quick():\n    pass\n")
+    run_here("--opgrip-skip").assert_outcomes(passed=1, skipped=2)
+    run_here("--opgrip-only").assert_outcomes(passed=2, skipped=1)
+    both = run_here("--opgrip-only", "--opgrip-skip")
+    assert both.ret == pytest.ExitCode.USAGE_ERROR
+    both.stderr.fnmatch_lines(["*give one of them"])
+
+
 def test_tests_fail_where_cases_are_slower_than_the_baseline(run_here: Any, project: Path) -> None:
     kept = run_here("--opgrip-save", "main")
     kept.assert_outcomes(passed=2)

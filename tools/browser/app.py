@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from rich.text import Text
@@ -26,7 +27,19 @@ SHOWN = (
 """Columns of the table, as far as these rows have something in them; a row's details have all."""
 WIDTH = 60
 """Characters of a cell."""
+CHUNK, AHEAD = 500, 100
+"""Rows that the table is given at once, and how many before its end it is given more: of 50,000 it would take half a
+minute to list all, at each letter that is typed."""
 STYLES = {OK: "green", "wrong": "bold red", "failed": "red", "timeout": "red", "unsupported": "yellow"}
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """A row, its cells by their columns, and the text that it is found by."""
+
+    result: Result
+    cells: dict[str, Any]
+    text: str
 
 
 class Details(ModalScreen[None]):
@@ -80,22 +93,21 @@ class ResultsBrowser(App[None]):
     def __init__(self, rows: Sequence[Result], title: str) -> None:
         super().__init__()
         self.sub_title = printable(title)
-        self._rows = list(rows)
-        cells = [row.to_plain() for row in rows]
+        self._rows = [
+            _Row(row, row.to_plain(), f"{row.op} {row.shapes} {row.module} {row.mode}".lower()) for row in rows
+        ]
         by_name = {about.name: about for about in all_columns()}
         self._columns: list[Column] = [
-            by_name[name] for name in SHOWN if any(cell.get(name) not in (None, "") for cell in cells)
+            by_name[name] for name in SHOWN if any(row.cells.get(name) not in (None, "") for row in self._rows)
         ]
         self._sorted_by, self._falls = "", False
-        self._keep: Callable[[Result], bool] = lambda row: True
+        self._keep: Callable[[_Row], bool] = lambda row: True
+        self._shown = self._rows
 
     @property
     def shown(self) -> list[Result]:
-        """The rows that the table shows, in its order."""
-        rows = [row for row in self._rows if self._keep(row)]
-        if self._sorted_by:
-            rows.sort(key=lambda row: _order(row.to_plain().get(self._sorted_by)), reverse=self._falls)
-        return rows
+        """The rows that the table shows, or would further down, in its order."""
+        return [row.result for row in self._shown]
 
     def compose(self) -> ComposeResult:
         """The table, and below it what is typed to filter by."""
@@ -115,7 +127,7 @@ class ResultsBrowser(App[None]):
     def action_sort(self) -> None:
         """Sort by the column that the cursor is in; again for the other way round."""
         name = self._columns[self.query_one(DataTable).cursor_column].name
-        is_number = any(isinstance(row.to_plain().get(name), int | float) for row in self._rows)
+        is_number = any(isinstance(row.cells.get(name), int | float) for row in self._rows)
         self._falls = not self._falls if name == self._sorted_by else is_number
         self._sorted_by = name
         self._fill()
@@ -128,7 +140,7 @@ class ResultsBrowser(App[None]):
 
     def action_not_ok(self) -> None:
         """Show the rows that are not ok alone."""
-        self._keep = lambda row: row.status != OK
+        self._keep = lambda row: row.result.status != OK
         self._fill()
 
     def action_clear(self) -> None:
@@ -143,7 +155,7 @@ class ResultsBrowser(App[None]):
     def on_input_changed(self, event: Input.Changed) -> None:
         """Filter as one types."""
         text = event.value.lower()
-        self._keep = lambda row: text in f"{row.op} {row.shapes} {row.module} {row.mode}".lower()
+        self._keep = lambda row: text in row.text
         self._fill()
 
     def on_input_submitted(self) -> None:
@@ -152,18 +164,29 @@ class ResultsBrowser(App[None]):
 
     def on_data_table_cell_selected(self, event: DataTable.CellSelected) -> None:
         """Show a row's details."""
-        self.push_screen(Details(self.shown[event.coordinate.row]))
+        self.push_screen(Details(self._shown[event.coordinate.row].result))
+
+    def on_data_table_cell_highlighted(self, event: DataTable.CellHighlighted) -> None:
+        """Give the table more rows where the cursor comes near its end."""
+        if event.coordinate.row >= self.query_one(DataTable).row_count - AHEAD:
+            self._add_rows()
 
     def _fill(self) -> None:
-        table, rows = self.query_one(DataTable), self.shown
+        self._shown = [row for row in self._rows if self._keep(row)]
+        if self._sorted_by:
+            self._shown.sort(key=lambda row: _order(row.cells.get(self._sorted_by)), reverse=self._falls)
+        table = self.query_one(DataTable)
         column = table.cursor_column
         table.clear()
-        for row in rows:
-            cells = row.to_plain()
-            table.add_row(*(_cell(about, cells.get(about.name)) for about in self._columns))
-        if rows:
+        self._add_rows()
+        if self._shown:
             table.move_cursor(row=0, column=column)
-        self.title = f"{self.TITLE}: {summarize(rows) if rows else 'no rows'}"
+        self.title = f"{self.TITLE}: {summarize(self.shown) if self._shown else 'no rows'}"
+
+    def _add_rows(self) -> None:
+        table = self.query_one(DataTable)
+        for row in self._shown[table.row_count : table.row_count + CHUNK]:
+            table.add_row(*(_cell(about, row.cells.get(about.name)) for about in self._columns))
 
 
 def _title(about: Column) -> str:
@@ -174,7 +197,7 @@ def _cell(about: Column, value: Any) -> Text:
     if value is None:
         return Text("-", justify="right")
     if about.name == "status":
-        return Text(value, STYLES.get(value, ""))
+        return Text(printable(value), STYLES.get(value, ""))
     if isinstance(value, float):
         return Text(f"{value:.1%}" if about.unit == "1" else f"{value:,.4g}", justify="right")
     if isinstance(value, int):

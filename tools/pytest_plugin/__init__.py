@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 __all__ = ["opgrip_benchmark", "opgrip_replay"]
 
+FIXTURES = ("opgrip_benchmark", "opgrip_replay")
+"""That measure."""
 CARRIED = "opgrip_results"
 """Attribute of a report, which pytest-xdist sends to the controller with it."""
 
@@ -67,6 +69,20 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> TraceFile 
     from opgrip.tools.pytest_plugin.traces import TraceFile, is_trace
 
     return TraceFile.from_parent(parent, path=file_path) if is_trace(file_path) else None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Skip the tests that measure, or all others, where the command line asks for it."""
+    for option, skips_measuring in (("--opgrip-skip", True), ("--opgrip-only", False)):
+        if config.getoption(option):
+            for item in items:
+                if _measures(item) == skips_measuring:
+                    item.add_marker(pytest.mark.skip(reason=f"by {option}"))
+
+
+def _measures(item: pytest.Item) -> bool:
+    """Whether it is a test of a trace, or takes one of the fixtures."""
+    return bool({*FIXTURES} & {*getattr(item, "fixturenames", ())}) or getattr(item, "is_of_trace", False)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -34,6 +34,8 @@ def add_options(parser: pytest.Parser) -> None:
         metavar="CONDITION",
         help="fail tests that break it: slower<=5%%, failed<=0, changed<=0, missing<=0; can be repeated",
     )
+    group.addoption("--opgrip-only", action="store_true", help="skip tests that measure nothing")
+    group.addoption("--opgrip-skip", action="store_true", help="skip tests that measure, which take long")
     group.addoption("--opgrip-store", metavar="DIR", help=f"folder of baselines (default: {STORE} in pytest's root)")
 
 
@@ -58,6 +60,8 @@ def read_options(config: pytest.Config) -> Options:
     store = config.getoption("--opgrip-store")
     folder = config.rootpath / STORE if store is None else Path(store).absolute()
     conditions = tuple(config.getoption("--opgrip-compare-fail"))
+    if config.getoption("--opgrip-only") and config.getoption("--opgrip-skip"):
+        raise pytest.UsageError("--opgrip-only and --opgrip-skip leave no test: give one of them")
     if conditions and compare is None:
         raise pytest.UsageError("--opgrip-compare-fail needs a baseline: name one with --opgrip-compare")
     return Options(

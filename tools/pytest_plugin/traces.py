@@ -39,6 +39,8 @@ def is_trace(path: Path) -> bool:
 class TraceTest(pytest.Item):
     """Cases of a trace, which pass where all their rows are ok."""
 
+    is_of_trace = True
+
     def __init__(self, *, places: Sequence[int], numbers: Sequence[int], **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.places, self.numbers = places, numbers

@@ -18,6 +18,8 @@ from opgrip.replay.reports.cells import all_columns
 DERIVED = (
     Column("the file that the row is of", name="run"),
     Column("what kind of work the operator does", name="family"),
+    Column("how it was run beside the mode, where that is not the usual", name="variant"),
+    Column("that the case counts by another row, run in another way", name="again", whole=True),
     Column("of all its calls in the program, by the replayed median", "us", name="total_us"),
     Column("the calls after which what making it ready cost is won back, against eager", name="break_even", whole=True),
 )
@@ -33,8 +35,9 @@ def describe_runs(runs: Mapping[str, Results]) -> Plain:
     """Rows of all runs by column, single times, and facts of each run."""
     columns = [*DERIVED, *(about for about in all_columns() if not about.several and about.name != "detail")]
     rows = [(name, row) for name, run in runs.items() for row in run]
-    eager = {(name, row.key): row.median_us for name, row in rows if row.mode == "eager" and row.median_us}
-    cells = [_cells(name, row, eager.get((name, row.key))) for name, row in rows]
+    eager = {(name, _way(row)): row.median_us for name, row in rows if row.mode == "eager" and row.median_us}
+    ways: dict[tuple[str, str, str], object] = {}
+    cells = [_cells(name, row, eager.get((name, _way(row))), ways) for name, row in rows]
     filled = [about for about in columns if any(cell.get(about.name) not in (None, "") for cell in cells)]
     return {
         "columns": [{"name": about.name, "unit": about.unit, "meaning": about.meaning} for about in filled],
@@ -46,10 +49,19 @@ def describe_runs(runs: Mapping[str, Results]) -> Plain:
     }
 
 
-def _cells(name: str, row: Result, eager_us: float | None) -> Plain:
-    cells = row.to_plain() | {"run": name, "family": family_of(row.op)}
+def _way(row: Result) -> object:
+    """What a row has in common with those of other modes."""
+    case, _, *others = row.identity
+    return (row.case, case, *others)
+
+
+def _cells(name: str, row: Result, eager_us: float | None, ways: dict[tuple[str, str, str], object]) -> Plain:
+    """Cells of a page; `ways` has the first way in which each case was run, the only one that counts for its time."""
+    cells = row.to_plain() | {"run": name, "family": family_of(row.op), "variant": row.variant}
     if row.median_us is not None:
         cells["total_us"] = row.median_us * max(row.count, 1)
+        if ways.setdefault((name, row.mode, f"{row.case} {row.key}"), row.variant) != row.variant:
+            cells["again"] = 1
         won_us = (eager_us or 0.0) - row.median_us
         if row.first_ms and won_us > 0 and row.mode != "eager":
             cells["break_even"] = math.ceil(row.first_ms * 1e3 / won_us)
@@ -105,7 +117,8 @@ def command_of(header: Mapping[str, Any], row: Result) -> str:
 def _plain(cell: Any) -> Any:
     if isinstance(cell, float):
         return None if not math.isfinite(cell) else _rounded(cell)
-    return cell
+    # a browser takes no halves of characters in an address
+    return cell.encode("utf-8", "backslashreplace").decode() if isinstance(cell, str) else cell
 
 
 def _rounded(value: float) -> float:

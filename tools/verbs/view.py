@@ -11,6 +11,7 @@ from opgrip.tools.verbs.kept_runs import add_store
 from opgrip.tools.verbs.verb import Verb, verbs
 from opgrip.traces.command import add_debug, not_negative, positive
 from opgrip.traces.errors import UserError
+from opgrip.traces.extras import MissingPackageError
 
 EXAMPLES = """\
 examples:
@@ -71,6 +72,8 @@ class _Maker:
             for run in reversed(kept):
                 try:
                     results = run.load()
+                except MissingPackageError:
+                    raise
                 except UserError:
                     continue
                 about = summary_of(results)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from opgrip.traces.arguments import TensorSpec
-from opgrip.traces.formats.tritonbench import contiguous
+from opgrip.traces.tensor_specs import contiguous
 
 
 class NoOperator(ValueError):

@@ -14,8 +14,8 @@ import torch
 
 from opgrip.traces.arguments import TensorSpec, map_leaves, tensors
 from opgrip.traces.formats.overloads import Bound, NoOverload, bind, op_of, schemas_of
-from opgrip.traces.formats.tritonbench import contiguous
 from opgrip.traces.names import DTYPES, LIMIT
+from opgrip.traces.tensor_specs import contiguous
 
 DTYPE_OF = {
     "float": torch.float32,

@@ -30,7 +30,7 @@ class ComparisonColumns(Columns):
     shapes: str = column("of the arguments, in short", default="")
     mode: str = column("how it was run", default="")
     variant: str = column(
-        "how it was run beside that: direction, values, threads, batch, streams and cache, where they are not the usual",
+        "how it was run beside that, where not as usual: direction, values, threads, batch, streams, cache",
         default="",
     )
     module: str = column("the path of the module that most of its calls are in", default="")

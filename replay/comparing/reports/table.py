@@ -10,10 +10,12 @@ from opgrip.replay.comparing.reports.rows import UNTIMED, ComparisonColumns, row
 from opgrip.replay.comparing.reports.words import INTERVAL, advice, origin, summary, total_line
 from opgrip.replay.comparing.verdicts import Verdict
 from opgrip.traces.command import printable
+from opgrip.traces.folding import shorten
 from opgrip.traces.tables import TableColumn, print_table
 from opgrip.traces.terminal import print_line
 
 STYLES = {"SLOWER": "bold red", "BROKEN": "bold red", "CHANGED": "bold red", "FASTER": "green", "UNSURE": "yellow"}
+BECAUSE = "because"
 QUIET = {Verdict.SAME.value, Verdict.UNSURE.value, UNTIMED}
 """Verdicts whose rows are shown on request."""
 
@@ -34,7 +36,11 @@ def print_comparison(comparison: Comparison, file: IO[str], by: str | None = Non
         _print_groups(comparison, by, file)
     rows = [row for row in rows_of(comparison) if all_rows or row.verdict not in QUIET]
     if rows:
-        print_table(columns_of(rows), file, styles=[STYLES.get(row.verdict) for row in rows])
+        columns = [column for column in columns_of(rows) if column.heading != BECAUSE]
+        print_table(columns, file, styles=[STYLES.get(row.verdict) for row in rows])
+    # below the table, where a narrow terminal has room for them
+    for line in _reasons(rows):
+        print_line(line, file)
     print_line(summary(comparison), file, "bold")
     for total in comparison.totals():
         print_line(total_line(total), file)
@@ -65,8 +71,20 @@ def columns_of(rows: Sequence[ComparisonColumns]) -> list[TableColumn]:
     if any(row.variant for row in rows):
         columns.insert(3, column("variant", lambda row: row.variant or "-", is_number=False))
     if any(row.reason for row in rows):
-        columns.append(column("because", lambda row: row.reason or "", is_number=False, rank=5))
+        columns.append(column(BECAUSE, lambda row: row.reason or "", is_number=False, rank=5))
     return columns
+
+
+def _reasons(rows: Sequence[ComparisonColumns]) -> list[str]:
+    """Why rows are not timed, or sure, a line for each reason."""
+    operators: dict[tuple[str, str], list[str]] = {}
+    for row in rows:
+        if row.reason and row.verdict not in QUIET:
+            operators.setdefault((row.verdict, row.reason), []).append(row.op)
+    return [
+        f"{verdict} {shorten(ops[0])}{f' and {len(ops) - 1:,} more' if len(ops) > 1 else ''}: {printable(reason)}"
+        for (verdict, reason), ops in operators.items()
+    ]
 
 
 def _print_groups(comparison: Comparison, by: str, file: IO[str]) -> None:

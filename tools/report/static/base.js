@@ -57,10 +57,19 @@ function choice(label, options, value, changed) {
   return make("label", {}, `${label} `, list);
 }
 
+// of an address that somebody has typed or cut
+function decoded(text) {
+  try {
+    return decodeURIComponent(text);
+  } catch {
+    return text;
+  }
+}
+
 // the state of a view stands in its address, so that it can be sent to others
 function address() {
   const [path, query] = location.hash.replace(/^#\/?/, "").split("?");
-  return { path: path.split("/").map(decodeURIComponent), query: new URLSearchParams(query || "") };
+  return { path: path.split("/").map(decoded), query: new URLSearchParams(query || "") };
 }
 
 function remember(name, value) {
@@ -69,5 +78,8 @@ function remember(name, value) {
   const text = query.toString();
   history.replaceState(null, "", `#/${path.map(encodeURIComponent).join("/")}${text ? `?${text}` : ""}`);
 }
+
+// under which mode, and how else a row was run
+const wayOf = (row) => [cell("mode", row), cell("variant", row)].filter((word) => word).join(", ");
 
 const caseAddress = (row) => `#/case/${encodeURIComponent(cell("key", row) || row)}`;

@@ -17,7 +17,7 @@ function grouped(rows, name) {
 
 function usualRows() {
   const first = data.runs.length ? data.runs[0].name : "";
-  return okRows.filter((row) => cell("run", row) === first && cell("mode", row) === (modes[0] || ""));
+  return okRows.filter((row) => cell("run", row) === first && cell("mode", row) === (modes[0] || "") && !cell("again", row));
 }
 
 function overview() {
@@ -27,7 +27,7 @@ function overview() {
     const counts = statuses.map((status) => `${rows.filter((row) => cell("status", row) === status).length} ${status}`);
     const facts = Object.fromEntries(run.facts);
     return [run.name, facts.trace, facts["environment, machine"], facts.device, facts.torch, rows.length, counts.join(", "),
-      duration(total(rows.filter((row) => cell("mode", row) === modes[0])))];
+      duration(total(rows.filter((row) => cell("mode", row) === modes[0] && !cell("again", row))))];
   });
   const parts = [heading(data.title)];
   if (runs.length) {
@@ -73,7 +73,7 @@ function stackView(trace) {
       [`${line[0]}:${line[1]}`, line[2], line[4], duration(line[3]), `${((100 * line[3]) / sum).toFixed(1)}%`]), "Lines")];
 }
 
-const caseColumns = ["op", "shapes", "run", "mode", "status", "module", "family", "count", "share", "captured_us", "median_us",
+const caseColumns = ["op", "shapes", "run", "mode", "variant", "status", "module", "family", "count", "share", "captured_us", "median_us",
   "p10_us", "p90_us", "ratio", "total_us", "gflop_per_s", "gb_per_s", "of_limit", "note"];
 
 function cases() {
@@ -97,7 +97,7 @@ function modeView() {
       ratios.length ? 1 / middle(ratios) : null, ratios.filter((ratio) => ratio < 0.95).length,
       ratios.filter((ratio) => ratio > 1.05).length, middle(won)];
   });
-  const boxes = others.map((mode) => ({ type: "box", name: mode, boxpoints: false, y: okRows.filter((row) =>
+  const boxes = others.map((mode) => ({ type: "box", name: escaped(mode), boxpoints: false, y: okRows.filter((row) =>
     cell("mode", row) === mode && cell("ratio", row)).map((row) => 1 / cell("ratio", row)) }));
   return [heading("Modes"),
     plainTable(["mode", "cases", "ok", "wrong", `median speed-up over ${reference}`, "faster by 5%", "slower by 5%",
@@ -112,8 +112,8 @@ function runView() {
   const names = data.runs.map((run) => run.name);
   const groups = new Map();
   for (const row of okRows) {
-    const id = `${cell("key", row) || cell("op", row) + cell("shapes", row)} ${cell("mode", row)}`;
-    if (!groups.has(id)) groups.set(id, {});
+    const id = `${cell("key", row) || cell("op", row) + cell("shapes", row)} ${wayOf(row)}`;
+    if (!groups.has(id)) groups.set(id, Object.create(null));
     groups.get(id)[cell("run", row)] = row;
   }
   const joined = [...groups.values()].filter((found) => names[0] in found);
@@ -121,20 +121,20 @@ function runView() {
   const columns = [
     { name: "op", title: "operator", value: (found) => cell("op", base(found)), link: (found) => caseAddress(base(found)) },
     { name: "shapes", title: "shapes", value: (found) => cell("shapes", base(found)) },
-    { name: "mode", title: "mode", value: (found) => cell("mode", base(found)) },
+    { name: "mode", title: "mode", value: (found) => wayOf(base(found)) },
     ...names.map((name) => ({ name, title: `${name}, us`, isNumber: true, value: (found) => (name in found ? cell("median_us", found[name]) : null) })),
     ...names.slice(1).map((name) => ({ name: `${name} ratio`, title: `${name} over ${names[0]}`, isNumber: true,
       value: (found) => (name in found ? Number((cell("median_us", found[name]) / cell("median_us", base(found))).toPrecision(4)) : null) })),
   ];
   const points = names.slice(1).map((name) => {
     const both = joined.filter((found) => name in found).slice(0, 5000);
-    return { type: "scatter", mode: "markers", name, x: both.map((found) => cell("median_us", base(found))),
+    return { type: "scatter", mode: "markers", name: escaped(name), x: both.map((found) => cell("median_us", base(found))),
       y: both.map((found) => cell("median_us", found[name])), text: both.map((found) => escaped(cell("op", base(found)))) };
   });
   return [heading("Runs side by side"),
     make("p", { class: "hint" }, "Medians and their ratios; opgrip compare says which of them are more than chance."),
     chart("Median times of each run over those of the first", points,
-      { xaxis: { type: "log", title: { text: `${names[0]}, us` } }, yaxis: { type: "log", title: { text: "us" } } }),
+      { xaxis: { type: "log", title: { text: escaped(`${names[0]}, us`) } }, yaxis: { type: "log", title: { text: "us" } } }),
     bigTable(columns, joined, "Cases in each run")];
 }
 
@@ -152,7 +152,7 @@ function shapes() {
     const rows = okRows.filter((row) => cell("op", row) === state.op && sizeOf(row) > 0);
     const series = modes.map((mode) => {
       const own = rows.filter((row) => cell("mode", row) === mode);
-      return { type: "scatter", mode: "markers", name: mode, x: own.map(sizeOf), y: own.map((row) => cell("median_us", row)),
+      return { type: "scatter", mode: "markers", name: escaped(mode), x: own.map(sizeOf), y: own.map((row) => cell("median_us", row)),
         customdata: own, text: own.map((row) => escaped(cell("shapes", row))) };
     });
     place.replaceChildren(chart(`Time of ${state.op} over its size`, series, { xaxis: { type: "log",
@@ -180,10 +180,10 @@ function roofline() {
     const [low, high] = [Math.min(0.01, ...rows.map(intensity)), Math.max(1000, ...rows.map(intensity))];
     const top = Math.max(...run.ceilings.rates.map(([, rate]) => rate || 0));
     for (const [name, rate] of run.ceilings.rates) {
-      if (rate) lines.push({ type: "scatter", mode: "lines", name: `${name}: ${number(rate)} GFLOP/s`, x: [low, high], y: [rate, rate] });
+      if (rate) lines.push({ type: "scatter", mode: "lines", name: escaped(`${name}: ${number(rate)} GFLOP/s`), x: [low, high], y: [rate, rate] });
     }
     for (const [name, bandwidth] of run.ceilings.bandwidths) {
-      lines.push({ type: "scatter", mode: "lines", line: { dash: "dot" }, name: `${name}: ${number(bandwidth)} GB/s`,
+      lines.push({ type: "scatter", mode: "lines", line: { dash: "dot" }, name: escaped(`${name}: ${number(bandwidth)} GB/s`),
         x: [low, top / bandwidth], y: [low * bandwidth, top] });
     }
   }
