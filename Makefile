@@ -54,8 +54,9 @@ smoke-versions: $(VERSIONS:=/installed) ## capture and replay once on the oldest
 	  $$pair/bin/opreplay $$pair/trace.jsonl --top 5 --mode jit --strict || exit 1; \
 	done
 
-fuzz: $(INSTALLED) ## change traces as strangers might, for ten minutes: ARGS='--seconds 60' for one
+fuzz: $(INSTALLED) ## change traces and other tools' files as strangers might, for ten minutes: ARGS='--seconds 60' for one
 	$(BIN)/python tests/fuzz $(ARGS)
+	$(BIN)/python tests/fuzz/guided.py
 
 coverage: $(INSTALLED) ## run all tests and print how many branches they took
 	@rm -rf build/coverage && mkdir -p build/coverage

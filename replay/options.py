@@ -161,7 +161,7 @@ def job_of(args: argparse.Namespace) -> Job:
     refuse_options(args, option_classes(), source.lacks, source.hint)
     if not source.in_program:
         if PROGRAM in args.cache:
-            raise UserError("samples stand in no program that --cache program could follow", "use warm or cold")
+            raise UserError(f"{target} stands in no program that --cache program could follow", "use warm or cold")
         args.cache = args.cache or (WARM,)
     return Job(target, from_arguments(Selection, args), plan_of(args))
 

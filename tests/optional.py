@@ -55,6 +55,7 @@ COMMANDS = {
     "nbclient": "make browser",
     "nbformat": "make browser",
     "ipykernel": "make browser",
+    "atheris": "pip install 'opgrip[fuzz]'",
     "PIL": "pip install pillow",
     "nsys": "install NVIDIA Nsight Systems",
     "ncu": "install NVIDIA Nsight Compute",

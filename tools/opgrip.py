@@ -40,7 +40,7 @@ def _run(args: argparse.Namespace) -> int:
 def _list_verbs() -> str:
     """A line for each verb, and one for each group with the names in it: together one page of a terminal."""
     names = verbs.names()
-    groups = {name.partition(" ")[0]: [] for name in names if " " in name}
+    groups: dict[str, list[str]] = {name.partition(" ")[0]: [] for name in names if " " in name}
     for name in names:
         group, _, last = name.partition(" ")
         if last:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
@@ -43,7 +43,7 @@ def draw_times(table: pd.DataFrame, by: str, parts: str, title: str) -> Figure:
     measure = "time_us" if table["time_us"].any() else "calls"
     names = _parts(table[parts].astype(object), parts)
     bars = _texts(table[by].astype(object), by)
-    sums = table[measure].groupby([bars.rename("bar"), names.rename("part")]).sum().unstack(fill_value=0.0)
+    sums = table[measure].groupby([bars.rename("bar"), names.rename("part")]).sum().unstack(fill_value=0)
     total = float(sums.to_numpy().sum()) or 1.0
     sums = sums.loc[sums.sum(axis="columns").sort_values(ascending=False, kind="stable").index]
     sums = sums[sums.sum().sort_values(ascending=False, kind="stable").index]
@@ -73,13 +73,14 @@ def draw_times(table: pd.DataFrame, by: str, parts: str, title: str) -> Figure:
     return figure
 
 
-def _texts(values: pd.Series[str], column: str) -> pd.Series[str]:
+def _texts(values: pd.Series[Any], column: str) -> pd.Series[str]:
     """Values as text, those that are empty or none too."""
     absent = "(outside)" if column in ("module", "function") else "-"
-    return pd.Series([str(value) if isinstance(value, str) and value else absent for value in values], values.index)
+    texts = [absent if pd.isna(value) or value == "" else str(value) for value in values]
+    return pd.Series(texts, values.index)
 
 
-def _parts(values: pd.Series[str], column: str) -> pd.Series[str]:
+def _parts(values: pd.Series[Any], column: str) -> pd.Series[str]:
     """Values as the names of parts: of modules as many levels of their paths as tell some apart."""
     texts = _texts(values, column)
     if column != "module":

@@ -63,7 +63,7 @@ class Reporter:
 
     @property
     def _can_redraw(self) -> bool:
-        """Whether what is shown can be replaced; in Jupyter that needs its widgets, without which rich warns each time."""
+        """Whether what is shown can be replaced; in Jupyter its widgets do that, without which rich warns each time."""
         return self.console.is_terminal or (self.console.is_jupyter and find_spec("ipywidgets") is not None)
 
     def say(self, text: str) -> None:

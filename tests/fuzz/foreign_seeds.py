@@ -15,6 +15,7 @@ from pathlib import Path
 
 import torch
 from foreign_data import data_files
+from optional import is_installed
 from torch import nn
 
 from opgrip.tools.opgrip import main
@@ -160,10 +161,10 @@ def _execution_trace(folder: Path) -> list[Path]:
 
 
 def _onnx(folder: Path) -> list[Path]:
-    try:
-        from onnx import TensorProto, helper, save
-    except ModuleNotFoundError:
+    if not is_installed("onnx"):
         return []
+    from onnx import TensorProto, helper, save
+
     image = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 3, 8, 8])
     result = helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 3, 8, 8])
     half = helper.make_tensor("half", TensorProto.FLOAT, [1], [0.5])

@@ -41,7 +41,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     subprocess.run([programs["opcapture"], *run], cwd=path, check=True, capture_output=True)
     trace = load(path / "script.jsonl")
     write_as("tritonbench", trace, path / "inputs.txt")
-    write_as("execution-trace", trace, path / "et.json")
+    write_as("execution_trace", trace, path / "et.json")
     write_as("backendbench", trace, path / "ops.parquet")
     (path / "abs.json").write_text(json.dumps({"input_size": [[2, 3], [16, 8]]}), encoding="utf-8")
     tensor = {"type": "tensor", "dtype": "float", "shape": [8, 8]}

@@ -52,7 +52,7 @@ def test_calls_of_a_trace_have_no_jax_implementation(detector_trace: Path, tmp_p
         ("samples --tag Fast", "there is no tag 'Fast': there are ForLoop, "),
         ("samples --op no_such", "no sample matches --op no_such: the nearest in samples are "),
         ("samples --module x", "--module is for traces: "),
-        ("samples --cache program", "samples stand in no program that --cache program could follow: "),
+        ("samples --cache program", "samples stands in no program that --cache program could follow: "),
         ("some.jsonl --tag Reduce", "--tag is for samples: "),
     ],
 )

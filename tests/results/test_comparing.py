@@ -294,3 +294,16 @@ def test_names_of_strangers_stay_text(tmp_path: Path) -> None:
         assert "\x00" not in text
     assert "<script>" not in (tmp_path / "c.md").read_text().replace("\\<", "")
     ElementTree.parse(tmp_path / "c.xml")
+
+
+def test_a_notebook_shows_what_differs_and_the_rows_that_got_worse_first() -> None:
+    evil = "<script>alert(1)</script>"
+    new = Results(made_run(2, slower=1.3, module=evil).rows, {**HEADER, "trace": evil})
+    comparison = compare(made_run(1, module=evil), new)
+    assert repr(comparison).startswith("<Comparison: 60 cases timed in both: ")
+    assert next(iter(comparison.frame["verdict"])) == "SLOWER"
+    assert len(comparison.frame) == 60
+    page = comparison._repr_html_()
+    assert "<script" not in page
+    assert f"new: {evil.replace('<', '&lt;').replace('>', '&gt;')}, here, cpu" in page
+    assert page.index("SLOWER") < page.index("all their calls") < page.index("<table")

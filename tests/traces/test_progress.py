@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import io
 import re
+import warnings
 from threading import Event, active_count
 
 import pytest
 from rich.console import Console
 
-from opgrip.traces.progress import Reporter
+from opgrip.traces.progress import QuietReporter, Reporter
 
 
 def on_terminal(width: int = 80) -> tuple[Reporter, io.StringIO]:
@@ -52,3 +53,19 @@ def test_a_narrow_terminal_shows_no_bar_and_fewer_words_and_no_number_is_cut(wid
     assert not any("…" in line for line in lines)
     assert ("━" in written.getvalue()) == (width >= 80)
     assert any(line.startswith("replaying") for line in lines) == (width >= 40)
+
+
+def test_in_jupyter_without_its_widgets_nothing_is_shown_and_nothing_is_warned_of(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("opgrip.traces.progress.find_spec", lambda name: None)
+    reporter = QuietReporter("opgrip")
+    written = io.StringIO()
+    reporter.console = Console(file=written, force_jupyter=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with reporter.doing("replaying", 3) as advance:
+            advance()
+        with reporter.following("replaying") as tell:
+            tell("timed runs", 1, 2)
+    assert written.getvalue() == ""

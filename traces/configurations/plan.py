@@ -54,6 +54,14 @@ def reasons() -> Iterator[None]:
         raise ValueError(f"an entry that cannot be read ({one_line(error)})") from error
 
 
+class UnreadableCase(ValueError):
+    """That a case cannot be computed, of which operator and why."""
+
+    def __init__(self, op: str, reason: str) -> None:
+        super().__init__(reason)
+        self.op = op
+
+
 class _Entries:
     """What an iterator expands one entry of a file into."""
 
@@ -81,7 +89,10 @@ class _Operator:
         self.count = pairs.count
 
     def at(self, index: int) -> Case:
-        build, entry = self._pairs.at(index)
+        try:
+            build, entry = self._pairs.at(index)
+        except ValueError as error:
+            raise UnreadableCase(self._op, str(error)) from error
         return Case(self._op, build, entry, self._build_generator, self._input_generator)
 
 

@@ -18,8 +18,8 @@ from typing import Any
 
 from opgrip.traces.configurations.choices import Choices
 from opgrip.traces.configurations.generators import Arguments, Draw, Generate
-from opgrip.traces.configurations.modules import Recording, TooManyCalls
-from opgrip.traces.configurations.plan import Case, Entry, plan_of, reasons
+from opgrip.traces.configurations.modules import Recorded, Recording
+from opgrip.traces.configurations.plan import Case, Entry, UnreadableCase, plan_of, reasons
 from opgrip.traces.errors import FormatError
 from opgrip.traces.foreign import ForeignFile, Format, Head, formats
 from opgrip.traces.formats.building import NO_TIMES, RecordBuilder
@@ -64,15 +64,13 @@ def read(file: ForeignFile) -> Iterator[Record]:
         if case is None:
             continue
         weight += case.build.weight + case.input.weight
-        calls += case.input.repeats
+        case_calls = _calls_of(case, Draw(random.Random(place), device, builder.add_values), recording, file)
+        calls += case.input.repeats * len(case_calls)
         if (weight > MOST_VALUES or calls > MOST_CALLS) and not file.unbounded:
             raise file.refusal(f"its cases have more than {MOST_VALUES:,} arguments, or {MOST_CALLS:,} calls")
-        try:
-            _add_case(builder, case, Draw(random.Random(place), device, builder.add_values), recording)
-        except TooManyCalls as error:
-            file.losses.skip(case.op, str(error), case.input.repeats)
-        except ValueError as error:
-            file.losses.skip(case.op, str(error), case.input.repeats)
+        for call in case_calls:
+            scope = Scope(0, call.module, call.module_type, "forward")
+            builder.add_call(call.op, call.args, call.kwargs, count=case.input.repeats, scope=scope)
         yield from builder.ready()
     yield from builder.end()
 
@@ -80,18 +78,21 @@ def read(file: ForeignFile) -> Iterator[Record]:
 def _case_at(cases: Choices, place: int, file: ForeignFile) -> Case | None:
     try:
         case: Case = cases.at(place)
-    except ValueError as error:
-        file.losses.skip("?", str(error))
+    except UnreadableCase as error:
+        file.losses.skip(error.op, str(error))
         return None
     return case
 
 
-def _add_case(builder: RecordBuilder, case: Case, draw: Draw, recording: Recording) -> None:
-    build = None if case.build.form is None else _arguments(case.build, case.build_generator, draw)
-    arguments = _arguments(case.input, case.input_generator, draw)
-    for call in list(calls_of(case.op, build, arguments, recording)):
-        scope = Scope(0, call.module, call.module_type, "forward")
-        builder.add_call(call.op, call.args, call.kwargs, count=case.input.repeats, scope=scope)
+def _calls_of(case: Case, draw: Draw, recording: Recording, file: ForeignFile) -> list[Recorded]:
+    """The calls of a case; none, and a reason counted, where there is no such operator or its arguments are none."""
+    try:
+        build = None if case.build.form is None else _arguments(case.build, case.build_generator, draw)
+        arguments = _arguments(case.input, case.input_generator, draw)
+        return list(calls_of(case.op, build, arguments, recording))
+    except ValueError as error:
+        file.losses.skip(case.op, str(error), case.input.repeats)
+        return []
 
 
 def _arguments(entry: Entry, generate: Generate, draw: Draw) -> Arguments:

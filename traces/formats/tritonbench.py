@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import re
+import warnings
 from collections.abc import Iterator
 from typing import IO, Any
 
@@ -89,7 +90,10 @@ def parse_call(text: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
     ValueError : for text that is no such notation
     """
     try:
-        value = literal(ast.parse(text, mode="eval").body)
+        with warnings.catch_warnings():
+            # of numbers that run into words, which are told of as all that cannot be read
+            warnings.simplefilter("ignore")
+            value = literal(ast.parse(text, mode="eval").body)
     except (SyntaxError, RecursionError, MemoryError, TypeError, KeyError) as error:
         raise ValueError("arguments that cannot be read") from error
     if not isinstance(value, tuple) or len(value) != 2 or not isinstance(value[0], tuple):

@@ -14,7 +14,7 @@ from opgrip.traces.arguments import DTYPES, TensorSpec, leaves, tensors
 from opgrip.traces.errors import UserError
 from opgrip.traces.formats.overloads import NAME
 from opgrip.traces.records import OPERATOR, Signature
-from opgrip.traces.scripts.helpers import HELPERS, MAIN
+from opgrip.traces.scripts.functions import FUNCTIONS, MAIN
 from opgrip.traces.scripts.literals import Literals, comment, plain, plain_tuple, shape
 from opgrip.traces.scripts.tensors import tensor_lines
 from opgrip.traces.scripts.values import ValueSource
@@ -45,7 +45,7 @@ def script_of(
     specs = list(tensors([signature.args, signature.kwargs]))
     names = iter(range(len(specs)))
     literals = Literals(lambda _: f"x{next(names)}", device)
-    source = ValueSource(decide=dynamic)
+    source = ValueSource(_deciding(specs) if dynamic else ())
     lines = list(tensor_lines(specs, values, literals, source))
     positional = plain_tuple([literals.of(item) for item in signature.args])
     named = _named(signature.kwargs, literals)
@@ -58,7 +58,7 @@ def script_of(
         f"RECORDED_THREADS = {_threads(settings)}",
         f"RESULTS = {results}",
         *_settings(settings),
-        *("\n" + HELPERS[name].rstrip() for name in _ordered(source.helpers)),
+        *("\n" + FUNCTIONS[name].rstrip() for name in _ordered(source.helpers)),
         "",
         "",
         "def make_inputs(device):",
@@ -72,6 +72,12 @@ def script_of(
     body = "\n".join(parts) + MAIN.lstrip()
     imports = [f"import {name}" for name in STANDARD if f"{name}." in body]
     return body.replace("IMPORTS\n", "\n".join([*imports, "", "import torch", "", ""]), 1)
+
+
+def _deciding(specs: Sequence[TensorSpec]) -> set[torch.dtype]:
+    """Dtypes of the tensors whose values decide how much a call gives: indices and masks where there are any."""
+    dtypes = {spec.dtype for spec in specs}
+    return {item for item in dtypes if not (item.is_floating_point or item.is_complex)} or dtypes
 
 
 def _head(signature: Signature, facts: Sequence[str]) -> str:
@@ -144,4 +150,4 @@ def _settings(settings: Mapping[str, Any]) -> Iterator[str]:
 
 def _ordered(helpers: set[str]) -> list[str]:
     # sampled has data with it
-    return [name for name in HELPERS if name in helpers and not (name == "data" and "sampled" in helpers)]
+    return [name for name in FUNCTIONS if name in helpers and not (name == "data" and "sampled" in helpers)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import textwrap
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from math import isfinite, prod
 from typing import Any
 
@@ -41,16 +41,20 @@ INDENT = " " * 8
 
 
 class ValueSource:
-    """Writes values, and knows which functions of `helpers` they need.
+    """Writes values, and knows which functions of `functions.py` they need.
 
     Parameters
     ----------
-    decide : whether the values decide what the operator gives
+    dtypes : of the tensors whose values decide what sizes the operator's results have
+
+    Attributes
+    ----------
+    helpers : names of the functions that what was written needs
+    is_exact : whether all values that decide are those that the trace's models draw
     """
 
-    def __init__(self, decide: bool) -> None:
-        self._limit = DECIDING_BYTES if decide else LITERAL_BYTES
-        self._decide = decide
+    def __init__(self, dtypes: Collection[torch.dtype]) -> None:
+        self._dtypes = dtypes
         self.helpers: set[str] = set()
         self.is_exact = True
 
@@ -66,15 +70,19 @@ class ValueSource:
             return self._unknown(shape, dtype)
         if count <= FEW and dtype in _PLAIN:
             return self._few(model, shape, dtype)
+        decide = dtype in self._dtypes
+        limit = DECIDING_BYTES if decide else LITERAL_BYTES
         writer = _WRITERS.get(type(model))
         nbytes = count * dtype.itemsize
         exactly_drawn = isinstance(model, Constant | Booleans | Progression)
-        if writer is None or not (exactly_drawn or nbytes > self._limit or (writer is _floats and not self._decide)):
-            if nbytes <= self._limit:
+        if writer is None or not (exactly_drawn or nbytes > limit or (writer is _floats and not decide)):
+            if nbytes <= limit:
                 return self._data(self._draw(model, shape, dtype), shape, dtype)
+            self.is_exact &= not decide
             return self._sampled(model, shape, dtype)
-        if dtype.is_complex and writer is _floats:
-            return f"torch.view_as_complex({writer(self, model, (*shape, 2), dtype.to_real())})"
+        self.is_exact &= exactly_drawn or not decide
+        if dtype.is_complex and isinstance(model, Floats):
+            return f"torch.view_as_complex({_floats(self, model, (*shape, 2), dtype.to_real())})"
         return writer(self, model, shape, dtype)
 
     def _unknown(self, shape: tuple[int, ...], dtype: torch.dtype) -> str:
@@ -108,7 +116,6 @@ class ValueSource:
         """Rows, or matrices, of a smaller draw, at random."""
         from opgrip.traces.values import value_models
 
-        self.is_exact = False
         name = next((key for key, kind in value_models.items() if kind is type(model)), "")
         tail = shape[max(0, len(shape) - TAIL.get(name, 1)) :] if len(shape) > 1 else ()
         if prod(tail) * dtype.itemsize > DECIDING_BYTES:
@@ -120,7 +127,6 @@ class ValueSource:
 
 
 def _floats(source: ValueSource, model: Floats, shape: tuple[int, ...], dtype: torch.dtype) -> str:
-    source.is_exact = False
     work = dtype if dtype == torch.float64 else torch.float32
     spread = model.spread
     if model.shape == "quantiles" and model.quantiles is not None:
@@ -184,7 +190,6 @@ def _progression(source: ValueSource, model: Progression, shape: tuple[int, ...]
 
 
 def _integers(source: ValueSource, model: Integers, shape: tuple[int, ...], dtype: torch.dtype) -> str:
-    source.is_exact = False
     source.helpers.add("whole_numbers")
     count, fitted = prod(shape), model.others + sum(times for _, times in model.frequent)
     frequent = [(int(value), int(times) * count // fitted) for value, times in model.frequent]
@@ -199,7 +204,6 @@ def _integers(source: ValueSource, model: Integers, shape: tuple[int, ...], dtyp
 
 
 def _permutation(source: ValueSource, model: Permutation, shape: tuple[int, ...], dtype: torch.dtype) -> str:
-    source.is_exact = False
     width = model.high - model.low + 1
     return f"(torch.randperm({prod(shape)}) % {width} + {model.low}).to({dtype}).reshape({sizes(shape)})" + _order(
         model, shape
@@ -207,7 +211,6 @@ def _permutation(source: ValueSource, model: Permutation, shape: tuple[int, ...]
 
 
 def _one_hot(source: ValueSource, model: OneHot, shape: tuple[int, ...], dtype: torch.dtype) -> str:
-    source.is_exact = False
     classes = shape[-1] if shape else 1
     return f"torch.nn.functional.one_hot(torch.randint({classes}, {sizes(shape[:-1])}), {classes}).to({dtype})"
 

@@ -155,8 +155,8 @@ class _Writing:
         """A record as the part has it; None where it has none."""
         match record:
             case Signature() | Scope() | Context() | Thread() | Values():
-                kept = self._numbers_of(type(record))
-                return record if record.number in kept else None
+                numbers = self._numbers_of(type(record))
+                return record if record.number in numbers else None
             case Observed():
                 self._observed_place += 1
                 return record if self._observed_place - 1 in self._observed else None
@@ -204,25 +204,25 @@ class _Writing:
         # of each call, its place in the part's block
         places = np.cumsum(flags) - 1
 
-        def kept(column: list[T]) -> list[T]:
+        def of_part(column: list[T]) -> list[T]:
             return list(compress(column, flags))
 
-        storages = kept(_by_call(block)) if block.tensors else []
+        storages = of_part(_by_call(block)) if block.tensors else []
         flat = [number for numbers in storages for number in numbers]
         newest, self._newest = self._newest, max([self._newest, *flat])
         perturbed = [at for place, length in block.perturbed for at in range(place, min(place + length, count))]
         return replace(
             block,
-            signature=kept(block.signature),
-            scope=kept(block.scope),
-            start_ns=kept(block.start_ns),
-            duration_ns=kept(block.duration_ns),
-            tensors=kept(block.tensors),
+            signature=of_part(block.signature),
+            scope=of_part(block.scope),
+            start_ns=of_part(block.start_ns),
+            duration_ns=of_part(block.duration_ns),
+            tensors=of_part(block.tensors),
             storages=flat,
             newest=newest,
-            device_ns=kept(block.device_ns),
+            device_ns=of_part(block.device_ns),
             page_faults=[(int(places[place]), pages) for place, pages in block.page_faults if flags[place]],
-            streams=kept(block.streams),
+            streams=of_part(block.streams),
             perturbed=_runs([int(places[place]) for place in perturbed if flags[place]]),
         )
 
@@ -255,7 +255,8 @@ def _scopes(outline: Outline, used: set[int]) -> set[int]:
     level = used & outline.scopes.keys()
     scopes = set(level)
     while level:
-        level = {outline.scopes[number].forward for number in level} & outline.scopes.keys() - scopes
+        causes = (outline.scopes[number].forward for number in level)
+        level = {number for number in causes if number is not None and number in outline.scopes} - scopes
         scopes |= level
     return scopes
 

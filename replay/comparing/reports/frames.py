@@ -12,7 +12,21 @@ from opgrip.replay.comparing.reports.words import advice, origin, summary, total
 from opgrip.replay.measuring.columns import columns_in
 from opgrip.traces.html_forms import as_html
 
-SHOWN = ("verdict", "op", "shapes", "mode", "count", "base_us", "new_us", "ratio", "low", "high", "more_runs", "reason")
+SHOWN = (
+    "verdict",
+    "op",
+    "shapes",
+    "mode",
+    "variant",
+    "count",
+    "base_us",
+    "new_us",
+    "ratio",
+    "low",
+    "high",
+    "more_runs",
+    "reason",
+)
 """Columns that a notebook shows, as far as a row has something in them."""
 
 
@@ -32,4 +46,6 @@ def to_html(comparison: Comparison) -> str:
         *(f"differs: {name}: {old}, now {now}" for name, old, now in comparison.differs),
         *advice(comparison),
     ]
-    return as_html(lines, to_frame(comparison)[list(SHOWN)].dropna(axis="columns", how="all"))
+    frame = to_frame(comparison)
+    filled = [name for name in SHOWN if (frame[name].notna() & (frame[name] != "")).any()]
+    return as_html(lines, frame[filled])

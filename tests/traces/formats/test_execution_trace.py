@@ -23,7 +23,7 @@ from execution_traces import (
 from foreign_data import data_files, needs_data, write_as
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from programs import SHIPPED_TRACES
+from programs import SHIPPED_TRACES, run_command
 
 from opgrip.traces import Trace, TraceReader, load
 from opgrip.traces.arguments import Opaque, TensorSpec
@@ -389,3 +389,13 @@ SIZES = [
     ([1, 2], [[], []], "GenericList[Int,Int]", [[], []]),
     NONE,
 ]
+
+
+@needs_data
+@pytest.mark.slow
+@pytest.mark.parametrize("path", data_files("param/execution_traces/linear*.gz"), ids=lambda path: path.name)
+def test_a_real_file_of_a_gpu_is_replayed_on_the_processor(path: Path, tmp_path: Path) -> None:
+    settings_ = ["--device", "cpu", "--iterations", "1", "--warmup", "0", "-o", "rows.csv"]
+    result = run_command("opreplay", str(path), *settings_, cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert "22 cases: 22 ok" in result.stderr

@@ -54,7 +54,7 @@ def fill(tensor, values):
     shape = [1 if step == 0 else size for size, step in zip(tensor.shape, tensor.stride())]
     tensor.as_strided(shape, tensor.stride()).copy_(values[tuple(map(slice, shape))])
 '''
-HELPERS = {
+FUNCTIONS = {
     "data": DATA,
     "sampled": DATA + "\n" + SAMPLED,
     "mixed": MIXED,

@@ -1,0 +1,79 @@
+"""A fuzzer of the readers of other tools' files that is guided by what of their code a file runs: atheris.
+
+    python tests/fuzz/guided.py --seconds 60
+
+It ends with status 1 where a reader raises anything but `UserError`, takes over 10 s or 2 GB; the file is kept in
+build/fuzz then. Without atheris (`pip install 'opgrip[fuzz]'`), which not every Python has, it says so and ends well.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+from itertools import islice
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from optional import is_installed
+
+SECONDS, LIMIT_S, LIMIT_MB = 60, 10, 2048
+MOST_BYTES = 1 << 17
+MOST_RECORDS = 50_000
+FOUND = Path(__file__).resolve().parent.parent.parent / "build" / "fuzz"
+
+
+def main() -> int:
+    """Fuzz; libFuzzer ends the process itself where it finds something, and when its time is over."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=int, default=SECONDS, help="to go on for (default: %(default)s)")
+    args = parser.parse_args()
+    if not is_installed("atheris"):
+        print("atheris is not installed, so that no fuzzer is guided: pip install 'opgrip[fuzz]'")
+        return 0
+    import atheris
+
+    with atheris.instrument_imports(include=["opgrip.traces.formats", "opgrip.traces.foreign"]):
+        from opgrip.traces.foreign import formats
+
+        formats.names()
+    from foreign_seeds import make_foreign_seeds, readable_formats
+    from programs import train_tiny_net
+
+    from opgrip.traces import TraceReader
+    from opgrip.traces.errors import UserError
+
+    folder = Path(tempfile.mkdtemp(prefix="opgrip-fuzz-"))
+    train_tiny_net(folder / "tiny.jsonl")
+    names = readable_formats()
+    corpus = folder / "corpus"
+    corpus.mkdir()
+    for place, seed in enumerate(make_foreign_seeds(folder, folder / "tiny.jsonl")):
+        # the first byte says which reader a file is for, the other files of a folder stay as they are
+        if seed.opens in seed.files and len(seed.files[seed.opens]) < MOST_BYTES:
+            (corpus / str(place)).write_bytes(bytes([names.index(seed.format_name)]) + seed.files[seed.opens])
+
+    def read(data: bytes) -> None:
+        name = names[data[0] % len(names)] if data else names[0]
+        path = folder / "file.json"
+        path.write_bytes(data[1:])
+        try:
+            for _ in islice(TraceReader(path, format_name=name), MOST_RECORDS):
+                pass
+        except UserError:
+            pass
+
+    FOUND.mkdir(parents=True, exist_ok=True)
+    options = (f"-max_total_time={args.seconds}", f"-timeout={LIMIT_S}", f"-rss_limit_mb={LIMIT_MB}")
+    limits = (f"-max_len={MOST_BYTES}", f"-artifact_prefix={FOUND}{os.sep}", "-verbosity=0", "-print_final_stats=1")
+    atheris.Setup([sys.argv[0], *options, *limits, str(corpus)], read)
+    print(f"guided by code: {', '.join(names)}", flush=True)
+    atheris.Fuzz()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

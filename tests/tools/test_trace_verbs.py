@@ -1,0 +1,85 @@
+"""The verbs that validate and trim traces, and the listing of all."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+import pytest
+from programs import run_command
+
+from opgrip.tools.opgrip import make_parser
+from opgrip.tools.verbs import verbs
+from opgrip.tools.verbs.trace_trim import span, steps
+
+
+def test_all_verbs_are_listed_on_one_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = make_parser().format_help().splitlines()
+    assert len(lines) < 24
+    assert max(map(len, lines)) <= 80
+    words = {word.strip(",") for line in lines for word in line.split()}
+    assert {name.split()[-1] for name in verbs.names()} <= words
+    assert {name.split()[0] for name in verbs.names()} <= words
+
+
+def test_findings_are_lines_and_the_exit_status(tiny_trace: Path, tmp_path: Path) -> None:
+    good = run_command("opgrip", "trace", "validate", tiny_trace)
+    assert (good.returncode, good.stderr) == (0, "")
+    assert good.stdout.endswith("nothing wrong\n")
+    lines = tiny_trace.read_bytes().splitlines(keepends=True)
+    (tmp_path / "bad.jsonl").write_bytes(b"".join([*lines[:5], b"{}\n", *lines[6:]]))
+    done = run_command(
+        "opgrip", "trace", "validate", tiny_trace, "bad.jsonl", "-o", "f.json", "--top", "1", cwd=tmp_path
+    )
+    assert done.returncode == 1
+    assert "bad.jsonl: record 6: form: a line is not a record" in done.stdout
+    first, second = json.loads((tmp_path / "f.json").read_text())
+    assert first["findings"] == []
+    assert second["findings"][0] == {"record": 6, "kind": "form", "message": "a line is not a record"}
+    missing = run_command("opgrip", "trace", "validate", tmp_path / "none.jsonl")
+    assert (missing.returncode, len(missing.stderr.splitlines())) == (2, 1)
+
+
+def test_a_part_is_written_and_what_is_cut_is_said(tiny_trace: Path, tmp_path: Path) -> None:
+    words = ("opgrip", "trace", "trim", tiny_trace, "-o", tmp_path / "part.jsonl", "--phase", "backward")
+    done = run_command(*words)
+    assert done.returncode == 0, done.stderr
+    assert " a call reads what one made that is left out" in done.stderr
+    assert run_command("opgrip", "trace", "validate", tmp_path / "part.jsonl").returncode == 0
+    again = run_command(*words)
+    assert again.returncode == 2
+    assert "exists" in again.stderr
+    whole = run_command(*words, "--with-producers", "-f")
+    assert "made what others read" in whole.stderr
+    assert "left out" not in whole.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [("1", (1, 2)), ("0:2", (0, 2)), ("2:", (2, None)), (":3", (0, 3)), (":", (0, None))]
+)
+def test_steps_are_one_or_a_range(text: str, expected: tuple[int, int | None]) -> None:
+    assert steps(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("1.5s:2s", (1_500_000_000, 2_000_000_000)),
+        ("100ms:", (100_000_000, None)),
+        (":20us", (0, 20_000)),
+        ("1:2", (10**9, 2 * 10**9)),
+        ("3ns:4ns", (3, 4)),
+    ],
+)
+def test_spans_have_units(text: str, expected: tuple[int, int | None]) -> None:
+    assert span(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "x", "2:1", "1:1", "-1", "1:2:3", "٣"])
+def test_what_is_no_range_is_refused(text: str) -> None:
+    for read in (steps, span):
+        if not (read is steps and text == "") and not (read is span and text in ("-1:",)):
+            with pytest.raises(argparse.ArgumentTypeError):
+                read(text)

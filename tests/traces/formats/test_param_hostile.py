@@ -1,0 +1,170 @@
+"""PARAM's operator configurations that are none, or are meant to cost their reader."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from foreign_data import write_as
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from param_configs import RANGES, entry, number, operator, ranged, reasons, tensor
+
+from opgrip.traces import TraceReader, load
+from opgrip.traces.errors import UserError
+from opgrip.traces.foreign import format_of
+from opgrip.traces.formats.param import MOST_BYTES, NAME
+
+
+@pytest.mark.parametrize(
+    ("operators", "reason"),
+    [
+        ({"torch.nothing": operator(entry(tensor(4)))}, "not registered in torch"),
+        ({"torch.load": operator(entry(number("/etc/passwd", "str")))}, "not registered in torch"),
+        ({"torch.nn.DataParallel": operator(entry(tensor(4)), build=[entry(number(4))])}, ""),
+        ({"torch.add": operator(entry(tensor(4), number([1, 4], __range__=["value"])))}, "expanded by RangeConfigIter"),
+        ({"torch.add": operator(entry(tensor(-1, 4), number(1)))}, "is no shape"),
+        ({"torch.add": operator(entry(tensor(1 << 57, 4), number(1)))}, "larger than memory"),
+        ({"torch.add": operator(entry(tensor(*[1] * 99), number(1)))}, "no list of sizes"),
+        (
+            {"torch.add": operator(entry(tensor(4, dtype="float17"), number(1)))},
+            "a dtype 'float17', which there is not",
+        ),
+        ({"torch.add": operator(entry(tensor(4), number(1 << 70)))}, "more than 64 bits"),
+        ({"torch.add": operator(entry(tensor(4), {"type": "what"}))}, "an argument of type 'what'"),
+        ({"torch.add": operator(entry(tensor(4), {"type": []}))}, "an argument of type []"),
+        ({"torch.add": operator(entry(tensor(4), {"type": "int", "value_range": [4, 1]}))}, "no range"),
+        ({"torch.add": operator(entry(tensor(4)), input_iterator="Other")}, "there is no input_iterator Other"),
+        ({"torch.add": operator(entry(tensor(4)), input_data_generator=[1])}, "there is no input_data_generator"),
+        ({"torch.add": operator(entry(ranged([1, 4, 0])), input_iterator=RANGES)}, "a range whose step is 0"),
+        ({"torch.add": operator(entry(ranged(["a", 4])), input_iterator=RANGES)}, "no range of whole numbers"),
+        ({"torch.add": operator(entry(tensor(4, __copy__=[{"shape": [0, [7, 0]]}])), input_iterator=RANGES)}, "a copy"),
+        ({"torch.add": operator(entry(tensor(4, __copy__=[3])), input_iterator=RANGES)}, "a copy"),
+        ({"torch.add": operator(7)}, "an entry that is no object"),
+        ({"torch.add": operator(entry(tensor(4)), build=[entry(number("aten::add(", "str"))])}, "a schema that cannot"),
+        ({"torch.add": operator(entry(7))}, "an argument that is no object"),
+        ({"torch.add": {"config": [{"output": []}]}}, "without an input section"),
+        ({"torch.add": {"config": 7}}, "no list of configurations"),
+        ({"torch.add": 7}, "no list of configurations"),
+        (
+            {"torch.nn.Transformer": operator(entry(tensor(4, 4)), build=[entry(num_encoder_layers=number(10**12))])},
+            "makes more than 20,000 calls",
+        ),
+        (
+            {"torch.nn.LSTM": operator(entry(tensor(10**9, 1, 4)), build=[entry(number(4), number(4))])},
+            "a tensor apart that is longer",
+        ),
+        (
+            {
+                "torch.nn.Linear": operator(
+                    entry(tensor(4)), build=[entry(number(1 << 40), number(1 << 40), device=number("cpu", "device"))]
+                )
+            },
+            "",
+        ),
+    ],
+)
+def test_what_cannot_be_read_is_counted_with_the_reason(tmp_path: Path, operators: dict[str, Any], reason: str) -> None:
+    both = {**operators, "torch.mul": operator(entry(tensor(4), tensor(4)))}
+    (tmp_path / "config.json").write_text(json.dumps(both))
+    trace = load(tmp_path / "config.json", reader=TraceReader(tmp_path / "config.json", format_name=NAME))
+    assert set(trace.calls["op"]) == {"aten.mul.Tensor"}
+    (told,) = reasons(trace)
+    assert reason in told
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        '{"torch.add": {"config": [{"input": [', # cut
+        '{"torch.add": {"input_iterator": "", "config": []}, "torch.add": {"config": []}}',
+        '{"torch.add": {"input_iterator": ' + "[" * 3000 + "]" * 3000 + "}}",
+        '{"torch.add": {"input_iterator": ' + "9" * 5000 + "}}",
+        '{"op_info": {}, "op_name": "torch.add", "run_options": {"device": "../x"}}',
+    ],
+    ids=["cut", "twice", "deep", "digits", "device"],
+)  # fmt: skip
+def test_a_file_that_is_none_is_one_line(tmp_path: Path, content: str) -> None:
+    (tmp_path / "config.json").write_text(content)
+    assert format_of(tmp_path / "config.json") == NAME
+    with pytest.raises(UserError, match="cannot be read") as told:
+        load(tmp_path / "config.json")
+    assert "\n" not in str(told.value)
+
+
+def test_bombs_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    items = number([number(1)] * 2000, "genericlist")
+    heavy = {
+        "aten::zeros": operator(
+            entry(items, dtype=number("float", "dtype"), x=ranged([1, 9999])), input_iterator=RANGES
+        )
+    }
+    path.write_text(json.dumps(heavy))
+    with pytest.raises(UserError, match="more than 5,000,000 arguments"):
+        load(path)
+    path.write_text(json.dumps({"aten::add": operator(entry(tensor(1), number(1)) | {"count": 10**12})}))
+    with pytest.raises(UserError, match="10,000,000 calls"):
+        load(path)
+    counted = entry(tensor(2, 2)) | {"count": 9_000_000}
+    path.write_text(json.dumps({"torch.nn.Linear": operator(counted, build=[entry(number(2), number(2))])}))
+    with pytest.raises(UserError, match="10,000,000 calls"):
+        load(path)
+    sizes = [[1, 1 << 62]] * 40
+    path.write_text(json.dumps({"aten::add": operator(entry(ranged(*sizes)), input_iterator=RANGES)}))
+    assert reasons(load(path)) == ["more combinations than there are numbers for"]
+    path.write_text(json.dumps({"input_iterator": " " * MOST_BYTES}))
+    with pytest.raises(UserError, match="more than 64 MB"):
+        load(path)
+
+
+JUNK: st.SearchStrategy[Any] = st.sampled_from(
+    [None, True, -1, 0, 1 << 65, 1e400, "", "tensor", "shape", "torch.nn.Linear", [], [1, 2, 0], {}, {"type": "int"}]
+)
+SMALL = {
+    "torch.baddbmm": operator(
+        entry(
+            ranged([1, 2], -1, 3, __copy__=[{"shape": [1, [1, 0]]}]),
+            tensor(2, 2),
+            beta=number([1, 3], __range__=["value"]),
+            alpha={"type": "float", "value_range": [0.0, 2.0]},
+        ),
+        input_iterator=RANGES,
+    ),
+    "torch.nn.Linear": operator(
+        entry(tensor(2, 8)), build=[entry(number(8), number(4), bias=number(True, "bool"))], build_iterator=RANGES
+    ),
+    "aten::add": operator(
+        entry(tensor(2), tensor(2), number(1)),
+        build=[entry(number("aten::add.Tensor(Tensor self, Tensor other, *, Scalar alpha=1) -> Tensor", "str"))],
+    ),
+}
+
+
+def places_in(form: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    items = form.items() if isinstance(form, dict) else enumerate(form) if isinstance(form, list) else ()
+    return [path] * bool(path) + [place for key, value in items for place in places_in(value, (*path, key))]
+
+
+@given(st.lists(st.tuples(st.sampled_from(places_in(SMALL)), JUNK), min_size=1, max_size=3))
+@settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_mutants_are_read_or_refused(tmp_path: Path, changes: list[tuple[tuple[Any, ...], Any]]) -> None:
+    form = json.loads(json.dumps(SMALL))
+    for (*above, last), junk in changes:
+        inner = form
+        try:
+            for key in above:
+                inner = inner[key]
+            inner[last] = junk
+        except (KeyError, IndexError, TypeError):
+            continue
+    (tmp_path / "config.json").write_text(json.dumps(form))
+    reader = TraceReader(tmp_path / "config.json", format_name=NAME)
+    try:
+        trace = load(tmp_path / "config.json", reader=reader)
+    except UserError:
+        return
+    write_as(NAME, trace, tmp_path / "again.json")
+    load(tmp_path / "again.json", reader=TraceReader(tmp_path / "again.json", format_name=NAME))

@@ -1,0 +1,165 @@
+"""What differs between two traces is told by signatures, whatever their numbers are."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from programs import TinyNet, run_command, train_tiny_net
+from torch import nn
+
+from opgrip.capture import Capture
+from opgrip.traces import Trace, load
+from opgrip.traces.differences import Difference, Tolerances, check_form, compare_traces, write_difference
+from opgrip.traces.differences.statistics import statistics_of
+from opgrip.traces.errors import UserError
+from opgrip.traces.tensor_specs import TensorSpec
+from opgrip.traces.trace import Trace as TraceType
+from opgrip.traces.values import fit
+from opgrip.traces.values.booleans import Booleans
+
+USUAL = Tolerances()
+
+
+def captured(path: Path, run: Callable[[], object]) -> Trace:
+    with Capture(path):
+        run()
+    return load(path)
+
+
+def compared(before: Trace, after: Trace, tolerances: Tolerances = USUAL) -> Difference:
+    return compare_traces(before, after, ("a", "b"), tolerances)
+
+
+def test_a_trace_does_not_differ_from_itself(tiny_trace: Path) -> None:
+    trace = load(tiny_trace)
+    difference = compared(trace, trace)
+    assert difference.changed == []
+    assert difference.facts == []
+    assert sum(row.counts[0] for row in difference.rows) == len(trace.own_calls)
+    assert sum(row.shares[0] for row in difference.rows) == pytest.approx(1)
+
+
+def test_two_captures_of_a_program_have_the_same_signatures(tiny_trace: Path, tmp_path: Path) -> None:
+    train_tiny_net(tmp_path / "again.jsonl")
+    difference = compared(load(tiny_trace), load(tmp_path / "again.jsonl"), Tolerances(shares=1.0))
+    assert [row for row in difference.changed if set(row.kinds) & {"came", "went", "counts"}] == []
+
+
+def test_numbers_do_not_matter(tiny_trace: Path) -> None:
+    trace = load(tiny_trace)
+    turned = {item.number: 1000 - item.number for item in trace.signatures}
+    calls = trace.calls.assign(signature=trace.calls["signature"].map(turned))
+    signatures = [replace(item, number=turned[item.number]) for item in reversed(trace.signatures)]
+    assert compared(trace, replace(trace, calls=calls, signatures=signatures)).changed == []
+
+
+def test_signatures_come_and_go_and_are_called_more_often(tmp_path: Path) -> None:
+    x = torch.randn(8, 8)
+
+    def before() -> None:
+        x.relu()
+        x.sin()
+
+    def after() -> None:
+        x.relu()
+        x.relu()
+        x[:4].sin()
+
+    traces = [captured(tmp_path / f"{run.__name__}.jsonl", run) for run in (before, after)]
+    difference = compared(traces[0], traces[1], Tolerances(shares=1.0))
+    kinds = {row.call: row.kinds for row in difference.changed if "slice" not in row.op}
+    assert kinds == {
+        "aten.relu.default(float32[8,8])": ("counts",),
+        "aten.sin.default(float32[8,8])": ("went",),
+        "aten.sin.default(float32[4,8])": ("came",),
+    }
+
+
+@pytest.mark.parametrize(
+    ("other", "statistics"),
+    [
+        (lambda x: x, set()),
+        (lambda x: x + 1, {"mean"}),
+        (lambda x: x * 3, {"std", "low", "high"}),
+        (lambda x: x.masked_fill(x > 0.5, float("nan")), {"nan"}),
+        (lambda x: x.relu(), {"zeros"}),
+    ],
+)
+def test_values_that_changed_are_told(
+    tmp_path: Path, other: Callable[[torch.Tensor], torch.Tensor], statistics: set[str]
+) -> None:
+    x = torch.randn(64, 64)
+    traces = [
+        captured(tmp_path / f"{place}.jsonl", lambda values=values: values.sin())
+        for place, values in enumerate((x, other(x).clone()))
+    ]
+    difference = compared(traces[0], traces[1])
+    (row,) = difference.rows
+    assert statistics <= {name for _, name, _, _ in row.values}
+    assert ("values" in row.kinds) == bool(statistics)
+
+
+def test_statistics_are_of_whatever_model() -> None:
+    spec = TensorSpec((100, 10), (10, 1), torch.bool, "cpu")
+    assert statistics_of(Booleans(250, 1000), spec)["mean"] == pytest.approx(0.25)
+    values = torch.arange(1000).reshape(100, 10)
+    model = fit(values)
+    assert model is not None
+    told = statistics_of(model, TensorSpec((100, 10), (10, 1), torch.int64, "cpu"))
+    assert (told["low"], told["high"], told["mean"]) == (0, 999, pytest.approx(499.5))
+
+
+def test_huge_tensors_are_not_drawn() -> None:
+    huge = TensorSpec((1 << 40, 1 << 20), (1 << 20, 1), torch.float32, "cpu")
+    model = fit(torch.randn(100))
+    assert model is not None
+    assert statistics_of(model, huge)["mean"] == pytest.approx(0, abs=0.3)
+
+
+def test_files_have_all_rows_or_those_that_differ(tiny_trace: Path, tmp_path: Path) -> None:
+    before = load(tiny_trace)
+    after = captured(tmp_path / "t.jsonl", lambda: TinyNet().eval()(torch.randn(2, 3, 8, 8), torch.ones(2, 6).long()))
+    difference = compared(before, after)
+    write_difference(difference, tmp_path / "d.json", force=False)
+    form = json.loads((tmp_path / "d.json").read_text())
+    assert len(form["signatures"]) == len(difference.rows)
+    assert form["counts"]["went"] == len(difference.of_kind("went")) > 0
+    write_difference(difference, tmp_path / "d.md", force=False)
+    text = (tmp_path / "d.md").read_text()
+    assert text.count("\n| ") == len(difference.changed) + 2
+    with pytest.raises(UserError, match="neither"):
+        check_form(tmp_path / "d.txt")
+
+
+def test_text_of_a_trace_stays_in_its_cell(tiny_trace: Path, tmp_path: Path) -> None:
+    trace: TraceType = load(tiny_trace)
+    strange = [replace(item, op=f"{item.op}|`<b>\n|") for item in trace.signatures]
+    difference = compared(trace, replace(trace, signatures=strange))
+    write_difference(difference, tmp_path / "d.md", force=False)
+    rows = [line for line in (tmp_path / "d.md").read_text().splitlines() if line.startswith(("| came", "| went"))]
+    assert len(rows) == len(difference.changed)
+    assert all(line.replace("\\|", "").count("|") == 6 for line in rows)
+    assert not any("<b>" in line for line in rows)
+
+
+def test_the_verb_prints_and_fails_where_it_is_asked_to(tiny_trace: Path, tmp_path: Path) -> None:
+    with Capture(tmp_path / "t.jsonl"):
+        nn.functional.relu(torch.randn(3, 3))
+    same = run_command("opgrip", "trace", "diff", tiny_trace, tiny_trace, "--fail-on", "any")
+    assert (same.returncode, same.stderr) == (0, "")
+    assert "came 0, went 0, counts 0, shares 0, values 0" in same.stdout
+    other = run_command(
+        *("opgrip", "trace", "diff", tiny_trace, "t.jsonl", "--fail-on", "came,values", "-o", "d.md"), cwd=tmp_path
+    )
+    assert other.returncode == 1
+    assert "aten.relu.default(float32[3,3])" in other.stdout
+    assert (tmp_path / "d.md").exists()
+    assert run_command("opgrip", "trace", "diff", tiny_trace, tiny_trace).returncode == 0
+    wrong = run_command("opgrip", "trace", "diff", tiny_trace, tiny_trace, "--fail-on", "gone")
+    assert wrong.returncode == 2
+    assert "--fail-on gone is no difference" in wrong.stderr

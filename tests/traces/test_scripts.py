@@ -1,0 +1,257 @@
+"""Calls as Python files that need torch alone."""
+
+from __future__ import annotations
+
+import ast
+import math
+import runpy
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from programs import SHIPPED_TRACES, run_command, run_python
+from unusual_tensors import UNUSUAL
+
+from opgrip.capture import Capture
+from opgrip.replay.cases.cases import make_cases
+from opgrip.tools.verbs.trace_export_case import export_case, source_of
+from opgrip.traces import Trace, load
+from opgrip.traces.arguments import TensorSpec
+from opgrip.traces.errors import UserError
+from opgrip.traces.records import EXTENSION, Signature
+from opgrip.traces.scripts import script_of
+from opgrip.traces.values import ValueModel, fit
+
+ALONE = {"argparse", "base64", "math", "statistics", "time", "zlib", "torch"}
+
+
+def check_source(source: str) -> None:
+    """It imports nothing of ours, and is text that any editor shows as it is."""
+    source.encode("ascii")
+    imported = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Import | ast.ImportFrom)]
+    assert {name.name for node in imported for name in node.names} <= ALONE
+
+
+def run_script(source: str, path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    path.write_text(source)
+    monkeypatch.setattr(sys, "argv", [str(path), "--repeats", "0"])
+    threads, dtype = torch.get_num_threads(), torch.get_default_dtype()
+    try:
+        return runpy.run_path(str(path), run_name="__main__")
+    finally:
+        torch.set_num_threads(threads)
+        torch.set_default_dtype(dtype)
+
+
+def run_all(trace: Trace, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[int, list[str]]:
+    """Run the scripts of all cases: how many, and what was refused."""
+    refused: list[str] = []
+    cases = make_cases(trace)
+    for case in cases:
+        try:
+            source = source_of(trace, case)
+        except UserError as error:
+            refused.append(str(error))
+            continue
+        check_source(source)
+        run_script(source, folder / "case.py", monkeypatch)
+    return len(cases), refused
+
+
+def test_every_case_of_a_training_step_runs_again(
+    tiny_trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count, refused = run_all(load(tiny_trace), tmp_path, monkeypatch)
+    assert count > 50
+    assert refused == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(2400)
+@pytest.mark.parametrize("path", SHIPPED_TRACES, ids=lambda path: path.name)
+def test_every_case_of_a_shipped_trace_runs_again(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trace = load(path)
+    extensions = [case for case in make_cases(trace) if case.signature.kind == EXTENSION]
+    _, refused = run_all(trace, tmp_path, monkeypatch)
+    assert len(refused) == len(extensions)
+    assert all("mmcv._ext" in reason for reason in refused)
+
+
+def exported(path: Path, run: Callable[[], object], op: str) -> str:
+    with Capture(path):
+        run()
+    trace = load(path)
+    number = next(item.number for item in trace.signatures if item.op == op)
+    return export_case(trace, number)
+
+
+LAYOUTS: dict[str, Callable[[], torch.Tensor]] = {
+    "transposed": lambda: torch.randn(6, 40).t(),
+    "channels last": lambda: torch.randn(2, 3, 8, 8).contiguous(memory_format=torch.channels_last),
+    "slice": lambda: torch.randn(10, 30)[2:, 3:20],
+    "expanded": lambda: torch.randn(70, 1).expand(70, 5),
+    "windows": lambda: torch.randn(200).unfold(0, 5, 2),
+    "no dimensions": lambda: torch.tensor(3.5),
+    "empty": lambda: torch.empty(0, 4),
+    "of one row": lambda: torch.randn(1, 100)[:, ::2],
+    "complex": lambda: torch.randn(100, dtype=torch.complex64).conj(),
+    "negated": lambda: torch.randn(100, dtype=torch.complex64).conj().imag,
+    "whole numbers": lambda: torch.randint(-5, 900, (30_000,)),
+    "many whole numbers": lambda: torch.randint(0, 100_000, (100, 3000)),
+    "half": lambda: torch.randn(300).half(),
+    "bfloat16": lambda: torch.randn(300).bfloat16(),
+    "float64": lambda: torch.rand(300, dtype=torch.float64),
+    "true and false": lambda: torch.rand(300) > 0.3,
+    "requires a gradient": lambda: torch.randn(100, requires_grad=True),
+    "nan and infinities": lambda: torch.randn(1000).masked_fill(torch.rand(1000) > 0.9, math.nan).clamp(-1, 9) / 0,
+    "strange numbers": lambda: torch.tensor([math.nan, math.inf, -math.inf, -0.0, 1e-45]),
+}
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_metadata_are_those_of_the_call(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tensor = LAYOUTS[name]()
+    source = exported(tmp_path / "t.jsonl", lambda: torch.ops.aten.clone(tensor), "aten.clone.default")
+    check_source(source)
+    script = run_script(source, tmp_path / "case.py", monkeypatch)
+    (again,), _ = script["make_inputs"]("cpu")
+    facts = ("shape", "dtype", "device", "requires_grad")
+    assert [getattr(again, fact) for fact in facts] == [getattr(tensor, fact) for fact in facts]
+    assert (again.stride(), again.storage_offset()) == (tensor.stride(), tensor.storage_offset())
+    assert (again.is_conj(), again.is_neg()) == (tensor.is_conj(), tensor.is_neg())
+    if tensor.numel() <= 64:
+        assert torch.equal(again.nan_to_num(7), tensor.nan_to_num(7))
+    elif tensor.dtype == torch.bool:
+        assert again.sum() == tensor.sum()
+
+
+def test_arguments_in_the_same_memory_are_that_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.randn(10, 20)
+    source = exported(tmp_path / "t.jsonl", lambda: x[2:].mul_(x[:-2].flip(0)[:1]), "aten.mul_.Tensor")
+    run_script(source, tmp_path / "case.py", monkeypatch)
+    source = exported(tmp_path / "u.jsonl", lambda: torch.add(x[1:], x[:-1], alpha=2), "aten.add.Tensor")
+    script = run_script(source, tmp_path / "case.py", monkeypatch)
+    (one, other), named = script["make_inputs"]("cpu")
+    assert one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
+    assert one.storage_offset() - other.storage_offset() == 20
+    assert named == {"alpha": 2}
+
+
+VALUES_DECIDE: dict[str, Callable[[torch.Tensor], object]] = {
+    "aten.nonzero.default": lambda x: torch.nonzero(x > 0.5),
+    "aten.masked_select.default": lambda x: torch.masked_select(x, x > 1),
+    "aten.index.Tensor": lambda x: x[x[:, 0] > 0],
+    "aten._unique2.default": lambda x: (x * 10).long().unique(),
+    "aten.repeat_interleave.Tensor": lambda x: x[:, 0].repeat_interleave(torch.arange(len(x)) % 4),
+    "aten.embedding.default": lambda x: torch.nn.functional.embedding(torch.randint(0, len(x), (5000,)), x),
+}
+
+
+@pytest.mark.parametrize("op", VALUES_DECIDE)
+def test_results_have_the_shapes_that_they_had(op: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.randn(300, 12)
+    source = exported(tmp_path / "t.jsonl", lambda: VALUES_DECIDE[op](x), op)
+    # else the script would not check them
+    assert "RESULTS = [" in source
+    run_script(source, tmp_path / "case.py", monkeypatch)
+
+
+MODELS = {
+    "normal": torch.randn(5000) * 3 + 1,
+    "uniform": torch.rand(5000) - 7,
+    "quantiles": torch.randn(5000).exp(),
+    "zeros": torch.randn(5000).relu(),
+    "sorted": torch.randn(5000).sort().values,
+    "whole numbers": torch.randint(0, 50_000, (60_000,)),
+    "grid": torch.arange(5000) // 7 % 100,
+    "constant": torch.full((5000,), 2.5),
+    "permutation": torch.randperm(50_000),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_drawn_values_are_distributed_as_the_recorded_ones(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = MODELS[name]
+    model = fit(values)
+    assert model is not None
+    script = run_script(script_of(*_call(values, model)), tmp_path / "case.py", monkeypatch)
+    (again,), _ = script["make_inputs"]("cpu")
+    one, other = values.double(), again.double()
+    assert float(other.mean()) == pytest.approx(float(one.mean()), abs=0.1 * float(one.std()) + 1e-9)
+    assert float(other.std()) == pytest.approx(float(one.std()), rel=0.1, abs=1e-9)
+    assert float((other == 0).double().mean()) == pytest.approx(float((one == 0).double().mean()), abs=0.01)
+    assert one.min() <= other.min() <= other.max() <= one.max()
+    assert bool((other.diff() >= 0).all()) == bool((one.diff() >= 0).all())
+
+
+def _call(values: torch.Tensor, model: ValueModel) -> tuple[Signature, dict[int, ValueModel], dict[str, Any]]:
+    spec = TensorSpec(tuple(values.shape), values.stride(), values.dtype, "cpu", values=0)
+    return Signature(0, "operator", "aten.clone.default", (spec,), {}, spec), {0: model}, {}
+
+
+STRANGE = ['"""\nimport os\n', "'); print('x", "\\", "\r\nraise", "é\u202e", "\ud800", "{x}", "#"]
+
+
+@pytest.mark.parametrize("text", STRANGE)
+def test_text_of_a_trace_is_never_code(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = TensorSpec((2,), (1,), torch.float32, "cpu")
+    signature = Signature(0, "operator", "aten.div.Tensor_mode", (spec, spec), {"rounding_mode": text}, spec)
+    source = script_of(signature, {}, {"threads": text, "matmul_precision": text, "default_dtype": text}, [text])
+    check_source(source)
+    plain = script_of(signature, {}, {}, ["x"])
+    assert [type(node) for node in ast.walk(ast.parse(source))] == [type(node) for node in ast.walk(ast.parse(plain))]
+    texts = [node.value for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Constant)]
+    assert text in texts
+
+
+@pytest.mark.parametrize(
+    ("op", "kind", "reason"),
+    [
+        ("os.system.default", "operator", "not registered"),
+        ("aten.relu.default\nimport os", "operator", "is not an operator's name"),
+        ("aten.relu", "operator", "is not an operator's name"),
+        ("aten.__class__.default", "operator", "not registered"),
+        ("mmcv._ext:nms", "extension", "is no operator of torch"),
+    ],
+)
+def test_only_registered_operators_are_named(op: str, kind: str, reason: str) -> None:
+    with pytest.raises(UserError, match=reason):
+        script_of(Signature(0, kind, op, (), {}, None), {}, {})
+
+
+@pytest.mark.parametrize("name", ["coo", "csr", "quint8", "nested"])
+@pytest.mark.filterwarnings("ignore")
+def test_what_no_script_makes_is_refused_in_a_line(name: str, tmp_path: Path) -> None:
+    tensor = UNUSUAL[name]()
+    with pytest.raises(UserError, match="opreplay"):
+        exported(tmp_path / "t.jsonl", lambda: torch.ops.aten.detach(tensor), "aten.detach.default")
+
+
+def test_huge_tensors_cost_nothing_to_write() -> None:
+    spec = TensorSpec((1 << 40, 1 << 10), (1 << 10, 1), torch.float32, "cpu", values=0)
+    model = fit(torch.randn(100))
+    assert model is not None
+    source = script_of(Signature(0, "operator", "aten.relu.default", (spec,), {}, spec), {0: model}, {})
+    assert len(source) < 5000
+
+
+def test_the_verb_writes_a_file_that_runs_by_itself(tiny_trace: Path, tmp_path: Path) -> None:
+    number = next(item.number for item in load(tiny_trace).signatures if item.op == "aten.convolution.default")
+    done = run_command("opgrip", "trace", "export-case", tiny_trace, number, "-o", "case.py", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    run = run_python("case.py", "--repeats", "3", cwd=tmp_path)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.startswith("result float32[2, 4, 6, 6]\nmedian ")
+    for wrong in (
+        (tiny_trace, 10**6, "-o", "x.py"),
+        (tiny_trace, number, "-o", "x.txt"),
+        (tiny_trace, "-1", "-o", "x.py"),
+    ):
+        refused = run_command("opgrip", "trace", "export-case", *wrong, cwd=tmp_path)
+        assert (refused.returncode, len(refused.stderr.splitlines())) == (2, 1)
+    assert not (tmp_path / "x.py").exists()

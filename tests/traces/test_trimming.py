@@ -1,0 +1,179 @@
+"""Parts of traces: what they hold is what the whole holds of these calls, and they are traces that are right."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from programs import SHIPPED_TRACES
+
+from opgrip.replay.cases.cases import make_cases
+from opgrip.traces import Trace, load, read
+from opgrip.traces.errors import UserError
+from opgrip.traces.graph import make_graph
+from opgrip.traces.records import Calls, Observed, Signature
+from opgrip.traces.trimming import Part, trim
+from opgrip.traces.validation import validate
+
+SHIPPED = SHIPPED_TRACES[0]
+
+
+def times(trace: Trace) -> list[tuple[int, str, int]]:
+    calls = trace.calls
+    return list(zip(calls["start_ns"].tolist(), calls["op"].astype(str), calls["duration_ns"].tolist(), strict=True))
+
+
+def trimmed(source: Path, folder: Path, part: Part, with_producers: bool = False) -> Trace:
+    trim(source, folder / "part.jsonl", part, with_producers, force=True)
+    assert validate(folder / "part.jsonl").findings == []
+    return load(folder / "part.jsonl", partial=False)
+
+
+def test_a_part_that_is_all_has_all(tiny_trace: Path, tmp_path: Path) -> None:
+    whole, part = load(tiny_trace), trimmed(tiny_trace, tmp_path, Part())
+    assert part.calls.equals(whole.calls)
+    assert part.signatures == whole.signatures
+    assert part.scopes == whole.scopes
+    assert part.values == whole.values
+    assert part.storages.tolist() == whole.storages.tolist()
+    assert part.observed == whole.observed
+    assert part.contexts == whole.contexts
+
+
+def test_steps_are_those_that_the_program_made(tmp_path: Path) -> None:
+    whole = load(SHIPPED)
+    parts = [trimmed(SHIPPED, tmp_path, Part(steps=(place, place + 1))) for place in range(3)]
+    assert [len(part.calls) for part in parts] == [len(whole.calls) // 3] * 3
+    assert sorted(item for part in parts for item in times(part)) == sorted(times(whole))
+    first, *others = (Counter(part.calls["op"]) for part in parts)
+    assert others == [first, first]
+    assert [part.header["steps"] for part in parts] == [1, 1, 1]
+    assert len(trimmed(SHIPPED, tmp_path, Part(steps=(1, None))).calls) == 2 * len(whole.calls) // 3
+
+
+def test_a_trace_that_tells_no_steps_is_refused(tiny_trace: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="does not say how many steps"):
+        trimmed(tiny_trace, tmp_path, Part(steps=(0, 1)))
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(UserError, match="there is no step 3"):
+        trimmed(SHIPPED, tmp_path, Part(steps=(3, 4)))
+
+
+def test_phases_modules_operators_and_time_select_together(tiny_trace: Path, tmp_path: Path) -> None:
+    whole = load(tiny_trace)
+    calls = whole.calls
+    backward = trimmed(tiny_trace, tmp_path, Part(phases=("backward",)))
+    assert set(backward.calls["phase"]) == {"backward"}
+    assert len(backward.calls) == (calls["phase"] == "backward").sum()
+    head = trimmed(tiny_trace, tmp_path, Part(modules=("head",), phases=("backward",)))
+    assert len(head.calls) == ((calls["module"] == "head") & (calls["phase"] == "backward")).sum() > 0
+    middle = int(calls["start_ns"].median())
+    early = trimmed(tiny_trace, tmp_path, Part(ops=("aten.*add*",), time_ns=(0, middle)))
+    assert set(early.calls["op"]) <= {op for op in set(calls["op"]) if "add" in op}
+    assert early.calls["start_ns"].max() < middle
+
+
+def test_only_what_calls_refer_to_is_there(tiny_trace: Path, tmp_path: Path) -> None:
+    whole, part = load(tiny_trace), trimmed(tiny_trace, tmp_path, Part(ops=("aten.convolution.default",)))
+    assert [item.number for item in part.signatures] == part.calls["signature"].unique().tolist()
+    assert set(part.values) == {
+        number for item in part.signatures for number in (arg.values for arg in item.args[:3]) if number is not None
+    }
+    assert {item.number for item in part.scopes} == set(part.calls["scope"])
+    # numbers are those of the whole
+    assert all(item in whole.signatures for item in part.signatures)
+
+
+def test_cut_edges_are_counted_and_producers_can_be_added(tmp_path: Path) -> None:
+    part = Part(modules=("roi_head*",), steps=(0, 1))
+    cut = trim(SHIPPED, tmp_path / "cut.jsonl", part)
+    assert cut.cut_edges > 0
+    assert load(tmp_path / "cut.jsonl").header["trimmed"]["cut_edges"] == cut.cut_edges
+    whole = trim(SHIPPED, tmp_path / "whole.jsonl", part, with_producers=True)
+    assert whole.cut_edges == 0
+    assert whole.calls == cut.calls + whole.producers
+    assert validate(tmp_path / "whole.jsonl").findings == []
+
+
+def test_the_part_depends_on_what_the_graph_of_the_whole_says(tiny_trace: Path, tmp_path: Path) -> None:
+    graph = make_graph(load(tiny_trace))
+    last = max(step.number for step in graph.steps.values() if step.op == "aten.convolution_backward.default")
+    needed, level = {last}, {last}
+    while level:
+        level = {before for number in level for before in graph.steps[number].after} - needed
+        needed |= level
+    starts = {graph.steps[number].start_ns for number in needed}
+    only = Part(ops=("aten.convolution_backward.default",), time_ns=(graph.steps[last].start_ns, None))
+    part = trimmed(tiny_trace, tmp_path, only, with_producers=True)
+    assert set(part.calls["start_ns"]) == starts
+
+
+def test_calls_inside_of_a_function_come_with_it(tmp_path: Path) -> None:
+    whole = load(SHIPPED)
+    part = trimmed(SHIPPED, tmp_path, Part(ops=("mmcv._ext:nms",)))
+    inside = whole.calls["inside"] == "mmcv._ext:nms"
+    assert len(part.calls) == inside.sum() + (whole.calls["op"] == "mmcv._ext:nms").sum()
+    assert inside.any()
+
+
+def test_what_was_observed_stays_with_its_call(tmp_path: Path) -> None:
+    trim(SHIPPED, tmp_path / "part.jsonl", Part(steps=(1, 2)))
+    observed = [record for record in read(tmp_path / "part.jsonl") if isinstance(record, Observed)]
+    calls = load(tmp_path / "part.jsonl").calls
+    placed = [record for record in observed if record.since_ns is not None]
+    assert all((calls["signature"] == record.signature).any() for record in observed)
+    for record in placed:
+        own = calls[(calls["signature"] == record.signature) & (calls["start_ns"] >= (record.since_ns or 0))]
+        assert len(own)
+    assert len(observed) < sum(map(len, load(SHIPPED).observed.values()))
+
+
+def test_a_part_is_replayed_as_the_whole_is(tmp_path: Path) -> None:
+    whole = {case.key: case for case in make_cases(load(SHIPPED))}
+    part = make_cases(trimmed(SHIPPED, tmp_path, Part(phases=("forward",), steps=(0, 1))))
+    assert len(part) > 100
+    # values may be those of another of its calls
+    assert all(case.trace_number == whole[case.key].trace_number for case in part)
+
+
+def test_a_part_can_be_trimmed_again(tmp_path: Path) -> None:
+    trim(SHIPPED, tmp_path / "one.jsonl", Part(steps=(0, 2)))
+    trim(tmp_path / "one.jsonl", tmp_path / "two.jsonl.gz", Part(steps=(1, 2)))
+    again = load(tmp_path / "two.jsonl.gz")
+    assert sorted(times(again)) == sorted(times(trimmed(SHIPPED, tmp_path, Part(steps=(1, 2)))))
+    assert again.header["trimmed"]["before"]["steps"] == [0, 2]
+
+
+def test_what_selects_nothing_says_what_there_is(tiny_trace: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"no op matches --op aten.convolutoin.*aten\.convolution"):
+        trim(tiny_trace, tmp_path / "t.jsonl", Part(ops=("aten.convolutoin*",)))
+    with pytest.raises(UserError, match="no call has all"):
+        trim(tiny_trace, tmp_path / "t.jsonl", Part(ops=("aten.embedding.default",), phases=("optimizer",)))
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_any_part_has_its_calls_with_their_storages(tiny_trace: Path, tmp_path: Path, data: st.DataObject) -> None:
+    whole = load(tiny_trace)
+    ends = sorted(whole.calls["start_ns"].tolist())
+    first, last = sorted(data.draw(st.lists(st.sampled_from(ends), min_size=2, max_size=2)))
+    part = trimmed(tiny_trace, tmp_path, Part(time_ns=(first, last + 1)))
+    own = whole.calls[whole.calls["start_ns"].between(first, last)]
+    assert times(part) == list(
+        zip(own["start_ns"].tolist(), own["op"].astype(str), own["duration_ns"].tolist(), strict=True)
+    )
+    expected = [
+        whole.storages[begin : begin + count].tolist()
+        for begin, count in zip(own["first_storage"], own["tensors"], strict=True)
+    ]
+    assert [
+        part.storages[begin : begin + count].tolist()
+        for begin, count in zip(part.calls["first_storage"], part.calls["tensors"], strict=True)
+    ] == expected
+    blocks = [record for record in read(tmp_path / "part.jsonl") if isinstance(record, Calls)]
+    assert sum(len(block.signature) for block in blocks) == len(own)
+    held = [record for record in read(tmp_path / "part.jsonl") if isinstance(record, Signature)]
+    assert {record.number for record in held} == set(own["signature"])

@@ -1,0 +1,209 @@
+"""What is wrong in a trace is found, record by record, and nothing is found in a good one."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from example_trace import write
+from programs import SHIPPED_TRACES
+
+from opgrip.traces.errors import UserError
+from opgrip.traces.validation import validate
+from opgrip.traces.validation.schema import NOT_INSTALLED, Schema
+
+Line = dict[str, Any]
+
+
+def findings(path: Path) -> list[tuple[int, str, str]]:
+    return [(item.record, item.kind, item.message) for item in validate(path).findings]
+
+
+@pytest.mark.parametrize("path", SHIPPED_TRACES, ids=lambda path: path.name)
+def test_shipped_traces_are_right(path: Path) -> None:
+    validation = validate(path)
+    assert not validation.findings
+    assert not validation.notes
+    assert validation.records == len(path.read_bytes().splitlines())
+
+
+def test_captured_traces_are_right(tiny_trace: Path) -> None:
+    assert findings(tiny_trace) == []
+
+
+def changed(path: Path, change: Callable[[list[Line]], None], source: Path) -> Path:
+    lines = [json.loads(line) for line in source.read_bytes().splitlines()]
+    change(lines)
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def of_type(lines: list[Line], kind: str) -> Line:
+    return next(line for line in lines if line["type"] == kind)
+
+
+def _lose_signature(lines: list[Line]) -> None:
+    lines.remove(of_type(lines, "signature"))
+
+
+def _lose_scope(lines: list[Line]) -> None:
+    lines.remove(of_type(lines, "scope"))
+
+
+def _lose_thread(lines: list[Line]) -> None:
+    lines.remove(of_type(lines, "thread"))
+
+
+def _lose_context(lines: list[Line]) -> None:
+    lines.remove(of_type(lines, "context"))
+
+
+def _lose_values(lines: list[Line]) -> None:
+    lines.remove(of_type(lines, "values"))
+
+
+def _lose_end(lines: list[Line]) -> None:
+    lines.pop()
+
+
+def _repeat_scope(lines: list[Line]) -> None:
+    lines.insert(lines.index(of_type(lines, "scope")), dict(of_type(lines, "scope")))
+
+
+def _repeat_end(lines: list[Line]) -> None:
+    lines.append(lines[-1])
+
+
+def _lengthen_call(lines: list[Line]) -> None:
+    block = of_type(lines, "calls")
+    # the third begins within it, and ends behind it
+    block["duration_ns"][1] += block["after_ns"][2] + block["duration_ns"][2] // 2
+
+
+def _hide_calls(lines: list[Line]) -> None:
+    block = of_type(lines, "calls")
+    for name in ("signature", "scope", "after_ns", "duration_ns"):
+        block[name] = block[name][:-1]
+    block["storages"] = block["storages"][: -block["tensors"].pop()]
+
+
+def _forget_kind(lines: list[Line]) -> None:
+    del of_type(lines, "signature")["kind"]
+
+
+def _break_schema(lines: list[Line]) -> None:
+    of_type(lines, "end")["dropped"] = [{"op": "aten.x", "reason": "no", "count": -1}]
+
+
+def _await_more_times(lines: list[Line]) -> None:
+    lines.insert(-1, {"type": "device_times", "thread": 0, "first": 10**6, "device_ns": [1]})
+
+
+@pytest.mark.parametrize(
+    ("change", "kind", "words"),
+    [
+        (_lose_signature, "reference", "no record before has the signature 0"),
+        (_lose_scope, "reference", "no record before has the scope 0"),
+        (_lose_thread, "reference", "no record before has the thread 0"),
+        (_lose_context, "reference", "no record before has the context 0"),
+        (_lose_values, "reference", "no record has the values 0"),
+        (_lose_end, "total", "the file has no end"),
+        (_repeat_scope, "number", "a second scope 0"),
+        (_repeat_end, "total", "a record behind the end"),
+        (_lengthen_call, "time", "the end of another that began before it"),
+        (_hide_calls, "total", "and the records before have"),
+        (_forget_kind, "form", "it has no 'kind'"),
+        (_break_schema, "schema", "dropped[0].count"),
+        (_await_more_times, "reference", "device times of 1,000,001 calls of thread 0"),
+    ],
+)
+def test_a_mistake_is_found(
+    tiny_trace: Path, tmp_path: Path, change: Callable[[list[Line]], None], kind: str, words: str
+) -> None:
+    path = changed(tmp_path / "t.jsonl", change, tiny_trace)
+    matches = [message for _, other, message in findings(path) if other == kind and words in message]
+    assert matches, findings(path)
+
+
+def test_findings_have_the_number_of_their_record(tiny_trace: Path, tmp_path: Path) -> None:
+    lines = tiny_trace.read_bytes().splitlines(keepends=True)
+    lines[4] = b"{nonsense\n"
+    lines[6] = b'{"type":"thread","type":"thread","id":7,"name":"x"}\n'
+    (tmp_path / "t.jsonl").write_bytes(b"".join(lines))
+    form = [(record, message) for record, kind, message in findings(tmp_path / "t.jsonl") if kind == "form"]
+    assert [record for record, _ in form] == [5, 7]
+    assert "is not JSON" in form[0][1]
+    assert "stands twice" in form[1][1]
+
+
+def test_a_cut_line_is_found_with_what_lacks_behind_it(tiny_trace: Path, tmp_path: Path) -> None:
+    content = tiny_trace.read_bytes()
+    (tmp_path / "t.jsonl").write_bytes(content[: len(content) - 30])
+    kinds = [kind for _, kind, _ in findings(tmp_path / "t.jsonl")]
+    assert kinds == ["total", "form"] or kinds == ["form", "total"]
+
+
+@pytest.mark.parametrize(
+    ("starts", "durations", "crosses"),
+    [
+        ([0, 5], [10, 10], True),
+        ([5, 0], [3, 10], False),
+        ([0, 10], [10, 5], False),
+        # an inner one of an inner one, in the order of their ends
+        ([2, 1, 0], [1, 4, 9], False),
+        # around the second, but not around the first, which it meets
+        ([0, 6, 3], [5, 1, 9], True),
+    ],
+)
+def test_calls_may_be_beside_or_inside_of_each_other_alone(
+    tmp_path: Path, starts: list[int], durations: list[int], crosses: bool
+) -> None:
+    count = len(starts)
+    after = [0, *(later - earlier for earlier, later in pairwise(starts))]
+    records: list[Line] = [
+        {"type": "header", "format": "opgrip-trace", "version": "1.5"},
+        {"type": "thread", "id": 0, "name": "main"},
+        {"type": "scope", "id": 0, "module": "", "module_type": "", "phase": "forward"},
+        {"type": "signature", "id": 0, "kind": "operator", "op": "aten.relu.default", "args": [], "outputs": None},
+        {"type": "calls", "thread": 0, "start_ns": starts[0], "signature": [0] * count, "scope": [0] * count}
+        | {"after_ns": after, "duration_ns": durations, "tensors": [], "newest": -1, "storages": []},
+        {"type": "end", "calls": count, "signatures": 1, "duration_ns": 99, "dropped": [], "passed_by": []}
+        | {"without_values": []},
+    ]
+    path = tmp_path / "t.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in records))
+    assert [kind for _, kind, _ in findings(path)] == (["time"] if crosses else [])
+
+
+def test_records_of_every_type_are_looked_at(tmp_path: Path) -> None:
+    # threads come before what refers to them in a trace that is captured
+    kinds = {kind for _, kind, _ in findings(write(tmp_path / "t.jsonl"))}
+    assert kinds <= {"reference", "time"}
+
+
+def test_a_file_of_another_tool_is_validated_as_what_it_is_read_as(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("Operator: aten.relu.default\ncnt: 3, ((T([2, 3], f32),), {})\n")
+    validation = validate(tmp_path / "a.txt")
+    assert not validation.findings
+    assert "a file of tritonbench" in validation.notes[0]
+
+
+def test_what_is_no_trace_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text("{}\n")
+    with pytest.raises(UserError, match="is not a trace"):
+        validate(tmp_path / "a.jsonl")
+
+
+def test_without_the_package_it_is_said_that_the_schema_was_not_looked_at(
+    tiny_trace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "jsonschema", None)
+    assert not Schema().is_available
+    validation = validate(tiny_trace)
+    assert validation.notes == [NOT_INSTALLED]
+    assert not validation.findings
