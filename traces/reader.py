@@ -102,9 +102,13 @@ class TraceReader:
         if format_ is None or format_.read is None:
             raise UserError(f"{name} is no format that is read", f"choose one of {', '.join(readable_formats())}")
         self.losses = Losses(defaults=list(format_.defaults))
-        for record in format_.read(ForeignFile(self.path, self.losses, self._unbounded, self._cut)):
-            self.records += 1
-            yield record
+        try:
+            for record in format_.read(ForeignFile(self.path, self.losses, self._unbounded, self._cut)):
+                self.records += 1
+                yield record
+        except Damage as damage:
+            # a format that reads what there is of a cut file says so after its last record
+            self.missing = f"{self.path} is damaged: {damage}"
 
     def _count(self, record: Record) -> None:
         if isinstance(record, Calls):

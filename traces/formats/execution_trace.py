@@ -15,11 +15,12 @@ from opgrip.traces.errors import FormatError
 from opgrip.traces.foreign import ForeignFile, Format, Head, Losses, formats
 from opgrip.traces.formats.building import NO_VALUES
 from opgrip.traces.formats.nodes.calls import calls_of
-from opgrip.traces.formats.nodes.json_members import TooLong, members
+from opgrip.traces.formats.nodes.json_members import CutText, TooLong, members
 from opgrip.traces.formats.nodes.json_nodes import node_from_json, node_to_json
 from opgrip.traces.formats.nodes.node import Node
 from opgrip.traces.formats.nodes.program import steps_of
 from opgrip.traces.records import Record
+from opgrip.traces.streams import Damage
 from opgrip.traces.trace import Trace
 
 NAME = "execution_trace"
@@ -34,21 +35,33 @@ def recognizes(head: Head) -> bool:
 
 
 def read(file: ForeignFile) -> Iterator[Record]:
-    """The calls that a capture would have recorded: operators below autograd, and labels."""
+    """The calls that a capture would have recorded: operators below autograd, and labels.
+
+    Raises
+    ------
+    Damage : after the last call of a file that is cut, as the observer leaves it where a program ends badly
+    """
     facts: dict[str, Any] = {}
-    return calls_of(NAME, facts, _nodes_of(file, facts), file.losses)
+    cuts: list[str] = []
+    yield from calls_of(NAME, facts, _nodes_of(file, facts, cuts), file.losses)
+    if cuts:
+        raise Damage(cuts[0])
 
 
-def _nodes_of(file: ForeignFile, facts: dict[str, Any]) -> Callable[[], Iterable[Node]]:
+def _nodes_of(file: ForeignFile, facts: dict[str, Any], cuts: list[str]) -> Callable[[], Iterable[Node]]:
     def nodes() -> Iterator[Node]:
+        count = 0
         try:
             for name, value in members(file.chunks(), "nodes", file.unbounded):
                 if name == "nodes":
+                    count += 1
                     yield node_from_json(value)
                 else:
                     facts.update(_facts(name, value))
         except TooLong:
             raise file.refusal("a node is longer than 16 MB") from None
+        except CutText:
+            cuts.append(f"it is cut after node {count}")
         except FormatError as error:
             raise file.damage(str(error)) from error
 

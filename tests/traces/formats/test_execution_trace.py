@@ -23,7 +23,7 @@ from execution_traces import (
 from foreign_data import data_files, needs_data, write_as
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from programs import SHIPPED_TRACES
+from programs import SHIPPED_TRACES, run_command
 
 from opgrip.traces import Trace, TraceReader, load
 from opgrip.traces.arguments import Opaque, TensorSpec
@@ -304,8 +304,6 @@ WHOLE = json.dumps(node(3, 2, "aten::add", ADD, inputs=[X, Y, ONE], outputs=[Z])
     "text",
     [
         '{"schema": "1.1.1", "pid": 1, "nodes": [' + "[" * 100_000,
-        '{"schema": "1.1.1", "pid": 1, "nodes": [' + WHOLE,
-        '{"schema": "1.1.1", "pid": 1, "nodes": [' + WHOLE + "], ",
         '{"schema": "1.1.1", "pid": 1, "nodes": [1]}',
         '{"schema": "1.1.1", "pid": 1, "nodes": [{"id": 1, "id": 1}]}',
         '{"schema": "1.1.1", "pid": 1, "pid": 1, "nodes": []}',
@@ -314,12 +312,22 @@ WHOLE = json.dumps(node(3, 2, "aten::add", ADD, inputs=[X, Y, ONE], outputs=[Z])
         '{"schema": "1.1.1", "pid": 1, "nodes": [' + WHOLE.replace('"types"', '"kinds"') + "]}",
         '{"schema": "1.1.1", "pid": 1, "nodes": [{"id": 3, "name": "' + "a" * (17 << 20) + '"}]}',
     ],
-    ids=["deep", "cut", "cut after", "number", "twice", "members twice", "huge", "negative", "uneven", "long"],
+    ids=["deep", "number", "twice", "members twice", "huge", "negative", "uneven", "long"],
 )
 def test_what_is_no_execution_trace_is_one_line(text: str, tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text(text)
     with pytest.raises(UserError, match=r"a\.json (cannot be read|is refused)"):
         list(TraceReader(tmp_path / "a.json"))
+
+
+@pytest.mark.parametrize("end", ["", ", ", "], ", '], "finish_ts": 1'])
+def test_what_there_is_of_a_cut_file_is_read(end: str, tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text('{"schema": "1.1.1", "pid": 1, "nodes": [' + WHOLE + end)
+    with pytest.warns(UserWarning, match="it is cut after node 1"):
+        trace = load(tmp_path / "a.json")
+    assert trace.calls["op"].tolist() == ["aten.add.Tensor"]
+    with pytest.raises(UserError, match="is cut after node 1"):
+        load(tmp_path / "a.json", partial=False)
 
 
 def test_nodes_that_stand_inside_of_each_other_in_a_ring_are_read(tmp_path: Path) -> None:
@@ -381,3 +389,13 @@ SIZES = [
     ([1, 2], [[], []], "GenericList[Int,Int]", [[], []]),
     NONE,
 ]
+
+
+@needs_data
+@pytest.mark.slow
+@pytest.mark.parametrize("path", data_files("param/execution_traces/linear*.gz"), ids=lambda path: path.name)
+def test_a_real_file_of_a_gpu_is_replayed_on_the_processor(path: Path, tmp_path: Path) -> None:
+    settings_ = ["--device", "cpu", "--iterations", "1", "--warmup", "0", "-o", "rows.csv"]
+    result = run_command("opreplay", str(path), *settings_, cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert "22 cases: 22 ok" in result.stderr

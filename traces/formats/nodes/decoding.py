@@ -17,6 +17,7 @@ from opgrip.traces.formats.nodes.codes import DTYPE_OF_CODE, DTYPE_OF_ELEMENT, L
 from opgrip.traces.formats.nodes.node import NONE, Port
 from opgrip.traces.formats.nodes.schema_text import pieces
 from opgrip.traces.names import DTYPES, LIMIT, device_name, sizes
+from opgrip.traces.tensor_specs import contiguous
 
 NO_STRIDES = "strides: files before schema 1.1.1 have none but those of views, so other tensors are contiguous"
 PLACEHOLDER = re.compile(r"<(\w+)>")
@@ -203,13 +204,3 @@ def with_sharing(values: Values, numbers_of_values: Sequence[int | None]) -> lis
         return replace(leaf, storage=numbers.get(storage), values=number)
 
     return [map_leaves(shared, item) for item in values.items]
-
-
-def contiguous(shape: Sequence[int]) -> tuple[int, ...]:
-    """The strides of a tensor whose elements lie one after the other."""
-    strides = []
-    step = 1
-    for size in reversed(shape):
-        strides.append(step)
-        step *= max(size, 1)
-    return tuple(reversed(strides))

@@ -13,7 +13,10 @@ from opgrip.traces.limits import check_nesting
 
 MOST_VALUE = 16 << 20
 """Characters of a member, or of an item of the list."""
-CUT = "it is cut"
+
+
+class CutText(FormatError):
+    """That the text ends before the object does."""
 
 
 class TooLong(Exception):
@@ -25,7 +28,8 @@ def members(chunks: Iterator[bytes], list_name: str, unbounded: bool = False) ->
 
     Raises
     ------
-    FormatError : for text that is no such object, also where it is cut
+    FormatError : for text that is no such object
+    CutText : where it ends too early
     TooLong : for a value of more than `MOST_VALUE` characters
     """
     text = _Text(chunks, unbounded)
@@ -77,7 +81,7 @@ class _Text:
                     return self._text[self._place]
                 self._place += 1
             if not self._more():
-                raise FormatError(CUT)
+                raise CutText
 
     def expect(self, characters: str) -> str:
         """Pass over the next character, which is one of these."""
@@ -95,7 +99,7 @@ class _Text:
                 value, end = self._parse(self._text, self._place)
             except json.JSONDecodeError as error:
                 if not self._more():
-                    raise FormatError(CUT) from error
+                    raise CutText from error
                 continue
             except (RecursionError, ValueError) as error:
                 reason = "it nests too deep" if isinstance(error, RecursionError) else f"{error}"[:200]
