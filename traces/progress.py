@@ -64,7 +64,7 @@ class Reporter:
     @property
     def _can_redraw(self) -> bool:
         """Whether what is shown can be replaced; in Jupyter its widgets do that, without which rich warns each time."""
-        return self.console.is_terminal or (self.console.is_jupyter and find_spec("ipywidgets") is not None)
+        return self.console.is_terminal or (self.console.is_jupyter and has_widgets())
 
     def say(self, text: str) -> None:
         """One line that stays."""
@@ -158,6 +158,11 @@ class Reporter:
             size = 0
         text = f"reading {path}" + (f", {size / 1e6:,.0f} MB" if size >= LARGE_BYTES else "")
         return self.doing(text) if size >= LARGE_BYTES else nullcontext()
+
+
+def has_widgets() -> bool:
+    """Whether Jupyter's widgets are installed."""
+    return find_spec("ipywidgets") is not None
 
 
 class QuietReporter(Reporter):

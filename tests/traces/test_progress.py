@@ -58,7 +58,7 @@ def test_a_narrow_terminal_shows_no_bar_and_fewer_words_and_no_number_is_cut(wid
 def test_in_jupyter_without_its_widgets_nothing_is_shown_and_nothing_is_warned_of(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("opgrip.traces.progress.find_spec", lambda name: None)
+    monkeypatch.setattr("opgrip.traces.progress.has_widgets", lambda: False)
     reporter = QuietReporter("opgrip")
     written = io.StringIO()
     reporter.console = Console(file=written, force_jupyter=True)
