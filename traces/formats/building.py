@@ -7,6 +7,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch
+
 from opgrip.traces.arguments import Opaque, encode
 from opgrip.traces.foreign import Losses
 from opgrip.traces.records import (
@@ -21,7 +23,7 @@ from opgrip.traces.records import (
     Thread,
     Values,
 )
-from opgrip.traces.values import ValueModel
+from opgrip.traces.values import ValueModel, fit
 
 BLOCK = 4096
 """Calls of a block."""
@@ -156,3 +158,16 @@ class RecordBuilder:
             number = numbers[key] = len(numbers)
             self._records.append(make(number))
         return number
+
+
+def fit_values(tensor: torch.Tensor) -> ValueModel | None:
+    """The model of values that a file has; None for an empty tensor.
+
+    It is fitted in this thread alone: a process whose operators ran in several hangs in its forks, which replay calls.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return fit(tensor)
+    finally:
+        torch.set_num_threads(threads)

@@ -11,9 +11,10 @@ from typing import Any
 import torch
 
 from opgrip.traces.arguments import TensorSpec
+from opgrip.traces.formats.building import fit_values
 from opgrip.traces.names import DTYPES
 from opgrip.traces.tensor_specs import contiguous
-from opgrip.traces.values import ValueModel, fit
+from opgrip.traces.values import ValueModel
 
 MOST_DIMENSIONS = 64
 LARGEST = 1 << 62
@@ -53,8 +54,8 @@ class CellTensor:
     def model(self) -> ValueModel | None:
         """What draws its values; None where nothing is known of them."""
         if self.data is not None:
-            return fit(torch.tensor(self.data, dtype=self.dtype).reshape(self.shape))
-        return fit(torch.rand(4096, generator=torch.Generator().manual_seed(0))) if self.is_chance else None
+            return fit_values(torch.tensor(self.data, dtype=self.dtype).reshape(self.shape))
+        return fit_values(torch.rand(4096, generator=torch.Generator().manual_seed(0))) if self.is_chance else None
 
     def spec(self, values: int | None = None) -> TensorSpec:
         """Its metadata, with the number of a value model."""

@@ -17,7 +17,7 @@ from typing import Any
 
 from opgrip.traces.arguments import FormatError, TensorSpec
 from opgrip.traces.foreign import ForeignFile, Format, Head, formats
-from opgrip.traces.formats.building import NO_TIMES, NO_VALUES, RecordBuilder
+from opgrip.traces.formats.building import NO_TIMES, NO_VALUES, RecordBuilder, fit_values
 from opgrip.traces.formats.flashinfer_folders import write_folder
 from opgrip.traces.formats.flashinfer_kernels import call_of_kernel
 from opgrip.traces.formats.overloads import NoOverload, registered, schemas_of
@@ -26,7 +26,6 @@ from opgrip.traces.formats.tritonbench import NO_DEVICE
 from opgrip.traces.names import DTYPES
 from opgrip.traces.records import Record
 from opgrip.traces.tensor_specs import contiguous
-from opgrip.traces.values import fit
 
 MOST_FILES = 10_000
 MOST_WORKLOADS = 1_000_000
@@ -267,7 +266,7 @@ def _model(data_set: DataSet, builder: RecordBuilder, tensor: TensorSpec, name: 
     data_set.stored_bytes += values.nbytes
     if values.shape != tensor.shape or values.dtype != tensor.dtype:
         raise FormatError("its tensor has another shape or dtype than the definition's")
-    model = fit(values)
+    model = fit_values(values)
     return None if model is None else builder.add_values(model)
 
 

@@ -117,6 +117,16 @@ def test_stored_values_are_drawn_again(tmp_path: Path) -> None:
     assert trace.signatures[0].args[2].values == 0
 
 
+def test_a_call_with_many_stored_values_is_replayed(tmp_path: Path) -> None:
+    source = {"type": "safetensors", "path": "a.safetensors", "tensor_key": "index"}
+    count = 300_000
+    path = data_set(tmp_path, GATHER, lines=workload("index_select_1", {"k": count}, {"index": source}))
+    write_tensors(tmp_path / "a.safetensors", {"index": torch.arange(count) % 9})
+    # a fork of a process whose operators ran in several threads would never end
+    done = run_command("opreplay", path, "--iterations", "1", "--strict", cwd=tmp_path, fresh=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize("name", ["../a.safetensors", "/etc/passwd", "blob/none.safetensors"])
 def test_values_outside_of_the_folder_or_not_there_are_said(tmp_path: Path, name: str) -> None:
     write_tensors(tmp_path / "a.safetensors", {"index": torch.tensor([8, 0, 3])})
