@@ -396,3 +396,14 @@ def test_sizes_beyond_memory_take_none(sizes: list[int], tmp_path: Path) -> None
     trace = write(nodes, [x], [y], tmp_path, [shape])
     assert trace.end is not None
     assert len(trace.calls) + sum(item.count for item in trace.end.dropped) == 2
+
+
+def test_lists_that_double_take_no_memory(tmp_path: Path) -> None:
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, (2, 3))
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
+    doubled = [helper.make_node("Concat", [f"c{n}", f"c{n}"], [f"c{n + 1}"], axis=0) for n in range(60)]
+    nodes = [helper.make_node("Shape", ["x"], ["c0"]), *doubled, helper.make_node("Reshape", ["x", "c60"], ["y"])]
+    trace = write(nodes, [x], [y], tmp_path)
+    assert trace.calls["op"].value_counts()["aten.cat.default"] == 60
+    assert trace.end is not None
+    assert [item.op for item in trace.end.dropped] == ["Reshape"]
