@@ -146,7 +146,7 @@ class EventTable:
         key = json.dumps([kind, name, fields])
         number = self._slices.get(key)
         if number is None:
-            inputs = None if fields is None else _inputs(*fields, facts.get("Input dims"))
+            inputs = None if fields is None else _inputs(fields, facts.get("Input dims"))
             self._described.append(Slice(kind, name[:1000], inputs))
             number = self._slices[key] = len(self._slices)
         self.shapes += fields is not None
@@ -168,8 +168,9 @@ class EventTable:
         work.device_ns[name[:1000]] += _ns(event.get("dur"))
 
 
-def _inputs(types: Any, shapes: Any, strides: Any, texts: Any, old_shapes: Any) -> Inputs:
+def _inputs(fields: list[Any], old_shapes: Any) -> Inputs:
     """What an event says of a call's arguments; older profilers have fewer fields, and one by another name."""
+    types, shapes, strides, texts = fields
     shapes = old_shapes if shapes is None else shapes
     count = len(types) if isinstance(types, list) else 0
     lists = (types, shapes, [None] * count if strides is None else strides, [""] * count if texts is None else texts)
