@@ -29,7 +29,7 @@ from opgrip.traces.records import Record, Scope
 from opgrip.traces.values.exact import MAX_ELEMENTS, Exact
 
 OPEN_BATCH, OPEN_SIZE = 1, 64
-MOST_CONSTANT = 4096
+MOST_CONSTANT = 1024
 """Elements of a constant that is looked at."""
 OPEN_SIZES = f"sizes that the model leaves open: {OPEN_BATCH} where it is an input's first, else {OPEN_SIZE}"
 LAYOUT = "strides and devices: the file has none, so tensors are contiguous and on the processor"
@@ -192,7 +192,8 @@ def _is_concrete(value: Any) -> bool:
 def _inferred(model: Any, onnx: Any) -> Any:
     """The model's graph with the shapes that onnx infers of the whole; others are inferred node by node."""
     try:
-        return onnx.shape_inference.infer_shapes(model, data_prop=True).graph
+        # its propagation of values has no bound: sixty nodes that double a list fill any memory
+        return onnx.shape_inference.infer_shapes(model, data_prop=False).graph
     except Exception:
         # one node that is wrong is enough, and so is a model of more than 2 GB
         return model.graph

@@ -1,7 +1,7 @@
 """Sizes that an ONNX model computes, worked out, and the shapes that follow from them by onnx's own inference.
 
 Exporters write a reshape to half of another tensor's length as nodes that take the length, halve and join it; onnx's
-inference over a whole model follows few of these.
+inference over a whole model follows few of these, and is not asked to, since it would follow a bomb of them too.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-MOST_ELEMENTS = 4096
+MOST_ELEMENTS = 1024
+MOST_INPUTS = 64
 """Of a constant that is worked out."""
 MOST_NUMBER = 1 << 62
 
@@ -45,12 +46,12 @@ def complete(
 
 def _fold(node: Any, shapes: Shapes, constants: dict[str, Numbers], read: Callable[[Any], Any]) -> None:
     attributes = {item.name: read(item) for item in node.attribute}
-    if len(node.output) != 1 or node.output[0] in constants:
+    if len(node.output) != 1 or node.output[0] in constants or not 0 < len(node.input) <= MOST_INPUTS:
         return
     values: Numbers | None = None
     if node.op_type == "Shape" and node.input[0] in shapes:
         values = list(shapes[node.input[0]][1])[attributes.get("start", 0) : attributes.get("end", MOST_NUMBER)]
-    elif node.op_type in FOLDS and node.input and all(name in constants for name in node.input):
+    elif node.op_type in FOLDS and all(name in constants for name in node.input):
         if any(len(shapes.get(name, (None, ()))[1]) > 1 for name in node.input):
             return
         try:

@@ -169,12 +169,7 @@ class EventTable:
 
 
 def _inputs(fields: list[Any], old_shapes: Any) -> Inputs:
-    """What an event says of a call's arguments; older profilers have fewer fields, and one by another name.
-
-    Parameters
-    ----------
-    fields : those of `INPUTS`
-    """
+    """What an event says of a call's arguments; older profilers have fewer fields, and one by another name."""
     types, shapes, strides, texts = fields
     shapes = old_shapes if shapes is None else shapes
     count = len(types) if isinstance(types, list) else 0
