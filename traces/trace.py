@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from opgrip.traces.accelerators import device_of, merge_facts
-from opgrip.traces.device_times import device_times, streams, summarize_kernels, with_functions
+from opgrip.traces.accelerators import merge_facts
+from opgrip.traces.call_table import calls_table, column
+from opgrip.traces.device_times import summarize_kernels
 from opgrip.traces.errors import UserError
 from opgrip.traces.figures import in_style
 from opgrip.traces.html_forms import as_html
@@ -264,10 +265,10 @@ def load(
         warnings.warn(f"{reader.missing}: what there is of it is loaded", stacklevel=2)
     elif reader.missing and not partial:
         raise UserError(reader.missing, "load what there is with --partial")
-    calls = _table(blocks, later, signatures, scopes, threads)
+    calls = calls_table(blocks, later, signatures, scopes, threads)
     unfinished = _unfinished_calls(entered, blocks)
     return Trace(
-        *(header, signatures, scopes, values, calls, _column(blocks, "storages"), contexts, unfinished),
+        *(header, signatures, scopes, values, calls, column(blocks, "storages"), contexts, unfinished),
         *(end, reader.missing, dict(reader.unknown), tensors, files_beside(reader.path, header), observed, effects),
         kernels,
     )
@@ -292,7 +293,7 @@ def _unfinished_calls(entered: dict[int, list[Entered]], blocks: list[Calls]) ->
         by_thread.setdefault(block.thread, []).append(block)
     for thread, records in entered.items():
         own = by_thread.get(thread, [])
-        starts, signatures = _column(own, "start_ns"), _column(own, "signature")
+        starts, signatures = column(own, "start_ns"), column(own, "signature")
         order = np.argsort(starts, kind="stable")
         starts, signatures = starts[order], signatures[order]
 
@@ -307,113 +308,3 @@ def _unfinished_calls(entered: dict[int, list[Entered]], blocks: list[Calls]) ->
         newest = max(by_start, default=-1)
         unfinished_calls += [record for start, record in sorted(by_start.items()) if start > last or start == newest]
     return unfinished_calls
-
-
-def _table(
-    blocks: list[Calls],
-    later: list[DeviceTimes],
-    signatures: list[Signature],
-    scopes: list[Scope],
-    threads: dict[int, Thread],
-) -> pd.DataFrame:
-    def of_scope(value: Callable[[Scope], Any]) -> pd.Categorical:
-        return _names(scope, {record.number: value(record) for record in scopes})
-
-    signature, scope = _column(blocks, "signature"), _column(blocks, "scope")
-    by_number = {record.number: record for record in scopes}
-    lengths = [len(block.signature) for block in blocks]
-    thread = np.repeat([block.thread for block in blocks], lengths).astype(np.int64)
-    tensors = np.concatenate([block.tensors or [0] * len(block.signature) for block in blocks] or [[]]).astype(np.int64)
-
-    def origin(record: Scope) -> Scope:
-        return by_number.get(record.forward, record) if record.forward is not None else record
-
-    table = pd.DataFrame(
-        {
-            "signature": signature,
-            "op": _names(signature, {record.number: record.op for record in signatures}),
-            "scope": scope,
-            "module": of_scope(lambda record: origin(record).module),
-            "function": of_scope(lambda record: origin(record).function),
-            "file": of_scope(lambda record: origin(record).file),
-            "line": pd.Series(of_scope(lambda record: origin(record).line)).astype("Int64").fillna(0).astype("int64"),
-            "own_module": of_scope(lambda record: record.module),
-            "phase": of_scope(lambda record: record.phase),
-            "inside": of_scope(lambda record: record.inside),
-            "gripped": np.isin(scope, [record.number for record in scopes if record.gripped]),
-            "kind": _names(signature, {record.number: record.kind for record in signatures}),
-            "device": _names(signature, {record.number: device_of(record) for record in signatures}),
-            "process": _names(thread, {number: record.process for number, record in threads.items()}),
-            "thread": _names(thread, {number: record.name for number, record in threads.items()}),
-            "start_ns": _column(blocks, "start_ns"),
-            "duration_ns": _column(blocks, "duration_ns"),
-            "device_ns": device_times(blocks, later),
-            "stream": streams(blocks),
-            "perturbed": _perturbed(blocks, lengths),
-            "host_ns": 0.0,
-            "raw_ns": 0.0,
-            "time_ns": 0.0,
-            "page_faults": _page_faults(blocks, lengths),
-            "tensors": tensors,
-            "first_storage": np.cumsum(tensors) - tensors,
-        }
-    )
-    table = table.sort_values("start_ns", kind="stable", ignore_index=True)
-    table["stream"] = pd.arrays.IntegerArray(table["stream"].to_numpy(), table["device_ns"].isna().to_numpy())
-    table["device_ns"] = with_functions(table)
-    table["raw_ns"] = table["device_ns"].fillna(table["duration_ns"])
-    table["host_ns"] = _unperturbed_ns(table)
-    table["time_ns"] = table["device_ns"].fillna(table["host_ns"])
-    return table
-
-
-def _unperturbed_ns(calls: pd.DataFrame) -> pd.Series[float]:
-    """Durations of calls; of those that were perturbed, the median of others of their signature where there are any.
-
-    Where there is one other alone, and it took longer than all, it was interrupted: there the median of all counts.
-    """
-    durations, perturbed = calls["duration_ns"], calls["perturbed"]
-    if not perturbed.any():
-        return durations
-    groups = durations.groupby(calls["signature"])
-    others = durations.where(~perturbed).groupby(calls["signature"])
-    typical, count = others.transform("median"), others.transform("count")
-    was_interrupted = (count == 1) & (groups.transform("size") > 2) & (typical == groups.transform("max"))
-    typical = typical.where(~was_interrupted, groups.transform("median"))
-    return durations.where(~(perturbed | was_interrupted) | typical.isna(), typical)
-
-
-def _column(blocks: list[Calls], name: str) -> np.ndarray[Any, np.dtype[np.int64]]:
-    pieces = [np.asarray(getattr(block, name), dtype=np.int64) for block in blocks]
-    return np.concatenate(pieces) if pieces else np.empty(0, dtype=np.int64)
-
-
-def _page_faults(blocks: list[Calls], lengths: list[int]) -> np.ndarray[Any, np.dtype[np.int64]]:
-    faults = np.zeros(sum(lengths), dtype=np.int64)
-    first = 0
-    for block, length in zip(blocks, lengths, strict=True):
-        for place, count in block.page_faults:
-            faults[first + place] = count
-        first += length
-    return faults
-
-
-def _perturbed(blocks: list[Calls], lengths: list[int]) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    perturbed = np.zeros(sum(lengths), dtype=np.bool_)
-    first = 0
-    for block, length in zip(blocks, lengths, strict=True):
-        for place, count in block.perturbed:
-            perturbed[first + place : first + min(place + count, length)] = True
-        first += length
-    return perturbed
-
-
-def _names(numbers: np.ndarray[Any, np.dtype[np.int64]], names: dict[int, Any]) -> pd.Categorical:
-    """The name of each number, as a category: a million calls share a few names."""
-    categories = list(dict.fromkeys(name for name in names.values() if name is not None))
-    place = {name: index for index, name in enumerate(categories)}
-    code_of = {number: place.get(name, -1) for number, name in names.items()}
-    unique, inverse = np.unique(numbers, return_inverse=True)
-    codes = np.array([code_of.get(int(number), -1) for number in unique], dtype=np.int64)
-    dtype = pd.CategoricalDtype(categories)
-    return pd.Categorical.from_codes(codes[inverse] if len(unique) else inverse, dtype=dtype)
