@@ -14,7 +14,7 @@ import pandas as pd
 from opgrip.traces.accelerators import device_of, merge_facts
 from opgrip.traces.device_times import device_times, streams, summarize_kernels, with_functions
 from opgrip.traces.errors import UserError
-from opgrip.traces.figures import in_style
+from opgrip.traces.figure_style import in_style
 from opgrip.traces.html_forms import as_html
 from opgrip.traces.labels import are_marks, label_of, labeled
 from opgrip.traces.pictures import check_columns, draw_times
