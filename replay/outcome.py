@@ -99,7 +99,7 @@ class Results:
         ------
         UserError : where matplotlib is not installed, the kind does not take what is asked, or nothing can be drawn
         """
-        from opgrip.traces.figures import in_style
+        from opgrip.traces.figure_style import in_style
 
         runs = {**(beside or {}), "this": self}
         choices = Choices(op, case, by, over, title)

@@ -5,9 +5,7 @@ Text of traces and results is never read as mathematics, and stays text in .svg 
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from math import inf, log10
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -15,6 +13,7 @@ from typing import IO, TYPE_CHECKING, Any
 from opgrip.traces.command import printable
 from opgrip.traces.errors import UserError
 from opgrip.traces.extras import needed
+from opgrip.traces.figure_style import in_style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -27,26 +26,6 @@ MARKERS = "osD^vPX"
 """A second difference beside the colour, for prints without any."""
 METADATA: dict[str, dict[str, Any]] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {}}
 """By the kinds of files that there are; without the time, the same data give the same bytes."""
-STYLE = {
-    "font.family": ["DejaVu Sans", "sans-serif"],
-    "font.size": 8,
-    "axes.titlesize": 8,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.axisbelow": True,
-    "axes.grid": True,
-    "grid.color": "#dddddd",
-    "grid.linewidth": 0.5,
-    "lines.linewidth": 1.2,
-    "lines.markersize": 4,
-    "legend.frameon": False,
-    "savefig.dpi": 200,
-    "svg.fonttype": "none",
-    "svg.hashsalt": "opgrip",
-    "pdf.fonttype": 42,
-    "text.parse_math": False,
-    "text.usetex": False,
-}
 LABELS = ((1.2, (1.0, 2.0, 5.0)), (2.5, (1.0, 3.0)))
 """On axes of less than so many decades, the multiples of powers of ten that have labels."""
 
@@ -73,18 +52,6 @@ def write_figure(draw: Callable[[], Figure], kind: str, file: IO[bytes]) -> None
     """
     with in_style():
         draw().savefig(file, format=kind, metadata=METADATA[kind])
-
-
-@contextmanager
-def in_style() -> Iterator[None]:
-    """What is drawn in this block has the style of all pictures, whatever that of the program is."""
-    matplotlib = needed("matplotlib", "plot")
-    # a user's own matplotlibrc would make other pictures of the same data
-    with matplotlib.rc_context(), warnings.catch_warnings():
-        matplotlib.rcdefaults()
-        matplotlib.rcParams.update(STYLE)
-        warnings.filterwarnings("ignore", message="Glyph .* missing from")
-        yield
 
 
 def new_figure(title: str, rows: int = 1, columns: int = 1, **options: Any) -> tuple[Figure, list[Axes]]:

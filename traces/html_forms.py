@@ -45,7 +45,7 @@ def _number(value: float) -> str:
 
 
 def _image(draw: Callable[[], Figure], description: str) -> str:
-    from opgrip.traces.figures import in_style
+    from opgrip.traces.figure_style import in_style
 
     try:
         with in_style():

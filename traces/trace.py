@@ -15,7 +15,7 @@ from opgrip.traces.accelerators import merge_facts
 from opgrip.traces.call_table import calls_table, column
 from opgrip.traces.device_times import summarize_kernels
 from opgrip.traces.errors import UserError
-from opgrip.traces.figures import in_style
+from opgrip.traces.figure_style import in_style
 from opgrip.traces.html_forms import as_html
 from opgrip.traces.labels import are_marks, label_of, labeled
 from opgrip.traces.pictures import check_columns, draw_times
