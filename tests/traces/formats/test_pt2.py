@@ -223,11 +223,11 @@ def program_json() -> bytes:
     return json.dumps(kept).encode()
 
 
-PROGRAM = program_json()
+GRAPH = program_json()
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(mutants(PROGRAM))
+@given(mutants(GRAPH))
 def test_a_program_that_was_changed_is_read_or_refused(tmp_path: Path, content: bytes) -> None:
     with zipfile.ZipFile(tmp_path / "a.pt2", "w") as archive:
         archive.writestr("a/models/model.json", content)
@@ -235,7 +235,7 @@ def test_a_program_that_was_changed_is_read_or_refused(tmp_path: Path, content: 
 
 
 def test_values_of_other_types_are_counted(tmp_path: Path) -> None:
-    program = json.loads(PROGRAM)
+    program = json.loads(GRAPH)
     nodes = program["graph_module"]["graph"]["nodes"]
     count = len(nodes)
     changes: list[Any] = [
