@@ -156,9 +156,19 @@ def _inner_calls(name: str, node: dict[str, Any], values: _Values, file: Foreign
     inside = Storages(outer, storages.count)
     yield from _calls(graph, _Values(graph, values.sizes, inside), file)
     storages.count = inside.count
-    for result, inner in zip(node.get("outputs", ()), graph.get("outputs", ()), strict=False):
-        if (name := _name(result)) and (inner_name := _name(inner)):
-            storages.give(name, inside.of(inner_name))
+    # older versions have all results as one list
+    results = [name for item in node.get("outputs", ()) for name in _names(item)]
+    for name, inner_name in zip(results, (name for item in graph["outputs"] for name in _names(item)), strict=False):
+        storages.give(name, inside.of(inner_name))
+
+
+def _names(argument: Any) -> Iterator[str]:
+    """The tensors of a result."""
+    match argument:
+        case {"as_tensor": {"name": str() as name}}:
+            yield name
+        case {"as_tensors": list() as items}:
+            yield from (name for item in items for name in _names({"as_tensor": item}))
 
 
 def _is_graph(argument: Any) -> bool:
