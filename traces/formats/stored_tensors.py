@@ -59,8 +59,11 @@ def read_tensor(path: Path, key: str) -> torch.Tensor:
     if not content:
         return torch.empty(shape, dtype=dtype)
     flat = torch.frombuffer(bytearray(content), dtype=torch.uint8)
-    # a byte of a stranger's file may be neither 0 nor 1, which is no boolean
-    return (flat != 0 if dtype == torch.bool else flat.view(dtype)).reshape(shape)
+    if dtype == torch.bool:
+        # a byte of a stranger's file may be neither 0 nor 1, which is no boolean; by numpy, as torch would do it in
+        # several threads, after which a process hangs in its forks
+        flat = torch.from_numpy(flat.numpy() != 0)
+    return flat.view(dtype).reshape(shape)
 
 
 def _header(text: bytes) -> dict[str, Any]:

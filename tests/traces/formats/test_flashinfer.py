@@ -118,10 +118,13 @@ def test_stored_values_are_drawn_again(tmp_path: Path) -> None:
 
 
 def test_a_call_with_many_stored_values_is_replayed(tmp_path: Path) -> None:
-    source = {"type": "safetensors", "path": "a.safetensors", "tensor_key": "index"}
+    source = {"type": "safetensors", "path": "a.safetensors", "tensor_key": "mask"}
     count = 300_000
-    path = data_set(tmp_path, GATHER, lines=workload("index_select_1", {"k": count}, {"index": source}))
-    write_tensors(tmp_path / "a.safetensors", {"index": torch.arange(count) % 9})
+    shape = {"self": {"shape": ["k"], "dtype": "float32"}, "mask": {"shape": ["k"], "dtype": "bool"}}
+    text = "import torch\ndef run(self, mask):\n    return torch.ops.aten.masked_fill.Scalar(self, mask, 0)"
+    fill = {**GATHER, "axes": {"k": {"type": "var"}}, "inputs": shape, "reference": text}
+    path = data_set(tmp_path, fill, lines=workload("index_select_1", {"k": count}, {"mask": source}))
+    write_tensors(tmp_path / "a.safetensors", {"mask": torch.arange(count) % 9 == 0})
     # a fork of a process whose operators ran in several threads would never end
     done = run_command("opreplay", path, "--iterations", "1", "--strict", cwd=tmp_path, fresh=True, timeout=300)
     assert done.returncode == 0, done.stderr
