@@ -45,7 +45,8 @@ class Sizes:
     def note(self, form: Any) -> None:
         """Remember what a size says of a name that stands alone, and whether it has no hint."""
         match form:
-            case {"as_expr": {"hint": None}}:
+            case {"as_expr": {"expr_str": str(), **rest}} if rest.get("hint") is None:
+                # older versions leave it out
                 self.are_open = True
             case {"as_expr": {"expr_str": str() as text, "hint": {"as_int": int() as hint}}}:
                 if match := _SYMBOL.fullmatch(text[:200]):
