@@ -271,6 +271,7 @@ def test_importing_the_table_leaves_settings_of_torch_changeable() -> None:
     list(torch_tables.table_entries())
     before = torch.backends.cudnn.benchmark
     torch.backends.cudnn.benchmark = before
+    assert torch.backends.cudnn.benchmark == before
 
 
 def test_private_places_have_fall_backs() -> None:
