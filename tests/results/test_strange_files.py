@@ -8,11 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from made_runs import HEADER, made_row, made_run
 from programs import run_command
+from pyarrow import parquet
 
 from opgrip.replay.comparing import compare
 from opgrip.replay.comparing.reports.files import FORMS
@@ -144,7 +146,6 @@ def test_what_is_read_can_be_compared_and_shown(column: str, name: str, cell: An
 
 
 def test_a_parquet_file_of_other_types_is_told_in_a_line(tmp_path: Path) -> None:
-    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     path = tmp_path / "folder=1" / "r.parquet"
     path.parent.mkdir()
     run = made_run(1, cases=2)
@@ -154,7 +155,7 @@ def test_a_parquet_file_of_other_types_is_told_in_a_line(tmp_path: Path) -> None
     table = parquet.ParquetFile(path).read()
     for name, cells in {"op": [1, 2], "times_us": [1.0, 2.0], "count": ["a", "b"], "status": [b"ok", b"ok"]}.items():
         place = table.schema.names.index(name)
-        parquet.write_table(table.set_column(place, name, arrow.array(cells)), path)
+        parquet.write_table(table.set_column(place, name, pyarrow.array(cells)), path)
         with pytest.raises(UserError, match="does not hold results"):
             read_run(path)
     for header in (b"[" * 100_000, b"[]", b"\xff"):
@@ -166,10 +167,9 @@ def test_a_parquet_file_of_other_types_is_told_in_a_line(tmp_path: Path) -> None
 def test_a_few_bytes_that_stand_for_millions_of_rows_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     monkeypatch.setattr("opgrip.replay.reports.parquet_report.MOST_CELLS", 100_000)
-    cells = arrow.array([1] * 60_000, arrow.int64())
-    parquet.write_table(arrow.table({"case": cells, "count": cells}), tmp_path / "r.parquet", compression="zstd")
+    cells = pyarrow.array([1] * 60_000, pyarrow.int64())
+    parquet.write_table(pyarrow.table({"case": cells, "count": cells}), tmp_path / "r.parquet", compression="zstd")
     assert (tmp_path / "r.parquet").stat().st_size < 10_000
     with pytest.raises(UserError, match="has more than 100,000 cells"):
         read_run(tmp_path / "r.parquet")

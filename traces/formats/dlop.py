@@ -36,7 +36,7 @@ from opgrip.traces.records import Record
 MOST_BYTES = 16 << 20
 """Of a file: the largest that are known have 0.7 MB."""
 MOST_COLUMNS = 256
-START = re.compile(rb'\s*\{\s*"[A-Za-z_][A-Za-z_0-9]*"\s*:\s*\[\s*(?![\s{])')
+START = re.compile(rb'\s*\{\s*"[A-Za-z_][A-Za-z_0-9]*"\s*:\s*\[\s*(?![\s{\]])')
 SIDES = re.compile(r"_(size|shape|tensor)$")
 NO_DTYPES = "dtypes of tensors: the file has few, so they are float32 where the operator takes these"
 FORWARD = "backward passes: the file does not tell which of its operators had one"

@@ -19,8 +19,6 @@ from opgrip.traces.arguments import TensorSpec
 from opgrip.traces.errors import UserError
 from opgrip.traces.foreign import format_of
 
-pytest.importorskip("pyarrow")
-
 ROWS = [
     ("aten.add.Tensor", "((T([2, 3], f16), T([2, 3], f16, stride=(0, 1))), {'alpha': -2})", 3),
     ("aten._to_copy.default", "((T([4], f32, [2]),), {'dtype': 'f16', 'device': \"torch.device('cpu')\"})", 2),

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from execution_traces import calls_of, capture, dependencies_of, make_program, node, tensor, write_nodes
 from foreign_data import data_files, needs_data, write_as
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf.internal import decoder
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from programs import SHIPPED_TRACES
@@ -58,9 +60,6 @@ def test_a_real_execution_trace_survives_a_round_trip(path: Path, tmp_path: Path
 
 def chakra_messages() -> tuple[Any, Any]:
     """Classes of the messages of a file, made of Chakra's schema as far as it is used here."""
-    descriptor_pb2 = pytest.importorskip("google.protobuf.descriptor_pb2", reason="protobuf is not installed")
-    from google.protobuf import descriptor_pool, message_factory
-
     file = descriptor_pb2.FileDescriptorProto(name="et_def.proto", package="ChakraProtoMsg", syntax="proto3")
     kinds = {"double": 1, "uint64": 4, "int64": 3, "bool": 8, "string": 9}
     declared: dict[str, list[tuple[str, int, str, bool]]] = {
@@ -95,7 +94,6 @@ def chakra_messages() -> tuple[Any, Any]:
 
 
 def read_messages(path: Path) -> Iterator[bytes]:
-    decoder = pytest.importorskip("google.protobuf.internal.decoder")
     data, place = path.read_bytes(), 0
     while place < len(data):
         length, place = decoder._DecodeVarint32(data, place)

@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch as safetensors_torch
 import torch
 from changed_bytes import changed, read_or_refuse
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from optional import optional
 from programs import SHIPPED_TRACES, run_command
 
 from opgrip.traces import Trace, TraceReader, load
@@ -238,7 +240,7 @@ def test_a_trace_of_ours_is_the_same_calls_again_but_for_what_is_said(tmp_path: 
 
 
 def test_the_tool_itself_takes_what_was_written(tmp_path: Path) -> None:
-    data = pytest.importorskip("flashinfer_bench.data")
+    data = optional("flashinfer_bench.data")
     written(load(SHIPPED_TRACES[0]), tmp_path / "set")
     traces = data.TraceSet.from_path(str(tmp_path / "set"))
     for name, items in traces.workloads.items():
@@ -285,10 +287,9 @@ TENSORS = {
 
 
 def test_files_of_tensors_are_those_of_safetensors(tmp_path: Path) -> None:
-    package = pytest.importorskip("safetensors.torch")
     write_tensors(tmp_path / "ours.safetensors", TENSORS)
-    package.save_file(TENSORS, tmp_path / "theirs.safetensors")
-    for name, tensor in package.load_file(tmp_path / "ours.safetensors").items():
+    safetensors_torch.save_file(TENSORS, tmp_path / "theirs.safetensors")
+    for name, tensor in safetensors_torch.load_file(tmp_path / "ours.safetensors").items():
         assert torch.equal(tensor, TENSORS[name])
     for name, tensor in TENSORS.items():
         assert torch.equal(read_tensor(tmp_path / "theirs.safetensors", name), tensor)

@@ -8,19 +8,20 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pandas as pd
+import pyarrow
 import pytest
 from changed_bytes import changed, read_or_refuse
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from optional import optional
 from programs import SHIPPED_TRACES, run_command
+from pyarrow import parquet
 
 from opgrip.traces import TraceReader, load
 from opgrip.traces.errors import UserError
 from opgrip.traces.foreign import Losses, format_of, formats
 from opgrip.traces.record_forms import to_json
 from opgrip.traces.records import Calls, End, Header, Record, Thread
-
-pytest.importorskip("pyarrow")
 
 
 def write(records: Iterable[Record], path: Path) -> Path:
@@ -76,7 +77,7 @@ def test_rows_are_calls_for_pandas(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("package", ["duckdb", "polars"])
 def test_other_tools_add_up_the_same_times(package: str, tmp_path: Path) -> None:
-    tool = pytest.importorskip(package)
+    tool = optional(package)
     path = write(TraceReader(SHIPPED_TRACES[0]), tmp_path / "t.parquet")
     expected = load(SHIPPED_TRACES[0]).calls.groupby("op", observed=True)["duration_ns"].sum().to_dict()
     if package == "duckdb":
@@ -144,25 +145,21 @@ def test_a_changed_file_is_read_or_refused_in_one_line(tmp_path: Path, data: st.
     ],
 )
 def test_columns_that_do_not_go_together_are_refused(tmp_path: Path, change: dict[str, object], reason: str) -> None:
-    arrow = pytest.importorskip("pyarrow")
-    parquet = pytest.importorskip("pyarrow.parquet")
     table = parquet.read_table(write(BLOCKS, tmp_path / "t.parquet"))
     for name, value in change.items():
         values = [value, *table.column(name).to_pylist()[1:]]
         place = table.schema.get_field_index(name)
-        table = table.set_column(place, table.schema.field(name), arrow.array(values, table.schema.field(name).type))
+        table = table.set_column(place, table.schema.field(name), pyarrow.array(values, table.schema.field(name).type))
     parquet.write_table(table, tmp_path / "t.parquet")
     with pytest.raises(UserError, match=reason):
         list(TraceReader(tmp_path / "t.parquet"))
 
 
 def test_a_file_that_repeats_one_row_for_ever_is_refused(tmp_path: Path) -> None:
-    arrow = pytest.importorskip("pyarrow")
-    parquet = pytest.importorskip("pyarrow.parquet")
     table = parquet.read_table(write(BLOCKS, tmp_path / "t.parquet"))
-    text = arrow.array(["x" * (1 << 19)] * 200).dictionary_encode()
-    same = {name: arrow.nulls(200, table.schema.field(name).type) for name in table.column_names if name != "records"}
-    columns = arrow.table({**same, "records": text}).select(table.column_names)
+    text = pyarrow.array(["x" * (1 << 19)] * 200).dictionary_encode()
+    same = {name: pyarrow.nulls(200, table.schema.field(name).type) for name in table.column_names if name != "records"}
+    columns = pyarrow.table({**same, "records": text}).select(table.column_names)
     parquet.write_table(columns.replace_schema_metadata(table.schema.metadata), tmp_path / "t.parquet")
     assert (tmp_path / "t.parquet").stat().st_size < 1 << 20
     with pytest.raises(UserError, match="texts of"):
