@@ -27,9 +27,13 @@ def _facts(base: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[tuple[st
     old, now = _part(base, "environment"), _part(new, "environment")
     for name in OF_ENVIRONMENT:
         yield name, _text(old.get(name)), _text(now.get(name))
-    for part in ("versions", "variables"):
-        yield from _members(_part(old, part), _part(now, part))
-    yield from _members(*(_part(_part(header, "accelerator"), "libraries") for header in (base, new)))
+    if old and now:
+        # a run that set no variable has none in its environment
+        yield from _members(_part(old, "variables"), _part(now, "variables"))
+    libraries = [_part(_part(header, "accelerator"), "libraries") for header in (base, new)]
+    for first, second in ((_part(old, "versions"), _part(now, "versions")), libraries):
+        if first and second:
+            yield from _members(first, second)
 
 
 def _settings(base: Results, new: Results) -> Iterator[tuple[str, str, str]]:
@@ -43,8 +47,8 @@ def _values(side: Results, name: str) -> str:
 
 
 def _members(old: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
-    """What stands in either; nothing where one run does not say any of it."""
-    for name in sorted({*old, *now}) if old and now else ():
+    """What stands in either."""
+    for name in sorted({*old, *now}):
         yield name, str(old.get(name, "-")), str(now.get(name, "-"))
 
 

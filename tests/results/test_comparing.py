@@ -120,6 +120,16 @@ def test_what_the_runs_were_made_with_is_told_first() -> None:
     ]
 
 
+def test_a_variable_that_one_run_alone_had_is_told() -> None:
+    run = made_run(0)
+    before = replace(run, header={**run.header, "environment": {"machine": "epyc"}})
+    environment = {"machine": "epyc", "variables": {"ONEDNN_MAX_CPU_ISA": "SSE41"}}
+    after = replace(run, header={**run.header, "environment": environment})
+    assert ("ONEDNN_MAX_CPU_ISA", "-", "SSE41") in compare(before, after).differs
+    unknown = replace(run, header={name: value for name, value in run.header.items() if name != "environment"})
+    assert "ONEDNN_MAX_CPU_ISA" not in {name for name, *_ in compare(unknown, after).differs}
+
+
 def test_a_gate_that_nothing_can_break_does_not_pass(runs: Path, tmp_path: Path) -> None:
     other = made_run(2, cases=3, mode="jit")
     write_results(other.rows, other.header, tmp_path / "other.json", force=False)
