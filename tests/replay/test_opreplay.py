@@ -138,7 +138,7 @@ def test_a_cut_trace_is_replayed_only_on_request(tmp_path: Path) -> None:
         (["t.jsonl", "--values", "recordd"], "'recordd' is no way to draw values: did you mean recorded? see "),
         (["t.jsonl", "--tpo", "1"], "there is no option --tpo: did you mean --top? see opreplay --help"),
         (["t.jsonl", "-o", "no/such.json"], "the folder no does not exist"),
-        ([], "the following arguments are required: TRACE"),
+        ([], "there is nothing to replay: name a trace"),
     ],
 )
 def test_a_mistake_is_one_line_and_leaves_nothing_behind(tmp_path: Path, args: list[str], told: str) -> None:
@@ -146,7 +146,7 @@ def test_a_mistake_is_one_line_and_leaves_nothing_behind(tmp_path: Path, args: l
     write(tmp_path / "nothing.jsonl", [End(0, 0, 1)])
     (tmp_path / "existing.json").write_text("precious", encoding="utf-8")
     (tmp_path / "empty.jsonl").touch()
-    (tmp_path / "foreign.jsonl").write_text('{"schema": "1.1.1", "nodes": []}', encoding="utf-8")
+    (tmp_path / "foreign.jsonl").write_text('{"a": {"b": 1}}', encoding="utf-8")
     newer = {"type": "header", "format": "opgrip-trace", "version": "2.0"}
     (tmp_path / "newer.jsonl").write_text(json.dumps(newer), encoding="utf-8")
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
