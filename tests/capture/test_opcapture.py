@@ -125,6 +125,7 @@ def test_a_trace_can_go_to_standard_output(folder: Path) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_a_reader_that_goes_early_is_no_error(tmp_path: Path) -> None:
     program = Path(sys.executable).parent / "opcapture"
     command = f"{program} --input-size 64 --batch-size 1 -o - | head -1"

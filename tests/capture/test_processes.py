@@ -164,6 +164,7 @@ assert total == 3 * 140
     assert len(set(whole.storages)) == sum(len(set(part.storages)) for part in parts)
 
 
+@pytest.mark.slow
 def test_ranks_write_one_file_each_with_their_collectives(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(

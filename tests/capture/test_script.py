@@ -135,6 +135,7 @@ pool.submit(print, "still done")
 """
 
 
+@pytest.mark.slow
 def test_a_pool_of_threads_that_a_module_holds_ends_with_the_script(tmp_path: Path) -> None:
     (tmp_path / "pools.py").write_text(POOL)
     (tmp_path / "pooled.py").write_text(POOLED)

@@ -100,6 +100,7 @@ def test_a_model_that_calls_no_operator_is_one_line_and_leaves_no_trace(tmp_path
     assert not traces_in(tmp_path)
 
 
+@pytest.mark.slow
 def test_ctrl_c_says_where_the_trace_of_a_script_is(folder: Path) -> None:
     endless = "import time, torch\nx = torch.ones(3)\nwhile True:\n    x = x + 1\n    time.sleep(0.001)\n"
     (folder / "endless.py").write_text(endless, encoding="utf-8")

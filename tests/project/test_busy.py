@@ -73,6 +73,7 @@ def test_what_a_fork_took_is_the_tests_own_also_where_it_is_killed(
     assert share_of_others(before, replace(after, busy_s=before.busy_s + used_s)) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "busy", "outcome"),
     [

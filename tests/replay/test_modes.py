@@ -108,6 +108,7 @@ def test_random_results_are_compared_by_their_distribution(
     assert rows_of(rows, "planted-scaled")["status"].tolist() == ["wrong"]
 
 
+@pytest.mark.slow
 def test_a_mode_that_goes_bad_costs_its_row_alone(trace: Path, tmp_path: Path, planted: dict[str, str]) -> None:
     bad = {
         "planted-refuses": ("unsupported", "ValueError: line one line two"),

@@ -22,6 +22,7 @@ from opgrip.traces.records import End
 FAST = ("--iterations", "1", "--warmup", "0")
 
 
+@pytest.mark.slow
 def test_every_signature_of_the_built_in_detector_runs_again(detector_trace: Path, tmp_path: Path) -> None:
     output = tmp_path / "results.json"
     done = run_command("opreplay", detector_trace, *FAST, "-o", output)

@@ -33,6 +33,7 @@ def on_terminal(*words: object, **variables: str) -> str:
     return shown.decode()
 
 
+@pytest.mark.slow
 def test_a_sequence_tells_a_terminal_what_it_does_and_a_pipe_one_line(tiny_trace: Path) -> None:
     words = ("opreplay", tiny_trace, "--sequence", "--iterations", "3")
     shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", on_terminal(*words, NO_COLOR="1"))

@@ -83,6 +83,7 @@ def folder_of_samples(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_a_sample_that_ships_has_a_name_that_no_folder_hides(folder_of_samples: Path) -> None:
     shipped = run_command("opreplay", "sample:nms", *FAST, "-o", "shipped.json", cwd=folder_of_samples)
     assert shipped.returncode == 0, shipped.stderr

@@ -555,6 +555,7 @@ def test_more_memory_than_may_be_taken_is_not(tmp_path: Path) -> None:
     assert told(result) == {"aten.add.Tensor": "unsupported: it needs more memory than there is: 4194304 bytes"}
 
 
+@pytest.mark.slow
 def test_a_detector_replays(detector_trace: Path) -> None:
     result = replay_sequence(load(detector_trace), replace(SETTINGS, repeats=1))
     assert result.replayed > 0.95 * result.calls

@@ -65,6 +65,7 @@ def test_times_of_timelines_that_are_put_together_count_from_the_first() -> None
     assert "traceName" not in whole
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("profiler", [None, "nsys"])
 def test_without_the_package_nvtx_cases_run_and_profilers_that_need_it_say_so(
     tiny_trace: Path, profiler: str | None

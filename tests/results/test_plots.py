@@ -187,6 +187,7 @@ def test_names_of_strangers_stay_text() -> None:
     assert "$jit_ (2 of 2 cases)" in texts(file.getvalue())
 
 
+@pytest.mark.slow
 def test_lines_of_text_do_not_run_over_each_other() -> None:
     """Those below and above the axes, by their boxes."""
     for kind in KINDS:

@@ -241,6 +241,7 @@ def test_a_case_that_is_not_ok_fails_its_test(run: Any, pytester: pytest.Pyteste
     done.stdout.fnmatch_lines(["aten.* (eager): wrong: other results"])
 
 
+@pytest.mark.slow
 def test_a_broken_trace_is_one_error(run: Any, pytester: pytest.Pytester) -> None:
     (pytester.path / "net.jsonl").write_text("{\n")
     done = run("net.jsonl", "--opgrip-traces")

@@ -278,6 +278,7 @@ sys.exit(int(sys.argv[2]))
 """
 
 
+@pytest.mark.slow
 def test_the_verb_grips_functions_of_a_script(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
     names = ("scale", "Head.forward", "Head.forward.moved")

@@ -14,6 +14,7 @@ from opgrip.traces import load
 from opgrip.traces.shipped import shipped_traces
 
 
+@pytest.mark.slow
 def test_a_trace_that_ships_is_named_anywhere(tmp_path: Path) -> None:
     done = run_command("opgrip", "trace", "info", "trace:faster_rcnn", "--top", "1", cwd=tmp_path)
     assert done.returncode == 0, done.stderr

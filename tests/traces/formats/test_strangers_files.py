@@ -20,7 +20,7 @@ sys.path.insert(0, str(ROOT / "tests" / "fuzz"))
 from foreign_mutations import foreign_mutant
 from foreign_seeds import ForeignSeed, readable_formats, seeds_of
 
-MUTANTS = 40
+MUTANTS = 10
 
 
 @pytest.fixture(scope="module")
