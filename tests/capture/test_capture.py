@@ -391,6 +391,7 @@ with Capture(sys.argv[1]):
 """
 
 
+@pytest.mark.slow
 def test_a_forked_child_leaves_the_parents_trace_alone(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
     assert run_python("-c", FORKED, path).returncode == 0

@@ -77,6 +77,7 @@ def test_a_thread_that_outlives_the_capture_runs_on_unrecorded(tmp_path: Path) -
     assert watched.calls == 0
 
 
+@pytest.mark.slow
 def test_a_process_forked_in_a_step_to_learn_in_records_its_calls(tmp_path: Path) -> None:
     done = run_program(
         """
@@ -128,6 +129,7 @@ with Capture("t.jsonl"):
     assert trace.header["parent_pid"] == load(tmp_path / "t.jsonl").header["pid"]
 
 
+@pytest.mark.slow
 def test_dataloader_workers_are_recorded_and_merged(tmp_path: Path) -> None:
     done = run_program(
         """

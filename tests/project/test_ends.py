@@ -16,6 +16,7 @@ from opgrip.replay.cases.ways import Points
 FAST = "--iterations 1 --warmup 0 --top 2"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "command",
     [f"opreplay TRACE {FAST}", "opgrip trace info TRACE", "opgrip longtail TRACE"],

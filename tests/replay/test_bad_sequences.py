@@ -29,6 +29,7 @@ def run_bad(trace: Path, output: Path, *options: str) -> tuple[dict[str, str], d
     return reasons, {row["op"]: row["status"] for row in result["results"]}
 
 
+@pytest.mark.slow
 def test_a_call_that_goes_bad_is_not_run_again_and_says_how(tmp_path: Path) -> None:
     trusted = [word for name in EXTENSIONS for word in ("--extension", name)]
     reasons, statuses = run_bad(bad_trace(tmp_path / "t.jsonl"), tmp_path / "r.json", *trusted, "--timeout", "2")

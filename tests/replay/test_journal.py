@@ -50,6 +50,7 @@ def test_a_journal_whose_first_line_was_cut_begins_anew(tmp_path: Path, job: Job
     assert not path.exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", [".json", ".csv"])
 def test_results_that_are_whole_are_gone_on_with_by_the_same_replay_alone(tmp_path: Path, suffix: str) -> None:
     trace, output = write(tmp_path / "t.jsonl"), tmp_path / f"r{suffix}"

@@ -111,6 +111,7 @@ print(prctl(42, 0, 0, 0, 0))
 """
 
 
+@pytest.mark.slow
 @on_glibc
 def test_what_a_benchmark_asks_of_the_allocator_and_the_system_ends_with_it(tmp_path: Path) -> None:
     done = run_python("-c", UNDONE, tmp_path / "enabled", fresh=True)
@@ -287,6 +288,7 @@ for name in ("aten.cos.default", "aten.sin.default"):
 """
 
 
+@pytest.mark.slow
 @on_glibc
 def test_calls_of_a_sequence_meet_fresh_memory_where_those_of_the_program_did(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(USED_AND_FRESH)

@@ -74,6 +74,7 @@ def test_the_table_holds_every_number_whole(width: int, detector_trace: Path) ->
     assert "beside eager" in shown.text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "command",
     [

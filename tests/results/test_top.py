@@ -69,6 +69,7 @@ def test_a_row_shows_all_that_is_known_of_it() -> None:
     driven(keys)
 
 
+@pytest.mark.slow
 def test_a_long_table_is_listed_as_far_as_it_is_walked() -> None:
     many = [replace(row, case=place) for place in range(200) for row in ROWS[:30]]
 
