@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from bad_cases import ABORT, EXIT, EXTENSIONS, HANG, HUGE, SEGFAULT, bad_trace
 from example_trace import write

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 from made_runs import made_run
 from programs import run_command
 from textual.widgets import DataTable
