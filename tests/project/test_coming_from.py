@@ -18,6 +18,8 @@ from opgrip.traces import load
 
 DOCUMENT = ROOT / "docs" / "coming-from.md"
 SPAN = re.compile(r"`([^`]+)`")
+SERVES = ("opgrip view",)
+"""Commands that go on until they are told to end."""
 
 
 def _commands() -> list[Pasted]:
@@ -45,8 +47,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_as("backendbench", trace, path / "ops.parquet")
     (path / "abs.json").write_text(json.dumps({"input_size": [[2, 3], [16, 8]]}), encoding="utf-8")
     tensor = {"type": "tensor", "dtype": "float", "shape": [8, 8]}
-    config = {"torch.add": {"build": [], "input": [{"args": [tensor, tensor], "kwargs": {}}] * 2}}
+    config = {"torch.add": {"config": [{"input": [{"args": [tensor, tensor], "kwargs": {}}] * 2}]}}
     (path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    convert = ["trace", "convert", "script.jsonl", "dataset", "--to", "flashinfer"]
+    subprocess.run([programs["opgrip"], *convert], cwd=path, check=True, capture_output=True)
     for name in ("results.json", "again.json"):
         replay = ["script.jsonl", "--iterations", "3", "--top", "3", "-o", name]
         subprocess.run([programs["opreplay"], *replay], cwd=path, check=True, capture_output=True)
@@ -60,13 +64,13 @@ def test_the_options_of_each_line_are_there(command: Pasted) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("command", _commands(), ids=lambda pasted: str(pasted.line))
+@pytest.mark.parametrize(
+    "command", [item for item in _commands() if item.command not in SERVES], ids=lambda pasted: str(pasted.line)
+)
 def test_each_line_works(command: Pasted, folder: Path, tmp_path: Path) -> None:
     reason = why_not("docs/coming-from.md", command)
     if reason is not None:
         pytest.skip(reason)
-    for file in folder.iterdir():
-        if file.is_file():
-            shutil.copy(file, tmp_path)
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
     problem = run_pasted(command, tmp_path, tmp_path / "cache")
     assert not problem, problem
