@@ -44,7 +44,7 @@ def steady(args):
     results = real(args)
     times = [100.0, 101.0, 99.0] * 3
     return replace(results, rows=[
-        replace(row, times_us=times, median_us=100.0, repeats=[3, 3, 3], weights=None, slowed=None) for row in results
+        replace(row, times_us=times, median_us=100.0, repeats=[3, 3, 3], weights=None, slowed=None, dropped=0) for row in results
     ])
 
 module.replay_arguments = steady
