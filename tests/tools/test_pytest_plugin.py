@@ -43,9 +43,8 @@ real = module.replay_arguments
 def steady(args):
     results = real(args)
     times = [100.0, 101.0, 99.0] * 3
-    return replace(results, rows=[
-        replace(row, times_us=times, median_us=100.0, repeats=[3, 3, 3], weights=None, slowed=None, dropped=0) for row in results
-    ])
+    steady = dict(times_us=times, median_us=100.0, repeats=[3, 3, 3], weights=None, slowed=None, dropped=0)
+    return replace(results, rows=[replace(row, **steady) for row in results])
 
 module.replay_arguments = steady
 """
