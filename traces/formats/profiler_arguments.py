@@ -13,50 +13,24 @@ from typing import Any
 import torch
 
 from opgrip.traces.arguments import TensorSpec, map_leaves, tensors
+from opgrip.traces.formats.nodes.codes import (
+    DTYPE_OF_CODE,
+    DTYPE_OF_ELEMENT,
+    LAYOUT_OF_CODE,
+    MEMORY_FORMAT_OF_CODE,
+)
 from opgrip.traces.formats.overloads import Bound, NoOverload, bind, op_of, schemas_of
-from opgrip.traces.names import DTYPES, LIMIT
+from opgrip.traces.names import LIMIT
 from opgrip.traces.tensor_specs import contiguous
 
-DTYPE_OF = {
-    "float": torch.float32,
-    "double": torch.float64,
-    "c10::Half": torch.float16,
-    "c10::BFloat16": torch.bfloat16,
-    "bool": torch.bool,
-    "unsigned char": torch.uint8,
-    "signed char": torch.int8,
-    "short": torch.int16,
-    "short int": torch.int16,
-    "int": torch.int32,
-    "long": torch.int64,
-    "long int": torch.int64,
-    "long long": torch.int64,
-    "unsigned short": torch.uint16,
-    "unsigned int": torch.uint32,
-    "unsigned long": torch.uint64,
-    "c10::complex<c10::Half>": torch.complex32,
-    "c10::complex<float>": torch.complex64,
-    "c10::complex<double>": torch.complex128,
-    **{f"c10::F{name[1:]}": dtype for name, dtype in DTYPES.items() if name.startswith("float8")},
-}
+DTYPE_OF = {name: dtype for name, dtype in DTYPE_OF_ELEMENT.items() if not name.startswith("c10::q")}
 """Element types by their C++ names; those of quantized ones are not among them, since their scales are not told."""
 
 # c10's enumerations, which the dispatcher has as whole numbers
-_SCALAR_TYPES = (
-    *("uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64", "complex32", "complex64"),
-    *("complex128", "bool", "qint8", "quint8", "qint32", "bfloat16", "quint4x2", "quint2x4", "bits1x8", "bits2x4"),
-    *("bits4x2", "bits8", "bits16", "float8_e5m2", "float8_e4m3fn", "float8_e5m2fnuz", "float8_e4m3fnuz", "uint16"),
-    *("uint32", "uint64"),
-)
 _ENUMERATIONS: dict[str, dict[str, Any]] = {
-    "ScalarTypeType": {str(number): DTYPES[name] for number, name in enumerate(_SCALAR_TYPES) if name in DTYPES},
-    "LayoutType": {"0": torch.strided, "1": torch.sparse_coo},
-    "MemoryFormatType": {
-        "0": torch.contiguous_format,
-        "1": torch.preserve_format,
-        "2": torch.channels_last,
-        "3": torch.channels_last_3d,
-    },
+    "ScalarTypeType": {str(code): dtype for code, dtype in DTYPE_OF_CODE.items()},
+    "LayoutType": {str(code): layout for code, layout in LAYOUT_OF_CODE.items()},
+    "MemoryFormatType": {str(code): item for code, item in MEMORY_FORMAT_OF_CODE.items()},
 }
 _REAL = r"[+-]?(?:\d{1,20}(?:\.\d{0,40})?(?:[eE][+-]?\d{1,4})?|inf|nan)"
 NUMBER = re.compile(_REAL)

@@ -50,10 +50,7 @@ ELEMENT_NAMES: dict[torch.dtype, str] = {
     torch.qint8: "c10::qint8",
     torch.quint8: "c10::quint8",
     torch.qint32: "c10::qint32",
-    torch.float8_e5m2: "c10::Float8_e5m2",
-    torch.float8_e4m3fn: "c10::Float8_e4m3fn",
-    torch.float8_e5m2fnuz: "c10::Float8_e5m2fnuz",
-    torch.float8_e4m3fnuz: "c10::Float8_e4m3fnuz",
+    **{dtype: f"c10::F{name[1:]}" for name, dtype in DTYPES.items() if name.startswith("float8")},
 }
 """What C++ calls the elements of a dtype, as the compilers name it that Linux has."""
 DTYPE_OF_ELEMENT: dict[str, torch.dtype] = {
