@@ -1,0 +1,116 @@
+"""The manifest of the zoo, `traces/zoo.json`: which traces there are, how each is made, and what it then held."""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from opgrip.traces.errors import UserError
+from opgrip.traces.output import whole_file
+from opgrip.traces.suggestions import did_you_mean
+
+MANIFEST = Path(__file__).parent.parent / "zoo.json"
+FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """What a trace held when it was recorded.
+
+    Attributes
+    ----------
+    versions : by package: torch, opgrip and those that the model is of
+    machine : the device that its times are of
+    steps : recorded ones
+    step_ms : median time of a step, unwatched
+    operators : distinct operators and extension functions
+    longtail : distinct functions that the finder of long-tail functions names
+    size_bytes, sha256 : of the file
+    """
+
+    versions: Mapping[str, str]
+    machine: str
+    steps: int
+    step_ms: float
+    calls: int
+    signatures: int
+    operators: int
+    longtail: int
+    size_bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class ZooTrace:
+    """One model under one way to run it.
+
+    Attributes
+    ----------
+    model : short name, the same for all runs of a model: `faster-rcnn_r50`
+    run : what a step is: `predict`, `train`, `generate`; with a dtype after it where that is not float32:
+        `train-bfloat16`
+    library : whose model it is: `mmdet`, `mmseg`, `transformers`, `opgrip`
+    family : the kind of model: `two-stage`, `encoder`, `diffusion`
+    arguments : of `opcapture`, which make it again
+    inputs : in words: `1 image of 800x1333`
+    remark : what is not as in its config, and why; may be empty
+    recording : what the file held; None where it has not been made yet
+    """
+
+    model: str
+    run: str
+    library: str
+    family: str
+    arguments: Sequence[str]
+    inputs: str = ""
+    remark: str = ""
+    recording: Recording | None = field(default=None)
+
+    @property
+    def name(self) -> str:
+        """`MODEL.RUN`, its name on the command line and that of its file."""
+        return f"{self.model}.{self.run}"
+
+
+def read_manifest(path: Path = MANIFEST) -> list[ZooTrace]:
+    """The traces of a manifest, in its order."""
+    data = json.loads(path.read_text(encoding="utf-8"))
+    return [_trace(item) for item in data["traces"]]
+
+
+def write_manifest(traces: Iterable[ZooTrace], path: Path = MANIFEST) -> None:
+    """Write a manifest anew."""
+    items = [asdict(trace) for trace in traces]
+    with whole_file(path, force=True) as file:
+        file.write((json.dumps({"format": FORMAT, "traces": items}, indent=1) + "\n").encode())
+
+
+def select(patterns: Sequence[str], traces: Sequence[ZooTrace]) -> list[ZooTrace]:
+    """Those whose name, model, library or family a pattern with wildcards matches; all where there is no pattern.
+
+    Raises
+    ------
+    UserError : for a pattern that matches none
+    """
+    selected = {trace.name: trace for trace in traces if not patterns}
+    for pattern in patterns:
+        matching = [trace for trace in traces if _matches(trace, pattern)]
+        if not matching:
+            names = {word for trace in traces for word in (trace.name, trace.model, trace.library, trace.family)}
+            raise UserError(f"no trace of the zoo is {pattern!r}", did_you_mean(pattern, names, "see opgrip zoo list"))
+        selected.update((trace.name, trace) for trace in matching)
+    return list(selected.values())
+
+
+def _matches(trace: ZooTrace, pattern: str) -> bool:
+    words = (trace.name, trace.model, trace.library, trace.family)
+    return any(fnmatch.fnmatchcase(word, pattern) for word in words)
+
+
+def _trace(item: Mapping[str, Any]) -> ZooTrace:
+    recording = item.get("recording")
+    return ZooTrace(**{**item, "recording": None if recording is None else Recording(**recording)})
