@@ -100,7 +100,7 @@ class Trial:
             "calls": operators.total(),
             "missing": dict((self._counts - operators).most_common(REASONS)),
             "surplus": dict((operators - self._counts).most_common(REASONS)),
-            "dropped": sum(capture.dropped.values()),
+            "dropped": capture.dropped,
             "is_same": digest(results) == outcome["native"]["digest"],
         }
 
