@@ -14,10 +14,12 @@ from __future__ import annotations
 import argparse
 import fnmatch
 import json
+import os
 import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +38,7 @@ def main() -> None:
     parser.add_argument("--run", choices=RUNS, help="default: all")
     parser.add_argument("--journal", type=Path, default=Path("build/coverage.jsonl"), help="default: %(default)s")
     parser.add_argument("--again", action="store_true", help="try again what was not whole")
+    parser.add_argument("--jobs", type=int, default=1, help="trials at a time, of a thread each (default: %(default)s)")
     parser.add_argument("--timeout", type=int, default=TIMEOUT_S, help="seconds a trial (default: %(default)s)")
     parser.add_argument("--write", type=Path, help="the page that the table is written to")
     args = parser.parse_args()
@@ -46,13 +49,16 @@ def main() -> None:
         if fnmatch.fnmatch(subject.name, args.name) and args.run in (None, subject.run)
     ]
     console = Console(stderr=True)
-    for number, subject in enumerate(selected, 1):
-        if subject.key in outcomes and not (args.again and not is_whole(outcomes[subject.key])):
-            continue
-        outcomes[subject.key] = outcome = attempt(subject, args.timeout)
-        append(args.journal, outcome)
-        reason = f"{outcome['failed']}: {outcome['reason']}" if "failed" in outcome else "replayed"
-        console.print(f"{number}/{len(selected)} {subject.key}: {reason}", highlight=False, markup=False)
+    remaining = [
+        item for item in selected if item.key not in outcomes or (args.again and "failed" in outcomes[item.key])
+    ]
+    with ThreadPoolExecutor(args.jobs) as pool:
+        for number, outcome in enumerate(pool.map(lambda item: attempt(item, args.timeout), remaining), 1):
+            append(args.journal, outcome)
+            reason = f"{outcome['failed']}: {outcome['reason']}" if "failed" in outcome else "replayed"
+            name = f"{outcome['library']}/{outcome['name']} {outcome['run']}"
+            console.print(f"{number}/{len(remaining)} {name}: {reason}", highlight=False, markup=False)
+    outcomes = read_journal(args.journal)
     chosen = [outcomes[subject.key] for subject in selected if subject.key in outcomes]
     print_summary(chosen)
     if args.write is not None:
@@ -75,8 +81,12 @@ def run_trial(about: dict[str, Any], timeout: int) -> dict[str, Any]:
     """What one process says, or what became of it."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, str(TRIAL), json.dumps(about), folder]
+        # sums of one thread are the same each time
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         try:
-            process = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
+            process = subprocess.run(
+                command, capture_output=True, text=True, timeout=timeout, check=False, env=environment
+            )
         except subprocess.TimeoutExpired:
             return {"failed": "native", "reason": f"it takes more than {timeout} s"}
     try:
@@ -85,11 +95,6 @@ def run_trial(about: dict[str, Any], timeout: int) -> dict[str, Any]:
         lines = process.stderr.splitlines() or [""]
         return {"failed": "native", "reason": f"the process ended with status {process.returncode}: {lines[-1][:200]}"}
     return outcome
-
-
-def is_whole(outcome: dict[str, Any]) -> bool:
-    """Whether nothing of it failed."""
-    return "failed" not in outcome
 
 
 def read_journal(path: Path) -> dict[str, dict[str, Any]]:

@@ -16,8 +16,8 @@ HEADER = """\
 Written by `python benchmarks/coverage.py --write docs/coverage.md`, which says how. Models of one config of each folder
 that mmdet and mmseg carry, and of the architectures of transformers in a small size; random weights, one step, images
 of 160x160 where a model takes these and 320x320 else. *Whole* is a capture that has each operator that an independent
-mode counts as often as that, and whose results and model are bit for bit those of a step that nobody watched. *Replayed*
-is the share of its cases that are ok.
+mode counts as often as that, and whose results and model are bit for bit those of a step that nobody watched.
+*Replayed* is the share of its cases that are ok.
 
 """
 
