@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +53,9 @@ def main() -> None:
         item for item in selected if item.key not in outcomes or (args.again and "failed" in outcomes[item.key])
     ]
     with ThreadPoolExecutor(args.jobs) as pool:
-        for number, outcome in enumerate(pool.map(lambda item: attempt(item, args.timeout), remaining), 1):
+        trials = [pool.submit(attempt, subject, args.timeout) for subject in remaining]
+        for number, trial in enumerate(as_completed(trials), 1):
+            outcome = trial.result()
             append(args.journal, outcome)
             reason = f"{outcome['failed']}: {outcome['reason']}" if "failed" in outcome else "replayed"
             name = f"{outcome['library']}/{outcome['name']} {outcome['run']}"
