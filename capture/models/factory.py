@@ -36,7 +36,8 @@ def load_factory(text: str, options: ModelOptions, source: str = "") -> Program:
     """The program of a factory.
 
     The factory returns a module and its inputs: a tensor, a tuple of positional inputs, or a dictionary of named ones.
-    Of the settings `batch_size`, `input_size`, `sequence_length` and `run` it is given those that it has parameters for.
+    Of the settings `batch_size`, `input_size`, `sequence_length` and `run` it is given those that it has parameters
+    for.
 
     Parameters
     ----------

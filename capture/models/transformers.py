@@ -16,6 +16,7 @@ from opgrip.traces.causes import cause_of
 from opgrip.traces.devices import check_device
 from opgrip.traces.errors import UserError
 from opgrip.traces.extras import needed
+from opgrip.traces.machine import free_memory
 
 if TYPE_CHECKING:
     import torch
@@ -70,11 +71,28 @@ def _sizes(options: ModelOptions) -> dict[str, Any]:
 
 
 def _build(found: type[Any], config: Any) -> nn.Module:
+    size, room = weight_bytes(found, config), free_memory("cpu")
+    if size is not None and room is not None and size > room:
+        problem = f"{found.__name__} has {size / 1e9:.1f} GB of weights, and {room / 1e9:.1f} GB of memory are free"
+        raise UserError(problem, "make it smaller, as with --cfg-options num_hidden_layers=2")
     try:
         model: nn.Module = found(config)
     except Exception as error:
         raise UserError(f"{found.__name__} cannot be built", cause_of(error, 300)) from error
     return model
+
+
+def weight_bytes(found: type[Any], config: Any) -> int | None:
+    """How much memory the weights of a model take, without taking it; None where that cannot be said."""
+    import torch
+
+    try:
+        with torch.device("meta"):
+            model = found(copy.deepcopy(config))
+    except Exception:
+        # some compute with their weights while they are made
+        return None
+    return sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
 
 
 def _step(model: Any, options: ModelOptions) -> Callable[[Any], Any]:
