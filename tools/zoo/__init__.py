@@ -1,0 +1,5 @@
+"""Makes the traces of the zoo: captures their models, packs what was written, and says what it holds."""
+
+from opgrip.tools.zoo.making import differences_anew, is_current, make_trace
+
+__all__ = ["differences_anew", "is_current", "make_trace"]
