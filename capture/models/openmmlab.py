@@ -212,7 +212,7 @@ def _step(model: Any, config: Any, run: str) -> Callable[[Any], Any]:
 
 
 def _begin_training() -> None:
-    """Tell what mmengine's loops do before the first step: some models choose their assigner or resize batches by it."""
+    """Tell what mmengine's loops do before the first step: assigners and sizes of batches are chosen by it."""
     from mmengine.logging import MessageHub
 
     for name in ("epoch", "iter"):

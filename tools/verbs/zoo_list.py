@@ -17,6 +17,7 @@ examples:
   opgrip zoo list
   opgrip zoo list mmdet two-stage       of that library or family
   opgrip zoo list '*.train'
+  opgrip zoo list mmdet --distinct      how many operators and long-tail functions they have together
 """
 NAMES = "a name, model, library or family, with wildcards"
 TEXTS = (("name", 30, 0), ("library", 12, 3), ("family", 12, 2))
@@ -27,12 +28,18 @@ NUMBERS = ("calls", "signatures", "operators", "longtail", "size_bytes")
 def prepare(parser: argparse.ArgumentParser) -> None:
     """The verb's options."""
     parser.add_argument("names", nargs="*", metavar="GLOB", help=f"only those of {NAMES}")
+    parser.add_argument(
+        "--distinct", action="store_true", help="load them, and count what is distinct over all of them; takes minutes"
+    )
     add_debug(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Print a line a trace; in a pipe, columns with tabs between them."""
     traces = select(args.names, read_manifest())
+    if args.distinct:
+        print(_distinct(traces))
+        return 0
     rows = [(trace.name, trace.library, trace.family, *_numbers(trace)) for trace in traces]
     if not sys.stdout.isatty():
         sys.stdout.writelines("\t".join(row) + "\n" for row in rows)
@@ -49,6 +56,16 @@ def run(args: argparse.Namespace) -> int:
     print_table(columns, sys.stdout)
     print(summary(traces))
     return 0
+
+
+def _distinct(traces: Sequence[ZooTrace]) -> str:
+    from opgrip.tools.zoo import count_distinct
+
+    counts = count_distinct(traces)
+    return (
+        f"{counted(counts.operators, 'operator')}, {counts.extension_functions} of them functions of extensions, "
+        f"and {counted(counts.longtail, 'long-tail function')} in {counted(counts.traces, 'trace')}"
+    )
 
 
 def _numbers(trace: ZooTrace) -> list[str]:

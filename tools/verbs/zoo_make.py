@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
     reporter = Reporter(args.prog)
     traces = select(args.names, read_manifest())
     if args.check:
-        return int(any([_differs(trace, args.timeout, reporter) for trace in traces]))
+        return int(sum(_differs(trace, args.timeout, reporter) for trace in traces) > 0)
     due = [trace for trace in traces if args.force or not is_current(trace)]
     if len(due) < len(traces):
         reporter.say(f"{counted(len(traces) - len(due), 'trace')} there already")
@@ -83,9 +83,7 @@ def _is_made(trace: ZooTrace, timeout_s: float, reporter: Reporter) -> bool:
 def _write_down(made: ZooTrace) -> None:
     """Give a trace its recording in the manifest as it is by now: making takes hours, in which people edit it."""
     traces: Sequence[ZooTrace] = read_manifest()
-    write_manifest(
-        replace(trace, recording=made.recording) if trace.name == made.name else trace for trace in traces
-    )
+    write_manifest(replace(trace, recording=made.recording) if trace.name == made.name else trace for trace in traces)
 
 
 def _differs(trace: ZooTrace, timeout_s: float, reporter: Reporter) -> bool:
@@ -104,4 +102,6 @@ def _differs(trace: ZooTrace, timeout_s: float, reporter: Reporter) -> bool:
     return bool(lines)
 
 
-verbs.register("zoo make")(Verb("make traces of the zoo again, or check that they come out the same", EXAMPLES, prepare, run))
+verbs.register("zoo make")(
+    Verb("make traces of the zoo again, or check that they come out the same", EXAMPLES, prepare, run)
+)

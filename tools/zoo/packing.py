@@ -1,4 +1,4 @@
-"""The file of a trace as it ships: compressed as far as zstd goes, and saying the recipe rather than where it was made."""
+"""The file of a trace as it ships: compressed as far as zstd goes, and naming its recipe, not where it was made."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 from hashlib import sha256
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -63,8 +64,7 @@ def _versions(content: Trace, library: str) -> dict[str, str]:
     if isinstance(model, dict):
         versions |= {str(name): str(number) for name, number in (model.get("packages") or {}).items()}
     if library not in versions:
-        try:
+        # the models of a library that ships with opgrip have its version
+        with suppress(PackageNotFoundError):
             versions[library] = version(library)
-        except PackageNotFoundError:
-            pass
     return versions
