@@ -129,7 +129,7 @@ def usual(own: pd.DataFrame, column: str) -> str:
     """The values of a column that most calls have, with their shares: `[2,3] 80%, [4] 20%`."""
     sums = own.groupby(column)["weighted"].sum().sort_values(ascending=False, kind="stable")
     whole = float(sums.sum()) or 1.0
-    words = [f"{name or '-'} {share / whole:.0%}" for name, share in sums.head(USUAL).items()]
+    words = [f"{str(name) or '-'} {share / whole:.0%}" for name, share in sums.head(USUAL).items()]
     return "; ".join([*words, *([counted(len(sums) - USUAL, "other")] if len(sums) > USUAL else [])])
 
 
