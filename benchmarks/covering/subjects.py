@@ -66,7 +66,7 @@ def _cost(path: Path) -> tuple[bool, bool, int, str]:
 def _architectures(library: str) -> Iterator[tuple[str, str, tuple[str, ...], tuple[str, ...]]]:
     if importlib.util.find_spec(library) is None:
         return
-    from opgrip.capture.models.transformers import architectures
+    from opgrip.capture.models.transformers_configs import architectures
 
     for name in architectures():
-        yield name, f"transformers:{name}", ("size=small",), ()
+        yield name, f"transformers:{name}", ("small",), ()

@@ -110,7 +110,7 @@ class Trial:
         return {"unexplained": {item.op: [item.torch_calls, item.trace_calls] for item in differences[:REASONS]}}
 
     def _replayed(self, outcome: dict[str, Any]) -> dict[str, Any]:
-        frame = replay(self._trace, iterations=1, warmup=0, store="").frame
+        frame = replay(self._trace, iterations=1, warmup=0).frame
         statuses = Counter(frame["status"])
         bad = frame[frame["status"] != "ok"]
         reasons = Counter(f"{op}: {error}" for op, error in zip(bad["op"], bad["error"], strict=True))
