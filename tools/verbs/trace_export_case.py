@@ -67,6 +67,7 @@ def export_case(trace: Trace, number: int) -> str:
 
 def source_of(trace: Trace, case: Case) -> str:
     """The source of a case's file, as `export_case` has it."""
+    from opgrip.replay.arguments.values import with_defaults
     from opgrip.replay.operators.lookup import Unsupported, find_operator
     from opgrip.traces.scripts import script_of
 
@@ -75,7 +76,8 @@ def source_of(trace: Trace, case: Case) -> str:
         find_operator(signature, extensions=())
     except Unsupported as error:
         raise UserError(f"{signature.op} cannot stand in a script", str(error)) from error
-    return script_of(signature, trace.values, case.context, list(_facts(trace, case)))
+    signature, values = with_defaults(signature, trace.values)
+    return script_of(signature, values, case.context, list(_facts(trace, case)))
 
 
 def _facts(trace: Trace, case: Case) -> list[str]:
