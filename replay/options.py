@@ -120,7 +120,7 @@ def make_parser() -> argparse.ArgumentParser:
         type=Path,
         metavar="TRACE",
         nargs="?",
-        help="a file that opcapture wrote; samples, sample:NAME, or a folder that grip wrote",
+        help="a trace, or a file of another tool; samples, sample:NAME, or a folder that grip wrote",
     )
     add_all_options(parser, option_classes())
     add_debug(parser)

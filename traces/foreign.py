@@ -114,7 +114,7 @@ class ForeignFile:
         if size > most and not self.unbounded:
             raise UserError(
                 f"{self.path} stands for {count:,} cases, of which {most:,} are read at most",
-                "opreplay and opgrip trace convert take a part with --start and --stop, or some with --sample",
+                "take a part with --start and --stop, or some with --sample",
             )
         return self.cut.places(count)
 

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from opgrip.replay.arguments.inputs import DeviceMap
+from opgrip.replay.arguments.values import trace_with_defaults
 from opgrip.replay.cases.flow import FlowingCall, make_flow
 from opgrip.replay.cases.fresh import NewMemory, new_memory
 from opgrip.replay.checks.tolerances import Tolerance
@@ -101,6 +102,7 @@ def replay_sequence(
     """
     if trace.own_calls.empty:
         raise UserError("the trace holds no calls", "capture a program that runs some")
+    trace = trace_with_defaults(trace)
     flow = make_flow(trace)
     room = room_on(settings.device) if settings.room_bytes is None else settings.room_bytes
     with _own_randomness(settings.device):

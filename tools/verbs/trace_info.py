@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 
 from opgrip.tools.verbs.verb import Verb, verbs
 from opgrip.traces.command import add_debug, add_reading, positive, printable
+from opgrip.traces.cuts import Cut
 from opgrip.traces.errors import UserError
+from opgrip.traces.options import add_options, from_arguments
 from opgrip.traces.output import check_writable, whole_file
 from opgrip.traces.progress import Reporter
 from opgrip.traces.tables import TableColumn, print_table
@@ -30,6 +32,7 @@ examples:
   opgrip trace info trace:faster_rcnn
   opgrip trace info trace:faster_rcnn --top 30 | less
   opgrip trace info trace:faster_rcnn --by function --by line
+  opgrip trace info ranges.json --sample 100          of the million cases that ranges make
 """
 
 
@@ -41,7 +44,7 @@ MOST_UNFINISHED = 20
 
 def prepare(parser: argparse.ArgumentParser) -> None:
     """The verb's options."""
-    parser.add_argument("trace", type=Path, metavar="TRACE", help="a file that opcapture wrote")
+    parser.add_argument("trace", type=Path, metavar="TRACE", help="a trace, or a file of another tool")
     parser.add_argument(
         "--top", type=positive, default=12, metavar="N", help="rows of each table (default: %(default)s)"
     )
@@ -53,19 +56,21 @@ def prepare(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write all rows of the tables: .json, .csv")
     parser.add_argument("-f", "--force", action="store_true", help="replace an existing file")
+    add_options(parser, Cut)
     add_reading(parser, "show what there is of a cut or damaged trace")
     add_debug(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Print where the trace comes from, and its time by operator and module."""
-    from opgrip.traces import load
+    from opgrip.traces import TraceReader, load
 
     tables = args.by or ["op", "module"]
     if args.output is not None:
         _check_output(args.output, args.force, tables)
     with Reporter(args.prog).reading(args.trace):
-        trace = load(args.trace, args.partial, args.unbounded)
+        reader = TraceReader(args.trace, args.unbounded, cut=from_arguments(Cut, args))
+        trace = load(args.trace, args.partial, args.unbounded, reader)
     for name, value in facts(trace):
         print_line(f"{name:<12}{printable(value)}", sys.stdout, indent=12)
     print()

@@ -21,6 +21,7 @@ from opgrip.traces.foreign import ForeignFile, Format, Head, formats
 from opgrip.traces.formats.building import NO_TIMES, NO_VALUES, RecordBuilder
 from opgrip.traces.formats.graph_storages import Storages, aliases, split
 from opgrip.traces.formats.onnx_folding import Shapes, complete
+from opgrip.traces.formats.onnx_functions import inlined
 from opgrip.traces.formats.onnx_nodes import Call, Node, NoOperator, tensor
 from opgrip.traces.formats.onnx_operators import check_operator, lower
 from opgrip.traces.formats.overloads import NoOverload, bind
@@ -58,7 +59,12 @@ def read(file: ForeignFile) -> Iterator[Record]:
     onnx = needed("onnx", "onnx")
     model = _parse(file, onnx)
     graph = model.graph
+    # weights go first, so that what is passed about is small
     constants = _constants(graph, onnx)
+    if model.functions:
+        model = inlined(model, file.losses)
+        graph = model.graph
+        constants |= _constants(graph, onnx)
     if _close(graph):
         file.losses.defaults.append(OPEN_SIZES)
     graph = _inferred(model, onnx)
@@ -104,8 +110,6 @@ def _parse(file: ForeignFile, onnx: Any) -> Any:
         raise file.damage(one_line(error, 100)) from error
     if not model.HasField("graph"):
         raise file.damage("it holds no graph")
-    # inference would go through their bodies, which may call each other without end
-    del model.functions[:]
     del model.training_info[:]
     return model
 

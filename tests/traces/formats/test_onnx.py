@@ -313,3 +313,49 @@ def test_lists_that_double_take_no_memory(tmp_path: Path) -> None:
     assert trace.calls["op"].value_counts()["aten.cat.default"] == 60
     assert trace.end is not None
     assert [item.op for item in trace.end.dropped] == ["Reshape"]
+
+
+def functions_of(bodies: dict[str, list[Any]], first: str) -> Any:
+    """A model that calls one of its own functions."""
+    imports = [helper.make_opsetid("", 17), helper.make_opsetid("own", 1)]
+    functions = [helper.make_function("own", name, ["a"], ["b"], body, imports) for name, body in bodies.items()]
+    value = helper.make_tensor_value_info("x", TensorProto.FLOAT, [2, 3])
+    result = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
+    graph = helper.make_graph([helper.make_node(first, ["x"], ["y"], domain="own")], "g", [value], [result])
+    return helper.make_model(graph, functions=functions, opset_imports=imports)
+
+
+def chained(op: str, times: int) -> list[Any]:
+    """Nodes of an own function, one on what the other gives."""
+    names = ["a", *(f"t{place}" for place in range(times - 1)), "b"]
+    return [helper.make_node(op, [names[at]], [names[at + 1]], domain="own") for at in range(times)]
+
+
+def test_functions_of_the_model_are_followed(tmp_path: Path) -> None:
+    inner = [helper.make_node("Relu", ["a"], ["t"]), helper.make_node("Exp", ["t"], ["b"])]
+    onnx.save(functions_of({"Inner": inner, "Outer": chained("Inner", 2)}, "Outer"), tmp_path / "a.onnx")
+    trace = load(tmp_path / "a.onnx")
+    assert list(trace.calls["op"]) == ["aten.relu.default", "aten.exp.default"] * 2
+    assert trace.end is not None
+    assert not trace.end.dropped
+
+
+@pytest.mark.parametrize(
+    ("bodies", "reason"),
+    [
+        ({"F0": chained("F0", 1)}, "one calls itself"),
+        ({"F0": chained("F1", 1), "F1": chained("F0", 1)}, "one calls itself"),
+        (
+            {f"F{at}": chained(f"F{at + 1}", 2) for at in range(40)}
+            | {"F40": [helper.make_node("Relu", ["a"], ["b"])]},
+            "more than 1,000,000 nodes",
+        ),
+    ],
+    ids=["itself", "each other", "doubling"],
+)
+def test_functions_without_end_are_not_followed(bodies: dict[str, list[Any]], reason: str, tmp_path: Path) -> None:
+    onnx.save(functions_of(bodies, "F0"), tmp_path / "a.onnx")
+    trace = load(tmp_path / "a.onnx")
+    assert reason in "".join(trace.header["defaults"])
+    assert trace.end is not None
+    assert [(item.op, item.reason) for item in trace.end.dropped] == [("own::F0", "no aten operator for it")]

@@ -35,7 +35,7 @@ def test_operators_counts_shapes_and_settings_are_read(tmp_path: Path) -> None:
     )
     assert first.kwargs == {"alpha": -2}
     assert second.args[1] == 1e-06
-    assert third.kwargs == {"dtype": torch.float16, "layout": torch.strided, "device": "cuda"}
+    assert third.kwargs == {"dtype": torch.float16, "layout": torch.strided, "device": torch.device("cuda")}
     assert trace.header["converted_from"] == "tritonbench"
     assert trace.summary()["share"].tolist() == pytest.approx([4 / 6, 2 / 6])
 
