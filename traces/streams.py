@@ -40,6 +40,12 @@ def compress_to(raw: IO[bytes], name: str) -> ByteSink:
     return raw
 
 
+def check_compression(name: str) -> None:
+    """Raise `UserError` where a name's suffix asks for a compression whose package is not installed."""
+    if name.endswith(".zst"):
+        _zstandard()
+
+
 def read_chunks(path: Path) -> Iterator[bytes]:
     """The file's decompressed bytes, as far as they go.
 
