@@ -6,10 +6,12 @@ import argparse
 import sys
 import textwrap
 from collections.abc import Sequence
+from typing import Any
 
 from opgrip.tools.verbs import verbs
 from opgrip.traces.command import OneLineParser, add_version, run_command
 from opgrip.traces.loading import loading
+from opgrip.traces.suggestions import listed
 
 DESCRIPTION = """\
 Look into traces and results, and take functions out of programs.
@@ -43,6 +45,17 @@ def _is_beside(name: str) -> bool:
     return bool(last) and group in verbs.names() and name in verbs.names()
 
 
+class _VerbParser(OneLineParser):
+    """A parser that knows of a verb in which group it is."""
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            full_names = [f"opgrip {name}" for name in verbs.names() if name.partition(" ")[2] == value]
+            if full_names:
+                raise argparse.ArgumentError(action, f"{value!r} is no choice: did you mean {listed(full_names)}?")
+        super()._check_value(action, value)
+
+
 def _run(args: argparse.Namespace) -> int:
     with loading(args.prog):
         import torch  # noqa: F401 - what a verb does begins with it
@@ -73,7 +86,7 @@ def _list_verbs() -> str:
 
 def make_parser() -> argparse.ArgumentParser:
     """A parser with a branch for each verb: `trace info` is the verb `info` of the group `trace`, `grip` is in none."""
-    parser = OneLineParser("opgrip", usage=USAGE, description=DESCRIPTION, epilog=_list_verbs())
+    parser = _VerbParser("opgrip", usage=USAGE, description=DESCRIPTION, epilog=_list_verbs())
     add_version(parser)
     # listed below, with the names in each group
     groups = parser.add_subparsers(prog="opgrip", metavar="VERB", required=True, dest="group", help=argparse.SUPPRESS)

@@ -23,6 +23,7 @@ from opgrip.replay.timing.methods import DISCRETE, EVENTS
 from opgrip.traces import Trace
 from opgrip.traces.arguments import tensors
 from opgrip.traces.options import from_plain
+from opgrip.traces.unconverted import unconverted
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +71,7 @@ class Job:
         cases = source_cases.cases
         if not source_cases.is_cut:
             cases = [cases[place] for place in selection.places(len(cases))]
-        notes = [trace.missing] if trace.missing else []
+        notes = [note for note in (trace.missing, unconverted(trace)) if note]
         notes += dict.fromkeys(str(warning.message) for warning in caught)
         return Loaded(source_cases, cases, settings_for(self.plan, trace), notes)
 

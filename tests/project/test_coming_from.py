@@ -45,7 +45,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_as("tritonbench", trace, path / "inputs.txt")
     write_as("execution_trace", trace, path / "et.json")
     write_as("backendbench", trace, path / "ops.parquet")
-    (path / "abs.json").write_text(json.dumps({"input_size": [[2, 3], [16, 8]]}), encoding="utf-8")
+    for table in ("abs.json", "relu.json"):
+        (path / table).write_text(json.dumps({"input_size": [[2, 3], [16, 8]]}), encoding="utf-8")
     tensor = {"type": "tensor", "dtype": "float", "shape": [8, 8]}
     config = {"torch.add": {"config": [{"input": [{"args": [tensor, tensor], "kwargs": {}}] * 2}]}}
     (path / "config.json").write_text(json.dumps(config), encoding="utf-8")

@@ -33,6 +33,7 @@ examples:
   opgrip trace info trace:faster_rcnn --top 30 | less
   opgrip trace info trace:faster_rcnn --by function --by line
   opgrip trace info ranges.json --sample 100          of the million cases that ranges make
+  opgrip trace info model.onnx                                  files of other tools: docs/formats.md
 """
 
 
@@ -44,7 +45,7 @@ MOST_UNFINISHED = 20
 
 def prepare(parser: argparse.ArgumentParser) -> None:
     """The verb's options."""
-    parser.add_argument("trace", type=Path, metavar="TRACE", help="a trace, or a file of another tool")
+    parser.add_argument("trace", type=Path, metavar="TRACE", help="a file that opcapture wrote, or one of another tool")
     parser.add_argument(
         "--top", type=positive, default=12, metavar="N", help="rows of each table (default: %(default)s)"
     )
@@ -78,10 +79,12 @@ def run(args: argparse.Namespace) -> int:
         print_line(f"{DEVICE_TIME}; host us is the host's time beside it", sys.stdout)
     if KERNEL in tables and not trace.kernels:
         raise UserError(f"{args.trace} names no kernels", "capture it on a GPU with --device-time kernels")
+    # shares are by the number of calls where a file of another tool has no times
+    is_timed = trace.header.get("timed") is not False
     summaries = {by: _summary(trace, by) for by in tables}
     for by, table in summaries.items():
-        title = f"{TABLES[by].title} by share of time ({len(table)} in all)"
-        print_table(_columns(table.head(args.top), by), sys.stdout, title)
+        title = f"{TABLES[by].title} by share of {'time' if is_timed else 'calls'} ({len(table)} in all)"
+        print_table(_columns(table.head(args.top), by, is_timed), sys.stdout, title)
     if args.output is not None:
         _write(summaries, args.output, args.force)
         rows = sum(map(len, summaries.values()))
@@ -154,6 +157,7 @@ NUMBERS = {
     "launches": ("launches", 1),
 }
 """Columns of the tables, as far as they have them: headings with their ranks, as in `TableColumn`."""
+TIMES = ("time_us", "total_us", "host_us")
 LEAST = {
     "op": 20,
     "module": 20,
@@ -287,13 +291,13 @@ def _summary(trace: Trace, by: str) -> pd.DataFrame:
     return trace.kernels_by_operator() if by == KERNEL else trace.summary(*GROUPS[by].columns)
 
 
-def _columns(table: pd.DataFrame, by: str) -> list[TableColumn]:
+def _columns(table: pd.DataFrame, by: str, is_timed: bool) -> list[TableColumn]:
     return [
         TableColumn("share", [f"{share:.1%}" for share in table["share"]]),
         *(
             TableColumn(heading, [f"{number:,.0f}" for number in table[name]], rank=rank)
             for name, (heading, rank) in NUMBERS.items()
-            if name in table
+            if name in table and (is_timed or name not in TIMES)
         ),
         *(_place_column(name, table[name]) for name in TABLES[by].columns),
     ]
