@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -302,6 +304,32 @@ def test_sizes_beyond_memory_take_none(sizes: list[int], tmp_path: Path) -> None
     trace = write(nodes, [x], [y], tmp_path, [shape])
     assert trace.end is not None
     assert len(trace.calls) + sum(item.count for item in trace.end.dropped) == 2
+
+
+def test_dimensions_that_double_take_no_memory(tmp_path: Path) -> None:
+    nodes = [helper.make_node("Gather", [f"x{place}"] * 2, [f"x{place + 1}"]) for place in range(34)]
+    start = helper.make_tensor_value_info("x0", TensorProto.INT64, [2, 2])
+    path = tmp_path / "m.onnx"
+    onnx.save(helper.make_model(helper.make_graph(nodes, "g", [start], [])), path)
+    script = (
+        "import resource, sys; from opgrip.traces import load; load(sys.argv[1]); import onnx, torch;"
+        "taken = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize();"
+        "resource.setrlimit(resource.RLIMIT_AS, (taken + (1 << 29),) * 2); print(len(load(sys.argv[2]).calls))"
+    )
+    small = tmp_path / "small.onnx"
+    onnx.save(helper.make_model(helper.make_graph(nodes[:1], "g", [start], [])), small)
+    done = subprocess.run([sys.executable, "-c", script, small, path], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-500:]
+    assert 4 <= int(done.stdout) <= 7
+
+
+def test_tensors_of_more_dimensions_than_torch_has_are_named(tmp_path: Path) -> None:
+    node = helper.make_node("Relu", ["x"], ["y"])
+    start = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1] * 65)
+    onnx.save(helper.make_model(helper.make_graph([node], "g", [start], [])), tmp_path / "m.onnx")
+    trace = load(tmp_path / "m.onnx")
+    assert trace.end is not None
+    assert [item.reason for item in trace.end.dropped] == ["onnx infers no shape of what it takes"]
 
 
 def test_lists_that_double_take_no_memory(tmp_path: Path) -> None:
