@@ -105,7 +105,11 @@ def make_config(found: type[Any], cfg_options: Sequence[str], sizes: Mapping[str
     for key, value in sizes.items():
         for path in _paths_of(default, key):
             _set(settings, default, path, value)
-    return _build(config_class, settings, found.__name__) if settings else default
+    config = _build(config_class, settings, found.__name__) if settings else default
+    if config.is_encoder_decoder and getattr(config, "decoder_start_token_id", None) is None:
+        # some leave to their checkpoints which word a text begins with
+        config.decoder_start_token_id = getattr(config, "pad_token_id", None) or 0
+    return config
 
 
 def _build(config_class: Any, settings: Mapping[str, Any], name: str) -> Any:
