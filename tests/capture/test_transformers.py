@@ -96,7 +96,7 @@ def test_autocast_holds_for_the_model_alone(tmp_path: Path) -> None:
 
 def test_autocast_ends_where_a_model_fails() -> None:
     program = load_program("transformers:bert", options("predict", autocast="bfloat16"))
-    with pytest.raises(TypeError):
+    with pytest.raises(ValueError, match="exactly one of"):
         program.step({"no_such_input": 1})
     assert not torch.is_autocast_enabled("cpu")
 
