@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any
@@ -70,9 +69,13 @@ def find_class(name: str) -> type[Any]:
     UserError : where there is none
     """
     package = needed("transformers", EXTRA)
-    found = getattr(package, usual_class(name) or name, None) if name in model_types() else _class_named(package, name)
-    if inspect.isclass(found) and issubclass(found, package.PreTrainedModel) and found.config_class is not None:
-        return found
+    found: Any = (
+        getattr(package, usual_class(name) or name, None) if name in model_types() else _class_named(package, name)
+    )
+    if isinstance(found, type) and issubclass(found, package.PreTrainedModel):
+        architecture: type[Any] = found
+        if getattr(architecture, "config_class", None) is not None:
+            return architecture
     names = {*model_types(), *(other for other in dir(package) if "For" in other or other.endswith("Model"))}
     hint = did_you_mean(name, names, "name a class, as BertForMaskedLM, or a model type, as bert", "transformers:{}")
     raise UserError(f"transformers has no model {name!r}", hint)

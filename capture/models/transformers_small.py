@@ -62,7 +62,7 @@ def small_settings(config: Any) -> dict[str, Any]:
         settings["depths"] = [1] * len(values["depths"])
     settings |= _heads(config, values) | _words(values)
     for name in getattr(config, "sub_configs", {}):
-        inner = getattr(config, name, None)
+        inner: Any = getattr(config, name, None)
         if hasattr(inner, "to_dict"):
             settings[name] = {"model_type": inner.model_type, **small_settings(inner)}
     return settings
