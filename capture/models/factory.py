@@ -8,7 +8,7 @@ import importlib.util
 import inspect
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import TYPE_CHECKING, Any
@@ -175,7 +175,22 @@ def _step(model: nn.Module, run: str) -> Callable[[Any], Any]:
         return loss
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise UserError(f"{type(model).__qualname__} has no parameters to train", "choose --run predict or loss")
-    return train_step(loss, torch.optim.SGD(model.parameters(), lr=LEARNING_RATE, momentum=0.9))
+    return train_step(loss, *_optimizers(model))
+
+
+def _optimizers(model: Any) -> Sequence[torch.optim.Optimizer]:
+    """Those that a module's `configure_optimizers` gives, one or several; else one that fits most."""
+    import torch
+
+    if not hasattr(model, "configure_optimizers"):
+        return (torch.optim.SGD(model.parameters(), lr=LEARNING_RATE, momentum=0.9),)
+    optimizers = model.configure_optimizers()
+    optimizers = optimizers if isinstance(optimizers, list | tuple) else (optimizers,)
+    if optimizers and all(isinstance(optimizer, torch.optim.Optimizer) for optimizer in optimizers):
+        return optimizers
+    raise UserError(
+        f"configure_optimizers of {type(model).__qualname__} gives no optimizers", "return one, or a list of them"
+    )
 
 
 def train_step(

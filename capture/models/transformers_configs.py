@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any
@@ -24,9 +23,9 @@ HEADS = (
     "CTC",
     "OBJECT_DETECTION",
     "UNIVERSAL_SEGMENTATION",
-    "SEMANTIC_SEGMENTATION",
     "DEPTH_ESTIMATION",
     "IMAGE_CLASSIFICATION",
+    "SEMANTIC_SEGMENTATION",
     "VIDEO_CLASSIFICATION",
     "AUDIO_CLASSIFICATION",
     "TIME_SERIES_PREDICTION",
@@ -70,9 +69,13 @@ def find_class(name: str) -> type[Any]:
     UserError : where there is none
     """
     package = needed("transformers", EXTRA)
-    found = getattr(package, usual_class(name) or name, None) if name in model_types() else _class_named(package, name)
-    if inspect.isclass(found) and issubclass(found, package.PreTrainedModel) and found.config_class is not None:
-        return found
+    found: Any = (
+        getattr(package, usual_class(name) or name, None) if name in model_types() else _class_named(package, name)
+    )
+    if isinstance(found, type) and issubclass(found, package.PreTrainedModel):
+        architecture: type[Any] = found
+        if getattr(architecture, "config_class", None) is not None:
+            return architecture
     names = {*model_types(), *(other for other in dir(package) if "For" in other or other.endswith("Model"))}
     hint = did_you_mean(name, names, "name a class, as BertForMaskedLM, or a model type, as bert", "transformers:{}")
     raise UserError(f"transformers has no model {name!r}", hint)
@@ -105,7 +108,11 @@ def make_config(found: type[Any], cfg_options: Sequence[str], sizes: Mapping[str
     for key, value in sizes.items():
         for path in _paths_of(default, key):
             _set(settings, default, path, value)
-    return _build(config_class, settings, found.__name__) if settings else default
+    config = _build(config_class, settings, found.__name__) if settings else default
+    if config.is_encoder_decoder and getattr(config, "decoder_start_token_id", None) is None:
+        # some leave to their checkpoints which word a text begins with
+        config.decoder_start_token_id = getattr(config, "pad_token_id", None) or 0
+    return config
 
 
 def _build(config_class: Any, settings: Mapping[str, Any], name: str) -> Any:

@@ -22,6 +22,8 @@ FRAMES = 100
 """Of a sound that comes as features: a second of those of 10 ms."""
 VIDEO_FRAMES = 8
 POINTS = 2
+PLACES_OF_IMAGES = ("image_token_id", "image_token_index")
+"""Settings of the word that stands where a text has an image."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,9 +141,12 @@ def _decoder_input_ids(request: Request) -> Tensor:
     return _texts(request.config.get_text_config(decoder=True), request.batch, request.sequence)
 
 
-def _pixel_values(request: Request) -> Tensor:
+def _pixel_values(request: Request) -> Tensor | None:
     import torch
 
+    if "input_ids" in request.parameters and any(hasattr(request.config, name) for name in PLACES_OF_IMAGES):
+        # an image's features take the places of such words, as many as the model's processor counts: texts alone
+        return None
     channels = next(_settings(request.config, "num_channels", "in_channels", "in_chans"), 3)
     frames = next(_settings(request.config, "num_frames"), VIDEO_FRAMES)
     video = type(request.model).__name__.endswith("ForVideoClassification")
