@@ -149,9 +149,8 @@ def span(text: str) -> tuple[int, int | None]:
     if text == "all":
         return ALL, None
     first, colon, last = text.partition(":")
-    if not all(
-        (part.isdecimal() and len(part) < 10) or (colon and not part) for part in (first, last if colon else "1")
-    ):
+    numbers = [number for number in (first, last) if number]
+    if not numbers or not all(number.isdecimal() and len(number) < 10 for number in numbers):
         raise argparse.ArgumentTypeError(f"{text!r} is neither a number, as 2, nor a span of them, as 2:, nor all")
     most = int(last) if last else (None if colon else int(first))
     return int(first or 1), most
