@@ -19,9 +19,12 @@ from opgrip.traces.corpus.cases import write_cases
 from opgrip.traces.errors import UserError
 from opgrip.traces.keywords import arguments_of
 from opgrip.traces.progress import Reporter
+from opgrip.traces.words import counted
 
 CASES, RESULTS = ".cases.jsonl.zst", ".results.json"
 """What the names of the files end in that a trial keeps, to go on with."""
+IN_EAGER = "in eager"
+"""Status of what eager cannot run here either."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,9 +117,9 @@ def _table(corpus: Corpus, rows: Sequence[Result], modes: Sequence[str]) -> pd.D
                 "mode": row.mode,
                 "op": row.op,
                 "call": calls[row.key],
-                "status": "in eager" if in_eager else row.status,
+                "status": IN_EAGER if in_eager else row.status,
                 "reason": row.error or "",
-                "models": sorted(models[row.key]),
+                "models": ", ".join(sorted(models[row.key])),
                 "share": float(shares[row.key]),
                 "key": row.key,
             }
@@ -126,23 +129,22 @@ def _table(corpus: Corpus, rows: Sequence[Result], modes: Sequence[str]) -> pd.D
 
 
 def describe_lacking(table: pd.DataFrame) -> list[str]:
-    """A line a mode: `onnxruntime: 31 signatures of 12 models cannot run, 3.2% of the time`."""
+    """A line a mode: `onnxruntime: 31 signatures of 12 models cannot run, of 200 that were tried: 3.2% of the time`."""
     lines = []
     for mode, own in table.groupby("mode", sort=False):
         lacking = cannot_run(own)
-        models = {name for names in lacking["models"] for name in names}
-        beside = int((own["status"] == "in eager").sum())
+        beside = int((own["status"] == IN_EAGER).sum())
         also = f"; {beside:,} more do not run in eager either" if beside else ""
         lines.append(
-            f"{mode}: {len(lacking):,} of {len(own):,} signatures, of {len(models):,} models, cannot run, "
-            f"{lacking['share'].sum():.1%} of the time{also}"
+            f"{mode}: {counted(len(lacking), 'signature')} of {counted(len(_models(lacking)), 'model')} cannot run, of "
+            f"{len(own):,} that were tried: {lacking['share'].sum():.1%} of the time{also}"
         )
     return lines
 
 
 def cannot_run(table: pd.DataFrame) -> pd.DataFrame:
     """The rows that a mode, or the device, cannot run, or runs wrong."""
-    return table[~table["status"].isin([OK, "in eager"])]
+    return table[~table["status"].isin([OK, IN_EAGER])]
 
 
 def by_operator(table: pd.DataFrame) -> pd.DataFrame:
@@ -150,10 +152,13 @@ def by_operator(table: pd.DataFrame) -> pd.DataFrame:
     rows = []
     for (mode, op, status), own in cannot_run(table).groupby(["mode", "op", "status"], sort=False):
         reasons = own["reason"].value_counts()
-        models = {name for names in own["models"] for name in names}
-        facts = {"signatures": len(own), "models": len(models), "share": float(own["share"].sum())}
+        facts = {"signatures": len(own), "models": len(_models(own)), "share": float(own["share"].sum())}
         rows.append({"mode": mode, "op": op, "status": status, **facts, "reason": reasons.index[0]})
     columns = ["mode", "op", "status", "signatures", "models", "share", "reason"]
     return pd.DataFrame(rows, columns=columns).sort_values(
         ["mode", "share"], ascending=[True, False], ignore_index=True
     )
+
+
+def _models(table: pd.DataFrame) -> set[str]:
+    return {name for names in table["models"] for name in names.split(", ")}
