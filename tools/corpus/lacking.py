@@ -60,7 +60,7 @@ def find_lacking(corpus: Corpus, trial: Trial, reporter: Reporter, unbounded: bo
     """
     with ExitStack() as stack:
         keep = trial.keep or Path(stack.enter_context(tempfile.TemporaryDirectory())) / "corpus"
-        cases, results = (keep.with_name(f"{keep.stem}{end}") for end in (CASES, RESULTS))
+        cases, results = kept_files(keep)
         if not (trial.resume and cases.exists()):
             write_cases(corpus, _keys(corpus, trial.top), cases, force=True, unbounded=unbounded)
         modes = list(dict.fromkeys((EAGER, *trial.modes)))
@@ -77,6 +77,11 @@ def find_lacking(corpus: Corpus, trial: Trial, reporter: Reporter, unbounded: bo
         replay = Replay(arguments_of(make_parser(), [str(cases)], options, excluded=()), reporter, may_fork=False)
         rows = replay.completed_rows() if trial.resume and results.exists() else _rows(replay)
         return _table(corpus, rows, trial.modes)
+
+
+def kept_files(keep: Path) -> tuple[Path, Path]:
+    """The signatures that are tried, as a trace, and their results, beside the output of a trial."""
+    return keep.with_name(f"{keep.stem}{CASES}"), keep.with_name(f"{keep.stem}{RESULTS}")
 
 
 def _keys(corpus: Corpus, top: int | None) -> list[str]:

@@ -126,13 +126,20 @@ def _cover(corpus: Corpus, args: argparse.Namespace) -> None:
 
 def _try(corpus: Corpus, args: argparse.Namespace, reporter: Reporter) -> None:
     from opgrip.replay.modes import find_mode
-    from opgrip.tools.corpus.lacking import Trial, find_lacking
+    from opgrip.tools.corpus.lacking import Trial, find_lacking, kept_files
     from opgrip.tools.corpus.tables import print_lacking
 
     for name in args.mode:
         find_mode(name)
     trial = Trial(args.mode, args.device or "cpu", args.top, args.output, args.resume)
-    table = find_lacking(corpus, trial, reporter, args.unbounded)
+    if args.output is not None and not args.resume:
+        for path in kept_files(args.output):
+            check_writable(path, args.force)
+    try:
+        table = find_lacking(corpus, trial, reporter, args.unbounded)
+    except KeyboardInterrupt:
+        reporter.say("go on with --resume" if args.output else "with --output it could go on")
+        raise
     print_lacking(table, args.top or 30, sys.stdout)
     _write(table, corpus, args)
 
