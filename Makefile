@@ -20,7 +20,7 @@ NEWEST := build/newest
 VERSIONS := $(OLDEST) $(NEWEST)
 TESTING := pytest pytest-timeout pytest-xdist hypothesis pyte
 
-.PHONY: help demo test test-all test-versions set-up-versions smoke-versions fuzz coverage openmmlab runtimes browser lint types bench gpu-check held clean
+.PHONY: help demo test test-all test-versions set-up-versions smoke-versions fuzz coverage openmmlab runtimes browser lint types bench gpu-check zoo held clean
 
 help: ## list what there is to make
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 16
@@ -89,6 +89,9 @@ bench: $(INSTALLED) ## run the benchmarks
 gpu-check: $(INSTALLED) ## check opgrip on this machine's GPU, in ten minutes, and leave one file to be sent back
 	$(PIP) -e '.[dev,gpu]'
 	$(BIN)/python benchmarks/gpu_check.py $(ARGS)
+
+zoo: $(OPENMMLAB) ## make the traces of the zoo that are not there, or have another recipe by now: hours; ARGS=--force for all
+	$(BIN)/opgrip zoo make '*' $(ARGS)
 
 held: $(INSTALLED) ## measure what earlier work reached, and fail where it is no longer: ARGS=--quick for two minutes
 	$(BIN)/python benchmarks/held.py $(ARGS)

@@ -1,4 +1,4 @@
-"""Writes all options of opreplay to docs/opreplay.md, and all columns to docs/results.md, as they are declared.
+"""Writes options to docs/opreplay.md, columns to docs/results.md and the zoo to docs/zoo.md, as they are declared.
 
 python docs/tables.py            # --check says by its status whether it is as they are declared
 """
@@ -15,20 +15,26 @@ from opgrip.replay.measuring.columns import Column, columns_in
 from opgrip.replay.measuring.results import Result
 from opgrip.replay.options import make_parser, option_classes
 from opgrip.replay.reports.cells import ON_REQUEST
+from opgrip.tools.verbs.zoo_list import summary
 from opgrip.traces.options import Option, flag_of, options_in, title_of, words_in
+from opgrip.traces.zoo import ZooTrace, read_manifest
 
 FOLDER = Path(__file__).parent
 COLUMNS = "## Columns of results\n"
-"""Where a page begins that a person has begun."""
+TRACES = "## The traces\n"
+"""Where pages go on that a person has begun."""
 
 
 def pages() -> dict[Path, str]:
     """The texts of the pages."""
-    results = FOLDER / "results.md"
-    written = results.read_text(encoding="utf-8").partition(COLUMNS)[0]
+    results, zoo = FOLDER / "results.md", FOLDER / "zoo.md"
+    written, about_zoo = (
+        page.read_text(encoding="utf-8").partition(heading)[0] for page, heading in ((results, COLUMNS), (zoo, TRACES))
+    )
     return {
         FOLDER / "opreplay.md": "\n".join(_options()).rstrip() + "\n",
         results: written + "\n".join(_columns()).rstrip() + "\n",
+        zoo: about_zoo + "\n".join(_zoo()).rstrip() + "\n",
     }
 
 
@@ -57,6 +63,27 @@ def _columns() -> Iterator[str]:
     yield "## Columns of comparisons\n"
     yield "Of the rows that `opgrip compare -o` writes to `.csv` and `.json`:\n"
     yield from _table(columns_in(ComparisonColumns))
+
+
+def _zoo() -> Iterator[str]:
+    traces = read_manifest()
+    yield TRACES
+    yield f"From here on written by `python docs/tables.py`. {summary(traces)}.\n"
+    for library in dict.fromkeys(trace.library for trace in traces):
+        yield f"### {library}\n"
+        yield "| trace | family | inputs | calls | signatures | operators | long tail | kB |"
+        yield "| --- | --- | --- | ---: | ---: | ---: | ---: | ---: |"
+        yield from (_row(*_zoo_cells(trace)) for trace in traces if trace.library == library)
+        yield ""
+
+
+def _zoo_cells(trace: ZooTrace) -> list[str]:
+    words = [f"`{trace.name}`", trace.family, trace.inputs]
+    held = trace.recording
+    if held is None:
+        return [*words, *["not made yet", "", "", "", ""]]
+    numbers = (held.calls, held.signatures, held.operators, held.longtail, round(held.size_bytes / 1e3))
+    return [*words, *(f"{number:,}" for number in numbers)]
 
 
 def _table(about: Iterator[Column]) -> list[str]:

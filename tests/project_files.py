@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Any
 
 from programs import ROOT
@@ -16,6 +17,6 @@ else:
 ROOMS = ("capture", "replay", "samples", "tools", "traces")
 
 
-def pyproject() -> dict[str, Any]:
-    """What pyproject.toml says."""
-    return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+def pyproject(folder: Path = ROOT) -> dict[str, Any]:
+    """What the pyproject.toml of a folder says."""
+    return tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""The traces that ship, which are named `trace:NAME` wherever a file of a trace can be."""
+"""The traces that ship: named `trace:NAME`, or `zoo:NAME` for those of the zoo, wherever a file of a trace can be."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ from pathlib import Path
 
 from opgrip.traces.errors import MissingFileError
 from opgrip.traces.suggestions import did_you_mean
+from opgrip.traces.zoo import PREFIX as ZOO_PREFIX
+from opgrip.traces.zoo import read_manifest, zoo_file
 
 PREFIX = "trace:"
 
 
 def shipped_traces() -> dict[str, Path]:
-    """Their files by their names."""
+    """Their files by their names, without those of the zoo."""
     files = sorted(Path(__file__).parent.glob("*.jsonl*"))
     return {file.name.partition(".")[0]: file for file in files}
 
@@ -24,13 +26,22 @@ def trace_file(path: str | Path) -> Path:
     MissingFileError : where none of that name ships
     """
     text = str(path)
-    if not text.startswith(PREFIX) or Path(path).exists():
+    if not text.startswith((PREFIX, ZOO_PREFIX)) or Path(path).exists():
         return Path(path)
+    if text.startswith(ZOO_PREFIX):
+        return _zoo_file(text.removeprefix(ZOO_PREFIX))
     traces = shipped_traces()
     name = text.removeprefix(PREFIX)
     if name not in traces:
         raise MissingFileError(f"no trace {name!r} ships", did_you_mean(name, traces, f"there is {', '.join(traces)}"))
     return traces[name]
+
+
+def _zoo_file(name: str) -> Path:
+    traces = {trace.name: trace for trace in read_manifest()}
+    if name not in traces:
+        raise MissingFileError(f"the zoo has no trace {name!r}", did_you_mean(name, traces, "see opgrip zoo list"))
+    return zoo_file(traces[name])
 
 
 def hint_for_missing(path: Path) -> str:

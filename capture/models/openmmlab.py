@@ -182,7 +182,9 @@ def _forget_pretrained(settings: Any) -> None:
 
 
 def _names_a_checkpoint(value: Any) -> bool:
-    return isinstance(value, str) or (isinstance(value, Mapping) and value.get("type") == "Pretrained")
+    if isinstance(value, Mapping):
+        return value.get("type") == "Pretrained" or "checkpoint" in value
+    return isinstance(value, str)
 
 
 def _step(model: Any, config: Any, run: str) -> Callable[[Any], Any]:
@@ -193,6 +195,7 @@ def _step(model: Any, config: Any, run: str) -> Callable[[Any], Any]:
         model.eval()
         return torch.no_grad()(model.test_step)  # type: ignore[no-any-return]
     model.train()
+    _begin_training()
     if run == "loss":
 
         def loss(inputs: Any) -> Any:
@@ -206,6 +209,14 @@ def _step(model: Any, config: Any, run: str) -> Callable[[Any], Any]:
     settings = config.get("optim_wrapper") or {"type": "OptimWrapper", "optimizer": {"type": "SGD", "lr": 0.01}}
     optimizer = build_optim_wrapper(model, settings)
     return lambda inputs: model.train_step(inputs, optimizer)
+
+
+def _begin_training() -> None:
+    """Tell what mmengine's loops do before the first step: assigners and sizes of batches are chosen by it."""
+    from mmengine.logging import MessageHub
+
+    for name in ("epoch", "iter"):
+        MessageHub.get_current_instance().update_info(name, 0)
 
 
 def _need(package: str, text: str) -> None:

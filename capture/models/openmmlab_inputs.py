@@ -44,11 +44,29 @@ def _detection(model: Any, config: Any, options: ModelOptions) -> dict[str, Any]
         batch_size=options.batch_size or BATCH_SIZE,
         image_shapes=[(3, height, width)] * (options.batch_size or BATCH_SIZE),
         num_classes=classes,
-        with_mask=True,
+        with_mask=_trains_on_masks(config),
         with_semantic="semantic_head" in config.model,
         device=options.device,
     )
     return inputs
+
+
+def _trains_on_masks(config: Any) -> bool:
+    """Whether a detector is trained on masks; also where its config does not say how annotations are loaded."""
+    loads = [*_annotation_loads(config.get("train_pipeline")), *_annotation_loads(config.get("train_dataloader"))]
+    # what loads panoptic annotations loads their masks where it is not told otherwise
+    return not loads or any(load.get("with_mask", "Panoptic" in str(load["type"])) for load in loads)
+
+
+def _annotation_loads(settings: Any) -> Iterator[Any]:
+    """The steps of pipelines that load annotations."""
+    if isinstance(settings, dict):
+        if str(settings.get("type")).endswith("Annotations") and "Load" in str(settings["type"]):
+            yield settings
+        settings = list(settings.values())
+    if isinstance(settings, list | tuple):
+        for value in settings:
+            yield from _annotation_loads(value)
 
 
 def _segmentation(model: Any, config: Any, options: ModelOptions) -> dict[str, Any]:

@@ -10,6 +10,8 @@ from opgrip.traces.errors import MissingFileError
 from opgrip.traces.zoo.manifest import ZooTrace
 
 MODELS = Path(__file__).parent / "models"
+PREFIX = "zoo:"
+"""What the name of a trace begins with where a file can be."""
 SUFFIX = ".jsonl.zst"
 PACKAGE = "opgrip_zoo"
 

@@ -1,0 +1,82 @@
+"""The two wheels, built and installed beside each other: the tool with a few traces, and all traces of the zoo."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from programs import ROOT
+from project_files import pyproject
+
+from opgrip.traces.zoo import read_manifest
+
+MADE = [trace.name for trace in read_manifest() if trace.recording is not None]
+OF_THE_TOOL = [
+    Path(name).name.partition(".jsonl")[0]
+    for name in pyproject()["tool"]["setuptools"]["package-data"]["opgrip.traces.zoo"]
+]
+INSTALLED = """
+from opgrip.traces import load
+from opgrip.traces.errors import MissingFileError
+from opgrip.traces.zoo import read_manifest, zoo_file
+for trace in read_manifest():
+    try:
+        print(trace.name, zoo_file(trace).parent.name)
+    except MissingFileError:
+        pass
+assert len(load("zoo:built-in_faster-rcnn.predict").calls)
+"""
+
+
+def install(source: Path, folder: Path) -> None:
+    """Build a wheel and install it into a folder, from what is here alone."""
+    words = (
+        "-m",
+        "pip",
+        "--disable-pip-version-check",
+        "install",
+        "-q",
+        "--no-deps",
+        "--no-build-isolation",
+        "--no-index",
+    )
+    done = subprocess.run(
+        [sys.executable, *words, "--target", folder, source], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def traces_in(folder: Path) -> dict[str, str]:
+    """The traces of the zoo that what is installed in a folder has, with the folder that each is in."""
+    env = os.environ | {"PYTHONPATH": str(folder)}
+    done = subprocess.run(
+        [sys.executable, "-c", INSTALLED], cwd=folder, env=env, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return dict(line.split() for line in done.stdout.splitlines())
+
+
+@pytest.mark.slow
+def test_the_tool_has_a_few_traces_and_the_other_wheel_all(tmp_path: Path) -> None:
+    sources, folder = tmp_path / "sources", tmp_path / "installed"
+    unwanted = shutil.ignore_patterns(
+        ".*", "build", "demo", "dist", "results", "*.egg-info", "__pycache__", "tests", "docs"
+    )
+    # built in a copy: setuptools leaves what it copied in the folder
+    shutil.copytree(ROOT, sources, ignore=unwanted)
+    install(sources, folder)
+    assert sorted(traces_in(folder)) == sorted(OF_THE_TOOL)
+    install(sources / "traces" / "zoo" / "models", folder)
+    traces = traces_in(folder)
+    assert sorted(traces) == sorted(MADE)
+    assert {traces[name] for name in MADE if name not in OF_THE_TOOL} <= {"opgrip_zoo"}
+
+
+def test_both_distributions_have_one_version_and_the_traces_need_the_tool() -> None:
+    zoo = pyproject(ROOT / "traces" / "zoo" / "models")["project"]
+    assert zoo["version"] == pyproject()["project"]["version"]
+    assert zoo["dependencies"] == ["opgrip[zstd]"]

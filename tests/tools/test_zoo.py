@@ -1,0 +1,164 @@
+"""The verbs on the zoo, and how its traces are made."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from optional import optional
+from programs import run_command
+
+from opgrip.tools import zoo
+from opgrip.tools.opgrip import main
+from opgrip.tools.verbs import zoo_make
+from opgrip.traces import load
+from opgrip.traces.errors import UserError
+from opgrip.traces.zoo import ZooTrace, read_manifest, write_manifest
+from opgrip.traces.zoo.files import SUFFIX
+
+SMALL = ("--model", "builtin:faster_rcnn", "--input-size", "96", "--batch-size", "1", "--steps", "1")
+DETECTOR = ZooTrace("small", "predict", "opgrip", "two-stage", [*SMALL], "1 image of 96x96")
+ENDS = """
+import os, signal, time
+from torch import nn, ones
+
+def killed():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def hangs():
+    time.sleep(600)
+
+def fails():
+    raise RuntimeError("no weights")
+
+def other():
+    return nn.Linear(2, 2), ones(1, 2)
+"""
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[ZooTrace, Path]:
+    """A trace that was made, and its folder."""
+    folder = tmp_path_factory.mktemp("models")
+    return zoo.make_trace(DETECTOR, folder), folder
+
+
+def bad(tmp_path: Path, name: str) -> ZooTrace:
+    """A trace whose model does not come to an end as it should."""
+    (tmp_path / "ends.py").write_text(ENDS)
+    return ZooTrace(name, "predict", "opgrip", "none", ["--model", f"{tmp_path / 'ends.py'}:{name}", "--steps", "1"])
+
+
+def test_the_list_has_a_line_a_trace_and_can_be_narrowed() -> None:
+    lines = run_command("opgrip", "zoo", "list").stdout.splitlines()
+    assert [line.split("\t")[0] for line in lines] == [trace.name for trace in read_manifest()]
+    train = run_command("opgrip", "zoo", "list", "*.train").stdout.splitlines()
+    assert {line.split("\t")[0].partition(".")[2] for line in train} == {"train"}
+    done = run_command("opgrip", "zoo", "list", "no_such*")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+
+
+def test_distinct_operators_are_counted_over_traces() -> None:
+    done = run_command("opgrip", "zoo", "list", "built-in_faster-rcnn", "--distinct")
+    (trace,) = (trace for trace in read_manifest() if trace.name == "built-in_faster-rcnn.predict")
+    assert trace.recording is not None
+    assert done.stdout.startswith(f"{trace.recording.operators} operators, ")
+    assert f"{trace.recording.longtail} long-tail functions in 1 trace" in done.stdout
+
+
+def test_a_trace_is_shown_with_what_makes_and_replays_it() -> None:
+    shown = run_command("opgrip", "zoo", "show", "built-in_faster-rcnn.predict").stdout
+    assert "made by     opcapture --model builtin:faster_rcnn" in shown
+    assert "run it      opreplay zoo:built-in_faster-rcnn.predict" in shown
+
+
+@pytest.mark.slow
+def test_a_trace_is_made_with_its_figures(made: tuple[ZooTrace, Path]) -> None:
+    trace, folder = made
+    held, content = trace.recording, load(folder / f"small.predict{SUFFIX}")
+    assert held is not None
+    assert (held.calls, held.steps) == (len(content.own_calls), 1)
+    assert held.signatures == len(content.signatures)
+    assert held.size_bytes == (folder / f"small.predict{SUFFIX}").stat().st_size
+    assert held.step_ms > 0
+    assert held.longtail > 0
+    assert {"torch", "opgrip"} <= held.versions.keys()
+    # what ships does not say where it was made
+    assert content.header["command"] == ["opcapture", *SMALL]
+
+
+@pytest.mark.slow
+def test_a_trace_is_current_until_its_file_or_its_recipe_is_another(
+    made: tuple[ZooTrace, Path], tmp_path: Path
+) -> None:
+    trace, folder = made
+    assert zoo.is_current(trace, folder)
+    assert not zoo.is_current(DETECTOR, folder)
+    other = ZooTrace("small", "predict", "opgrip", "two-stage", [*SMALL, "--seed", "1"], "", "", trace.recording)
+    assert not zoo.is_current(other, folder)
+    data = (folder / f"small.predict{SUFFIX}").read_bytes()
+    (tmp_path / f"small.predict{SUFFIX}").write_bytes(data[:-1])
+    assert not zoo.is_current(trace, tmp_path)
+
+
+@pytest.mark.slow
+def test_a_trace_that_is_made_anew_is_the_same_and_one_of_another_recipe_is_not(made: tuple[ZooTrace, Path]) -> None:
+    trace, folder = made
+    file = folder / f"small.predict{SUFFIX}"
+    assert zoo.differences_anew(trace, file) == []
+    larger = [word.replace("96", "128") for word in SMALL]
+    assert zoo.differences_anew(ZooTrace("small", "predict", "opgrip", "two-stage", larger), file)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [("killed", "ended by SIGKILL"), ("hangs", "took longer than 15 s"), ("fails", "no weights")],
+)
+def test_a_model_that_does_not_end_well_costs_its_trace_alone(tmp_path: Path, name: str, told: str) -> None:
+    with pytest.raises(UserError, match=told):
+        zoo.make_trace(bad(tmp_path, name), tmp_path / "models", timeout_s=15)
+    assert not list(tmp_path.glob("models/*"))
+
+
+@pytest.mark.slow
+def test_making_goes_on_after_a_failure_and_passes_over_what_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    manifest, folder = tmp_path / "zoo.json", tmp_path / "models"
+    write_manifest([bad(tmp_path, "fails"), bad(tmp_path, "other")], manifest)
+    replaced: dict[Any, dict[str, Any]] = {
+        zoo_make: {
+            "read_manifest": lambda: read_manifest(manifest),
+            "write_manifest": lambda traces: write_manifest(list(traces), manifest),
+        },
+        zoo: {
+            "make_trace": partial(zoo.make_trace, folder=folder),
+            "is_current": partial(zoo.is_current, folder=folder),
+        },
+    }
+    for module, attributes in replaced.items():
+        for name, value in attributes.items():
+            monkeypatch.setattr(module, name, value)
+    assert main(["zoo", "make", "*"]) == 1
+    told = capsys.readouterr().err
+    assert "error: fails.predict cannot be made" in told
+    assert "other.predict: " in told
+    assert [trace.recording is None for trace in read_manifest(manifest)] == [True, False]
+    before = (folder / f"other.predict{SUFFIX}").stat().st_mtime_ns
+    assert main(["zoo", "make", "other"]) == 0
+    assert "1 trace there already" in capsys.readouterr().err
+    assert (folder / f"other.predict{SUFFIX}").stat().st_mtime_ns == before
+    assert main(["zoo", "make", "other", "--force"]) == 0
+    assert (folder / f"other.predict{SUFFIX}").stat().st_mtime_ns > before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "package"), [("fast-scnn.predict", "mmseg"), ("yolox_s.predict", "mmdet")])
+def test_a_trace_that_ships_comes_out_the_same_when_it_is_made_anew(name: str, package: str) -> None:
+    optional(package)
+    done = run_command("opgrip", "zoo", "make", "--check", name)
+    assert done.returncode == 0, done.stderr
+    assert f"{name}: 0 signatures differ" in done.stderr

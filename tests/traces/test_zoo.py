@@ -1,0 +1,116 @@
+"""The zoo: its manifest, and the files that it speaks of."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+from programs import ROOT, run_command
+from project_files import pyproject
+
+from opgrip.capture.options import make_parser
+from opgrip.tools.zoo.recording import record_of
+from opgrip.traces import load
+from opgrip.traces.errors import MissingFileError, UserError
+from opgrip.traces.zoo import ZooTrace, read_manifest, select, write_manifest, zoo_file
+from opgrip.traces.zoo.files import MODELS, SUFFIX
+
+TRACES = read_manifest()
+MADE = [trace for trace in TRACES if trace.recording is not None]
+MOST_BYTES = 25_000_000
+"""Of all files together."""
+
+
+def names_of(traces: list[ZooTrace]) -> list[str]:
+    return [trace.name for trace in traces]
+
+
+def test_a_manifest_is_read_as_it_was_written(tmp_path: Path) -> None:
+    write_manifest(TRACES, tmp_path / "zoo.json")
+    assert read_manifest(tmp_path / "zoo.json") == TRACES
+    assert (tmp_path / "zoo.json").read_bytes() == (ROOT / "traces" / "zoo.json").read_bytes()
+
+
+def test_every_trace_has_a_name_of_its_own() -> None:
+    assert len(set(names_of(TRACES))) == len(TRACES)
+
+
+def test_a_model_has_one_library_and_one_family() -> None:
+    about = {(trace.model, trace.library, trace.family) for trace in TRACES}
+    assert len(about) == len({trace.model for trace in TRACES})
+
+
+def test_traces_are_selected_by_name_model_library_and_family() -> None:
+    trace = next(trace for trace in TRACES if trace.library == "mmdet" and trace.run == "train")
+    assert names_of(select([trace.name], TRACES)) == [trace.name]
+    assert trace.name in names_of(select([trace.model], TRACES))
+    assert {item.library for item in select(["mmdet"], TRACES)} == {"mmdet"}
+    assert {item.family for item in select([trace.family], TRACES)} == {trace.family}
+    assert {item.run for item in select(["*.train"], TRACES)} == {"train"}
+    assert select([], TRACES) == TRACES
+
+
+def test_a_pattern_that_matches_nothing_is_answered_with_what_is_near() -> None:
+    with pytest.raises(UserError, match=r"no trace of the zoo is 'mmdt': did you mean mmdet\?"):
+        select(["mmdt"], TRACES)
+
+
+@pytest.mark.parametrize("trace", TRACES, ids=names_of(TRACES))
+def test_a_recipe_is_arguments_of_opcapture_without_an_output(trace: ZooTrace) -> None:
+    args = make_parser().parse_args(list(trace.arguments))
+    assert args.output is None
+    assert not args.audit
+    assert trace.run.partition("-")[0] in {args.run, "generate"}
+    assert trace.inputs
+
+
+@pytest.mark.parametrize("trace", MADE, ids=names_of(MADE))
+def test_a_file_is_the_one_that_the_manifest_describes(trace: ZooTrace) -> None:
+    assert trace.recording is not None
+    data = zoo_file(trace).read_bytes()
+    assert (len(data), sha256(data).hexdigest()) == (trace.recording.size_bytes, trace.recording.sha256)
+
+
+def test_there_is_no_file_that_the_manifest_does_not_describe() -> None:
+    assert {path.name for path in MODELS.glob(f"*{SUFFIX}")} == {f"{trace.name}{SUFFIX}" for trace in MADE}
+
+
+def test_all_files_together_are_small() -> None:
+    assert sum(path.stat().st_size for path in MODELS.glob(f"*{SUFFIX}")) <= MOST_BYTES
+
+
+def test_the_wheel_holds_files_that_there_are() -> None:
+    files = pyproject()["tool"]["setuptools"]["package-data"]["opgrip.traces.zoo"]
+    assert files
+    assert [name for name in files if not (ROOT / "traces" / "zoo" / name).is_file()] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("trace", MADE, ids=names_of(MADE))
+def test_a_trace_is_right_and_holds_what_the_manifest_says(trace: ZooTrace) -> None:
+    done = run_command("opgrip", "trace", "validate", f"zoo:{trace.name}")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert trace.recording is not None
+    held = record_of(zoo_file(trace), trace, trace.recording.step_ms)
+    assert replace(held, versions=trace.recording.versions) == trace.recording
+    assert load(f"zoo:{trace.name}").header["command"] == ["opcapture", *trace.arguments]
+
+
+def test_a_trace_is_a_file_by_its_name() -> None:
+    trace = MADE[0]
+    assert trace.recording is not None
+    assert len(load(f"zoo:{trace.name}").own_calls) == trace.recording.calls
+
+
+def test_a_trace_that_there_is_not_is_one_line() -> None:
+    with pytest.raises(MissingFileError, match=f"the zoo has no trace 'x{TRACES[0].name}': did you mean"):
+        load(f"zoo:x{TRACES[0].name}")
+    done = run_command("opgrip", "trace", "info", "zoo:none")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+
+
+def test_a_trace_that_is_not_installed_says_what_installs_it() -> None:
+    with pytest.raises(MissingFileError, match=r"absent\.predict of the zoo is not installed: pip install opgrip-zoo"):
+        zoo_file(replace(TRACES[0], model="absent", run="predict"))

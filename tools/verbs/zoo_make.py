@@ -1,0 +1,107 @@
+"""`opgrip zoo make`: makes traces of the zoo again."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import replace
+from time import monotonic
+
+from opgrip.tools.verbs.verb import Verb, verbs
+from opgrip.tools.verbs.zoo_list import NAMES, summary
+from opgrip.traces.command import add_debug, positive
+from opgrip.traces.errors import UserError
+from opgrip.traces.progress import Reporter
+from opgrip.traces.words import counted
+from opgrip.traces.zoo import ZooTrace, read_manifest, select, write_manifest, zoo_file
+
+EXAMPLES = """\
+examples:
+  opgrip zoo make retinanet_r50.predict
+  opgrip zoo make '*'                            all that is not there yet, or has another recipe by now
+  opgrip zoo make --check fast-scnn.predict      make it anew beside, and compare: 1 where calls differ
+
+exit status: 1 where one could not be made, or differs
+"""
+DIFFERENCES = 10
+"""Lines that are told of a trace."""
+
+
+def prepare(parser: argparse.ArgumentParser) -> None:
+    """The verb's options."""
+    parser.add_argument("names", nargs="+", metavar="GLOB", help=NAMES)
+    parser.add_argument("-f", "--force", action="store_true", help="also those that are there and whole")
+    parser.add_argument("--check", action="store_true", help="make them anew beside, and compare with what ships")
+    parser.add_argument(
+        "--timeout", type=positive, default=1800, metavar="S", help="of a capture, in seconds (default: %(default)s)"
+    )
+    add_debug(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Make them one after the other, each in processes of its own; the manifest is written after each."""
+    from opgrip.tools.zoo import is_current
+
+    reporter = Reporter(args.prog)
+    traces = select(args.names, read_manifest())
+    if args.check:
+        return int(sum(_differs(trace, args.timeout, reporter) for trace in traces) > 0)
+    due = [trace for trace in traces if args.force or not is_current(trace)]
+    if len(due) < len(traces):
+        reporter.say(f"{counted(len(traces) - len(due), 'trace')} there already")
+    failures = [trace for trace in due if not _is_made(trace, args.timeout, reporter)]
+    reporter.say(summary(select(args.names, read_manifest())))
+    if failures:
+        reporter.say(f"{counted(len(failures), 'trace')} could not be made")
+    return int(bool(failures))
+
+
+def _is_made(trace: ZooTrace, timeout_s: float, reporter: Reporter) -> bool:
+    """Make a trace and tell of it; whether that worked."""
+    from opgrip.tools.zoo import make_trace
+
+    start = monotonic()
+    try:
+        with reporter.doing(f"making {trace.name}", measures=False):
+            made = make_trace(trace, timeout_s=timeout_s)
+    except UserError as error:
+        reporter.say(f"error: {error}")
+        return False
+    _write_down(made)
+    held = made.recording
+    assert held is not None
+    figures = (
+        counted(held.calls, "call"),
+        counted(held.signatures, "signature"),
+        f"{held.size_bytes / 1e3:,.0f} kB",
+        f"{monotonic() - start:.0f} s",
+    )
+    reporter.say(f"{trace.name}: {', '.join(figures)}")
+    return True
+
+
+def _write_down(made: ZooTrace) -> None:
+    """Give a trace its recording in the manifest as it is by now: making takes hours, in which people edit it."""
+    traces: Sequence[ZooTrace] = read_manifest()
+    write_manifest(replace(trace, recording=made.recording) if trace.name == made.name else trace for trace in traces)
+
+
+def _differs(trace: ZooTrace, timeout_s: float, reporter: Reporter) -> bool:
+    """Whether a trace that is made anew is another, or cannot be made."""
+    from opgrip.tools.zoo import differences_anew
+
+    try:
+        with reporter.doing(f"making {trace.name} anew", measures=False):
+            lines = differences_anew(trace, zoo_file(trace), timeout_s)
+    except UserError as error:
+        reporter.say(f"error: {error}")
+        return True
+    reporter.say(f"{trace.name}: {counted(len(lines), 'signature differs', 'signatures differ')}")
+    for line in lines[:DIFFERENCES]:
+        reporter.say(f"  {line}")
+    return bool(lines)
+
+
+verbs.register("zoo make")(
+    Verb("make traces of the zoo again, or check that they come out the same", EXAMPLES, prepare, run)
+)
