@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from optional import needs
 from outside import with_package
+from pages import in_browser, opened
 from programs import run_command, train_tiny_net
 
 from opgrip.capture import Capture
@@ -119,6 +121,34 @@ def test_what_a_mode_cannot_run_is_found_by_trying(folder: Path, tmp_path: Path,
     assert all("line one" in row["reason"] for row in refused)
     again = run_command("opgrip", *words, "--resume", "-f", env=planted)
     assert (again.returncode, again.stdout) == (0, done.stdout)
+
+
+@pytest.fixture(scope="module")
+def page(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("page") / "corpus.html"
+    done = run_command("opgrip", "report", folder, folder / "small.jsonl", "-o", path)
+    assert done.returncode == 0, done.stderr
+    return path
+
+
+@needs("plotly", "itables")
+def test_a_report_of_a_folder_has_all_tables_of_the_corpus(page: Path) -> None:
+    text = page.read_text()
+    form = json.loads(text.partition('id="data">')[2].partition("</script>")[0])
+    assert set(form["corpus"]["tables"]) == {"op", "shape", "dtype", "signature", "model", "family"}
+    assert len(form["corpus"]["members"]) == 4
+    assert len(form["traces"]) == 1
+    columns = [column["name"] for column in form["corpus"]["tables"]["op"]["columns"]]
+    ops = [row[columns.index("op")] for row in form["corpus"]["tables"]["op"]["rows"]]
+    assert {"aten.sin.default", "aten.conv2d.default"} <= set(ops)
+
+
+@in_browser
+def test_the_corpus_is_looked_at_in_a_browser(page: Path) -> None:
+    with opened(page, "/corpus") as browser:
+        browser.wait_for_selector("table.dataTable tbody tr td")
+        browser.locator("select").first.select_option("model")
+        browser.wait_for_selector("table.dataTable td:has-text('tiny')")
 
 
 @pytest.mark.parametrize(
