@@ -19,9 +19,12 @@ from opgrip.traces.corpus.cases import write_cases
 from opgrip.traces.errors import UserError
 from opgrip.traces.keywords import arguments_of
 from opgrip.traces.progress import Reporter
+from opgrip.traces.words import counted
 
 CASES, RESULTS = ".cases.jsonl.zst", ".results.json"
 """What the names of the files end in that a trial keeps, to go on with."""
+IN_EAGER = "in eager"
+"""Status of what eager cannot run here either."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +60,7 @@ def find_lacking(corpus: Corpus, trial: Trial, reporter: Reporter, unbounded: bo
     """
     with ExitStack() as stack:
         keep = trial.keep or Path(stack.enter_context(tempfile.TemporaryDirectory())) / "corpus"
-        cases, results = (keep.with_name(f"{keep.stem}{end}") for end in (CASES, RESULTS))
+        cases, results = kept_files(keep)
         if not (trial.resume and cases.exists()):
             write_cases(corpus, _keys(corpus, trial.top), cases, force=True, unbounded=unbounded)
         modes = list(dict.fromkeys((EAGER, *trial.modes)))
@@ -74,6 +77,11 @@ def find_lacking(corpus: Corpus, trial: Trial, reporter: Reporter, unbounded: bo
         replay = Replay(arguments_of(make_parser(), [str(cases)], options, excluded=()), reporter, may_fork=False)
         rows = replay.completed_rows() if trial.resume and results.exists() else _rows(replay)
         return _table(corpus, rows, trial.modes)
+
+
+def kept_files(keep: Path) -> tuple[Path, Path]:
+    """The signatures that are tried, as a trace, and their results, beside the output of a trial."""
+    return keep.with_name(f"{keep.stem}{CASES}"), keep.with_name(f"{keep.stem}{RESULTS}")
 
 
 def _keys(corpus: Corpus, top: int | None) -> list[str]:
@@ -114,9 +122,9 @@ def _table(corpus: Corpus, rows: Sequence[Result], modes: Sequence[str]) -> pd.D
                 "mode": row.mode,
                 "op": row.op,
                 "call": calls[row.key],
-                "status": "in eager" if in_eager else row.status,
+                "status": IN_EAGER if in_eager else row.status,
                 "reason": row.error or "",
-                "models": sorted(models[row.key]),
+                "models": ", ".join(sorted(models[row.key])),
                 "share": float(shares[row.key]),
                 "key": row.key,
             }
@@ -126,23 +134,22 @@ def _table(corpus: Corpus, rows: Sequence[Result], modes: Sequence[str]) -> pd.D
 
 
 def describe_lacking(table: pd.DataFrame) -> list[str]:
-    """A line a mode: `onnxruntime: 31 signatures of 12 models cannot run, 3.2% of the time`."""
+    """A line a mode: `onnxruntime: 31 signatures of 12 models cannot run, of 200 that were tried: 3.2% of the time`."""
     lines = []
     for mode, own in table.groupby("mode", sort=False):
         lacking = cannot_run(own)
-        models = {name for names in lacking["models"] for name in names}
-        beside = int((own["status"] == "in eager").sum())
+        beside = int((own["status"] == IN_EAGER).sum())
         also = f"; {beside:,} more do not run in eager either" if beside else ""
         lines.append(
-            f"{mode}: {len(lacking):,} of {len(own):,} signatures, of {len(models):,} models, cannot run, "
-            f"{lacking['share'].sum():.1%} of the time{also}"
+            f"{mode}: {counted(len(lacking), 'signature')} of {counted(len(_models(lacking)), 'model')} cannot run, of "
+            f"{len(own):,} that were tried: {lacking['share'].sum():.1%} of the time{also}"
         )
     return lines
 
 
 def cannot_run(table: pd.DataFrame) -> pd.DataFrame:
     """The rows that a mode, or the device, cannot run, or runs wrong."""
-    return table[~table["status"].isin([OK, "in eager"])]
+    return table[~table["status"].isin([OK, IN_EAGER])]
 
 
 def by_operator(table: pd.DataFrame) -> pd.DataFrame:
@@ -150,10 +157,13 @@ def by_operator(table: pd.DataFrame) -> pd.DataFrame:
     rows = []
     for (mode, op, status), own in cannot_run(table).groupby(["mode", "op", "status"], sort=False):
         reasons = own["reason"].value_counts()
-        models = {name for names in own["models"] for name in names}
-        facts = {"signatures": len(own), "models": len(models), "share": float(own["share"].sum())}
+        facts = {"signatures": len(own), "models": len(_models(own)), "share": float(own["share"].sum())}
         rows.append({"mode": mode, "op": op, "status": status, **facts, "reason": reasons.index[0]})
     columns = ["mode", "op", "status", "signatures", "models", "share", "reason"]
     return pd.DataFrame(rows, columns=columns).sort_values(
         ["mode", "share"], ascending=[True, False], ignore_index=True
     )
+
+
+def _models(table: pd.DataFrame) -> set[str]:
+    return {name for names in table["models"] for name in names.split(", ")}

@@ -21,11 +21,11 @@ BOTH = "all"
 
 
 def compare_sources(corpus: Corpus, unbounded: bool = False) -> pd.DataFrame:
-    """One row an operator: op, has_it (`all`, or the sources that have it), then of each source models, signatures, share.
+    """One row an operator: op, has_it (`all`, or the sources that have it), and by source models, signatures, share.
 
     Overloads of a name are one operator, and so are variants that write into an argument. An operator that is nothing
     but calls of others (`aten.conv2d`) counts as what it calls (`aten.convolution`), since it stands in no trace of
-    ours; the column `by_way_of` names it.
+    ours; the column `by_way_of` names it. One that calls several counts for each of them.
     """
     stands_for = _stands_for(corpus, unbounded)
     frame = corpus.frame[["source", "model", "op", "key", "share", "weight"]]

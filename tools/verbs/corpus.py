@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from opgrip.tools.verbs.verb import Verb, verbs
 from opgrip.traces.command import add_debug, add_reading, positive
-from opgrip.traces.errors import UserError
+from opgrip.traces.errors import UserError, shortened
 from opgrip.traces.option_types import names
 from opgrip.traces.output import check_writable
 from opgrip.traces.progress import Reporter
@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
     reporter = Reporter(args.prog)
     corpus = read_corpus(args.inputs, args.partial, args.unbounded, reporter.reading)
     for note in corpus.notes[:10]:
-        reporter.say(note)
+        reporter.say(shortened(note, 200))
     if len(corpus.notes) > 10:
         reporter.say(f"{len(corpus.notes) - 10:,} more files were left out; -o FILE.json names them")
     if args.compare_sources:
@@ -126,13 +126,20 @@ def _cover(corpus: Corpus, args: argparse.Namespace) -> None:
 
 def _try(corpus: Corpus, args: argparse.Namespace, reporter: Reporter) -> None:
     from opgrip.replay.modes import find_mode
-    from opgrip.tools.corpus.lacking import Trial, find_lacking
+    from opgrip.tools.corpus.lacking import Trial, find_lacking, kept_files
     from opgrip.tools.corpus.tables import print_lacking
 
     for name in args.mode:
         find_mode(name)
     trial = Trial(args.mode, args.device or "cpu", args.top, args.output, args.resume)
-    table = find_lacking(corpus, trial, reporter, args.unbounded)
+    if args.output is not None and not args.resume:
+        for path in kept_files(args.output):
+            check_writable(path, args.force)
+    try:
+        table = find_lacking(corpus, trial, reporter, args.unbounded)
+    except KeyboardInterrupt:
+        reporter.say("go on with --resume" if args.output else "with --output it could go on")
+        raise
     print_lacking(table, args.top or 30, sys.stdout)
     _write(table, corpus, args)
 
@@ -149,9 +156,8 @@ def span(text: str) -> tuple[int, int | None]:
     if text == "all":
         return ALL, None
     first, colon, last = text.partition(":")
-    if not all(
-        (part.isdecimal() and len(part) < 10) or (colon and not part) for part in (first, last if colon else "1")
-    ):
+    numbers = [number for number in (first, last) if number]
+    if not numbers or not all(number.isdecimal() and len(number) < 10 for number in numbers):
         raise argparse.ArgumentTypeError(f"{text!r} is neither a number, as 2, nor a span of them, as 2:, nor all")
     most = int(last) if last else (None if colon else int(first))
     return int(first or 1), most

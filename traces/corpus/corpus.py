@@ -14,6 +14,7 @@ from opgrip.traces.corpus.members import Member, members_of
 from opgrip.traces.corpus.rows import rows_of
 from opgrip.traces.errors import UserError
 from opgrip.traces.trace import load
+from opgrip.traces.words import counted
 
 OF_MEMBER = ("trace", "source", "model", "run", "library", "family")
 Reading = Callable[[Path], AbstractContextManager[object]]
@@ -77,7 +78,9 @@ def read_corpus(
         be read is left out, and told.
     """
     files = members_of(inputs)
-    notes = [f"{name} is not installed" for name in files.absent]
+    notes = []
+    if files.absent:
+        notes.append(f"{counted(len(files.absent), 'trace')} of the zoo not installed: {', '.join(files.absent)}")
     notes += [f"{path} is no trace" for path in files.passed_over]
     members: list[Member] = []
     tables: list[pd.DataFrame] = []

@@ -85,6 +85,18 @@ class Members:
     absent: Sequence[str] = ()
 
 
+def is_several(name: str) -> bool:
+    """Whether a name on the command line stands for many files: `zoo`, `zoo:PATTERN`, or a folder of files."""
+    if _is_zoo(name):
+        return True
+    path = Path(name)
+    return path.is_dir() and format_of(path) is None
+
+
+def _is_zoo(name: str) -> bool:
+    return (name == ZOO or name.startswith(f"{ZOO}:")) and not Path(name).exists()
+
+
 def members_of(inputs: Iterable[str]) -> Members:
     """The files that a command line names: traces, files of other tools, folders of them, `zoo`, `zoo:PATTERN`.
 
@@ -96,7 +108,7 @@ def members_of(inputs: Iterable[str]) -> Members:
     passed_over: list[Path] = []
     absent: list[str] = []
     for name in inputs:
-        if (name == ZOO or name.startswith(f"{ZOO}:")) and not Path(name).exists():
+        if _is_zoo(name):
             found, missing = _of_zoo(name.partition(":")[2])
             absent += missing
         elif (path := trace_file(name)).is_dir() and format_of(path) is None:
