@@ -9,6 +9,8 @@ from opgrip.capture.program import ModelOptions
 from opgrip.traces.errors import UserError
 
 BATCH_SIZE = 1
+FRAMES = 2
+"""Of a video."""
 DETECTION_SIZE = (800, 1333)
 SEGMENTATION_SIZE = (512, 1024)
 
@@ -40,6 +42,8 @@ def _detection(model: Any, config: Any, options: ModelOptions) -> dict[str, Any]
 
     height, width = options.input_size or _resized_to(config) or DETECTION_SIZE
     classes = min(_numbers_of_classes(config.model), default=10)
+    if type(model.data_preprocessor).__name__ == "TrackDataPreprocessor":
+        return _videos(config, options, (3, height, width), classes)
     inputs: dict[str, Any] = demo_mm_inputs(
         batch_size=options.batch_size or BATCH_SIZE,
         image_shapes=[(3, height, width)] * (options.batch_size or BATCH_SIZE),
@@ -47,6 +51,22 @@ def _detection(model: Any, config: Any, options: ModelOptions) -> dict[str, Any]
         with_mask=_trains_on_masks(config),
         with_semantic="semantic_head" in config.model,
         device=options.device,
+    )
+    return inputs
+
+
+def _videos(config: Any, options: ModelOptions, shape: tuple[int, int, int], classes: int) -> dict[str, Any]:
+    """Videos of a few frames for trackers; in training the first is the one that others are held against."""
+    from mmdet.testing import demo_track_inputs
+
+    batch_size = options.batch_size or BATCH_SIZE
+    inputs: dict[str, Any] = demo_track_inputs(
+        batch_size=batch_size,
+        num_frames=FRAMES,
+        key_frames_inds=None if options.run == "predict" else [0],
+        image_shapes=[shape] * batch_size,
+        num_classes=classes,
+        with_mask=_trains_on_masks(config),
     )
     return inputs
 
