@@ -215,8 +215,6 @@ class SeveralReplays:
             if name in self._problems:
                 about["problem"] = str(self._problems[name])
             traces[name] = {key: value for key, value in about.items() if value not in (None, "")}
-        hashes = hashlib.blake2b(
-            json.dumps([self._headers.get(name, {}).get("trace_hash") for name in traces]).encode()
-        )
-        named = " ".join(map(str, self._args.trace))
-        return {"trace": named, **common, "trace_hash": hashes.hexdigest()[:32], "traces": traces}
+        hashes = json.dumps([about.get("trace_hash") for about in traces.values()])
+        whole = hashlib.blake2b(hashes.encode(), digest_size=16).hexdigest()
+        return {"trace": " ".join(map(str, self._args.trace)), **common, "trace_hash": whole, "traces": traces}
