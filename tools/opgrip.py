@@ -28,7 +28,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv, program = argv[:place], argv[place + 1 :]
     parser = make_parser()
     parser.set_defaults(program=program)
-    return run_command(parser, _run, argv)
+    return run_command(parser, _run, _with_joined_name(argv))
+
+
+def _with_joined_name(words: list[str]) -> list[str]:
+    """A command line whose verb is one word: `corpus distill` is a verb beside `corpus`, which takes files itself."""
+    joined = " ".join(words[:2])
+    return [joined, *words[2:]] if _is_beside(joined) else words
+
+
+def _is_beside(name: str) -> bool:
+    """Whether the first word of a verb's name is a verb too."""
+    group, _, last = name.partition(" ")
+    return bool(last) and group in verbs.names() and name in verbs.names()
 
 
 def _run(args: argparse.Namespace) -> int:
@@ -45,7 +57,12 @@ def _list_verbs() -> str:
         group, _, last = name.partition(" ")
         if last:
             groups[group].append(last)
-    alone = [(name, verb.summary) for name, verb in verbs.items() if " " not in name]
+    beside = {name: groups.pop(name) for name in names if name in groups}
+    alone = [
+        (name, verb.summary + (f"; {', '.join(beside[name])}" if name in beside else ""))
+        for name, verb in verbs.items()
+        if " " not in name
+    ]
     width = max(map(len, [*groups, *(name for name, _ in alone)]))
     lines = [f"  {name:<{width}}  {summary}" for name, summary in alone]
     for group, members in groups.items():
@@ -62,7 +79,7 @@ def make_parser() -> argparse.ArgumentParser:
     groups = parser.add_subparsers(prog="opgrip", metavar="VERB", required=True, dest="group", help=argparse.SUPPRESS)
     members: dict[str, argparse._SubParsersAction[OneLineParser]] = {}
     for name, verb in verbs.items():
-        group, _, last = name.partition(" ")
+        group, _, last = name.partition(" ") if not _is_beside(name) else (name, "", "")
         if last and group not in members:
             names = [other.partition(" ")[2] for other, _ in verbs.items() if other.startswith(f"{group} ")]
             holder = groups.add_parser(group, help=", ".join(names))

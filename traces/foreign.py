@@ -211,6 +211,7 @@ class Format:
     suffixes : of names that are written in it where no format is named
     defaults : what stands for things that it does not say, in words; a header of a trace that was read has them
     has_cases : whether its files stand for cases that a `Cut` takes a part of
+    is_collection : whether its files are tables of operators, of which many together are what one model is elsewhere
     """
 
     summary: str
@@ -222,6 +223,7 @@ class Format:
     write_records: WriteRecords | None = None
     write_folder: WriteFolder | None = None
     has_cases: bool = False
+    is_collection: bool = False
 
     @property
     def is_written(self) -> bool:

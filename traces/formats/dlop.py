@@ -227,5 +227,6 @@ formats.register("dlop")(
         recognizes,
         read,
         defaults=(NO_TIMES, NO_VALUES, NO_DTYPES, NO_DEVICE, FORWARD),
+        is_collection=True,
     )
 )

@@ -132,5 +132,6 @@ formats.register(NAME)(
         suffixes=(".param.json",),
         defaults=(NO_TIMES, VALUES, DEVICE),
         has_cases=True,
+        is_collection=True,
     )
 )

@@ -226,5 +226,6 @@ formats.register("tritonbench")(
         write,
         suffixes=(".txt",),
         defaults=(NO_TIMES, NO_VALUES, NO_DEVICE),
+        is_collection=True,
     )
 )
