@@ -41,6 +41,7 @@ def run(args: argparse.Namespace, words: Sequence[str] = ()) -> int:
         from opgrip.replay.replay import Replay
         from opgrip.replay.reports.listing import list_cases
         from opgrip.replay.reports.table import print_results
+        from opgrip.replay.scoring import distilled_scores, print_scores
         from opgrip.replay.several.targets import targets_of
 
     reporter = Reporter("opreplay")
@@ -73,6 +74,7 @@ def run(args: argparse.Namespace, words: Sequence[str] = ()) -> int:
         raise replayed.problem
     for analysis in replayed.analyses:
         analysis.print(rows, sys.stdout)
+    print_scores(distilled_scores(replayed.results), sys.stdout)
     if not replayed.interrupted:
         _say_where(replay, replayed.results, reporter)
     for row in rows:

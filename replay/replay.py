@@ -43,6 +43,7 @@ from opgrip.replay.workers.journal import Journal, journal_path
 from opgrip.replay.workers.spread import Windows
 from opgrip.replay.workers.supervisor import supervise
 from opgrip.traces.command import printable
+from opgrip.traces.corpus.distill import FIELD
 from opgrip.traces.errors import UserError, in_words_of_python
 from opgrip.traces.keywords import arguments_of
 from opgrip.traces.machine import available_memory
@@ -200,7 +201,9 @@ class Replay:
             "trace_hash": source_of(trace).fingerprint(trace),
             "environment": describe_environment(device),
         }
-        return header | about | facts_of(device)
+        distilled = self.loaded.trace.header.get(FIELD)
+        stands_for = {FIELD: distilled} if isinstance(distilled, dict) else {}
+        return header | about | facts_of(device) | stands_for
 
     def kept(self, results: Results) -> Results:
         """Results, in the store too where one was named."""

@@ -8,6 +8,7 @@ from opgrip.replay.scoring.baselines import (
     read_baselines,
     write_baseline,
 )
+from opgrip.replay.scoring.distilled import distilled_scores
 from opgrip.replay.scoring.scores import ModelScore, Score, TraceScore, score_of
 from opgrip.replay.scoring.table import print_scores
 
@@ -19,6 +20,7 @@ __all__ = [
     "Score",
     "TraceScore",
     "baseline_of",
+    "distilled_scores",
     "print_scores",
     "read_baselines",
     "score_of",

@@ -127,7 +127,8 @@ def baseline_of(results: Results) -> Baseline:
         if row.trace and is_plain(row) and row.status != SKIPPED:
             rows_of.setdefault(row.trace, []).append(row)
     if not rows_of:
-        raise UserError("these results are of no zoo", "make some with opreplay zoo -o results.parquet")
+        problem = "these results have no rows of several traces, run as they were recorded"
+        raise UserError(problem, "make some with opreplay zoo -o results.parquet")
     facts = results.header.get("traces") or {}
     traces = {}
     for name, rows in rows_of.items():

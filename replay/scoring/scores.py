@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import exp, fsum, log
 
 import numpy as np
@@ -215,19 +215,23 @@ def _score(
     problems: Mapping[str, str],
     baseline: Baseline,
 ) -> Score:
+    traces = [
+        score_trace(origin, rows_of.get(name, ()), baseline.traces.get(name), problems.get(name, ""))
+        for name, origin in origins.items()
+    ]
+    return score_traces(way, traces, baseline.machine if baseline.traces else "")
+
+
+def score_traces(way: str, traces: Iterable[TraceScore], baseline: str) -> Score:
+    """The score of traces that each have theirs."""
     by_model: dict[str, list[TraceScore]] = defaultdict(list)
-    for name, origin in origins.items():
-        trace = score_trace(origin, rows_of.get(name, ()), baseline.traces.get(name), problems.get(name, ""))
-        by_model[origin.model].append(trace)
-    models = [
-        ModelScore(name, traces[0].origin.library, traces[0].origin.family, traces) for name, traces in by_model.items()
-    ]
+    for trace in traces:
+        by_model[trace.origin.model].append(trace)
+    models = [ModelScore(name, own[0].origin.library, own[0].origin.family, own) for name, own in by_model.items()]
     weights = {model.model: weight for model, weight in weights_of([item for item in models if item.score])}
-    models = [
-        ModelScore(item.model, item.library, item.family, item.traces, weights.get(item.model, 0.0)) for item in models
-    ]
+    models = [replace(item, weight=weights.get(item.model, 0.0)) for item in models]
     interval = interval_of([(log(item.score), item.weight) for item in models if item.score])
-    return Score(way, models, baseline.machine if baseline.traces else "", interval)
+    return Score(way, models, baseline, interval)
 
 
 def score_trace(origin: Origin, rows: Sequence[Result], base: BaselineTrace | None, problem: str = "") -> TraceScore:

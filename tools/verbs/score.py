@@ -34,13 +34,13 @@ def prepare(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print a line a model and the total, as opreplay does after its last trace."""
     from opgrip.replay.outcome import read_run
-    from opgrip.replay.scoring import print_scores, read_baselines, score_of
+    from opgrip.replay.scoring import distilled_scores, print_scores, read_baselines, score_of
     from opgrip.replay.scoring.table import plain_of
     from opgrip.replay.store.store import Store
     from opgrip.traces.errors import UserError
 
     results = read_run(Store(args.store).find(args.which))
-    scores = score_of(results, read_baselines(args.baseline))
+    scores = distilled_scores(results) or score_of(results, read_baselines(args.baseline))
     if not scores:
         raise UserError("these results are of no zoo", "make some with opreplay zoo -o results.parquet")
     if args.json:
