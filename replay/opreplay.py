@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from opgrip.replay.measuring.results import OK, summarize
-from opgrip.replay.options import Output, ScoreOptions, args_of_one, make_parser
+from opgrip.replay.options import Output, ScoreOptions, make_parser
 from opgrip.traces.command import INTERRUPTED, run_command
 from opgrip.traces.errors import UserError
 from opgrip.traces.loading import loading
@@ -144,6 +144,7 @@ def _replay_several(
 def _list_several(args: argparse.Namespace, targets: Sequence[Target], reporter: Reporter) -> int:
     from opgrip.replay.replay import Replay
     from opgrip.replay.reports.listing import list_cases
+    from opgrip.replay.several.targets import args_of_one
 
     for target in targets:
         try:

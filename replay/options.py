@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from copy import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +22,6 @@ from opgrip.traces.machine import cache_folder
 from opgrip.traces.options import add_all_options, from_arguments, option, refuse_options, titled
 
 if TYPE_CHECKING:
-    from opgrip.replay.several.targets import Target
     from opgrip.replay.workers.job import Job
 
 DESCRIPTION = "Run every distinct call of a trace again, without the model, and compare its time with the captured one."
@@ -184,18 +182,6 @@ def job_of(args: argparse.Namespace) -> Job:
             raise UserError(f"{target} stands in no program that --cache program could follow", "use warm or cold")
         args.cache = args.cache or (WARM,)
     return Job(target, from_arguments(Selection, args), plan_of(args))
-
-
-def args_of_one(args: argparse.Namespace, target: Target) -> argparse.Namespace:
-    """The command line that replays one of several traces.
-
-    Raises
-    ------
-    UserError : where it is one of the zoo that is not installed
-    """
-    one = copy(args)
-    one.trace = [Path(target.path())]
-    return one
 
 
 def _target_of(args: argparse.Namespace) -> str:

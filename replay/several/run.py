@@ -19,11 +19,11 @@ from opgrip.replay.cases.selection import Selection
 from opgrip.replay.measuring.origins import Origin
 from opgrip.replay.measuring.results import Result
 from opgrip.replay.operators.devices import check_present, with_index
-from opgrip.replay.options import Output, args_of_one, option_classes, plan_of
+from opgrip.replay.options import Output, option_classes, plan_of
 from opgrip.replay.outcome import ReplayOutcome, Results, write_results
 from opgrip.replay.outputs import parts_folder
 from opgrip.replay.reports.cells import read_results
-from opgrip.replay.several.targets import Target
+from opgrip.replay.several.targets import Target, args_of_one
 from opgrip.replay.workers.job import Job
 from opgrip.replay.workers.journal import journal_path, options_of
 from opgrip.traces.errors import UserError

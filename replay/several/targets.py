@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -55,6 +57,18 @@ def targets_of(names: Sequence[str]) -> list[Target] | None:
         for target in _targets(name, manifest):
             targets.setdefault(target.origin.trace if target.zoo else str(Path(target.path()).resolve()), target)
     return list(_with_distinct_names(list(targets.values()))) if targets else None
+
+
+def args_of_one(args: argparse.Namespace, target: Target) -> argparse.Namespace:
+    """The command line that replays one of several traces.
+
+    Raises
+    ------
+    UserError : where it is one of the zoo that is not installed
+    """
+    one = copy(args)
+    one.trace = [Path(target.path())]
+    return one
 
 
 def is_folder_of_traces(name: str) -> bool:

@@ -103,8 +103,8 @@ def distill(corpus: Corpus, count: int) -> Distilled:
     standing_for = dict(zip(keys, keys[places[nearest]], strict=True))
     sums = frame.assign(by=frame["key"].map(standing_for)).groupby(["trace", "by"], sort=False)["time_us"].sum()
     weights_us: dict[str, dict[str, float]] = {}
-    for (trace, key), time_us in sums.items():  # type: ignore[misc]
-        weights_us.setdefault(str(trace), {})[str(key)] = float(time_us)
+    for pair, time_us in zip(sums.index.tolist(), sums.tolist(), strict=True):
+        weights_us.setdefault(pair[0], {})[pair[1]] = time_us
     chosen = [str(key) for key in keys[places]]
     times = {key: float(cases.loc[key, "median_us"]) for key in chosen}  # type: ignore[arg-type]
     return Distilled(chosen, times, weights_us, float((cases["weight"].to_numpy() * likeness).sum()))
