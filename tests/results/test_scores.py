@@ -168,7 +168,7 @@ BAD = (
 def test_what_is_no_baseline_is_refused_in_a_line(tmp_path: Path, text: str) -> None:
     path = tmp_path / "b.json"
     path.write_text(text)
-    with pytest.raises(UserError, match="is no baseline|is of a newer opgrip"):
+    with pytest.raises(UserError, match=r"is no baseline|is of a newer opgrip"):
         read_baselines(path)
 
 

@@ -48,7 +48,8 @@ def write_cases(
         for member in corpus.members:
             numbers = chosen.loc[chosen["trace"] == member.name, "signature"].tolist()
             if numbers:
-                medians = dict(zip(numbers, chosen.loc[chosen["trace"] == member.name, "median_us"].tolist(), strict=True))
+                medians_us = chosen.loc[chosen["trace"] == member.name, "median_us"].tolist()
+                medians = dict(zip(numbers, medians_us, strict=True))
                 for record in records.of(member, _loaded(member, unbounded, reading(member.path)), medians):
                     writer.write(record)
         writer.write(End(records.calls, records.calls, records.now_ns))
