@@ -12,6 +12,7 @@ from pathlib import Path
 from opgrip.replay.measuring.origins import Origin
 from opgrip.traces.errors import UserError
 from opgrip.traces.foreign import format_of
+from opgrip.traces.shipped import trace_file
 from opgrip.traces.zoo import ZooTrace, read_manifest, select, zoo_file
 
 ZOO = "zoo"
@@ -55,7 +56,7 @@ def targets_of(names: Sequence[str]) -> list[Target] | None:
     targets: dict[str, Target] = {}
     for name in names:
         for target in _targets(name, manifest):
-            targets.setdefault(target.origin.trace if target.zoo else str(Path(target.path()).resolve()), target)
+            targets.setdefault(target.origin.trace if target.zoo else str(trace_file(target.path()).resolve()), target)
     return list(_with_distinct_names(list(targets.values()))) if targets else None
 
 

@@ -65,9 +65,8 @@ def test_a_trace_that_cannot_be_read_costs_its_own_rows(folder: Path, tmp_path: 
     rows = load_results(output)
     assert set(rows["trace"]) == {"net.predict"}
     assert "broken" in rows.attrs["traces"]["broken"]["problem"]
-    assert (
-        run_command("opreplay", broken, folder / "net.predict.jsonl", *FAST, "--strict", cwd=tmp_path).returncode == 1
-    )
+    done = run_command("opreplay", broken, folder / "net.predict.jsonl", *FAST, "--strict", cwd=tmp_path)
+    assert done.returncode == 1
 
 
 def test_resume_goes_on_with_the_traces_that_are_missing(folder: Path, tmp_path: Path) -> None:
