@@ -14,6 +14,7 @@ from opgrip.traces.errors import UserError
 from opgrip.traces.foreign import format_of
 from opgrip.traces.shipped import trace_file
 from opgrip.traces.zoo import ZooTrace, read_manifest, select, zoo_file
+from opgrip.traces.zoo.names import name_of_file, name_of_trace
 
 ZOO = "zoo"
 SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst")
@@ -86,33 +87,18 @@ def _targets(name: str, manifest: dict[str, ZooTrace]) -> Iterator[Target]:
     if _is_zoo(name):
         patterns = [part for part in name.partition(":")[2].split(",") if part]
         for trace in select(patterns, list(manifest.values())):
-            yield Target(_origin_of_zoo(trace), zoo=trace)
+            yield Target(Origin(*name_of_trace(trace)), zoo=trace)
     elif is_folder_of_traces(name):
         for file in _files_in(Path(name)):
-            yield _target_of_file(str(file), manifest)
+            yield Target(Origin(*name_of_file(file, manifest)), str(file))
     elif name.startswith("sample:") or (Path(name).is_dir() and format_of(Path(name)) is None):
         raise UserError(f"{name} is no trace", "samples are replayed by themselves, several traces together")
     else:
-        yield _target_of_file(name, manifest)
+        yield Target(Origin(*name_of_file(name, manifest)), name)
 
 
 def _files_in(folder: Path) -> list[Path]:
     return sorted(file for file in folder.iterdir() if file.name.endswith(SUFFIXES) and file.is_file())
-
-
-def _target_of_file(path: str, manifest: dict[str, ZooTrace]) -> Target:
-    """A file; one that is called as a trace of the zoo is of that model."""
-    name = Path(path).name.removeprefix("trace:")
-    for suffix in (".gz", ".zst", ".jsonl", ".json"):
-        name = name.removesuffix(suffix)
-    if name in manifest:
-        return Target(_origin_of_zoo(manifest[name]), path)
-    model, _, run = name.rpartition(".")
-    return Target(Origin(name, model, run) if model else Origin(name, name), path)
-
-
-def _origin_of_zoo(trace: ZooTrace) -> Origin:
-    return Origin(trace.name, trace.model, trace.run, trace.library, trace.family)
 
 
 def _with_distinct_names(targets: Sequence[Target]) -> Iterator[Target]:

@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     from opgrip.replay.store.store import Store
     from opgrip.traces.corpus import read_corpus
     from opgrip.traces.corpus.cases import write_cases
-    from opgrip.traces.corpus.distill import FIELD, describe, distill, with_times
+    from opgrip.traces.corpus.distill import FIELD, describe, distill, named_by_files, with_times
 
     check_writable(args.output, args.force)
     reporter = Reporter(args.prog)
@@ -59,6 +59,7 @@ def run(args: argparse.Namespace) -> int:
     corpus = read_corpus(args.inputs, args.partial, args.unbounded, reporter.reading)
     for note in corpus.notes:
         reporter.say(note)
+    corpus = named_by_files(corpus)
     if times is not None:
         corpus = with_times(corpus, times)
     distilled = distill(corpus, args.cases)

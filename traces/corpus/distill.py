@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,8 @@ from opgrip.traces.corpus.choosing import Floats, choose, distances
 from opgrip.traces.corpus.corpus import Corpus
 from opgrip.traces.errors import UserError
 from opgrip.traces.words import counted
+from opgrip.traces.zoo import read_manifest
+from opgrip.traces.zoo.names import name_of_file
 
 FIELD = "distilled"
 """Of a trace's header: what its cases stand for. Readers that do not know it pass over it."""
@@ -65,6 +67,17 @@ class Distilled:
             cases, us = [number for number, _ in pairs], [float(f"{weight:.5g}") for _, weight in pairs]
             traces[name] = {**{word: value for word, value in words.items() if value}, "cases": cases, "us": us}
         return {"method": "facility location", "keys": self.keys, "traces": traces}
+
+
+def named_by_files(corpus: Corpus) -> Corpus:
+    """A corpus whose traces are called as replays of several call them: by the names of their files."""
+    manifest = {trace.name: trace for trace in read_manifest()}
+    names = {member.name: name_of_file(member.path, manifest) for member in corpus.members}
+    members = [
+        replace(member, **names[member.name]._asdict()) if member.name not in manifest else member
+        for member in corpus.members
+    ]
+    return Corpus(corpus.frame.assign(trace=corpus.frame["trace"].map(lambda name: names[name].name)), members)
 
 
 def with_times(corpus: Corpus, times_us: Mapping[tuple[str, str], float]) -> Corpus:
