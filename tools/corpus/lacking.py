@@ -61,7 +61,15 @@ def find_lacking(corpus: Corpus, trial: Trial, reporter: Reporter, unbounded: bo
         if not (trial.resume and cases.exists()):
             write_cases(corpus, _keys(corpus, trial.top), cases, force=True, unbounded=unbounded)
         modes = list(dict.fromkeys((EAGER, *trial.modes)))
-        options = {"mode": modes, "iterations": 1, "warmup": 0, "device": trial.device, "output": str(results)}
+        # warm: what stood before a call in its program is of no matter here
+        options = {
+            "mode": modes,
+            "iterations": 1,
+            "warmup": 0,
+            "cache": "warm",
+            "device": trial.device,
+            "output": str(results),
+        }
         options |= {"resume": True} if trial.resume else {"force": True}
         replay = Replay(arguments_of(make_parser(), [str(cases)], options, excluded=()), reporter, may_fork=False)
         rows = replay.completed_rows() if trial.resume and results.exists() else _rows(replay)
@@ -146,4 +154,6 @@ def by_operator(table: pd.DataFrame) -> pd.DataFrame:
         facts = {"signatures": len(own), "models": len(models), "share": float(own["share"].sum())}
         rows.append({"mode": mode, "op": op, "status": status, **facts, "reason": reasons.index[0]})
     columns = ["mode", "op", "status", "signatures", "models", "share", "reason"]
-    return pd.DataFrame(rows, columns=columns).sort_values(["mode", "share"], ascending=[True, False], ignore_index=True)
+    return pd.DataFrame(rows, columns=columns).sort_values(
+        ["mode", "share"], ascending=[True, False], ignore_index=True
+    )

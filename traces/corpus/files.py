@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -12,7 +13,7 @@ import pandas as pd
 
 from opgrip.traces.command import printable
 from opgrip.traces.corpus.corpus import Corpus
-from opgrip.traces.corpus.summaries import ROW, Summary
+from opgrip.traces.corpus.summaries import Summary
 from opgrip.traces.errors import UserError
 from opgrip.traces.extras import needed
 from opgrip.traces.output import whole_file
@@ -30,27 +31,36 @@ def check_form(path: Path) -> None:
 
 def write_summary(corpus: Corpus, summary: Summary, path: Path, force: bool) -> None:
     """Write all rows of a table; as JSON, with which traces it is of."""
+    write_table(summary.table, path, force, facts_of(corpus, summary))
+
+
+def write_table(table: pd.DataFrame, path: Path, force: bool, facts: Mapping[str, Any]) -> None:
+    """Write a table as its file's suffix says; as JSON with some facts before its rows."""
     check_form(path)
     with whole_file(path, force) as file:
         if path.suffix == ".parquet":
-            _write_parquet(summary.table, file)
+            _write_parquet(table, file)
         elif path.suffix == ".csv":
-            file.write(_csv(summary.table).encode(errors="backslashreplace"))
+            file.write(_csv(table).encode(errors="backslashreplace"))
         else:
-            file.write(json.dumps(as_json(corpus, summary), indent=1, allow_nan=False).encode() + b"\n")
+            form = {**facts, "rows": records(table)}
+            file.write(json.dumps(form, indent=1, allow_nan=False).encode() + b"\n")
 
 
-def as_json(corpus: Corpus, summary: Summary) -> dict[str, Any]:
-    """All that a table says, as JSON writes it."""
+def facts_of(corpus: Corpus, summary: Summary | None = None) -> dict[str, Any]:
+    """Of which traces something is, and how many rows all models have and one alone."""
     members = [
         {name: getattr(member, name) for name in ("name", "source", "model", "run", "library", "family")}
         for member in corpus.members
     ]
-    form = {"by": summary.by, "models": dict(summary.models), "traces": members, "notes": list(corpus.notes)}
-    if summary.by != ROW:
+    form: dict[str, Any] = {"traces": members, "notes": list(corpus.notes)}
+    if summary is None:
+        return form
+    form |= {"by": summary.by, "models": dict(summary.models)}
+    if summary.tells_models:
         form["common"] = {source: len(summary.common(source)) for source in summary.models}
         form["unique"] = {source: len(summary.unique(source)) for source in summary.models}
-    return {**form, "rows": records(summary.table)}
+    return form
 
 
 def records(table: pd.DataFrame) -> list[dict[str, Any]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
@@ -24,6 +24,8 @@ BY: Mapping[str, Sequence[str]] = {
 """What there is a row for, and the columns of the corpus that tell such rows apart."""
 USUAL = 3
 """Shapes and dtypes of an operator that are named."""
+ALL = -1
+"""As many models as a source has."""
 QUANTILES = {"elements_p10": 0.1, "elements_p50": 0.5, "elements_p90": 0.9}
 
 
@@ -45,6 +47,17 @@ class Summary:
     by: str
     table: pd.DataFrame
     models: Mapping[str, int]
+
+    @property
+    def tells_models(self) -> bool:
+        """Whether rows are of several models, and tell of how many."""
+        return self.by in (OP, SHAPE, DTYPE, SIGNATURE, FAMILY)
+
+    def of_models(self, least: int, most: int | None) -> Summary:
+        """The rows that so many models have: `most` is all of them where it is None."""
+        counts = self.table["models"]
+        flags = counts >= self.table["source"].map(self.models) if least == ALL else counts >= least
+        return replace(self, table=self.table[flags if most is None else flags & (counts <= most)])
 
     def common(self, source: str) -> pd.DataFrame:
         """The rows that all models of a source have."""

@@ -9,7 +9,7 @@ import pandas as pd
 
 from opgrip.traces.command import printable
 from opgrip.traces.corpus.corpus import Corpus
-from opgrip.traces.corpus.summaries import ROW, Summary
+from opgrip.traces.corpus.summaries import Summary
 from opgrip.traces.tables import TableColumn, print_table
 from opgrip.traces.terminal import print_line
 from opgrip.traces.words import counted
@@ -68,7 +68,7 @@ def print_summary(corpus: Corpus, summary: Summary, top: int, file: IO[str]) -> 
         own = corpus.of_source(source)
         table = summary.table[summary.table["source"] == source]
         _print_totals(own, source, file)
-        if summary.by != ROW and summary.models[source] > 1 and "models" in table:
+        if summary.tells_models and summary.models[source] > 1:
             common, alone = len(summary.common(source)), len(summary.unique(source))
             print_line(f"of {len(table):,} rows, all models have {common:,}, and one alone has {alone:,}", file)
         print()
