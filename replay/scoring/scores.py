@@ -6,7 +6,7 @@ docs/benchmark.md has the rules; each step of them is a function here.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import exp, fsum, log
 
@@ -183,7 +183,7 @@ def score_of(results: Results, baseline: Baseline) -> list[Score]:
         if is_counted(row):
             rows_of[way_of(row)][row.trace].append(row)
             origins.setdefault(row.trace, origin_of(row))
-    problems = dict(_problems(results))
+    problems = {**dict(_other_recordings(results, baseline, origins)), **dict(_problems(results))}
     origins |= {name: origin for name, (origin, _) in problems.items() if name not in origins}
     why = {name: problem for name, (_, problem) in problems.items()}
     return [_score(way, rows, origins, why, baseline) for way, rows in rows_of.items()]
@@ -206,6 +206,18 @@ def _problems(results: Results) -> Iterable[tuple[str, tuple[Origin, str]]]:
         if isinstance(about, Mapping) and about.get("problem"):
             words = {key: str(about.get(key) or "") for key in ("run", "library", "family")}
             yield str(name), (Origin(str(name), str(about.get("model") or name), **words), str(about["problem"]))
+
+
+def _other_recordings(
+    results: Results, baseline: Baseline, origins: Mapping[str, Origin]
+) -> Iterator[tuple[str, tuple[Origin, str]]]:
+    """The traces whose baseline is of another file, whose cases may be called more or less often."""
+    traces = results.header.get("traces")
+    for name, about in traces.items() if isinstance(traces, Mapping) else ():
+        base = baseline.traces.get(name)
+        own = about.get("trace_hash") if isinstance(about, Mapping) else None
+        if base is not None and own and base.trace_hash and own != base.trace_hash and name in origins:
+            yield name, (origins[name], "its baseline is of another recording")
 
 
 def _score(

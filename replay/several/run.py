@@ -17,7 +17,7 @@ from opgrip.replay.analyses import Analysis
 from opgrip.replay.analyses.analysis import UnaskedAnalysis
 from opgrip.replay.cases.selection import Selection
 from opgrip.replay.measuring.origins import Origin
-from opgrip.replay.measuring.results import Result
+from opgrip.replay.measuring.results import Result, summarize
 from opgrip.replay.operators.devices import check_present, with_index
 from opgrip.replay.options import Output, option_classes, plan_of
 from opgrip.replay.outcome import ReplayOutcome, Results, write_results
@@ -148,6 +148,9 @@ class SeveralReplays:
                 return False
             self._reporter.begin(which)
             outcome = replay.run()
+        except KeyboardInterrupt:
+            # while the trace was read, or the rows of others
+            return True
         except UserError as error:
             self._problems[name] = error
             self._reporter.say(f"{which}: not replayed: {error}")
@@ -155,6 +158,7 @@ class SeveralReplays:
         self._rows[name], self._analyses = list(outcome.results), outcome.analyses or self._analyses
         if outcome.problem is not None:
             self._problems[name] = outcome.problem
+        self._reporter.begin(f"{which}: {summarize(self._rows[name])}")
         return outcome.interrupted
 
     def _args_of(self, place: int, target: Target) -> argparse.Namespace:

@@ -115,6 +115,18 @@ def test_a_trace_that_was_not_replayed_is_a_line_of_its_own() -> None:
     assert score.is_partial
 
 
+def test_a_baseline_of_another_recording_is_told() -> None:
+    def with_hash(text: str) -> Results:
+        about = {origin.trace: {"model": origin.model, "trace_hash": text} for origin in MODELS}
+        return Results(made_zoo().rows, {**HEADER, "traces": about})
+
+    assert {trace.problem for model in only(with_hash("1"), with_hash("1")).models for trace in model.traces} == {""}
+    score = only(with_hash("1"), with_hash("2"))
+    told = {trace.problem for model in score.models for trace in model.traces}
+    assert told == {"its baseline is of another recording"}
+    assert score.score == pytest.approx(1.0)
+
+
 def test_each_mode_has_a_score_against_the_baselines_eager() -> None:
     rows = [*made_zoo().rows, *made_zoo(0.5, mode="compile").rows]
     scores = score_of(Results(rows, HEADER), baseline_of(made_zoo()))

@@ -1,4 +1,4 @@
-"""What the name of a trace's file says of it: `MODEL.RUN.jsonl.zst` is a run of a model, as the files of the zoo are."""
+"""What the name of a trace's file says of it: `MODEL.RUN.jsonl.zst` is a run of a model, as in the zoo."""
 
 from __future__ import annotations
 
