@@ -27,6 +27,7 @@ def write_cases(
     force: bool = False,
     unbounded: bool = False,
     reading: Reading = lambda path: nullcontext(),
+    fields: Mapping[str, Any] | None = None,
 ) -> int:
     """Write a trace with one call of each signature, as the first trace of the corpus has it; how many there are.
 
@@ -36,9 +37,10 @@ def write_cases(
     Parameters
     ----------
     keys : of the signatures
+    fields : of the header, besides its own
     """
     chosen = corpus.frame[corpus.frame["key"].isin(set(keys))].drop_duplicates("key")
-    facts = {"model": {"name": "corpus", "run": "cases"}, "torch": torch.__version__, "steps": 1}
+    facts = {"model": {"name": "corpus", "run": "cases"}, "torch": torch.__version__, "steps": 1, **(fields or {})}
     writer = TraceWriter(path, Header(facts), force)
     records = _CaseRecords()
     try:
@@ -46,7 +48,8 @@ def write_cases(
         for member in corpus.members:
             numbers = chosen.loc[chosen["trace"] == member.name, "signature"].tolist()
             if numbers:
-                medians = chosen[chosen["trace"] == member.name].set_index("signature")["median_us"].to_dict()
+                medians_us = chosen.loc[chosen["trace"] == member.name, "median_us"].tolist()
+                medians = dict(zip(numbers, medians_us, strict=True))
                 for record in records.of(member, _loaded(member, unbounded, reading(member.path)), medians):
                     writer.write(record)
         writer.write(End(records.calls, records.calls, records.now_ns))
