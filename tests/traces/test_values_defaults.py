@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from fnmatch import fnmatchcase
 from pathlib import Path
 
 import pytest
 import torch
 from foreign_data import operator_of
+from programs import run_command
 from versions import is_removed
 
 from opgrip.replay.arguments.inputs import Inputs, device_map
@@ -113,3 +116,10 @@ def test_every_row_is_about_arguments_that_torch_has(row: Default) -> None:
         arguments = {argument for name, argument in named if fnmatchcase(name, op)}
         is_ours = op.startswith("aten.") and not is_removed(op)
         assert not is_ours or any(fnmatchcase(item, each) for item in arguments for each in row.argument.split("|")), op
+
+
+def test_a_script_of_a_call_draws_them_too(tmp_path: Path) -> None:
+    (tmp_path / "calls.txt").write_text(REFUSED_OTHERWISE)
+    done = run_command("opgrip", "trace", "export-case", "calls.txt", "0", "-o", "case.py", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    subprocess.run([sys.executable, "case.py", "--repeats", "1"], cwd=tmp_path, check=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,20 +42,18 @@ class CellTensor:
     Attributes
     ----------
     data : its values, where the cell has them
-    is_chance : whether its values lie between 0 and 1
     """
 
     shape: tuple[int, ...]
     dtype: torch.dtype
     data: tuple[float, ...] | None = None
-    is_chance: bool = False
 
     @property
     def model(self) -> ValueModel | None:
         """What draws its values; None where nothing is known of them."""
-        if self.data is not None:
-            return fit_values(torch.tensor(self.data, dtype=self.dtype).reshape(self.shape))
-        return fit_values(torch.rand(4096, generator=torch.Generator().manual_seed(0))) if self.is_chance else None
+        if self.data is None:
+            return None
+        return fit_values(torch.tensor(self.data, dtype=self.dtype).reshape(self.shape))
 
     def spec(self, values: int | None = None) -> TensorSpec:
         """Its metadata, with the number of a value model."""
@@ -70,7 +68,6 @@ class Reading:
     ----------
     dtype : of tensors whose argument says nothing else
     dtypes : of tensors by their argument
-    chances : arguments whose values lie between 0 and 1
     lists_are_shapes : a list is a tensor's shape, never a number or numbers
     empty_is_scalar : `[]` is the shape of a tensor without dimensions, rather than a missing value
     numbers_are_tensors : a number is a tensor without dimensions where no number is taken
@@ -78,7 +75,6 @@ class Reading:
 
     dtype: torch.dtype = torch.float32
     dtypes: Mapping[str, torch.dtype] | None = None
-    chances: Collection[str] = ()
     lists_are_shapes: bool = False
     empty_is_scalar: bool = False
     numbers_are_tensors: bool = False
@@ -165,7 +161,7 @@ def _tensor(cell: Any, name: str, reading: Reading) -> CellTensor:
         return CellTensor((len(cell),), dtype, tuple(map(float, cell)))
     shape = shape_of(cell)
     if shape is not None:
-        return CellTensor(shape, dtype, is_chance=name in reading.chances)
+        return CellTensor(shape, dtype)
     if reading.numbers_are_tensors and _is_number(cell):
         return CellTensor((), dtype, (cell,))
     raise Unfit("no shape")

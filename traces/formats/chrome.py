@@ -12,10 +12,10 @@ from dataclasses import replace
 from typing import IO, Any
 
 from opgrip.traces.arguments import TensorSpec
-from opgrip.traces.errors import UserError
+from opgrip.traces.errors import FormatError, UserError
 from opgrip.traces.foreign import ForeignFile, Format, Head, Losses, formats
 from opgrip.traces.formats.building import NO_VALUES, RecordBuilder
-from opgrip.traces.formats.event_stream import EVENTS, BrokenStream, events_of
+from opgrip.traces.formats.json_members import CutText, TooLong, members
 from opgrip.traces.formats.overloads import Bound, NoOverload
 from opgrip.traces.formats.profiler_arguments import bind_inputs
 from opgrip.traces.formats.profiler_events import DeviceWork, EventTable, Slice
@@ -33,6 +33,7 @@ DEFAULTS = (
 )
 MOST_EVENTS = 10_000_000
 """Of a file, in 48 bytes each."""
+EVENTS = "traceEvents"
 MARKS = (b'"traceEvents"', b'"baseTimeNanoseconds"')
 
 
@@ -78,7 +79,8 @@ def _events_of(file: ForeignFile) -> tuple[EventTable, dict[str, Any]]:
     table = EventTable()
     facts: dict[str, Any] = {}
     try:
-        for name, form in events_of(file.chunks()):
+        # torch writes some arguments of kernels twice
+        for name, form in members(file.chunks(), EVENTS, file.unbounded, strict=False):
             if name != EVENTS:
                 if name in ("host_name", "traceName") and isinstance(form, str):
                     facts[name] = form[:1000]
@@ -89,7 +91,11 @@ def _events_of(file: ForeignFile) -> tuple[EventTable, dict[str, Any]]:
                 file.losses.skip("?", str(error)[:200])
             if len(table) > MOST_EVENTS and not file.unbounded:
                 raise file.refusal(f"it holds more than {MOST_EVENTS:,} events")
-    except BrokenStream as error:
+    except TooLong:
+        raise file.refusal("an event is no JSON, or longer than 16 MB") from None
+    except CutText:
+        raise file.damage("it is cut, or no JSON") from None
+    except FormatError as error:
         raise file.damage(str(error)[:200]) from error
     return table, {"profiled": facts} if facts else {}
 

@@ -22,7 +22,6 @@ from opgrip.traces.formats.building import NO_TIMES, NO_VALUES, RecordBuilder
 from opgrip.traces.formats.cells import CellTensor, Reading, Unfit, dtype_named, is_missing, value_of
 from opgrip.traces.formats.dlop_functions import FUNCTIONS, calls_of_row
 from opgrip.traces.formats.dlop_operators import (
-    CHANCES_OF,
     CONSTANTS,
     DTYPES_OF,
     IGNORED,
@@ -143,7 +142,6 @@ def _readings(name: str, row: Row) -> Iterator[Reading]:
     plain = Reading(
         dtype=dtype_named(_single(row.get("dtype"))) or torch.float32,
         dtypes=DTYPES_OF.get(name, {}),
-        chances=CHANCES_OF.get(name, ()),
         # of tables that name their columns by the operator, lists are shapes alone
         lists_are_shapes=all(re.fullmatch(rf"{re.escape(name)}_?\d", column) for column in row) and len(row) > 1,
     )

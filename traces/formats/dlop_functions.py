@@ -55,7 +55,7 @@ def calls_of_row(function: TableFunction, row: dict[str, Any], recording: Record
     ------
     Unfit : where a column is no argument, a cell no value of one, or the function does not take them
     """
-    arguments = {}
+    arguments: dict[str, Any] = {}
     for column, cell in row.items():
         name = column if column in (*function.tensors, *function.plain) else column.removesuffix(SUFFIX)
         if name in function.tensors:

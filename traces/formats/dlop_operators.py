@@ -47,14 +47,6 @@ DTYPES_OF: dict[str, dict[str, torch.dtype]] = {
 }
 """Dtypes of arguments whose names do not tell them."""
 
-
-CHANCES_OF = {
-    "bernoulli": ("self",),
-    "binary_cross_entropy": ("self", "target"),
-    "multinomial": ("self",),
-}
-"""Arguments that are refused where their values are not between 0 and 1."""
-
 UPSAMPLE = {
     "nearest": "upsample_nearest{}d",
     "nearest-exact": "_upsample_nearest_exact{}d",

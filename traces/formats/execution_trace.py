@@ -14,8 +14,8 @@ from typing import IO, Any
 from opgrip.traces.errors import FormatError
 from opgrip.traces.foreign import ForeignFile, Format, Head, Losses, formats
 from opgrip.traces.formats.building import NO_VALUES
+from opgrip.traces.formats.json_members import CutText, TooLong, members
 from opgrip.traces.formats.nodes.calls import calls_of
-from opgrip.traces.formats.nodes.json_members import CutText, TooLong, members
 from opgrip.traces.formats.nodes.json_nodes import node_from_json, node_to_json
 from opgrip.traces.formats.nodes.node import Node
 from opgrip.traces.formats.nodes.program import steps_of

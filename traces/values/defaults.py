@@ -99,7 +99,7 @@ def _model_of(op: str, argument: str, spec: TensorSpec, call: Call, outputs: Any
         return None
     try:
         model = make(spec, call)
-    except (KeyError, IndexError, TypeError, AttributeError, ValueError):
+    except (KeyError, IndexError, TypeError, AttributeError, ValueError, OverflowError):
         # a call that is none of its operator's
         return None
     return model if model is None or outputs is None else refine_model(op, argument, model, outputs)
@@ -224,7 +224,8 @@ def _equal_lengths(spec: TensorSpec, call: Call) -> ValueModel | None:
 def _repeats(spec: TensorSpec, call: Call) -> ValueModel | None:
     model = _numbers(spec, 1, 1)
     total = call.get("output_size")
-    return model if model is None or total is None else replace(model, low=0, high=total, total=total)
+    fits = type(total) is int and 0 <= total < 1 << 62
+    return replace(model, low=0, high=total, total=total) if model is not None and fits else model
 
 
 def _steps(spec: TensorSpec, call: Call) -> ValueModel | None:
@@ -257,10 +258,9 @@ def _triangular(name: str, upper_by_default: bool) -> Make:
     return lambda spec, call: Triangular(bool(call.get(name, upper_by_default)), 1.0, 2.0, 0.1, 0.0)
 
 
-def _rows_of_default() -> Iterator[Default]:
-    """The table, the first row that is about an argument telling its values."""
+def _ranges() -> Iterator[Default]:
+    """Floats that are refused, or of no meaning, outside of a range."""
     chance, positive, around = _between(0.0, 1.0), _between(0.5, 1.5), _between(-1.0, 1.0)
-    # refused, or of no meaning, outside of a range
     yield Default("aten.bernoulli*|aten.multinomial*", "self|p", FLOAT, chance)
     yield Default("aten.binary_cross_entropy*", "target", FLOAT, chance)
     yield Default("aten.binary_cross_entropy.*|aten.binary_cross_entropy_backward*", "self", FLOAT, chance)
@@ -275,24 +275,28 @@ def _rows_of_default() -> Iterator[Default]:
     yield Default(f"{roots}|{logs}|aten._foreach_sqrt*|aten._foreach_log*", "self", FLOAT, positive)
     yield Default("aten.acos.*|aten.asin.*|aten.atanh.*|aten.erfinv*", "self", FLOAT, around)
     yield Default("aten.*grid_sampler*", "grid", FLOAT, around)
-    # matrices
+
+
+def _structures() -> Iterator[Default]:
+    """Matrices that have a factor or can divide, and boxes."""
     yield Default("aten.cholesky.*|aten.linalg_cholesky*", "self", FLOAT, _positive_definite)
     yield Default("aten._linalg_eigh*", "A", FLOAT, _positive_definite)
     yield Default("aten.cholesky_inverse*", "self", FLOAT, _triangular("upper", False))
     yield Default("aten.cholesky_solve*", "input2", FLOAT, _triangular("upper", False))
     yield Default("aten.linalg_solve_triangular*", "self", FLOAT, _triangular("upper", True))
     yield Default("aten.triangular_solve*", "A", FLOAT, _triangular("upper", True))
-    # boxes
     yield Default("torchvision.nms*", "dets", FLOAT, _boxes)
     yield Default("torchvision.*roi_*", "rois", FLOAT, _boxes)
-    # indices that are read
+
+
+def _indices() -> Iterator[Default]:
+    """Indices that are read, and indices that are written at: each once, as far as there are so many."""
     yield Default("aten.embedding.*|aten._embedding_bag*.default", "indices", WHOLE, _below(_embeddings))
     yield Default("aten.embedding*_backward*|aten._embedding_bag*", "indices", WHOLE, _below(_embeddings))
     yield Default("aten.*embedding_bag*", "offsets", WHOLE, _equal_lengths)
     yield Default("aten.gather*|aten.index_select*|aten.take_along_dim*", "index|indices", WHOLE, _below(_along))
     yield Default("aten.take.*", "index", WHOLE, _below(_elements))
     yield Default("aten.index.Tensor*|aten._unsafe_index.*", "indices", WHOLE, _in_list(are_distinct=False))
-    # and written at: each once, as far as there are so many
     yield Default("aten.*index_put*", "indices", WHOLE, _in_list(are_distinct=True))
     written = "|".join(f"aten.{name}*" for name in ("index_add", "index_copy", "index_fill", "index_reduce", "scatter"))
     yield Default(written, "index", WHOLE, _below(_along, are_distinct=True))
@@ -304,7 +308,10 @@ def _rows_of_default() -> Iterator[Default]:
         yield Default(f"aten.max_unpool{dimensions}d*", "indices", WHOLE, unpooled)
     sparse = _below(lambda call: min(call["size"][: call["sparse_dim"]]))
     yield Default("aten._sparse_coo_tensor_with_dims_and_tensors*", "indices", WHOLE, sparse)
-    # classes, lengths and other numbers
+
+
+def _numbers_and_masks() -> Iterator[Default]:
+    """Classes, lengths, keys, and masks."""
     yield Default("aten.*nll_loss*|aten.cross_entropy_loss*", "target", WHOLE, _below(_classes))
     yield Default("aten.one_hot*", "self", WHOLE, _below(lambda call: max(1, call.get("num_classes", 1))))
     yield Default("aten.*ctc_loss*", "targets", WHOLE, _below(_rows("log_probs", -1)))
@@ -315,7 +322,6 @@ def _rows_of_default() -> Iterator[Default]:
     sorts = "|".join(f"aten.{name}" for name in ("*sort*", "topk*", "kthvalue*", "*median*", "mode*", "*unique*"))
     yield Default(sorts, "self", WHOLE, _keys)
     yield Default("aten.isin*", "elements|test_elements", WHOLE, _keys)
-    # masks
     yield Default("aten._assert_async*|aten._functional_assert_async*|aten._is_all_true*", "self", BOOL, _all)
     yield Default("aten.*index_put*", "indices", BOOL, _as_values)
     yield Default("aten.*", "*", BOOL, _half)
@@ -325,4 +331,5 @@ def _embeddings(call: Call) -> int:
     return int(call["weight"].shape[0]) if "weight" in call else int(call["num_weights"])
 
 
-DEFAULTS = tuple(_rows_of_default())
+DEFAULTS = (*_ranges(), *_structures(), *_indices(), *_numbers_and_masks())
+"""The table: the first row that is about an argument tells its values."""

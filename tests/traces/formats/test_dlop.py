@@ -80,15 +80,6 @@ def test_a_list_of_fractions_is_a_tensor_of_these(tmp_path: Path) -> None:
     assert args == (tensor(9, 2), tensor(9, dtype=torch.int64), tensor(2, values=0))
 
 
-def test_chances_are_drawn_between_zero_and_one(tmp_path: Path) -> None:
-    table = {"size": [[50, 4]]}
-    calls_of(tmp_path, "bernoulli", table)
-    (model,) = load(tmp_path / "bernoulli.json").values.values()
-    drawn = model.draw((50, 4), torch.float32, torch.Generator().manual_seed(1))
-    assert 0 <= float(drawn.min()) < 0.2
-    assert 0.8 < float(drawn.max()) <= 1
-
-
 def test_words_texts_and_dtypes_are_what_the_operator_takes(tmp_path: Path) -> None:
     table = {"x1": [[5, 2]], "x2": [[5, 2]], "reduction": ["none"]}
     assert calls_of(tmp_path, "mse_loss", table)[0][1] == (tensor(5, 2), tensor(5, 2), 0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import codecs
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from opgrip.traces.errors import FormatError
@@ -23,8 +23,15 @@ class TooLong(Exception):
     """A value that goes beyond the bound."""
 
 
-def members(chunks: Iterator[bytes], list_name: str, unbounded: bool = False) -> Iterator[tuple[str, Any]]:
+def members(
+    chunks: Iterable[bytes], list_name: str, unbounded: bool = False, strict: bool = True
+) -> Iterator[tuple[str, Any]]:
     """Names and values of an object's members; of the list each item, under the list's name.
+
+    Parameters
+    ----------
+    strict : refuse a name that stands twice in an object, and a list that stands alone; else the name's last value
+        counts, and the items are those of the list
 
     Raises
     ------
@@ -32,15 +39,20 @@ def members(chunks: Iterator[bytes], list_name: str, unbounded: bool = False) ->
     CutText : where it ends too early
     TooLong : for a value of more than `MOST_VALUE` characters
     """
-    text = _Text(chunks, unbounded)
+    text = _Text(iter(chunks), unbounded, strict)
     names: set[str] = set()
+    if not strict and text.peek() == "[":
+        yield from ((list_name, item) for item in _items(text))
+        return
     text.expect("{")
     if text.peek() == "}":
         return
     while True:
         name = text.value()
-        if not isinstance(name, str) or name in names:
-            raise FormatError(f"{str(name)[:60]!r} stands twice in one object" if isinstance(name, str) else "no name")
+        if not isinstance(name, str):
+            raise FormatError("a value stands where a name should")
+        if strict and name in names:
+            raise FormatError(f"{name[:60]!r} stands twice in one object")
         names.add(name)
         text.expect(":")
         if name == list_name and text.peek() == "[":
@@ -65,11 +77,11 @@ def _items(text: _Text) -> Iterator[Any]:
 class _Text:
     """Text of which as much is in memory as one value takes."""
 
-    def __init__(self, chunks: Iterator[bytes], unbounded: bool) -> None:
+    def __init__(self, chunks: Iterator[bytes], unbounded: bool, strict: bool) -> None:
         self._chunks = chunks
         self._decode: Callable[[bytes], str] = codecs.getincrementaldecoder("utf-8")("replace").decode
         self._unbounded = unbounded
-        self._parse = json.JSONDecoder(object_pairs_hook=once).raw_decode
+        self._parse = json.JSONDecoder(object_pairs_hook=once if strict else None).raw_decode
         self._text = ""
         self._place = 0
 
