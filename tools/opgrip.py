@@ -90,7 +90,7 @@ def make_parser() -> argparse.ArgumentParser:
     add_version(parser)
     # listed below, with the names in each group
     groups = parser.add_subparsers(prog="opgrip", metavar="VERB", required=True, dest="group", help=argparse.SUPPRESS)
-    members: dict[str, argparse._SubParsersAction[OneLineParser]] = {}
+    members: dict[str, argparse._SubParsersAction[_VerbParser]] = {}
     for name, verb in verbs.items():
         group, _, last = name.partition(" ") if not _is_beside(name) else (name, "", "")
         if last and group not in members:
