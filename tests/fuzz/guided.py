@@ -1,6 +1,7 @@
 """A fuzzer of the readers of other tools' files that is guided by what of their code a file runs: atheris.
 
     python tests/fuzz/guided.py --seconds 60
+    python tests/fuzz/guided.py --runs 20000 --seed 1         the same files again, whatever the machine
 
 It ends with status 1 where a reader raises anything but `UserError`, takes over 10 s or 2 GB; the file is kept in
 build/fuzz then. Without atheris (`pip install 'opgrip[fuzz]'`), which not every Python has, it says so and ends well.
@@ -30,6 +31,8 @@ def main() -> int:
     """Fuzz; libFuzzer ends the process itself where it finds something, and when its time is over."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=int, default=SECONDS, help="to go on for (default: %(default)s)")
+    parser.add_argument("--runs", type=int, default=-1, help="files to try at most (default: as many as there is time)")
+    parser.add_argument("--seed", type=int, default=0, help="of the files (default: the time)")
     args = parser.parse_args()
     if not is_installed("atheris"):
         print("atheris is not installed, so that no fuzzer is guided: pip install 'opgrip[fuzz]'")
@@ -67,9 +70,10 @@ def main() -> int:
             pass
 
     FOUND.mkdir(parents=True, exist_ok=True)
+    choice = (f"-runs={args.runs}", f"-seed={args.seed}")
     options = (f"-max_total_time={args.seconds}", f"-timeout={LIMIT_S}", f"-rss_limit_mb={LIMIT_MB}")
     limits = (f"-max_len={MOST_BYTES}", f"-artifact_prefix={FOUND}{os.sep}", "-verbosity=0", "-print_final_stats=1")
-    atheris.Setup([sys.argv[0], *options, *limits, str(corpus)], read)
+    atheris.Setup([sys.argv[0], *choice, *options, *limits, str(corpus)], read)
     print(f"guided by code: {', '.join(names)}", flush=True)
     atheris.Fuzz()
     return 0

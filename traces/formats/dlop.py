@@ -34,7 +34,7 @@ from opgrip.traces.formats.overloads import op_of, schemas_of
 from opgrip.traces.formats.tritonbench import NO_DEVICE
 from opgrip.traces.records import Record
 
-MOST_BYTES = 16 << 20
+MOST_BYTES = 4 << 20
 """Of a file: the largest that are known have 0.7 MB."""
 MOST_COLUMNS = 256
 START = re.compile(rb'\s*\{\s*"[A-Za-z_][A-Za-z_0-9]*"\s*:\s*\[\s*(?![\s{\]])')

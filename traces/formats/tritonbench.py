@@ -125,11 +125,9 @@ def literal(node: ast.expr) -> Any:
         case ast.List(elts=items):
             return list(map(literal, items))
         case ast.Dict(keys=keys, values=values):
-            names = [literal(key) for key in keys if key is not None]
-            check_hashes(names)
-            return dict(
-                zip(names, (literal(value) for key, value in zip(keys, values, strict=True) if key), strict=True)
-            )
+            pairs = [(literal(key), value) for key, value in zip(keys, values, strict=True) if key is not None]
+            check_hashes([key for key, _ in pairs])
+            return {key: literal(value) for key, value in pairs}
         case ast.Name(id="inf" | "nan" as name):
             return float(name)
         case ast.UnaryOp(op=ast.USub(), operand=ast.Name(id="inf")):

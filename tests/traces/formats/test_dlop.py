@@ -169,7 +169,7 @@ def test_a_broken_table_is_one_line(tmp_path: Path, text: str) -> None:
 
 def test_a_table_that_is_larger_than_any_is_refused(tmp_path: Path) -> None:
     (tmp_path / "ones.json").write_text('{"size": [' + "1," * (MOST_BYTES // 2) + "1]}")
-    with pytest.raises(UserError, match="more than 16 MB"):
+    with pytest.raises(UserError, match="more than 4 MB"):
         list(TraceReader(tmp_path / "ones.json"))
 
 
