@@ -52,7 +52,7 @@ def prepare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--top", type=positive, metavar="N", help="rows to show (default: 30); signatures to try (default: all)"
     )
-    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write all to a .json, .csv or .parquet")
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write all to a .json, .csv, .md or .parquet")
     parser.add_argument("-f", "--force", action="store_true", help="replace an existing file")
     add_reading(parser, "take what there is of cut or damaged traces")
     add_debug(parser)
