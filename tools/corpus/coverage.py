@@ -17,8 +17,8 @@ _VENDORS = re.compile(r"(cudnn|miopen|mkldnn|mps|fbgemm|xnnpack)_")
 def category_of(name: str) -> str:
     """What kind of work an operator does: `aten.relu` is an activation.
 
-    Two kinds stand for themselves which programs do not call by name: operators of one vendor's library, and variants of
-    views that copy.
+    Operators of one vendor's library and variants of views that copy are kinds of their own, since programs do not call
+    them by name.
     """
     packet = name.partition(".")[2]
     if _VENDORS.match(packet):
