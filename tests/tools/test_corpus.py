@@ -163,6 +163,7 @@ def test_the_corpus_is_looked_at_in_a_browser(page: Path) -> None:
         (["small.jsonl", "--models", "1", "--by", "model"], "does not go with"),
         (["small.jsonl", "--resume"], "--resume needs"),
         (["small.jsonl", "-o", "corpus.txt"], "is neither"),
+        (["small.jsonl", "--compare-sources"], "of one source"),
         (["small.jsonl", "--coverage", "--compare-sources"], "not allowed"),
     ],
 )

@@ -110,6 +110,8 @@ def _compare(corpus: Corpus, args: argparse.Namespace) -> None:
     from opgrip.tools.corpus.sources import compare_sources
     from opgrip.tools.corpus.tables import print_sources
 
+    if len(corpus.sources) < 2:
+        raise UserError(f"all these files are of one source, {corpus.sources[0]}", "name files of another tool too")
     table = compare_sources(corpus, args.unbounded)
     print_sources(corpus, table, args.top or 30, sys.stdout)
     _write(table, corpus, args)

@@ -44,9 +44,9 @@ def write_cases(
     try:
         writer.write(Thread(0, "main"))
         for member in corpus.members:
-            numbers = chosen.loc[chosen["trace"] == member.name, "signature"].tolist()
-            if numbers:
-                medians = chosen[chosen["trace"] == member.name].set_index("signature")["median_us"].to_dict()
+            own = chosen[chosen["trace"] == member.name]
+            if not own.empty:
+                medians: dict[int, float] = dict(zip(own["signature"].tolist(), own["median_us"].tolist(), strict=True))
                 for record in records.of(member, _loaded(member, unbounded, reading(member.path)), medians):
                     writer.write(record)
         writer.write(End(records.calls, records.calls, records.now_ns))
