@@ -49,6 +49,7 @@ MEASURED = ("opgrip compare", "opgrip results")
 CRASHES = "crash.jsonl"
 """What a capture is called of a program that does not end well."""
 NOT_THERE = {
+    ("docs/corpus.md", "dlop/"): "its files are another project's",
     ("docs/capture.md", "gpu.jsonl"): "it is made on a GPU",
     ("docs/gripper.md", "step.jsonl"): "it replays a trace of the reader's own with gripped calls",
     ("docs/profiling-ncu.md", "trace.jsonl"): "it runs on another machine",

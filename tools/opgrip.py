@@ -30,19 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv, program = argv[:place], argv[place + 1 :]
     parser = make_parser()
     parser.set_defaults(program=program)
-    return run_command(parser, _run, _with_joined_name(argv))
-
-
-def _with_joined_name(words: list[str]) -> list[str]:
-    """A command line whose verb is one word: `corpus distill` is a verb beside `corpus`, which takes files itself."""
-    joined = " ".join(words[:2])
-    return [joined, *words[2:]] if _is_beside(joined) else words
-
-
-def _is_beside(name: str) -> bool:
-    """Whether the first word of a verb's name is a verb too."""
-    group, _, last = name.partition(" ")
-    return bool(last) and group in verbs.names() and name in verbs.names()
+    return run_command(parser, _run, argv)
 
 
 class _VerbParser(OneLineParser):
@@ -54,6 +42,23 @@ class _VerbParser(OneLineParser):
             if full_names:
                 raise argparse.ArgumentError(action, f"{value!r} is no choice: did you mean {listed(full_names)}?")
         super()._check_value(action, value)
+
+
+class _OpgripParser(_VerbParser):
+    """Takes the name of a verb beside another one as one word: `corpus distill` is one, and so is `corpus`."""
+
+    def parse_known_args(  # type: ignore[override]
+        self, args: Any = None, namespace: Any = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        words = list(sys.argv[1:] if args is None else args)
+        joined = " ".join(words[:2])
+        return super().parse_known_args([joined, *words[2:]] if _is_beside(joined) else words, namespace)
+
+
+def _is_beside(name: str) -> bool:
+    """Whether the first word of a verb's name is a verb too."""
+    group, _, last = name.partition(" ")
+    return bool(last) and group in verbs.names() and name in verbs.names()
 
 
 def _run(args: argparse.Namespace) -> int:
@@ -86,10 +91,17 @@ def _list_verbs() -> str:
 
 def make_parser() -> argparse.ArgumentParser:
     """A parser with a branch for each verb: `trace info` is the verb `info` of the group `trace`, `grip` is in none."""
-    parser = _VerbParser("opgrip", usage=USAGE, description=DESCRIPTION, epilog=_list_verbs())
+    parser = _OpgripParser("opgrip", usage=USAGE, description=DESCRIPTION, epilog=_list_verbs())
     add_version(parser)
     # listed below, with the names in each group
-    groups = parser.add_subparsers(prog="opgrip", metavar="VERB", required=True, dest="group", help=argparse.SUPPRESS)
+    groups = parser.add_subparsers(
+        prog="opgrip",
+        metavar="VERB",
+        required=True,
+        dest="group",
+        help=argparse.SUPPRESS,
+        parser_class=_VerbParser,
+    )
     members: dict[str, argparse._SubParsersAction[_VerbParser]] = {}
     for name, verb in verbs.items():
         group, _, last = name.partition(" ") if not _is_beside(name) else (name, "", "")

@@ -15,6 +15,8 @@ from programs import run_command, train_tiny_net
 from opgrip.capture import Capture
 from opgrip.tools.corpus.coverage import cover, plain_operator, public_operators, summarize_coverage
 from opgrip.tools.corpus.sources import compare_sources
+from opgrip.tools.opgrip import make_parser
+from opgrip.tools.verbs import verbs
 from opgrip.traces.corpus import read_corpus
 
 CONV = {
@@ -161,6 +163,7 @@ def test_the_corpus_is_looked_at_in_a_browser(page: Path) -> None:
         (["small.jsonl", "--models", "1", "--by", "model"], "does not go with"),
         (["small.jsonl", "--resume"], "--resume needs"),
         (["small.jsonl", "-o", "corpus.txt"], "is neither"),
+        (["small.jsonl", "--compare-sources"], "of one source"),
         (["small.jsonl", "--coverage", "--compare-sources"], "not allowed"),
     ],
 )
@@ -168,3 +171,11 @@ def test_what_cannot_be_is_refused_in_a_line(folder: Path, words: list[str], sai
     done = run_command("opgrip", "corpus", *words, cwd=folder)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
     assert said in done.stderr
+
+
+def test_a_verb_can_stand_beside_one_that_takes_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    verb = verbs.get("corpus")
+    assert verb is not None
+    monkeypatch.setitem(verbs._entries, "corpus beside", verb)
+    assert make_parser().parse_args(["corpus", "beside", "zoo"]).prog == "opgrip corpus beside"
+    assert make_parser().parse_args(["corpus", "other", "zoo"]).inputs == ["other", "zoo"]

@@ -2,11 +2,30 @@
 
 from __future__ import annotations
 
+import re
+
 import pandas as pd
 
 from opgrip.capture.operators.registered import is_composite, is_public, name_of, registered_operators
 from opgrip.replay.cases.families import family_of
 from opgrip.traces.corpus import Corpus
+
+VENDOR, COPY = "vendor's library", "copy of a view"
+_VENDORS = re.compile(r"(cudnn|miopen|mkldnn|mps|fbgemm|xnnpack)_")
+
+
+def category_of(name: str) -> str:
+    """What kind of work an operator does: `aten.relu` is an activation.
+
+    Operators of one vendor's library and variants of views that copy are kinds of their own, since programs do not call
+    them by name.
+    """
+    packet = name.partition(".")[2]
+    if _VENDORS.match(packet):
+        return VENDOR
+    if packet.endswith("_copy") and packet != "index_copy":
+        return COPY
+    return family_of(name if ":" in name else f"{name}.default")
 
 
 def public_operators() -> set[str]:
@@ -42,7 +61,7 @@ def cover(corpus: Corpus) -> pd.DataFrame:
     public = public_operators()
     names = sorted(public) + sorted(set(frame["plain"]) - public)
     table = pd.DataFrame({"op": names})
-    table["category"] = [family_of(f"{name}.default" if ":" not in name else name) for name in names]
+    table["category"] = list(map(category_of, names))
     table["is_public"] = table["op"].isin(public)
     table["is_covered"] = table["op"].isin(set(frame["plain"]))
     for source in corpus.sources:

@@ -41,9 +41,10 @@ def compare_sources(corpus: Corpus, unbounded: bool = False) -> pd.DataFrame:
     ).unstack("source", fill_value=0)
     table = pd.DataFrame({"op": counts.index})
     present = counts["signatures"].gt(0)
+    names = [str(source) for source in present.columns]
+    rows: list[list[bool]] = present.to_numpy().tolist()  # type: ignore[assignment]
     table["has_it"] = [
-        BOTH if all(row) else ",".join(source for source, has in zip(present.columns, row, strict=True) if has)
-        for row in present.to_numpy().tolist()
+        BOTH if all(row) else ",".join(source for source, has in zip(names, row, strict=True) if has) for row in rows
     ]
     for source in corpus.sources:
         for column in ("models", "signatures", "share"):
@@ -92,13 +93,15 @@ def _function(signature: Signature) -> Any:
 def _parts_of(signature: Signature) -> list[str]:
     """What a composite operator calls, found with tensors that have no memory; empty where it does not run so."""
     function = _function(signature)
-    args, kwargs = map_leaves(_without_memory, (signature.args, signature.kwargs))
-    with _Listing() as listing:
+    listing = _Listing()
+    with listing:
         try:
+            # a stranger's shapes need not be any
+            args, kwargs = map_leaves(_without_memory, (signature.args, signature.kwargs))
             function(*args, **kwargs)
         except (RuntimeError, NotImplementedError, TypeError, ValueError, IndexError):
             return []
-    return listing.names
+    return list(listing.names)
 
 
 def _without_memory(leaf: Any) -> Any:
@@ -108,9 +111,13 @@ def _without_memory(leaf: Any) -> Any:
 
 
 class _Listing(TorchDispatchMode):
+    """Notes what is called of torch's operators."""
+
+    names: list[str]
+
     def __init__(self) -> None:
         super().__init__()
-        self.names: list[str] = []
+        self.names = []
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None

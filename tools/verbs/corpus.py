@@ -52,7 +52,7 @@ def prepare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--top", type=positive, metavar="N", help="rows to show (default: 30); signatures to try (default: all)"
     )
-    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write all to a .json, .csv or .parquet")
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write all to a .json, .csv, .md or .parquet")
     parser.add_argument("-f", "--force", action="store_true", help="replace an existing file")
     add_reading(parser, "take what there is of cut or damaged traces")
     add_debug(parser)
@@ -110,6 +110,8 @@ def _compare(corpus: Corpus, args: argparse.Namespace) -> None:
     from opgrip.tools.corpus.sources import compare_sources
     from opgrip.tools.corpus.tables import print_sources
 
+    if len(corpus.sources) < 2:
+        raise UserError(f"all these files are of one source, {corpus.sources[0]}", "name files of another tool too")
     table = compare_sources(corpus, args.unbounded)
     print_sources(corpus, table, args.top or 30, sys.stdout)
     _write(table, corpus, args)

@@ -46,10 +46,9 @@ def write_cases(
     try:
         writer.write(Thread(0, "main"))
         for member in corpus.members:
-            numbers = chosen.loc[chosen["trace"] == member.name, "signature"].tolist()
-            if numbers:
-                medians_us = chosen.loc[chosen["trace"] == member.name, "median_us"].tolist()
-                medians = dict(zip(numbers, medians_us, strict=True))
+            own = chosen[chosen["trace"] == member.name]
+            if not own.empty:
+                medians: dict[int, float] = dict(zip(own["signature"].tolist(), own["median_us"].tolist(), strict=True))
                 for record in records.of(member, _loaded(member, unbounded, reading(member.path)), medians):
                     writer.write(record)
         writer.write(End(records.calls, records.calls, records.now_ns))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -18,7 +18,7 @@ from opgrip.traces.errors import UserError
 from opgrip.traces.extras import needed
 from opgrip.traces.output import whole_file
 
-WRITTEN = (".json", ".csv", ".parquet")
+WRITTEN = (".json", ".csv", ".md", ".parquet")
 
 
 def check_form(path: Path) -> None:
@@ -42,6 +42,8 @@ def write_table(table: pd.DataFrame, path: Path, force: bool, facts: Mapping[str
             _write_parquet(table, file)
         elif path.suffix == ".csv":
             file.write(_csv(table).encode(errors="backslashreplace"))
+        elif path.suffix == ".md":
+            file.writelines(f"{line}\n".encode(errors="backslashreplace") for line in _markdown(table))
         else:
             form = {**facts, "rows": records(table)}
             file.write(json.dumps(form, indent=1, allow_nan=False).encode() + b"\n")
@@ -78,6 +80,23 @@ def _csv(table: pd.DataFrame) -> str:
         for row in records(table)
     )
     return text.getvalue()
+
+
+def _markdown(table: pd.DataFrame) -> Iterator[str]:
+    yield f"| {' | '.join(map(str, table.columns))} |"
+    is_number = [pd.api.types.is_numeric_dtype(table[name]) for name in table.columns]
+    yield f"| {' | '.join('---:' if number else '---' for number in is_number)} |"
+    for row in records(table):
+        yield f"| {' | '.join(_cell(str(name), cell) for name, cell in row.items())} |"
+
+
+def _cell(name: str, cell: Any) -> str:
+    """A cell that no text in it can end."""
+    if isinstance(cell, float):
+        return f"{cell:.2%}" if name.endswith("share") else f"{cell:,.1f}"
+    if isinstance(cell, int):
+        return f"{cell:,}"
+    return "" if cell is None else printable(cell).replace("|", "\\|").replace("`", "'").replace("<", "&lt;")
 
 
 def _write_parquet(table: pd.DataFrame, file: IO[bytes]) -> None:

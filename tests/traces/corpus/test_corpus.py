@@ -17,7 +17,7 @@ from opgrip.traces import load
 from opgrip.traces.corpus import Corpus, members_of, read_corpus, summarize
 from opgrip.traces.corpus.cases import write_cases
 from opgrip.traces.corpus.corpus import weighted
-from opgrip.traces.corpus.files import write_summary
+from opgrip.traces.corpus.files import write_summary, write_table
 from opgrip.traces.corpus.rows import contexts_of, rows_of
 from opgrip.traces.corpus.summaries import ALL
 from opgrip.traces.errors import UserError
@@ -159,6 +159,16 @@ def test_a_table_is_written_whole(corpus: Corpus, tmp_path: Path, suffix: str) -
     assert rows["calls"].tolist() == summary.table["calls"].tolist()
     with pytest.raises(UserError, match="exists"):
         write_summary(corpus, summary, path, force=False)
+
+
+def test_a_table_for_a_document_keeps_its_cells(corpus: Corpus, tmp_path: Path) -> None:
+    path = tmp_path / "corpus.md"
+    table = summarize(corpus).table.assign(op="a|b`<c")
+    write_table(table, path, False, {})
+    heads, rule, *rows = path.read_text().splitlines()
+    assert rule.count("---") == len(table.columns)
+    assert len(rows) == len(table)
+    assert {row.replace("\\|", "").count("|") for row in (heads, rule, *rows)} == {len(table.columns) + 1}
 
 
 def test_signatures_are_written_once_with_their_keys_and_values(corpus: Corpus, tmp_path: Path) -> None:
