@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -22,8 +23,8 @@ def test_shorter_quantiles_keep_their_order_their_ends_and_what_is_equal(quantil
     shortened = short_quantiles(quantiles)
     assert shortened == sorted(shortened)
     assert (shortened[0], shortened[-1]) == (quantiles[0], quantiles[-1])
-    same = [one == other for one, other in zip(quantiles, quantiles[1:], strict=False)]
-    assert same == [one == other for one, other in zip(shortened, shortened[1:], strict=False)]
+    same = [one == other for one, other in pairwise(quantiles)]
+    assert same == [one == other for one, other in pairwise(shortened)]
     assert all(abs(one - other) <= 1e-3 * abs(other) for one, other in zip(shortened, quantiles, strict=True))
 
 
