@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import nn
 
+from opgrip.capture.autocast import under_autocast
 from opgrip.capture.capture import Capture
 from opgrip.capture.models.factory import program_of
 from opgrip.capture.options import ModelName, Steps, make_parser
@@ -30,7 +31,7 @@ from opgrip.traces.trace import Trace, load
 
 OF_COMMAND = ("audit", "find_longtail")
 """Options that print a table."""
-OF_MODULES = ("run", "warmup", "steps")
+OF_MODULES = ("run", "warmup", "steps", "autocast")
 """Options of models that a module has which is there already."""
 
 
@@ -66,7 +67,8 @@ def capture(model: str | nn.Module, output: str | Path, inputs: Any = None, **op
         if isinstance(model, nn.Module):
             was_training = model.training
             try:
-                done = _capture(_program(model, inputs, args.run, options), args, reporter)
+                program = _program(model, inputs, args.run, options)
+                done = _capture(under_autocast(program, args.autocast), args, reporter)
             finally:
                 model.train(was_training)
         else:

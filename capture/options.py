@@ -33,6 +33,7 @@ examples:
   opcapture --model bert.py:make --run train --audit      name what torch ran and the trace does not have
   opcapture --model faster-rcnn_r50_fpn_1x_coco.py --grip 'mmdet.*:delta2bbox'  functions too, and samples of them
   opcapture --model bert.py:make --find-longtail          name the functions that break into many small operators
+  opcapture --model transformers:gpt2 --run generate --autocast bfloat16    prefill, and then token by token
   opcapture -o train.jsonl.zst -- train.py --epochs 1     any script, or -- -m package, with its own exit status
   opcapture --model opinfo:all -o operators.jsonl.zst     every operator of torch, with torch's own sample inputs
   torchrun --nproc-per-node 2 --no-python opcapture -o step.jsonl -- train.py     one trace a rank

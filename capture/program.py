@@ -14,7 +14,13 @@ from opgrip.traces.options import option, titled
 if TYPE_CHECKING:
     from torch import nn
 
-RUNS = ("predict", "loss", "train")
+RUNS_OF_ALL = (PREDICT, LOSS, TRAIN) = ("predict", "loss", "train")
+"""What a step can be of any model."""
+GENERATE = "generate"
+RUNS = (*RUNS_OF_ALL, GENERATE)
+"""What a step can be of the models of some source."""
+NEW_TOKENS = 8
+AUTOCASTS = ("bfloat16", "float16")
 DEFAULT, LARGE, RANDOM = SHAPES = ("default", "large", "random")
 """Which shapes operators are run with: those of torch's table, larger ones, or ones that are drawn."""
 
@@ -68,7 +74,8 @@ class ModelOptions:
 
     run: str = option(
         "predict",
-        "loss is its forward alone, train is loss, backward and optimizer step (default: %(default)s)",
+        "loss is its forward alone, train is loss, backward and optimizer step, generate is a text token by token, for "
+        "models that write (default: %(default)s)",
         choices=RUNS,
         only=("models", "modules"),
     )
@@ -82,13 +89,29 @@ class ModelOptions:
         metavar="HxW",
         only=("models", "modules"),
     )
+    sequence_length: int | None = option(
+        None, "of texts, in tokens (default: the model's own)", parse=positive, metavar="N", only=("models", "modules")
+    )
+    new_tokens: int | None = option(
+        None,
+        f"tokens that a step of --run generate adds to its texts (default: {NEW_TOKENS})",
+        parse=positive,
+        metavar="N",
+        only=("models", "modules"),
+    )
+    autocast: str | None = option(
+        None,
+        "run the model under torch.autocast with this dtype (default: no autocast)",
+        choices=AUTOCASTS,
+        only=("models", "modules"),
+    )
     device: str = option("cpu", "where the model runs, such as cuda:0 (default: %(default)s)", only=("models",))
     checkpoint: Path | None = option(
         None, "weights to load (default: random ones)", parse=Path, metavar="FILE", only=("models", "modules")
     )
     cfg_options: tuple[str, ...] = option(
         (),
-        "settings that override an OpenMMLab config's",
+        "settings that override those of an OpenMMLab or transformers config",
         several=True,
         metavar="KEY=VALUE",
         only=("models", "modules"),

@@ -16,7 +16,7 @@ from opgrip.capture import full_values
 from opgrip.capture.capture import Capture
 from opgrip.capture.choices import FULL, GRIPS, KERNELS, KNOWN_EXTENSIONS
 from opgrip.capture.kernels import check_kernels
-from opgrip.capture.models import source_of
+from opgrip.capture.models import load_program, source_of
 from opgrip.capture.options import OPTIONS, Recording, check_grips
 from opgrip.capture.processes import own_path
 from opgrip.capture.program import ModelOptions, OperatorOptions, Program
@@ -66,7 +66,7 @@ def build(args: argparse.Namespace, reporter: Reporter) -> Program:
     torch.manual_seed(args.seed)
     options = replace(from_arguments(ModelOptions, args), operators=from_arguments(OperatorOptions, args))
     with reporter.doing(f"building {args.model}", measures=False):
-        program = source.load(args.model, options)
+        program = load_program(args.model, options)
     if program.steps is not None:
         args.warmup, args.steps = 0, program.steps
     return program

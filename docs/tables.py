@@ -58,7 +58,7 @@ def _columns() -> Iterator[str]:
     yield from _table(columns_in(Result))
     parts = [item for item in in_order() if item.columns is not None]
     for word, declared in [*((words_in(item.options)[0], item.columns) for item in parts), *ON_REQUEST]:
-        yield f"Added with `{flag_of(word)}`:\n"
+        yield f"Added with {word if ' ' in word else f'`{flag_of(word)}`'}:\n"
         yield from _table(columns_in(declared))
     yield "## Columns of comparisons\n"
     yield "Of the rows that `opgrip compare -o` writes to `.csv` and `.json`:\n"

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from opgrip.replay.measuring.results import OK, summarize
-from opgrip.replay.options import Output, make_parser
+from opgrip.replay.options import Output, ScoreOptions, make_parser
 from opgrip.traces.command import INTERRUPTED, run_command
 from opgrip.traces.errors import UserError
 from opgrip.traces.loading import loading
@@ -20,6 +20,7 @@ from opgrip.traces.words import counted
 if TYPE_CHECKING:
     from opgrip.replay.outcome import Results
     from opgrip.replay.replay import Replay
+    from opgrip.replay.several.targets import Target
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -36,13 +37,19 @@ def run(args: argparse.Namespace, words: Sequence[str] = ()) -> int:
     words : the command line, to be told again with what goes on where it was interrupted
     """
     with loading("opreplay"):
-        from opgrip.replay.replay import Replay, is_completed
+        from opgrip.replay.outputs import is_completed
+        from opgrip.replay.replay import Replay
         from opgrip.replay.reports.listing import list_cases
         from opgrip.replay.reports.table import print_results
+        from opgrip.replay.scoring import distilled_scores, print_scores
+        from opgrip.replay.several.targets import targets_of
 
     reporter = Reporter("opreplay")
     output = from_arguments(Output, args)
     is_done = is_completed(output)
+    targets = targets_of(list(map(str, args.trace)))
+    if targets is not None:
+        return _replay_several(args, targets, output, words, reporter)
     replay = Replay(args, reporter)
     if is_done:
         replay.completed_rows()
@@ -67,6 +74,7 @@ def run(args: argparse.Namespace, words: Sequence[str] = ()) -> int:
         raise replayed.problem
     for analysis in replayed.analyses:
         analysis.print(rows, sys.stdout)
+    print_scores(distilled_scores(replayed.results), sys.stdout)
     if not replayed.interrupted:
         _say_where(replay, replayed.results, reporter)
     for row in rows:
@@ -88,6 +96,65 @@ def _say_where(replay: Replay, results: Results, reporter: Reporter) -> None:
         reporter.say(f"{rows} to {replay.output.output}")
     if (kept := replay.keep(results)) is not None:
         reporter.say(f"{rows} kept as {kept}")
+
+
+def _replay_several(
+    args: argparse.Namespace, targets: Sequence[Target], output: Output, words: Sequence[str], reporter: Reporter
+) -> int:
+    """Replay several traces in turn, and print a line for each model and the score."""
+    from opgrip.replay.outputs import is_completed
+    from opgrip.replay.replay import keep, several_replays
+    from opgrip.replay.reports.table import print_reasons
+    from opgrip.replay.scoring import print_scores, read_baselines, score_of
+
+    baseline = read_baselines(from_arguments(ScoreOptions, args).baseline)
+    if is_completed(output):
+        reporter.say(f"{output.output} is whole: there is nothing to go on with")
+        return 0
+    if output.list:
+        return _list_several(args, targets, reporter)
+    again = shlex.join(["opreplay", *words, *(() if output.resume else ("--resume",))])
+    outcome = several_replays(args, targets, reporter).run()
+    rows = list(outcome.results)
+    if rows:
+        print_scores(score_of(outcome.results, baseline), sys.stdout)
+        print_reasons(rows, sys.stdout)
+    for analysis in outcome.analyses:
+        analysis.print(rows, sys.stdout)
+    if outcome.problem is not None:
+        reporter.say(f"the rows are kept; go on with: {again}")
+        raise outcome.problem
+    if outcome.interrupted:
+        hint = f"go on with: {again}" if output.output else "with --output it could go on"
+        ran = len({row.trace for row in rows})
+        reporter.say(f"interrupted in trace {max(ran, 1)} of {len(targets)}; {hint}")
+        return INTERRUPTED
+    if output.output is not None:
+        reporter.say(f"{counted(len(rows), 'row')} to {output.output}")
+    if (kept := keep(outcome.results, output, reporter)) is not None:
+        reporter.say(f"{counted(len(rows), 'row')} kept as {kept}")
+    if outcome.problems:
+        of_all = counted(len(targets), "trace")
+        reporter.say(f"{len(outcome.problems)} of {of_all} not replayed: {', '.join(outcome.problems)}")
+    reporter.say(summarize(rows))
+    is_ok = not outcome.problems and all(row.status == OK for row in rows)
+    return 1 if output.strict and not is_ok else 0
+
+
+def _list_several(args: argparse.Namespace, targets: Sequence[Target], reporter: Reporter) -> int:
+    from opgrip.replay.replay import Replay
+    from opgrip.replay.reports.listing import list_cases
+    from opgrip.replay.several.targets import args_of_one
+
+    for target in targets:
+        try:
+            loaded = Replay(args_of_one(args, target), reporter, origin=target.origin).loaded
+        except UserError as error:
+            reporter.say(f"{target.origin.trace}: {error}")
+            continue
+        print(f"{target.origin.trace}:")
+        list_cases(loaded.cases, sys.stdout)
+    return 0
 
 
 def _say_what_is_stored(replay: Replay, again: str, reporter: Reporter) -> None:

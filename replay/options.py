@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,6 +36,8 @@ examples:
   opreplay trace:faster_rcnn --mode jit,compile,onnxruntime                under compilers, checked against eager
   opreplay trace:faster_rcnn --threads 1,2,4 --sweep                       which operators gain by threads
   opreplay trace:faster_rcnn --sequence                                    the whole step, with its dataflow
+  opreplay zoo --top 200 -o zoo.parquet                                    the 200 longest cases of each of all models
+  opreplay 'zoo:mmdet' --mode compile                                      and what a compiler makes of some of them
   opreplay trace:faster_rcnn --top 20 --nsys -o top.json                   kernels of each call, by Nsight Systems
   opreplay trace:faster_rcnn --device cuda --ncu -o all.json               counters of its kernels, by Nsight Compute
   opreplay trace:faster_rcnn --profile -o all.json                         a timeline for Perfetto, by torch's profiler
@@ -43,9 +46,6 @@ examples:
   opreplay --operator aten.mm --inputs '{"self": [512, 512], "mat2": [512, 512]}' --dtype bfloat16 --backward
   opreplay trace:faster_rcnn --device cuda --exec-mode events --cache cold
 """
-
-
-ONE_TRACE = "one trace is replayed at a time; opgrip trace merge joins those of one program"
 
 
 @titled("results")
@@ -86,6 +86,20 @@ class Output:
         return self.force or self.append or self.resume
 
 
+@titled("results")
+@dataclass(frozen=True, slots=True)
+class ScoreOptions:
+    """What several traces are held against."""
+
+    baseline: Path | None = option(
+        None,
+        "of several traces: hold their times against those of this file, which opgrip zoo baseline wrote, in the place "
+        "of the one that ships",
+        parse=Path,
+        metavar="FILE",
+    )
+
+
 @titled("which cases")
 @dataclass(frozen=True, slots=True)
 class OperatorRequest:
@@ -108,19 +122,20 @@ class OperatorRequest:
 
 def option_classes() -> list[type]:
     """The classes of all options, in the order of the help."""
-    of_cases: list[type] = [Output, OperatorRequest, Selection, *GROUPS.values(), SequenceOptions]
+    of_cases: list[type] = [Output, ScoreOptions, OperatorRequest, Selection, *GROUPS.values(), SequenceOptions]
     return [*of_cases, *(analysis.options for analysis in in_order())]
 
 
 def make_parser() -> argparse.ArgumentParser:
     """The command's options."""
-    parser = OneLineParser("opreplay", description=DESCRIPTION, epilog=EXAMPLES, surplus=ONE_TRACE)
+    parser = OneLineParser("opreplay", description=DESCRIPTION, epilog=EXAMPLES)
     parser.add_argument(
         "trace",
         type=Path,
         metavar="TRACE",
-        nargs="?",
-        help="a file that opcapture wrote; samples, sample:NAME, or a folder that grip wrote",
+        nargs="*",
+        help="a trace, or a file of another tool; several of them, a folder of them, zoo or zoo:PATTERN, which are "
+        "replayed in turn, each by the same options; samples, sample:NAME, or a folder that grip wrote",
     )
     add_all_options(parser, option_classes())
     add_debug(parser)
@@ -130,11 +145,14 @@ def make_parser() -> argparse.ArgumentParser:
 
 def job_with(trace: str | Path | None, **options: Any) -> Job:
     """The replay that options ask for, by their long names with `_` for `-`; raises as `job_of` does."""
-    return job_of(arguments_of(make_parser(), _words_of(trace), options))
+    return job_of(arguments_of(make_parser(), words_of(trace), options))
 
 
-def _words_of(trace: str | Path | None) -> list[str]:
-    return [] if trace is None else [str(trace)]
+def words_of(trace: str | Path | Sequence[str | Path] | None) -> list[str]:
+    """What a command line has where a Python call names what to replay."""
+    if isinstance(trace, str | Path):
+        return [str(trace)]
+    return list(map(str, trace or ()))
 
 
 def job_of(args: argparse.Namespace) -> Job:
@@ -169,17 +187,19 @@ def job_of(args: argparse.Namespace) -> Job:
 def _target_of(args: argparse.Namespace) -> str:
     """What the cases come from: a trace or samples, or operators that are named."""
     request = from_arguments(OperatorRequest, args)
-    if request.operator and args.trace is not None:
-        raise UserError("--operator stands in the place of a trace", f"leave out {args.trace}, or --operator")
+    if request.operator and args.trace:
+        raise UserError("--operator stands in the place of a trace", f"leave out {args.trace[0]}, or --operator")
     if request.operator:
         from opgrip.replay.cases.sources.operator import target_of
 
         return target_of(request.operator, request.inputs)
     if request.inputs:
         raise UserError("--inputs are of an operator", "name it with --operator")
-    if args.trace is None:
+    if not args.trace:
         raise UserError("there is nothing to replay", "name a trace, samples, or an operator with --operator")
-    return str(args.trace)
+    if len(args.trace) > 1:
+        raise UserError("several traces are no single one", "name one")
+    return str(args.trace[0])
 
 
 def plan_of(args: argparse.Namespace) -> Plan:

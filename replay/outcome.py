@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
+from opgrip.replay.analyses import Analysis
 from opgrip.replay.measuring.results import OK, WAY, Result, summarize
 from opgrip.replay.plots.drawing import Choices, draw_fitting, draw_runs
 from opgrip.replay.reports import report_for
@@ -112,6 +113,24 @@ class Results:
         varied = [name for name in WAY if name not in SHOWN and timed[name].nunique(dropna=False) > 1]
         table = frame[[*SHOWN[:6], *varied, *SHOWN[6:]]].dropna(axis="columns", how="all")
         return as_html([repr(self)], table, lambda: draw_fitting({"": self}, Choices()))
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayOutcome:
+    """What became of a replay.
+
+    Attributes
+    ----------
+    results : of the cases that ran
+    interrupted : whether the user ended it before the last case
+    problem : why an analysis failed after the cases had run, or the output could not be written; None else
+    analyses : those that have something to print of these rows
+    """
+
+    results: Results
+    interrupted: bool = False
+    problem: UserError | None = None
+    analyses: Sequence[Analysis] = ()
 
 
 def read_run(path: str | Path) -> Results:

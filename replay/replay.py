@@ -7,7 +7,7 @@ import shlex
 import sys
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
@@ -15,23 +15,26 @@ from typing import Any
 
 import torch
 
-from opgrip.replay.analyses import Analysis, Session, analyses, in_order
+from opgrip.replay.analyses import Analysis, Session, in_order
 from opgrip.replay.cases.sources import source_of
 from opgrip.replay.measuring.measure import CachedRows
+from opgrip.replay.measuring.origins import Origin
 from opgrip.replay.measuring.preparation import empty_row
 from opgrip.replay.measuring.results import OK, Result
 from opgrip.replay.operators.admission import absent_extensions
 from opgrip.replay.operators.device_traits import check_equal
 from opgrip.replay.operators.devices import check_present, facts_of, is_accelerator, name_of
-from opgrip.replay.options import Output, job_of, make_parser
-from opgrip.replay.outcome import Results, read_run, write_results
+from opgrip.replay.options import Output, job_of, make_parser, words_of
+from opgrip.replay.outcome import ReplayOutcome, Results, read_run, write_results
+from opgrip.replay.outputs import check_output, is_completed
 from opgrip.replay.repeating import repeat
-from opgrip.replay.reports import report_for
 from opgrip.replay.reports.cells import read_results
 from opgrip.replay.reports.completed import read_completed
 from opgrip.replay.sequences.apart import replay_apart
 from opgrip.replay.sequences.results import SequenceResult
 from opgrip.replay.sequences.rows import rows_of, totals_of
+from opgrip.replay.several.run import SeveralReplays
+from opgrip.replay.several.targets import Target, targets_of
 from opgrip.replay.store.environment import describe_environment
 from opgrip.replay.store.store import Store, usual_folder
 from opgrip.replay.workers.ahead import Row, in_parts, make_ahead, rows_ahead
@@ -40,17 +43,16 @@ from opgrip.replay.workers.journal import Journal, journal_path
 from opgrip.replay.workers.spread import Windows
 from opgrip.replay.workers.supervisor import supervise
 from opgrip.traces.command import printable
+from opgrip.traces.corpus.distill import FIELD
 from opgrip.traces.errors import UserError, in_words_of_python
-from opgrip.traces.extras import needed
 from opgrip.traces.keywords import arguments_of
 from opgrip.traces.machine import available_memory
-from opgrip.traces.options import flag_of, from_arguments, words_in
-from opgrip.traces.output import check_writable
+from opgrip.traces.options import from_arguments
 from opgrip.traces.progress import QuietReporter, Reporter
 from opgrip.traces.words import counted
 
 
-def replay(trace: str | Path | None = None, **options: Any) -> Results:
+def replay(trace: str | Path | Sequence[str | Path] | None = None, **options: Any) -> Results:
     """Replay the calls of a trace, or samples, as `opreplay` does.
 
     ::
@@ -63,8 +65,9 @@ def replay(trace: str | Path | None = None, **options: Any) -> Results:
 
     Parameters
     ----------
-    trace : a file that `Capture` or `opcapture` wrote; `samples`, `sample:NAME`, or a folder that `grip` wrote; None
-        where `operator` names what to replay
+    trace : a file that `Capture` or `opcapture` wrote; several of them, a folder of them, `zoo` or `zoo:PATTERN`,
+        which are replayed in turn; `samples`, `sample:NAME`, or a folder that `grip` wrote; None where `operator`
+        names what to replay
     options : those of `opreplay --help` by their long names, with `_` for `-`. Where an option takes several, a list
 
     Raises
@@ -74,13 +77,16 @@ def replay(trace: str | Path | None = None, **options: Any) -> Results:
         read or written
     """
     with in_words_of_python():
-        args = arguments_of(make_parser(), [] if trace is None else [str(trace)], options, excluded=("strict", "list"))
+        args = arguments_of(make_parser(), words_of(trace), options, excluded=("strict", "list"))
         return replay_arguments(args)
 
 
 def replay_arguments(args: argparse.Namespace) -> Results:
     """Replay what a parsed command line of `opreplay` asks for; raises as `replay` does."""
     is_done = is_completed(from_arguments(Output, args))
+    targets = targets_of(list(map(str, args.trace)))
+    if targets is not None:
+        return _replay_several(args, targets, is_done)
     whole = Replay(args, QuietReporter("opgrip"), may_fork=False)
     if args.sequence:
         return whole.kept(whole.run_sequence()[0])
@@ -94,42 +100,51 @@ def replay_arguments(args: argparse.Namespace) -> Results:
     return whole.kept(replayed.results)
 
 
-@dataclass(frozen=True, slots=True)
-class ReplayOutcome:
-    """What became of a replay.
-
-    Attributes
-    ----------
-    results : of the cases that ran
-    interrupted : whether the user ended it before the last case
-    problem : why an analysis failed after the cases had run, or the output could not be written; None else
-    analyses : those that have something to print of these rows
-    """
-
-    results: Results
-    interrupted: bool = False
-    problem: UserError | None = None
-    analyses: Sequence[Analysis] = ()
+def several_replays(args: argparse.Namespace, targets: Sequence[Target], reporter: Reporter) -> SeveralReplays:
+    """The replays of several traces in turn; raises as `SeveralReplays` does."""
+    check_output(from_arguments(Output, args), args)
+    return SeveralReplays(args, targets, reporter, lambda one, tells, origin: Replay(one, tells, origin=origin))
 
 
-def _base_of(output: Output) -> Results:
-    """What the results are held against."""
-    assert output.until_decided is not None, "asked for"
-    return read_run(Store(output.store).find(output.until_decided))
+def _replay_several(args: argparse.Namespace, targets: Sequence[Target], is_done: bool) -> Results:
+    output = from_arguments(Output, args)
+    if is_done and output.output is not None:
+        return read_run(output.output)
+    whole = several_replays(args, targets, QuietReporter("opgrip"))
+    outcome = whole.run()
+    if outcome.problem is not None:
+        raise outcome.problem
+    if outcome.interrupted:
+        raise KeyboardInterrupt
+    if output.store is not None:
+        keep(outcome.results, output, QuietReporter("opgrip"))
+    return outcome.results
 
 
-def is_completed(output: Output) -> bool:
-    """Whether there are results and nothing to go on with.
+def keep(results: Results, output: Output, reporter: Reporter) -> Path | None:
+    """Put results in the store, and say where; None where none are kept.
 
     Raises
     ------
-    UserError : where nothing says what to go on with
+    UserError : where a store that was named cannot be written
     """
-    if not output.resume:
-        return False
-    if output.output is None:
-        raise UserError("--resume needs to know what it goes on with", "name the file with --output")
-    return output.output.exists() and not journal_path(output.output).exists() and not output.append
+    folder = output.store or usual_folder()
+    if folder is None or not results.rows:
+        return None
+    try:
+        return Store(folder).keep(results.rows, results.header)
+    except UserError as error:
+        if output.store is not None:
+            raise
+        reporter.say(f"the results are not kept: {error}")
+        return None
+
+
+def _base_of(output: Output, origin: Origin | None) -> Results:
+    """What the results are held against."""
+    assert output.until_decided is not None, "asked for"
+    base = read_run(Store(output.store).find(output.until_decided))
+    return base if origin is None else Results([row for row in base if row.trace == origin.trace], base.header)
 
 
 class Replay:
@@ -138,6 +153,7 @@ class Replay:
     Parameters
     ----------
     may_fork : whether this process has run nothing of torch yet, and forks of it can
+    origin : the trace, where it is one of several that are replayed together
 
     Attributes
     ----------
@@ -148,13 +164,15 @@ class Replay:
     UserError : for options that do not go together, and files that cannot be read or written
     """
 
-    def __init__(self, args: argparse.Namespace, reporter: Reporter, may_fork: bool = True) -> None:
-        self._args, self._reporter, self._may_fork = args, reporter, may_fork
+    def __init__(
+        self, args: argparse.Namespace, reporter: Reporter, may_fork: bool = True, origin: Origin | None = None
+    ) -> None:
+        self._args, self._reporter, self._may_fork, self._origin = args, reporter, may_fork, origin
         self._began = datetime.now(timezone.utc)
         self.output = from_arguments(Output, args)
-        self._base = None if self.output.until_decided is None else _base_of(self.output)
+        self._base = None if self.output.until_decided is None else _base_of(self.output, origin)
         self.stored_cases = 0
-        self._check_output(args.sequence)
+        check_output(self.output, args)
         job = job_of(args)
         with reporter.reading(job.trace):
             loaded = job.load()
@@ -183,7 +201,9 @@ class Replay:
             "trace_hash": source_of(trace).fingerprint(trace),
             "environment": describe_environment(device),
         }
-        return header | about | facts_of(device)
+        distilled = self.loaded.trace.header.get(FIELD)
+        stands_for = {FIELD: distilled} if isinstance(distilled, dict) else {}
+        return header | about | facts_of(device) | stands_for
 
     def kept(self, results: Results) -> Results:
         """Results, in the store too where one was named."""
@@ -192,22 +212,8 @@ class Replay:
         return results
 
     def keep(self, results: Results) -> Path | None:
-        """Put results in the store, and say where; None where none are kept.
-
-        Raises
-        ------
-        UserError : where a store that was named cannot be written
-        """
-        folder = self.output.store or usual_folder()
-        if folder is None or not results.rows:
-            return None
-        try:
-            return Store(folder).keep(results.rows, results.header)
-        except UserError as error:
-            if self.output.store is not None:
-                raise
-            self._reporter.say(f"the results are not kept: {error}")
-            return None
+        """Put results in the store, and say where; see `keep`."""
+        return keep(results, self.output, self._reporter)
 
     def completed_rows(self) -> list[Result]:
         """The rows of the output, which an earlier replay completed; `UserError` where they are of another one."""
@@ -264,27 +270,6 @@ class Replay:
             write_results(results.rows, results.header, self.output.output, self.output.may_replace)
         return results, result
 
-    def _check_output(self, is_sequence: bool) -> None:
-        """Raise `UserError` where the results cannot be written as they are asked for."""
-        output = self.output.output
-        if output is None:
-            if self.output.append:
-                raise UserError("--append needs to know what it adds to", "name the file with --output")
-            return
-        if self.output.list:
-            raise UserError("--list runs no case and writes no results", "leave out --output")
-        report = report_for(output)
-        analysis = analyses.get(report.needs)
-        if analysis is not None and not analysis.is_requested(from_arguments(analysis.options, self._args)):
-            flag = flag_of(words_in(analysis.options)[0])
-            hint = "end its name in .json" if is_sequence else f"add {flag}, or end its name in .json"
-            raise UserError(f"{output} shows what {flag} finds", hint)
-        if self.output.append and report.read is None:
-            raise UserError(f"rows cannot be added to {output}", "write .json or .csv")
-        if report.package:
-            needed(*report.package)
-        check_writable(output, self.output.may_replace)
-
     def _analyses(self) -> list[Analysis]:
         """Those that the options ask for, made before any case runs."""
         session = Session(
@@ -320,9 +305,7 @@ class Replay:
             try:
                 not_ok = 0
                 with self._reporter.doing(doing, remaining) as advance:
-                    for case_rows in supervise(
-                        self.job, loaded, self.job.plan.limits.timeout, set(rows), self._may_fork, compiled
-                    ):
+                    for case_rows in self._run_others(rows, compiled):
                         if journal is not None:
                             journal.add(case_rows)
                             self.stored_cases = len(journal.rows)
@@ -356,12 +339,17 @@ class Replay:
         rows: dict[int, list[Result]] = {}
         not_ok = 0
         with self._reporter.doing(f"{which}: {counted(len(numbers), 'case')}", len(numbers)) as advance:
-            timeout = self.job.plan.limits.timeout
-            for case_rows in supervise(self.job, loaded, timeout, others, self._may_fork, compiled):
+            for case_rows in self._run_others(others, compiled):
                 rows[case_rows[0].case] = case_rows
                 not_ok += any(row.status != OK for row in case_rows)
                 advance(_how_things_stand(not_ok, case_rows[0]))
         return rows
+
+    def _run_others(self, done: Collection[int], compiled: CachedRows) -> Iterator[list[Result]]:
+        """The rows of the cases that are not done, as they come."""
+        timeout, origin = self.job.plan.limits.timeout, self._origin
+        for rows in supervise(self.job, self.loaded, timeout, set(done), self._may_fork, compiled):
+            yield list(rows) if origin is None else [origin.marked(row) for row in rows]
 
     def _compile(self, done: Collection[int]) -> CachedRows:
         """What came of compiling the rows that take a compiler."""

@@ -18,6 +18,7 @@ import torch
 from busy import TimesDisagree, usage_now
 from forks import PROVING
 from others import MOST_BY_OTHERS, share_of_others
+from passed import Passed, need_not_run_again
 from programs import run_command, train_tiny_net
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 from turns import turn
@@ -82,9 +83,33 @@ def _samples_tried_in_forks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(proof, "subprocess", PROVING)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with what takes long, which nobody else would be left to share, and end with what waits for all others."""
-    items.sort(key=lambda item: (item.get_closest_marker("slow") is None, item.get_closest_marker("alone") is not None))
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option of `.ci/run`, which runs the quick tests before it adds packages."""
+    told = "without quick tests that passed in the last run, and know none of the packages that were added since"
+    parser.addoption("--after-packages", action="store_true", help=told)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Keep what passes, where tests are not only run for another process."""
+    if config.cache is not None and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Passed(config.cache))
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Begin with what takes longest, which nobody would be left to share, and end with what waits for all others."""
+    if config.getoption("--after-packages") and config.cache is not None:
+        passed = need_not_run_again(items, config.cache)
+        config.hook.pytest_deselected(items=passed)
+        left_out = set(passed)
+        items[:] = [item for item in items if item not in left_out]
+    items.sort(key=place_of)
+
+
+def place_of(item: pytest.Item) -> tuple[bool, bool, float]:
+    """What items are sorted by; which of them take longest is told by the time that they are given."""
+    timeout = item.get_closest_marker("timeout")
+    seconds = float(timeout.args[0]) if timeout is not None else 0.0
+    return item.get_closest_marker("slow") is None, item.get_closest_marker("alone") is not None, -seconds
 
 
 @pytest.fixture(scope="session")

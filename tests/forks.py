@@ -56,6 +56,7 @@ def run_forked(
     env: Mapping[str, str] | None = None,
     timeout: float = 600,
     terminal: int | None = None,
+    together: bool = False,
 ) -> subprocess.CompletedProcess[str]:
     """Run a Python program with its output captured.
 
@@ -65,12 +66,14 @@ def run_forked(
     env : its whole environment, by default this process's
     timeout : seconds, after which it is killed and `subprocess.TimeoutExpired` raised
     terminal : a file that its standard output is, in place of being captured
+    together : whether its standard error goes where its standard output does
     """
     request = {"argv": list(argv), "cwd": str(cwd or Path.cwd()), "env": dict(os.environ if env is None else env)}
     mine, theirs = socket.socketpair()
     with mine, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err, open(os.devnull, "rb") as none:
         with theirs:
-            files = [theirs.fileno(), none.fileno(), out.fileno() if terminal is None else terminal, err.fileno()]
+            output = out.fileno() if terminal is None else terminal
+            files = [theirs.fileno(), none.fileno(), output, output if together else err.fileno()]
             socket.send_fds(_control(), [json.dumps(request).encode()], files)
         mine.settimeout(timeout)
         child = 0

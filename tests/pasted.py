@@ -9,13 +9,14 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
+from forks import run_forked
 from optional import is_installed
-from programs import SHIPPED_TRACES
+from programs import SHIPPED_TRACES, program_path
 
 from opgrip.capture.options import make_parser as capture_parser
 from opgrip.replay.modes import modes
@@ -30,10 +31,17 @@ STAND_IN = "builtin:faster_rcnn"
 FORM = re.compile(r"\[|\bSOURCE\b|\bPATTERN\b")
 """What a line has that tells how a command is written."""
 SMALL = {
-    "opcapture": {"--input-size": "96", "--batch-size": "1", "--steps": "1"},
-    "opreplay": {"--iterations": "1", "--warmup": "0", "--top": "2"},
+    "opcapture": {"--input-size": "96", "--batch-size": "1", "--warmup": "0", "--steps": "1"},
+    # with warm caches, no calls of the program are run before each
+    "opreplay": {"--iterations": "1", "--warmup": "0", "--top": "2", "--cache": "warm"},
 }
 """What is said instead where no output is shown, so that it does not take long."""
+FEWER = {"--repeats": "2", "--threads": "1,2"}
+"""What options have instead where they stand and no output is shown."""
+QUOTED = re.compile(r"'[^']*'|(?<!\S)#.*")
+"""What a shell takes as it stands, or does not read."""
+OF_A_SHELL = re.compile(r"[][;&|<>$`*?(){}!\\\n]|(?<!\S)~|^\w+=")
+"""What a shell does more than start a program with words; a command without it needs none."""
 VOLATILE = re.compile(r"\d[\d,.]*(?= (?:ms|us|s|kB|MB|GB|tensors|operators)\b)")
 """Times and sizes, and counts that differ between versions of torch."""
 MEASURED = ("opgrip compare", "opgrip results")
@@ -117,7 +125,7 @@ def commands_in(text: str) -> list[Pasted]:
             if words and (line.startswith("$ ") or Path(words[0]).name in PROGRAMS):
                 is_output = line.startswith("$ ")
                 if not FORM.search(line.partition(" #")[0]):
-                    commands.append(Pasted(number, line.removeprefix("$ ").replace(".venv/bin/", "")))
+                    commands.append(Pasted(number, line.removeprefix("$ ").strip().replace(".venv/bin/", "")))
             elif is_output and commands and (line or commands[-1].shown):
                 commands[-1].shown.append(line)
     return commands
@@ -208,9 +216,12 @@ def in_small(pasted: Pasted) -> str:
     name, _, rest = command.partition(" ")
     small = {} if pasted.shown else SMALL.get(name, {})
     if name == "opcapture" and not (STAND_IN in rest or CONFIG.search(rest)):
-        small = {}
+        # of samples of operators, two a dtype unless it says otherwise
+        small = {"--per-dtype": "1"} if "opinfo:" in rest and not pasted.shown else {}
     if "--sequence" in rest:
         small = {"--iterations": "1"}
+    for option, value in ({} if pasted.shown else FEWER).items():
+        rest = re.sub(rf"{option} [\d,]+", f"{option} {value}", rest)
     for option, value in small.items():
         rest = re.sub(rf"{option} \S+", "", rest)
         name += f" {option} {value}"
@@ -223,16 +234,32 @@ def run_pasted(pasted: Pasted, folder: Path, cache: Path) -> str:
     env = {**os.environ, "PATH": path, "OPGRIP_CACHE": str(cache)}
     # these keep their runs, as a user's do
     env.pop("OPGRIP_STORE", None)
-    command = f"({in_small(pasted)}\n) 2>&1"
-    done = subprocess.run(
-        ["bash", "-c", command], cwd=folder, env=env, capture_output=True, text=True, timeout=550, check=False
-    )
+    done = run_line(in_small(pasted), folder, env)
     if pasted.command.startswith(MEASURED):
         return "" if done.returncode in {0, 1} else f"line {pasted.line}: {pasted.command}\n{done.stdout[-2000:]}"
     if done.returncode and CRASHES not in pasted.command:
         return f"line {pasted.line}: {pasted.command}: status {done.returncode}\n{done.stdout[-2000:]}"
     difference = compare(pasted.shown, done.stdout.splitlines()) if pasted.shown else ""
     return f"line {pasted.line}: {pasted.command}\n{difference}" if difference else ""
+
+
+def run_line(line: str, folder: Path, env: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+    """Run a line as a shell does, without waiting for imports where it does nothing but start one of our commands.
+
+    What it prints, errors too, is its output.
+    """
+    if line.partition(" ")[0] in PARSERS and not OF_A_SHELL.search(QUOTED.sub("", line)):
+        name, *words = shlex.split(line, comments=True)
+        return run_forked([program_path(name), *words], folder, env, timeout=550, together=True)
+    return subprocess.run(
+        ["bash", "-c", f"({line}\n) 2>&1"],
+        cwd=folder,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=550,
+        check=False,
+    )
 
 
 def parse_options(pasted: Pasted) -> None:

@@ -6,10 +6,12 @@ import argparse
 import sys
 import textwrap
 from collections.abc import Sequence
+from typing import Any
 
 from opgrip.tools.verbs import verbs
 from opgrip.traces.command import OneLineParser, add_version, run_command
 from opgrip.traces.loading import loading
+from opgrip.traces.suggestions import listed
 
 DESCRIPTION = """\
 Look into traces and results, and take functions out of programs.
@@ -28,7 +30,30 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv, program = argv[:place], argv[place + 1 :]
     parser = make_parser()
     parser.set_defaults(program=program)
-    return run_command(parser, _run, argv)
+    return run_command(parser, _run, _with_joined_name(argv))
+
+
+def _with_joined_name(words: list[str]) -> list[str]:
+    """A command line whose verb is one word: `corpus distill` is a verb beside `corpus`, which takes files itself."""
+    joined = " ".join(words[:2])
+    return [joined, *words[2:]] if _is_beside(joined) else words
+
+
+def _is_beside(name: str) -> bool:
+    """Whether the first word of a verb's name is a verb too."""
+    group, _, last = name.partition(" ")
+    return bool(last) and group in verbs.names() and name in verbs.names()
+
+
+class _VerbParser(OneLineParser):
+    """A parser that knows of a verb in which group it is."""
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            full_names = [f"opgrip {name}" for name in verbs.names() if name.partition(" ")[2] == value]
+            if full_names:
+                raise argparse.ArgumentError(action, f"{value!r} is no choice: did you mean {listed(full_names)}?")
+        super()._check_value(action, value)
 
 
 def _run(args: argparse.Namespace) -> int:
@@ -45,7 +70,12 @@ def _list_verbs() -> str:
         group, _, last = name.partition(" ")
         if last:
             groups[group].append(last)
-    alone = [(name, verb.summary) for name, verb in verbs.items() if " " not in name]
+    beside = {name: groups.pop(name) for name in names if name in groups}
+    alone = [
+        (name, verb.summary + (f"; {', '.join(beside[name])}" if name in beside else ""))
+        for name, verb in verbs.items()
+        if " " not in name
+    ]
     width = max(map(len, [*groups, *(name for name, _ in alone)]))
     lines = [f"  {name:<{width}}  {summary}" for name, summary in alone]
     for group, members in groups.items():
@@ -56,13 +86,13 @@ def _list_verbs() -> str:
 
 def make_parser() -> argparse.ArgumentParser:
     """A parser with a branch for each verb: `trace info` is the verb `info` of the group `trace`, `grip` is in none."""
-    parser = OneLineParser("opgrip", usage=USAGE, description=DESCRIPTION, epilog=_list_verbs())
+    parser = _VerbParser("opgrip", usage=USAGE, description=DESCRIPTION, epilog=_list_verbs())
     add_version(parser)
     # listed below, with the names in each group
     groups = parser.add_subparsers(prog="opgrip", metavar="VERB", required=True, dest="group", help=argparse.SUPPRESS)
     members: dict[str, argparse._SubParsersAction[OneLineParser]] = {}
     for name, verb in verbs.items():
-        group, _, last = name.partition(" ")
+        group, _, last = name.partition(" ") if not _is_beside(name) else (name, "", "")
         if last and group not in members:
             names = [other.partition(" ")[2] for other, _ in verbs.items() if other.startswith(f"{group} ")]
             holder = groups.add_parser(group, help=", ".join(names))

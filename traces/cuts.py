@@ -32,7 +32,9 @@ class Cut:
     sample: int | None = option(
         None, "of these only N, chosen at random", parse=positive, metavar="N", only=("single cases",)
     )
-    sample_seed: int = option(0, "of that choice (default: %(default)s)", parse=seed, only=("single cases",))
+    sample_seed: int = option(
+        0, "of that choice (default: %(default)s)", parse=seed, metavar="N", only=("single cases",)
+    )
 
     @property
     def takes_all(self) -> bool:

@@ -27,6 +27,8 @@ HEAD_BYTES = 1 << 16
 """Of a file, as many as tell its format."""
 MOST_BYTES = 1 << 30
 """Of a file that is read as a whole, decompressed."""
+MOST_ITEMS = 8 << 20
+"""Of a piece of JSON: lists, objects, and what stands in them."""
 PACKED = (".gz", ".zst")
 LOST_CALLS = 100_000
 """Calls that a report of losses names; others it counts."""
@@ -114,7 +116,7 @@ class ForeignFile:
         if size > most and not self.unbounded:
             raise UserError(
                 f"{self.path} stands for {count:,} cases, of which {most:,} are read at most",
-                "opreplay and opgrip trace convert take a part with --start and --stop, or some with --sample",
+                "take a part with --start and --stop, or some with --sample",
             )
         return self.cut.places(count)
 
@@ -154,14 +156,20 @@ class ForeignFile:
         content = b"".join(self.chunks())
         return self.parse(content)
 
-    def parse(self, content: bytes | str) -> Any:
+    def parse(self, content: bytes | str, most_items: int = MOST_ITEMS) -> Any:
         """What a piece of it holds as JSON.
+
+        Parameters
+        ----------
+        most_items : lists, objects and what stands in them, each of which takes up to 130 bytes of memory
 
         Raises
         ------
-        UserError : where it is none, has a name twice in one object, or nests too deep
+        UserError : where it is none, has a name twice in one object, nests too deep, or holds too many values
         """
         data = content.encode() if isinstance(content, str) else content
+        if sum(map(data.count, (b",", b"[", b"{"))) > most_items and not self.unbounded:
+            raise self.refusal(f"it holds more than {most_items:,} values")
         try:
             form = json.loads(data, object_pairs_hook=once)
             check_nesting(data, form)
@@ -211,6 +219,7 @@ class Format:
     suffixes : of names that are written in it where no format is named
     defaults : what stands for things that it does not say, in words; a header of a trace that was read has them
     has_cases : whether its files stand for cases that a `Cut` takes a part of
+    is_collection : whether its files are tables of operators, of which many together are what one model is elsewhere
     """
 
     summary: str
@@ -222,6 +231,7 @@ class Format:
     write_records: WriteRecords | None = None
     write_folder: WriteFolder | None = None
     has_cases: bool = False
+    is_collection: bool = False
 
     @property
     def is_written(self) -> bool:

@@ -55,12 +55,24 @@ def tolerance(text: str) -> float:
     return number
 
 
+SHORT_DTYPES = {
+    "fp16": "float16",
+    "fp32": "float32",
+    "fp64": "float64",
+    "bf16": "bfloat16",
+    "half": "float16",
+    "float": "float32",
+    "double": "float64",
+}
+"""What other tools and torch itself call dtypes."""
+
+
 def floating_dtype(text: str) -> str:
     """The name of a floating-point dtype."""
     from opgrip.traces.arguments import DTYPES
     from opgrip.traces.names import plain_name
 
-    dtype = DTYPES.get(text)
+    dtype = DTYPES.get(SHORT_DTYPES.get(text, text))
     if dtype is None or not dtype.is_floating_point:
         raise argparse.ArgumentTypeError(f"{text!r} is no floating-point dtype such as float32 or bfloat16")
     return plain_name(dtype)

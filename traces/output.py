@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import IO
 
 from opgrip.traces.errors import ExistingFileError, UserError
+from opgrip.traces.streams import check_compression
 
 _parts = count()
 
@@ -26,7 +27,7 @@ def partial_path(path: Path) -> Path:
 
 
 def check_writable(path: Path, force: bool) -> None:
-    """Raise `UserError` where a file exists and may not be replaced, or cannot be written."""
+    """Raise `UserError` where a file exists and may not be replaced, or cannot be written or compressed."""
     if path.is_dir():
         raise UserError(f"{path} is a folder", "name a file in it")
     if path.exists() and not path.is_file():
@@ -37,6 +38,8 @@ def check_writable(path: Path, force: bool) -> None:
         raise UserError(f"{path} cannot be written", f"the folder {path.parent} does not exist")
     if not os.access(path.parent, os.W_OK):
         raise UserError(f"{path} cannot be written", f"the folder {path.parent} does not allow it")
+    # a capture or replay may take hours until it writes
+    check_compression(path.name)
 
 
 def create(path: Path, force: bool) -> IO[bytes]:

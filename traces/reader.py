@@ -9,6 +9,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -202,8 +203,21 @@ class TraceReader:
             )
 
     def _not_a_trace(self, reason: str) -> UserError:
-        hint = "make one with opcapture, or name its format: opgrip trace convert --from"
+        if _is_pickle(self.path):
+            return UserError(
+                f"{self.path} is no program of torch.export, and pickles of torch.save are never read",
+                "export the model with torch.export.save, or record a run of it with opcapture",
+            )
+        hint = "make one with opcapture; opgrip trace convert --formats lists which files of other tools are read"
         return UserError(f"{self.path} is not a trace ({reason})", hint)
+
+
+def _is_pickle(path: Path) -> bool:
+    """Whether a file is what torch saves: an archive with a pickle in it, or a pickle as older versions wrote it."""
+    with suppress(OSError), path.open("rb") as file:
+        start = file.read(4)
+        return start.startswith((b"PK\x03\x04", b"\x80\x02\x8a"))
+    return False
 
 
 def readable_formats() -> list[str]:

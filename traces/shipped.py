@@ -45,6 +45,8 @@ def _zoo_file(name: str) -> Path:
 
 
 def hint_for_missing(path: Path) -> str:
-    """What to say of a file that is not there: the trace that ships under its name."""
+    """What to say of a file that is not there: the trace that ships under its name, or of standard input."""
+    if str(path) == "-":
+        return ", and standard input is not read"
     name = path.name.partition(".")[0]
     return f", and {PREFIX}{name} is one that ships" if name in shipped_traces() else ""

@@ -40,6 +40,12 @@ def compress_to(raw: IO[bytes], name: str) -> ByteSink:
     return raw
 
 
+def check_compression(name: str) -> None:
+    """Raise `UserError` where a name's suffix asks for a compression whose package is not installed."""
+    if name.endswith(".zst"):
+        _zstandard()
+
+
 def read_chunks(path: Path) -> Iterator[bytes]:
     """The file's decompressed bytes, as far as they go.
 
@@ -48,6 +54,8 @@ def read_chunks(path: Path) -> Iterator[bytes]:
     Damage : after the last bytes that can be read, where the compressed stream is cut or broken
     UserError : where the file cannot be opened
     """
+    if path.is_fifo():
+        raise UserError(f"{path} is a pipe", "name a file: it is read more than once")
     try:
         with path.open("rb") as raw:
             yield from _decompress(raw, path.name)
@@ -55,6 +63,8 @@ def read_chunks(path: Path) -> Iterator[bytes]:
         reason = (error.strerror or str(error)).lower()
         if isinstance(error, FileNotFoundError):
             raise MissingFileError(f"{path} cannot be read", f"{reason}{hint_for_missing(path)}") from error
+        if isinstance(error, IsADirectoryError):
+            raise UserError(f"{path} is a folder", "name a file in it") from error
         raise UserError(f"{path} cannot be read", reason) from error
 
 

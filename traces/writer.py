@@ -40,6 +40,8 @@ class TraceWriter:
         self._sink: ByteSink
         if self.path is not None:
             self._file = create(self.path, force)
+            # what `discard` closes where the one below cannot be made
+            self._sink = self._file
         else:
             # not sys.stdout: a command that writes a trace there sends all else to stderr
             self._sink = cast(ByteSink, sys.__stdout__.buffer)  # type: ignore[union-attr]

@@ -8,24 +8,27 @@ import importlib.util
 import inspect
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 from opgrip.capture.checkpoints import load_weights
 from opgrip.capture.models.source import ModelSource, model_sources
-from opgrip.capture.program import ModelOptions, Program
+from opgrip.capture.program import RUNS_OF_ALL, ModelOptions, Program
 from opgrip.traces.causes import cause_of
 from opgrip.traces.devices import check_device
 from opgrip.traces.errors import UserError
-from opgrip.traces.suggestions import did_you_mean
+from opgrip.traces.suggestions import did_you_mean, listed
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
 LEARNING_RATE = 1e-3
+SIZES = ("batch_size", "input_size", "sequence_length")
+OTHERS = ("builtin:", "opinfo:", "transformers:")
+"""How the models of other sources begin."""
 _FORM = re.compile(r"(?P<where>.+?):(?P<name>[A-Za-z_][\w.]*)")
 
 
@@ -33,7 +36,8 @@ def load_factory(text: str, options: ModelOptions, source: str = "") -> Program:
     """The program of a factory.
 
     The factory returns a module and its inputs: a tensor, a tuple of positional inputs, or a dictionary of named ones.
-    Of the settings `batch_size`, `input_size` and `run` it is given those that it has parameters for.
+    Of the settings `batch_size`, `input_size`, `sequence_length` and `run` it is given those that it has parameters
+    for.
 
     Parameters
     ----------
@@ -47,7 +51,7 @@ def load_factory(text: str, options: ModelOptions, source: str = "") -> Program:
     from torch.utils._pytree import tree_map
 
     if options.cfg_options:
-        raise UserError("--cfg-options is for OpenMMLab configs", f"{text} takes none")
+        raise UserError("--cfg-options is for OpenMMLab and transformers configs", f"{text} takes none")
     match = _FORM.fullmatch(text)
     assert match is not None, "a source is asked only for what it matches"
     device = check_device(options.device)
@@ -71,8 +75,10 @@ def program_of(
 
     Raises
     ------
-    UserError : where the module has nothing to train, and is to be
+    UserError : where the module has nothing to train, and is to be; for `generate`
     """
+    if run not in RUNS_OF_ALL:
+        raise UserError(f"--run {run} is not for a module", f"choose {listed(RUNS_OF_ALL)}")
     return Program(
         name=name,
         model=model,
@@ -129,14 +135,14 @@ def _module_of_file(path: Path) -> ModuleType:
 def _build(text: str, factory: Callable[..., Any], options: ModelOptions) -> tuple[nn.Module, Any]:
     from torch import nn
 
-    option_values = {"batch_size": options.batch_size, "input_size": options.input_size, "run": options.run}
+    option_values = {name: getattr(options, name) for name in (*SIZES, "run")}
     try:
         parameters = dict(inspect.signature(factory).parameters)
     except ValueError:
         # builtins do not tell theirs
         parameters = {}
     settings = {name: value for name, value in option_values.items() if name in parameters and value is not None}
-    for name in ("batch_size", "input_size"):
+    for name in SIZES:
         if option_values[name] is not None and name not in parameters:
             flag = name.replace("_", "-")
             raise UserError(f"--{flag} is not for {text}", f"give the factory a parameter {name}")
@@ -169,13 +175,36 @@ def _step(model: nn.Module, run: str) -> Callable[[Any], Any]:
         return loss
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise UserError(f"{type(model).__qualname__} has no parameters to train", "choose --run predict or loss")
-    optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE, momentum=0.9)
+    return train_step(loss, *_optimizers(model))
+
+
+def _optimizers(model: Any) -> Sequence[torch.optim.Optimizer]:
+    """Those that a module's `configure_optimizers` gives, one or several; else one that fits most."""
+    import torch
+
+    if not hasattr(model, "configure_optimizers"):
+        return (torch.optim.SGD(model.parameters(), lr=LEARNING_RATE, momentum=0.9),)
+    optimizers = model.configure_optimizers()
+    optimizers = optimizers if isinstance(optimizers, list | tuple) else (optimizers,)
+    if optimizers and all(isinstance(optimizer, torch.optim.Optimizer) for optimizer in optimizers):
+        return optimizers
+    raise UserError(
+        f"configure_optimizers of {type(model).__qualname__} gives no optimizers", "return one, or a list of them"
+    )
+
+
+def train_step(
+    loss: Callable[[Any], torch.Tensor], *optimizers: torch.optim.Optimizer
+) -> Callable[[Any], torch.Tensor]:
+    """A step of training: loss, backward pass, and what the optimizers do."""
 
     def train(inputs: Any) -> torch.Tensor:
-        optimizer.zero_grad()
+        for optimizer in optimizers:
+            optimizer.zero_grad()
         value = loss(inputs)
         value.backward()
-        optimizer.step()
+        for optimizer in optimizers:
+            optimizer.step()
         return value.detach()
 
     return train
@@ -212,7 +241,8 @@ def total_loss(output: Any) -> torch.Tensor:
 model_sources.register("factory")(
     ModelSource(
         form="package.module:factory or path/to/file.py:factory",
-        matches=lambda text: _FORM.fullmatch(text) is not None and not text.startswith(("builtin:", "opinfo:")),
+        matches=lambda text: _FORM.fullmatch(text) is not None and not text.startswith(OTHERS),
         load=load_factory,
+        takes=("sequence_length",),
     )
 )

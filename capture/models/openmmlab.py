@@ -93,6 +93,8 @@ def find_config(text: str) -> Path:
 
 def _no_model(text: str) -> UserError:
     """Why a name that is neither a config's nor a factory's names no model."""
+    if text == "opinfo":
+        return UserError(f"no model {text!r}", "opinfo:all has all operators, opinfo:unary those of a category")
     if Path(f"{text}.py").is_file():
         return UserError(f"no model {text!r}", f"for a config, name the file {text}.py; for a factory, {text}.py:NAME")
     configs = {path.name for path in _carried_configs()}

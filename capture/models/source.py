@@ -5,9 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from opgrip.capture.program import ModelOptions, Program
+from opgrip.capture.autocast import under_autocast
+from opgrip.capture.program import RUNS_OF_ALL, ModelOptions, Program
 from opgrip.traces.errors import UserError
+from opgrip.traces.options import flag_of
 from opgrip.traces.registry import Registry
+from opgrip.traces.suggestions import listed
+
+OPTIONS_OF_TEXTS = ("sequence_length", "new_tokens")
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +25,8 @@ class ModelSource:
     matches : whether a `--model` is one of its
     load : the program of one; raises `UserError` where there is none such
     lacks : what it has nothing for, of the words of `Option.only`; such options are refused, with `hint`
+    runs : what a step of its models can be
+    takes : of the options of texts, `sequence_length` and `new_tokens`, those that it has a use for
     """
 
     form: str
@@ -27,6 +34,8 @@ class ModelSource:
     load: Callable[[str, ModelOptions], Program]
     lacks: Sequence[str] = ("operators",)
     hint: str = "name some with --model opinfo:NAME"
+    runs: Sequence[str] = RUNS_OF_ALL
+    takes: Sequence[str] = ()
 
 
 model_sources: Registry[ModelSource] = Registry("opgrip.capture.models", "opgrip.model_sources")
@@ -46,6 +55,12 @@ def load_program(name: str, options: ModelOptions) -> Program:
 
     Raises
     ------
-    UserError : where no source knows it, or its own cannot load it
+    UserError : where no source knows it, its own cannot load it, or has nothing for such options
     """
-    return source_of(name).load(name, options)
+    source = source_of(name)
+    if options.run not in source.runs:
+        raise UserError(f"--run {options.run} is not for {name}", f"choose {listed(source.runs)}")
+    for word in OPTIONS_OF_TEXTS:
+        if getattr(options, word) is not None and word not in source.takes:
+            raise UserError(f"{flag_of(word)} is not for {name}", "it is for models that read or write texts")
+    return under_autocast(source.load(name, options), options.autocast)

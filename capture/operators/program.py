@@ -16,7 +16,7 @@ from opgrip.capture.operators.shapes import RESIZERS
 from opgrip.capture.operators.trace_calls import trace_entries
 from opgrip.capture.program import OperatorOptions, Program
 from opgrip.traces.errors import UserError
-from opgrip.traces.trace import load
+from opgrip.traces.trace import Trace, load
 
 
 def operators_program(source: str, names: Sequence[str], device: str, seed: int, options: OperatorOptions) -> Program:
@@ -26,13 +26,15 @@ def operators_program(source: str, names: Sequence[str], device: str, seed: int,
     ------
     UserError : where there are none of such a name, or the trace that shapes come from cannot be read
     """
+    # before the table, which takes seconds
+    trace = None if options.shapes_from is None else load(options.shapes_from)
     operators = choose(names, seed)
     coverage = Coverage()
     runner = SampleRunner(device, seed, options.per_dtype, coverage, RESIZERS.get(options.shapes))
     entries = list(operators.entries)
-    if options.shapes_from is not None:
+    if trace is not None:
         runner.most = 0
-        entries = _entries_of_trace(operators, runner, options)
+        entries = _entries_of_trace(operators, runner, trace, str(options.shapes_from))
     root = nn.Module()
     # by their full names, which have dots
     root._modules.update({entry.name: SampleScope() for entry in entries})
@@ -65,14 +67,10 @@ def operators_program(source: str, names: Sequence[str], device: str, seed: int,
     )
 
 
-def _entries_of_trace(operators: Operators, runner: SampleRunner, options: OperatorOptions) -> list[Entry]:
+def _entries_of_trace(operators: Operators, runner: SampleRunner, trace: Trace, path: str) -> list[Entry]:
     """The operators that the chosen ones call, as a trace calls them."""
-    assert options.shapes_from is not None, "asked for"
-    trace = load(options.shapes_from)
     functions = {str(function): function for function in runner.operators_of(operators.entries)}
     entries = list(trace_entries(trace, functions, runner.coverage))
     if not entries:
-        raise UserError(
-            f"{options.shapes_from} calls none of these operators", f"opgrip trace info {options.shapes_from} has its"
-        )
+        raise UserError(f"{path} calls none of these operators", f"opgrip trace info {path} has its")
     return entries

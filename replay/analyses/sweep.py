@@ -21,7 +21,7 @@ WORTH = 1.05
 class SweepOptions:
     """Whether the points of a sweep are held against each other."""
 
-    sweep: bool = option(False, "print how times scale with --threads and the like", only=("single cases",))
+    sweep: bool = option(False, "print how times scale with --threads and the like", only=("single cases", "one trace"))
 
 
 @analyses.register("sweep")

@@ -31,7 +31,7 @@ class TimelineOptions:
     profile: bool = option(
         False,
         f"run the cases once more under torch's profiler: a timeline for Perfetto beside --output, NAME{SUFFIX}",
-        only=("single cases",),
+        only=("single cases", "one trace"),
     )
 
 

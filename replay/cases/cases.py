@@ -23,12 +23,12 @@ from opgrip.traces.identity import key_of_case
 from opgrip.traces.records import Observed, Signature
 from opgrip.traces.suggestions import nearest
 from opgrip.traces.tensor_specs import value_numbers
+from opgrip.traces.unconverted import no_calls
 from opgrip.traces.values import Drawable
 
 MOST_VARIANTS = 8
 """Calls of a signature, beside the first, whose values are drawn too."""
 
-NO_CALLS = "the trace holds no calls", "capture a program that runs some"
 ALL_EXCLUDED = ("--exclude-op leaves no case", "exclude fewer")
 NO_CALL_MATCHES_BOTH = "no call matches both --op and --module", "see opgrip trace info"
 NO_CALL_WITHIN = "no call that --op and --module select is within --label", "see opgrip trace info"
@@ -110,7 +110,7 @@ def make_cases(trace: Trace, selection: Selection = Selection()) -> list[Case]:
     """
     calls = trace.own_calls
     if calls.empty:
-        raise UserError(*NO_CALLS)
+        raise no_calls(trace)
     calls = _matching(calls, "op", selection.op, "--op")
     calls = _matching(calls, "module", selection.module, "--module")
     if calls.empty:

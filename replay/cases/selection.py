@@ -77,7 +77,8 @@ class Selection(Cut):
     )
     top: int | None = option(
         None,
-        "only the N cases with the largest share of time; a sequence runs all calls, and gives the rows of N",
+        "only the N cases with the largest share of time, of several traces N of each; a sequence runs all calls, and "
+        "gives the rows of N",
         parse=positive,
         metavar="N",
     )

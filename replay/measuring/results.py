@@ -65,6 +65,10 @@ class Result:
     key: str = column(
         "of the case in any trace: a hash of what is called, and of arguments' shapes and dtypes", default=""
     )
+    trace: str = column(
+        "of several that were replayed together, the name of the one that the case is of; empty where it was one alone",
+        default="",
+    )
     module: str = column("the path of the module that most of its calls are in; empty outside of all", default="")
     phase: str = column("that most of its calls are in: `forward`, `backward`, `optimizer`", default="")
     direction: str = column("`forward`, or `backward` for the gradients of a call", default=FORWARD)
@@ -148,7 +152,12 @@ class Result:
     def identity_without(self, *columns: str) -> tuple[object, ...]:
         """The same, leaving out what rows may differ in, to join those of other modes or numbers of threads."""
         what = self.key or f"{self.op} {self.shapes}"
-        return (what, *(getattr(self, name) for name in WAY if name not in columns))
+        return (what, self.trace, *(getattr(self, name) for name in WAY if name not in columns))
+
+    @property
+    def case_of_trace(self) -> tuple[str, int]:
+        """What tells its case from others of the run: each trace has numbers of its own."""
+        return self.trace, self.case
 
     @property
     def variant(self) -> str:
@@ -196,7 +205,7 @@ def summarize(results: list[Result]) -> str:
     for result in results:
         counts[result.status] = counts.get(result.status, 0) + 1
     parts = [f"{count:,} {status}" for status, count in sorted(counts.items(), key=lambda item: item[0] != OK)]
-    cases = len({result.case for result in results})
+    cases = len({result.case_of_trace for result in results})
     rows = "" if cases == len(results) else f" in {counted(len(results), 'row')}"
     return f"{counted(cases, 'case')}{rows}: {', '.join(parts)}"
 

@@ -14,6 +14,7 @@ from opgrip.replay.measuring.energy import EnergyOptions
 from opgrip.replay.measuring.limits import Limits
 from opgrip.replay.modes import ModeOptions, Tuning
 from opgrip.replay.operators.admission import Unsupported
+from opgrip.replay.operators.lookup import mutates
 from opgrip.replay.timing.options import Effort, TimingOptions
 
 if TYPE_CHECKING:
@@ -87,12 +88,19 @@ class Settings(Plan):
         return None if self.inputs.dtype is None else DTYPES[self.inputs.dtype]
 
     def wants_grad(self, case: Case) -> bool:
-        """Whether a case's calls make a graph, as they do in a program that runs backward."""
+        """Whether a case's calls make a graph, as they do in a program that runs backward.
+
+        Not where an operator writes into its arguments: what is drawn is a leaf, which autograd lets nobody write into.
+        """
+        writes = case.operator is None and mutates(case.signature)
+        return self._runs_backward(case) and not writes
+
+    def _runs_backward(self, case: Case) -> bool:
         return self.timing.backward and case.phase == "forward"
 
     def ways(self, case: Case) -> list[Way]:
         """The ways in which a case is run: of the same values and point one after the other, the reference first."""
-        directions = (FORWARD, BACKWARD) if self.wants_grad(case) else (FORWARD,)
+        directions = (FORWARD, BACKWARD) if self._runs_backward(case) else (FORWARD,)
         caches = self.timing.caches if len(self.timing.caches) > 1 else (None,)
         combinations = product(caches, self.points, self.inputs.values, directions, self.modes.all_names)
         return [

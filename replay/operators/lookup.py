@@ -58,6 +58,16 @@ def find_operator(signature: Signature, extensions: Collection[str] = TRUSTED_EX
     return Operator(function, mutates=bool(function._schema.is_mutable))
 
 
+def mutates(signature: Signature) -> bool:
+    """Whether a call may write into its arguments, as far as its operator can be found."""
+    if signature.kind != OPERATOR:
+        return signature.kind == EXTENSION
+    try:
+        return bool(_find_overload(signature.op)._schema.is_mutable)
+    except Unsupported:
+        return False
+
+
 def is_view(signature: Signature) -> bool:
     """Whether a call gives views of its arguments, and so moves no data."""
     if signature.kind != OPERATOR:

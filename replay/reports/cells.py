@@ -13,6 +13,7 @@ from opgrip.replay.analyses import in_order
 from opgrip.replay.measuring.behaviours import BehaviourColumns
 from opgrip.replay.measuring.columns import Column, Columns, columns_in
 from opgrip.replay.measuring.energy import EnergyColumns
+from opgrip.replay.measuring.origins import OriginColumns
 from opgrip.replay.measuring.results import Result
 from opgrip.replay.reports.reading import cells_in, check_size, other_columns
 from opgrip.replay.reports.report import report_for
@@ -23,8 +24,9 @@ ON_REQUEST: tuple[tuple[str, type[Columns]], ...] = (
     ("energy", EnergyColumns),
     ("split", BehaviourColumns),
     ("sequence", SequenceColumns),
+    ("several traces", OriginColumns),
 )
-"""What is measured on request: the option that requests it, and its columns."""
+"""What is there on request: the option that requests it, or what else does, and its columns."""
 
 
 def added_columns() -> list[Column]:

@@ -22,7 +22,7 @@ LARGEST = 1e150
 """Of a number: the square of one is still a number."""
 OF_HEADER: dict[str, type] = {
     **dict.fromkeys(("trace", "torch", "device", "time", "command", "trace_hash"), str),
-    **dict.fromkeys(("environment", "accelerator", "ceilings", "sequence"), dict),
+    **dict.fromkeys(("environment", "accelerator", "ceilings", "sequence", "traces", "distilled"), dict),
 }
 """What parts of a header are, which all else reads as such."""
 

@@ -65,6 +65,12 @@ def print_results(results: Sequence[Result], file: IO[str]) -> None:
         print_line(line, file)
 
 
+def print_reasons(results: Sequence[Result], file: IO[str]) -> None:
+    """Print the reasons of what is not ok alone, one line for all cases that share one."""
+    for line in _reasons(results):
+        print_line(line, file)
+
+
 def table_of(results: Sequence[Result]) -> list[TableColumn]:
     """The columns of the table that is printed."""
     return [heading.column(results) for heading in _headings(results)]
@@ -97,6 +103,7 @@ def _headings(results: Sequence[Result]) -> list[Heading]:
     in_program = any(result.captured_total_us for result in results)
     headings = [
         Heading("share", lambda row: f"{row.share:.1%}", lambda _: in_program, rank=3),
+        Heading("trace", lambda row: row.trace, _any(lambda row: row.trace), is_number=False, least=12),
         Heading("operator", _operator, is_number=False, least=20),
         Heading("mode", _mode, _any(lambda row: row.mode != EAGER), is_number=False, least=8),
         Heading("threads", lambda row: str(row.threads or "-"), _any(lambda row: row.threads)),
@@ -211,7 +218,7 @@ def _is_by_device(result: Result) -> bool:
 
 def _doubts(results: Sequence[Result]) -> list[str]:
     """What the mark at captured times says, where there is one."""
-    marked = {result.case for result in results if result.is_captured_doubtful}
+    marked = {result.case_of_trace for result in results if result.is_captured_doubtful}
     if not marked:
         return []
     return [

@@ -15,5 +15,5 @@ class SequenceOptions:
     sequence: bool = option(
         False,
         "run all calls in their order on what flows between them, for the time and memory of the whole step",
-        only=("traces",),
+        only=("traces", "one trace"),
     )

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from opgrip.replay.arguments.inputs import DeviceMap
+from opgrip.replay.arguments.values import trace_with_defaults
 from opgrip.replay.cases.flow import FlowingCall, make_flow
 from opgrip.replay.cases.fresh import NewMemory, new_memory
 from opgrip.replay.checks.tolerances import Tolerance
@@ -31,8 +32,8 @@ from opgrip.replay.sequences.watches import DeviceWatch, HostWatch, Watch, typic
 from opgrip.replay.timing import pages
 from opgrip.replay.timing.rounds import NO_ROW, Announce, no_garbage_collection
 from opgrip.traces import Trace
-from opgrip.traces.errors import UserError
 from opgrip.traces.progress import Tell, tell_nobody
+from opgrip.traces.unconverted import no_calls
 
 __all__ = ["SequenceResult", "SequenceSettings", "replay_sequence"]
 
@@ -100,7 +101,8 @@ def replay_sequence(
     UserError : where the trace holds no calls
     """
     if trace.own_calls.empty:
-        raise UserError("the trace holds no calls", "capture a program that runs some")
+        raise no_calls(trace)
+    trace = trace_with_defaults(trace)
     flow = make_flow(trace)
     room = room_on(settings.device) if settings.room_bytes is None else settings.room_bytes
     with _own_randomness(settings.device):

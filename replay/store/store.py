@@ -168,7 +168,7 @@ def summary_of(results: Results) -> Summary:
         torch=str(header.get("torch", "")),
         machine=str((header.get("environment") or {}).get("machine", "")),
         modes=tuple(dict.fromkeys(row.mode for row in rows)),
-        cases=len({row.case for row in rows}),
+        cases=len({row.case_of_trace for row in rows}),
         ok=sum(row.status == OK for row in rows),
     )
 

@@ -23,6 +23,7 @@ from opgrip.replay.timing.methods import DISCRETE, EVENTS
 from opgrip.traces import Trace
 from opgrip.traces.arguments import tensors
 from opgrip.traces.options import from_plain
+from opgrip.traces.unconverted import unconverted
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +71,7 @@ class Job:
         cases = source_cases.cases
         if not source_cases.is_cut:
             cases = [cases[place] for place in selection.places(len(cases))]
-        notes = [trace.missing] if trace.missing else []
+        notes = [note for note in (trace.missing, unconverted(trace)) if note]
         notes += dict.fromkeys(str(warning.message) for warning in caught)
         return Loaded(source_cases, cases, settings_for(self.plan, trace), notes)
 
@@ -126,10 +127,18 @@ def settings_for(plan: Plan, trace: Trace = NO_TRACE) -> Settings:
     same = {item.name: getattr(plan, item.name) for item in fields(plan)}
     return Settings(
         **same | {"timing": plan.timing.with_method(EVENTS if by_events else DISCRETE)},
-        place=device_map(recorded, requested),
+        place=device_map(recorded, requested or _unsaid_device(trace, recorded)),
         device=device,
         batches=Batches(trace) if any(scale != 1 for scale in plan.points.batch_scale) else None,
     )
+
+
+def _unsaid_device(trace: Trace, recorded: str) -> str | None:
+    """The processor for a file of another tool whose tensors are there; arguments may name a device all the same.
+
+    Such as a TritonBench file's `device='cuda'`, of tensors whose device the file does not say.
+    """
+    return "cpu" if recorded == "cpu" and "converted_from" in trace.header else None
 
 
 def recorded_device(trace: Trace) -> str:

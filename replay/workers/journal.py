@@ -11,9 +11,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
+from opgrip.replay.cases.selection import Selection
 from opgrip.replay.cases.sources import source_of
 from opgrip.replay.measuring.limits import Limits
 from opgrip.replay.measuring.results import Result
+from opgrip.replay.measuring.settings import Plan
 from opgrip.replay.workers.job import Job
 from opgrip.traces.errors import UserError
 from opgrip.traces.output import cannot_be_written, open_ordinary
@@ -117,7 +119,12 @@ class Journal:
 
 def identity(job: Job) -> dict[str, Any]:
     """What two replays must have in common for their rows to stand in one table."""
-    plan = replace(job.plan, limits=Limits(), store=None)
+    return {"trace": source_of(job.trace).fingerprint(job.trace), "options": options_of(job.selection, job.plan)}
+
+
+def options_of(selection: Selection, plan: Plan) -> dict[str, Any]:
+    """The options that decide what the rows of a replay are."""
+    plan = replace(plan, limits=Limits(), store=None)
     # as it comes back from the file
-    options: dict[str, Any] = json.loads(json.dumps({"selection": asdict(job.selection), **asdict(plan)}))
-    return {"trace": source_of(job.trace).fingerprint(job.trace), "options": options}
+    options: dict[str, Any] = json.loads(json.dumps({"selection": asdict(selection), **asdict(plan)}))
+    return options

@@ -42,6 +42,7 @@ def folder(tmp_path: Path) -> Path:
             "-m train.py",
             "train.py is not a config of a model: it sets no `model`; to run a script: opcapture -- train.py",
         ),
+        ("-m opinfo", "no model 'opinfo': opinfo:all has all operators"),
         ("-m faster_rcnn", "no model 'faster_rcnn': did you mean builtin:faster_rcnn?"),
         ("-m builtin:faster-rcnn", "no built-in model 'faster-rcnn': did you mean builtin:faster_rcnn?"),
         ("-m nets.py:smal", "no factory 'smal' in nets.py: did you mean small?"),

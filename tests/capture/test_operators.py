@@ -20,10 +20,12 @@ from opgrip.capture.operators.coverage import Coverage
 from opgrip.capture.operators.drawing import seeded
 from opgrip.capture.operators.entry import Entry
 from opgrip.capture.operators.forked import ENDS, try_all
+from opgrip.capture.operators.program import operators_program
 from opgrip.capture.operators.running import SampleRunner, SampleScope
 from opgrip.capture.operators.schemas import find_samples, schema_entries, schema_samples
 from opgrip.capture.operators.selecting import spread
 from opgrip.capture.operators.shapes import LARGE_ELEMENTS, enlarge, grown
+from opgrip.capture.program import OperatorOptions
 from opgrip.replay import replay
 from opgrip.traces import Trace, load
 from opgrip.traces.arguments import tensors
@@ -289,3 +291,12 @@ def test_nearly_all_that_is_recorded_of_many_operators_replays(tmp_path: Path) -
     assert len({item.op for item in load(path).signatures}) >= 500
     frame = replay(path, iterations=1, warmup=0).frame
     assert (frame["status"] == "ok").mean() >= 0.98
+
+
+def test_a_trace_of_shapes_that_cannot_be_read_is_said_before_the_table_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("opgrip.capture.operators.program.choose", lambda *_: pytest.fail("the table takes seconds"))
+    options = OperatorOptions(shapes_from=tmp_path / "none.jsonl")
+    with pytest.raises(UserError, match="no such file"):
+        operators_program("opinfo:topk", ["topk"], "cpu", 0, options)

@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from foreign_data import write_as
 from pasted import PROGRAMS, TRAIN, Pasted, parse_options, run_pasted, why_not
-from programs import ROOT
+from programs import ROOT, run_command
 
 from opgrip.traces import load
 
@@ -37,23 +35,24 @@ def _commands() -> list[Pasted]:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The files that the lines speak of, each of its kind."""
     path = tmp_path_factory.mktemp("coming-from")
-    programs = {name: str(Path(sys.executable).parent / name) for name in ("opcapture", "opreplay", "opgrip")}
+
+    def run(*words: str) -> None:
+        run_command(*words, cwd=path).check_returncode()
+
     (path / "train.py").write_text(TRAIN, encoding="utf-8")
-    run = ["-o", "script.jsonl", "--", "train.py"]
-    subprocess.run([programs["opcapture"], *run], cwd=path, check=True, capture_output=True)
+    run("opcapture", "-o", "script.jsonl", "--", "train.py")
     trace = load(path / "script.jsonl")
     write_as("tritonbench", trace, path / "inputs.txt")
     write_as("execution_trace", trace, path / "et.json")
     write_as("backendbench", trace, path / "ops.parquet")
-    (path / "abs.json").write_text(json.dumps({"input_size": [[2, 3], [16, 8]]}), encoding="utf-8")
+    for table in ("abs.json", "relu.json"):
+        (path / table).write_text(json.dumps({"input_size": [[2, 3], [16, 8]]}), encoding="utf-8")
     tensor = {"type": "tensor", "dtype": "float", "shape": [8, 8]}
     config = {"torch.add": {"config": [{"input": [{"args": [tensor, tensor], "kwargs": {}}] * 2}]}}
     (path / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    convert = ["trace", "convert", "script.jsonl", "dataset", "--to", "flashinfer"]
-    subprocess.run([programs["opgrip"], *convert], cwd=path, check=True, capture_output=True)
+    run("opgrip", "trace", "convert", "script.jsonl", "dataset", "--to", "flashinfer")
     for name in ("results.json", "again.json"):
-        replay = ["script.jsonl", "--iterations", "3", "--top", "3", "-o", name]
-        subprocess.run([programs["opreplay"], *replay], cwd=path, check=True, capture_output=True)
+        run("opreplay", "script.jsonl", "--iterations", "3", "--top", "3", "-o", name)
     return path
 
 

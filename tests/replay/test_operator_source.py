@@ -17,6 +17,7 @@ from opgrip.replay.cases.selection import Selection
 from opgrip.replay.cases.sources.operator import OperatorSource, target_of
 from opgrip.traces.arguments import tensors
 from opgrip.traces.errors import UserError
+from opgrip.traces.option_types import floating_dtype
 
 ADD = {"self": [16, 8], "other": [16, 8]}
 
@@ -48,6 +49,25 @@ def test_the_overload_is_that_which_takes_the_arguments() -> None:
     assert signatures("mm", {"self": [2, 3], "mat2": [3, 4]})[0].op == "aten.mm.default"
 
 
+@pytest.mark.parametrize(
+    "name", ["torch.relu", "torch.nn.functional.relu", "nn.functional.relu", "F.relu", "torch.Tensor.relu", "aten.relu"]
+)
+def test_an_operator_is_known_by_the_names_that_programs_call_it_by(name: str) -> None:
+    assert [item.op for item in signatures(name, {"self": [3]})] == ["aten.relu.default"]
+
+
+def test_a_name_that_is_near_one_is_told_by_whatever_name_it_is_called() -> None:
+    with pytest.raises(UserError, match=r"did you mean aten\.relu"):
+        signatures("torch.nn.functional.reluu", {"self": [3]})
+    with pytest.raises(UserError, match=r"name it as in aten\.add\.Tensor"):
+        signatures("qqq.qqqqqq", {"self": [3]})
+
+
+@pytest.mark.parametrize(("short", "name"), [("fp16", "float16"), ("half", "float16"), ("bf16", "bfloat16")])
+def test_a_dtype_is_known_by_the_names_of_other_tools(short: str, name: str) -> None:
+    assert floating_dtype(short) == name
+
+
 def test_values_are_those_of_the_schema() -> None:
     (signature,) = signatures("aten.sum.dim_IntList", {"self": [4, 5], "dim": [1], "keepdim": True, "dtype": "float64"})
     assert signature.args[1:] == ([1], True)
@@ -70,7 +90,10 @@ def test_a_tensor_may_say_its_strides_and_dtype() -> None:
         (["--operator", "aten.add.Tensr"], "no operator 'aten.add.Tensr' is registered: did you mean aten.add"),
         (["--operator", "unary"], "opcapture --model opinfo:unary"),
         (["--operator", "aten.mm", "--inputs", '{"self": [2, 2]}'], "lacks its argument mat2"),
-        (["--operator", "aten.mm", "--inputs", '{"self": [-2, 2], "mat2": [2]}'], "sizes that are whole numbers"),
+        (
+            ["--operator", "aten.mm", "--inputs", '{"self": [-2, 2], "mat2": [2]}'],
+            "from 0): its schema is aten::mm(",
+        ),
         (["--operator", "aten.mm", "--inputs", '{"self": 3, "mat2": [2]}'], "self is a tensor: give its shape"),
         (["--operator", "aten.neg", "--inputs", '{"self": [2], "self": [3]}'], "an argument stands twice"),
         (["--operator", "aten.neg", "--inputs", '{"nobody": [2]}'], "has no argument nobody"),

@@ -209,9 +209,15 @@ def test_a_strangers_trace_costs_a_row_or_a_line_and_never_a_traceback(
     assert "\x1b" not in done.stdout + done.stderr
 
 
+LARGE = ("mmcv.*", "aten.addmm.*", "aten.index_put*")
+"""Operators of the shipped traces that have no small calls."""
+
+
+# the largest of the operators that have small ones too take most of the time: they are run as scripts alone
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(
-    "part", [pytest.param((), marks=pytest.mark.slow, id="whole"), ("--op", "mmcv.*", "--op", "aten.[nst]*")]
+    "part", [("--start", "80"), tuple(word for name in LARGE for word in ("--op", name))], ids=["small", "large"]
 )
 @pytest.mark.parametrize("path", SHIPPED_TRACES, ids=lambda path: path.name)
 def test_shipped_traces_run_where_no_extension_is_installed(path: Path, part: tuple[str, ...], tmp_path: Path) -> None:
@@ -226,8 +232,8 @@ def test_shipped_traces_run_where_no_extension_is_installed(path: Path, part: tu
     assert done.returncode == 0, done.stderr
     rows = load_results(output)
     extensions = rows["op"].str.startswith("mmcv.")
-    assert extensions.any()
-    assert set(rows[extensions]["status"]) == {"unsupported"}
+    assert extensions.any() == ("--op" in part)
+    assert set(rows[extensions]["status"]) <= {"unsupported"}
     assert rows[extensions]["error"].str.contains("mmcv._ext is not installed").all()
     assert set(rows[~extensions]["status"]) == {"ok"}
 

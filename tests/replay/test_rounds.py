@@ -344,6 +344,18 @@ def test_forward_and_backward_are_timed_apart(tmp_path: Path) -> None:
     assert (told.status, told.error) == ("unsupported", "none of its arguments required a gradient")
 
 
+def test_an_operator_that_writes_into_what_requires_a_gradient_runs_forward_all_the_same(tmp_path: Path) -> None:
+    weight = torch.randn(64, 64, requires_grad=True)
+
+    def program() -> None:
+        (weight * 2).add_(weight).sum()
+
+    rows = results(tmp_path, program, backward=True, warmup=1, iterations=2)
+    forward, backward = (rows[f"aten.add_.Tensor recorded {way}"] for way in ("forward", "backward"))
+    assert forward.status == "ok", forward.error
+    assert backward.error == "a call that writes into its arguments has no backward of its own"
+
+
 def test_memory_is_what_a_call_allocates_and_holds(tmp_path: Path) -> None:
     a, b = torch.randn(100, 50), torch.randn(50, 200)
     row = results(tmp_path, lambda: a @ b, memory=True)["aten.mm.default recorded forward"]

@@ -15,8 +15,9 @@ from opgrip.tools.opgrip import main
 from opgrip.tools.verbs import zoo_make
 from opgrip.traces import load
 from opgrip.traces.errors import UserError
-from opgrip.traces.zoo import ZooTrace, read_manifest, write_manifest
+from opgrip.traces.zoo import ZooTrace, read_manifest
 from opgrip.traces.zoo.files import SUFFIX
+from opgrip.traces.zoo.writing import write_manifest
 
 SMALL = ("--model", "builtin:faster_rcnn", "--input-size", "96", "--batch-size", "1", "--steps", "1")
 DETECTOR = ZooTrace("small", "predict", "opgrip", "two-stage", [*SMALL], "1 image of 96x96")

@@ -37,7 +37,6 @@ def test_nothing_is_suggested_for_what_is_like_nothing() -> None:
         ("opreplay samples/nmz", "there is no sample 'nmz': did you mean nms?"),
         ("opreplay samples --tag Forloopp", "there is no tag 'Forloopp': did you mean ForLoop?"),
         ("opreplay samples --op nmz*", "no sample matches --op nmz*: the nearest in samples are nms"),
-        ("opreplay TRACE other.jsonl", "'other.jsonl' is one argument too many: one trace is replayed at a time"),
         ("opcapture --modle x.py", "opcapture: error: there is no option --modle: did you mean --model?"),
         ("opcapture --run trian", "'trian' is no choice: did you mean train?"),
         ("opgrip trase info", "opgrip: error: argument VERB: 'trase' is no choice: did you mean trace?"),

@@ -14,8 +14,9 @@ from opgrip.capture.options import make_parser
 from opgrip.tools.zoo.recording import record_of
 from opgrip.traces import load
 from opgrip.traces.errors import MissingFileError, UserError
-from opgrip.traces.zoo import ZooTrace, read_manifest, select, write_manifest, zoo_file
+from opgrip.traces.zoo import ZooTrace, read_manifest, select, zoo_file
 from opgrip.traces.zoo.files import MODELS, SUFFIX
+from opgrip.traces.zoo.writing import write_manifest
 
 TRACES = read_manifest()
 MADE = [trace for trace in TRACES if trace.recording is not None]

@@ -10,7 +10,7 @@ from types import ModuleType
 from opgrip.traces.errors import UserError
 from opgrip.traces.extras import needed
 
-SCRIPTS = ("base.js", "charts.js", "tables.js", "views.js", "launches.js", "case.js", "main.js")
+SCRIPTS = ("base.js", "charts.js", "tables.js", "views.js", "launches.js", "corpus.js", "case.js", "main.js")
 """The page's own, in the order in which they run."""
 
 

@@ -13,18 +13,23 @@ from typing import Any
 
 from opgrip.replay.outcome import Results
 from opgrip.tools.report.bundles import own, own_script, plotly, tables
+from opgrip.tools.report.corpus_view import describe_corpus
 from opgrip.tools.report.launches import SHORT_US
 from opgrip.tools.report.runs import command_of, describe_runs
 from opgrip.tools.report.trace_views import describe_trace
+from opgrip.traces.corpus import Corpus
 from opgrip.traces.trace import Trace
 
 
-def make_page(runs: Mapping[str, Results], traces: Mapping[str, Trace], title: str) -> str:
+def make_page(
+    runs: Mapping[str, Results], traces: Mapping[str, Trace], title: str, corpus: Corpus | None = None
+) -> str:
     """The page of some runs and traces.
 
     Parameters
     ----------
     runs, traces : by the names that the page has for them
+    corpus : many traces, of which the page shows what they say together
     """
     data = {
         "title": title,
@@ -32,6 +37,7 @@ def make_page(runs: Mapping[str, Results], traces: Mapping[str, Trace], title: s
         **describe_runs(runs),
         "commands": [command_of(run.header, row) for run in runs.values() for row in run],
         "short_us": SHORT_US,
+        "corpus": None if corpus is None else describe_corpus(corpus),
         "traces": [describe_trace(name, trace) for name, trace in traces.items()],
     }
     table_module, table_style = tables()

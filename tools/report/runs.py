@@ -51,8 +51,7 @@ def describe_runs(runs: Mapping[str, Results]) -> Plain:
 
 def _way(row: Result) -> object:
     """What a row has in common with those of other modes."""
-    case, _, *others = row.identity
-    return (row.case, case, *others)
+    return (row.case, *row.identity_without("mode"))
 
 
 def _cells(name: str, row: Result, eager_us: float | None, ways: dict[tuple[str, str, str], object]) -> Plain:
@@ -60,7 +59,7 @@ def _cells(name: str, row: Result, eager_us: float | None, ways: dict[tuple[str,
     cells = row.to_plain() | {"run": name, "family": family_of(row.op), "variant": row.variant}
     if row.median_us is not None:
         cells["total_us"] = row.median_us * max(row.count, 1)
-        if ways.setdefault((name, row.mode, f"{row.case} {row.key}"), row.variant) != row.variant:
+        if ways.setdefault((name, row.mode, f"{row.trace} {row.case} {row.key}"), row.variant) != row.variant:
             cells["again"] = 1
         won_us = (eager_us or 0.0) - row.median_us
         if row.first_ms and won_us > 0 and row.mode != "eager":

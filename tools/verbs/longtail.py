@@ -28,7 +28,7 @@ examples:
 
 def prepare(parser: argparse.ArgumentParser) -> None:
     """The verb's options."""
-    parser.add_argument("traces", type=Path, nargs="+", metavar="TRACE", help="a file that opcapture wrote")
+    parser.add_argument("traces", type=Path, nargs="+", metavar="TRACE", help="a trace, or a file of another tool")
     parser.add_argument("--top", type=positive, default=30, metavar="N", help="rows to show (default: %(default)s)")
     parser.add_argument(
         "--bandwidth",

@@ -15,6 +15,7 @@ from opgrip.traces.progress import Reporter
 
 if TYPE_CHECKING:
     from opgrip.replay.outcome import Results
+    from opgrip.traces.corpus import Corpus
     from opgrip.traces.trace import Trace
 
 EXAMPLES = """\
@@ -22,6 +23,7 @@ examples:
   opgrip report results.json -o report.html
   opgrip report results.json trace:faster_rcnn -o report.html     with the trace: its lines, timeline, values
   opgrip report h100.parquet l4.parquet -o devices.html           side by side
+  opgrip report zoo -o zoo.html                                   many traces: what they say together
   opgrip report latest -o report.html                             the newest run of the store
 """
 SUFFIXES = (".json", ".parquet", ".csv")
@@ -30,7 +32,12 @@ SUFFIXES = (".json", ".parquet", ".csv")
 
 def prepare(parser: argparse.ArgumentParser) -> None:
     """The verb's options."""
-    parser.add_argument("inputs", nargs="+", metavar="RESULTS|TRACE", help="files of opreplay, kept runs, traces")
+    parser.add_argument(
+        "inputs",
+        nargs="+",
+        metavar="RESULTS|TRACE",
+        help="files of opreplay, kept runs, traces, folders of traces, zoo",
+    )
     add_store(parser)
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help="the .html to write")
     parser.add_argument("-f", "--force", action="store_true", help="replace an existing file")
@@ -43,16 +50,20 @@ def run(args: argparse.Namespace) -> int:
     """Write the page."""
     from opgrip.tools.report import make_page
     from opgrip.tools.report.bundles import plotly, tables
+    from opgrip.traces.corpus.members import is_several
 
     check_writable(args.output, args.force)
     plotly()
     tables()
     runs: dict[str, Results] = {}
     traces: dict[str, Trace] = {}
+    together = [name for name in args.inputs if is_several(name)]
+    corpus = _corpus(together, args) if together else None
     for name in args.inputs:
-        _add(name, args, runs, traces)
-    title = args.title or ", ".join([*runs, *traces])
-    page = make_page(runs, traces, title)
+        if name not in together:
+            _add(name, args, runs, traces)
+    title = args.title or ", ".join([*runs, *traces, *together])
+    page = make_page(runs, traces, title, corpus)
     with whole_file(args.output, args.force) as file:
         file.write(page.encode(errors="backslashreplace"))
     print(f"{args.prog}: {len(page) / 1e6:,.1f} MB to {args.output}", file=sys.stderr)
@@ -72,6 +83,13 @@ def _add(name: str, args: argparse.Namespace, runs: dict[str, Results], traces: 
     else:
         with Reporter(args.prog).reading(name):
             traces[_unique(path.name, traces)] = load(name, args.partial, args.unbounded)
+
+
+def _corpus(inputs: list[str], args: argparse.Namespace) -> Corpus:
+    from opgrip.traces.corpus import read_corpus
+
+    reporter = Reporter(args.prog)
+    return read_corpus(inputs, args.partial, args.unbounded, reporter.reading)
 
 
 def _unique(name: str, taken: dict[str, Results] | dict[str, Trace]) -> str:

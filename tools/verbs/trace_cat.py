@@ -8,7 +8,9 @@ from pathlib import Path
 
 from opgrip.tools.verbs.verb import Verb, verbs
 from opgrip.traces.command import add_debug, add_reading, printable
+from opgrip.traces.cuts import Cut
 from opgrip.traces.errors import UserError
+from opgrip.traces.options import add_options, from_arguments
 
 EXAMPLES = """\
 examples:
@@ -35,6 +37,7 @@ def prepare(parser: argparse.ArgumentParser) -> None:
         "--module", action="append", default=[], metavar="PATTERN", help="calls and scopes of modules that match"
     )
     parser.add_argument("--json", action="store_true", help="records as the file has them; filtered calls one by one")
+    add_options(parser, Cut)
     add_reading(parser, "do not fail where the trace is cut or damaged")
     add_debug(parser)
 
@@ -44,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
     from opgrip.traces.listing import Filter, list_records
     from opgrip.traces.reader import TraceReader
 
-    reader = TraceReader(args.trace, args.unbounded)
+    reader = TraceReader(args.trace, args.unbounded, cut=from_arguments(Cut, args))
     chosen = Filter(tuple(args.type), tuple(args.op), tuple(args.module))
     for line in list_records(iter(reader), chosen, args.json):
         sys.stdout.write(f"{line if args.json else printable(line)}\n")

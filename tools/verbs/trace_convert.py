@@ -6,13 +6,14 @@ import argparse
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from opgrip.tools.verbs.verb import Verb, verbs
 from opgrip.traces.command import add_debug, add_reading
 from opgrip.traces.cuts import Cut
 from opgrip.traces.errors import UserError
 from opgrip.traces.options import add_options, from_arguments
+from opgrip.traces.suggestions import did_you_mean
 from opgrip.traces.words import counted
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ OWN = "opgrip"
 OWN_SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst")
 EXAMPLES = """\
 examples:
+  opgrip trace convert --formats                                             what is read and written
   opgrip trace convert inputs.txt calls.jsonl                                the format is found by content
   opgrip trace convert trace:faster_rcnn inputs.txt --to tritonbench
   opgrip trace convert step.jsonl inputs.txt --report loss.json              what inputs.txt does not hold
@@ -33,9 +35,12 @@ examples:
 def prepare(parser: argparse.ArgumentParser) -> None:
     """The verb's options."""
     parser.add_argument("input", type=Path, metavar="IN", help="a trace, or a file of another tool")
-    parser.add_argument("output", type=Path, metavar="OUT", help="the file to write")
-    parser.add_argument("--from", dest="source", metavar="FORMAT", help="what IN is (default: by its content)")
-    parser.add_argument("--to", metavar="FORMAT", help="what OUT becomes (default: by its suffix)")
+    parser.add_argument("output", type=Path, metavar="OUT", help="the file to write; for flashinfer a folder")
+    parser.add_argument("--formats", action=_ListFormats, nargs=0, help="list the formats that are read and written")
+    parser.add_argument(
+        "--from", dest="source", metavar="FORMAT", help="what IN is, one of --formats (default: by its content)"
+    )
+    parser.add_argument("--to", metavar="FORMAT", help="what OUT becomes, one of --formats (default: by its suffix)")
     add_options(parser, Cut)
     parser.add_argument("--report", type=Path, metavar="FILE", help="write what is lost, call by call: .json")
     parser.add_argument("-f", "--force", action="store_true", help="replace an existing file")
@@ -48,14 +53,15 @@ def run(args: argparse.Namespace) -> int:
     from opgrip.traces.output import check_writable, whole_file
     from opgrip.traces.reader import TraceReader
 
-    target = args.to or _format_of_name(args.output)
+    target = _format_named(args.to) if args.to else _format_of_name(args.output)
     _check_target(target)
     if not _is_folder(target):
         check_writable(args.output, args.force)
     if args.report is not None:
         check_writable(args.report, args.force)
     cut = from_arguments(Cut, args)
-    reader = TraceReader(args.input, args.unbounded, args.source if args.source != OWN else None, cut)
+    source = _format_named(args.source) if args.source else OWN
+    reader = TraceReader(args.input, args.unbounded, source if source != OWN else None, cut)
     losses = _write_own(reader, args) if target == OWN else _write_foreign(reader, target, args)
     if args.report is not None:
         with whole_file(args.report, args.force) as file:
@@ -115,11 +121,24 @@ def _write_foreign(reader: TraceReader, target: str, args: argparse.Namespace) -
 
 
 def _check_target(target: str) -> None:
+    names = _written()
+    if target not in names:
+        choice = f"choose one of {', '.join(names)}"
+        raise UserError(f"{target} is no format that is written", did_you_mean(target, names, choice))
+
+
+def _written() -> list[str]:
     from opgrip.traces.foreign import formats
 
-    names = [OWN, *(name for name, format_ in formats.items() if format_.is_written)]
-    if target not in names:
-        raise UserError(f"{target} is no format that is written", f"choose one of {', '.join(names)}")
+    return [OWN, *(name for name, format_ in formats.items() if format_.is_written)]
+
+
+def _format_named(word: str) -> str:
+    """A format's name as it may be typed: `PARAM`, `execution-trace`."""
+    from opgrip.traces.foreign import formats
+
+    name = word.lower().replace("-", "_")
+    return name if name == OWN or formats.get(name) else word
 
 
 def _is_folder(target: str) -> bool:
@@ -136,9 +155,32 @@ def _format_of_name(path: Path) -> str:
         return OWN
     name = path.stem if path.suffix in PACKED else path.name
     matches = [(len(suffix), key) for key, item in formats.items() for suffix in item.suffixes if name.endswith(suffix)]
-    if not matches:
-        raise UserError(f"{path} does not say its format", "name it with --to")
-    return max(matches)[1]
+    if matches:
+        return max(matches)[1]
+    if path.is_dir():
+        raise UserError(f"{path} is a folder", "name a file in it, or a new folder with --to flashinfer")
+    names = ", ".join(_written())
+    if (suffix := path.suffix.removeprefix(".")) in set(formats.names()) - set(_written()):
+        raise UserError(f"{path} would be a file of {suffix}, which are read, not written", f"choose one of {names}")
+    raise UserError(f"{path} does not say its format", f"name it .jsonl for a trace, or its format with --to: {names}")
+
+
+class _ListFormats(argparse.Action):
+    """`--formats`."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        from opgrip.traces.foreign import formats
+        from opgrip.traces.tables import TableColumn, print_table
+
+        rows = [(OWN, "read, written", ", ".join(OWN_SUFFIXES), "traces of opcapture")]
+        for name, item in formats.items():
+            ways = ("read" if item.read is not None else "", "written" if item.is_written else "")
+            rows.append((name, ", ".join(filter(None, ways)), ", ".join(item.suffixes), item.summary))
+        headings = ("format", "is", "named", "what it is")
+        cells = zip(*rows, strict=True)
+        columns = zip(headings, cells, strict=True)
+        print_table([TableColumn(heading, list(texts), is_number=False) for heading, texts in columns], sys.stdout)
+        parser.exit()
 
 
 def _tell(args: argparse.Namespace, losses: Losses) -> None:

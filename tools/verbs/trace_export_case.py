@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 
 from opgrip.tools.verbs.verb import Verb, verbs
 from opgrip.traces.command import add_debug, add_reading, not_negative
+from opgrip.traces.cuts import Cut
 from opgrip.traces.errors import UserError
+from opgrip.traces.options import add_options, from_arguments
 from opgrip.traces.progress import Reporter
 
 if TYPE_CHECKING:
@@ -29,20 +31,22 @@ def prepare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("number", type=not_negative, metavar="N", help="of a signature, as opreplay shows it")
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help="the .py to write")
     parser.add_argument("-f", "--force", action="store_true", help="replace an existing file")
+    add_options(parser, Cut)
     add_reading(parser, "take what there is of a cut or damaged trace")
     add_debug(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Write the file."""
-    from opgrip.traces import load
+    from opgrip.traces import TraceReader, load
     from opgrip.traces.output import check_writable, whole_file
 
     if args.output.suffix != ".py":
         raise UserError(f"{args.output} is no name of a Python file", "end it in .py")
     check_writable(args.output, args.force)
     with Reporter(args.prog).reading(args.trace):
-        trace = load(args.trace, args.partial, args.unbounded)
+        reader = TraceReader(args.trace, args.unbounded, cut=from_arguments(Cut, args))
+        trace = load(args.trace, args.partial, args.unbounded, reader)
     source = export_case(trace, args.number)
     with whole_file(args.output, args.force) as file:
         file.write(source.encode("ascii"))
@@ -67,6 +71,7 @@ def export_case(trace: Trace, number: int) -> str:
 
 def source_of(trace: Trace, case: Case) -> str:
     """The source of a case's file, as `export_case` has it."""
+    from opgrip.replay.arguments.values import with_defaults
     from opgrip.replay.operators.lookup import Unsupported, find_operator
     from opgrip.traces.scripts import script_of
 
@@ -75,7 +80,8 @@ def source_of(trace: Trace, case: Case) -> str:
         find_operator(signature, extensions=())
     except Unsupported as error:
         raise UserError(f"{signature.op} cannot stand in a script", str(error)) from error
-    return script_of(signature, trace.values, case.context, list(_facts(trace, case)))
+    signature, values = with_defaults(signature, trace.values)
+    return script_of(signature, values, case.context, list(_facts(trace, case)))
 
 
 def _facts(trace: Trace, case: Case) -> list[str]:

@@ -30,7 +30,7 @@ examples:
 
 def prepare(parser: argparse.ArgumentParser) -> None:
     """The verb's options."""
-    parser.add_argument("trace", type=Path, metavar="TRACE", help="a file that opcapture wrote")
+    parser.add_argument("trace", type=Path, metavar="TRACE", help="a trace, or a file of another tool")
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write the graph as .json or .dot")
     parser.add_argument("-f", "--force", action="store_true", help="replace an existing file")
     add_reading(parser, "take what there is of a cut or damaged trace")

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 
 from opgrip.tools.verbs.verb import Verb, verbs
 from opgrip.traces.command import add_debug, add_reading, positive, printable
+from opgrip.traces.cuts import Cut
 from opgrip.traces.errors import UserError
+from opgrip.traces.options import add_options, from_arguments
 from opgrip.traces.output import check_writable, whole_file
 from opgrip.traces.progress import Reporter
 from opgrip.traces.tables import TableColumn, print_table
@@ -30,6 +32,8 @@ examples:
   opgrip trace info trace:faster_rcnn
   opgrip trace info trace:faster_rcnn --top 30 | less
   opgrip trace info trace:faster_rcnn --by function --by line
+  opgrip trace info ranges.json --sample 100          of the million cases that ranges make
+  opgrip trace info model.onnx                                  files of other tools: docs/formats.md
 """
 
 
@@ -41,7 +45,7 @@ MOST_UNFINISHED = 20
 
 def prepare(parser: argparse.ArgumentParser) -> None:
     """The verb's options."""
-    parser.add_argument("trace", type=Path, metavar="TRACE", help="a file that opcapture wrote")
+    parser.add_argument("trace", type=Path, metavar="TRACE", help="a file that opcapture wrote, or one of another tool")
     parser.add_argument(
         "--top", type=positive, default=12, metavar="N", help="rows of each table (default: %(default)s)"
     )
@@ -53,19 +57,21 @@ def prepare(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write all rows of the tables: .json, .csv")
     parser.add_argument("-f", "--force", action="store_true", help="replace an existing file")
+    add_options(parser, Cut)
     add_reading(parser, "show what there is of a cut or damaged trace")
     add_debug(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Print where the trace comes from, and its time by operator and module."""
-    from opgrip.traces import load
+    from opgrip.traces import TraceReader, load
 
     tables = args.by or ["op", "module"]
     if args.output is not None:
         _check_output(args.output, args.force, tables)
     with Reporter(args.prog).reading(args.trace):
-        trace = load(args.trace, args.partial, args.unbounded)
+        reader = TraceReader(args.trace, args.unbounded, cut=from_arguments(Cut, args))
+        trace = load(args.trace, args.partial, args.unbounded, reader)
     for name, value in facts(trace):
         print_line(f"{name:<12}{printable(value)}", sys.stdout, indent=12)
     print()
@@ -73,10 +79,12 @@ def run(args: argparse.Namespace) -> int:
         print_line(f"{DEVICE_TIME}; host us is the host's time beside it", sys.stdout)
     if KERNEL in tables and not trace.kernels:
         raise UserError(f"{args.trace} names no kernels", "capture it on a GPU with --device-time kernels")
+    # shares are by the number of calls where a file of another tool has no times
+    is_timed = trace.header.get("timed") is not False
     summaries = {by: _summary(trace, by) for by in tables}
     for by, table in summaries.items():
-        title = f"{TABLES[by].title} by share of time ({len(table)} in all)"
-        print_table(_columns(table.head(args.top), by), sys.stdout, title)
+        title = f"{TABLES[by].title} by share of {'time' if is_timed else 'calls'} ({len(table)} in all)"
+        print_table(_columns(table.head(args.top), by, is_timed), sys.stdout, title)
     if args.output is not None:
         _write(summaries, args.output, args.force)
         rows = sum(map(len, summaries.values()))
@@ -149,6 +157,7 @@ NUMBERS = {
     "launches": ("launches", 1),
 }
 """Columns of the tables, as far as they have them: headings with their ranks, as in `TableColumn`."""
+TIMES = ("time_us", "total_us", "host_us")
 LEAST = {
     "op": 20,
     "module": 20,
@@ -282,13 +291,13 @@ def _summary(trace: Trace, by: str) -> pd.DataFrame:
     return trace.kernels_by_operator() if by == KERNEL else trace.summary(*GROUPS[by].columns)
 
 
-def _columns(table: pd.DataFrame, by: str) -> list[TableColumn]:
+def _columns(table: pd.DataFrame, by: str, is_timed: bool) -> list[TableColumn]:
     return [
         TableColumn("share", [f"{share:.1%}" for share in table["share"]]),
         *(
             TableColumn(heading, [f"{number:,.0f}" for number in table[name]], rank=rank)
             for name, (heading, rank) in NUMBERS.items()
-            if name in table
+            if name in table and (is_timed or name not in TIMES)
         ),
         *(_place_column(name, table[name]) for name in TABLES[by].columns),
     ]

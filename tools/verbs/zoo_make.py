@@ -13,7 +13,8 @@ from opgrip.traces.command import add_debug, positive
 from opgrip.traces.errors import UserError
 from opgrip.traces.progress import Reporter
 from opgrip.traces.words import counted
-from opgrip.traces.zoo import ZooTrace, read_manifest, select, write_manifest, zoo_file
+from opgrip.traces.zoo import ZooTrace, read_manifest, select, zoo_file
+from opgrip.traces.zoo.writing import write_manifest
 
 EXAMPLES = """\
 examples:

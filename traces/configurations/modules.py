@@ -6,6 +6,7 @@ the models of `models.py`. A file chooses of these by name and gives their argum
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
@@ -29,6 +30,10 @@ OF_FILE = 1_000_000
 """Calls of all modules and functions of one file."""
 PIECES = 100_000
 """Length of a dimension that an operator may take a tensor apart along."""
+MADE_BYTES = 1 << 20
+"""Of a tensor that has memory: numbers that torch makes tensors of; arguments that a file describes have none."""
+CUTTING = re.compile(r".*(split|chunk)|torch\.combinations")
+"""Functions that make room for as many results as a number says, before they call an operator."""
 PREFIX = "torch.nn."
 OF_FUNCTIONS = {"torch.": torch, "torch.nn.functional.": nn.functional, "torch.Tensor.": torch.Tensor}
 
@@ -86,6 +91,8 @@ class Recording:
         watch = self._watch()
         with self._running(watch):
             args, kwargs = _on_meta((arguments.args, arguments.kwargs))
+            if CUTTING.fullmatch(name) and any(type(leaf) is int and leaf > PIECES for leaf in leaves((args, kwargs))):
+                raise ValueError(f"it asks for more than {PIECES:,} pieces")
             watch.record = True
             function_names()[name](*args, **kwargs)
         yield from watch.calls
@@ -139,6 +146,8 @@ class _Watch(TorchDispatchMode):
             shared = [storage for storage, count in counts.items() if count > 1]
             spec_args, spec_kwargs = map_leaves(lambda leaf: self._told(leaf, shared), tree)
             self.calls.append(Recorded(str(function), spec_args, spec_kwargs, *self._stack[-1]))
+        if _has_memory(function, tree, taken):
+            _check_made(function, args, kwargs or {})
         return function(*args, **kwargs or {})
 
     def paths(self, name: str, module: nn.Module) -> ExitStack:
@@ -185,11 +194,36 @@ def _check_pieces(tensors: Iterable[torch.Tensor]) -> None:
         raise ValueError(f"it takes a tensor apart that is longer than {PIECES:,}")
 
 
+def _has_memory(function: Any, tree: Any, taken: Iterable[torch.Tensor]) -> bool:
+    """Whether what a call makes has memory: a device that it names, or a tensor that it takes, has some."""
+    if any(not tensor.is_meta for tensor in taken):
+        return True
+    devices = [leaf for leaf in leaves(tree) if isinstance(leaf, torch.device)]
+    makes = not taken and any(argument.name == "device" for argument in function._schema.arguments)
+    return any(device.type != "meta" for device in devices) or (makes and not devices)
+
+
+def _check_made(function: Any, args: Any, kwargs: Any) -> None:
+    """Raise `ValueError` for a call that would take memory, as its results without memory tell."""
+
+    def without_memory(leaf: Any) -> Any:
+        if isinstance(leaf, torch.Tensor):
+            return leaf.to("meta")
+        return torch.device("meta") if isinstance(leaf, torch.device) else leaf
+
+    args, kwargs = map_leaves(without_memory, (tuple(args), dict(kwargs)))
+    if any(argument.name == "device" for argument in function._schema.arguments):
+        kwargs["device"] = torch.device("meta")
+    results = function(*args, **kwargs)
+    if any(leaf.nbytes > MADE_BYTES for leaf in leaves(results) if isinstance(leaf, torch.Tensor)):
+        raise ValueError("it makes a tensor that takes memory, which reading a file does not")
+
+
 def _on_meta(tree: Any) -> Any:
-    """Arguments as tensors without memory; devices that a file names are that of these too."""
+    """Arguments as tensors without memory; devices that a file names, as texts too, are that of these."""
 
     def made(leaf: Any) -> Any:
-        if isinstance(leaf, torch.device):
+        if isinstance(leaf, torch.device) or (isinstance(leaf, str) and _is_device(leaf)):
             return torch.device("meta")
         if not isinstance(leaf, TensorSpec):
             return leaf
@@ -198,6 +232,13 @@ def _on_meta(tree: Any) -> Any:
         return tensor.requires_grad_(leaf.requires_grad)
 
     return map_leaves(made, tree)
+
+
+def _is_device(text: str) -> bool:
+    try:
+        return bool(torch.device(text))
+    except RuntimeError:
+        return False
 
 
 @lru_cache

@@ -157,5 +157,6 @@ formats.register("backendbench")(
         write,
         suffixes=(".backendbench.parquet",),
         defaults=(NO_TIMES, NO_VALUES, NO_DEVICE, SYNTHETIC),
+        is_collection=True,
     )
 )

@@ -104,7 +104,7 @@ formats.register(NAME)(
         recognizes,
         read,
         write,
-        suffixes=(".et",),
+        suffixes=(".et", ".chakra"),
         defaults=(NO_VALUES,),
     )
 )

@@ -16,9 +16,11 @@ from typing import Any
 
 import torch
 
+from opgrip.traces.configurations.modules import Recording
 from opgrip.traces.foreign import PACKED, ForeignFile, Format, Head, formats
 from opgrip.traces.formats.building import NO_TIMES, NO_VALUES, RecordBuilder
 from opgrip.traces.formats.cells import CellTensor, Reading, Unfit, dtype_named, is_missing, value_of
+from opgrip.traces.formats.dlop_functions import FUNCTIONS, calls_of_row
 from opgrip.traces.formats.dlop_operators import (
     CHANCES_OF,
     CONSTANTS,
@@ -54,6 +56,8 @@ def read(file: ForeignFile) -> Iterator[Record]:
     columns = _columns(file)
     name = operator_name(file.path)
     builder = RecordBuilder("dlop", file.losses)
+    function = FUNCTIONS.get(name)
+    recording = Recording("cpu", file.unbounded)
 
     def argument(value: Any) -> Any:
         match value:
@@ -67,6 +71,11 @@ def read(file: ForeignFile) -> Iterator[Record]:
     for place in range(max(map(len, columns.values()), default=0)):
         row = {column: cells[place] if place < len(cells) else None for column, cells in columns.items()}
         try:
+            if function is not None:
+                for call in list(calls_of_row(function, row, recording)):
+                    builder.add_call(call.op, call.args, call.kwargs)
+                yield from builder.ready()
+                continue
             op, args, kwargs = call_of(name, row)
         except Unfit as error:
             file.losses.skip(name, str(error))
@@ -227,5 +236,6 @@ formats.register("dlop")(
         recognizes,
         read,
         defaults=(NO_TIMES, NO_VALUES, NO_DTYPES, NO_DEVICE, FORWARD),
+        is_collection=True,
     )
 )

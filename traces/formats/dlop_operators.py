@@ -29,9 +29,7 @@ NAMES = {
 """Operators that torch registers under another name than its Python function has."""
 
 UNMAPPED = {
-    "mhaf": "multi_head_attention_forward is a Python function of several operators",
     "multivariate_normal": "MultivariateNormal is a Python class, whose sampling is several operators",
-    "normalize": "normalize is a Python function of several operators",
 }
 """Files that are of no operator."""
 

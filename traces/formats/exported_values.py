@@ -15,6 +15,8 @@ from opgrip.traces.names import DTYPES, LAYOUTS, LIMIT, MEMORY_FORMATS, device_n
 LEAST_SIZE = 2
 """Of a size that depends on values, which the program admits from less on."""
 
+MOST_DIMENSIONS = 64
+"""Of a tensor of torch's."""
 _DTYPES = {
     **dict(enumerate(["uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64"], 1)),
     **dict(enumerate(["complex32", "complex64", "complex128", "bool", "bfloat16"], 9)),
@@ -103,7 +105,7 @@ def tensor_of(meta: Any, sizes: Sizes, storage: int | None) -> TensorSpec:
             raise ValueError("a tensor without metadata")
     if _LAYOUTS.get(layout) != "strided":
         raise ValueError("a sparse tensor, whose contents the file does not tell")
-    if len(shape) != len(stride):
+    if len(shape) != len(stride) or len(shape) > MOST_DIMENSIONS:
         raise ValueError("a tensor whose metadata cannot be read")
     return TensorSpec(
         tuple(map(sizes.of, shape)),

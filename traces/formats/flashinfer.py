@@ -278,5 +278,6 @@ formats.register("flashinfer")(
         write_folder=write_folder,
         suffixes=(".flashinfer",),
         defaults=(NO_TIMES, NO_VALUES, NO_DEVICE),
+        is_collection=True,
     )
 )

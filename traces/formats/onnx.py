@@ -21,6 +21,7 @@ from opgrip.traces.foreign import ForeignFile, Format, Head, formats
 from opgrip.traces.formats.building import NO_TIMES, NO_VALUES, RecordBuilder
 from opgrip.traces.formats.graph_storages import Storages, aliases, split
 from opgrip.traces.formats.onnx_folding import Shapes, complete
+from opgrip.traces.formats.onnx_functions import inlined
 from opgrip.traces.formats.onnx_nodes import Call, Node, NoOperator, tensor
 from opgrip.traces.formats.onnx_operators import check_operator, lower
 from opgrip.traces.formats.overloads import NoOverload, bind
@@ -31,6 +32,8 @@ from opgrip.traces.values.exact import MAX_ELEMENTS, Exact
 OPEN_BATCH, OPEN_SIZE = 1, 64
 MOST_CONSTANT = 1024
 """Elements of a constant that is looked at."""
+MOST_DIMENSIONS = 64
+"""Of a tensor of torch's."""
 OPEN_SIZES = f"sizes that the model leaves open: {OPEN_BATCH} where it is an input's first, else {OPEN_SIZE}"
 LAYOUT = "strides and devices: the file has none, so tensors are contiguous and on the processor"
 PATHS = "pkg.torch.onnx.name_scopes"
@@ -45,6 +48,13 @@ _NAMES = (
     *("float8_e5m2", "float8_e5m2fnuz"),
 )
 _FLOAT, _INT, _STRING, _TENSOR, _FLOATS, _INTS, _STRINGS = 1, 2, 3, 4, 6, 7, 8
+_PLAIN = {
+    _FLOAT: (torch.float32, ""),
+    _INT: (torch.int64, ""),
+    _FLOATS: (torch.float32, "floats"),
+    _INTS: (torch.int64, "ints"),
+}
+"""Type of the numbers that a constant has as an attribute, and the attribute's field where they are a list."""
 _VALUES = ("raw_data", "float_data", "int32_data", "int64_data", "double_data", "uint64_data", "string_data")
 
 
@@ -58,10 +68,14 @@ def read(file: ForeignFile) -> Iterator[Record]:
     onnx = needed("onnx", "onnx")
     model = _parse(file, onnx)
     graph = model.graph
+    # weights go first, so that what is passed about is small
     constants = _constants(graph, onnx)
+    if model.functions:
+        model = inlined(model, file.losses)
+        graph = model.graph
+        constants |= _constants(graph, onnx)
     if _close(graph):
         file.losses.defaults.append(OPEN_SIZES)
-    graph = _inferred(model, onnx)
     shapes = _shapes(graph)
     opset = max((int(item.version) for item in model.opset_import if item.domain in OWN_DOMAINS), default=1)
     complete(graph.node, shapes, constants, lambda item: _attribute(item, onnx), _node_inference(opset, onnx))
@@ -104,8 +118,6 @@ def _parse(file: ForeignFile, onnx: Any) -> Any:
         raise file.damage(one_line(error, 100)) from error
     if not model.HasField("graph"):
         raise file.damage("it holds no graph")
-    # inference would go through their bodies, which may call each other without end
-    del model.functions[:]
     del model.training_info[:]
     return model
 
@@ -189,18 +201,11 @@ def _is_concrete(value: Any) -> bool:
     return all(item.WhichOneof("value") == "dim_value" for item in value.type.tensor_type.shape.dim)
 
 
-def _inferred(model: Any, onnx: Any) -> Any:
-    """The model's graph with the shapes that onnx infers of the whole; others are inferred node by node."""
-    try:
-        # its propagation of values has no bound: sixty nodes that double a list fill any memory
-        return onnx.shape_inference.infer_shapes(model, data_prop=False).graph
-    except Exception:
-        # one node that is wrong is enough, and so is a model of more than 2 GB
-        return model.graph
-
-
 def _node_inference(opset: int, onnx: Any) -> Callable[..., Shapes]:
-    """Onnx's inference of one node."""
+    """Onnx's inference of one node.
+
+    That of a whole model has no bound: thirty nodes that take from a tensor by itself double its dimensions each.
+    """
 
     def infer(node: Any, shapes: Shapes, constants: dict[str, list[Any]]) -> Shapes:
         types, data = {}, {}
@@ -228,8 +233,11 @@ def _node_inference(opset: int, onnx: Any) -> Callable[..., Shapes]:
 
 def _shape_of(item: Any) -> Iterator[tuple[str, tuple[torch.dtype, tuple[int, ...]]]]:
     """Name, type and shape of a value that has both."""
-    dtype = _dtype(item.type.tensor_type.elem_type)
-    if dtype is not None and item.type.tensor_type.HasField("shape") and _is_concrete(item):
+    kind = item.type.tensor_type
+    if len(kind.shape.dim) > MOST_DIMENSIONS:
+        return
+    dtype = _dtype(kind.elem_type)
+    if dtype is not None and kind.HasField("shape") and _is_concrete(item):
         yield item.name, (dtype, tuple(int(size.dim_value) for size in item.type.tensor_type.shape.dim))
 
 
@@ -237,10 +245,18 @@ def _shapes(graph: Any) -> Shapes:
     """Type and shape of each value that has both."""
     values = (*graph.input, *graph.output, *graph.value_info)
     shapes = {name: shape for item in values for name, shape in _shape_of(item)}
-    for item in graph.initializer:
+    weights = [(item.name, item) for item in graph.initializer]
+    for node in graph.node:
+        if node.op_type == "Constant" and node.domain in OWN_DOMAINS and node.output:
+            weights += [(node.output[0], attribute.t) for attribute in node.attribute if attribute.type == _TENSOR]
+            plain = [attribute for attribute in node.attribute if attribute.type in _PLAIN]
+            for attribute in plain[:1]:
+                dtype, field = _PLAIN[attribute.type]
+                shapes[node.output[0]] = dtype, (len(getattr(attribute, field)),) if field else ()
+    for name, item in weights:
         dtype = _dtype(item.data_type)
-        if dtype is not None:
-            shapes[item.name] = dtype, tuple(map(int, item.dims))
+        if dtype is not None and len(item.dims) <= MOST_DIMENSIONS:
+            shapes[name] = dtype, tuple(map(int, item.dims))
     return shapes
 
 

@@ -68,23 +68,35 @@ def registered(name: str, args: Sequence[Any], kwargs: Mapping[str, Any], losses
     """A call as a file names it; where this torch has no such overload, of the one that takes its arguments.
 
     Older torch had overloads that later ones replaced, `aten.sum.SymInt`. A name that nothing stands for stays.
+    A device may be its name.
 
     Parameters
     ----------
     losses : has, among the defaults, which overloads were replaced
     """
-    as_named = Bound(name, tuple(args), dict(kwargs))
+    as_named = Bound(name, tuple(args), _with_device(kwargs))
     packet, _, overload = name.rpartition(".")
     if _is_registered(name) or "." not in packet:
         return as_named
     try:
-        call = bind(packet, args, kwargs)
+        call = bind(packet, args, as_named.kwargs)
     except NoOverload:
         return as_named
     note = f"{name}: torch has no overload {overload} of it, so it is {call.op}"
     if note not in losses.defaults and len(losses.defaults) < MOST_NOTES:
         losses.defaults.append(note)
     return call
+
+
+def _with_device(kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments whose device is one, so that a replay elsewhere puts it there: operators take its name, too."""
+    device = kwargs.get("device")
+    if isinstance(device, str):
+        try:
+            return {**kwargs, "device": torch.device(device)}
+        except RuntimeError:
+            pass
+    return dict(kwargs)
 
 
 @lru_cache(maxsize=4096)

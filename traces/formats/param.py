@@ -33,10 +33,12 @@ MOST_CASES = 20_000
 """Of a file that are made, before a part of them has to be chosen."""
 MOST_VALUES = 5_000_000
 """Values in the entries of all cases that are made."""
-MOST_CALLS = 10_000_000
+MOST_CALLS = 1_000_000
 """That the entries of a file count."""
 MOST_BYTES = 64 << 20
 """Of a file, which is in memory as a whole."""
+MOST_ITEMS = 4 << 20
+"""Of a file: lists, objects, and what stands in them."""
 GENERATORS = re.compile(rb'"(?:build|input)_(?:data_generator|iterator)"\s*:')
 SECTIONS = re.compile(rb'"config"\s*:\s*\[\s*\{\s*"(?:build|input)"\s*:\s*\[')
 ONE_OPERATOR = re.compile(rb'"op_info"\s*:\s*\{')
@@ -110,7 +112,7 @@ def _operators_of(file: ForeignFile) -> tuple[dict[str, Any], str]:
         if size > MOST_BYTES and not file.unbounded:
             raise file.refusal(f"it holds more than {MOST_BYTES >> 20} MB")
         pieces.append(chunk)
-    form = file.parse(b"".join(pieces))
+    form = file.parse(b"".join(pieces), MOST_ITEMS)
     if not isinstance(form, dict):
         raise file.damage("it is no object of operators")
     if "op_name" not in form or "op_info" not in form:
@@ -132,5 +134,6 @@ formats.register(NAME)(
         suffixes=(".param.json",),
         defaults=(NO_TIMES, VALUES, DEVICE),
         has_cases=True,
+        is_collection=True,
     )
 )

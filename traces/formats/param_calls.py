@@ -55,7 +55,7 @@ def calls_of(name: str, build: Arguments | None, arguments: Arguments, recording
     if schema is not None:
         yield _call(_bind_by_text(schema, arguments))
         return
-    operator = _operator_name(name)
+    operator = operator_name(name)
     try:
         yield _call(_bind(operator, arguments))
     except NoOverload:
@@ -77,7 +77,7 @@ def _schema_of(build: Arguments | None) -> SchemaText | None:
     return parse_schema(text)
 
 
-def _operator_name(name: str) -> str:
+def operator_name(name: str) -> str:
     """The operator that a function is, as far as names tell: `torch.nn.functional.relu` is `aten::relu`."""
     if "::" in name:
         return name

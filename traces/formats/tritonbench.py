@@ -20,6 +20,7 @@ from opgrip.traces.arguments import TensorSpec
 from opgrip.traces.foreign import ForeignFile, Format, Head, Losses, formats
 from opgrip.traces.formats.building import NO_TIMES, NO_VALUES, RecordBuilder
 from opgrip.traces.formats.overloads import registered
+from opgrip.traces.limits import check_hashes
 from opgrip.traces.names import DTYPES, LAYOUTS, MEMORY_FORMATS, plain_name
 from opgrip.traces.records import OPERATOR, Record, Signature
 from opgrip.traces.tensor_specs import contiguous
@@ -43,8 +44,12 @@ DTYPE_OF = {
 SHORT = {dtype: name for name, dtype in DTYPE_OF.items()}
 OPERATOR_LINE = re.compile(r"Operator: ([\w.:]+)")
 CALL_LINE = re.compile(r"cnt: (\d{1,9}), (.+)")
-MOST_CALLS = 10_000_000
-"""Of a file, before it is one of a stranger who wants memory."""
+MOST_CALLS = 1_000_000
+"""Of a file, before it is one of a stranger who wants memory: a line of it may count so many."""
+MOST_TEXT = 1 << 18
+"""Characters of a call, of which each may cost half a KB of memory to parse; the longest known one has 5 thousand."""
+LARGEST = 1 << 64
+"""Bound of whole numbers."""
 NO_DEVICE = "devices of tensors: the file has none, so they are on the processor"
 
 
@@ -89,6 +94,8 @@ def parse_call(text: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
     ------
     ValueError : for text that is no such notation
     """
+    if len(text) > MOST_TEXT:
+        raise ValueError("arguments that are too long")
     try:
         with warnings.catch_warnings():
             # of numbers that run into words, which are told of as all that cannot be read
@@ -107,16 +114,22 @@ def parse_call(text: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
 def literal(node: ast.expr) -> Any:
     """The value of an expression in the file's notation; raises `ValueError` for any other."""
     match node:
+        case ast.Constant(value=int() as value) if value >= LARGEST:
+            raise ValueError("a whole number of more than 64 bits is no argument")
         case ast.Constant(value=None | bool() | int() | float() | str() as value):
             return value
-        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as value)):
-            return -value
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float()) as operand):
+            return -literal(operand)
         case ast.Tuple(elts=items):
             return tuple(map(literal, items))
         case ast.List(elts=items):
             return list(map(literal, items))
         case ast.Dict(keys=keys, values=values):
-            return {literal(key): literal(value) for key, value in zip(keys, values, strict=True) if key is not None}
+            names = [literal(key) for key in keys if key is not None]
+            check_hashes(names)
+            return dict(
+                zip(names, (literal(value) for key, value in zip(keys, values, strict=True) if key), strict=True)
+            )
         case ast.Name(id="inf" | "nan" as name):
             return float(name)
         case ast.UnaryOp(op=ast.USub(), operand=ast.Name(id="inf")):
@@ -226,5 +239,6 @@ formats.register("tritonbench")(
         write,
         suffixes=(".txt",),
         defaults=(NO_TIMES, NO_VALUES, NO_DEVICE),
+        is_collection=True,
     )
 )

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import fnmatch
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from opgrip.traces.errors import UserError
-from opgrip.traces.output import whole_file
 from opgrip.traces.suggestions import did_you_mean
 
 MANIFEST = Path(__file__).parent.parent / "zoo.json"
@@ -80,13 +79,6 @@ def read_manifest(path: Path = MANIFEST) -> list[ZooTrace]:
     """The traces of a manifest, in its order."""
     data = json.loads(path.read_text(encoding="utf-8"))
     return [_trace(item) for item in data["traces"]]
-
-
-def write_manifest(traces: Iterable[ZooTrace], path: Path = MANIFEST) -> None:
-    """Write a manifest anew."""
-    items = [asdict(trace) for trace in traces]
-    with whole_file(path, force=True) as file:
-        file.write((json.dumps({"format": FORMAT, "traces": items}, indent=1) + "\n").encode())
 
 
 def select(patterns: Sequence[str], traces: Sequence[ZooTrace]) -> list[ZooTrace]:

@@ -29,7 +29,7 @@ class NcuOptions:
         False,
         "run the cases once more under Nsight Compute: times, bytes, throughput and occupancy of each row's "
         "kernels, and reports beside --output",
-        only=("single cases",),
+        only=("single cases", "one trace"),
     )
     ncu_metrics: str = option(
         "basic", f"sets, {', '.join(SETS)}, or names of metrics (default: %(default)s)", metavar="SET,..."

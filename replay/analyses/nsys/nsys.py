@@ -50,7 +50,7 @@ class NsysOptions:
         False,
         "run the cases once more under Nsight Systems: kernels, launches, time on the GPU and gaps of each row, "
         "and a report beside --output",
-        only=("single cases",),
+        only=("single cases", "one trace"),
     )
     nsys_bin: str | None = option(None, "the program nsys (default: where installers put it)", metavar="FILE")
     nsys_args_file: Path | None = option(

@@ -23,7 +23,7 @@ class RooflineOptions:
     roofline: bool = option(
         False,
         "how near each call comes to what the machine can give, and what binds it; -o roofline.svg draws it",
-        only=("single cases",),
+        only=("single cases", "one trace"),
     )
 
 

@@ -6,8 +6,10 @@ import inspect
 import sys
 import warnings
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from hashlib import blake2b
+from itertools import islice
 from pathlib import Path, PurePath
 
 from opgrip.replay.cases.cases import Case, matches
@@ -19,6 +21,9 @@ from opgrip.traces.foreign import format_of
 from opgrip.traces.sample_folder import CALLS
 from opgrip.traces.suggestions import nearest
 
+JOINED = "; opgrip trace merge joins several"
+LOOKED_AT = 20
+"""Files of a folder."""
 PREFIX = "sample:"
 """What a sample that ships is called by, whatever folders there are: `sample:nms`."""
 
@@ -65,9 +70,10 @@ def _nothing_selected(target: str, patterns: Sequence[str], tags: Sequence[str])
     names = [folder.name for folder in _folders(target)]
     names += [] if shipped is None else [sample.name for sample in samples_named(shipped)]
     if not names:
-        trace = next((path for path in sorted(folder.iterdir()) if ".jsonl" in path.suffixes), None)
+        trace = _trace_in(folder)
         example = "" if trace is None else f", such as {trace}"
-        return UserError(f"{target} is a folder without samples", f"name a trace{example}, or a folder that grip wrote")
+        hint = f"name a trace{example}, or a folder that grip wrote"
+        return UserError(f"{target} is a folder without samples", hint + (JOINED if trace is not None else ""))
     if not patterns and not tags:
         hint = f"name a folder that grip wrote, or replay {_folders(target)[0] / CALLS} as a trace"
         return UserError(f"{target} holds no sample whose calls were recorded", hint)
@@ -75,6 +81,16 @@ def _nothing_selected(target: str, patterns: Sequence[str], tags: Sequence[str])
         near = ", ".join(nearest(patterns[0], names))
         return UserError(f"no sample matches --op {' '.join(patterns)}", f"the nearest in {target} are {near}")
     return UserError(f"{target} holds no sample of these names and tags", "opgrip samples list shows what ships")
+
+
+def _trace_in(folder: Path) -> Path | None:
+    """A file that can be replayed, of the first ones in a folder."""
+    files = [path for path in islice(sorted(folder.iterdir()), LOOKED_AT) if path.is_file()]
+    for path in files:
+        with suppress(UserError):
+            if ".jsonl" in path.suffixes or format_of(path) is not None:
+                return path
+    return None
 
 
 def fingerprint(target: str) -> str:

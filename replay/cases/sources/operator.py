@@ -16,6 +16,7 @@ from opgrip.replay.cases.sources.source import CaseSet, sources
 from opgrip.traces.arguments import TensorSpec
 from opgrip.traces.errors import UserError
 from opgrip.traces.formats.overloads import NoOverload, bind, op_of, schemas_of
+from opgrip.traces.formats.param_calls import operator_name
 from opgrip.traces.limits import NESTING
 from opgrip.traces.names import DTYPES, LAYOUTS, MEMORY_FORMATS
 from opgrip.traces.records import OPERATOR, Signature
@@ -24,7 +25,7 @@ from opgrip.traces.suggestions import did_you_mean
 PREFIX = "operator:"
 MOST_CONFIGURATIONS = 100_000
 LONGEST = 1 << 62
-NAME = re.compile(r"[A-Za-z]\w*(?:(?:\.|::)\w+){0,2}|_\w+")
+NAME = re.compile(r"[A-Za-z]\w*(?:(?:\.|::)\w+){0,3}|_\w+")
 """Bound of the sizes of tensors."""
 WHOLE = ("index", "indices", "target", "targets", "offsets", "repeats", "lengths", "input_lengths", "target_lengths")
 """Names of arguments whose elements are whole numbers where nothing else is said."""
@@ -123,13 +124,21 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _signatures(operators: Sequence[str], configurations: Sequence[Mapping[str, Any]]) -> Iterator[Signature]:
     number = 0
     for name in operators:
-        schemas = schemas_of(name)
+        schemas = schemas_of(name) or schemas_of(operator_name(_in_torch(name)))
         if not schemas:
             raise UserError(f"no operator {name!r} is registered", _near(name))
         for form in configurations:
             op, args, kwargs = _bound(name, schemas, form)
             yield Signature(number, OPERATOR, op, args, kwargs)
             number += 1
+
+
+def _in_torch(name: str) -> str:
+    """A function's name as it is from torch on: of `F.relu` and `nn.functional.relu`, `torch.nn.functional.relu`."""
+    for short in ("F.", "nn.functional."):
+        if name.startswith(short):
+            return f"torch.nn.functional.{name.removeprefix(short)}"
+    return name
 
 
 def _bound(name: str, schemas: Sequence[Any], form: Mapping[str, Any]) -> tuple[str, tuple[Any, ...], dict[str, Any]]:
@@ -144,12 +153,13 @@ def _bound(name: str, schemas: Sequence[Any], form: Mapping[str, Any]) -> tuple[
             continue
         return bound.op, bound.args, bound.kwargs
     named = f"{name} takes no such arguments ({reasons[0]})"
-    raise UserError(named, f"its schema is {schemas[0]}" if len(schemas) == 1 else _overloads(schemas))
+    raise UserError(named, f"its schema is {schemas[0]}{_others(schemas[1:])}")
 
 
-def _overloads(schemas: Sequence[Any]) -> str:
-    names = [op_of(schema) for schema in schemas]
-    return f"name the overload: {', '.join(names[:8])}"
+def _others(schemas: Sequence[Any]) -> str:
+    """Overloads that may be named instead."""
+    names = [op_of(schema) for schema in schemas if not schema.is_mutable]
+    return f"; others are {', '.join(names[:8])}" if names else ""
 
 
 def _arguments(schema: Any, form: Mapping[str, Any]) -> dict[str, Any]:
@@ -198,7 +208,7 @@ def _tensor(form: Any, name: str, wants_grad: bool) -> TensorSpec:
     shape = _sizes(form["shape"], name)
     stride = _sizes(form["stride"], name) if "stride" in form else _contiguous(shape)
     if len(stride) != len(shape):
-        raise ValueError(f"{name} has as many strides as sizes")
+        raise ValueError(f"{name} is to have as many strides as sizes")
     dtype = DTYPES.get(form["dtype"]) if isinstance(form.get("dtype"), str) else _usual_dtype(name)
     if dtype is None or not isinstance(form.get("dtype", ""), str):
         raise ValueError(f"{name} has no dtype of torch")
@@ -215,7 +225,7 @@ def _usual_dtype(name: str) -> torch.dtype:
 
 def _sizes(form: Any, name: str) -> tuple[int, ...]:
     if not isinstance(form, list) or not all(type(size) is int and 0 <= size < LONGEST for size in form):
-        raise ValueError(f"{name} has sizes that are whole numbers")
+        raise ValueError(f"the sizes of {name} are to be whole numbers from 0")
     return tuple(form)
 
 
@@ -235,9 +245,13 @@ def _device(name: Any) -> torch.device:
 
 
 def _near(name: str) -> str:
-    packet = name.replace("::", ".").split(".")[-2 if name.count(".") > 1 else -1]
+    is_bare = name.isidentifier()
+    name = operator_name(_in_torch(name)).replace("::", ".")
+    packet = name.split(".")[-2 if name.count(".") > 1 else -1]
     hint = did_you_mean(packet, [other for other in dir(torch.ops.aten) if not other.startswith("__")], form="aten.{}")
-    return hint or f"those of a category are recorded by: opcapture --model opinfo:{packet[:40]}"
+    if hint or not is_bare:
+        return hint or "name it as in aten.add.Tensor or aten.mm"
+    return f"those of a category are recorded by: opcapture --model opinfo:{packet[:40]}"
 
 
 sources.register("operator")(OperatorSource())

@@ -14,7 +14,6 @@ from opgrip.replay.cases.cases import (
     ALL_EXCLUDED,
     NO_CALL_MATCHES_BOTH,
     NO_CALL_WITHIN,
-    NO_CALLS,
     Case,
     labeled_calls,
     no_match,
@@ -30,6 +29,7 @@ from opgrip.replay.operators.lookup import TRUSTED_EXTENSIONS
 from opgrip.traces import Trace
 from opgrip.traces.errors import UserError
 from opgrip.traces.records import Signature
+from opgrip.traces.unconverted import no_calls
 from opgrip.traces.values import Drawable
 
 UNIT = "unit"
@@ -61,7 +61,7 @@ def make_units(
     """
     calls = trace.own_calls
     if calls.empty:
-        raise UserError(*NO_CALLS)
+        raise no_calls(trace)
     facts = {signature.number: facts_of(signature) for signature in trace.signatures}
     if not len(trace.storages) and any(item.takes for item in facts.values()):
         raise UserError("the trace does not tell what flows between its calls", "capture it again")

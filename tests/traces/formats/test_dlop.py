@@ -111,12 +111,25 @@ def test_tensors_of_several_columns_are_one_argument(tmp_path: Path) -> None:
     ]
 
 
-def test_a_function_of_several_operators_is_counted_with_the_reason(tmp_path: Path) -> None:
-    (tmp_path / "normalize.json").write_text(json.dumps({"input": [[4, 8], [2, 2]], "p": [2, ""]}))
+def test_a_function_of_several_operators_is_the_calls_of_these(tmp_path: Path) -> None:
+    (tmp_path / "normalize.json").write_text(json.dumps({"input_size": [[4, 8], [2, 2], [3]], "p": [2, "", "two"]}))
     trace = load(tmp_path / "normalize.json")
+    assert list(trace.calls["op"][:4]) == [
+        "aten.linalg_vector_norm.default",
+        *("aten.clamp_min.default", "aten.expand.default", "aten.div.Tensor"),
+    ]
+    assert len(trace.calls) == 8
     assert trace.end is not None
     (dropped,) = trace.end.dropped
-    assert (dropped.op, dropped.count) == ("normalize", 2)
+    assert (dropped.op, dropped.count, dropped.reason) == ("normalize", 1, "p is no number")
+
+
+def test_a_class_of_several_operators_is_counted_with_the_reason(tmp_path: Path) -> None:
+    (tmp_path / "multivariate_normal.json").write_text(json.dumps({"loc": [[4, 8], [2, 2]], "p": [2, ""]}))
+    trace = load(tmp_path / "multivariate_normal.json")
+    assert trace.end is not None
+    (dropped,) = trace.end.dropped
+    assert (dropped.op, dropped.count) == ("multivariate_normal", 2)
     assert "several operators" in dropped.reason
 
 
@@ -126,8 +139,13 @@ def test_most_operators_of_the_real_files_become_calls() -> None:
     traces = {path.stem: load(path) for path in paths}
     assert [path for path in paths if format_of(path) != "dlop"] == []
     empty = [name for name, trace in traces.items() if trace.calls.empty]
-    assert empty == ["mhaf"]
+    assert empty == []
+    attention = traces.pop("mhaf")
+    assert attention.end is not None
+    assert not attention.end.dropped
+    assert sum(attention.calls["op"] == "aten.bmm.default") == 2 * 20
     rows = {path.stem: max(map(len, json.loads(path.read_bytes()).values())) for path in paths}
+    del rows["mhaf"]
     for name, trace in traces.items():
         assert trace.end is not None
         assert len(trace.calls) + sum(item.count for item in trace.end.dropped) == rows[name], name

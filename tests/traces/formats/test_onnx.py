@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -304,6 +306,32 @@ def test_sizes_beyond_memory_take_none(sizes: list[int], tmp_path: Path) -> None
     assert len(trace.calls) + sum(item.count for item in trace.end.dropped) == 2
 
 
+def test_dimensions_that_double_take_no_memory(tmp_path: Path) -> None:
+    nodes = [helper.make_node("Gather", [f"x{place}"] * 2, [f"x{place + 1}"]) for place in range(34)]
+    start = helper.make_tensor_value_info("x0", TensorProto.INT64, [2, 2])
+    path = tmp_path / "m.onnx"
+    onnx.save(helper.make_model(helper.make_graph(nodes, "g", [start], [])), path)
+    script = (
+        "import resource, sys; from opgrip.traces import load; load(sys.argv[1]); import onnx, torch;"
+        "taken = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize();"
+        "resource.setrlimit(resource.RLIMIT_AS, (taken + (1 << 29),) * 2); print(len(load(sys.argv[2]).calls))"
+    )
+    small = tmp_path / "small.onnx"
+    onnx.save(helper.make_model(helper.make_graph(nodes[:1], "g", [start], [])), small)
+    done = subprocess.run([sys.executable, "-c", script, small, path], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-500:]
+    assert 4 <= int(done.stdout) <= 7
+
+
+def test_tensors_of_more_dimensions_than_torch_has_are_named(tmp_path: Path) -> None:
+    node = helper.make_node("Relu", ["x"], ["y"])
+    start = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1] * 65)
+    onnx.save(helper.make_model(helper.make_graph([node], "g", [start], [])), tmp_path / "m.onnx")
+    trace = load(tmp_path / "m.onnx")
+    assert trace.end is not None
+    assert [item.reason for item in trace.end.dropped] == ["onnx infers no shape of what it takes"]
+
+
 def test_lists_that_double_take_no_memory(tmp_path: Path) -> None:
     x = helper.make_tensor_value_info("x", TensorProto.FLOAT, (2, 3))
     y = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
@@ -313,3 +341,49 @@ def test_lists_that_double_take_no_memory(tmp_path: Path) -> None:
     assert trace.calls["op"].value_counts()["aten.cat.default"] == 60
     assert trace.end is not None
     assert [item.op for item in trace.end.dropped] == ["Reshape"]
+
+
+def functions_of(bodies: dict[str, list[Any]], first: str) -> Any:
+    """A model that calls one of its own functions."""
+    imports = [helper.make_opsetid("", 17), helper.make_opsetid("own", 1)]
+    functions = [helper.make_function("own", name, ["a"], ["b"], body, imports) for name, body in bodies.items()]
+    value = helper.make_tensor_value_info("x", TensorProto.FLOAT, [2, 3])
+    result = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
+    graph = helper.make_graph([helper.make_node(first, ["x"], ["y"], domain="own")], "g", [value], [result])
+    return helper.make_model(graph, functions=functions, opset_imports=imports)
+
+
+def chained(op: str, times: int) -> list[Any]:
+    """Nodes of an own function, one on what the other gives."""
+    names = ["a", *(f"t{place}" for place in range(times - 1)), "b"]
+    return [helper.make_node(op, [names[at]], [names[at + 1]], domain="own") for at in range(times)]
+
+
+def test_functions_of_the_model_are_followed(tmp_path: Path) -> None:
+    inner = [helper.make_node("Relu", ["a"], ["t"]), helper.make_node("Exp", ["t"], ["b"])]
+    onnx.save(functions_of({"Inner": inner, "Outer": chained("Inner", 2)}, "Outer"), tmp_path / "a.onnx")
+    trace = load(tmp_path / "a.onnx")
+    assert list(trace.calls["op"]) == ["aten.relu.default", "aten.exp.default"] * 2
+    assert trace.end is not None
+    assert not trace.end.dropped
+
+
+@pytest.mark.parametrize(
+    ("bodies", "reason"),
+    [
+        ({"F0": chained("F0", 1)}, "one calls itself"),
+        ({"F0": chained("F1", 1), "F1": chained("F0", 1)}, "one calls itself"),
+        (
+            {f"F{at}": chained(f"F{at + 1}", 2) for at in range(40)}
+            | {"F40": [helper.make_node("Relu", ["a"], ["b"])]},
+            "more than 1,000,000 nodes",
+        ),
+    ],
+    ids=["itself", "each other", "doubling"],
+)
+def test_functions_without_end_are_not_followed(bodies: dict[str, list[Any]], reason: str, tmp_path: Path) -> None:
+    onnx.save(functions_of(bodies, "F0"), tmp_path / "a.onnx")
+    trace = load(tmp_path / "a.onnx")
+    assert reason in "".join(trace.header["defaults"])
+    assert trace.end is not None
+    assert [(item.op, item.reason) for item in trace.end.dropped] == [("own::F0", "no aten operator for it")]

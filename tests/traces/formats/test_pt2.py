@@ -191,8 +191,46 @@ def test_an_archive_without_a_program_is_refused(tmp_path: Path) -> None:
 def test_a_graph_that_grows_too_large_is_refused(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "a.pt2", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("a/models/model.json", b"[" + b" " * (64 << 20) + b"]")
-    with pytest.raises(UserError, match=r"is refused.*its graph has more than"):
+    with pytest.raises(UserError, match=r"is refused.*its graphs have more than"):
         load(tmp_path / "a.pt2")
+
+
+def test_a_graph_that_stands_in_the_archive_often_is_refused(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "a.pt2", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("models/a.json", b"{}")
+        archive.filelist += archive.infolist() * 1000
+    with pytest.raises(UserError, match="two graphs of its archive have one name"):
+        load(tmp_path / "a.pt2")
+
+
+@pytest.mark.parametrize("kind", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_a_graph_whose_compression_has_no_bound_is_refused(tmp_path: Path, kind: int) -> None:
+    with zipfile.ZipFile(tmp_path / "a.pt2", "w", kind) as archive:
+        archive.writestr("models/a.json", b"[" + b" " * (1 << 20) + b"]")
+    with pytest.raises(UserError, match="compressed otherwise"):
+        load(tmp_path / "a.pt2")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"inputs": [{"name": "self", "arg": {"as_float": 10**400}}]},
+        {"target": "torch.ops.higher_order.wrap", "inputs": 5},
+        {"target": "torch.ops.higher_order.wrap", "outputs": 5},
+        {"inputs": [{"name": "self", "arg": {"as_tensor": {"name": "many"}}}]},
+    ],
+)
+def test_a_node_that_cannot_be_read_is_counted(tmp_path: Path, change: dict[str, Any]) -> None:
+    graph = {"nodes": [], "inputs": [], "outputs": []}
+    node = {"target": "torch.ops.aten.relu.default", "inputs": [{"arg": {"as_graph": {"graph": graph}}}], "outputs": []}
+    steps = [{"as_int": 1}] * 65
+    many = {"dtype": 7, "sizes": steps, "strides": steps, "layout": 7, "device": {"type": "cpu"}}
+    program = {"graph_module": {"graph": {**graph, "nodes": [node | change], "tensor_values": {"many": many}}}}
+    with zipfile.ZipFile(tmp_path / "a.pt2", "w") as archive:
+        archive.writestr("models/a.json", json.dumps(program))
+    trace = load(tmp_path / "a.pt2")
+    assert trace.end is not None
+    assert [item.count for item in trace.end.dropped] == [1]
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -35,7 +36,7 @@ def test_operators_counts_shapes_and_settings_are_read(tmp_path: Path) -> None:
     )
     assert first.kwargs == {"alpha": -2}
     assert second.args[1] == 1e-06
-    assert third.kwargs == {"dtype": torch.float16, "layout": torch.strided, "device": "cuda"}
+    assert third.kwargs == {"dtype": torch.float16, "layout": torch.strided, "device": torch.device("cuda")}
     assert trace.header["converted_from"] == "tritonbench"
     assert trace.summary()["share"].tolist() == pytest.approx([4 / 6, 2 / 6])
 
@@ -83,11 +84,31 @@ def test_a_trace_of_ours_is_written_but_for_what_the_format_lacks(tmp_path: Path
         "((T([99999999999999999999999999], f32),), {})",
         "((), {**{}})x",
         "((torch.load,), {})",
+        # no decimal text of it can be written
+        "((0x" + "f" * 5000 + ",), {})",
+        "((-0x" + "f" * 5000 + ",), {})",
+        "(({0x" + "f" * 5000 + ": 1},), {})",
     ],
 )
 def test_what_is_no_call_is_refused_and_nothing_is_run(text: str) -> None:
     with pytest.raises(ValueError, match=r"cannot be read|is no|are no"):
         parse_call(text)
+
+
+COLLIDING = "{" + ", ".join(f"{key}: 1" for key in product((-1, -2), repeat=8)) + "},"
+"""Keys of one hash, since -1 and -2 have the same."""
+
+
+@pytest.mark.parametrize("items", ["0, " * 100_000, COLLIDING])
+def test_a_call_that_costs_its_reader_is_refused(items: str) -> None:
+    with pytest.raises(ValueError, match=r"too long|hashes collide"):
+        parse_call(f"(({items}), {{}})")
+
+
+def test_a_line_counts_no_more_calls_than_memory_has_room_for(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("Operator: aten.relu.default\ncnt: 9999999, ((T([4], f32),), {})\n")
+    with pytest.raises(UserError, match="counts more than 1,000,000 calls"):
+        list(TraceReader(tmp_path / "a.txt"))
 
 
 def test_a_file_that_counts_too_many_calls_is_refused(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ const views = {
   runs: ["Runs", runView, several],
   shapes: ["Shapes", shapes, okRows.length > 0],
   roofline: ["Roofline", roofline, okRows.some((row) => cell("flops", row) && cell("bytes_moved", row))],
+  corpus: ["Corpus", corpusView, Boolean(data.corpus)],
   launches: ["Launches", launches, data.traces.length > 0 || okRows.length > 0],
   longtail: ["Long tail", longtail, data.traces.some((trace) => trace.longtail.length)],
   timeline: ["Timeline", timeline, data.traces.length > 0],

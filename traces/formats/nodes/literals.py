@@ -7,6 +7,9 @@ from typing import Any
 
 from opgrip.traces.errors import FormatError
 
+MOST_TEXT = 1 << 20
+"""Characters of a list, of which each may cost half a KB of memory to parse."""
+
 
 def parse_list(text: str) -> list[Any]:
     """The list that a text stands for; empty for an empty text.
@@ -17,6 +20,8 @@ def parse_list(text: str) -> list[Any]:
     """
     if not text:
         return []
+    if len(text) > MOST_TEXT:
+        raise FormatError("values that are too long")
     try:
         value = _value(ast.parse(text.strip(), mode="eval").body)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:

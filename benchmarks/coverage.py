@@ -1,0 +1,117 @@
+"""Which models a capture and a replay are right for: of mmdet and mmseg each folder of configs, of transformers each
+architecture.
+
+Each is built with random weights, steps once natively, once under an independent mode that counts operators, once
+captured, once audited by torch's own record functions, and its trace is replayed. Held against each other: the bits of
+results and of the model's state, the operators one by one, the cases that are ok. Each trial is a process of its own.
+Some hours for all; what is done is kept in a file, and passed over the next time.
+
+    python benchmarks/coverage.py [--library mmdet] [--name 'dino*'] [--write docs/coverage.md]
+"""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
+from typing import Any
+
+from covering.subjects import LIBRARIES, RUNS, Subject, subjects
+from covering.table import page, print_summary
+from rich.console import Console
+
+TRIAL = Path(__file__).parent / "covering" / "trial.py"
+TIMEOUT_S = 900
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--library", action="append", choices=LIBRARIES, help="default: all that are installed")
+    parser.add_argument("--name", default="*", help="only configs' folders, or architectures, of such names")
+    parser.add_argument("--run", choices=RUNS, help="default: all")
+    parser.add_argument("--journal", type=Path, default=Path("build/coverage.jsonl"), help="default: %(default)s")
+    parser.add_argument("--again", action="store_true", help="try again what was not whole")
+    parser.add_argument("--jobs", type=int, default=1, help="trials at a time, of a thread each (default: %(default)s)")
+    parser.add_argument("--timeout", type=int, default=TIMEOUT_S, help="seconds a trial (default: %(default)s)")
+    parser.add_argument("--write", type=Path, help="the page that the table is written to")
+    args = parser.parse_args()
+    outcomes = read_journal(args.journal)
+    selected = [
+        subject
+        for subject in subjects(tuple(args.library or LIBRARIES))
+        if fnmatch.fnmatch(subject.name, args.name) and args.run in (None, subject.run)
+    ]
+    console = Console(stderr=True)
+    remaining = [
+        item for item in selected if item.key not in outcomes or (args.again and "failed" in outcomes[item.key])
+    ]
+    with ThreadPoolExecutor(args.jobs) as pool:
+        trials = [pool.submit(attempt, subject, args.timeout) for subject in remaining]
+        for number, trial in enumerate(as_completed(trials), 1):
+            outcome = trial.result()
+            append(args.journal, outcome)
+            reason = f"{outcome['failed']}: {outcome['reason']}" if "failed" in outcome else "replayed"
+            name = f"{outcome['library']}/{outcome['name']} {outcome['run']}"
+            console.print(f"{number}/{len(remaining)} {name}: {reason}", highlight=False, markup=False)
+    outcomes = read_journal(args.journal)
+    chosen = [outcomes[subject.key] for subject in selected if subject.key in outcomes]
+    print_summary(chosen)
+    if args.write is not None:
+        args.write.write_text(page(list(outcomes.values())), encoding="utf-8")
+
+
+def attempt(subject: Subject, timeout: int) -> dict[str, Any]:
+    """What came of a model: with the first size of images that it runs with."""
+    outcome: dict[str, Any] = {}
+    for size in subject.sizes or ("",):
+        about = {"model": subject.model, "run": subject.run, "size": size, "cfg_options": subject.cfg_options}
+        outcome = run_trial(about, timeout)
+        if outcome.get("failed") != "native":
+            break
+    names = {"library": subject.library, "name": subject.name, "run": subject.run, "model": Path(subject.model).name}
+    return {**names, "size": size, **outcome}
+
+
+def run_trial(about: dict[str, Any], timeout: int) -> dict[str, Any]:
+    """What one process says, or what became of it."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, str(TRIAL), json.dumps(about), folder]
+        # sums of one thread are the same each time
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        try:
+            process = subprocess.run(
+                command, capture_output=True, text=True, timeout=timeout, check=False, env=environment
+            )
+        except subprocess.TimeoutExpired:
+            return {"failed": "native", "reason": f"it takes more than {timeout} s"}
+    try:
+        outcome: dict[str, Any] = json.loads(process.stdout.splitlines()[-1])
+    except (IndexError, ValueError):
+        lines = process.stderr.splitlines() or [""]
+        return {"failed": "native", "reason": f"the process ended with status {process.returncode}: {lines[-1][:200]}"}
+    return outcome
+
+
+def read_journal(path: Path) -> dict[str, dict[str, Any]]:
+    """The last outcome of each model and run."""
+    lines: Sequence[str] = path.read_text(encoding="utf-8").splitlines() if path.exists() else ()
+    items = [json.loads(line) for line in lines]
+    return {f"{item['library']}/{item['name']} {item['run']}": item for item in items}
+
+
+def append(path: Path, outcome: dict[str, Any]) -> None:
+    """Keep an outcome."""
+    path.parent.mkdir(exist_ok=True)
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(outcome) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,98 @@
+"""The table of what came of each model, for a terminal and for the docs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+Outcome = dict[str, Any]
+
+HEADER = """\
+# Which models it is right for
+
+Written by `python benchmarks/coverage.py --write docs/coverage.md`, which says how. Models of one config of each folder
+that mmdet and mmseg carry, and of the architectures of transformers in a small size; random weights, one step, images
+of 160x160 where a model takes these and 320x320 else. *Whole* is a capture that has each operator that an independent
+mode counts as often as that, and whose results and model are bit for bit those of a step that nobody watched.
+*Replayed* is the share of its cases that are ok.
+
+"""
+
+
+def is_native(outcome: Outcome) -> bool:
+    """Whether the model runs by itself."""
+    return "native" in outcome
+
+
+def is_whole(outcome: Outcome) -> bool:
+    """Whether its capture has all that ran, and changed nothing."""
+    captured = outcome.get("captured")
+    if captured is None:
+        return False
+    is_complete = not (captured["missing"] or captured["surplus"] or captured["dropped"])
+    return is_complete and (captured["is_same"] or not outcome["counted"]["is_repeatable"])
+
+
+def print_summary(outcomes: Sequence[Outcome]) -> None:
+    """A line for each library and run."""
+    table = Table("library", "run", "models", "run natively", "captured whole", "98 % of cases ok", "cases", "ok")
+    for row in summary(outcomes):
+        table.add_row(*map(str, row))
+    Console().print(table)
+
+
+def summary(outcomes: Sequence[Outcome]) -> Iterator[tuple[object, ...]]:
+    """How many models of each library run, are captured whole, and replay."""
+    for library, run in dict.fromkeys((item["library"], item["run"]) for item in outcomes):
+        items = [item for item in outcomes if (item["library"], item["run"]) == (library, run)]
+        replayed = [item["replayed"] for item in items if "replayed" in item]
+        cases, ok = (sum(item[name] for item in replayed) for name in ("cases", "ok"))
+        native, whole = (sum(map(question, items)) for question in (is_native, is_whole))
+        good = sum(item["ok"] >= 0.98 * item["cases"] for item in replayed)
+        share = f"{100 * ok / cases:.2f} %" if cases else "-"
+        yield library, run, len(items), native, whole, good, f"{cases:,}", share
+
+
+def page(outcomes: Sequence[Outcome]) -> str:
+    """The page of the docs."""
+    lines = [HEADER]
+    lines += _markdown(
+        ("library", "run", "models", "run natively", "captured whole", "98 % of cases ok", "cases", "ok"),
+        summary(outcomes),
+    )
+    for library in dict.fromkeys(item["library"] for item in outcomes):
+        items = [item for item in outcomes if item["library"] == library]
+        lines += [f"\n## {library}\n\n"]
+        rows = (_row(item) for item in items)
+        lines += _markdown(("model", "run", "size", "calls", "whole", "replayed", "why not"), rows)
+    return "".join(lines)
+
+
+def _row(item: Outcome) -> tuple[object, ...]:
+    captured, replayed = item.get("captured"), item.get("replayed")
+    share = f"{replayed['ok']}/{replayed['cases']}" if replayed else "-"
+    whole = "-" if captured is None else "yes" if is_whole(item) else "no"
+    calls = f"{captured['calls']:,}" if captured else "-"
+    return item["name"], item["run"], item["size"] or "-", calls, whole, share, "; ".join(_reasons(item))
+
+
+def _reasons(item: Outcome) -> Iterator[str]:
+    if "failed" in item:
+        yield f"{item['failed']}: {item['reason'][:160]}"
+    captured = item.get("captured", {})
+    for word in ("missing", "surplus"):
+        if captured.get(word):
+            yield f"{word} " + ", ".join(f"{op} {count}" for op, count in captured[word].items())
+    if captured and not captured["is_same"]:
+        yield "results differ" if item["counted"]["is_repeatable"] else "results differ from run to run by themselves"
+    if item.get("audited", {}).get("unexplained"):
+        yield "audit: " + ", ".join(item["audited"]["unexplained"])
+    yield from (reason[:160] for reason in item.get("replayed", {}).get("reasons", {}))
+
+
+def _markdown(names: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
+    cells = [names, ["---"] * len(names), *rows]
+    return [f"| {' | '.join(str(cell).replace('|', chr(92) + '|') for cell in row)} |\n" for row in cells]

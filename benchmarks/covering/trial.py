@@ -1,0 +1,172 @@
+"""Tries one model in one run in this process, and prints what came of it as JSON.
+
+python benchmarks/covering/trial.py '{"model": "fcos_r50_fpn_1x_coco.py", "run": "train", "size": "160x160"}' FOLDER
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import sys
+from collections import Counter
+from collections.abc import Callable
+from contextlib import redirect_stdout
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from opgrip.capture import Capture
+from opgrip.capture.audit import audit
+from opgrip.capture.models import load_program
+from opgrip.capture.program import ModelOptions, Program
+from opgrip.replay import replay
+from opgrip.traces import load
+from opgrip.traces.option_types import image_size
+from opgrip.traces.records import OPERATOR
+
+REASONS = 3
+"""How many reasons of cases that are not ok are told."""
+
+
+class Counting(TorchDispatchMode):
+    """Counts operators, and knows nothing of opgrip."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.counts[str(func)] += 1
+        return func(*args, **(kwargs or {}))
+
+
+class Trial:
+    """A model that is built anew for each of its steps, with the same weights, inputs and random numbers."""
+
+    def __init__(self, about: dict[str, Any], folder: Path) -> None:
+        size = about.get("size")
+        self._options = ModelOptions(
+            run=about["run"],
+            input_size=image_size(size) if size else None,
+            cfg_options=tuple(about.get("cfg_options", ())),
+        )
+        self._model = about["model"]
+        self._trace = folder / "trace.jsonl.zst"
+
+    def run(self) -> dict[str, Any]:
+        """What came of it: of a stage that failed, why; later ones are not tried then."""
+        outcome: dict[str, Any] = {}
+        for stage in (self._native, self._counted, self._captured, self._audited, self._replayed):
+            began = perf_counter()
+            name = stage.__name__.lstrip("_")
+            try:
+                outcome[name] = stage(outcome)
+            except Exception as error:
+                outcome["failed"] = name
+                outcome["reason"] = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+                break
+            outcome[name]["seconds"] = round(perf_counter() - began, 2)
+        return outcome
+
+    def _native(self, outcome: dict[str, Any]) -> dict[str, Any]:
+        step, digest = self._prepared()
+        began = perf_counter()
+        results = step()
+        return {"step_s": round(perf_counter() - began, 3), "digest": digest(results)}
+
+    def _counted(self, outcome: dict[str, Any]) -> dict[str, Any]:
+        """Operators that an independent mode sees; and whether two native runs agree at all."""
+        step, digest = self._prepared()
+        with Counting() as mode:
+            results = step()
+        self._counts = mode.counts
+        return {"calls": mode.counts.total(), "is_repeatable": digest(results) == outcome["native"]["digest"]}
+
+    def _captured(self, outcome: dict[str, Any]) -> dict[str, Any]:
+        step, digest = self._prepared()
+        with Capture(self._trace, model=self._program.model, force=True) as capture:
+            results = step()
+        if capture.problem is not None:
+            raise RuntimeError(capture.problem)
+        calls = load(self._trace, unbounded=True).calls
+        operators = Counter(calls["op"][calls["kind"] == OPERATOR])
+        return {
+            "calls": operators.total(),
+            "missing": dict((self._counts - operators).most_common(REASONS)),
+            "surplus": dict((operators - self._counts).most_common(REASONS)),
+            "dropped": capture.dropped,
+            "is_same": digest(results) == outcome["native"]["digest"],
+        }
+
+    def _audited(self, outcome: dict[str, Any]) -> dict[str, Any]:
+        step, _ = self._prepared()
+        differences = [item for item in audit(self._trace, step) if item.explained is None]
+        return {"unexplained": {item.op: [item.torch_calls, item.trace_calls] for item in differences[:REASONS]}}
+
+    def _replayed(self, outcome: dict[str, Any]) -> dict[str, Any]:
+        frame = replay(self._trace, iterations=1, warmup=0).frame
+        statuses = Counter(frame["status"])
+        bad = frame[frame["status"] != "ok"]
+        reasons = Counter(f"{op}: {error}" for op, error in zip(bad["op"], bad["error"], strict=True))
+        return {"cases": len(frame), "ok": statuses["ok"], "reasons": dict(reasons.most_common(REASONS))}
+
+    def _prepared(self) -> tuple[Callable[[], Any], Callable[[Any], str]]:
+        """A step that has not run yet, and what tells its results from others."""
+        seed()
+        self._program = program = load_program(self._model, self._options)
+        inputs = program.inputs()
+        seed()
+        return lambda: program.step(inputs), lambda results: digest_of(results, program)
+
+
+def seed() -> None:
+    """The same random numbers from here on."""
+    random.seed(0)
+    np.random.seed(0)
+    torch.manual_seed(0)
+
+
+def digest_of(results: Any, program: Program) -> str:
+    """A hash of the bits of what a step gave, and of the model's state after it."""
+    digest = hashlib.blake2b(digest_size=16)
+    seen: set[int] = set()
+
+    def add(item: Any) -> None:
+        if isinstance(item, torch.Tensor):
+            item = item.detach().cpu()
+            digest.update(f"{item.dtype}{tuple(item.shape)}".encode())
+            digest.update(item.contiguous().flatten().view(torch.uint8).numpy().tobytes() if item.numel() else b"")
+        elif isinstance(item, np.ndarray):
+            digest.update(item.tobytes() if item.dtype != object else repr(item.tolist()).encode())
+        elif isinstance(item, str | bytes | int | float | complex | bool | None):
+            digest.update(repr(item).encode())
+        elif id(item) not in seen:
+            seen.add(id(item))
+            parts = item.items() if isinstance(item, dict) else getattr(item, "__dict__", {}).items()
+            for name, value in sorted(parts, key=lambda pair: str(pair[0])):
+                digest.update(str(name).encode())
+                add(value)
+            for value in item if isinstance(item, list | tuple) else ():
+                add(value)
+
+    add(results)
+    add(dict(program.model.state_dict()))
+    return digest.hexdigest()
+
+
+def main() -> None:
+    # what models print is not what was asked for
+    with redirect_stdout(sys.stderr):
+        outcome = Trial(json.loads(sys.argv[1]), Path(sys.argv[2])).run()
+    print(json.dumps(outcome))
+
+
+if __name__ == "__main__":
+    os.environ["OPGRIP_STORE"] = ""
+    main()

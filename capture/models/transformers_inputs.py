@@ -1,0 +1,223 @@
+"""Made-up inputs for models of transformers, by what their `forward` takes and what their configs say."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from opgrip.capture.models.transformers_labels import make_labels
+from opgrip.capture.program import GENERATE, PREDICT, ModelOptions
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+BATCH_SIZE = 1
+SEQUENCE_LENGTH = 128
+IMAGE_SIZE = 224
+SAMPLES = 16000
+"""Of a sound: a second at the rate that speech models hear."""
+FRAMES = 100
+"""Of a sound that comes as features: a second of those of 10 ms."""
+VIDEO_FRAMES = 8
+POINTS = 2
+PLACES_OF_IMAGES = ("image_token_id", "image_token_index")
+"""Settings of the word that stands where a text has an image."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What inputs are made for.
+
+    Attributes
+    ----------
+    parameters : names of what `forward` takes
+    batch, sequence : number of examples, and of tokens in a text
+    size : height and width of images in pixels
+    """
+
+    model: Any
+    config: Any
+    parameters: frozenset[str]
+    batch: int
+    sequence: int
+    size: tuple[int, int]
+
+
+def make_inputs(model: Any, options: ModelOptions) -> dict[str, Any]:
+    """Inputs of one step, by the names that `forward` has for them; with labels where a loss is asked for."""
+    import torch
+    from torch.utils._pytree import tree_map
+
+    request = _request(model, options)
+    inputs: dict[str, Any] = {}
+    for name, maker in _MAKERS.items():
+        if name in request.parameters and (value := maker(request)) is not None:
+            inputs[name] = value
+    if options.run == GENERATE:
+        # the text that an encoder-decoder writes is begun by `generate`
+        for name in ("decoder_input_ids", "decoder_attention_mask"):
+            inputs.pop(name, None)
+    elif options.run != PREDICT:
+        inputs |= make_labels(model, request.parameters, inputs)
+    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+    moved: dict[str, Any] = tree_map(lambda value: value.to(device) if hasattr(value, "to") else value, inputs)
+    return moved
+
+
+def _request(model: Any, options: ModelOptions) -> Request:
+    config = model.config
+    # a text has to fit the positions that a model knows
+    most = min(_settings(config.get_text_config(), "max_position_embeddings", "n_positions"), default=SEQUENCE_LENGTH)
+    return Request(
+        model=model,
+        config=config,
+        parameters=frozenset(inspect.signature(model.forward).parameters),
+        batch=options.batch_size or BATCH_SIZE,
+        sequence=options.sequence_length or min(SEQUENCE_LENGTH, most),
+        size=options.input_size or _image_size(config),
+    )
+
+
+def _settings(config: Any, *names: str) -> Iterator[int]:
+    """Whole numbers that a config, or those within it, has under one of these names; the outermost first."""
+    for name in names:
+        value = getattr(config, name, None)
+        if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+            yield value
+    for name in getattr(config, "sub_configs", {}):
+        if (inner := getattr(config, name, None)) is not None:
+            yield from _settings(inner, *names)
+
+
+def _image_size(config: Any) -> tuple[int, int]:
+    for part in (config, *(getattr(config, name, None) for name in getattr(config, "sub_configs", {}))):
+        value = getattr(part, "image_size", None)
+        if isinstance(value, int):
+            return value, value
+        if isinstance(value, list | tuple) and len(value) == 2:
+            return value[0], value[1]
+        if isinstance(value, Mapping) and {"height", "width"} <= value.keys():
+            return value["height"], value["width"]
+    return IMAGE_SIZE, IMAGE_SIZE
+
+
+def _texts(config: Any, *shape: int) -> Tensor:
+    import torch
+
+    words = next(_settings(config, "vocab_size"), 2)
+    texts = torch.randint(0, words, shape)
+    special = _special_tokens(config)
+    ordinary = next(word for word in range(words - 1, -1, -1) if word not in special or word == 0)
+    for word in special:
+        texts[texts == word] = ordinary
+    return texts
+
+
+def _special_tokens(config: Any) -> set[int]:
+    """Tokens that mean something to a model, as padding or the place of an image."""
+    values = config.to_dict()
+    names = [name for name in values if name.endswith(("_token_id", "_token_index"))]
+    return {values[name] for name in names if type(values[name]) is int}
+
+
+def _input_ids(request: Request) -> Tensor:
+    shape = (request.batch, request.sequence)
+    if type(request.model).__name__.endswith("ForMultipleChoice"):
+        return _texts(request.config.get_text_config(), request.batch, 2, request.sequence)
+    return _texts(request.config.get_text_config(), *shape)
+
+
+def _attention_mask(request: Request) -> Tensor | None:
+    import torch
+
+    if "input_ids" not in request.parameters:
+        return None
+    return torch.ones_like(_input_ids(request))
+
+
+def _decoder_input_ids(request: Request) -> Tensor:
+    return _texts(request.config.get_text_config(decoder=True), request.batch, request.sequence)
+
+
+def _pixel_values(request: Request) -> Tensor | None:
+    import torch
+
+    if "input_ids" in request.parameters and any(hasattr(request.config, name) for name in PLACES_OF_IMAGES):
+        # an image's features take the places of such words, as many as the model's processor counts: texts alone
+        return None
+    channels = next(_settings(request.config, "num_channels", "in_channels", "in_chans"), 3)
+    frames = next(_settings(request.config, "num_frames"), VIDEO_FRAMES)
+    video = type(request.model).__name__.endswith("ForVideoClassification")
+    return torch.randn(request.batch, *((frames,) if video else ()), channels, *request.size)
+
+
+def _pixel_values_videos(request: Request) -> Tensor | None:
+    import torch
+
+    if "pixel_values" in request.parameters:
+        return None
+    frames = next(_settings(request.config, "num_frames", "frames_per_clip"), VIDEO_FRAMES)
+    return torch.randn(request.batch, frames, 3, *request.size)
+
+
+def _input_values(request: Request) -> Tensor:
+    import torch
+
+    bins = next(_settings(request.config, "num_mel_bins"), None)
+    frames = next(_settings(request.config, "max_length"), None)
+    if bins is not None and frames is not None and request.model.config.model_type == "audio-spectrogram-transformer":
+        return torch.randn(request.batch, frames, bins)
+    return torch.randn(request.batch, SAMPLES)
+
+
+def _input_features(request: Request) -> Tensor:
+    import torch
+
+    config = request.config
+    bins = next(_settings(config, "num_mel_bins", "input_feat_per_channel", "feature_projection_input_dim"), 80)
+    positions = next(_settings(config, "max_source_positions"), None)
+    if positions is not None and hasattr(config, "num_mel_bins"):
+        # the encoder's second convolution halves the frames
+        return torch.randn(request.batch, bins, 2 * positions)
+    return torch.randn(request.batch, FRAMES, bins)
+
+
+def _bbox(request: Request) -> Tensor:
+    import torch
+
+    most = next(_settings(request.config, "max_2d_position_embeddings"), 1001)
+    corners = torch.randint(0, most // 2, (request.batch, request.sequence, 2))
+    return torch.cat([corners, corners + torch.randint(1, most // 2 - 1, corners.shape)], dim=-1)
+
+
+def _input_points(request: Request) -> Tensor:
+    import torch
+
+    return torch.rand(request.batch, 1, POINTS, 2) * torch.tensor(request.size[::-1])
+
+
+def _bool_masked_pos(request: Request) -> Tensor | None:
+    import torch
+
+    if not type(request.model).__name__.endswith("ForMaskedImageModeling"):
+        return None
+    patch = next(_settings(request.config, "patch_size"), 16)
+    patches = (request.size[0] // patch) * (request.size[1] // patch)
+    return torch.rand(request.batch, patches) < 0.4
+
+
+_MAKERS: dict[str, Callable[[Request], Any]] = {
+    "input_ids": _input_ids,
+    "attention_mask": _attention_mask,
+    "decoder_input_ids": _decoder_input_ids,
+    "pixel_values": _pixel_values,
+    "pixel_values_videos": _pixel_values_videos,
+    "input_values": _input_values,
+    "input_features": _input_features,
+    "bbox": _bbox,
+    "input_points": _input_points,
+    "bool_masked_pos": _bool_masked_pos,
+}
+"""What is made for each parameter of a `forward`; what it may also take is left to its default."""

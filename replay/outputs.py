@@ -1,0 +1,57 @@
+"""Whether results can be written as a command line asks for, seen before any case runs."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from opgrip.replay.analyses import analyses
+from opgrip.replay.options import Output
+from opgrip.replay.reports import report_for
+from opgrip.replay.workers.journal import journal_path
+from opgrip.traces.errors import UserError
+from opgrip.traces.extras import needed
+from opgrip.traces.options import flag_of, from_arguments, words_in
+from opgrip.traces.output import check_writable
+
+
+def check_output(output: Output, args: argparse.Namespace) -> None:
+    """Raise `UserError` where the results cannot be written as they are asked for."""
+    path = output.output
+    if path is None:
+        if output.append:
+            raise UserError("--append needs to know what it adds to", "name the file with --output")
+        return
+    if output.list:
+        raise UserError("--list runs no case and writes no results", "leave out --output")
+    report = report_for(path)
+    analysis = analyses.get(report.needs)
+    if analysis is not None and not analysis.is_requested(from_arguments(analysis.options, args)):
+        flag = flag_of(words_in(analysis.options)[0])
+        hint = "end its name in .json" if args.sequence else f"add {flag}, or end its name in .json"
+        raise UserError(f"{path} shows what {flag} finds", hint)
+    if output.append and report.read is None:
+        raise UserError(f"rows cannot be added to {path}", "write .json or .csv")
+    if report.package:
+        needed(*report.package)
+    check_writable(path, output.may_replace)
+
+
+def is_completed(output: Output) -> bool:
+    """Whether there are results and nothing to go on with.
+
+    Raises
+    ------
+    UserError : where nothing says what to go on with
+    """
+    if not output.resume:
+        return False
+    if output.output is None:
+        raise UserError("--resume needs to know what it goes on with", "name the file with --output")
+    remains = journal_path(output.output), parts_folder(output.output)
+    return output.output.exists() and not any(path.exists() for path in remains) and not output.append
+
+
+def parts_folder(output: Path) -> Path:
+    """Where the rows of each of several traces are kept until the results of all are whole."""
+    return output.with_name(f"{output.name}.parts")

@@ -1,0 +1,28 @@
+"""One number for a device or a compiler: how fast it runs what models run, beside a baseline's results."""
+
+from opgrip.replay.scoring.baselines import (
+    Baseline,
+    BaselineCase,
+    BaselineTrace,
+    baseline_of,
+    read_baselines,
+    write_baseline,
+)
+from opgrip.replay.scoring.distilled import distilled_scores
+from opgrip.replay.scoring.scores import ModelScore, Score, TraceScore, score_of
+from opgrip.replay.scoring.table import print_scores
+
+__all__ = [
+    "Baseline",
+    "BaselineCase",
+    "BaselineTrace",
+    "ModelScore",
+    "Score",
+    "TraceScore",
+    "baseline_of",
+    "distilled_scores",
+    "print_scores",
+    "read_baselines",
+    "score_of",
+    "write_baseline",
+]

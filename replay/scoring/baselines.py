@@ -1,0 +1,228 @@
+"""What results are held against: times of each case of each trace on one machine, as a small file.
+
+::
+
+    {"format": 1, "machine": {...}, "traces": {"NAME": {"model": ..., "trace_hash": ..., "cases": [
+        ["<key>", <count>, <median_us>, <deviation of its logarithm>], ...]}}}
+
+A case without a time there has null in its place.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+from opgrip.replay.cases.ways import FORWARD
+from opgrip.replay.measuring.origins import Origin, origin_of
+from opgrip.replay.measuring.results import OK, SKIPPED, Result
+from opgrip.replay.modes import EAGER
+from opgrip.replay.outcome import Results
+from opgrip.replay.scoring.spread import deviation_of
+from opgrip.traces.errors import UserError
+from opgrip.traces.limits import check_nesting
+from opgrip.traces.output import whole_file
+from opgrip.traces.streams import Damage, compress_to, read_chunks
+from opgrip.traces.zoo import manifest
+
+FORMAT = 1
+SHIPPED = ("baseline.json.zst", "baseline.json")
+"""Beside the manifest's code: the baseline of the zoo."""
+MOST_BYTES = 1 << 28
+"""Of a baseline: a hundred traces have some five."""
+OF_MACHINE = ("machine", "processor", "processors", "threads", "system", "python", "versions")
+"""What a baseline keeps of the environment of its results."""
+Key = tuple[str, int]
+"""A case's key, and its place among those of its trace that are called alike."""
+
+
+@dataclass(frozen=True, slots=True)
+class BaselineCase:
+    """A case there.
+
+    Attributes
+    ----------
+    count : calls in the program
+    median_us : None where it was not ok
+    deviation : standard deviation of the logarithm of the median
+    """
+
+    count: int
+    median_us: float | None
+    deviation: float = 0.0
+
+    @property
+    def total_us(self) -> float:
+        """Of all its calls."""
+        return self.count * (self.median_us or 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class BaselineTrace:
+    """A trace there.
+
+    Attributes
+    ----------
+    trace_hash : of the file
+    """
+
+    origin: Origin
+    trace_hash: str
+    cases: Mapping[Key, BaselineCase]
+
+    @property
+    def total_us(self) -> float:
+        """Predicted time of its program: of all its calls."""
+        return sum(case.total_us for case in self.cases.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Baseline:
+    """Times of a machine.
+
+    Attributes
+    ----------
+    about : the machine, the device and versions
+    """
+
+    about: Mapping[str, Any] = field(default_factory=dict)
+    traces: Mapping[str, BaselineTrace] = field(default_factory=dict)
+
+    @property
+    def machine(self) -> str:
+        """In a few words."""
+        about = self.about
+        parts = (about.get("processor") or about.get("machine"), about.get("device"), _torch(about))
+        threads = f"{about['threads']} threads" if "threads" in about else None
+        return ", ".join(str(part) for part in (*parts, threads) if part) or "a machine that it does not name"
+
+
+def _torch(about: Mapping[str, Any]) -> str | None:
+    return f"torch {about['torch']}" if "torch" in about else None
+
+
+def keyed(rows: Iterable[Result]) -> Iterator[tuple[Key, Result]]:
+    """Rows of one trace and way with what joins them with those of other runs."""
+    seen: Counter[str] = Counter()
+    for row in rows:
+        name = row.key or f"{row.op} {row.shapes}"
+        yield (name, seen[name]), row
+        seen[name] += 1
+
+
+def baseline_of(results: Results) -> Baseline:
+    """What results of several traces say as a baseline: their rows under eager, as they were recorded.
+
+    Raises
+    ------
+    UserError : where they have no such rows
+    """
+    rows_of: dict[str, list[Result]] = {}
+    for row in results:
+        if row.trace and is_plain(row) and row.status != SKIPPED:
+            rows_of.setdefault(row.trace, []).append(row)
+    if not rows_of:
+        problem = "these results have no rows of several traces, run as they were recorded"
+        raise UserError(problem, "make some with opreplay zoo -o results.parquet")
+    facts = results.header.get("traces") or {}
+    traces = {}
+    for name, rows in rows_of.items():
+        about = facts.get(name)
+        trace_hash = about.get("trace_hash") if isinstance(about, Mapping) else None
+        cases = {key: _case(row) for key, row in keyed(rows)}
+        traces[name] = BaselineTrace(origin_of(rows[0]), str(trace_hash or ""), cases)
+    header, environment = results.header, results.header.get("environment", {})
+    about = {name: environment[name] for name in OF_MACHINE if name in environment}
+    about |= {name: header[name] for name in ("time", "torch", "device", "accelerator") if name in header}
+    return Baseline(about, traces)
+
+
+def is_plain(row: Result) -> bool:
+    """Whether a row is of a case as it was recorded: eager, on the usual threads, batch, values and caches."""
+    return row.mode == EAGER and row.direction == FORWARD and not row.variant
+
+
+def _case(row: Result) -> BaselineCase:
+    is_timed = row.status == OK and row.median_us is not None
+    return BaselineCase(row.count, row.median_us if is_timed else None, deviation_of(row) if is_timed else 0.0)
+
+
+def read_baselines(path: Path | None = None) -> Baseline:
+    """A baseline of a file; of none, the one that ships, which is empty where none does.
+
+    Raises
+    ------
+    UserError : where the file cannot be read or is none
+    """
+    if path is None:
+        folder = Path(manifest.__file__).parent
+        path = next((folder / name for name in SHIPPED if (folder / name).is_file()), None)
+    return Baseline() if path is None else _read(path)
+
+
+def write_baseline(baseline: Baseline, path: Path, force: bool = False) -> None:
+    """Write a baseline; a name that ends in `.zst` or `.gz` compresses it."""
+    traces = {
+        name: {
+            **{key: value for key, value in trace.origin.plain().items() if key != "trace" and value},
+            "trace_hash": trace.trace_hash,
+            "cases": [
+                [key, case.count, _digits(case.median_us), _digits(case.deviation, 2)]
+                for (key, _), case in trace.cases.items()
+            ],
+        }
+        for name, trace in baseline.traces.items()
+    }
+    document = {"format": FORMAT, "about": baseline.about, "traces": traces}
+    lines = json.dumps(document, separators=(",", ":")).replace('"cases":[[', '"cases":[\n[').replace("],[", "],\n[")
+    with whole_file(path, force) as file:
+        sink = compress_to(file, path.name)
+        sink.write(lines.encode() + b"\n")
+        if sink is not file:
+            sink.flush()
+            sink.close()
+
+
+def _digits(value: float | None, digits: int = 5) -> float | None:
+    return None if value is None else float(f"{value:.{digits}g}")
+
+
+def _read(path: Path) -> Baseline:
+    try:
+        content = b""
+        for chunk in read_chunks(path):
+            content += chunk
+            if len(content) > MOST_BYTES:
+                raise UserError(f"{path} is larger than a baseline is", "write one with opgrip zoo baseline")
+        document = json.loads(content)
+        check_nesting(content, document)
+        if document["format"] > FORMAT:
+            raise UserError(f"{path} is of a newer opgrip", "install that")
+        traces = {str(name): _trace(str(name), plain) for name, plain in document["traces"].items()}
+        return Baseline(dict(document.get("about") or {}), traces)
+    except (Damage, ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
+        raise UserError(f"{path} is no baseline", "write one with opgrip zoo baseline") from error
+
+
+def _trace(name: str, plain: Mapping[str, Any]) -> BaselineTrace:
+    words = {key: str(plain.get(key) or "") for key in ("run", "library", "family")}
+    seen: Counter[str] = Counter()
+    cases: dict[Key, BaselineCase] = {}
+    for key, count, median_us, deviation in plain["cases"]:
+        cases[str(key), seen[str(key)]] = _read_case(count, median_us, deviation)
+        seen[str(key)] += 1
+    return BaselineTrace(Origin(name, str(plain.get("model") or name), **words), str(plain.get("trace_hash")), cases)
+
+
+def _read_case(count: Any, median_us: Any, deviation: Any) -> BaselineCase:
+    numbers: Sequence[Any] = [count, deviation or 0.0, 0.0 if median_us is None else median_us]
+    if any(isinstance(item, bool) or not isinstance(item, int | float) for item in numbers):
+        raise ValueError("no number")
+    if any(not isfinite(item) or not 0 <= item < 1e15 for item in numbers):
+        raise ValueError("a number that no time has")
+    return BaselineCase(int(count), None if median_us is None else float(median_us), float(deviation or 0.0))

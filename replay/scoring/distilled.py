@@ -1,0 +1,143 @@
+"""What the few cases that stand for many models say of each: its time, and the score."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import fsum, isfinite
+from statistics import median
+from typing import IO, Any
+
+from opgrip.replay.measuring.origins import Origin
+from opgrip.replay.measuring.results import OK, SKIPPED, Result
+from opgrip.replay.outcome import Results
+from opgrip.replay.scoring.baselines import is_plain
+from opgrip.replay.scoring.scores import Score, TraceScore, score_traces, way_of
+from opgrip.replay.scoring.spread import deviation_of, of_sum
+from opgrip.traces.command import printable
+from opgrip.traces.corpus.corpus import Corpus
+from opgrip.traces.corpus.distill import FIELD, Distilled
+from opgrip.traces.errors import UserError
+from opgrip.traces.tables import TableColumn, print_table
+from opgrip.traces.terminal import print_line
+
+Times = Mapping[tuple[str, str], float]
+"""In us, by trace and key."""
+HELD = 0.1
+"""Relative error that is held."""
+
+
+def times_of(results: Results) -> Times:
+    """The times of results of several traces, of cases as they were recorded; the median of those that are alike."""
+    times: dict[tuple[str, str], list[float]] = {}
+    for row in results:
+        if is_plain_but_threads(row) and row.status == OK and row.median_us and row.key:
+            times.setdefault((row.trace, row.key), []).append(row.median_us)
+    return {pair: median(values) for pair, values in times.items()}
+
+
+def is_plain_but_threads(row: Result) -> bool:
+    """Whether a row is of a case as it was recorded, on whatever threads and caches there are."""
+    return is_plain(row) or (row.mode == "eager" and row.direction == "forward" and row.batch_scale == row.streams == 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A trace whose time is known, and what the distilled cases say of it."""
+
+    trace: str
+    real_us: float
+    predicted_us: float
+
+    @property
+    def error(self) -> float:
+        """Relative; below 0 where too little is predicted."""
+        return self.predicted_us / self.real_us - 1
+
+
+def check_of(corpus: Corpus, distilled: Distilled, times: Times) -> list[Check]:
+    """Hold what is predicted of each trace against the sum of its cases' times in another replay."""
+    of_key: dict[str, list[float]] = {}
+    for (_, key), time in times.items():
+        of_key.setdefault(key, []).append(time)
+    chosen = {key: median(of_key[key]) for key in distilled.keys if key in of_key}
+    checks = []
+    for name, rows in corpus.frame.groupby("trace", sort=False):
+        timed = [(count, times.get((str(name), key)), us) for count, key, us in _columns(rows)]
+        known_us = fsum(count * us for count, time, us in timed if time is not None)
+        real_us = fsum(count * time for count, time, _ in timed if time is not None)
+        whole_us = fsum(count * us for count, _, us in timed)
+        predicted_us = distilled.predicted_us(str(name), chosen)
+        if real_us > 0 and isfinite(predicted_us):
+            # of cases that have no time there, nothing can be held
+            checks.append(Check(str(name), real_us, predicted_us * known_us / whole_us))
+    return checks
+
+
+def _columns(rows: Any) -> Any:
+    return zip(rows["count"].tolist(), rows["key"].tolist(), rows["median_us"].tolist(), strict=True)
+
+
+def print_check(checks: Sequence[Check], file: IO[str]) -> None:
+    """Print a line a trace, and how many are held."""
+    columns = [
+        TableColumn("trace", [printable(item.trace) for item in checks], is_number=False),
+        TableColumn("real ms", [f"{item.real_us / 1e3:,.2f}" for item in checks]),
+        TableColumn("predicted ms", [f"{item.predicted_us / 1e3:,.2f}" for item in checks]),
+        TableColumn("error", [f"{item.error:+.1%}" for item in checks]),
+    ]
+    if checks:
+        print_table(columns, file)
+    held = sum(abs(item.error) <= HELD for item in checks)
+    print_line(f"{held} of {len(checks)} traces are predicted within {HELD:.0%}", file)
+
+
+def distilled_scores(results: Results) -> list[Score]:
+    """The score of each way in which distilled cases were run; none where the results are of no distilled trace.
+
+    Raises
+    ------
+    UserError : where the trace, which may be a stranger's, does not say what its cases stand for
+    """
+    field = results.header.get(FIELD)
+    if field is None:
+        return []
+    try:
+        return _scores(results, field)
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError, ZeroDivisionError) as error:
+        raise UserError("the trace does not say what its cases stand for", "write it again with distill") from error
+
+
+def _scores(results: Results, field: Mapping[str, Any]) -> list[Score]:
+    ways: dict[str, dict[str, Result]] = {}
+    for row in results:
+        if row.direction == "forward" and row.batch_scale == 1 and row.streams == 1:
+            ways.setdefault(way_of(row), {}).setdefault(row.key, row)
+    return [
+        score_traces(way, [_trace(name, about, field["keys"], rows) for name, about in field["traces"].items()], BASE)
+        for way, rows in ways.items()
+    ]
+
+
+BASE = "the times that the distilled cases have in their trace"
+
+
+def _trace(name: str, about: Mapping[str, Any], keys: Sequence[str], rows: Mapping[str, Result]) -> TraceScore:
+    """A trace of which each case stands for some time; times are those of the rows' captured ones."""
+    words = {word: str(about.get(word) or "") for word in ("run", "library", "family")}
+    origin = Origin(name, str(about.get("model") or name), **words)
+    weights = [(rows.get(keys[place]), us) for place, us in zip(about["cases"], about["us"], strict=True)]
+    pairs = [(row, us) for row, us in weights if row is not None and row.status != SKIPPED and row.captured_us]
+    ok = [(row, us, us * row.median_us / row.captured_us) for row, us in pairs if row.status == OK and row.median_us]
+    return TraceScore(
+        origin,
+        Counter(row.status for row, _ in pairs),
+        fsum(time for _, _, time in ok),
+        len(ok),
+        base_us=fsum(us for _, us in pairs),
+        ok_base_us=fsum(us for _, us, _ in ok),
+        ok_us=fsum(time for _, _, time in ok),
+        uncertainty=of_sum((time, row.median_us or 0.0, deviation_of(row)) for row, _, time in ok),
+        problem="" if pairs else "none of its cases was replayed",
+    )

@@ -1,0 +1,322 @@
+"""The score: how many times as fast as a baseline a device, or a compiler on it, runs what models run.
+
+docs/benchmark.md has the rules; each step of them is a function here.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import exp, fsum, log
+
+import numpy as np
+
+from opgrip.replay.cases.ways import FORWARD
+from opgrip.replay.measuring.origins import Origin, origin_of
+from opgrip.replay.measuring.results import OK, SKIPPED, WRONG, Result
+from opgrip.replay.outcome import Results
+from opgrip.replay.scoring.baselines import Baseline, BaselineCase, BaselineTrace, keyed
+from opgrip.replay.scoring.spread import Uncertainty, deviation_of, of_mean, of_ratio, of_sum
+
+CHARGE = 2.0
+"""Times the baseline's time, or what this machine would take at its pace, that a case costs which is not ok."""
+WHOLE = 0.95
+"""Share of the baseline's time below which a score is partial."""
+RESAMPLES, SEED = 10_000, 0
+"""Of the models, for the interval."""
+Z = 1.96
+"""Deviations within which a normal variable is with a probability of 95 %."""
+
+
+@dataclass(frozen=True, slots=True)
+class TraceScore:
+    """One trace beside the baseline.
+
+    Attributes
+    ----------
+    statuses : rows by status
+    time_us : predicted here: of all calls of the cases that are ok, whether the baseline has them or not
+    compared : cases that are ok in both
+    base_us : the baseline's, of all selected cases that it has
+    ok_base_us : the same of those that are ok here
+    ok_us : time here of those that are ok in both
+    uncertainty : of the logarithm of the score
+    problem : why it was not replayed, or not compared; empty else
+    """
+
+    origin: Origin
+    statuses: Counter[str] = field(default_factory=Counter)
+    time_us: float = 0.0
+    compared: int = 0
+    base_us: float = 0.0
+    ok_base_us: float = 0.0
+    ok_us: float = 0.0
+    uncertainty: Uncertainty = field(default_factory=Uncertainty)
+    problem: str = ""
+
+    @property
+    def supported(self) -> float | None:
+        """Share of the baseline's time that the cases stand for that are ok here."""
+        return self.ok_base_us / self.base_us if self.base_us else None
+
+    @property
+    def speed(self) -> float | None:
+        """The baseline's time over this one's, of the cases that are ok in both."""
+        return self.ok_base_us / self.ok_us if self.ok_us > 0 and self.ok_base_us > 0 else None
+
+    @property
+    def score(self) -> float | None:
+        """The baseline's time over this one's, cases that are not ok being charged; None where none is ok in both."""
+        if self.speed is None:
+            return None
+        missing_us = self.base_us - self.ok_base_us
+        return self.base_us / (self.ok_us + CHARGE * missing_us * max(1.0, 1 / self.speed))
+
+
+@dataclass(frozen=True, slots=True)
+class ModelScore:
+    """A model: the geometric mean of its runs.
+
+    Attributes
+    ----------
+    weight : of it in the total; they sum to 1 over the models that have a score
+    """
+
+    model: str
+    library: str
+    family: str
+    traces: Sequence[TraceScore]
+    weight: float = 0.0
+
+    @property
+    def scored(self) -> list[TraceScore]:
+        """Those of its traces that have a score."""
+        return [trace for trace in self.traces if trace.score is not None]
+
+    @property
+    def statuses(self) -> Counter[str]:
+        """Rows by status."""
+        return sum((trace.statuses for trace in self.traces), Counter())
+
+    @property
+    def score(self) -> float | None:
+        """None where no run has one."""
+        return _geometric((trace.score or 0.0, 1.0) for trace in self.scored)
+
+    @property
+    def speed(self) -> float | None:
+        """Of the cases that are ok in both."""
+        return _geometric((trace.speed or 0.0, 1.0) for trace in self.scored)
+
+    @property
+    def supported(self) -> float | None:
+        """Mean over its runs, of which one that was not replayed has none; None where the baseline has none of them."""
+        shares = [trace.supported if trace.statuses else 0.0 for trace in self.traces]
+        known = [share for share in shares if share is not None]
+        return fsum(known) / len(known) if known else None
+
+    @property
+    def uncertainty(self) -> Uncertainty:
+        """Of the logarithm of its score."""
+        return of_mean((1 / len(self.scored), trace.uncertainty) for trace in self.scored)
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether too little of it ran."""
+        return (self.supported or 0.0) < WHOLE
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """All models, run in one way.
+
+    Attributes
+    ----------
+    way : the mode, and what else was not as usual: `compile, 2 threads`
+    baseline : the machine that they are held against; empty where there are no times of one
+    interval : in which the score is of other models such as these, with a probability of 95 %; None of a single one
+    """
+
+    way: str
+    models: Sequence[ModelScore]
+    baseline: str = ""
+    interval: tuple[float, float] | None = None
+
+    @property
+    def scored(self) -> list[ModelScore]:
+        """Those that have a score."""
+        return [model for model in self.models if model.score is not None]
+
+    @property
+    def score(self) -> float | None:
+        """The weighted geometric mean; None where no model has one."""
+        return _geometric((model.score or 0.0, model.weight) for model in self.scored)
+
+    @property
+    def speed(self) -> float | None:
+        """The same of the cases that are ok in both alone."""
+        return _geometric((model.speed or 0.0, model.weight) for model in self.scored)
+
+    @property
+    def supported(self) -> float | None:
+        """Share of the baseline's time, each model by its weight; models that did not run at all have none."""
+        weights = weights_of([model for model in self.models if model.supported is not None])
+        return fsum(weight * (model.supported or 0.0) for model, weight in weights) if weights else None
+
+    @property
+    def deviation(self) -> float:
+        """Standard deviation of the logarithm of the score, from one replay of the same on this machine to the next."""
+        return of_mean((model.weight, model.uncertainty) for model in self.scored).deviation
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether too little ran, or a model has no score."""
+        return (self.supported or 0.0) < WHOLE or len(self.scored) < len(self.models)
+
+
+def score_of(results: Results, baseline: Baseline) -> list[Score]:
+    """The score of each way in which the cases were run, in the order of the rows."""
+    rows_of: dict[str, dict[str, list[Result]]] = defaultdict(lambda: defaultdict(list))
+    origins: dict[str, Origin] = {}
+    for row in results:
+        if is_counted(row):
+            rows_of[way_of(row)][row.trace].append(row)
+            origins.setdefault(row.trace, origin_of(row))
+    problems = {**dict(_other_recordings(results, baseline, origins)), **dict(_problems(results))}
+    origins |= {name: origin for name, (origin, _) in problems.items() if name not in origins}
+    why = {name: problem for name, (_, problem) in problems.items()}
+    return [_score(way, rows, origins, why, baseline) for way, rows in rows_of.items()]
+
+
+def is_counted(row: Result) -> bool:
+    """Whether a row enters a score: gradients alone, other batches and cases at once are not what a program runs."""
+    return bool(row.trace) and row.direction == FORWARD and row.batch_scale == 1 and row.streams == 1
+
+
+def way_of(row: Result) -> str:
+    """How a row was run, in words."""
+    return ", ".join(filter(None, (row.mode, row.variant)))
+
+
+def _problems(results: Results) -> Iterable[tuple[str, tuple[Origin, str]]]:
+    """The traces that were to be replayed and were not, as the header says it."""
+    traces = results.header.get("traces")
+    for name, about in traces.items() if isinstance(traces, Mapping) else ():
+        if isinstance(about, Mapping) and about.get("problem"):
+            words = {key: str(about.get(key) or "") for key in ("run", "library", "family")}
+            yield str(name), (Origin(str(name), str(about.get("model") or name), **words), str(about["problem"]))
+
+
+def _other_recordings(
+    results: Results, baseline: Baseline, origins: Mapping[str, Origin]
+) -> Iterator[tuple[str, tuple[Origin, str]]]:
+    """The traces whose baseline is of another file, whose cases may be called more or less often."""
+    traces = results.header.get("traces")
+    for name, about in traces.items() if isinstance(traces, Mapping) else ():
+        base = baseline.traces.get(name)
+        own = about.get("trace_hash") if isinstance(about, Mapping) else None
+        if base is not None and own and base.trace_hash and own != base.trace_hash and name in origins:
+            yield name, (origins[name], "its baseline is of another recording")
+
+
+def _score(
+    way: str,
+    rows_of: Mapping[str, Sequence[Result]],
+    origins: Mapping[str, Origin],
+    problems: Mapping[str, str],
+    baseline: Baseline,
+) -> Score:
+    traces = [
+        score_trace(origin, rows_of.get(name, ()), baseline.traces.get(name), problems.get(name, ""))
+        for name, origin in origins.items()
+    ]
+    return score_traces(way, traces, baseline.machine if baseline.traces else "")
+
+
+def score_traces(way: str, traces: Iterable[TraceScore], baseline: str) -> Score:
+    """The score of traces that each have theirs."""
+    by_model: dict[str, list[TraceScore]] = defaultdict(list)
+    for trace in traces:
+        by_model[trace.origin.model].append(trace)
+    models = [ModelScore(name, own[0].origin.library, own[0].origin.family, own) for name, own in by_model.items()]
+    weights = {model.model: weight for model, weight in weights_of([item for item in models if item.score])}
+    models = [replace(item, weight=weights.get(item.model, 0.0)) for item in models]
+    interval = interval_of([(log(item.score), item.weight) for item in models if item.score])
+    return Score(way, models, baseline, interval)
+
+
+def score_trace(origin: Origin, rows: Sequence[Result], base: BaselineTrace | None, problem: str = "") -> TraceScore:
+    """One trace beside the baseline's times of it.
+
+    Parameters
+    ----------
+    rows : of it, run in one way
+    base : None where the baseline has none of it
+    """
+    statuses = Counter(row.status for row in rows)
+    time_us = fsum(max(row.count, 1) * (row.median_us or 0.0) for row in rows if row.status == OK)
+    if not rows or base is None:
+        why = problem or ("no baseline" if rows else "not replayed")
+        return TraceScore(origin, statuses, time_us, problem=why)
+    joined = [(row, base.cases[key]) for key, row in keyed(rows) if key in base.cases]
+    # what fails in the program as well, and what the baseline itself cannot run, says nothing of this machine
+    pairs = [(row, case) for row, case in joined if case.median_us is not None and row.status != SKIPPED]
+    ok = [(row, case) for row, case in pairs if row.status == OK and row.median_us is not None]
+    return TraceScore(
+        origin,
+        statuses,
+        time_us,
+        len(ok),
+        base_us=fsum(case.total_us for _, case in pairs),
+        ok_base_us=fsum(case.total_us for _, case in ok),
+        ok_us=fsum(case.count * (row.median_us or 0.0) for row, case in ok),
+        uncertainty=_uncertainty(ok),
+        problem=problem or ("" if pairs else "the baseline has other cases"),
+    )
+
+
+def _uncertainty(pairs: Sequence[tuple[Result, BaselineCase]]) -> Uncertainty:
+    here = of_sum((case.count * (row.median_us or 0.0), row.median_us or 0.0, deviation_of(row)) for row, case in pairs)
+    there = of_sum((case.total_us, case.median_us or 0.0, case.deviation) for _, case in pairs)
+    return of_ratio(here, there)
+
+
+def weights_of(models: Sequence[ModelScore]) -> list[tuple[ModelScore, float]]:
+    """Each with its weight: families of models weigh the same, and the models of a family the same share of that."""
+    members = Counter(_family(model) for model in models)
+    return [(model, 1 / len(members) / members[_family(model)]) for model in models]
+
+
+def _family(model: ModelScore) -> tuple[str, str]:
+    """A model of no family that is known is one of its own."""
+    return (model.library, model.family) if model.family else ("", model.model)
+
+
+def interval_of(models: Sequence[tuple[float, float]]) -> tuple[float, float] | None:
+    """A bootstrap's 95 % interval over models: the 2.5th and 97.5th percentile of the mean of models drawn with return.
+
+    Parameters
+    ----------
+    models : logarithm of the score and weight of each
+    """
+    if len(models) < 2:
+        return None
+    logs, weights = (np.array(column) for column in zip(*models, strict=True))
+    drawn = np.random.default_rng(SEED).integers(0, len(models), (RESAMPLES, len(models)))
+    means = (logs[drawn] * weights[drawn]).sum(axis=1) / weights[drawn].sum(axis=1)
+    low, high = np.exp(np.quantile(means, (0.025, 0.975)))
+    return float(low), float(high)
+
+
+def _geometric(values: Iterable[tuple[float, float]]) -> float | None:
+    """The weighted geometric mean; None of nothing."""
+    pairs = list(values)
+    total = fsum(weight for _, weight in pairs)
+    return exp(fsum(weight * log(value) for value, weight in pairs) / total) if total else None
+
+
+def wrong_and_not_run(statuses: Counter[str]) -> tuple[int, int]:
+    """How many rows gave other results, and how many none."""
+    not_run = sum(count for status, count in statuses.items() if status not in (OK, WRONG, SKIPPED))
+    return statuses[WRONG], not_run

@@ -1,0 +1,73 @@
+"""How sure a replayed time is: of one case, and of the sum of many."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import fsum, sqrt
+
+from opgrip.replay.comparing.estimates import estimate
+from opgrip.replay.comparing.priors import DRIFT, SHORT_US, USUAL
+from opgrip.replay.measuring.results import Result
+
+
+def deviation_of(row: Result) -> float:
+    """The standard deviation of the logarithm of a row's median.
+
+    Of its repeats, drawn towards what cases usually have; of a row without repeats, what cases usually differ by from
+    one replay to the next, and how sure its runs make the median.
+    """
+    estimated = estimate(row)
+    if estimated is None:
+        return 0.0
+    repeats = len(estimated.logs)
+    variance, _ = USUAL[(row.median_us or 0.0) < SHORT_US].posterior(estimated.squares, repeats - 1)
+    return sqrt((variance + (estimated.within if repeats == 1 else 0.0)) / repeats)
+
+
+@dataclass(frozen=True, slots=True)
+class Uncertainty:
+    """Of the logarithm of a time.
+
+    Attributes
+    ----------
+    own : variance that is independent from case to case
+    drift : deviation that all cases of a run have in common: the machine's pace
+    """
+
+    own: float = 0.0
+    drift: float = 0.0
+
+    @property
+    def deviation(self) -> float:
+        """Of both together."""
+        return sqrt(self.own + self.drift**2)
+
+
+def of_sum(parts: Iterable[tuple[float, float, float]]) -> Uncertainty:
+    """Of a sum of times.
+
+    Parameters
+    ----------
+    parts : of each case the time of all its calls, that of one in us, and the deviation of its logarithm
+    """
+    cases = list(parts)
+    total = fsum(time for time, _, _ in cases)
+    if not total:
+        return Uncertainty()
+    own = fsum((time / total * deviation) ** 2 for time, _, deviation in cases)
+    drift = fsum(time / total * DRIFT[one_us < SHORT_US] for time, one_us, _ in cases)
+    return Uncertainty(own, drift)
+
+
+def of_ratio(first: Uncertainty, second: Uncertainty) -> Uncertainty:
+    """Of the ratio of two times of different runs."""
+    return Uncertainty(first.own + second.own, sqrt(first.drift**2 + second.drift**2))
+
+
+def of_mean(parts: Iterable[tuple[float, Uncertainty]]) -> Uncertainty:
+    """Of a weighted geometric mean, whose weights sum to 1."""
+    weighted = list(parts)
+    return Uncertainty(
+        fsum(weight**2 * part.own for weight, part in weighted), fsum(weight * part.drift for weight, part in weighted)
+    )

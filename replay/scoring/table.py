@@ -1,0 +1,156 @@
+"""The score as a table: a line a model and a total."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from math import exp
+from typing import IO, Any
+
+from opgrip.replay.measuring.results import OK
+from opgrip.replay.scoring.scores import WHOLE, ModelScore, Score, Z, wrong_and_not_run
+from opgrip.traces.command import printable
+from opgrip.traces.tables import TableColumn, print_table
+from opgrip.traces.terminal import print_line
+from opgrip.traces.words import counted
+
+NOTHING = "-"
+TOTAL = "total"
+PARTIAL = "*"
+
+
+def print_scores(scores: Sequence[Score], file: IO[str]) -> None:
+    """Print a table for each way in which the cases were run."""
+    for score in scores:
+        _print_score(score, file)
+
+
+def score_line(score: Score) -> str:
+    """The score with its spread, in a line."""
+    if score.score is None:
+        return f"no score under {score.way}: no time of a baseline to hold these against"
+    spread = f", ± {exp(Z * score.deviation) - 1:.1%} from replay to replay"
+    models = ""
+    if score.interval is not None:
+        low, high = score.interval
+        models = f", {low:.3f} to {high:.3f} over other models"
+    partial = ", partial" if score.is_partial else ""
+    return f"score under {score.way}: {score.score:.3f}{partial} (95 %{models}{spread}) against {score.baseline}"
+
+
+def _print_score(score: Score, file: IO[str]) -> None:
+    models = score.models
+    cells: dict[str, Callable[[ModelScore], str]] = {
+        "runs": lambda model: str(len(model.traces)),
+        "cases": lambda model: f"{sum(model.statuses.values()):,}",
+        "ok": lambda model: f"{model.statuses[OK]:,}",
+        "wrong": lambda model: f"{wrong_and_not_run(model.statuses)[0]:,}",
+        "not run": lambda model: f"{wrong_and_not_run(model.statuses)[1]:,}",
+        "baseline ms": lambda model: _ms([trace.base_us for trace in model.traces]),
+        "here ms": lambda model: _ms([trace.time_us for trace in model.traces]),
+        "supported": lambda model: _share(model.supported),
+        "speed": lambda model: _ratio(model.speed),
+        "score": lambda model: _marked(model.score, model.is_partial),
+        "±": lambda model: NOTHING if model.score is None else f"{exp(Z * model.uncertainty.deviation) - 1:.0%}",
+    }
+    ranks = {"runs": 6, "cases": 3, "baseline ms": 5, "here ms": 5, "speed": 4, "±": 4}
+    statuses: Counter[str] = sum((model.statuses for model in models), Counter())
+    totals = {
+        "runs": str(sum(len(model.traces) for model in models)),
+        "cases": f"{sum(statuses.values()):,}",
+        "ok": f"{statuses[OK]:,}",
+        "wrong": f"{wrong_and_not_run(statuses)[0]:,}",
+        "not run": f"{wrong_and_not_run(statuses)[1]:,}",
+        "baseline ms": "",
+        "here ms": "",
+        "supported": _share(score.supported),
+        "speed": _ratio(score.speed),
+        "score": _marked(score.score, score.is_partial),
+        "±": NOTHING if score.score is None else f"{exp(Z * score.deviation) - 1:.1%}",
+    }
+    columns = [
+        TableColumn("model", [*(printable(item.model) for item in models), TOTAL], is_number=False, least=16),
+        TableColumn("family", [*(printable(item.family) for item in models), ""], is_number=False, rank=7),
+        *(
+            TableColumn(name, [*map(cell, models), totals[name]], rank=ranks.get(name, 0))
+            for name, cell in cells.items()
+        ),
+    ]
+    print_table(columns, file, score.way, styles=[*([None] * len(models)), "bold"])
+    print_line(score_line(score), file)
+    for line in _remarks(score):
+        print_line(line, file)
+
+
+def _remarks(score: Score) -> list[str]:
+    lines = []
+    if any(model.is_partial for model in score.scored) or (score.score is not None and score.is_partial):
+        lines.append(
+            f"{PARTIAL} partial: cases of less than {WHOLE:.0%} of the baseline's time are ok, or models have no score"
+        )
+    problems: dict[str, list[str]] = {}
+    for model in score.models:
+        for trace in model.traces:
+            if trace.problem:
+                problems.setdefault(trace.problem, []).append(trace.origin.trace)
+    for problem, names in problems.items():
+        shown = ", ".join(map(printable, names[:4])) + (f" and {len(names) - 4} others" if len(names) > 4 else "")
+        lines.append(f"{counted(len(names), 'trace')}: {printable(problem)}: {shown}")
+    return lines
+
+
+def _ms(times_us: Sequence[float]) -> str:
+    return f"{sum(times_us) / 1e3:,.2f}" if any(times_us) else NOTHING
+
+
+def _share(share: float | None) -> str:
+    # 99.96 % is not all
+    return NOTHING if share is None else f"{min(share * 100, 99.9) if share < 1 else 100:.1f}%"
+
+
+def _ratio(value: float | None) -> str:
+    return NOTHING if value is None else f"{value:.3f}"
+
+
+def _marked(value: float | None, is_partial: bool) -> str:
+    return _ratio(value) + (PARTIAL if value is not None and is_partial else "")
+
+
+def plain_of(score: Score) -> dict[str, Any]:
+    """A score as JSON has it."""
+    return {
+        "way": score.way,
+        "score": score.score,
+        "speed": score.speed,
+        "supported": score.supported,
+        "partial": score.is_partial,
+        "interval": score.interval,
+        "deviation": score.deviation,
+        "baseline": score.baseline,
+        "models": [_plain_of_model(model) for model in score.models],
+    }
+
+
+def _plain_of_model(model: ModelScore) -> dict[str, Any]:
+    wrong, not_run = wrong_and_not_run(model.statuses)
+    return {
+        "model": model.model,
+        "library": model.library,
+        "family": model.family,
+        "weight": model.weight,
+        "score": model.score,
+        "speed": model.speed,
+        "supported": model.supported,
+        "partial": model.is_partial,
+        "deviation": model.uncertainty.deviation,
+        "cases": sum(model.statuses.values()),
+        "ok": model.statuses[OK],
+        "wrong": wrong,
+        "not_run": not_run,
+        "runs": [
+            {"run": trace.origin.run, "trace": trace.origin.trace, "score": trace.score, "speed": trace.speed}
+            | {"supported": trace.supported, "base_us": trace.base_us, "time_us": trace.time_us}
+            | {"problem": trace.problem}
+            for trace in model.traces
+        ],
+    }

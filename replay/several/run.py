@@ -1,0 +1,224 @@
+"""Replays several traces in turn by the same options, as one run."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import re
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from opgrip.replay.analyses import Analysis
+from opgrip.replay.analyses.analysis import UnaskedAnalysis
+from opgrip.replay.cases.selection import Selection
+from opgrip.replay.measuring.origins import Origin
+from opgrip.replay.measuring.results import Result, summarize
+from opgrip.replay.operators.devices import check_present, with_index
+from opgrip.replay.options import Output, option_classes, plan_of
+from opgrip.replay.outcome import ReplayOutcome, Results, write_results
+from opgrip.replay.outputs import parts_folder
+from opgrip.replay.reports.cells import read_results
+from opgrip.replay.several.targets import Target, args_of_one
+from opgrip.replay.workers.job import Job
+from opgrip.replay.workers.journal import journal_path, options_of
+from opgrip.traces.errors import UserError
+from opgrip.traces.options import from_arguments, refuse_options
+from opgrip.traces.output import cannot_be_written
+from opgrip.traces.progress import Reporter
+from opgrip.traces.words import counted
+
+ONE = "one trace"
+"""What options are for that several traces are not replayed with."""
+OF_TRACE = ("trace", "trace_hash")
+"""Parts of a header that each trace has of its own."""
+ABOUT = "about.json"
+_UNFIT = re.compile(r"[^A-Za-z0-9._~-]+")
+
+
+class OneReplay(Protocol):
+    """The replay of one of them."""
+
+    job: Job
+
+    @property
+    def header(self) -> dict[str, Any]:
+        """Where its results come from."""
+
+    def completed_rows(self) -> list[Result]:
+        """Those of its output, which is whole."""
+
+    def run(self) -> ReplayOutcome:
+        """Run its cases."""
+
+
+MakeReplay = Callable[[argparse.Namespace, Reporter, Origin], OneReplay]
+
+
+@dataclass(slots=True)
+class SeveralOutcome:
+    """What became of several replays.
+
+    Attributes
+    ----------
+    results : of all that ran
+    problems : by the name of a trace, why it was not replayed
+    interrupted : whether the user ended it before the last case
+    problem : why the output could not be written
+    analyses : those that have something to print of rows whatever trace they are of
+    """
+
+    results: Results
+    problems: Mapping[str, UserError] = field(default_factory=dict)
+    interrupted: bool = False
+    problem: UserError | None = None
+    analyses: Sequence[Analysis] = ()
+
+
+class SeveralReplays:
+    """The replays of several traces that a command line asks for.
+
+    With an output, the rows of each are kept in a folder beside it, so that `--resume` goes on in the middle.
+
+    Raises
+    ------
+    UserError : for options that do not go together, or are for one trace
+    """
+
+    def __init__(
+        self, args: argparse.Namespace, targets: Sequence[Target], reporter: Reporter, make: MakeReplay
+    ) -> None:
+        self._args, self._reporter, self._make = args, reporter, make
+        self.targets = targets
+        self.output = from_arguments(Output, args)
+        refuse_options(args, option_classes(), (ONE,), "name one with it")
+        plan = plan_of(copy(args))
+        for device in plan.inputs.devices:
+            check_present(with_index(device))
+        self._about = {
+            "traces": [target.origin.trace for target in targets],
+            "options": options_of(from_arguments(Selection, args), plan),
+        }
+        self._rows: dict[str, list[Result]] = {}
+        self._headers: dict[str, dict[str, Any]] = {}
+        self._problems: dict[str, UserError] = {}
+        self._analyses: Sequence[Analysis] = ()
+
+    @property
+    def folder(self) -> Path | None:
+        """Where the rows of each trace are kept until the results are whole; None where there is no output."""
+        return None if self.output.output is None else parts_folder(self.output.output)
+
+    def run(self) -> SeveralOutcome:
+        """Replay each, and write the output."""
+        self._prepare_folder()
+        interrupted = False
+        for place, target in enumerate(self.targets):
+            interrupted = self._run_one(place, target)
+            if interrupted:
+                break
+        outcome = SeveralOutcome(
+            Results([row for rows in self._rows.values() for row in rows], self._header()),
+            self._problems,
+            interrupted,
+            analyses=[item for item in self._analyses if isinstance(item, UnaskedAnalysis)],
+        )
+        if not outcome.results.rows and self._problems and not interrupted:
+            raise next(iter(self._problems.values()))
+        if not interrupted:
+            outcome.problem = self._write(outcome.results)
+        return outcome
+
+    def _run_one(self, place: int, target: Target) -> bool:
+        """Replay one; gives whether the user ended it."""
+        name = target.origin.trace
+        which = f"{place + 1} of {len(self.targets)}, {name}"
+        try:
+            args = self._args_of(place, target)
+            part = from_arguments(Output, args).output
+            replay = self._make(args, self._reporter, target.origin)
+            self._headers[name] = replay.header
+            if part is not None and part.exists() and not journal_path(part).exists():
+                self._rows[name] = replay.completed_rows()
+                self._reporter.begin(f"{which}: {counted(len(self._rows[name]), 'row')} of before")
+                return False
+            self._reporter.begin(which)
+            outcome = replay.run()
+        except KeyboardInterrupt:
+            # while the trace was read, or the rows of others
+            return True
+        except UserError as error:
+            self._problems[name] = error
+            self._reporter.say(f"{which}: not replayed: {error}")
+            return False
+        self._rows[name], self._analyses = list(outcome.results), outcome.analyses or self._analyses
+        if outcome.problem is not None:
+            self._problems[name] = outcome.problem
+        self._reporter.begin(f"{which}: {summarize(self._rows[name])}")
+        return outcome.interrupted
+
+    def _args_of(self, place: int, target: Target) -> argparse.Namespace:
+        """The command line of one trace."""
+        args = args_of_one(self._args, target)
+        args.store, args.append, args.force, args.resume = None, False, False, False
+        if self.folder is not None:
+            args.output = self.folder / f"{place:03d}-{_UNFIT.sub('-', target.origin.trace)[:60]}.json"
+            args.resume = args.output.exists() or journal_path(args.output).exists()
+        return args
+
+    def _prepare_folder(self) -> None:
+        """Make the folder of the parts, or see that it is of the same run."""
+        folder = self.folder
+        if folder is None:
+            return
+        about = folder / ABOUT
+        try:
+            if folder.is_dir() and not self.output.resume:
+                if not (self.output.force or self.output.append):
+                    hint = "go on with --resume, or begin anew with --force"
+                    raise UserError(f"{folder} holds the rows of an interrupted replay", hint)
+                if not about.is_file():
+                    raise UserError(f"{folder} is no folder of an interrupted replay", "remove it")
+                shutil.rmtree(folder)
+            folder.mkdir(exist_ok=True)
+            plain = json.dumps(self._about)
+            if not about.exists():
+                about.write_text(plain, encoding="utf-8")
+            elif about.read_text(encoding="utf-8", errors="replace") != plain:
+                hint = "give the same, or begin anew with --force"
+                raise UserError(f"{folder} is of other traces or with other options", hint)
+        except OSError as error:
+            raise cannot_be_written(folder, error) from error
+
+    def _write(self, results: Results) -> UserError | None:
+        """Write all rows to the output, and remove the parts; gives why that failed."""
+        output = self.output.output
+        if output is None or self.folder is None:
+            return None
+        try:
+            earlier = read_results(output) if self.output.append and output.exists() else []
+            write_results([*earlier, *results.rows], results.header, output, self.output.may_replace)
+        except UserError as error:
+            return error
+        shutil.rmtree(self.folder, ignore_errors=True)
+        return None
+
+    def _header(self) -> dict[str, Any]:
+        """Where the results come from: what all have in common, and of each trace what it is."""
+        headers = list(self._headers.values())
+        common = {name: value for name, value in headers[0].items() if name not in OF_TRACE} if headers else {}
+        traces = {}
+        for target in self.targets:
+            name = target.origin.trace
+            about = {key: value for key, value in target.origin.plain().items() if key != "trace"}
+            about["trace_hash"] = self._headers.get(name, {}).get("trace_hash")
+            if name in self._problems:
+                about["problem"] = str(self._problems[name])
+            traces[name] = {key: value for key, value in about.items() if value not in (None, "")}
+        hashes = json.dumps([about.get("trace_hash") for about in traces.values()])
+        whole = hashlib.blake2b(hashes.encode(), digest_size=16).hexdigest()
+        return {"trace": " ".join(map(str, self._args.trace)), **common, "trace_hash": whole, "traces": traces}

@@ -1,0 +1,182 @@
+"""A diffusion model: a U-Net that takes the noise out of images."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+GROUPS = 32
+STEPS = 1000
+"""From an image to noise."""
+LEARNING_RATE = 1e-4
+
+
+class ResidualBlock(nn.Module):
+    """Two convolutions beside a shortcut, with what the time says added between them.
+
+    Source: Ho et al. 2020, appendix B.
+    """
+
+    def __init__(self, inputs: int, outputs: int, time: int, dropout: float = 0.1) -> None:
+        super().__init__()
+        self.norm1 = nn.GroupNorm(GROUPS, inputs)
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, padding=1)
+        self.time = nn.Linear(time, outputs)
+        self.norm2 = nn.GroupNorm(GROUPS, outputs)
+        self.dropout = nn.Dropout(dropout)
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1)
+        self.shortcut: nn.Module = nn.Identity() if inputs == outputs else nn.Conv2d(inputs, outputs, 1)
+
+    def forward(self, x: Tensor, time: Tensor) -> Tensor:
+        """(B, inputs, H, W) and (B, time) to (B, outputs, H, W)."""
+        hidden = self.conv1(functional.silu(self.norm1(x)))
+        hidden = hidden + self.time(functional.silu(time))[:, :, None, None]
+        hidden = self.conv2(self.dropout(functional.silu(self.norm2(hidden))))
+        return hidden + self.shortcut(x)  # type: ignore[no-any-return]
+
+
+class SpatialAttention(nn.Module):
+    """Every place of an image looks at every other."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm = nn.GroupNorm(GROUPS, width)
+        self.queries_keys_values = nn.Conv2d(width, 3 * width, 1)
+        self.out = nn.Conv2d(width, width, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, width, H, W), as large as it came."""
+        batch, width, height, columns = x.shape
+        projected = self.queries_keys_values(self.norm(x)).reshape(batch, 3, self.heads, -1, height * columns)
+        queries, keys, values = projected.transpose(3, 4).unbind(1)
+        seen = functional.scaled_dot_product_attention(queries, keys, values)
+        return x + self.out(seen.transpose(2, 3).reshape(batch, width, height, columns))  # type: ignore[no-any-return]
+
+
+class Stage(nn.Module):
+    """A residual block, and attention where the image is small."""
+
+    def __init__(self, inputs: int, outputs: int, time: int, heads: int) -> None:
+        super().__init__()
+        self.block = ResidualBlock(inputs, outputs, time)
+        self.attention: nn.Module = SpatialAttention(outputs, heads) if heads else nn.Identity()
+
+    def forward(self, x: Tensor, time: Tensor) -> Tensor:
+        """(B, inputs, H, W) and (B, time) to (B, outputs, H, W)."""
+        return self.attention(self.block(x, time))  # type: ignore[no-any-return]
+
+
+class UNet(nn.Module):
+    """Noise in images, by a network that goes down to small ones and up again; and what follows from it.
+
+    Parameters
+    ----------
+    width : of the first level
+    multiples : widths of all levels, in widths of the first
+    attended : levels that have attention
+    blocks : of each level on the way down; there is one more on the way up
+
+    Source: Ho et al. 2020; Song et al. 2021 for the step of a prediction.
+    """
+
+    alphas: Tensor
+
+    def __init__(
+        self,
+        width: int = 128,
+        multiples: tuple[int, ...] = (1, 2, 2, 2),
+        attended: tuple[int, ...] = (1,),
+        blocks: int = 2,
+        heads: int = 4,
+    ) -> None:
+        super().__init__()
+        time, channels = 4 * width, [width]
+        self.width = width
+        self.time = nn.Sequential(nn.Linear(width, time), nn.SiLU(), nn.Linear(time, time))
+        self.first = nn.Conv2d(3, width, 3, padding=1)
+        self.down, self.up = nn.ModuleList(), nn.ModuleList()
+        for level, multiple in enumerate(multiples):
+            for _ in range(blocks):
+                self.down.append(Stage(channels[-1], width * multiple, time, heads if level in attended else 0))
+                channels.append(width * multiple)
+            if level < len(multiples) - 1:
+                self.down.append(nn.Conv2d(channels[-1], channels[-1], 3, 2, 1))
+                channels.append(channels[-1])
+        inner = channels[-1]
+        self.middle = nn.ModuleList([Stage(inner, inner, time, heads), Stage(inner, inner, time, 0)])
+        for level, multiple in reversed([*enumerate(multiples)]):
+            for _ in range(blocks + 1):
+                inputs, inner = inner + channels.pop(), width * multiple
+                self.up.append(Stage(inputs, inner, time, heads if level in attended else 0))
+            if level:
+                self.up.append(nn.Conv2d(inner, inner, 3, padding=1))
+        self.norm = nn.GroupNorm(GROUPS, width)
+        self.last = nn.Conv2d(width, 3, 3, padding=1)
+        # the share of the image that is left after each step
+        self.register_buffer("alphas", torch.cumprod(1 - torch.linspace(1e-4, 0.02, STEPS), dim=0))
+
+    def forward(self, images: Tensor, steps: Tensor) -> Tensor:
+        """In prediction, the images with less noise; in training, the loss of the noise that is found in them.
+
+        Parameters
+        ----------
+        images : (B, 3, H, W) float: noisy ones in prediction, clean ones in training
+        steps : (B,) int64: how far each is, or is to be, on the way to noise
+        """
+        share = self.alphas[steps][:, None, None, None]
+        if not self.training:
+            noise = self.noise(images, steps)
+            clean = ((images - (1 - share).sqrt() * noise) / share.sqrt()).clamp(-1, 1)
+            # as far back as twenty steps take it
+            earlier = self.alphas[(steps - STEPS // 20).clamp(min=0)][:, None, None, None]
+            return earlier.sqrt() * clean + (1 - earlier).sqrt() * noise
+        noise = torch.randn_like(images)
+        return functional.mse_loss(self.noise(share.sqrt() * images + (1 - share).sqrt() * noise, steps), noise)
+
+    def noise(self, images: Tensor, steps: Tensor) -> Tensor:
+        """The noise (B, 3, H, W) in noisy images."""
+        time = self.time(step_embedding(steps, self.width))
+        x = self.first(images)
+        passed = [x]
+        for layer in self.down:
+            x = layer(x, time) if isinstance(layer, Stage) else layer(x)
+            passed.append(x)
+        for layer in self.middle:
+            x = layer(x, time)
+        for layer in self.up:
+            if isinstance(layer, Stage):
+                x = layer(torch.cat([x, passed.pop()], dim=1), time)
+            else:
+                x = layer(functional.interpolate(x, scale_factor=2.0, mode="nearest"))
+        return self.last(functional.silu(self.norm(x)))  # type: ignore[no-any-return]
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """What diffusion models are trained with."""
+        return torch.optim.AdamW(self.parameters(), lr=LEARNING_RATE)
+
+
+def step_embedding(steps: Tensor, width: int) -> Tensor:
+    """Waves (B, width) of lengths from one step to ten thousand.
+
+    Source: Vaswani et al. 2017, section 3.5.
+    """
+    half = width // 2
+    rates = torch.exp(-math.log(10_000) * torch.arange(half, device=steps.device) / half)
+    angles = steps[:, None].float() * rates
+    return torch.cat([angles.sin(), angles.cos()], dim=1)
+
+
+def unet(batch_size: int = 2, input_size: tuple[int, int] = (32, 32)) -> tuple[UNet, dict[str, Any]]:
+    """The model with random weights, and images for it at random steps.
+
+    Parameters
+    ----------
+    input_size : height and width of the images in pixels, multiples of 8
+    """
+    images = torch.randn(batch_size, 3, *input_size)
+    return UNet(), {"images": images, "steps": torch.randint(0, STEPS, (batch_size,))}

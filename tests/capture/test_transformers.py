@@ -1,0 +1,142 @@
+"""Models of transformers from their configs: built, run, captured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from optional import needs
+from programs import flat_tensors, run_command
+
+from opgrip.capture import Capture
+from opgrip.capture.models import load_program
+from opgrip.capture.models.transformers_configs import architectures, usual_class
+from opgrip.capture.program import ModelOptions
+from opgrip.traces import UserError, load
+
+pytestmark = needs("transformers")
+SMALL = ("small",)
+KINDS = {
+    "encoder": "bert",
+    "decoder": "llama",
+    "encoder-decoder": "t5",
+    "mixture of experts": "mixtral",
+    "state space": "mamba",
+    "vision": "vit",
+    "speech": "wav2vec2",
+    "image and text": "clip",
+}
+
+
+def options(run: str, **others: object) -> ModelOptions:
+    return ModelOptions(run=run, cfg_options=SMALL, batch_size=2, sequence_length=12, **others)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("run", ["predict", "loss", "train"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_models_of_all_kinds_run(kind: str, run: str) -> None:
+    torch.manual_seed(0)
+    program = load_program(f"transformers:{KINDS[kind]}", options(run))
+    before = [parameter.detach().clone() for parameter in program.model.parameters()]
+    outputs = list(flat_tensors(program.step(program.inputs())))
+    changed = any(not torch.equal(a, b) for a, b in zip(before, program.model.parameters(), strict=True))
+    assert outputs
+    assert changed == (run == "train")
+    assert all(output.isfinite().all() for output in outputs if output.is_floating_point())
+
+
+@pytest.mark.parametrize("name", ["llama", "t5", "mamba"])
+def test_a_text_is_generated_token_by_token(name: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    program = load_program(f"transformers:{name}", options("generate", new_tokens=3))
+    decoded = []
+    program.model.register_forward_hook(lambda *_: decoded.append(1))
+    with Capture(tmp_path / "t.jsonl", model=program.model):
+        text = program.step(program.inputs())
+    assert len(decoded) == 3
+    assert text.shape == (2, 4 if name == "t5" else 15)
+    assert len(load(tmp_path / "t.jsonl").calls) > 100
+
+
+def test_a_captured_model_gives_what_an_uncaptured_one_does(tmp_path: Path) -> None:
+    results = []
+    for watched in (False, True):
+        torch.manual_seed(0)
+        program = load_program("transformers:BertForMaskedLM", options("train"))
+        inputs = program.inputs()
+        if watched:
+            with Capture(tmp_path / "t.jsonl", model=program.model):
+                program.step(inputs)
+        else:
+            program.step(inputs)
+        results.append([parameter.detach() for parameter in program.model.parameters()])
+    assert all(map(torch.equal, *results))
+
+
+def test_settings_reach_the_config_and_those_within_it() -> None:
+    settings = ("small", "text_config.num_hidden_layers=1", "projection_dim=32")
+    model = load_program("transformers:CLIPModel", ModelOptions(cfg_options=settings)).model
+    assert model.config.text_config.num_hidden_layers == 1
+    assert model.config.vision_config.num_hidden_layers == 2
+    assert model.config.projection_dim == 32
+
+
+def test_autocast_holds_for_the_model_alone(tmp_path: Path) -> None:
+    program = load_program("transformers:bert", options("train", autocast="bfloat16"))
+    with Capture(tmp_path / "t.jsonl", model=program.model):
+        program.step(program.inputs())
+    trace = load(tmp_path / "t.jsonl")
+    dtypes = {item.op: item.args[-1].dtype for item in trace.signatures if item.op == "aten.addmm.default"}
+    assert {str(dtype) for dtype in dtypes.values()} == {"torch.bfloat16"}
+    assert all(parameter.dtype == torch.float32 for parameter in program.model.parameters())
+    assert not torch.is_autocast_enabled("cpu")
+    assert program.details["autocast"] == "bfloat16"
+
+
+def test_autocast_ends_where_a_model_fails() -> None:
+    program = load_program("transformers:bert", options("predict", autocast="bfloat16"))
+    with pytest.raises(ValueError, match="exactly one of"):
+        program.step({"no_such_input": 1})
+    assert not torch.is_autocast_enabled("cpu")
+
+
+def test_each_model_type_has_a_usual_head() -> None:
+    assert {name: usual_class(name) for name in ("bert", "llama", "bart")} == {
+        "bert": "BertForMaskedLM",
+        "llama": "LlamaForCausalLM",
+        "bart": "BartForConditionalGeneration",
+    }
+    assert len(architectures()) >= 60
+
+
+@pytest.mark.parametrize(
+    ("name", "request_", "problem"),
+    [
+        ("Bert", {}, "transformers has no model 'Bert'"),
+        ("os", {}, "transformers has no model 'os'"),
+        ("bert", {"run": "generate"}, "BertForMaskedLM writes no text"),
+        ("bert", {"cfg_options": ("hiden_size=8",)}, "BertConfig has no setting 'hiden_size'"),
+        ("bert", {"cfg_options": ("hidden_size",)}, "--cfg-options hidden_size is no setting"),
+        ("bert", {"cfg_options": ("hidden_size=a",)}, "the config of BertForMaskedLM cannot be built so"),
+        ("bert", {"cfg_options": ("vocab_size.x=8",)}, "vocab_size of BertConfig has no settings of its own"),
+        ("bert", {"cfg_options": ("hidden_size=12000000",)}, "GB of memory are free"),
+        ("bert", {"new_tokens": 3}, "--new-tokens is for --run generate"),
+    ],
+)
+def test_a_mistake_is_one_line(name: str, request_: dict[str, object], problem: str) -> None:
+    with pytest.raises(UserError, match=problem):
+        load_program(f"transformers:{name}", ModelOptions(**request_))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("flags", "problem"),
+    [
+        (("--run", "generate"), "--run generate is not for builtin:faster_rcnn"),
+        (("--new-tokens", "3"), "--new-tokens is not for builtin:faster_rcnn"),
+    ],
+)
+def test_sources_without_texts_refuse_what_is_for_texts(flags: tuple[str, str], problem: str) -> None:
+    done = run_command("opcapture", *flags)
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1].startswith(f"opcapture: error: {problem}")

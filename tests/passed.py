@@ -1,0 +1,60 @@
+"""Quick tests that need not run again: they passed here before packages were added that their rooms know nothing of."""
+
+from __future__ import annotations
+
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+TESTS = Path(__file__).resolve().parent
+ROOMS = ("samples", "traces")
+"""Whose code knows no mode, no runtime and no source of models: pyproject.toml's layers hold it to that."""
+KEPT = "opgrip/passed"
+"""Where pytest's cache keeps which tests passed in the last run, and with what installed."""
+
+
+class Passed:
+    """Keeps which tests of a run passed.
+
+    Parameters
+    ----------
+    cache : pytest's
+    """
+
+    def __init__(self, cache: pytest.Cache) -> None:
+        self._cache = cache
+        self._passed: set[str] = set()
+        self._failed: set[str] = set()
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Take one part of a test: its set-up, its call or its end."""
+        if report.failed:
+            self._failed.add(report.nodeid)
+        elif report.when == "call" and report.passed:
+            self._passed.add(report.nodeid)
+
+    def pytest_sessionfinish(self) -> None:
+        """Keep them in the place of those of the run before."""
+        self._cache.set(KEPT, {"installed": installed(), "tests": sorted(self._passed - self._failed)})
+
+
+def installed() -> dict[str, str]:
+    """The version of each package."""
+    return {str(item.metadata["Name"]): item.version for item in metadata.distributions()}
+
+
+def need_not_run_again(items: list[pytest.Item], cache: pytest.Cache) -> list[pytest.Item]:
+    """Quick tests of `ROOMS` that passed in the last run; none where a package has gone or changed since."""
+    kept: dict[str, Any] = cache.get(KEPT, {})
+    if not kept or not kept["installed"].items() <= installed().items():
+        return []
+    passed = set(kept["tests"])
+    return [
+        item
+        for item in items
+        if item.nodeid in passed
+        and item.path.relative_to(TESTS).parts[0] in ROOMS
+        and item.get_closest_marker("slow") is None
+    ]

@@ -1,0 +1,76 @@
+"""Quick tests are left out after packages were added only where they passed before, and nothing else changed."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import passed
+import pytest
+from passed import KEPT, TESTS, Passed, need_not_run_again
+
+INSTALLED = {"torch": "2.13.0", "numpy": "2.1.0"}
+
+
+class Cache(dict[str, Any]):
+    """As much of pytest's cache as is used; what is set is got."""
+
+    set = dict.__setitem__
+
+
+def item(name: str, *marks: str) -> Any:
+    """A test, such as `traces/test_reader.py::test_one`."""
+    return SimpleNamespace(
+        nodeid=f"tests/{name}",
+        path=TESTS / name.partition("::")[0],
+        get_closest_marker=lambda mark: mark if mark in marks else None,
+    )
+
+
+def report(name: str, outcome: str, when: str = "call") -> Any:
+    return SimpleNamespace(
+        nodeid=f"tests/{name}", when=when, failed=outcome == "failed", passed=outcome == "passed", outcome=outcome
+    )
+
+
+@pytest.fixture
+def cache(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Of a run in which a test of each kind was run."""
+    monkeypatch.setattr(passed, "installed", lambda: INSTALLED)
+    cache = Cache()
+    plugin = Passed(cache)  # type: ignore[arg-type]
+    for name in ("traces/test_a.py::passes", "samples/test_a.py::passes", "replay/test_a.py::passes"):
+        plugin.pytest_runtest_logreport(report(name, "passed", "setup"))
+        plugin.pytest_runtest_logreport(report(name, "passed"))
+    plugin.pytest_runtest_logreport(report("traces/test_a.py::is_skipped", "skipped", "setup"))
+    plugin.pytest_runtest_logreport(report("traces/test_a.py::fails", "failed"))
+    plugin.pytest_runtest_logreport(report("traces/test_a.py::fails_at_its_end", "passed"))
+    plugin.pytest_runtest_logreport(report("traces/test_a.py::fails_at_its_end", "failed", "teardown"))
+    plugin.pytest_sessionfinish()
+    assert set(cache) == {KEPT}
+    return cache
+
+
+def test_quick_tests_of_rooms_that_know_no_package_and_passed_are_left_out(
+    cache: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(passed, "installed", lambda: INSTALLED | {"jax": "0.10.2"})
+    again = [
+        *(item(f"traces/test_a.py::{name}") for name in ("is_skipped", "fails", "fails_at_its_end", "is_new")),
+        item("replay/test_a.py::passes"),
+        item("traces/test_a.py::passes", "slow"),
+    ]
+    left_out = [item("traces/test_a.py::passes"), item("samples/test_a.py::passes")]
+    assert need_not_run_again([*again, *left_out], cache) == left_out
+
+
+@pytest.mark.parametrize("installed", [{"torch": "2.13.0"}, INSTALLED | {"numpy": "2.2.0"}])
+def test_where_a_package_went_or_changed_every_test_runs_again(
+    installed: dict[str, str], cache: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(passed, "installed", lambda: installed)
+    assert need_not_run_again([item("traces/test_a.py::passes")], cache) == []
+
+
+def test_without_a_run_before_every_test_runs() -> None:
+    assert need_not_run_again([item("traces/test_a.py::passes")], Cache()) == []  # type: ignore[arg-type]

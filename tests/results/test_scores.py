@@ -1,0 +1,204 @@
+"""The score of a run beside a baseline."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from made_runs import HEADER, made_row
+from programs import run_command
+
+from opgrip.replay.measuring.origins import Origin
+from opgrip.replay.measuring.results import FAILED, UNSUPPORTED, WRONG, Result
+from opgrip.replay.outcome import Results
+from opgrip.replay.scoring import baseline_of, read_baselines, score_of, write_baseline
+from opgrip.replay.scoring.scores import CHARGE, Score
+from opgrip.traces.errors import UserError
+
+MODELS = (
+    Origin("a.predict", "a", "predict", "lib", "x"),
+    Origin("a.train", "a", "train", "lib", "x"),
+    Origin("b.predict", "b", "predict", "lib", "x"),
+    Origin("c.predict", "c", "predict", "lib", "y"),
+)
+
+
+def made_zoo(factors: dict[str, float] | float = 1.0, **cells: Any) -> Results:
+    """Three cases of each trace, which take 10, 100 and 1000 us times what is said of the trace."""
+    rows = []
+    for origin in MODELS:
+        factor = factors if isinstance(factors, float) else factors.get(origin.trace, 1.0)
+        for number in range(3):
+            times = [10.0 ** (number + 1) * factor * (1 + 0.001 * run) for run in (-1, 0, 1)]
+            rows.append(origin.marked(made_row(number, times, **cells)))
+    return Results(rows, HEADER)
+
+
+def only(results: Results, baseline: Results) -> Score:
+    (score,) = score_of(results, baseline_of(baseline))
+    return score
+
+
+def changed(results: Results, trace: str, number: int, **cells: Any) -> Results:
+    rows: list[Result] = [
+        replace(row, **cells) if (row.trace, row.case) == (trace, number) else row for row in results.rows
+    ]
+    return Results(rows, results.header)
+
+
+def test_a_machine_beside_itself_has_a_score_of_one() -> None:
+    score = only(made_zoo(), made_zoo())
+    assert score.score == pytest.approx(1.0)
+    assert score.supported == pytest.approx(1.0)
+    assert not score.is_partial
+
+
+def test_a_machine_that_takes_half_the_time_has_a_score_of_two() -> None:
+    assert only(made_zoo(0.5), made_zoo()).score == pytest.approx(2.0)
+
+
+def test_families_weigh_the_same_and_models_are_means_of_their_runs() -> None:
+    score = only(made_zoo({"a.predict": 0.25, "a.train": 1.0}), made_zoo())
+    by_name = {model.model: model for model in score.models}
+    assert by_name["a"].score == pytest.approx(2.0)
+    assert {name: model.weight for name, model in by_name.items()} == {"a": 0.25, "b": 0.25, "c": 0.5}
+    assert score.score == pytest.approx(2.0**0.25)
+
+
+@pytest.mark.parametrize("status", [WRONG, UNSUPPORTED, FAILED])
+def test_a_case_that_is_not_ok_is_charged_and_makes_the_score_partial(status: str) -> None:
+    results = changed(made_zoo(), "c.predict", 2, status=status, median_us=None)
+    score = only(results, made_zoo())
+    model = next(model for model in score.models if model.model == "c")
+    assert model.supported == pytest.approx(110 / 1110)
+    assert model.speed == pytest.approx(1.0)
+    assert model.score == pytest.approx(1110 / (110 + CHARGE * 1000))
+    assert model.is_partial
+    assert score.is_partial
+
+
+@given(speed=st.floats(0.05, 20.0), number=st.integers(0, 2))
+@settings(deadline=None, max_examples=20)
+def test_what_supports_less_at_the_same_pace_never_scores_better(speed: float, number: int) -> None:
+    whole = only(made_zoo(1 / speed), made_zoo())
+    less = only(changed(made_zoo(1 / speed), "b.predict", number, status=UNSUPPORTED, median_us=None), made_zoo())
+    assert whole.score is not None
+    assert less.score is not None
+    assert less.score < whole.score
+
+
+def test_what_the_baseline_cannot_run_counts_for_nothing() -> None:
+    baseline = changed(made_zoo(), "a.predict", 2, status=UNSUPPORTED, median_us=None)
+    assert only(made_zoo(0.5), baseline).score == pytest.approx(2.0)
+
+
+def test_a_trace_without_a_baseline_is_told_and_has_no_score() -> None:
+    baseline = Results([row for row in made_zoo().rows if row.trace != "c.predict"], HEADER)
+    score = only(made_zoo(0.5), baseline)
+    assert [model.model for model in score.models if model.score is None] == ["c"]
+    assert score.score == pytest.approx(2.0)
+    assert score.is_partial
+
+
+def test_a_trace_that_was_not_replayed_is_a_line_of_its_own() -> None:
+    rows = [row for row in made_zoo().rows if row.trace != "c.predict"]
+    about = {"c.predict": {"model": "c", "library": "lib", "family": "y", "problem": "it is not installed"}}
+    score = only(Results(rows, {**HEADER, "traces": about}), made_zoo())
+    model = next(model for model in score.models if model.model == "c")
+    assert model.score is None
+    assert model.supported == 0
+    assert score.is_partial
+
+
+def test_a_baseline_of_another_recording_is_told() -> None:
+    def with_hash(text: str) -> Results:
+        about = {origin.trace: {"model": origin.model, "trace_hash": text} for origin in MODELS}
+        return Results(made_zoo().rows, {**HEADER, "traces": about})
+
+    assert {trace.problem for model in only(with_hash("1"), with_hash("1")).models for trace in model.traces} == {""}
+    score = only(with_hash("1"), with_hash("2"))
+    told = {trace.problem for model in score.models for trace in model.traces}
+    assert told == {"its baseline is of another recording"}
+    assert score.score == pytest.approx(1.0)
+
+
+def test_each_mode_has_a_score_against_the_baselines_eager() -> None:
+    rows = [*made_zoo().rows, *made_zoo(0.5, mode="compile").rows]
+    scores = score_of(Results(rows, HEADER), baseline_of(made_zoo()))
+    assert [(score.way, round(score.score or 0, 6)) for score in scores] == [("eager", 1.0), ("compile", 2.0)]
+
+
+def test_two_people_get_the_same_interval() -> None:
+    results, baseline = made_zoo({"a.predict": 0.3, "b.predict": 0.7, "c.predict": 1.4}), made_zoo()
+    first, second = only(results, baseline), only(results, baseline)
+    assert first.interval == second.interval
+    assert first.interval is not None
+    assert first.score is not None
+    assert first.interval[0] < first.score < first.interval[1]
+
+
+def test_more_repeats_make_the_score_surer() -> None:
+    from opgrip.replay.measuring.repeats import join_repeats
+
+    once = made_zoo()
+    often = Results([join_repeats([row] * 5) for row in once.rows], HEADER)
+    assert only(often, once).deviation < only(once, once).deviation
+
+
+@pytest.mark.parametrize("name", ["b.json", "b.json.gz", "b.json.zst"])
+def test_a_baseline_comes_back_from_its_file(tmp_path: Path, name: str) -> None:
+    baseline = baseline_of(made_zoo())
+    write_baseline(baseline, tmp_path / name)
+    again = read_baselines(tmp_path / name)
+    assert again.traces.keys() == baseline.traces.keys()
+    trace = again.traces["a.train"]
+    assert trace.origin == MODELS[1]
+    assert [case.median_us for case in trace.cases.values()] == [10.0, 100.0, 1000.0]
+    assert "torch 2.13.0" in again.machine
+
+
+BAD = (
+    "",
+    "[]",
+    '{"format": 1}',
+    '{"format": 1, "traces": {"a": {"cases": [["k", 1, NaN, 0]]}}}',
+    '{"format": 1, "traces": {"a": {"cases": [["k", true, 1, 0]]}}}',
+    '{"format": 1, "traces": {"a": {"cases": [["k", 1e400, 1, 0]]}}}',
+    '{"format": 1, "traces": {"a": {"cases": [["k"]]}}}',
+    '{"format": 1, "traces": []}',
+    '{"format": 99, "traces": {}}',
+    "[" * 100_000,
+)
+
+
+@pytest.mark.parametrize("text", BAD)
+def test_what_is_no_baseline_is_refused_in_a_line(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "b.json"
+    path.write_text(text)
+    with pytest.raises(UserError, match=r"is no baseline|is of a newer opgrip"):
+        read_baselines(path)
+
+
+def test_the_commands_make_a_baseline_and_print_the_score_again(tmp_path: Path) -> None:
+    results, baseline = tmp_path / "zoo.json", tmp_path / "base.json.zst"
+    made_zoo().save(results)
+    done = run_command("opgrip", "zoo", "baseline", results, "-o", baseline, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "12 cases of 4 traces" in done.stdout
+    done = run_command("opgrip", "score", results, "--baseline", baseline, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "score under eager: 1.000 (95 %" in done.stdout
+    done = run_command("opgrip", "score", results, "--baseline", baseline, "--json", cwd=tmp_path)
+    assert json.loads(done.stdout)[0]["models"][0]["model"] == "a"
+
+
+def test_results_of_one_trace_have_no_score(tmp_path: Path) -> None:
+    Results([made_row(0, [1.0])], HEADER).save(tmp_path / "one.json")
+    done = run_command("opgrip", "score", tmp_path / "one.json", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "these results are of no zoo" in done.stderr

@@ -1,0 +1,129 @@
+"""`opgrip trace convert`: what a person types, and what is said of what cannot be."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from programs import SHIPPED_TRACES
+
+from opgrip.tools.opgrip import main
+from opgrip.traces import UserError, load
+from opgrip.traces.foreign import format_of, formats
+
+INPUTS = "Operator: aten.relu.default\ncnt: 3, ((T([2], f32),), {})\n"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a file of another tool, where a command runs."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "inputs.txt").write_text(INPUTS)
+    return tmp_path
+
+
+def said(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    """The one line of an error."""
+    assert main(["trace", "convert", *words]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    return line
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("out.csv",), "its format with --to: opgrip, backendbench, "),
+        (("out.onnx",), "which are read, not written"),
+        (("out.pt2",), "which are read, not written"),
+        ((".",), "is a folder: name a file in it"),
+        (("out.x", "--to", "chakraa"), "did you mean chakra?"),
+        (("out.x", "--to", "dlop"), "choose one of opgrip, "),
+        (("out.x", "--from", "nothing", "--to", "param"), "choose one of "),
+    ],
+)
+def test_what_is_no_target_says_what_is(
+    words: tuple[str, ...], expected: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert expected in said(capsys, "inputs.txt", *words)
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        (("out.x", "--to", "PARAM"), "param"),
+        (("out.x", "--to", "Execution-Trace", "--from", "TritonBench"), "execution_trace"),
+        (("out.chakra",), "chakra"),
+    ],
+)
+def test_formats_are_named_as_people_write_them(words: tuple[str, ...], name: str, folder: Path) -> None:
+    assert main(["trace", "convert", "inputs.txt", *words]) == 0
+    assert format_of(folder / words[0]) == name
+
+
+def test_all_formats_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        main(["trace", "convert", "--formats"])
+    rows = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line.strip()}
+    assert {"opgrip", *formats.names()} <= rows.keys()
+    assert "written" not in rows["onnx"]
+    assert ".param.json" in rows["param"]
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+@pytest.mark.parametrize(
+    "save",
+    [
+        torch.save,
+        lambda module, path: torch.save(module, path, _use_new_zipfile_serialization=False),
+        lambda module, path: torch.jit.save(torch.jit.script(module), path),
+    ],
+)
+def test_what_torch_saved_as_a_pickle_is_not_loaded_and_says_what_to_do(save: Any, tmp_path: Path) -> None:
+    save(torch.nn.Linear(2, 2), str(tmp_path / "net.pt"))
+    with pytest.raises(UserError, match=r"never read: export the model with torch\.export\.save"):
+        load(tmp_path / "net.pt")
+
+
+def test_what_is_no_file_says_so(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="is a folder: name a file in it"):
+        load(tmp_path)
+    with pytest.raises(UserError, match="standard input is not read"):
+        load("-")
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(UserError, match="is a pipe: name a file"):
+        load(tmp_path / "pipe")
+
+
+def test_what_nobody_reads_says_where_formats_are_listed(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("hello\n")
+    with pytest.raises(UserError, match="opgrip trace convert --formats"):
+        load(tmp_path / "notes.txt")
+
+
+def test_a_folder_of_tables_names_one_of_them_and_how_to_join_them(tmp_path: Path) -> None:
+    from opgrip.replay.cases.samples import sample_cases
+
+    (tmp_path / "abs.json").write_text('{"input": [[4]]}')
+    with pytest.raises(UserError, match=r"such as .*abs\.json.*opgrip trace merge"):
+        sample_cases(str(tmp_path))
+
+
+def test_traces_that_ship_have_no_other_format() -> None:
+    assert [format_of(path) for path in SHIPPED_TRACES] == [None] * len(SHIPPED_TRACES)
+
+
+@pytest.mark.parametrize(
+    ("verb", "expected"),
+    [
+        ("convert", "did you mean opgrip trace convert?"),
+        ("info", "did you mean opgrip trace info?"),
+        ("show", "did you mean opgrip results show or opgrip samples show?"),
+    ],
+)
+def test_a_verb_without_its_group_is_told_with_it(verb: str, expected: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main([verb, "inputs.txt"])
+    assert expected in capsys.readouterr().err

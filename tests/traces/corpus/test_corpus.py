@@ -1,0 +1,207 @@
+"""Several traces in one table: what each model counts with, what they have in common, and what one alone has."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+from example_trace import write
+from programs import train_tiny_net
+
+from opgrip.capture import Capture
+from opgrip.traces import load
+from opgrip.traces.corpus import Corpus, members_of, read_corpus, summarize
+from opgrip.traces.corpus.cases import write_cases
+from opgrip.traces.corpus.corpus import weighted
+from opgrip.traces.corpus.files import write_summary
+from opgrip.traces.corpus.rows import contexts_of, rows_of
+from opgrip.traces.corpus.summaries import ALL
+from opgrip.traces.errors import UserError
+from opgrip.traces.identity import key_of_case
+
+DLOP = {"input": [[2, 3], [4, 3]], "min": [[0], [0]], "max": [[6], [6]]}
+
+
+def small() -> None:
+    x = torch.randn(8, 8)
+    x.relu()
+    x.relu()
+    x.sin()
+
+
+def other() -> None:
+    x = torch.randn(8, 8)
+    x.relu()
+    x[:4].cos()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        x @ x
+
+
+def captured(path: Path, run: Callable[[], object]) -> Path:
+    with Capture(path):
+        run()
+    return path
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("corpus")
+    captured(folder / "small.jsonl", small)
+    captured(folder / "other.jsonl.gz", other)
+    train_tiny_net(folder / "tiny.jsonl")
+    (folder / "below").mkdir()
+    (folder / "below" / "clamp.json").write_text(json.dumps(DLOP))
+    (folder / "notes.txt").write_text("no trace\n")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def corpus(folder: Path) -> Corpus:
+    return read_corpus([str(folder)])
+
+
+def test_a_folder_is_its_traces_and_files_of_other_tools(corpus: Corpus, folder: Path) -> None:
+    assert sorted(member.name for member in corpus.members) == [
+        *("clamp.json", "other.jsonl.gz", "small.jsonl", "tiny.jsonl")
+    ]
+    assert corpus.sources == ["trace", "dlop"]
+    assert list(corpus.notes) == [f"{folder / 'notes.txt'} is no trace"]
+
+
+def test_rows_count_all_calls_of_a_trace_that_stand_for_themselves(folder: Path) -> None:
+    trace = load(folder / "tiny.jsonl")
+    rows = rows_of(trace)
+    assert rows["count"].sum() == len(trace.own_calls)
+    assert rows["share"].sum() == pytest.approx(1)
+    assert rows["time_us"].sum() == pytest.approx(trace.summary()["time_us"].sum())
+
+
+def test_each_model_of_a_source_weighs_the_same(corpus: Corpus) -> None:
+    frame = corpus.frame
+    models = (frame["share"] * frame["weight"]).groupby([frame["source"], frame["model"]]).sum()
+    assert models["trace"].tolist() == pytest.approx([1 / 3] * 3)
+    assert models["dlop"].tolist() == pytest.approx([1])
+
+
+def test_traces_of_a_model_share_its_weight_and_untimed_ones_by_their_calls() -> None:
+    rows = [
+        *(("a.predict", "trace", "a", 5.0, 1), ("a.train", "trace", "a", 9.0, 4), ("b", "trace", "b", 1.0, 1)),
+        *(("one.json", "dlop", "dlop", 0.0, 3), ("two.json", "dlop", "dlop", 0.0, 1)),
+    ]
+    frame = weighted(pd.DataFrame(rows, columns=["trace", "source", "model", "time_us", "count"]))
+    assert frame["weight"].tolist() == pytest.approx([0.25, 0.25, 0.5, 0.75, 0.25])
+
+
+def test_operators_tell_how_many_models_call_them(corpus: Corpus) -> None:
+    summary = summarize(corpus)
+    table = summary.table.set_index(["source", "op"])
+    relu = table.loc["trace", "aten.relu.default"]
+    assert (relu["models"], relu["traces"], relu["calls"], relu["signatures"]) == (2, 2, 3, 1)
+    assert table.loc["trace", "aten.sin.default"]["models"] == 1
+    assert table.loc["trace"]["share"].sum() == pytest.approx(1)
+    assert table.loc["dlop"]["share"].sum() == pytest.approx(1)
+    assert relu["usual_shapes"] == "[8,8] 100%"
+    assert (relu["elements_p10"], relu["elements_p90"]) == (64, 64)
+    alone = set(summary.unique("trace")["op"])
+    assert {"aten.sin.default", "aten.cos.default"} <= alone
+    assert "aten.relu.default" not in alone
+
+
+def test_what_all_models_have_is_found(folder: Path) -> None:
+    corpus = read_corpus([str(folder / "small.jsonl"), str(folder / "other.jsonl.gz")])
+    summary = summarize(corpus, "signature")
+    assert set(summary.common("trace")["op"]) == {"aten.relu.default", "aten.randn.default"}
+    assert set(summary.of_models(ALL, None).table["op"]) == {"aten.relu.default", "aten.randn.default"}
+    assert set(summary.of_models(1, 1).table["models"]) == {1}
+
+
+def test_a_signature_has_its_key_of_the_trace_with_the_settings_of_most_of_its_calls(folder: Path) -> None:
+    trace = load(folder / "other.jsonl.gz")
+    rows = rows_of(trace).set_index("signature")
+    contexts = contexts_of(trace)
+    assert {settings.get("autocast") for settings in contexts.values()} == {"", "cpu:bfloat16"}
+    for signature in trace.signatures:
+        if signature.number in rows.index:
+            assert rows.loc[signature.number, "key"] == key_of_case(signature, contexts[signature.number])
+
+
+@pytest.mark.parametrize("by", ["op", "shape", "dtype", "model", "family", "signature"])
+def test_every_table_counts_all_calls_and_all_time(corpus: Corpus, by: str) -> None:
+    table = summarize(corpus, by).table
+    assert table["calls"].sum() == corpus.frame["count"].sum()
+    assert table.groupby("source")["share"].sum().tolist() == pytest.approx([1, 1])
+
+
+def test_models_tell_what_they_alone_have(corpus: Corpus) -> None:
+    table = summarize(corpus, "model").table.set_index("model")
+    assert table.loc["small", "own_operators"] == 1
+    assert table.loc["small", "alike"] == pytest.approx(2 / 3)
+
+
+@pytest.mark.parametrize("suffix", [".json", ".csv", ".parquet"])
+def test_a_table_is_written_whole(corpus: Corpus, tmp_path: Path, suffix: str) -> None:
+    if suffix == ".parquet":
+        pytest.importorskip("pyarrow")
+    path = tmp_path / f"corpus{suffix}"
+    summary = summarize(corpus)
+    write_summary(corpus, summary, path, force=False)
+    if suffix == ".json":
+        form = json.loads(path.read_text())
+        assert form["models"] == {"trace": 3, "dlop": 1}
+        rows = pd.DataFrame(form["rows"])
+    else:
+        rows = pd.read_csv(path) if suffix == ".csv" else pd.read_parquet(path)
+    assert rows["op"].tolist() == summary.table["op"].tolist()
+    assert rows["calls"].tolist() == summary.table["calls"].tolist()
+    with pytest.raises(UserError, match="exists"):
+        write_summary(corpus, summary, path, force=False)
+
+
+def test_signatures_are_written_once_with_their_keys_and_values(corpus: Corpus, tmp_path: Path) -> None:
+    path = tmp_path / "cases.jsonl.zst"
+    keys = set(corpus.frame["key"])
+    assert write_cases(corpus, keys, path) == len(keys)
+    trace = load(path, partial=False)
+    rows = rows_of(trace)
+    assert set(rows["key"]) == keys
+    assert rows["count"].eq(1).all()
+    assert set(trace.calls["module"]) == {"small", "other", "tiny", "dlop"}
+    index = next(item for item in trace.signatures if item.op == "aten.embedding.default")
+    assert trace.values[index.args[1].values].draw((2, 6), torch.int64, torch.Generator()).max() < 10
+
+
+def test_what_is_not_there_is_told_in_a_line(folder: Path, tmp_path: Path) -> None:
+    for inputs, said in (
+        ([str(folder / "no.jsonl")], "is not there"),
+        ([str(folder / "notes.txt")], "is not a trace"),
+        (["zoo:no_such_model"], "no trace of the zoo"),
+        ([str(tmp_path)], "holds no trace"),
+    ):
+        with pytest.raises(UserError, match=said):
+            read_corpus(inputs)
+
+
+def test_a_broken_file_of_a_folder_is_left_out_and_told(tmp_path: Path) -> None:
+    captured(tmp_path / "whole.jsonl", small)
+    header = (tmp_path / "whole.jsonl").read_text().splitlines()[0]
+    (tmp_path / "newer.jsonl").write_text(header.replace('"version":"1.', '"version":"9.') + "\n")
+    (tmp_path / "cut.jsonl").write_text("".join((tmp_path / "whole.jsonl").read_text().splitlines(True)[:-1]))
+    corpus = read_corpus([str(tmp_path)])
+    assert {member.name for member in corpus.members} == {"whole.jsonl", "cut.jsonl"}
+    assert any("newer" in note for note in corpus.notes)
+    assert any("cut" in note for note in corpus.notes)
+
+
+def test_a_file_that_is_named_twice_counts_once(folder: Path) -> None:
+    name = str(folder / "small.jsonl")
+    assert len(members_of([name, name, str(folder)]).members) == 4
+
+
+def test_the_header_tells_the_model(tmp_path: Path) -> None:
+    write(tmp_path / "any.jsonl", model={"name": "net", "run": "train", "packages": {"mmcv": "2", "mmdet": "3"}})
+    member = read_corpus([str(tmp_path / "any.jsonl")]).members[0]
+    assert (member.model, member.run, member.library) == ("net", "train", "mmdet")

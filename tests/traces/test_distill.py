@@ -1,0 +1,108 @@
+"""The few cases that stand for many models."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from programs import run_command
+from several_traces import small_trace
+
+from opgrip.replay import replay
+from opgrip.replay.scoring import distilled_scores
+from opgrip.replay.scoring.distilled import Check, check_of
+from opgrip.traces import load
+from opgrip.traces.corpus import read_corpus
+from opgrip.traces.corpus.choosing import choose
+from opgrip.traces.corpus.distill import FIELD, distill, with_times
+from opgrip.traces.errors import UserError
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("distill")
+    small_trace(folder / "net.predict.jsonl", (10, 20, 30, 1000))
+    small_trace(folder / "net.train.jsonl", (10, 500, 700))
+    small_trace(folder / "other.predict.jsonl", (7, 100_000))
+    return folder
+
+
+def test_the_choice_is_what_trying_all_gains_gives() -> None:
+    generator = np.random.default_rng(0)
+    features, weights = generator.normal(size=(40, 3)), generator.random(40)
+    groups = np.arange(40) % 3
+    likeness = np.exp(-np.linalg.norm(features[:, None] - features[None], axis=2)) * (groups[:, None] == groups)
+    best, expected = np.zeros(40), []
+    for _ in range(12):
+        gains = np.clip(likeness - best, 0, None) @ weights
+        gains[expected] = -1.0
+        expected.append(int(gains.argmax()))
+        best = np.maximum(best, likeness[expected[-1]])
+    assert choose(features, groups, weights, 12) == expected
+
+
+def test_all_are_chosen_where_there_are_fewer_than_asked_for() -> None:
+    features = np.zeros((4, 1))
+    assert sorted(choose(features, np.array([0, 0, 1, 1]), np.ones(4), 10)) == [0, 1, 2, 3]
+
+
+def test_each_trace_is_stood_for_whole(folder: Path) -> None:
+    corpus = read_corpus([str(folder)])
+    distilled = distill(corpus, 3)
+    assert len(distilled.keys) == 3
+    whole = corpus.frame.groupby("trace")["time_us"].sum()
+    for trace, weights in distilled.weights_us.items():
+        assert sum(weights.values()) == pytest.approx(whole[trace])
+        assert distilled.predicted_us(trace, distilled.times_us) == pytest.approx(whole[trace])
+
+
+def test_what_takes_twice_as_long_everywhere_is_predicted_to(folder: Path) -> None:
+    corpus = read_corpus([str(folder)])
+    distilled = distill(corpus, 2)
+    frame = corpus.frame
+    times = {
+        (trace, key): 2 * us for trace, key, us in zip(frame["trace"], frame["key"], frame["median_us"], strict=True)
+    }
+    checks = check_of(corpus, distilled, times)
+    assert len(checks) == 3
+    assert [item.error for item in checks] == pytest.approx([0.0] * 3)
+
+
+def test_an_error_is_of_what_is_predicted() -> None:
+    assert Check("a", 100.0, 90.0).error == pytest.approx(-0.1)
+
+
+def test_times_of_a_replay_take_the_place_of_captured_ones(folder: Path) -> None:
+    corpus = read_corpus([str(folder)])
+    first = corpus.frame.iloc[0]
+    timed = with_times(corpus, {(first["trace"], first["key"]): 123.0})
+    assert timed.frame["median_us"].tolist() == [123.0]
+    assert isinstance(timed.frame, pd.DataFrame)
+    with pytest.raises(UserError, match="of none of the traces"):
+        with_times(corpus, {})
+
+
+def test_the_file_is_a_trace_whose_replay_ends_in_a_score(folder: Path, tmp_path: Path) -> None:
+    bench = tmp_path / "bench.jsonl"
+    done = run_command("opgrip", "corpus", "distill", folder, "--cases", "4", "-o", bench, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "4 cases stand for 3 traces" in done.stdout
+    assert run_command("opgrip", "trace", "validate", bench, cwd=tmp_path).returncode == 0
+    trace = load(bench)
+    assert len(trace.calls) == 4
+    assert set(trace.header[FIELD]["traces"]) == {"net.predict", "net.train", "other.predict"}
+    done = run_command("opreplay", bench, "--iterations", "3", "-o", "r.json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "score under eager" in done.stdout
+    done = run_command("opgrip", "score", "r.json", cwd=tmp_path)
+    assert "score under eager" in done.stdout
+
+
+def test_a_trace_that_says_nonsense_of_what_it_stands_for_is_refused_in_a_line(folder: Path, tmp_path: Path) -> None:
+    results = replay(folder / "other.predict.jsonl", iterations=2)
+    for nonsense in ({}, {"keys": [], "traces": {"a": {"cases": [5], "us": [1.0]}}}, {"keys": 3, "traces": 4}):
+        results.header[FIELD] = nonsense
+        with pytest.raises(UserError, match="does not say what its cases stand for"):
+            distilled_scores(results)

@@ -1,0 +1,59 @@
+"""What of another tool's file became no calls: said wherever the file is replayed or shown."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from programs import SHIPPED_TRACES, run_command
+
+from opgrip.traces import load
+from opgrip.traces.records import Dropped
+from opgrip.traces.unconverted import no_calls, unconverted
+
+GOOD_ROW_AND_BAD = '{"input": [[4], ["x"]]}'
+"""Of DLOP-Bench, as the table of `abs`."""
+
+
+def test_a_replay_says_which_calls_of_a_file_it_leaves_out(tmp_path: Path) -> None:
+    (tmp_path / "abs.json").write_text(GOOD_ROW_AND_BAD)
+    done = run_command("opreplay", "abs.json", "--iterations", "1", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    (line,) = [line for line in done.stderr.splitlines() if "not converted" in line]
+    assert "1 call of the file not converted: 1 abs: " in line
+
+
+@pytest.mark.parametrize("words", [(), ("--sequence",), ("--unit", "module")])
+def test_a_file_of_which_nothing_is_left_says_why(words: tuple[str, ...], tmp_path: Path) -> None:
+    (tmp_path / "mhaf.json").write_text('{"query": [[4, 2, 8]]}')
+    done = run_command("opreplay", "mhaf.json", *words, cwd=tmp_path)
+    (line,) = done.stderr.splitlines()
+    assert done.returncode == 2
+    assert "1 mhaf: multi_head_attention_forward is a Python function" in line
+
+
+def test_of_a_captured_trace_nothing_is_said() -> None:
+    trace = load(SHIPPED_TRACES[0])
+    assert unconverted(trace) is None
+    assert "capture a program" in str(no_calls(trace))
+
+
+def test_the_most_frequent_are_told_and_others_counted() -> None:
+    trace = load(SHIPPED_TRACES[0])
+    assert trace.end is not None
+    dropped = [Dropped(f"op{number}", "of another version", number) for number in range(1, 6)]
+    converted = replace(trace, header=trace.header | {"converted_from": "x"}, end=replace(trace.end, dropped=dropped))
+    assert unconverted(converted) == (
+        "15 calls of the file not converted: 5 op5: of another version; 4 op4: of another version; "
+        "3 op3: of another version; and 2 others: see opgrip trace info"
+    )
+
+
+def test_shares_of_a_file_without_times_are_of_calls(tmp_path: Path) -> None:
+    (tmp_path / "abs.json").write_text(GOOD_ROW_AND_BAD)
+    shown = run_command("opgrip", "trace", "info", "abs.json", cwd=tmp_path).stdout
+    assert "operators by share of calls" in shown
+    assert "time us" not in shown
+    assert "total us" not in shown
+    assert "time us" in run_command("opgrip", "trace", "info", SHIPPED_TRACES[0]).stdout

@@ -1,0 +1,64 @@
+"""Which of torch's public operators a corpus has."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from opgrip.capture.operators.registered import is_composite, is_public, name_of, registered_operators
+from opgrip.replay.cases.families import family_of
+from opgrip.traces.corpus import Corpus
+
+
+def public_operators() -> set[str]:
+    """Names of torch's operators that programs call and that stand in traces: `aten.add`.
+
+    All overloads of a name are one operator, and so is its variant that writes into its argument. Operators that are
+    nothing but calls of others are none.
+    """
+    functions = [
+        function
+        for function in registered_operators()
+        if is_public(function)
+        and not is_composite(function)
+        and not any(argument.is_out for argument in function._schema.arguments)
+    ]
+    names = {name_of(function).rpartition(".")[0] for function in functions}
+    return {plain_operator(name) for name in names}
+
+
+def plain_operator(name: str) -> str:
+    """An operator without what tells its variants apart: `aten.add` of `aten.add_.Tensor` and of `aten.add_`."""
+    namespace, _, rest = name.partition(".")
+    packet = rest.partition(".")[0]
+    return f"{namespace}.{packet.rstrip('_') or packet}" if rest else name
+
+
+def cover(corpus: Corpus) -> pd.DataFrame:
+    """One row an operator of torch: op, category, is_covered, then for each source models and signatures.
+
+    Below them, operators of the corpus that are no public ones of torch: those of other packages, and torch's own.
+    """
+    frame = corpus.frame.assign(plain=corpus.frame["op"].map(plain_operator))
+    public = public_operators()
+    names = sorted(public) + sorted(set(frame["plain"]) - public)
+    table = pd.DataFrame({"op": names})
+    table["category"] = [family_of(f"{name}.default" if ":" not in name else name) for name in names]
+    table["is_public"] = table["op"].isin(public)
+    table["is_covered"] = table["op"].isin(set(frame["plain"]))
+    for source in corpus.sources:
+        groups = frame[frame["source"] == source].groupby("plain")
+        for column, counts in (("models", groups["model"].nunique()), ("signatures", groups["key"].nunique())):
+            table[f"{source}_{column}"] = table["op"].map(counts).fillna(0).astype(int)
+    return table
+
+
+def summarize_coverage(table: pd.DataFrame) -> pd.DataFrame:
+    """One row a category: category, operators (of torch), covered, share (of them), missing (their names)."""
+    public = table[table["is_public"]]
+    groups = public.groupby("category")
+    summary = pd.DataFrame({"operators": groups.size(), "covered": groups["is_covered"].sum()})
+    summary["share"] = summary["covered"] / summary["operators"]
+    missing = public[~public["is_covered"]].groupby("category")["op"]
+    names = missing.agg(lambda names: ", ".join(name.partition(".")[2] for name in names))
+    summary["missing"] = names.reindex(summary.index).fillna("")
+    return summary.sort_values(["operators"], ascending=False).reset_index()

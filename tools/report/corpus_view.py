@@ -1,0 +1,64 @@
+"""What a page is told of a corpus: a table for each way to look at it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+
+from opgrip.traces.corpus import Corpus, summarize
+from opgrip.traces.corpus.files import records
+
+TABLES = ("op", "shape", "dtype", "signature", "model", "family")
+MOST_ROWS = 5_000
+"""Of a table: those with the largest share of time."""
+MEANINGS = {
+    "source": "traces of ours, or the tool whose files these are",
+    "op": "the operator",
+    "call": "the operator and its arguments",
+    "models": "that have such calls",
+    "traces": "that have such calls",
+    "calls": "in all traces",
+    "signatures": "different ones: operator, shapes, strides, dtypes, scalars and settings",
+    "operators": "different ones",
+    "share": "of the time, in percent; each model of a source counts alike",
+    "time_us": "of all calls, by the median of their signature",
+    "own_operators": "operators that no other model calls",
+    "alike": "part of its signatures that another model has too",
+    "elements_p10": "elements of a call's largest tensor, the tenth percentile",
+    "elements_p50": "their median",
+    "elements_p90": "the ninetieth percentile",
+    "usual_shapes": "those of most calls",
+    "usual_dtypes": "those of most calls",
+    "named": "the models",
+}
+
+Plain = dict[str, Any]
+
+
+def describe_corpus(corpus: Corpus) -> Plain:
+    """All tables of a corpus."""
+    members = [[member.name, member.source, member.model, member.run, member.library] for member in corpus.members]
+    return {"members": members, "tables": {by: _table(summarize(corpus, by).table) for by in TABLES}}
+
+
+def _table(table: pd.DataFrame) -> Plain:
+    shown = table.drop(columns="key", errors="ignore").head(MOST_ROWS)
+    shown = shown.assign(share=shown["share"] * 100)
+    rows = [[_plain(cell) for cell in row.values()] for row in records(shown)]
+    columns = [
+        {
+            "name": name,
+            "meaning": MEANINGS.get(str(name), str(name)),
+            "is_number": bool(pd.api.types.is_numeric_dtype(shown[name])),
+        }
+        for name in shown.columns
+    ]
+    return {"columns": columns, "rows": rows, "left_out": len(table) - len(shown)}
+
+
+def _plain(cell: Any) -> Any:
+    if isinstance(cell, str):
+        # a browser takes no halves of characters
+        return cell.encode("utf-8", "backslashreplace").decode()
+    return float(f"{cell:.6g}") if isinstance(cell, float) else cell

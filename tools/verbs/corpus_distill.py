@@ -1,0 +1,74 @@
+"""`opgrip corpus distill`: the few cases that stand for many models, as a trace."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from opgrip.tools.verbs.verb import Verb, verbs
+from opgrip.traces.command import add_debug, add_reading, positive
+from opgrip.traces.output import check_writable
+from opgrip.traces.progress import Reporter
+
+if TYPE_CHECKING:
+    from opgrip.replay.outcome import Results
+
+CASES = 500
+EXAMPLES = """\
+examples:
+  opgrip corpus distill zoo --cases 500 -o bench.jsonl.zst
+  opreplay bench.jsonl.zst                                       a score of all models, in ten minutes
+  opgrip corpus distill zoo --times one.parquet --check two.parquet -o bench.jsonl.zst
+
+--times takes results of a replay of these traces, whose times the weights then refer to; --check takes those of
+another, and prints what the distilled cases predict of each trace beside what it took.
+"""
+
+
+def prepare(parser: argparse.ArgumentParser) -> None:
+    """The verb's options."""
+    parser.add_argument("inputs", nargs="+", metavar="TRACE", help="files and folders of traces, zoo, zoo:PATTERN")
+    parser.add_argument("--cases", type=positive, default=CASES, metavar="N", help="to choose (default: %(default)s)")
+    parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help="the trace to write")
+    parser.add_argument("-f", "--force", action="store_true", help="replace an existing file")
+    parser.add_argument("--times", metavar="RUN", help="results of opreplay of these traces (default: captured times)")
+    parser.add_argument("--check", metavar="RUN", help="results of another replay, to hold the prediction against")
+    add_reading(parser, "take what there is of cut or damaged traces")
+    add_debug(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Choose, write, and hold against another replay."""
+    from opgrip.replay.outcome import read_run
+    from opgrip.replay.scoring.distilled import check_of, print_check, times_of
+    from opgrip.replay.store.store import Store
+    from opgrip.traces.corpus import read_corpus
+    from opgrip.traces.corpus.cases import write_cases
+    from opgrip.traces.corpus.distill import FIELD, describe, distill, named_by_files, with_times
+
+    check_writable(args.output, args.force)
+    reporter = Reporter(args.prog)
+
+    def results_of(name: str) -> Results:
+        return read_run(Store().find(name))
+
+    times = None if args.times is None else times_of(results_of(args.times))
+    check = None if args.check is None else times_of(results_of(args.check))
+    corpus = read_corpus(args.inputs, args.partial, args.unbounded, reporter.reading)
+    for note in corpus.notes:
+        reporter.say(note)
+    corpus = named_by_files(corpus)
+    if times is not None:
+        corpus = with_times(corpus, times)
+    distilled = distill(corpus, args.cases)
+    fields = {FIELD: distilled.field(corpus)}
+    write_cases(corpus, distilled.keys, args.output, args.force, args.unbounded, reporter.reading, fields)
+    print(f"{describe(distilled)}: {args.output}")
+    if check is not None:
+        print_check(check_of(corpus, distilled, check), sys.stdout)
+    return 0
+
+
+verbs.register("corpus distill")(Verb("the few cases that stand for many models, as a trace", EXAMPLES, prepare, run))

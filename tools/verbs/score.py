@@ -1,0 +1,54 @@
+"""`opgrip score`: how fast a device or a compiler runs what models run, of results that opreplay kept."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from opgrip.tools.verbs.kept_runs import add_run
+from opgrip.tools.verbs.verb import Verb, verbs
+from opgrip.traces.command import add_debug
+
+EXAMPLES = """\
+examples:
+  opgrip score latest
+  opgrip score zoo.parquet --baseline other-machine.json.zst
+  opgrip score zoo.parquet --json > score.json
+
+docs/benchmark.md says how the number comes about.
+"""
+
+
+def prepare(parser: argparse.ArgumentParser) -> None:
+    """The verb's options."""
+    add_run(parser)
+    parser.add_argument(
+        "--baseline", type=Path, metavar="FILE", help="that opgrip zoo baseline wrote (default: the one that ships)"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON: a list of one object a mode")
+    add_debug(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print a line a model and the total, as opreplay does after its last trace."""
+    from opgrip.replay.outcome import read_run
+    from opgrip.replay.scoring import distilled_scores, print_scores, read_baselines, score_of
+    from opgrip.replay.scoring.table import plain_of
+    from opgrip.replay.store.store import Store
+    from opgrip.traces.errors import UserError
+
+    results = read_run(Store(args.store).find(args.which))
+    scores = distilled_scores(results) or score_of(results, read_baselines(args.baseline))
+    if not scores:
+        raise UserError("these results are of no zoo", "make some with opreplay zoo -o results.parquet")
+    if args.json:
+        json.dump([plain_of(score) for score in scores], sys.stdout, indent=1)
+        print()
+    else:
+        print_scores(scores, sys.stdout)
+    return 0
+
+
+verbs.register("score")(Verb("how fast a device or a compiler runs what models run", EXAMPLES, prepare, run))

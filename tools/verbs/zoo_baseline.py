@@ -1,0 +1,46 @@
+"""`opgrip zoo baseline`: makes what scores are held against of the results of a replay."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from opgrip.tools.verbs.kept_runs import add_run
+from opgrip.tools.verbs.verb import Verb, verbs
+from opgrip.traces.command import add_debug
+from opgrip.traces.words import counted
+
+EXAMPLES = """\
+examples:
+  opreplay zoo --repeats 3 -o zoo.parquet
+  opgrip zoo baseline zoo.parquet -o baseline.json.zst
+  opreplay zoo --baseline baseline.json.zst
+
+The rows that count are those under eager, with the values, threads, batch and caches of the program.
+"""
+
+
+def prepare(parser: argparse.ArgumentParser) -> None:
+    """The verb's options."""
+    add_run(parser)
+    parser.add_argument(
+        "-o", "--output", type=Path, required=True, metavar="FILE", help="a .json, .json.gz or .json.zst to write"
+    )
+    parser.add_argument("-f", "--force", action="store_true", help="replace an existing file")
+    add_debug(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Write the baseline, and say what is in it."""
+    from opgrip.replay.outcome import read_run
+    from opgrip.replay.scoring import baseline_of, write_baseline
+    from opgrip.replay.store.store import Store
+
+    baseline = baseline_of(read_run(Store(args.store).find(args.which)))
+    write_baseline(baseline, args.output, args.force)
+    cases = sum(len(trace.cases) for trace in baseline.traces.values())
+    print(f"{counted(cases, 'case')} of {counted(len(baseline.traces), 'trace')}, {baseline.machine}: {args.output}")
+    return 0
+
+
+verbs.register("zoo baseline")(Verb("make what scores are held against", EXAMPLES, prepare, run))

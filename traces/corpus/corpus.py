@@ -1,0 +1,141 @@
+"""A corpus: the signatures of several traces in one table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from opgrip.traces.corpus.members import Member, members_of
+from opgrip.traces.corpus.rows import rows_of
+from opgrip.traces.errors import UserError
+from opgrip.traces.trace import load
+from opgrip.traces.words import counted
+
+OF_MEMBER = ("trace", "source", "model", "run", "library", "family")
+Reading = Callable[[Path], AbstractContextManager[object]]
+"""Around the reading of each file, to tell of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Corpus:
+    """Several traces as one table.
+
+    Attributes
+    ----------
+    frame : one row a trace and signature, in the order in which they were read. Of the trace: trace (its name), source
+        (`trace`, or the tool whose file it is), model, run, library, family. Of the signature: signature (its number
+        in the trace), key (what it is called in any trace: operator, shapes, strides, dtypes, scalars and settings),
+        kind, op, call (in short, with its arguments), shapes and dtypes of its tensors, device, elements (of its
+        largest tensor). Of its calls: count, median_us, time_us (`count` times the median), call_share and share (of
+        the trace's calls and time, 0 to 1). And weight, what the trace counts with, so that each model of a source
+        counts alike: of `share` times it, each source has the sum 1.
+    members : the traces, in their order
+    notes : what was left out, and why, in words
+    """
+
+    frame: pd.DataFrame
+    members: Sequence[Member]
+    notes: Sequence[str] = ()
+
+    @property
+    def sources(self) -> list[str]:
+        """Where the traces are from: traces of ours first."""
+        return list(dict.fromkeys(member.source for member in sorted(self.members, key=lambda item: not item.is_trace)))
+
+    def of_source(self, source: str) -> Corpus:
+        """What there is of a source."""
+        members = [member for member in self.members if member.source == source]
+        return replace(self, frame=self.frame[self.frame["source"] == source], members=members)
+
+    def path_of(self, trace: str) -> Path:
+        """The file of a trace, by its name in the table."""
+        return next(member.path for member in self.members if member.name == trace)
+
+
+def read_corpus(
+    inputs: Iterable[str],
+    partial: bool | None = True,
+    unbounded: bool = False,
+    reading: Reading = lambda path: nullcontext(),
+) -> Corpus:
+    """The corpus of some traces, files of other tools, folders of them, `zoo` or `zoo:PATTERN`.
+
+    One trace at a time is in memory.
+
+    Parameters
+    ----------
+    partial, unbounded : as `load` has them
+    reading : around the reading of each file
+
+    Raises
+    ------
+    UserError : for what is not there or cannot be read, and where there are no calls. A file of a folder that cannot
+        be read is left out, and told.
+    """
+    files = members_of(inputs)
+    notes = []
+    if files.absent:
+        notes.append(f"{counted(len(files.absent), 'trace')} of the zoo not installed: {', '.join(files.absent)}")
+    notes += [f"{path} is no trace" for path in files.passed_over]
+    members: list[Member] = []
+    tables: list[pd.DataFrame] = []
+    for member in files.members:
+        try:
+            with reading(member.path):
+                trace = load(member.path, partial, unbounded)
+                told = _unlike(member.told_by(trace.header), members)
+                rows = rows_of(trace)
+        except UserError as error:
+            if member.is_named:
+                raise
+            notes.append(str(error))
+            continue
+        if trace.missing:
+            notes.append(trace.missing)
+        if rows.empty:
+            notes.append(f"{member.name} holds no calls")
+            continue
+        members.append(told)
+        tables.append(_with_member(rows, told))
+    if not tables:
+        raise UserError("there are no calls in these files", "name traces of a model that ran")
+    return Corpus(weighted(pd.concat(tables, ignore_index=True)), members, notes)
+
+
+def weighted(frame: pd.DataFrame) -> pd.DataFrame:
+    """A table with its column `weight`: each model of a source counts alike, and so does each trace of a model.
+
+    Traces of a model without times, such as a tool's files of one operator each, count by their calls.
+    """
+    traces = frame.groupby("trace", sort=False).agg(
+        source=("source", "first"), model=("model", "first"), time_us=("time_us", "sum"), calls=("count", "sum")
+    )
+    of_model = traces.groupby(["source", "model"])
+    by_calls = traces["calls"] / of_model["calls"].transform("sum")
+    is_timed = of_model["time_us"].transform("sum") > 0
+    part = (1.0 / of_model["calls"].transform("size")).where(is_timed, by_calls)
+    weight = part / traces.groupby("source")["model"].transform("nunique")
+    return frame.assign(weight=frame["trace"].map(weight))
+
+
+def _unlike(member: Member, members: Sequence[Member]) -> Member:
+    """A member under a name that no other has."""
+    names = {other.name for other in members}
+    if member.name not in names:
+        return member
+    number = 2
+    while f"{member.name} ({number})" in names:
+        number += 1
+    return replace(member, name=f"{member.name} ({number})")
+
+
+def _with_member(rows: pd.DataFrame, member: Member) -> pd.DataFrame:
+    facts: dict[str, Any] = {"trace": member.name, **asdict(member)}
+    for place, name in enumerate(OF_MEMBER):
+        rows.insert(place, name, facts[name])
+    return rows

@@ -1,0 +1,163 @@
+"""The few cases of a corpus that stand for all, and what each stands for in each trace."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from opgrip.traces.corpus.choosing import Floats, choose, distances
+from opgrip.traces.corpus.corpus import Corpus
+from opgrip.traces.errors import UserError
+from opgrip.traces.words import counted
+from opgrip.traces.zoo import read_manifest
+from opgrip.traces.zoo.names import name_of_file
+
+FIELD = "distilled"
+"""Of a trace's header: what its cases stand for. Readers that do not know it pass over it."""
+VARIETY = 0.1
+"""Share of the weight that all cases have alike, whatever their time."""
+SHAPE = re.compile(r"\[([\d,]*)\]")
+SHAPES = 3
+"""Tensors whose sizes count."""
+OTHER_OP, OTHER_DTYPE = 6.0, 2.0
+"""Distances of cases of other operators and dtypes; one of 1 is a time or a size e times as large."""
+SIZES = 0.5
+"""Weight of a size beside that of the time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Distilled:
+    """Some cases of a corpus.
+
+    Attributes
+    ----------
+    keys : of the cases, those that stand for most first
+    times_us : of each, the time of one call that weights refer to
+    weights_us : by trace and case, the time of all calls of that trace that it stands for; a trace's time elsewhere is
+        the sum over cases of that times the case's time there over its `times_us`
+    likeness : how alike cases are to what stands for them, by time: 1 where each stands for itself
+    """
+
+    keys: list[str]
+    times_us: dict[str, float]
+    weights_us: dict[str, dict[str, float]]
+    likeness: float
+
+    def predicted_us(self, trace: str, times_us: Mapping[str, float]) -> float:
+        """The time of a trace's calls where its cases take such times; cases without one count as the others."""
+        weights = self.weights_us[trace]
+        timed = [(weight, times_us[key] / self.times_us[key]) for key, weight in weights.items() if key in times_us]
+        whole, there = sum(weights.values()), sum(weight for weight, _ in timed)
+        return sum(weight * ratio for weight, ratio in timed) * (whole / there) if there else float("nan")
+
+    def field(self, corpus: Corpus) -> dict[str, Any]:
+        """What the header of its trace says: the traces, and what each case stands for in them."""
+        about = {member.name: member for member in corpus.members}
+        place = {key: number for number, key in enumerate(self.keys)}
+        traces = {}
+        for name, weights in self.weights_us.items():
+            member = about[name]
+            words = {word: getattr(member, word) for word in ("model", "run", "library", "family")}
+            pairs = sorted((place[key], weight) for key, weight in weights.items())
+            cases, us = [number for number, _ in pairs], [float(f"{weight:.5g}") for _, weight in pairs]
+            traces[name] = {**{word: value for word, value in words.items() if value}, "cases": cases, "us": us}
+        return {"method": "facility location", "keys": self.keys, "traces": traces}
+
+
+def named_by_files(corpus: Corpus) -> Corpus:
+    """A corpus whose traces are called as replays of several call them: by the names of their files."""
+    manifest = {trace.name: trace for trace in read_manifest()}
+    names = {member.name: name_of_file(member.path, manifest) for member in corpus.members}
+    members = [
+        replace(member, **names[member.name]._asdict()) if member.name not in manifest else member
+        for member in corpus.members
+    ]
+    return Corpus(corpus.frame.assign(trace=corpus.frame["trace"].map(lambda name: names[name].name)), members)
+
+
+def with_times(corpus: Corpus, times_us: Mapping[tuple[str, str], float]) -> Corpus:
+    """A corpus whose cases take other times, by trace and key; those that are not among them are left out.
+
+    Raises
+    ------
+    UserError : where none is
+    """
+    frame = corpus.frame
+    median = pd.Series([times_us.get(pair) for pair in zip(frame["trace"], frame["key"], strict=True)], frame.index)
+    frame = frame.assign(median_us=median.astype(float))[median.notna()]
+    if frame.empty:
+        raise UserError("these results are of none of the traces", "replay them: opreplay FOLDER -o results.parquet")
+    frame = frame.assign(time_us=frame["count"] * frame["median_us"])
+    frame["share"] = frame["time_us"] / frame.groupby("trace")["time_us"].transform("sum")
+    return Corpus(frame, corpus.members, corpus.notes)
+
+
+def distill(corpus: Corpus, count: int) -> Distilled:
+    """The cases that stand for a corpus by time and by variety.
+
+    Raises
+    ------
+    UserError : where no case has a time
+    """
+    frame = corpus.frame[corpus.frame["median_us"] > 0]
+    if frame.empty:
+        raise UserError("no call of these traces has a time", "give results of a replay with --times")
+    cases = _cases(frame)
+    weights = (1 - VARIETY) * cases["weight"].to_numpy() + VARIETY / len(cases)
+    features = _features(cases)
+    places = np.array(choose(features, pd.factorize(cases["op"])[0].astype(np.int64), weights, count))
+    nearest, likeness = _assign(features, pd.factorize(cases["op"])[0], places)
+    keys = cases.index.to_numpy()
+    standing_for = dict(zip(keys, keys[places[nearest]], strict=True))
+    sums = frame.assign(by=frame["key"].map(standing_for)).groupby(["trace", "by"], sort=False)["time_us"].sum()
+    weights_us: dict[str, dict[str, float]] = {}
+    for pair, time_us in zip(sums.index.tolist(), sums.tolist(), strict=True):
+        weights_us.setdefault(pair[0], {})[pair[1]] = time_us
+    chosen = [str(key) for key in keys[places]]
+    times = {key: float(cases.loc[key, "median_us"]) for key in chosen}  # type: ignore[arg-type]
+    return Distilled(chosen, times, weights_us, float((cases["weight"].to_numpy() * likeness).sum()))
+
+
+def _cases(frame: pd.DataFrame) -> pd.DataFrame:
+    """One row a case, whatever traces have it: its operator, dtypes, shapes, time, and share of all models' time."""
+    weight = frame["weight"] * frame["share"]
+    cases = (
+        frame.assign(weight=weight)
+        .groupby("key", sort=False)
+        .agg({"op": "first", "dtypes": "first", "shapes": "first", "median_us": "median", "weight": "sum"})
+    )
+    return cases.assign(weight=cases["weight"] / cases["weight"].sum())
+
+
+def _features(cases: pd.DataFrame) -> Floats:
+    """(cases, ...): the logarithms of the time and of the first tensors' sizes, and the dtypes."""
+    sizes = np.zeros((len(cases), SHAPES))
+    for row, shapes in enumerate(cases["shapes"]):
+        for column, shape in enumerate(SHAPE.findall(shapes)[:SHAPES]):
+            sizes[row, column] = sum(np.log(max(float(size), 1.0)) for size in shape.split(",") if size)
+    dtypes = np.eye(cases["dtypes"].nunique())[pd.factorize(cases["dtypes"])[0]] * (OTHER_DTYPE / np.sqrt(2))
+    times = np.log(cases["median_us"].to_numpy())[:, None]
+    return np.hstack([times, SIZES * sizes, dtypes])
+
+
+def _assign(features: Floats, ops: np.ndarray[Any, Any], places: np.ndarray[Any, Any]) -> tuple[Any, Floats]:
+    """For each case, which of the chosen ones stands for it, and how alike they are."""
+    nearest, likeness = np.zeros(len(features), dtype=int), np.zeros(len(features))
+    for first in range(0, len(features), 1000):
+        part = slice(first, first + 1000)
+        apart = distances(features[part], features[places])
+        apart += OTHER_OP * (ops[part][:, None] != ops[places][None, :])
+        nearest[part] = apart.argmin(axis=1)
+        likeness[part] = np.exp(-apart.min(axis=1))
+    return nearest, likeness
+
+
+def describe(distilled: Distilled) -> str:
+    """What was chosen, in a line."""
+    traces = counted(len(distilled.weights_us), "trace")
+    return f"{counted(len(distilled.keys), 'case')} stand for {traces}, {distilled.likeness:.1%} alike by time"

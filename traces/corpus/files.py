@@ -1,0 +1,85 @@
+"""What a corpus says, as files."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, Any
+
+import pandas as pd
+
+from opgrip.traces.command import printable
+from opgrip.traces.corpus.corpus import Corpus
+from opgrip.traces.corpus.summaries import Summary
+from opgrip.traces.errors import UserError
+from opgrip.traces.extras import needed
+from opgrip.traces.output import whole_file
+
+WRITTEN = (".json", ".csv", ".parquet")
+
+
+def check_form(path: Path) -> None:
+    """Raise `UserError` where no table is written to a file of that name, or what writes it is missing."""
+    if path.suffix not in WRITTEN:
+        raise UserError(f"{path} is neither {', '.join(WRITTEN[:-1])} nor {WRITTEN[-1]}", "name one of these")
+    if path.suffix == ".parquet":
+        needed("pyarrow", "results")
+
+
+def write_summary(corpus: Corpus, summary: Summary, path: Path, force: bool) -> None:
+    """Write all rows of a table; as JSON, with which traces it is of."""
+    write_table(summary.table, path, force, facts_of(corpus, summary))
+
+
+def write_table(table: pd.DataFrame, path: Path, force: bool, facts: Mapping[str, Any]) -> None:
+    """Write a table as its file's suffix says; as JSON with some facts before its rows."""
+    check_form(path)
+    with whole_file(path, force) as file:
+        if path.suffix == ".parquet":
+            _write_parquet(table, file)
+        elif path.suffix == ".csv":
+            file.write(_csv(table).encode(errors="backslashreplace"))
+        else:
+            form = {**facts, "rows": records(table)}
+            file.write(json.dumps(form, indent=1, allow_nan=False).encode() + b"\n")
+
+
+def facts_of(corpus: Corpus, summary: Summary | None = None) -> dict[str, Any]:
+    """Of which traces something is, and how many rows all models have and one alone."""
+    members = [
+        {name: getattr(member, name) for name in ("name", "source", "model", "run", "library", "family")}
+        for member in corpus.members
+    ]
+    form: dict[str, Any] = {"traces": members, "notes": list(corpus.notes)}
+    if summary is None:
+        return form
+    form |= {"by": summary.by, "models": dict(summary.models)}
+    if summary.tells_models:
+        form["common"] = {source: len(summary.common(source)) for source in summary.models}
+        form["unique"] = {source: len(summary.unique(source)) for source in summary.models}
+    return form
+
+
+def records(table: pd.DataFrame) -> list[dict[str, Any]]:
+    """The rows of a table as plain values, None for what is not known."""
+    plain = table.astype(object).where(table.notna(), None)
+    return [{str(name): cell for name, cell in row.items()} for row in plain.to_dict("records")]
+
+
+def _csv(table: pd.DataFrame) -> str:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(table.columns), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(
+        {name: printable(cell) if isinstance(cell, str) else cell for name, cell in row.items()}
+        for row in records(table)
+    )
+    return text.getvalue()
+
+
+def _write_parquet(table: pd.DataFrame, file: IO[bytes]) -> None:
+    arrow, parquet = needed("pyarrow", "results"), needed("pyarrow.parquet", "results")
+    parquet.write_table(arrow.Table.from_pandas(table, preserve_index=False), file, compression="zstd")

@@ -1,0 +1,182 @@
+"""The files that a corpus is made of, and which model each is of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from opgrip.traces.errors import MissingFileError, UserError
+from opgrip.traces.foreign import format_of, formats
+from opgrip.traces.records import FORMAT
+from opgrip.traces.shipped import trace_file
+from opgrip.traces.streams import Damage, read_chunks
+from opgrip.traces.zoo import ZooTrace, read_manifest, select, zoo_file
+
+ZOO = "zoo"
+TRACE = "trace"
+"""The source of traces of ours; that of another tool's file is its format's name."""
+MOST_FILES = 100_000
+"""Of a folder."""
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A file of a corpus, or a trace of the zoo.
+
+    Attributes
+    ----------
+    name : that it is called by: `detr_r50.train` of the zoo, else the file's name
+    source : `trace`, or the format of another tool
+    model, run, library, family : as `ZooTrace` has them; of files that do not tell, the model is the file's name, and
+        the others are empty. All files of a tool that keeps operators in tables are one model, of the tool's name.
+    is_named : whether the user named this very file, so that it is an error where it cannot be read
+    """
+
+    path: Path
+    name: str
+    source: str = TRACE
+    model: str = ""
+    run: str = ""
+    library: str = ""
+    family: str = ""
+    is_named: bool = True
+
+    @property
+    def is_trace(self) -> bool:
+        """Whether it is a trace of ours, of a program that ran."""
+        return self.source == TRACE
+
+    def told_by(self, header: Mapping[str, Any]) -> Member:
+        """The same, with what the header of the file tells of it and was not known."""
+        if self.model:
+            return self
+        source = _text(header.get("converted_from")) or TRACE
+        format_ = formats.get(source)
+        if format_ is not None and format_.is_collection:
+            return replace(self, source=source, model=source, library=source)
+        about = header.get("model")
+        about = about if isinstance(about, dict) else {}
+        packages = about.get("packages")
+        library = next(reversed(packages), "") if isinstance(packages, dict) and packages else ""
+        return replace(
+            self,
+            source=source,
+            model=_text(about.get("name")) or _stem(self.path),
+            run=_text(about.get("run")),
+            library=_text(library),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Members:
+    """The files of a corpus.
+
+    Attributes
+    ----------
+    passed_over : files of folders that are of no format that is read
+    absent : names of traces of the zoo that are not installed
+    """
+
+    members: Sequence[Member]
+    passed_over: Sequence[Path] = ()
+    absent: Sequence[str] = ()
+
+
+def is_several(name: str) -> bool:
+    """Whether a name on the command line stands for many files: `zoo`, `zoo:PATTERN`, or a folder of files."""
+    if _is_zoo(name):
+        return True
+    path = Path(name)
+    return path.is_dir() and format_of(path) is None
+
+
+def _is_zoo(name: str) -> bool:
+    return (name == ZOO or name.startswith(f"{ZOO}:")) and not Path(name).exists()
+
+
+def members_of(inputs: Iterable[str]) -> Members:
+    """The files that a command line names: traces, files of other tools, folders of them, `zoo`, `zoo:PATTERN`.
+
+    Raises
+    ------
+    UserError : for what is not there, a pattern that matches nothing, and where nothing can be read
+    """
+    members: dict[Path, Member] = {}
+    passed_over: list[Path] = []
+    absent: list[str] = []
+    for name in inputs:
+        if _is_zoo(name):
+            found, missing = _of_zoo(name.partition(":")[2])
+            absent += missing
+        elif (path := trace_file(name)).is_dir() and format_of(path) is None:
+            found, others = _of_folder(path)
+            passed_over += others
+        else:
+            found = [_of_file(path, is_named=True)]
+        members.update((member.path.resolve(), member) for member in found)
+    return Members(list(members.values()), passed_over, absent)
+
+
+def _of_zoo(pattern: str) -> tuple[list[Member], list[str]]:
+    """The installed traces of the zoo that a pattern matches, and the names of the others."""
+    traces = select([pattern] if pattern else [], read_manifest())
+    members = [member for trace in traces if (member := _of_zoo_trace(trace)) is not None]
+    if not members:
+        # which tells how to install it
+        zoo_file(traces[0])
+    present = {member.name for member in members}
+    return members, [trace.name for trace in traces if trace.name not in present]
+
+
+def _of_zoo_trace(trace: ZooTrace) -> Member | None:
+    try:
+        path = zoo_file(trace)
+    except MissingFileError:
+        return None
+    return Member(path, trace.name, TRACE, trace.model, trace.run, trace.library, trace.family)
+
+
+def _of_folder(folder: Path) -> tuple[list[Member], list[Path]]:
+    paths = sorted(path for path in islice(folder.rglob("*"), MOST_FILES) if path.is_file())
+    members, others = [], []
+    for path in paths:
+        if _is_readable(path):
+            members.append(_of_file(path, is_named=False))
+        else:
+            others.append(path)
+    if not members:
+        raise UserError(f"{folder} holds no trace", "name a folder of traces, or make some with opcapture")
+    return members, others
+
+
+def _is_readable(path: Path) -> bool:
+    try:
+        return format_of(path) is not None or _is_ours(path)
+    except (UserError, OSError):
+        return False
+
+
+def _is_ours(path: Path) -> bool:
+    try:
+        first = next(iter(read_chunks(path)), b"")
+    except Damage:
+        return False
+    line = first.partition(b"\n")[0]
+    return line.startswith(b"{") and f'"{FORMAT}"'.encode() in line
+
+
+def _of_file(path: Path, is_named: bool) -> Member:
+    if not path.exists():
+        raise MissingFileError(f"{path} is not there", f"name a trace, a folder of traces, or {ZOO}")
+    return Member(path, path.name, is_named=is_named)
+
+
+def _stem(path: Path) -> str:
+    return path.name.partition(".")[0] or path.name
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""

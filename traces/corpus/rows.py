@@ -1,0 +1,84 @@
+"""The rows that a corpus has of one trace: its signatures, how often each is called, and what its calls take."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+from typing import Any
+
+import pandas as pd
+
+from opgrip.traces.arguments import TensorSpec, tensors
+from opgrip.traces.errors import shortened
+from opgrip.traces.identity import key_of_case
+from opgrip.traces.listing import call_outline
+from opgrip.traces.names import plain_name
+from opgrip.traces.records import Signature
+from opgrip.traces.trace import Trace
+
+MOST_SHAPES = 120
+"""Characters of a signature's shapes."""
+
+
+def rows_of(trace: Trace) -> pd.DataFrame:
+    """One row a signature that calls of the trace stand for themselves with, in the columns that `Corpus` tells.
+
+    Each call counts with the median time of its signature's calls, as in `Trace.summary`.
+    """
+    calls = trace.own_calls
+    groups = calls.groupby("signature")
+    counts, medians = groups.size(), groups["time_ns"].median()
+    contexts = contexts_of(trace)
+    rows = [
+        {
+            "signature": signature.number,
+            **_facts(signature, contexts.get(signature.number, {})),
+            "count": int(counts[signature.number]),
+            "median_us": float(medians[signature.number]) / 1e3,
+        }
+        for signature in trace.signatures
+        if signature.number in counts.index
+    ]
+    table = pd.DataFrame(rows, columns=COLUMNS)
+    table["time_us"] = table["count"] * table["median_us"]
+    table["call_share"] = table["count"] / max(float(table["count"].sum()), 1.0)
+    # of a file without times, each call counts alike
+    has_times = bool(table["time_us"].any())
+    table["share"] = table["time_us"] / float(table["time_us"].sum()) if has_times else table["call_share"]
+    return table
+
+
+COLUMNS = (
+    *("signature", "key", "kind", "op", "call", "shapes", "dtypes", "device", "elements", "count", "median_us"),
+    *("time_us", "call_share", "share"),
+)
+
+
+def contexts_of(trace: Trace) -> dict[int, Mapping[str, Any]]:
+    """By signature, the settings that most of its calls ran under."""
+    context_of = {scope.number: scope.context or 0 for scope in trace.scopes}
+    calls = trace.own_calls
+    pairs = pd.DataFrame({"signature": calls["signature"], "context": calls["scope"].map(context_of)}).dropna()
+    sizes = pairs.groupby(["signature", "context"], sort=False).size()
+    most = sizes.sort_values(ascending=False, kind="stable").reset_index().drop_duplicates("signature")
+    numbers = zip(most["signature"].tolist(), most["context"].tolist(), strict=True)
+    return {int(signature): trace.contexts.get(int(context), {}) for signature, context in numbers}
+
+
+def _facts(signature: Signature, context: Mapping[str, Any]) -> dict[str, Any]:
+    specs = list(tensors([signature.args, signature.kwargs]))
+    return {
+        "key": key_of_case(signature, context),
+        "kind": signature.kind,
+        "op": signature.op,
+        "call": call_outline(signature),
+        "shapes": shapes_text(specs),
+        "dtypes": ",".join(dict.fromkeys(plain_name(spec.dtype) for spec in specs)),
+        "device": next(iter(dict.fromkeys(spec.device for spec in specs)), ""),
+        "elements": max((prod(spec.shape) for spec in specs), default=0),
+    }
+
+
+def shapes_text(specs: list[TensorSpec]) -> str:
+    """Shapes of tensors in short: `[2,3] [3]`."""
+    return shortened(" ".join(f"[{','.join(map(str, spec.shape))}]" for spec in specs), MOST_SHAPES)

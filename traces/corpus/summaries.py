@@ -1,0 +1,161 @@
+"""What a corpus says: tables of its operators, shapes, dtypes, models and signatures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pandas as pd
+
+from opgrip.traces.corpus.corpus import Corpus
+from opgrip.traces.words import counted
+
+OP, SHAPE, DTYPE, MODEL, FAMILY, SIGNATURE, ROW = "op", "shape", "dtype", "model", "family", "signature", "row"
+BY: Mapping[str, Sequence[str]] = {
+    OP: ("op",),
+    SHAPE: ("op", "shapes"),
+    DTYPE: ("dtypes",),
+    MODEL: ("model",),
+    FAMILY: ("family",),
+    SIGNATURE: ("key",),
+    ROW: ("trace", "signature"),
+}
+"""What there is a row for, and the columns of the corpus that tell such rows apart."""
+USUAL = 3
+"""Shapes and dtypes of an operator that are named."""
+ALL = -1
+"""As many models as a source has."""
+QUANTILES = {"elements_p10": 0.1, "elements_p50": 0.5, "elements_p90": 0.9}
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """A table of what a corpus has.
+
+    Attributes
+    ----------
+    by : what it has a row for
+    table : source, the columns of `BY`, then models and traces (that have such calls), calls, signatures (different
+        ones), time_us, share (of the time: each model of the source counts alike, all shares of a source are 1). By
+        operator also quantiles of `elements`, of the largest tensor of a call, and the usual `shapes` and `dtypes`,
+        where all calls of a trace weigh as much as those of any other. By `model` also how many operators it has, how
+        many that no other has, and which part of its signatures others have too. By falling share in each source.
+    models : of each source, how many there are
+    """
+
+    by: str
+    table: pd.DataFrame
+    models: Mapping[str, int]
+
+    @property
+    def tells_models(self) -> bool:
+        """Whether rows are of several models, and tell of how many."""
+        return self.by in (OP, SHAPE, DTYPE, SIGNATURE, FAMILY)
+
+    def of_models(self, least: int, most: int | None) -> Summary:
+        """The rows that so many models have: `most` is all of them where it is None."""
+        counts = self.table["models"]
+        flags = counts >= self.table["source"].map(self.models) if least == ALL else counts >= least
+        return replace(self, table=self.table[flags if most is None else flags & (counts <= most)])
+
+    def common(self, source: str) -> pd.DataFrame:
+        """The rows that all models of a source have."""
+        return self._of(source, self.models[source])
+
+    def unique(self, source: str) -> pd.DataFrame:
+        """The rows that one model of a source alone has."""
+        return self._of(source, 1)
+
+    def _of(self, source: str, models: int) -> pd.DataFrame:
+        return self.table[(self.table["source"] == source) & (self.table["models"] == models)]
+
+
+def summarize(corpus: Corpus, by: str = OP) -> Summary:
+    """A table of a corpus with a row for each operator, or what `BY` has; see `Summary`."""
+    frame = corpus.frame
+    models = frame.groupby("source")["model"].nunique()
+    counts = {str(source): int(count) for source, count in models.items()}
+    if by == ROW:
+        return Summary(by, frame, counts)
+    keys = ["source", *BY[by]]
+    frame = frame.assign(weighted=frame["share"] * frame["weight"])
+    groups = frame.groupby(keys, sort=False)
+    columns = {
+        "models": groups["model"].nunique(),
+        "traces": groups["trace"].nunique(),
+        "calls": groups["count"].sum(),
+        "signatures": groups["key"].nunique(),
+        "time_us": groups["time_us"].sum(),
+        "share": groups["weighted"].sum(),
+    }
+    if by == SIGNATURE:
+        del columns["signatures"]
+        columns = {"op": groups["op"].first(), "call": groups["call"].first(), **columns}
+        columns["named"] = groups["model"].unique().map(lambda names: ", ".join(sorted(names)))
+    if by in (SHAPE, DTYPE, MODEL, FAMILY):
+        columns["operators"] = groups["op"].nunique()
+    table = pd.DataFrame(columns)
+    if by == OP:
+        table = table.join(_shapes_of(frame))
+        table["named"] = groups["model"].unique().map(lambda names: ", ".join(sorted(names)))
+    if by == MODEL:
+        table = table.join(_own_operators(frame)).drop(columns=["models"])
+        for name in ("library", "family"):
+            table[name] = groups[name].first()
+    table = table.reset_index()
+    place = table["source"].map({source: number for number, source in enumerate(corpus.sources)})
+    order = table.assign(place=place).sort_values(
+        ["place", "share", "calls"], ascending=[True, False, False], kind="stable"
+    )
+    return Summary(
+        by,
+        order.drop(columns="place").reset_index(drop=True),
+        {str(name): int(count) for name, count in models.items()},
+    )
+
+
+def _shapes_of(frame: pd.DataFrame) -> pd.DataFrame:
+    """By source and operator, quantiles of the elements of a call's largest tensor, and usual shapes and dtypes."""
+    frame = frame.assign(weighted=frame["call_share"] * frame["weight"])
+    rows = {key: _distribution(own) for key, own in frame.groupby(["source", "op"], sort=False)}
+    table = pd.DataFrame.from_dict(rows, orient="index")
+    table.index = pd.MultiIndex.from_tuples(table.index, names=["source", "op"])
+    return table
+
+
+def _distribution(own: pd.DataFrame) -> dict[str, object]:
+    order = own.sort_values("elements")
+    reached = order["weighted"].cumsum().to_numpy()
+    elements = order["elements"].to_numpy()
+    places = np.searchsorted(reached, [share * reached[-1] for share in QUANTILES.values()])
+    quantiles = [int(elements[min(place, len(elements) - 1)]) for place in places]
+    return {
+        **dict(zip(QUANTILES, quantiles, strict=True)),
+        "shapes": own["shapes"].nunique(),
+        "usual_shapes": usual(own, "shapes"),
+        "usual_dtypes": usual(own, "dtypes"),
+    }
+
+
+def usual(own: pd.DataFrame, column: str) -> str:
+    """The values of a column that most calls have, with their shares: `[2,3] 80%, [4] 20%`."""
+    sums = own.groupby(column)["weighted"].sum().sort_values(ascending=False, kind="stable")
+    whole = float(sums.sum()) or 1.0
+    words = [f"{str(name) or '-'} {share / whole:.0%}" for name, share in sums.head(USUAL).items()]
+    return "; ".join([*words, *([counted(len(sums) - USUAL, "other")] if len(sums) > USUAL else [])])
+
+
+def _own_operators(frame: pd.DataFrame) -> pd.DataFrame:
+    """By source and model, how many operators it alone has, and which part of its signatures others have too."""
+    pairs = frame[["source", "model", "op"]].drop_duplicates()
+    alone = pairs.groupby(["source", "op"])["model"].transform("size") == 1
+    keys = frame[["source", "model", "key"]].drop_duplicates()
+    alike = keys.groupby(["source", "key"])["model"].transform("size") > 1
+    groups = ["source", "model"]
+    return pd.DataFrame(
+        {
+            "own_operators": alone.groupby([pairs[name] for name in groups]).sum(),
+            "alike": alike.groupby([keys[name] for name in groups]).mean(),
+        }
+    )

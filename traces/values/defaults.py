@@ -1,0 +1,328 @@
+"""Values for arguments of which nothing is recorded: such as the operator takes, and usually gets.
+
+Files of other tools tell shapes alone. Normal floats and zeros, which the other arguments get, would be refused as
+probabilities, find nothing as masks, and read one row again and again as indices.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from opgrip.traces.arguments import TensorSpec, map_leaves
+from opgrip.traces.values.booleans import Booleans
+from opgrip.traces.values.boxes import Boxes
+from opgrip.traces.values.floats import Floats
+from opgrip.traces.values.integers import Integers
+from opgrip.traces.values.matrices import Factorable, Triangular
+from opgrip.traces.values.model import ValueModel
+from opgrip.traces.values.needs import refine_model
+from opgrip.traces.values.offsets import Offsets
+
+Call = Mapping[str, Any]
+"""What a call takes, by the names of the operator's schema."""
+Make = Callable[[TensorSpec, Call], ValueModel | None]
+BOOL, WHOLE, FLOAT = "bool", "int", "float"
+IMAGE = 800.0
+"""Width of an image that boxes lie in."""
+SHARED = 0.05
+"""Of the elements beside the diagonal of a positive definite matrix, to the diagonal."""
+
+
+@dataclass(frozen=True, slots=True)
+class Default:
+    """A row of the table.
+
+    Attributes
+    ----------
+    op : patterns as of file names, with a bar between them
+    argument : such patterns
+    of : kind of the dtypes that it is about
+    make : the model of a tensor's values; None where the call does not tell
+    """
+
+    op: str
+    argument: str
+    of: str
+    make: Make
+
+    def is_about(self, op: str, argument: str, kind: str) -> bool:
+        """Whether it tells the values of this argument."""
+        return self.of == kind and _matches(argument, self.argument) and _matches(op, self.op)
+
+
+def default_values(
+    op: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], outputs: Any = None, first: int = -1
+) -> tuple[tuple[Any, ...], dict[str, Any], dict[int, ValueModel]]:
+    """A call's arguments whose tensors without values refer to models, and these models by their numbers.
+
+    Parameters
+    ----------
+    op : as in a signature
+    args, kwargs : trees of values and `TensorSpec`
+    outputs : of the call, where they are known: how many elements a mask found
+    first : number of the first model, below zero as no model of a trace is; others are below it
+    """
+    names = _names_of(op)
+    call = {**dict(zip(names, args, strict=False)), **kwargs}
+    models: dict[int, ValueModel] = {}
+
+    def filled(argument: str, tree: Any) -> Any:
+        def fill(leaf: Any) -> Any:
+            model = _model_of(op, argument, leaf, call, outputs) if isinstance(leaf, TensorSpec) else None
+            if model is None:
+                return leaf
+            number = first - len(models)
+            models[number] = model
+            return replace(leaf, values=number)
+
+        return map_leaves(fill, tree)
+
+    if not names:
+        return args, dict(kwargs), models
+    by_place = (names[place] if place < len(names) else "" for place in range(len(args)))
+    changed = tuple(filled(name, tree) for name, tree in zip(by_place, args, strict=True))
+    return changed, {name: filled(name, tree) for name, tree in kwargs.items()}, models
+
+
+def _model_of(op: str, argument: str, spec: TensorSpec, call: Call, outputs: Any) -> ValueModel | None:
+    if spec.values is not None or spec.layout is not torch.strided or spec.parts or 0 in spec.shape:
+        return None
+    make = _make_of(op, argument, _kind(spec.dtype))
+    if make is None:
+        return None
+    try:
+        model = make(spec, call)
+    except (KeyError, IndexError, TypeError, AttributeError, ValueError):
+        # a call that is none of its operator's
+        return None
+    return model if model is None or outputs is None else refine_model(op, argument, model, outputs)
+
+
+@lru_cache(maxsize=4096)
+def _make_of(op: str, argument: str, kind: str) -> Make | None:
+    return next((row.make for row in DEFAULTS if row.is_about(op, argument, kind)), None)
+
+
+@lru_cache(maxsize=4096)
+def _names_of(op: str) -> tuple[str, ...]:
+    """Names of an operator's arguments; none where it is not registered."""
+    namespace, _, rest = op.partition(".")
+    packet, _, overload = rest.partition(".")
+    if not packet.isidentifier() or not namespace.isidentifier():
+        return ()
+    for schema in torch._C._jit_get_schemas_for_operator(f"{namespace}::{packet}"):
+        if (schema.overload_name or "default") == overload:
+            return tuple(argument.name for argument in schema.arguments)
+    return ()
+
+
+def _matches(name: str, patterns: str) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns.split("|"))
+
+
+def _kind(dtype: torch.dtype) -> str:
+    if dtype == torch.bool:
+        return BOOL
+    return FLOAT if dtype.is_floating_point or dtype.is_complex else WHOLE
+
+
+def _between(low: float, high: float, whole: bool = False) -> Make:
+    std = (high - low) / math.sqrt(12)
+    model = Floats((low + high) / 2, std, low, high, 0.0, 0.0, 0.0, 0.0, shape="uniform", whole=whole)
+    return lambda spec, call: model
+
+
+def _numbers(spec: TensorSpec, low: int, high: int, are_distinct: bool = False) -> Integers | None:
+    """Whole numbers, as far as the dtype has them."""
+    try:
+        high = min(high, torch.iinfo(spec.dtype).max)
+    except TypeError:
+        return None
+    count = math.prod(spec.shape)
+    if high < low:
+        return None
+    distinct = min(count, high - low + 1) if are_distinct else None
+    return Integers([], low, high, count, ascending=False, distinct=distinct)
+
+
+def _below(size: Callable[[Call], int], are_distinct: bool = False) -> Make:
+    return lambda spec, call: _numbers(spec, 0, int(size(call)) - 1, are_distinct)
+
+
+def _rows(name: str, dimension: int = 0) -> Callable[[Call], int]:
+    return lambda call: int(call[name].shape[dimension])
+
+
+def _along(call: Call) -> int:
+    """Size of the dimension that indices are about."""
+    return int(call["self"].shape[call["dim"]]) if call["self"].shape else 1
+
+
+def _elements(call: Call) -> int:
+    return math.prod(call["self"].shape)
+
+
+def _classes(call: Call) -> int:
+    shape = call["self"].shape
+    return int(shape[1 if len(shape) > 1 else 0])
+
+
+def _plane(dimensions: int) -> Callable[[Call], int]:
+    """Places in the last dimensions of what was pooled."""
+    return lambda call: math.prod(call["self"].shape[-dimensions:])
+
+
+def _in_list(are_distinct: bool) -> Make:
+    """Of a list of indices, each within the dimension that it is about."""
+
+    def make(spec: TensorSpec, call: Call) -> ValueModel | None:
+        sizes = iter(call["self"].shape)
+        for index in call["indices"]:
+            is_mask = index is not None and _kind(index.dtype) == BOOL
+            covered = [next(sizes) for _ in range(len(index.shape) if is_mask else 1)]
+            if index is spec:
+                return _numbers(spec, 0, covered[0] - 1, are_distinct)
+        return None
+
+    return make
+
+
+def _half(spec: TensorSpec, call: Call) -> ValueModel:
+    total = math.prod(spec.shape)
+    return Booleans(total // 2, total)
+
+
+def _all(spec: TensorSpec, call: Call) -> ValueModel:
+    total = math.prod(spec.shape)
+    return Booleans(total, total)
+
+
+def _as_values(spec: TensorSpec, call: Call) -> ValueModel:
+    """As many true elements as there are values to write, where these are not one for all."""
+    total = math.prod(spec.shape)
+    shape = call["values"].shape
+    rows = shape[0] if len(shape) > len(call["self"].shape) - len(spec.shape) and shape[0] != 1 else total // 2
+    return Booleans(min(rows, total), total)
+
+
+def _equal_lengths(spec: TensorSpec, call: Call) -> ValueModel | None:
+    """Where bags begin that have as many indices each."""
+    bags, indices = math.prod(spec.shape), math.prod(call["indices"].shape)
+    each = indices // max(1, bags - bool(call.get("include_last_offset")))
+    if bags < 2:
+        return _numbers(spec, 0, 0)
+    return Offsets(0, each * (bags - 1), bags - 1, 0 if each else bags - 1, [[each, bags - 1]])
+
+
+def _repeats(spec: TensorSpec, call: Call) -> ValueModel | None:
+    model = _numbers(spec, 1, 1)
+    total = call.get("output_size")
+    return model if model is None or total is None else replace(model, low=0, high=total, total=total)
+
+
+def _steps(spec: TensorSpec, call: Call) -> ValueModel | None:
+    """Of packed sequences, each as long as the longest."""
+    longest = int(call["input"].shape[1 if call["batch_first"] else 0])
+    return _numbers(spec, longest, longest)
+
+
+def _keys(spec: TensorSpec, call: Call) -> ValueModel | None:
+    return _numbers(spec, 0, max(1, math.prod(spec.shape)))
+
+
+def _boxes(spec: TensorSpec, call: Call) -> ValueModel | None:
+    """Boxes of an image, behind the image's number where there are five columns."""
+    columns = spec.shape[-1] - 4
+    if len(spec.shape) != 2 or columns not in (0, 1):
+        return None
+    images = call["input"].shape[0] - 1.0 if columns else 0.0
+    low = [*[0.0] * columns, 0.0, 0.0, IMAGE / 50, IMAGE / 50]
+    high = [*[images] * columns, IMAGE, IMAGE, IMAGE / 4, IMAGE / 4]
+    return Boxes(columns, low, high, [*[True] * columns, *[False] * 4])
+
+
+def _positive_definite(spec: TensorSpec, call: Call) -> ValueModel:
+    return Factorable(1.0, SHARED / math.sqrt(max(1, spec.shape[-1])))
+
+
+def _triangular(name: str, upper_by_default: bool) -> Make:
+    """A triangle with a diagonal far from zero, above it where an argument says so."""
+    return lambda spec, call: Triangular(bool(call.get(name, upper_by_default)), 1.0, 2.0, 0.1, 0.0)
+
+
+def _rows_of_default() -> Iterator[Default]:
+    """The table, the first row that is about an argument telling its values."""
+    chance, positive, around = _between(0.0, 1.0), _between(0.5, 1.5), _between(-1.0, 1.0)
+    # refused, or of no meaning, outside of a range
+    yield Default("aten.bernoulli*|aten.multinomial*", "self|p", FLOAT, chance)
+    yield Default("aten.binary_cross_entropy*", "target", FLOAT, chance)
+    yield Default("aten.binary_cross_entropy.*|aten.binary_cross_entropy_backward*", "self", FLOAT, chance)
+    yield Default("aten.binomial*", "prob", FLOAT, chance)
+    yield Default("aten.binomial*", "count", FLOAT, _between(1.0, 20.0, whole=True))
+    yield Default("aten.poisson*", "self", FLOAT, _between(0.0, 10.0))
+    yield Default("aten.*batch_norm*", "running_var|save_invstd|invstd|var|save_var", FLOAT, positive)
+    yield Default("aten._fused_ad*", "exp_avg_sqs|max_exp_avg_sqs|state_sums", FLOAT, positive)
+    yield Default("aten._fused_ad*", "state_steps", FLOAT, _between(1.0, 100.0, whole=True))
+    roots = "|".join(f"aten.{name}*" for name in ("sqrt", "sqrt_", "rsqrt", "rsqrt_"))
+    logs = "|".join(f"aten.{name}{end}.*" for name in ("log", "log2", "log10") for end in ("", "_"))
+    yield Default(f"{roots}|{logs}|aten._foreach_sqrt*|aten._foreach_log*", "self", FLOAT, positive)
+    yield Default("aten.acos.*|aten.asin.*|aten.atanh.*|aten.erfinv*", "self", FLOAT, around)
+    yield Default("aten.*grid_sampler*", "grid", FLOAT, around)
+    # matrices
+    yield Default("aten.cholesky.*|aten.linalg_cholesky*", "self", FLOAT, _positive_definite)
+    yield Default("aten._linalg_eigh*", "A", FLOAT, _positive_definite)
+    yield Default("aten.cholesky_inverse*", "self", FLOAT, _triangular("upper", False))
+    yield Default("aten.cholesky_solve*", "input2", FLOAT, _triangular("upper", False))
+    yield Default("aten.linalg_solve_triangular*", "self", FLOAT, _triangular("upper", True))
+    yield Default("aten.triangular_solve*", "A", FLOAT, _triangular("upper", True))
+    # boxes
+    yield Default("torchvision.nms*", "dets", FLOAT, _boxes)
+    yield Default("torchvision.*roi_*", "rois", FLOAT, _boxes)
+    # indices that are read
+    yield Default("aten.embedding.*|aten._embedding_bag*.default", "indices", WHOLE, _below(_embeddings))
+    yield Default("aten.embedding*_backward*|aten._embedding_bag*", "indices", WHOLE, _below(_embeddings))
+    yield Default("aten.*embedding_bag*", "offsets", WHOLE, _equal_lengths)
+    yield Default("aten.gather*|aten.index_select*|aten.take_along_dim*", "index|indices", WHOLE, _below(_along))
+    yield Default("aten.take.*", "index", WHOLE, _below(_elements))
+    yield Default("aten.index.Tensor*|aten._unsafe_index.*", "indices", WHOLE, _in_list(are_distinct=False))
+    # and written at: each once, as far as there are so many
+    yield Default("aten.*index_put*", "indices", WHOLE, _in_list(are_distinct=True))
+    written = "|".join(f"aten.{name}*" for name in ("index_add", "index_copy", "index_fill", "index_reduce", "scatter"))
+    yield Default(written, "index", WHOLE, _below(_along, are_distinct=True))
+    yield Default("aten.put*", "index", WHOLE, _below(_elements, are_distinct=True))
+    for dimensions in (2, 3):
+        pools = f"aten.*max_pool{dimensions}d*_backward*"
+        yield Default(pools, "indices", WHOLE, _below(_plane(dimensions)))
+        unpooled = _below(lambda call: math.prod(call["output_size"]), are_distinct=True)
+        yield Default(f"aten.max_unpool{dimensions}d*", "indices", WHOLE, unpooled)
+    sparse = _below(lambda call: min(call["size"][: call["sparse_dim"]]))
+    yield Default("aten._sparse_coo_tensor_with_dims_and_tensors*", "indices", WHOLE, sparse)
+    # classes, lengths and other numbers
+    yield Default("aten.*nll_loss*|aten.cross_entropy_loss*", "target", WHOLE, _below(_classes))
+    yield Default("aten.one_hot*", "self", WHOLE, _below(lambda call: max(1, call.get("num_classes", 1))))
+    yield Default("aten.*ctc_loss*", "targets", WHOLE, _below(_rows("log_probs", -1)))
+    yield Default("aten.repeat_interleave.Tensor*|aten.repeat_interleave.self_Tensor", "repeats", WHOLE, _repeats)
+    yield Default("aten._pack_padded_sequence.*", "lengths", WHOLE, _steps)
+    divisions = "aten.div*|aten.true_divide*|aten.floor_divide*|aten.remainder*|aten.fmod*"
+    yield Default(divisions, "other", WHOLE, lambda spec, call: _numbers(spec, 1, 9))
+    sorts = "|".join(f"aten.{name}" for name in ("*sort*", "topk*", "kthvalue*", "*median*", "mode*", "*unique*"))
+    yield Default(sorts, "self", WHOLE, _keys)
+    yield Default("aten.isin*", "elements|test_elements", WHOLE, _keys)
+    # masks
+    yield Default("aten._assert_async*|aten._functional_assert_async*|aten._is_all_true*", "self", BOOL, _all)
+    yield Default("aten.*index_put*", "indices", BOOL, _as_values)
+    yield Default("aten.*", "*", BOOL, _half)
+
+
+def _embeddings(call: Call) -> int:
+    return int(call["weight"].shape[0]) if "weight" in call else int(call["num_weights"])
+
+
+DEFAULTS = tuple(_rows_of_default())

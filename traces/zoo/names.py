@@ -1,0 +1,41 @@
+"""What the name of a trace's file says of it: `MODEL.RUN.jsonl.zst` is a run of a model, as in the zoo."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from opgrip.traces.shipped import PREFIX
+from opgrip.traces.zoo.manifest import ZooTrace
+
+
+class TraceName(NamedTuple):
+    """A trace's name, without the suffixes of its file, and what it says; as `ZooTrace` has it."""
+
+    name: str
+    model: str
+    run: str = ""
+    library: str = ""
+    family: str = ""
+
+
+def name_of_trace(trace: ZooTrace) -> TraceName:
+    """Of one of the zoo."""
+    return TraceName(trace.name, trace.model, trace.run, trace.library, trace.family)
+
+
+def name_of_file(path: str | Path, manifest: Mapping[str, ZooTrace]) -> TraceName:
+    """Of a file; one that is called as a trace of the zoo is of that model.
+
+    Parameters
+    ----------
+    manifest : the traces of the zoo by their names
+    """
+    name = Path(path).name.removeprefix(PREFIX)
+    for suffix in (".gz", ".zst", ".jsonl", ".json"):
+        name = name.removesuffix(suffix)
+    if name in manifest:
+        return name_of_trace(manifest[name])
+    model, _, run = name.rpartition(".")
+    return TraceName(name, model, run) if model else TraceName(name, name)
