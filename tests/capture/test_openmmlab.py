@@ -167,6 +167,43 @@ def test_a_segmentation_model_is_captured_in_training(tmp_path: Path) -> None:
     assert trace.header["model"]["class"] == "EncoderDecoder"
 
 
+@pytest.mark.parametrize(
+    ("config", "size", "options"),
+    [
+        # its assigner takes masks, where there are any, for tensors
+        ("rtmdet_tiny_8xb32-300e_coco.py", 160, ()),
+        # which assigner it uses depends on the epoch, and the size of a batch on the iteration
+        ("tood_r50_fpn_1x_coco.py", 160, (BACKBONE, "model.neck.in_channels=[32,64,128,256]")),
+        ("yolox_tiny_8xb8-300e_coco.py", 160, ()),
+        # it is given videos
+        ("qdtrack_faster-rcnn_r50_fpn_8xb2-4e_mot17halftrain_test-mot17halfval.py", 128, ()),
+    ],
+)
+def test_a_model_trains_that_asks_for_more_than_images_and_boxes(
+    config: str, size: int, options: tuple[str, ...]
+) -> None:
+    torch.manual_seed(0)
+    settings = ModelOptions(run="train", batch_size=2, input_size=(size, size), cfg_options=options)
+    program = load_program(config, settings)
+    losses = program.step(program.inputs())
+    assert all(torch.isfinite(torch.as_tensor(loss)).all() for loss in losses.values())
+
+
+@pytest.mark.parametrize(
+    ("config", "has_masks"), [(FASTER_RCNN, False), (MASK_RCNN, True), ("panoptic-fpn_r50_fpn_1x_coco.py", True)]
+)
+def test_annotations_have_masks_where_the_config_loads_them(config: str, has_masks: bool) -> None:
+    program = load_program(config, ModelOptions(run="train", input_size=SIZE, cfg_options=(BACKBONE,)))
+    (sample,) = program.inputs()["data_samples"]
+    assert ("masks" in sample.gt_instances) is has_masks
+
+
+def test_a_checkpoint_is_not_downloaded_however_the_config_names_it() -> None:
+    # `init_cfg=dict(checkpoint=...)`, without a type
+    program = load_program("retinanet_pvtv2-b0_fpn_1x_coco.py", ModelOptions(input_size=(64, 64)))
+    assert program.step(program.inputs())
+
+
 def test_settings_override_the_config(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
     done = run_command(

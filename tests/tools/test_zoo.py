@@ -157,7 +157,9 @@ def test_making_goes_on_after_a_failure_and_passes_over_what_is_there(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "package"), [("fast-scnn.predict", "mmseg"), ("yolox_s.predict", "mmdet")])
+@pytest.mark.parametrize(
+    ("name", "package"), [("fast-scnn.predict", "mmseg"), ("centernet_r18-dcnv2.predict", "mmdet")]
+)
 def test_a_trace_that_ships_comes_out_the_same_when_it_is_made_anew(name: str, package: str) -> None:
     optional(package)
     done = run_command("opgrip", "zoo", "make", "--check", name)

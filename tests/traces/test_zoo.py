@@ -63,7 +63,7 @@ def test_a_recipe_is_arguments_of_opcapture_without_an_output(trace: ZooTrace) -
     args = make_parser().parse_args(list(trace.arguments))
     assert args.output is None
     assert not args.audit
-    assert trace.run.partition("-")[0] in {args.run, "generate"}
+    assert trace.run == "-".join(filter(None, (args.run, args.autocast)))
     assert trace.inputs
 
 

@@ -82,9 +82,14 @@ def _is_made(trace: ZooTrace, timeout_s: float, reporter: Reporter) -> bool:
 
 
 def _write_down(made: ZooTrace) -> None:
-    """Give a trace its recording in the manifest as it is by now: making takes hours, in which people edit it."""
+    """Give a trace its recording in the manifest as it is by now: making takes hours, in which people edit recipes."""
     traces: Sequence[ZooTrace] = read_manifest()
-    write_manifest(replace(trace, recording=made.recording) if trace.name == made.name else trace for trace in traces)
+    write_manifest(
+        replace(trace, recording=made.recording)
+        if (trace.name, trace.arguments) == (made.name, made.arguments)
+        else trace
+        for trace in traces
+    )
 
 
 def _differs(trace: ZooTrace, timeout_s: float, reporter: Reporter) -> bool:

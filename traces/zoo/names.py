@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from opgrip.traces.shipped import PREFIX
 from opgrip.traces.zoo.manifest import ZooTrace
+
+PREFIXES = ("trace:", "zoo:")
+"""Of traces that ship, where a file of a trace can be."""
 
 
 class TraceName(NamedTuple):
@@ -32,7 +34,9 @@ def name_of_file(path: str | Path, manifest: Mapping[str, ZooTrace]) -> TraceNam
     ----------
     manifest : the traces of the zoo by their names
     """
-    name = Path(path).name.removeprefix(PREFIX)
+    name = Path(path).name
+    for prefix in PREFIXES:
+        name = name.removeprefix(prefix)
     for suffix in (".gz", ".zst", ".jsonl", ".json"):
         name = name.removesuffix(suffix)
     if name in manifest:
