@@ -12,8 +12,7 @@ from opgrip.traces.command import OneLineParser, add_version, run_command
 from opgrip.traces.loading import loading
 
 DESCRIPTION = """\
-Look into traces and results, and take functions out of programs.
-Record traces with opcapture, replay them with opreplay."""
+Look into traces and results. opcapture records traces, opreplay replays them."""
 USAGE = "opgrip [-h] [--version] VERB ..."
 WIDTH = 80
 
