@@ -14,8 +14,7 @@ from opgrip.traces.loading import loading
 from opgrip.traces.suggestions import listed
 
 DESCRIPTION = """\
-Look into traces and results, and take functions out of programs.
-Record traces with opcapture, replay them with opreplay."""
+Look into traces and results. opcapture records traces, opreplay replays them."""
 USAGE = "opgrip [-h] [--version] VERB ..."
 WIDTH = 80
 

@@ -190,15 +190,15 @@ def test_the_commands_make_a_baseline_and_print_the_score_again(tmp_path: Path) 
     done = run_command("opgrip", "zoo", "baseline", results, "-o", baseline, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "12 cases of 4 traces" in done.stdout
-    done = run_command("opgrip", "score", results, "--baseline", baseline, cwd=tmp_path)
+    done = run_command("opgrip", "results", "score", results, "--baseline", baseline, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "score under eager: 1.000 (95 %" in done.stdout
-    done = run_command("opgrip", "score", results, "--baseline", baseline, "--json", cwd=tmp_path)
+    done = run_command("opgrip", "results", "score", results, "--baseline", baseline, "--json", cwd=tmp_path)
     assert json.loads(done.stdout)[0]["models"][0]["model"] == "a"
 
 
 def test_results_of_one_trace_have_no_score(tmp_path: Path) -> None:
     Results([made_row(0, [1.0])], HEADER).save(tmp_path / "one.json")
-    done = run_command("opgrip", "score", tmp_path / "one.json", cwd=tmp_path)
+    done = run_command("opgrip", "results", "score", tmp_path / "one.json", cwd=tmp_path)
     assert done.returncode == 2
     assert "these results are of no zoo" in done.stderr

@@ -96,7 +96,7 @@ def test_the_file_is_a_trace_whose_replay_ends_in_a_score(folder: Path, tmp_path
     done = run_command("opreplay", bench, "--iterations", "3", "-o", "r.json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "score under eager" in done.stdout
-    done = run_command("opgrip", "score", "r.json", cwd=tmp_path)
+    done = run_command("opgrip", "results", "score", "r.json", cwd=tmp_path)
     assert "score under eager" in done.stdout
 
 

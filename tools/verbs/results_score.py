@@ -1,4 +1,4 @@
-"""`opgrip score`: how fast a device or a compiler runs what models run, of results that opreplay kept."""
+"""`opgrip results score`: how fast a device or a compiler runs what models run, of results that opreplay kept."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from opgrip.traces.command import add_debug
 
 EXAMPLES = """\
 examples:
-  opgrip score latest
-  opgrip score zoo.parquet --baseline other-machine.json.zst
-  opgrip score zoo.parquet --json > score.json
+  opgrip results score latest
+  opgrip results score zoo.parquet --baseline other-machine.json.zst
+  opgrip results score zoo.parquet --json > score.json
 
 docs/benchmark.md says how the number comes about.
 """
@@ -51,4 +51,4 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-verbs.register("score")(Verb("how fast a device or a compiler runs what models run", EXAMPLES, prepare, run))
+verbs.register("results score")(Verb("how fast a device or a compiler runs what models run", EXAMPLES, prepare, run))
