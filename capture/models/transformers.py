@@ -92,7 +92,7 @@ def weight_bytes(found: type[Any], config: Any) -> int | None:
     except Exception:
         # some compute with their weights while they are made
         return None
-    return sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+    return sum(int(parameter.numel() * parameter.element_size()) for parameter in model.parameters())
 
 
 def _step(model: Any, options: ModelOptions) -> Callable[[Any], Any]:

@@ -40,7 +40,7 @@ def compare_sources(corpus: Corpus, unbounded: bool = False) -> pd.DataFrame:
         }
     ).unstack("source", fill_value=0)
     table = pd.DataFrame({"op": counts.index})
-    present = counts["signatures"].gt(0)
+    present = pd.DataFrame(counts["signatures"]).gt(0)
     names = [str(source) for source in present.columns]
     rows: list[list[bool]] = present.to_numpy().tolist()  # type: ignore[assignment]
     table["has_it"] = [

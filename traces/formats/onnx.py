@@ -251,8 +251,8 @@ def _shapes(graph: Any) -> Shapes:
             weights += [(node.output[0], attribute.t) for attribute in node.attribute if attribute.type == _TENSOR]
             plain = [attribute for attribute in node.attribute if attribute.type in _PLAIN]
             for attribute in plain[:1]:
-                dtype, field = _PLAIN[attribute.type]
-                shapes[node.output[0]] = dtype, (len(getattr(attribute, field)),) if field else ()
+                plain_dtype, field = _PLAIN[attribute.type]
+                shapes[node.output[0]] = plain_dtype, (len(getattr(attribute, field)),) if field else ()
     for name, item in weights:
         dtype = _dtype(item.data_type)
         if dtype is not None and len(item.dims) <= MOST_DIMENSIONS:

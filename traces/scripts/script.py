@@ -18,14 +18,14 @@ from opgrip.traces.scripts.functions import FUNCTIONS, MAIN
 from opgrip.traces.scripts.literals import Literals, comment, plain, plain_tuple, shape
 from opgrip.traces.scripts.tensors import tensor_lines
 from opgrip.traces.scripts.values import ValueSource
-from opgrip.traces.values import ValueModel
+from opgrip.traces.values import Drawable
 
 STANDARD = ("argparse", "base64", "math", "statistics", "time", "zlib")
 MOST_THREADS = 1 << 10
 
 
 def script_of(
-    signature: Signature, values: Mapping[int, ValueModel], settings: Mapping[str, Any], facts: Sequence[str] = ()
+    signature: Signature, values: Mapping[int, Drawable], settings: Mapping[str, Any], facts: Sequence[str] = ()
 ) -> str:
     """A Python file that makes a call's arguments, calls the operator, checks its results' shapes and times it.
 

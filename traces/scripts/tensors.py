@@ -12,13 +12,13 @@ from opgrip.traces.scripts.literals import Literals
 from opgrip.traces.scripts.literals import shape as sizes
 from opgrip.traces.scripts.values import FEW, ValueSource
 from opgrip.traces.tensor_specs import TensorSpec
-from opgrip.traces.values import ValueModel
+from opgrip.traces.values import Drawable
 
 ADDRESSES = 1 << 62
 
 
 def tensor_lines(
-    specs: Sequence[TensorSpec], values: Mapping[int, ValueModel], literals: Literals, source: ValueSource
+    specs: Sequence[TensorSpec], values: Mapping[int, Drawable], literals: Literals, source: ValueSource
 ) -> Iterator[str]:
     """The statements that make the tensors `x0`, `x1`, ... in their order.
 
@@ -91,7 +91,7 @@ def _view(memory: str, spec: TensorSpec, shape: Sequence[int], stride: Sequence[
     return f"view({memory}, {spec.dtype}, {spec.offset}, {sizes(shape)}, {sizes(stride)})"
 
 
-def _fill(place: int, memory: str, spec: TensorSpec, model: ValueModel | None, source: ValueSource) -> str:
+def _fill(place: int, memory: str, spec: TensorSpec, model: Drawable | None, source: ValueSource) -> str:
     stride = spec.stride or ()
     once = tuple(1 if step == 0 else size for size, step in zip(spec.shape, stride, strict=True))
     if prod(spec.shape) <= FEW:

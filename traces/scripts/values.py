@@ -14,7 +14,7 @@ import torch
 from opgrip.traces.errors import UserError
 from opgrip.traces.scripts.literals import plain
 from opgrip.traces.scripts.literals import shape as sizes
-from opgrip.traces.values import ValueModel
+from opgrip.traces.values import Drawable
 from opgrip.traces.values.booleans import Booleans
 from opgrip.traces.values.constant import Constant
 from opgrip.traces.values.distribution import DIGITS, PROBABILITIES
@@ -58,7 +58,7 @@ class ValueSource:
         self.helpers: set[str] = set()
         self.is_exact = True
 
-    def of(self, model: ValueModel | None, shape: tuple[int, ...], dtype: torch.dtype) -> str:
+    def of(self, model: Drawable | None, shape: tuple[int, ...], dtype: torch.dtype) -> str:
         """An expression that gives a tensor of this shape and dtype, which is one that torch computes with.
 
         Raises
@@ -92,13 +92,13 @@ class ValueSource:
             return f"torch.randn({sizes(shape)}, dtype={wide}).to({dtype})"
         return f"torch.zeros({sizes(shape)}, dtype={dtype})"
 
-    def _few(self, model: ValueModel, shape: tuple[int, ...], dtype: torch.dtype) -> str:
+    def _few(self, model: Drawable, shape: tuple[int, ...], dtype: torch.dtype) -> str:
         values = self._draw(model, shape, dtype).reshape(-1).tolist()
         source = _list([_short(value, dtype) for value in values])
         reshaped = "" if len(shape) == 1 else f".reshape({sizes(shape)})"
         return f"torch.tensor({source}, dtype={dtype}){reshaped}"
 
-    def _draw(self, model: ValueModel, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    def _draw(self, model: Drawable, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         try:
             return model.draw(shape, dtype, torch.Generator().manual_seed(SEED))
         except (RuntimeError, ValueError, IndexError, OverflowError, NotImplementedError) as error:
@@ -112,7 +112,7 @@ class ValueSource:
         of_sample = f"{sizes(values.shape)}, " if function == "sampled" else ""
         return f"{function}(\n{lines},\n{INDENT}{dtype}, {of_sample}{sizes(shape)},\n    )"
 
-    def _sampled(self, model: ValueModel, shape: tuple[int, ...], dtype: torch.dtype) -> str:
+    def _sampled(self, model: Drawable, shape: tuple[int, ...], dtype: torch.dtype) -> str:
         """Rows, or matrices, of a smaller draw, at random."""
         from opgrip.traces.values import value_models
 
