@@ -42,7 +42,7 @@ def compare_sources(corpus: Corpus, unbounded: bool = False) -> pd.DataFrame:
     table = pd.DataFrame({"op": counts.index})
     present = pd.DataFrame(counts["signatures"]).gt(0)
     names = [str(source) for source in present.columns]
-    rows: list[list[bool]] = present.to_numpy().tolist()  # type: ignore[assignment]
+    rows: list[list[bool]] = present.to_numpy().tolist()
     table["has_it"] = [
         BOTH if all(row) else ",".join(source for source, has in zip(names, row, strict=True) if has) for row in rows
     ]
