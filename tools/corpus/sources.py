@@ -40,9 +40,9 @@ def compare_sources(corpus: Corpus, unbounded: bool = False) -> pd.DataFrame:
         }
     ).unstack("source", fill_value=0)
     table = pd.DataFrame({"op": counts.index})
-    present = counts["signatures"].gt(0)
-    names = [str(source) for source in present.columns]
-    rows: list[list[bool]] = present.to_numpy().tolist()  # type: ignore[assignment]
+    present: Any = counts["signatures"].gt(0)
+    names = list(map(str, present.columns))
+    rows = present.to_numpy().tolist()
     table["has_it"] = [
         BOTH if all(row) else ",".join(source for source, has in zip(names, row, strict=True) if has) for row in rows
     ]
