@@ -8,6 +8,7 @@ INSTALLED := $(VENV)/installed
 OPENMMLAB := $(VENV)/openmmlab
 RUNTIMES := $(VENV)/runtimes
 BROWSER := $(VENV)/browser
+FUZZER := $(VENV)/fuzzer
 PACKAGE := build/package/opgrip
 PYTEST := -m pytest -n auto --maxprocesses 8 --dist worksteal
 
@@ -54,9 +55,9 @@ smoke-versions: $(VERSIONS:=/installed) ## capture and replay once on the oldest
 	  $$pair/bin/opreplay $$pair/trace.jsonl --top 5 --mode jit --strict || exit 1; \
 	done
 
-fuzz: $(INSTALLED) ## change traces and other tools' files as strangers might, for ten minutes: ARGS='--seconds 60' for one
+fuzz: $(FUZZER) ## change traces and other tools' files as strangers might, for ten minutes: ARGS='--seconds 60' for one
 	$(BIN)/python tests/fuzz $(ARGS)
-	$(BIN)/python tests/fuzz/guided.py
+	$(BIN)/python tests/fuzz/guided.py $(ARGS)
 
 coverage: $(INSTALLED) ## run all tests and print how many branches they took
 	@rm -rf build/coverage && mkdir -p build/coverage
@@ -126,6 +127,11 @@ $(BROWSER): $(INSTALLED)
 	$(PIP) -e '.[dev,browser,notebook]'
 	@command -v chromium >/dev/null || { apt-get -qq update && apt-get -qq install -y --no-install-recommends chromium; } >/dev/null \
 	  || echo 'there is no chromium: tests of pages are passed over until the system has one'
+	@touch $@
+
+# there is no wheel of atheris for each Python
+$(FUZZER): $(INSTALLED)
+	@$(PIP) --only-binary atheris -e '.[dev,fuzz]' 2>/dev/null || echo 'there is no atheris for this Python: no fuzzer is guided'
 	@touch $@
 
 # mmdet and mmsegmentation say that they want an older mmcv, hence --no-deps: docs/openmmlab.md

@@ -14,7 +14,6 @@ from opgrip.replay.measuring.energy import EnergyOptions
 from opgrip.replay.measuring.limits import Limits
 from opgrip.replay.modes import ModeOptions, Tuning
 from opgrip.replay.operators.admission import Unsupported
-from opgrip.replay.operators.lookup import mutates
 from opgrip.replay.timing.options import Effort, TimingOptions
 
 if TYPE_CHECKING:
@@ -92,6 +91,9 @@ class Settings(Plan):
 
         Not where an operator writes into its arguments: what is drawn is a leaf, which autograd lets nobody write into.
         """
+        # imports torch
+        from opgrip.replay.operators.lookup import mutates
+
         writes = case.operator is None and mutates(case.signature)
         return self._runs_backward(case) and not writes
 

@@ -148,7 +148,7 @@ def test_the_same_seed_gives_the_same_signatures(tmp_path: Path) -> None:
     [
         (["--model", "resnet51"], "no model 'resnet51'"),
         (["--model", "configs/none.py"], "no config configs/none.py"),
-        (["--model", "builtin:yolo"], "no built-in model 'yolo': there is builtin:faster_rcnn"),
+        (["--model", "builtin:yolo"], "no built-in model 'yolo': there is builtin:dlrm, builtin:faster_rcnn"),
         (["--model", "nets.py:absent"], "no factory 'absent' in nets.py"),
         (["--model", "none.py:good"], "no file none.py"),
         (["--model", "no_such_package.x:good"], "no_such_package.x cannot be imported"),
@@ -158,7 +158,10 @@ def test_the_same_seed_gives_the_same_signatures(tmp_path: Path) -> None:
         (["--model", "nets.py:lossless", "--run", "train"], "the model returned no loss"),
         (["--model", "nets.py:constant", "--run", "train"], "Softmax has no parameters to train"),
         (["--model", "nets.py:good", "--input-size", "32"], "--input-size is not for nets.py:good"),
-        (["--model", "nets.py:good", "--cfg-options", "a=1"], "--cfg-options is for OpenMMLab configs"),
+        (
+            ["--model", "nets.py:good", "--cfg-options", "a=1"],
+            "--cfg-options is for OpenMMLab and transformers configs",
+        ),
         (["--model", "nets.py:good", "--device", "warp:0"], "'warp:0' is no device that torch knows"),
         (["--model", "nets.py:good", "--device", "cuda"], "no CUDA device here"),
         (["--model", "nets.py:good", "--checkpoint", "nets.py"], "nets.py is not a file of weights"),

@@ -120,7 +120,7 @@ def test_traces_that_ship_have_no_other_format() -> None:
     [
         ("convert", "did you mean opgrip trace convert?"),
         ("info", "did you mean opgrip trace info?"),
-        ("show", "did you mean opgrip results show or opgrip samples show?"),
+        ("show", "did you mean opgrip results show, opgrip samples show or opgrip zoo show?"),
     ],
 )
 def test_a_verb_without_its_group_is_told_with_it(verb: str, expected: str, capsys: pytest.CaptureFixture[str]) -> None:

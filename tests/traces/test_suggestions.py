@@ -52,10 +52,11 @@ def test_a_name_that_is_nearly_right_is_answered_with_the_right_one(tmp_path: Pa
     assert done.stderr.count("\n") == 1
 
 
-def test_a_folder_without_samples_is_said_to_be_one_and_traces_in_it_are_named(tmp_path: Path) -> None:
+def test_a_folder_without_samples_is_said_to_be_one_and_traces_in_it_are_replayed(tmp_path: Path) -> None:
     (tmp_path / "runs").mkdir()
     done = run_command("opreplay", "runs", cwd=tmp_path)
     assert done.returncode == 2
     assert "runs is a folder without samples: name a trace, or a folder that grip wrote" in done.stderr
     (tmp_path / "runs" / "a.jsonl.gz").touch()
-    assert "name a trace, such as runs/a.jsonl.gz" in run_command("opreplay", "runs", cwd=tmp_path).stderr
+    told = run_command("opreplay", "runs", cwd=tmp_path).stderr
+    assert "a: not replayed: runs/a.jsonl.gz is not a trace" in told

@@ -22,7 +22,7 @@ ALL = -1
 EXAMPLES = """\
 examples:
   opgrip corpus zoo                                  operators by their share of time, and how many models call them
-  opgrip corpus traces/ step.jsonl --by model
+  opgrip corpus runs/ step.jsonl --by model            those of a folder, and one more
   opgrip corpus zoo:mmdet --by signature --models 2: signatures that are alike in two models or more
   opgrip corpus zoo --by op --models all             operators that every model calls
   opgrip corpus zoo dlop/ --compare-sources          what real traces have that another benchmark lacks, and vice versa

@@ -144,8 +144,6 @@ def test_models_tell_what_they_alone_have(corpus: Corpus) -> None:
 
 @pytest.mark.parametrize("suffix", [".json", ".csv", ".parquet"])
 def test_a_table_is_written_whole(corpus: Corpus, tmp_path: Path, suffix: str) -> None:
-    if suffix == ".parquet":
-        pytest.importorskip("pyarrow")
     path = tmp_path / f"corpus{suffix}"
     summary = summarize(corpus)
     write_summary(corpus, summary, path, force=False)
