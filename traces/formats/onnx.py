@@ -20,6 +20,7 @@ from opgrip.traces.extras import needed
 from opgrip.traces.foreign import ForeignFile, Format, Head, formats
 from opgrip.traces.formats.building import NO_TIMES, NO_VALUES, RecordBuilder
 from opgrip.traces.formats.graph_storages import Storages, aliases, split
+from opgrip.traces.formats.nodes.wire import holds_more_fields
 from opgrip.traces.formats.onnx_folding import Shapes, complete
 from opgrip.traces.formats.onnx_functions import inlined
 from opgrip.traces.formats.onnx_nodes import Call, Node, NoOperator, tensor
@@ -32,6 +33,8 @@ from opgrip.traces.values.exact import MAX_ELEMENTS, Exact
 OPEN_BATCH, OPEN_SIZE = 1, 64
 MOST_CONSTANT = 1024
 """Elements of a constant that is looked at."""
+MOST_FIELDS = 1 << 20
+"""Of a model and all that is in it: a field of two bytes that is a message takes hundreds in memory."""
 MOST_DIMENSIONS = 64
 """Of a tensor of torch's."""
 OPEN_SIZES = f"sizes that the model leaves open: {OPEN_BATCH} where it is an input's first, else {OPEN_SIZE}"
@@ -111,6 +114,8 @@ def read(file: ForeignFile) -> Iterator[Record]:
 def _parse(file: ForeignFile, onnx: Any) -> Any:
     content = b"".join(file.chunks())
     model = onnx.ModelProto()
+    if not file.unbounded and holds_more_fields(content, model.DESCRIPTOR, MOST_FIELDS):
+        raise file.refusal(f"it holds more than {MOST_FIELDS:,} fields")
     try:
         model.ParseFromString(content)
     except Exception as error:

@@ -9,6 +9,7 @@ from typing import Any
 from opgrip.traces.errors import one_line
 from opgrip.traces.extras import needed
 from opgrip.traces.foreign import MOST_BYTES, ForeignFile
+from opgrip.traces.formats.parquet_pages import page_bytes
 from opgrip.traces.limits import DECOMPRESSED
 
 MAGIC = b"PAR1"
@@ -52,12 +53,13 @@ def open_parquet(file: ForeignFile, kinds: Mapping[str, str], texts: Sequence[st
     """
     parquet = needed("pyarrow.parquet", EXTRA)
     arrow, broken = needed("pyarrow", EXTRA), _broken()
+    most = min(MOST_BYTES, DECOMPRESSED.of(file.path.stat().st_size))
     try:
         content = parquet.ParquetFile(file.path, read_dictionary=list(texts))
         fields = {field.name: field.type for field in content.schema_arrow}
         metadata = content.metadata
-        groups = [metadata.row_group(place) for place in range(metadata.num_row_groups)]
-        size = sum(group.total_byte_size for group in groups)
+        with file.path.open("rb") as raw:
+            size = 0 if file.unbounded else page_bytes(raw, metadata, most)
     except broken as error:
         raise file.damage(one_line(error)) from error
     if len(fields) < len(content.schema_arrow):
@@ -68,8 +70,7 @@ def open_parquet(file: ForeignFile, kinds: Mapping[str, str], texts: Sequence[st
             field = field.value_type
         if str(field) not in (kind, f"large_{kind}"):
             raise file.damage(f"its column {name} is {'missing' if field is None else str(field)[:40]}, not {kind}")
-    most = min(MOST_BYTES, DECOMPRESSED.of(file.path.stat().st_size))
-    if not file.unbounded and size > most:
+    if size > most:
         raise file.refusal(f"it holds more than {most >> 20:,} MB")
     if not file.unbounded and metadata.num_rows > MOST_ROWS:
         raise file.refusal(f"it has more than {MOST_ROWS:,} rows")

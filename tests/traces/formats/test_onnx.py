@@ -20,6 +20,7 @@ from opgrip.traces import Trace, load
 from opgrip.traces.arguments import leaves, map_leaves, tensors
 from opgrip.traces.errors import UserError
 from opgrip.traces.extras import needed
+from opgrip.traces.formats.nodes.wire import bytes_field
 from opgrip.traces.formats.onnx_operators import TABLE
 from opgrip.traces.records import Signature
 from opgrip.traces.tensor_specs import TensorSpec
@@ -387,3 +388,13 @@ def test_functions_without_end_are_not_followed(bodies: dict[str, list[Any]], re
     assert reason in "".join(trace.header["defaults"])
     assert trace.end is not None
     assert [(item.op, item.reason) for item in trace.end.dropped] == [("own::F0", "no aten operator for it")]
+
+
+@pytest.mark.parametrize("field", [1, 5], ids=["nodes", "initializers"])
+def test_a_model_of_a_million_empty_parts_is_refused_before_it_takes_memory(field: int, tmp_path: Path) -> None:
+    part = bytes([field << 3 | 2, 0])
+    path = tmp_path / "model.onnx"
+    # its version; then its graph
+    path.write_bytes(b"\x08\x09" + bytes_field(7, part * (1 << 20)))
+    with pytest.raises(UserError, match="more than 1,048,576 fields"):
+        load(path)

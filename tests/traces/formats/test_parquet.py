@@ -19,7 +19,9 @@ from pyarrow import parquet
 
 from opgrip.traces import TraceReader, load
 from opgrip.traces.errors import UserError
-from opgrip.traces.foreign import Losses, format_of, formats
+from opgrip.traces.foreign import ForeignFile, Losses, format_of, formats
+from opgrip.traces.formats.nodes.wire import varint
+from opgrip.traces.formats.parquet_files import open_parquet
 from opgrip.traces.record_forms import to_json
 from opgrip.traces.records import Calls, End, Header, Record, Thread
 
@@ -164,3 +166,25 @@ def test_a_file_that_repeats_one_row_for_ever_is_refused(tmp_path: Path) -> None
     assert (tmp_path / "t.parquet").stat().st_size < 1 << 20
     with pytest.raises(UserError, match="texts of"):
         list(TraceReader(tmp_path / "t.parquet"))
+
+
+def test_a_file_whose_pages_are_larger_than_its_footer_says_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "pages.parquet"
+    table = pyarrow.table({"record": pyarrow.array(["0" * (1 << 20)] * 256)})
+    parquet.write_table(table, path, compression="zstd", use_dictionary=False)
+    column = parquet.ParquetFile(path).metadata.row_group(0).column(0)
+    content = path.read_bytes()
+    for size in {parquet.ParquetFile(path).metadata.row_group(0).total_byte_size, column.total_uncompressed_size}:
+        number = varint(size << 1)
+        assert number in content
+        # the same length, by bytes that add nothing
+        content = content.replace(number, b"\x80" * (len(number) - 1) + b"\x00")
+    path.write_bytes(content)
+    assert parquet.ParquetFile(path).metadata.row_group(0).total_byte_size == 0
+    with pytest.raises(UserError, match="it holds more than"):
+        list(rows_of_records(path))
+
+
+def rows_of_records(path: Path) -> Iterable[object]:
+    """What is read of a file that has one column of texts."""
+    yield open_parquet(ForeignFile(path), {"record": "string"})

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 from opgrip.traces.errors import FormatError
 
@@ -104,6 +105,38 @@ def _begin(data: bytes, place: int) -> tuple[int, int] | None:
     if place >= len(data) or (len(data) - place < 10 and all(byte & 0x80 for byte in data[place:])):
         return None
     return read_varint(data, place)
+
+
+def holds_more_fields(data: bytes, message: Any, most: int) -> bool:
+    """Whether a message has more fields than some number, with those of messages inside of it; as far as it is whole.
+
+    Parameters
+    ----------
+    message : its descriptor, of the package protobuf; a field there that is a message is looked into
+    """
+    remaining = [(0, len(data), message)]
+    count = 0
+    while remaining:
+        place, end, kind = remaining.pop()
+        by_number = kind.fields_by_number
+        while place < end:
+            count += 1
+            if count > most:
+                return True
+            try:
+                tag, place = read_varint(data, place)
+                length, start = read_varint(data, place) if tag & 7 in (VARINT, BYTES) else (0, place)
+            except FormatError:
+                # the package will say so
+                return False
+            wire_type = tag & 7
+            if wire_type == BYTES:
+                field = by_number.get(tag >> 3)
+                if field is not None and field.message_type is not None:
+                    remaining.append((start, min(start + length, end), field.message_type))
+                start += length
+            place = start + {FIXED64: 8, FIXED32: 4}.get(wire_type, 0)
+    return False
 
 
 def signed(number: int) -> int:
