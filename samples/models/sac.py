@@ -1,0 +1,125 @@
+"""Reinforcement learning: a policy that acts by chance, and two critics that judge it."""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn import functional
+
+OBSERVED, ACTIONS = 376, 17
+"""Numbers of a humanoid's state and joints."""
+WIDTH = 256
+DISCOUNT, PACE = 0.99, 0.005
+LEARNING_RATE = 3e-4
+
+
+class SAC(nn.Module):
+    """Actions for what is observed.
+
+    Source: Haarnoja et al. 2018 (Soft actor-critic algorithms and applications), sections 4 and 5, appendix C.
+    """
+
+    def __init__(self, observed: int = OBSERVED, actions: int = ACTIONS, width: int = WIDTH) -> None:
+        super().__init__()
+        self.actions = actions
+        self.policy = _perceptron(observed, width, 2 * actions)
+        self.critics = nn.ModuleList(_perceptron(observed + actions, width, 1) for _ in range(2))
+        self.followers = copy.deepcopy(self.critics).requires_grad_(requires_grad=False)
+        self.log_temperature = nn.Parameter(torch.zeros(()))
+
+    def forward(
+        self,
+        state: Tensor,
+        action: Tensor | None = None,
+        reward: Tensor | None = None,
+        following: Tensor | None = None,
+        ended: Tensor | None = None,
+    ) -> Any:
+        """Actions (B, actions) between -1 and 1; or the losses of critics, policy and temperature, where it is known
+        what came of some.
+
+        Parameters
+        ----------
+        state, following : (B, observed) float, before and after
+        action : (B, actions) float
+        reward : (B,) float
+        ended : (B,) bool
+        """
+        if action is None or reward is None or following is None or ended is None:
+            return self.act(state)[0]
+        self._follow()
+        with torch.no_grad():
+            then, chance = self.act(following)
+            expected = self._worth(self.followers, following, then).amin(dim=0) - self.log_temperature.exp() * chance
+            expected = reward + DISCOUNT * torch.logical_not(ended) * expected
+        judged = self._worth(self.critics, state, action)
+        mine, chance = self.act(state)
+        surprise = (chance + self.actions).detach()
+        return {
+            "critics": functional.huber_loss(judged, expected.expand_as(judged), reduction="sum") / len(state),
+            "policy": (self.log_temperature.exp().detach() * chance - self._frozen_worth(state, mine)).mean(),
+            "temperature": -(self.log_temperature * surprise).mean(),
+        }
+
+    def act(self, state: Tensor) -> tuple[Tensor, Tensor]:
+        """Actions (B, actions) drawn by chance, and the logarithm of their density (B,)."""
+        middle, spread = self.policy(state).chunk(2, dim=-1)
+        spread = functional.softplus(spread) + 1e-3
+        drawn = middle + spread * torch.randn_like(middle)
+        density = -(((drawn - middle) / spread).square() / 2 + spread.log() + math.log(2 * math.pi) / 2)
+        # what the tangent does to the density
+        squeezed = 2 * (math.log(2) - drawn - functional.softplus(-2 * drawn))
+        return drawn.tanh(), (density - squeezed).sum(dim=-1)
+
+    def _worth(self, critics: nn.ModuleList, state: Tensor, action: Tensor) -> Tensor:
+        """What each critic says of actions (2, B)."""
+        both = torch.cat([state, action], dim=-1)
+        return torch.stack([critic(both).squeeze(-1) for critic in critics])
+
+    def _frozen_worth(self, state: Tensor, action: Tensor) -> Tensor:
+        """What the harder critic says (B,), such that critics do not learn from it."""
+        both = torch.cat([state, action], dim=-1)
+        said = []
+        for critic in self.critics:
+            frozen = {name: value.detach() for name, value in critic.named_parameters()}
+            said.append(functional_call(critic, frozen, (both,)).squeeze(-1))
+        return torch.minimum(*said)
+
+    def _follow(self) -> None:
+        """Followers come nearer to the critics, a little each step."""
+        torch._foreach_lerp_(
+            list(self.followers.parameters()), [item.detach() for item in self.critics.parameters()], PACE
+        )
+
+    def configure_optimizers(self) -> list[torch.optim.Optimizer]:
+        """One for each part that has a loss of its own, all by lists of tensors, as on accelerators."""
+        parts = (self.critics.parameters(), self.policy.parameters(), [self.log_temperature])
+        return [torch.optim.Adam(part, lr=LEARNING_RATE, foreach=True) for part in parts]
+
+
+def _perceptron(inputs: int, width: int, outputs: int) -> nn.Sequential:
+    return nn.Sequential(
+        *(nn.Linear(inputs, width), nn.LayerNorm(width), nn.Mish()),
+        *(nn.Linear(width, width), nn.LayerNorm(width), nn.Mish(), nn.Linear(width, outputs)),
+    )
+
+
+def sac(batch_size: int = 256, run: str = "predict") -> tuple[SAC, dict[str, Any]]:
+    """Policy and critics with random weights, and states for them.
+
+    Parameters
+    ----------
+    run : `loss` and `train` take also what was done then, and what came of it
+    """
+    inputs: dict[str, Any] = {"state": torch.randn(batch_size, OBSERVED)}
+    if run != "predict":
+        inputs["action"] = torch.rand(batch_size, ACTIONS) * 2 - 1
+        inputs["reward"] = torch.randn(batch_size)
+        inputs["following"] = torch.randn(batch_size, OBSERVED)
+        inputs["ended"] = torch.rand(batch_size) < 0.01
+    return SAC(), inputs

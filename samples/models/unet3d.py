@@ -1,0 +1,116 @@
+"""A segmentor of volumes: a U-Net of three dimensions, whose windows overlap where a volume is too large for one."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+CLASSES = 4
+WIDTHS = (32, 64, 128)
+WINDOW = 48
+LEARNING_RATE = 0.01
+
+
+class Block(nn.Sequential):
+    """Two convolutions."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        layers: list[nn.Module] = []
+        for before in (inputs, outputs):
+            layers += [nn.Conv3d(before, outputs, 3, padding=1, bias=False)]
+            layers += [nn.InstanceNorm3d(outputs, affine=True), nn.LeakyReLU(0.01, inplace=True)]
+        super().__init__(*layers)
+
+
+class UNet3D(nn.Module):
+    """The class of each place of a volume.
+
+    Parameters
+    ----------
+    widths : of the layers, from the finest to the coarsest
+
+    Source: Cicek et al. 2016, section 2; Isensee et al. 2021, methods, for norms, loss and windows.
+    """
+
+    def __init__(self, widths: Sequence[int] = WIDTHS, window: int = WINDOW) -> None:
+        super().__init__()
+        self.window = window
+        self.down = nn.ModuleList(Block(*pair) for pair in itertools.pairwise((1, *widths)))
+        self.up = nn.ModuleList(Block(below + here, here) for here, below in itertools.pairwise(widths))
+        self.classes = nn.Conv3d(widths[0], CLASSES, 1)
+
+    def forward(self, volume: Tensor, labels: Tensor | None = None) -> Tensor:
+        """Classes (B, D, H, W) int64; or the loss, where these are known.
+
+        Parameters
+        ----------
+        volume : (B, 1, D, H, W) float
+        labels : (B, D, H, W) int64
+        """
+        if labels is not None:
+            scores = self.scores(volume)
+            return functional.cross_entropy(scores, labels) + dice_loss(scores, labels)
+        return self.by_windows(volume).argmax(dim=1)
+
+    def scores(self, volume: Tensor) -> Tensor:
+        """(B, 1, D, H, W) to (B, classes, D, H, W)."""
+        seen = []
+        hidden = volume
+        for depth, block in enumerate(self.down):
+            hidden = block(hidden if depth == 0 else functional.max_pool3d(hidden, 2))
+            seen.append(hidden)
+        for block, finer in zip(reversed(self.up), reversed(seen[:-1]), strict=True):
+            coarse = functional.interpolate(hidden, size=finer.shape[2:], mode="trilinear", align_corners=False)
+            hidden = block(torch.cat([coarse, finer], dim=1))
+        return self.classes(hidden)  # type: ignore[no-any-return]
+
+    def by_windows(self, volume: Tensor) -> Tensor:
+        """Probabilities (B, classes, D, H, W), of windows that overlap by half, weighed less towards their borders."""
+        size = self.window
+        volume = functional.pad(volume, [2] * 6, mode="replicate")
+        weight = bell(size, volume)
+        total = volume.new_zeros(len(volume), CLASSES, *volume.shape[2:])
+        weights = torch.zeros_like(total[:1, :1])
+        for place in itertools.product(*(starts(length, size) for length in volume.shape[2:])):
+            inside = (slice(None), slice(None), *(slice(first, first + size) for first in place))
+            total[inside] += functional.softmax(self.scores(volume[inside]), dim=1) * weight
+            weights[inside] += weight
+        return (total / weights)[:, :, 2:-2, 2:-2, 2:-2]
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """All weights by lists of tensors each step, as on accelerators."""
+        return torch.optim.SGD(self.parameters(), LEARNING_RATE, 0.99, nesterov=True, weight_decay=3e-5, foreach=True)
+
+
+def starts(length: int, size: int) -> list[int]:
+    """Where windows begin such that they cover a length."""
+    return [*range(0, max(length - size, 0), size // 2), max(length - size, 0)]
+
+
+def bell(size: int, like: Tensor) -> Tensor:
+    """The weight of each place of a window (D, H, W): a Gaussian around its middle, an eighth of it wide."""
+    away = torch.linspace(-4.0, 4.0, size, dtype=like.dtype, device=like.device)
+    line = torch.exp2(-(away**2))
+    return torch.einsum("i,j,k->ijk", line, line, line).clamp_min(1e-4)
+
+
+def dice_loss(scores: Tensor, labels: Tensor) -> Tensor:
+    """One less how far each class of each volume covers its truth, on average."""
+    probabilities = scores.softmax(dim=1)
+    truth = torch.zeros_like(scores).scatter_(1, labels.unsqueeze(1), 1.0)
+    common = (probabilities * truth).sum(dim=(2, 3, 4))
+    total = (probabilities + truth).sum(dim=(2, 3, 4))
+    return 1 - ((2 * common + 1e-5) / (total + 1e-5)).mean()
+
+
+def unet3d(batch_size: int = 1, run: str = "predict") -> tuple[UNet3D, dict[str, Any]]:
+    """The segmentor with random weights, and volumes of 68x60x44 for it, in `loss` and `train` of 48x48x48."""
+    if run == "predict":
+        return UNet3D(), {"volume": torch.randn(batch_size, 1, 68, 60, 44)}
+    size = (batch_size, WINDOW, WINDOW, WINDOW)
+    return UNet3D(), {"volume": torch.randn(size).unsqueeze(1), "labels": torch.randint(0, CLASSES, size)}
