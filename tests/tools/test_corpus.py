@@ -74,6 +74,8 @@ def test_a_composite_operator_of_another_source_counts_as_what_it_calls(folder: 
     assert table.loc["aten.erf", "has_it"] == "dlop"
     assert table.loc["aten.sin", "has_it"] == "trace"
     assert "aten.conv2d" not in table.index
+    # what makes its inputs is no part of it
+    assert table["by_way_of"].get("aten.empty", "") == ""
 
 
 def test_sources_are_compared_by_one_command(folder: Path) -> None:

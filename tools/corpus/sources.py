@@ -94,13 +94,13 @@ def _parts_of(signature: Signature) -> list[str]:
     """What a composite operator calls, found with tensors that have no memory; empty where it does not run so."""
     function = _function(signature)
     listing = _Listing()
-    with listing:
-        try:
-            # a stranger's shapes need not be any
-            args, kwargs = map_leaves(_without_memory, (signature.args, signature.kwargs))
+    try:
+        # a stranger's shapes need not be any
+        args, kwargs = map_leaves(_without_memory, (signature.args, signature.kwargs))
+        with listing:
             function(*args, **kwargs)
-        except (RuntimeError, NotImplementedError, TypeError, ValueError, IndexError):
-            return []
+    except (RuntimeError, NotImplementedError, TypeError, ValueError, IndexError):
+        return []
     return list(listing.names)
 
 
