@@ -64,9 +64,7 @@ class GAT(nn.Module):
     def __init__(self, inputs: int = FEATURES, width: int = WIDTH, heads: int = HEADS, classes: int = CLASSES) -> None:
         super().__init__()
         hidden = heads * width
-        self.layers = nn.ModuleList(
-            [GraphAttention(inputs, width, heads), GraphAttention(hidden, width, heads)],
-        )
+        self.layers = nn.ModuleList([GraphAttention(inputs, width, heads), GraphAttention(hidden, width, heads)])
         self.norms = nn.ModuleList(nn.LayerNorm(hidden) for _ in self.layers)
         self.nodes = GraphAttention(hidden, classes, 1)
         self.graphs = nn.Linear(4 * classes, classes)

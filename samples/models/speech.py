@@ -15,7 +15,7 @@ WINDOW, HOP = 320, 160
 LETTERS = 29
 """The blank, 26 letters, the apostrophe and the space."""
 WIDTH, LAYERS = 512, 3
-LONGEST = 20.0
+HIGHEST = 20.0
 """What hidden units are cut off at."""
 LEARNING_RATE, DECAY = 3e-4, 1e-5
 
@@ -36,8 +36,8 @@ class SpeechRecognizer(nn.Module):
         super().__init__()
         self.register_buffer("window", torch.hann_window(WINDOW))
         self.front = nn.Sequential(
-            *(nn.Conv2d(1, 32, (41, 11), (2, 2), (20, 5), bias=False), nn.BatchNorm2d(32), nn.Hardtanh(0.0, LONGEST)),
-            *(nn.Conv2d(32, 32, (21, 11), (2, 1), (10, 5), bias=False), nn.BatchNorm2d(32), nn.Hardtanh(0.0, LONGEST)),
+            *(nn.Conv2d(1, 32, (41, 11), (2, 2), (20, 5), bias=False), nn.BatchNorm2d(32), nn.Hardtanh(0.0, HIGHEST)),
+            *(nn.Conv2d(32, 32, (21, 11), (2, 1), (10, 5), bias=False), nn.BatchNorm2d(32), nn.Hardtanh(0.0, HIGHEST)),
         )
         frequencies = (WINDOW // 2 + 4) // 4
         self.recurrent = nn.LSTM(32 * frequencies, width, layers, bidirectional=True)

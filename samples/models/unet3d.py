@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from opgrip.samples.losses.dice_loss import dice_loss
+
 CLASSES = 4
 WIDTHS = (32, 64, 128)
 WINDOW = 48
@@ -54,7 +56,8 @@ class UNet3D(nn.Module):
         """
         if labels is not None:
             scores = self.scores(volume)
-            return functional.cross_entropy(scores, labels) + dice_loss(scores, labels)
+            overlap = dice_loss(scores, labels, squared_pred=False, jaccard=False)
+            return functional.cross_entropy(scores, labels) + overlap
         return self.by_windows(volume).argmax(dim=1)
 
     def scores(self, volume: Tensor) -> Tensor:
@@ -97,15 +100,6 @@ def bell(size: int, like: Tensor) -> Tensor:
     away = torch.linspace(-4.0, 4.0, size, dtype=like.dtype, device=like.device)
     line = torch.exp2(-(away**2))
     return torch.einsum("i,j,k->ijk", line, line, line).clamp_min(1e-4)
-
-
-def dice_loss(scores: Tensor, labels: Tensor) -> Tensor:
-    """One less how far each class of each volume covers its truth, on average."""
-    probabilities = scores.softmax(dim=1)
-    truth = torch.zeros_like(scores).scatter_(1, labels.unsqueeze(1), 1.0)
-    common = (probabilities * truth).sum(dim=(2, 3, 4))
-    total = (probabilities + truth).sum(dim=(2, 3, 4))
-    return 1 - ((2 * common + 1e-5) / (total + 1e-5)).mean()
 
 
 def unet3d(batch_size: int = 1, run: str = "predict") -> tuple[UNet3D, dict[str, Any]]:
