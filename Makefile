@@ -15,7 +15,6 @@ PYTEST := -m pytest -n auto --maxprocesses 8 --dist worksteal
 # the ends of what pyproject.toml admits, each in an environment of its own
 OLDEST_PYTHON ?= python3.10
 NEWEST_PYTHON ?= python3.13
-NEWEST_TORCH ?= 2.15.0
 OLDEST := build/oldest
 NEWEST := build/newest
 VERSIONS := $(OLDEST) $(NEWEST)
@@ -66,7 +65,7 @@ coverage: $(INSTALLED) ## run all tests and print how many branches they took
 
 openmmlab: $(OPENMMLAB) ## add mmengine, mmcv, mmdet and mmsegmentation
 
-runtimes: $(RUNTIMES) ## add ONNX Runtime, TVM, XLA and TensorFlow, which some modes need
+runtimes: $(RUNTIMES) ## add ONNX Runtime, TVM, XLA and TensorFlow, which some modes need, Ray, Triton and a web service
 
 browser: $(BROWSER) ## add what tests pages in a browser and notebooks in a kernel, and Chromium where Debian's packages can be had
 
@@ -109,9 +108,9 @@ $(INSTALLED): pyproject.toml constraints.txt | $(BIN)/python
 
 $(OLDEST)/installed: PAIR = $(OLDEST_PYTHON) -m venv $(OLDEST) && cp constraints-oldest.txt $(OLDEST)/constraints.txt
 $(NEWEST)/installed: PAIR = $(NEWEST_PYTHON) -m venv $(NEWEST) && \
-  sed 's/^torch==.*/torch==$(NEWEST_TORCH)/' constraints.txt >$(NEWEST)/constraints.txt
+  grep -v '^torch==' constraints.txt | cat constraints-newest.txt - >$(NEWEST)/constraints.txt
 
-$(VERSIONS:=/installed): pyproject.toml constraints.txt constraints-oldest.txt
+$(VERSIONS:=/installed): pyproject.toml constraints.txt constraints-oldest.txt constraints-newest.txt
 	@mkdir -p build
 	$(PAIR)
 	$(@D)/bin/python -m pip --disable-pip-version-check install -q -c $(@D)/constraints.txt \
@@ -120,7 +119,7 @@ $(VERSIONS:=/installed): pyproject.toml constraints.txt constraints-oldest.txt
 
 # tensorflow-cpu is what the extra's tensorflow is without its hundreds of megabytes for GPUs
 $(RUNTIMES): $(INSTALLED)
-	$(PIP) -e '.[dev,onnx,tvm,xla]' tensorflow-cpu absl-py
+	$(PIP) -e '.[dev,onnx,tvm,xla,ray,triton,service,otlp]' tensorflow-cpu absl-py
 	@touch $@
 
 $(BROWSER): $(INSTALLED)

@@ -4,7 +4,8 @@ architecture.
 Each is built with random weights, steps once natively, once under an independent mode that counts operators, once
 captured, once audited by torch's own record functions, and its trace is replayed. Held against each other: the bits of
 results and of the model's state, the operators one by one, the cases that are ok. Each trial is a process of its own.
-Some hours for all; what is done is kept in a file, and passed over the next time.
+Some hours for all; what is done is kept in a file, which ships, and passed over the next time: empty it to try all
+again.
 
     python benchmarks/coverage.py [--library mmdet] [--name 'dino*'] [--write docs/coverage.md]
 """
@@ -14,9 +15,8 @@ from __future__ import annotations
 import argparse
 import fnmatch
 import json
+import multiprocessing
 import os
-import subprocess
-import sys
 import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -25,9 +25,14 @@ from typing import Any
 
 from covering.subjects import LIBRARIES, RUNS, Subject, subjects
 from covering.table import page, print_summary
+from covering.trial import SAID, run_in_process, told
 from rich.console import Console
 
-TRIAL = Path(__file__).parent / "covering" / "trial.py"
+PROCESSES = multiprocessing.get_context("forkserver")
+"""Each trial has one, forked from one that has the packages loaded, which takes a third of a trial's time."""
+LOADED = {"mmdet": ("mmdet.models", "mmdet.testing"), "mmseg": ("mmseg.models",), "transformers": ("transformers",)}
+JOURNAL = Path(__file__).parent / "covering" / "outcomes.jsonl"
+"""What came of each, as it ships: docs/coverage.md is drawn from it."""
 TIMEOUT_S = 900
 
 
@@ -36,7 +41,7 @@ def main() -> None:
     parser.add_argument("--library", action="append", choices=LIBRARIES, help="default: all that are installed")
     parser.add_argument("--name", default="*", help="only configs' folders, or architectures, of such names")
     parser.add_argument("--run", choices=RUNS, help="default: all")
-    parser.add_argument("--journal", type=Path, default=Path("build/coverage.jsonl"), help="default: %(default)s")
+    parser.add_argument("--journal", type=Path, default=JOURNAL, help="default: %(default)s")
     parser.add_argument("--again", action="store_true", help="try again what was not whole")
     parser.add_argument("--jobs", type=int, default=1, help="trials at a time, of a thread each (default: %(default)s)")
     parser.add_argument("--timeout", type=int, default=TIMEOUT_S, help="seconds a trial (default: %(default)s)")
@@ -48,6 +53,11 @@ def main() -> None:
         for subject in subjects(tuple(args.library or LIBRARIES))
         if fnmatch.fnmatch(subject.name, args.name) and args.run in (None, subject.run)
     ]
+    # sums of one thread are the same each time
+    os.environ["OMP_NUM_THREADS"] = "1"
+    PROCESSES.set_forkserver_preload(
+        ["covering.trial", *(LOADED[args.library[0]] if len(args.library or ()) == 1 else ())]
+    )
     console = Console(stderr=True)
     remaining = [
         item for item in selected if item.key not in outcomes or (args.again and "failed" in outcomes[item.key])
@@ -82,20 +92,24 @@ def attempt(subject: Subject, timeout: int) -> dict[str, Any]:
 def run_trial(about: dict[str, Any], timeout: int) -> dict[str, Any]:
     """What one process says, or what became of it."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, str(TRIAL), json.dumps(about), folder]
-        # sums of one thread are the same each time
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        answer, questions = PROCESSES.Pipe(duplex=False)
+        process = PROCESSES.Process(target=run_in_process, args=(about, folder, questions))
+        process.start()
+        questions.close()
         try:
-            process = subprocess.run(
-                command, capture_output=True, text=True, timeout=timeout, check=False, env=environment
-            )
-        except subprocess.TimeoutExpired:
-            return {"failed": "native", "reason": f"it takes more than {timeout} s"}
-    try:
-        outcome: dict[str, Any] = json.loads(process.stdout.splitlines()[-1])
-    except (IndexError, ValueError):
-        lines = process.stderr.splitlines() or [""]
-        return {"failed": "native", "reason": f"the process ended with status {process.returncode}: {lines[-1][:200]}"}
+            if not answer.poll(timeout):
+                return {"failed": "native", "reason": f"it takes more than {timeout} s"}
+            outcome: dict[str, Any] = answer.recv()
+        except EOFError:
+            process.join()
+            lines = (Path(folder) / SAID).read_text(encoding="utf-8", errors="replace").splitlines() or [""]
+            return {
+                "failed": "native",
+                "reason": f"the process ended with status {process.exitcode}: {told(lines[-1])}",
+            }
+        finally:
+            process.kill()
+            process.join()
     return outcome
 
 

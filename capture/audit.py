@@ -110,6 +110,8 @@ SAME = {
     "aten::_index_put_impl": "aten::index_put",
     "aten::maximum": "aten::max",
     "aten::minimum": "aten::min",
+    # the gradients of max, sort and index
+    "aten::zeros": "aten::new_zeros",
 }
 """Operators that others turn into."""
 
@@ -121,10 +123,12 @@ MADE_OF_ITS_LIKE = frozenset({"aten::repeat_interleave"})
 NOT_DISPATCHED = {
     "aten::empty": "memory that torch takes past the dispatcher, as torch.tensor() does",
     "aten::detach": "torch.tensor() detaches what it makes past the dispatcher",
+    "aten::_local_scalar_dense": "torch.tensor() of a list of tensors reads each of them past the dispatcher",
 }
 """Operators that do not always reach a dispatch mode, and why."""
 
 NOT_TOLD = {
+    "aten::clone": "autograd copies what an operator in place overwrites, and torch tells of that below the operator",
     "aten::detach": "torch's own copies of a tensor's metadata are operators only where a dispatch mode is active",
     "aten::scalar_tensor": "autograd makes tensors of numbers only where a dispatch mode is active",
 }

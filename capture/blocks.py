@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass, replace
+from itertools import count
 
 import numpy as np
 from numpy.typing import NDArray
 
-from opgrip.capture.dispatch import UNPAIRED
 from opgrip.capture.own_work import NONE_OPEN
 from opgrip.capture.page_faults import FEWEST
 from opgrip.capture.place_times import PlaceTimes
+from opgrip.capture.placed_mode import UNPAIRED
 from opgrip.capture.predictions import Node
 from opgrip.capture.recorder import Recorder
 from opgrip.capture.thread_mode import ThreadMode
@@ -54,6 +55,10 @@ class CallBlock:
         open_since_ns = min(self.open_since_ns, int(self.calls[stop:, 1].min(initial=NONE_OPEN)))
         return CallBlock(self.mode, self.calls[own], self.tensors[own], self.flows[flows], open_since_ns)
 
+    def copied(self) -> CallBlock:
+        """The same calls in memory of their own, where they are part of others."""
+        return replace(self, calls=self.calls.copy(), tensors=self.tensors.copy(), flows=self.flows.copy())
+
 
 class Blocks:
     """Makes the records of one process's calls.
@@ -63,16 +68,23 @@ class Blocks:
     calls : how many there were
     marks : how many of them were marks of `record_function`, by their signature
     perturbed : how many of the others ran right after the capture's own work
+    newest : the largest number of a storage in them
+
+    Parameters
+    ----------
+    looks : let calls be looked at for what these calls took
     """
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: Recorder, looks: bool = True) -> None:
         self.recorder = recorder
+        self._looks = looks
+        self._numbers = count()
         self.calls = 0
         self.perturbed = 0
         self.marks: Counter[int] = Counter()
         self._place_times = PlaceTimes()
         self._threads: dict[int, int] = {}
-        self._newest = -1
+        self.newest = -1
         # by thread: the last sequence number, the scope of the forward call that made each node, the last call
         self._sequence: dict[int, int] = {}
         self._forward: dict[int, dict[int, int]] = {}
@@ -94,6 +106,9 @@ class Blocks:
             count = len(mode.rows)
             whole, used = self._split(mode, mode.rows[:count], remaining_calls, open_since_ns)
             del mode.rows[:used]
+            self.recorder.taken += len(whole)
+            if len(whole):
+                self._last[mode.number] = int(whole.calls[-1, 1]), int(whole.calls[-1, 2])
             if remaining_calls is not None:
                 remaining_calls -= len(whole)
             blocks[:0] = [whole.part(first, min(first + BLOCK, len(whole))) for first in range(0, len(whole), BLOCK)]
@@ -109,9 +124,10 @@ class Blocks:
         ----------
         learning : the calls themselves are neither among them nor counted
         """
-        mode, pairs, table = block.mode, self.recorder.pairs, block.calls
+        mode, pairs, table = block.mode, self.recorder.scopes.pairs, block.calls
         signature, scope, tensors = zip(*[pairs[pair] for pair in table[:, 0].tolist()], strict=True)
-        self.recorder.observations.count(signature, self.recorder.modes)
+        if self._looks:
+            self.recorder.observations.count(signature, self.recorder.modes)
         scopes = self._pair_with_forward(list(scope), table[:, 3])
         yield from self._thread(mode)
         starts = table[:, 1].tolist()
@@ -127,17 +143,17 @@ class Blocks:
         with self.recorder.graphs.question() as may_ask:
             device_ns = mode.device.times_ns(starts, may_ask)
         streams = mode.device.streams(starts)
-        self._last[mode.number] = int(table[-1, 1]), int(table[-1, 2])
-        for number, there in self._place_times.note(signature, scope, _first(block), duration):
-            self.recorder.observations.want_at(number, there, self.recorder.modes)
+        if self._looks:
+            for number, there in self._place_times.note(signature, scope, _first(block), duration):
+                self.recorder.observations.want_at(number, there, self.recorder.modes)
         if learning:
             return
         yield Calls(
-            self._threads[mode.number], *columns, flows, self._newest, device_ns, page_faults, streams, perturbed
+            self._threads[mode.number], *columns, flows, self.newest, device_ns, page_faults, streams, perturbed
         )
         if self.recorder.kernels is not None:
             self.recorder.kernels.note(self._threads[mode.number], mode.idents, signature, starts, table[:, 2].tolist())
-        self._newest = max(self._newest, *flows) if flows else self._newest
+        self.newest = max(self.newest, *flows) if flows else self.newest
         self.calls += len(table)
         marks = self.recorder.marks
         if marks:
@@ -145,6 +161,30 @@ class Blocks:
         self.perturbed += sum(
             signature[place] not in marks for first, count in perturbed for place in range(first, first + count)
         )
+
+    def begin_file(self) -> None:
+        """The records to come go to a file that has none yet."""
+        self.calls = self.perturbed = 0
+        self.marks.clear()
+        self._threads.clear()
+        self._numbers = count()
+        self.newest = -1
+
+    def pass_over(self, block: CallBlock) -> None:
+        """Forget what else is kept of calls of which no record is made."""
+        mode, starts = block.mode, block.calls[:, 1].tolist()
+        mode.faults.take(starts)
+        mode.own_work.take(block.calls[:, 1], block.calls[:, 2], block.open_since_ns)
+        mode.device.forget(starts)
+
+    def threads(self) -> set[Hashable]:
+        """The names, as `name_of` gives them, of the threads that have a record."""
+        return {(Thread, number) for number in self._threads.values()}
+
+    def forget_thread(self, number: int) -> None:
+        """Forget a thread that has ended, by its mode's number."""
+        for table in (self._threads, self._sequence, self._forward, self._last):
+            table.pop(number, None)
 
     def running(self) -> Iterator[Record]:
         """The calls that each thread is in, outermost first."""
@@ -164,7 +204,7 @@ class Blocks:
         """The calls in a mode's rows, and how many integers these were."""
         # plain integers alone: a list for each call would have Python's collector go through all that a program holds
         places: list[int] = []
-        place, pairs = 0, self.recorder.pairs
+        place, pairs = 0, self.recorder.scopes.pairs
         while place < len(values) and (most is None or len(places) < most):
             places.append(place)
             place += COLUMNS + pairs[values[place]][2]
@@ -178,7 +218,7 @@ class Blocks:
 
     def _thread(self, mode: ThreadMode) -> Iterator[Record]:
         if mode.number not in self._threads:
-            self._threads[mode.number] = len(self._threads)
+            self._threads[mode.number] = next(self._numbers)
             yield Thread(self._threads[mode.number], mode.thread_name)
 
     def _remember_forward(self, block: CallBlock) -> None:
@@ -186,7 +226,7 @@ class Blocks:
         last = self._sequence.get(block.mode.number, block.mode.first_sequence)
         followed = block.calls[block.calls[:, 3] >= 0]
         for pair, sequence in zip(followed[:, 0].tolist(), followed[:, 3].tolist(), strict=True):
-            signature, scope, _ = self.recorder.pairs[pair]
+            signature, scope, _ = self.recorder.scopes.pairs[pair]
             if sequence != last and signature in self.recorder.differentiable:
                 # a node is made before its operator is seen, and counted by then
                 forward[sequence - 1] = scope
@@ -200,13 +240,15 @@ class Blocks:
         for place in np.flatnonzero((sequences < 0) & (sequences != UNPAIRED)).tolist():
             caused_by = self._forward_scope(-1 - int(sequences[place]))
             if caused_by is not None:
-                scopes[place] = self.recorder.backward_scope(scopes[place], caused_by)
+                scopes[place] = self.recorder.scopes.backward_scope(scopes[place], caused_by)
         return scopes
 
     def _forward_scope(self, number: int) -> int | None:
         """The scope of the forward call that made a node; None where several threads made one of this number."""
         matching_scopes = [scopes[number] for scopes in self._forward.values() if number in scopes]
-        return matching_scopes[0] if len(matching_scopes) == 1 else None
+        if len(matching_scopes) != 1 or not self.recorder.scopes.has_scope(matching_scopes[0]):
+            return None
+        return matching_scopes[0]
 
 
 def _first(block: CallBlock) -> list[int]:

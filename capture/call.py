@@ -12,6 +12,7 @@ from torch import nn
 from opgrip.capture.autocast import under_autocast
 from opgrip.capture.capture import Capture
 from opgrip.capture.models.factory import program_of
+from opgrip.capture.on_demand.options import OnDemand
 from opgrip.capture.options import ModelName, Steps, make_parser
 from opgrip.capture.program import ModelOptions, OperatorOptions, Program
 from opgrip.capture.steps import (
@@ -29,8 +30,8 @@ from opgrip.traces.options import words_in
 from opgrip.traces.progress import QuietReporter, Reporter
 from opgrip.traces.trace import Trace, load
 
-OF_COMMAND = ("audit", "find_longtail")
-"""Options that print a table."""
+OF_COMMAND = ("audit", "find_longtail", *words_in(OnDemand))
+"""Options that print a table, or are for programs that go on."""
 OF_MODULES = ("run", "warmup", "steps", "autocast")
 """Options of models that a module has which is there already."""
 

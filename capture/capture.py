@@ -5,20 +5,19 @@ from __future__ import annotations
 import atexit
 import functools
 import os
-import threading
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar, cast
 
 from torch import nn
 
 from opgrip.capture import full_values
+from opgrip.capture.budget import Budget, Thinning
+from opgrip.capture.checks import check_choices, check_flight
 from opgrip.capture.choices import (
-    DEVICE_TIMES,
     EVENTS,
     FULL,
     KERNELS,
@@ -27,24 +26,29 @@ from opgrip.capture.choices import (
     OPERATORS,
     SKETCH,
     VALUE_SHARE,
-    VALUES,
 )
 from opgrip.capture.compiled import CompiledWatch, OpaqueMode
 from opgrip.capture.dispatch import RecordingMode
 from opgrip.capture.environment import describe_environment
 from opgrip.capture.extensions import ExtensionWatch
+from opgrip.capture.flight.flights import Flights
 from opgrip.capture.flusher import Flusher
 from opgrip.capture.full_values import FullValues
 from opgrip.capture.grips.gripping import Grips
 from opgrip.capture.grips.patterns import parse_pattern
 from opgrip.capture.kernels import KernelTimes, check_kernels
 from opgrip.capture.limits import Limits
+from opgrip.capture.notes import notes_of_recorder, notes_of_schedule
+from opgrip.capture.private import check_private, policy_of
 from opgrip.capture.processes import ChildFiles, ForkWatch, child_path, own_path
 from opgrip.capture.recorder import Recorder
 from opgrip.capture.schedule import ALWAYS, Schedule
 from opgrip.capture.scopes import ScopeWatch
+from opgrip.capture.spending import Spending
 from opgrip.capture.threads import ThreadWatch
 from opgrip.capture.torch_private import load_private
+from opgrip.capture.triton_launches import TritonWatch
+from opgrip.capture.watching import Watching
 from opgrip.traces.errors import UserError, in_words_of_python
 from opgrip.traces.records import Header
 from opgrip.traces.tensor_file import HEADER_FIELD
@@ -79,6 +83,9 @@ class Capture:
     schedule : which steps are recorded; the program tells by `step` that one has ended. Between them it runs at full
         speed
     max_calls, max_bytes : end the recording, and not the program, after so many calls, or bytes before compression
+    max_memory : the same, once what the capture keeps of the program takes about so many bytes
+    max_overhead : share of the program's time that the capture may take. Near it, it leaves out values of new
+        signatures, then scopes of modules, then whole steps where the program tells of them by `step`
     stack_depth : source lines kept of each scope
     compiled : `operators` runs what torch.compile compiled as the operators it was made of; `opaque` lets compiled
         regions run, and makes each run one call
@@ -88,9 +95,16 @@ class Capture:
     values : `sketch` keeps models of tensors' values; `full` also the values of every signature's first call, which
         can be private data, in a file beside: `step.values.safetensors`
     value_share : of the program's time that looks at values of later calls may take; those beyond it wait
+    private : write no names, paths, texts and values of the program, as `opgrip trace redact` would, so that they never
+        reach the disk
+    salt_file : has the salt of the names, and is made where there is none; traces of one salt can be compared. None for
+        a salt that nobody knows
     grip : names of functions whose calls are recorded too, with the operators below them: `module:function`, as shells
         match file names
     grip_to : the folder that a sample of each is written into, at the end at the latest; None for no samples
+    last : keep so many calls in memory, those that ended last, and write them when the block or an outermost module
+        raises, a signal ends the program, or it asks by `dump`; else leave no file. With `write_ahead` they are in a
+        file all the time, which does not grow, so that they survive a crash
     details : fields to add to the trace's header
     force : replace an existing file
 
@@ -107,12 +121,14 @@ class Capture:
     full_values : after the block, what became of the whole values; None where they were not asked for
     child_files : after the block, the traces of processes that the program forked, as far as these have ended;
         `old_child_files` are those of an earlier program, which `force` removes
+    dumps : with `last`, the traces that were written
     grips : the gripped functions; its `written` are the samples' folders, its `refused` tells of what was not gripped
 
     Raises
     ------
     UserError : when entered, where a file exists or cannot be written, or the capture is running already; when made,
-        where `values` or `device_time` is no such choice, or `grip` names no functions
+        where `values` or `device_time` is no such choice, `grip` names no functions, or what is asked for besides
+        `private` is not
 
     Whatever goes wrong later is a warning at the end of the block, and never reaches the program.
     """
@@ -126,18 +142,24 @@ class Capture:
         schedule: Schedule = ALWAYS,
         max_calls: int | None = None,
         max_bytes: int | None = None,
+        max_memory: int | None = None,
+        max_overhead: float | None = None,
         stack_depth: int = 1,
         compiled: str = OPERATORS,
         write_ahead: bool = False,
         values: str = SKETCH,
         value_share: float = VALUE_SHARE,
         device_time: str = EVENTS,
+        private: bool = False,
+        salt_file: str | Path | None = None,
         grip: Iterable[str] = (),
         grip_to: str | Path | None = None,
+        last: int | None = None,
         details: Mapping[str, Any] | None = None,
         force: bool = False,
     ) -> None:
-        _check_choices(model, values, device_time)
+        check_choices(model, values, device_time)
+        check_private(private, salt_file, values, grip_to)
         self.path = own_path(path)
         # the program may go to another folder
         self._file = self.path if str(path) == "-" else Path(self.path).absolute()
@@ -154,30 +176,33 @@ class Capture:
         self._full = values == FULL
         self._details = dict(details or {})
         self._force = force
-        self._limits = Limits(max_calls, max_bytes)
+        self._limits = Limits(max_calls, max_bytes, max_memory)
+        self._max_overhead = max_overhead
+        check_flight(last, path, values, device_time, self._limits)
         make_mode = OpaqueMode if compiled == OPAQUE else RecordingMode
-        self._recorder = Recorder(make_mode, stack_depth, write_ahead, value_share)
+        self._recorder = Recorder(make_mode, stack_depth, write_ahead, value_share, policy_of(private, salt_file))
         self._recorder.write_now = self._write_now
         samples = None if grip_to is None else Path(grip_to)
         self.grips = Grips([parse_pattern(text) for text in grip], to=samples, recorder=self._recorder)
         self.extensions = ExtensionWatch(self._recorder, tuple(extensions))
         kernels = KernelTimes() if device_time == KERNELS else None
         self._recorder.kernels = kernels
-        self._watches = (
+        watches = (
             *(() if kernels is None else (kernels,)),
             ScopeWatch(self._recorder, model),
             self.grips,
             self.extensions,
+            TritonWatch(self._recorder),
             ThreadWatch(self._recorder),
             self._recorder.graphs,
             CompiledWatch(self._recorder, compiled),
         )
+        self._watching = Watching(self._recorder, watches)
+        self._flights = None if last is None else Flights(self._recorder, last)
         self._forks = ForkWatch(self._begin_in_child, self.close)
-        self._hooks = ExitStack()
         self._flusher: Flusher | None = None
         self._step = 0
-        self._recording = self._has_recorded = False
-        self._thread = 0
+        self._has_recorded = False
         self._depth = 0
 
     def discard(self, if_empty: bool = False) -> None:
@@ -201,15 +226,45 @@ class Capture:
         self._step += 1
         self._follow_schedule()
 
+    @property
+    def dumps(self) -> list[Path]:
+        """The traces that a capture of the last calls has written."""
+        return [] if self._flights is None else self._flights.dumps
+
+    def dump(self, reason: str = "asked") -> Path | None:
+        """Write the last calls to a trace, each once, and go on; None where there are none, or they cannot be written.
+
+        The first trace has the capture's path, others a number in their names.
+
+        Parameters
+        ----------
+        reason : what the trace's header says of it
+        """
+        if self._flights is None:
+            raise UserError("this capture keeps no last calls", "give --last a number of them")
+        return self._flights.dump(reason, asked=True)
+
+    def note_error(self, error: BaseException) -> None:
+        """Tell of an error that a step or the program ended in: with `last`, the last calls are written for it."""
+        if self._flights is not None:
+            self._flights.dump_for_error(error)
+
+    @property
+    def keeps_last(self) -> bool:
+        """Whether the last calls alone are kept."""
+        return self._flights is not None
+
     def close(self) -> None:
         """End the recording and write the rest of the trace. Does nothing where it has ended."""
         flusher, self._flusher = self._flusher, None
         if flusher is None:
             return
-        self._pause()
+        self._watching.pause()
         self._forks.active = False
         recorder = self._recorder
         recorder.set_idle(True)
+        if self._flights is not None:
+            self._flights.end()
         was_discarded = flusher.discarded
         flusher.__exit__(None, None, None)
         if not was_discarded:
@@ -224,13 +279,17 @@ class Capture:
         self.full_values = recorder.fitter.full
         if self._child_files is not None:
             self._end_child_files(self._child_files, flusher.discarded)
+        self._warn()
+
+    def _warn(self) -> None:
+        """Tell of what went wrong, and what is missing."""
         if self.problem is not None:
-            warnings.warn(f"the trace {self.problem}", RuntimeWarning, stacklevel=3)
-        elif recorder.fitter.full is not None and recorder.fitter.full.failure is not None:
-            text = f"the trace {self.path} could not be written with whole values: {recorder.fitter.full.failure}"
-            warnings.warn(text, RuntimeWarning, stacklevel=3)
+            warnings.warn(f"the trace {self.problem}", RuntimeWarning, stacklevel=4)
+        elif self.full_values is not None and self.full_values.failure is not None:
+            text = f"the trace {self.path} could not be written with whole values: {self.full_values.failure}"
+            warnings.warn(text, RuntimeWarning, stacklevel=4)
         for text in self.notes():
-            warnings.warn(text, RuntimeWarning, stacklevel=3)
+            warnings.warn(text, RuntimeWarning, stacklevel=4)
 
     def __enter__(self) -> Capture:
         self._open()
@@ -245,6 +304,8 @@ class Capture:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        if error is not None:
+            self.note_error(error)
         self.close()
 
     def __call__(self, function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
@@ -260,10 +321,14 @@ class Capture:
                 self._follow_schedule()
             try:
                 return function(*args, **kwargs)
+            except BaseException as error:
+                if self._depth == 1:
+                    self.note_error(error)
+                raise
             finally:
                 self._depth -= 1
                 if self._depth == 0 and self._flusher is not None:
-                    self._pause()
+                    self._watching.pause()
                     self._step += 1
 
         return captured
@@ -284,13 +349,21 @@ class Capture:
             if self._full:
                 full_values.check(self._file, self._force)
             self._begin_recorder(self._file)
-            begin_file = functools.partial(self._begin_file, self._file, self._details)
-            flusher = Flusher(self._recorder, begin_file, self._limits, learns=self.schedule.warmup > 0)
-            flusher.open()
+            flusher = self._make_flusher(self._file, self._details)
+            flusher.prepare()
+            if self._max_overhead is not None:
+                self._recorder.budget = Budget(self._max_overhead, Spending(self._recorder).ns)
+            if self._flights is not None:
+                self._flights.begin()
         flusher.__enter__()
         self._flusher = flusher
         self._child_files = None if str(self.path) == "-" else ChildFiles(self._file)
         self._forks.active = True
+
+    @property
+    def custom_operators(self) -> list[str]:
+        """Of a private capture, the operators of the program whose names are in the trace."""
+        return self._recorder.custom_operators
 
     def notes(self) -> Iterator[str]:
         """What was asked for and is not in the trace."""
@@ -298,15 +371,10 @@ class Capture:
             yield f"{name} was not gripped: {reason}"
         for name, reason in self.extensions.refused().items():
             yield f"the extension {name} was not recorded: {reason}"
-        kernels = self._recorder.kernels
-        if kernels is not None and kernels.failure is not None:
-            yield f"the trace lacks times of kernels: {kernels.failure}"
-        if self.schedule == ALWAYS:
-            return
-        if not self._step:
-            yield "step() was never called: for the schedule, the whole program was one step"
-        elif not self._has_recorded:
-            yield f"no step was recorded: the program made {self._step}, and the schedule begins after them"
+        if self._flights is not None:
+            yield from self._flights.notes()
+        yield from notes_of_recorder(self._recorder)
+        yield from notes_of_schedule(self.schedule, self._step, self._has_recorded)
 
     def _end_child_files(self, files: ChildFiles, discarded: bool) -> None:
         self.child_files = files.new()
@@ -319,43 +387,39 @@ class Capture:
         if self._full:
             self._recorder.fitter.full = FullValues(full_values.path_beside(path), self._force, self._limits.bytes)
 
+    def _make_flusher(self, path: str | Path, details: Mapping[str, Any]) -> Flusher:
+        if self._flights is not None:
+            return self._flights.recorder_to(path, lambda file, fields: self._begin_file(file, {**details, **fields}))
+        begin_file = functools.partial(self._begin_file, path, details)
+        return Flusher(self._recorder, begin_file, self._limits, learns=self.schedule.warmup > 0)
+
     def _begin_file(self, path: str | Path, details: Mapping[str, Any]) -> TraceWriter:
         recorder = self._recorder
         started = time.time_ns() - (time.perf_counter_ns() - recorder.started_ns)
         named = {} if recorder.fitter.full is None else {HEADER_FIELD: recorder.fitter.full.path.name}
         fields = describe_environment() | {"started_unix_ns": started, **details, **named}
-        return TraceWriter(path, Header(fields), self._force)
+        (header,) = recorder.outgoing(Header(fields))
+        return TraceWriter(path, cast(Header, header), self._force)
 
     def _follow_schedule(self) -> None:
         learns = self.schedule.learns(self._step)
         if self._flusher is not None:
             self._flusher.set_learning(learns)
         if learns or self.schedule.records(self._step):
-            self._resume()
+            if self.leaves_out_step():
+                self._watching.pause()
+                return
+            self._watching.resume()
             self._has_recorded = self._has_recorded or not learns
         else:
-            self._pause()
+            self._watching.pause()
             if self.schedule.is_over(self._step):
                 self.close()
 
-    def _resume(self) -> None:
-        self._recorder.set_idle(False)
-        if self._recording:
-            return
-        self._recording, self._thread = True, threading.get_ident()
-        with ExitStack() as hooks:
-            for watch in self._watches:
-                hooks.enter_context(watch)
-            hooks.enter_context(self._recorder.mode_here())
-            self._hooks = hooks.pop_all()
-
-    def _pause(self) -> None:
-        if self._recording:
-            self._recorder.set_idle(True)
-            if threading.get_ident() == self._thread:
-                # a mode can be taken off by its own thread alone; elsewhere, all of it is idle from now on
-                self._recording = False
-                self._hooks.close()
+    def leaves_out_step(self) -> bool:
+        """Whether there is no budget for the step that begins now."""
+        self._recorder.thin()
+        return self._recorder.leave_out(Thinning.STEPS)
 
     def _write_now(self) -> None:
         flusher = self._flusher
@@ -375,20 +439,5 @@ class Capture:
         path = Path(os.devnull) if str(self.path) == "-" else child_path(self._file)
         self._child_files = None
         self._begin_recorder(path)
-        details = self._details | {"parent_pid": os.getppid()}
-        # whoever forked is in no step of the parent's, and has none to learn in
-        begin_file = functools.partial(self._begin_file, path, details)
-        self._flusher = Flusher(self._recorder, begin_file, self._limits, learns=self.schedule.warmup > 0)
+        self._flusher = self._make_flusher(path, self._details | {"parent_pid": os.getppid()})
         self._flusher.__enter__()
-
-
-def _check_choices(model: object, values: str, device_time: str) -> None:
-    """Raise where an argument is nothing that a capture can do."""
-    if model is not None and not isinstance(model, nn.Module):
-        raise TypeError(
-            f"model is a {type(model).__name__}, not a torch.nn.Module: opgrip.capture.capture builds one by name"
-        )
-    if values not in VALUES:
-        raise UserError(f"{values!r} is no way to keep values", f"choose {' or '.join(VALUES)}")
-    if device_time not in DEVICE_TIMES:
-        raise UserError(f"{device_time!r} is no way to time a device", f"choose {' or '.join(DEVICE_TIMES)}")

@@ -8,7 +8,7 @@ from pathlib import Path
 from opgrip.capture.capture import Capture
 
 MOST_NAMES = 4
-"""Files that are named; of more, how many they are."""
+"""Files, or operators, that are named; of more, how many they are."""
 
 
 def closing_lines(capture: Capture, interrupted: bool = False) -> Iterator[str]:
@@ -19,7 +19,9 @@ def closing_lines(capture: Capture, interrupted: bool = False) -> Iterator[str]:
     interrupted : whether the user ended the program
     """
     where = "stdout" if str(capture.path) == "-" else str(capture.path)
-    if capture.calls or capture.dropped:
+    if capture.keeps_last:
+        yield from _dump_lines(capture)
+    elif capture.calls or capture.dropped:
         ending = " (interrupted)" if interrupted else ""
         size = f"{capture.bytes_written / 1000:,.0f} kB"
         counts = f"{_count(capture.calls, 'call')} of {_count(capture.signatures, 'signature')}"
@@ -31,14 +33,29 @@ def closing_lines(capture: Capture, interrupted: bool = False) -> Iterator[str]:
     if capture.stopped:
         yield f"the recording ended at the limit of {capture.stopped}: what the program called after them is missing"
     if capture.dropped:
-        yield f"{_count(capture.dropped, 'call')} could not be recorded; `opgrip trace info {where}` says why"
+        advice = "" if capture.keeps_last and not capture.dumps else f"; `opgrip trace info {where}` says why"
+        yield f"{_count(capture.dropped, 'call')} could not be recorded{advice}"
     yield from _values_lines(capture)
+    if operators := capture.custom_operators:
+        yield f"names of custom operators stay, for replays: {_first(operators)}; `opgrip trace redact` can hide them"
     yield from _child_lines(capture)
     for folder in capture.grips.written:
         yield f"a sample in {folder}: run it with pytest"
     yield from capture.notes()
     if capture.calls and where != "stdout":
-        yield f"run them again with: opreplay {where}"
+        yield f"run them again with: opreplay {_shown(capture, capture.dumps[-1]) if capture.dumps else where}"
+
+
+def _dump_lines(capture: Capture) -> Iterator[str]:
+    for path in capture.dumps:
+        yield f"the last calls before something happened, to {_shown(capture, path)}"
+    if not capture.dumps:
+        yield "nothing happened: the last calls were not written"
+
+
+def _shown(capture: Capture, path: Path) -> Path:
+    """The name of a file beside the capture's path, as that was given."""
+    return Path(capture.path).with_name(path.name)
 
 
 def _values_lines(capture: Capture) -> Iterator[str]:
@@ -65,5 +82,9 @@ def _count(number: int, word: str) -> str:
 
 
 def _names(files: Sequence[Path]) -> str:
-    shown = ", ".join(file.name for file in files[:MOST_NAMES])
-    return shown if len(files) <= MOST_NAMES else f"{shown} and {len(files) - MOST_NAMES} more"
+    return _first([file.name for file in files])
+
+
+def _first(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:MOST_NAMES])
+    return shown if len(names) <= MOST_NAMES else f"{shown} and {len(names) - MOST_NAMES} more"

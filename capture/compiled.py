@@ -13,10 +13,11 @@ from typing import Any
 import torch
 
 from opgrip.capture.choices import OPERATORS
+from opgrip.capture.compiler_private import leave_compiled
 from opgrip.capture.dispatch import RecordingMode
+from opgrip.capture.higher_order_private import compiling_as_unwatched, place_of_compiling, stance_here
 from opgrip.capture.patches import Patches
 from opgrip.capture.recorder import Recorder
-from opgrip.capture.torch_private import leave_compiled
 from opgrip.traces.records import COMPILED
 
 _KERNEL = re.compile(r"^(\w+) = async_compile\.\w+\(|\b(extern_kernels\.\w+|torch\.ops(?:\.\w+)+)\(", re.MULTILINE)
@@ -53,6 +54,9 @@ class CompiledWatch:
         if self.compiled == OPERATORS:
             # else torch marks what it meets under a mode as not to be compiled, for good
             self._hooks.enter_context(_eager)
+            place = place_of_compiling()
+            if place is not None:
+                self._patches.replace(*place, lambda entered: compiling_as_unwatched(entered, _eager.stance_before))
         else:
             from torch._inductor.output_code import CompiledFxGraph
 
@@ -82,6 +86,8 @@ class CompiledWatch:
 class _Eager:
     """Torch's stance to run without the compiler, from the first capture's start to the last one's end."""
 
+    _before = "default"
+
     def __init__(self) -> None:
         self._captures = 0
         self._stance: AbstractContextManager[Any] = nullcontext()
@@ -90,9 +96,14 @@ class _Eager:
     def __enter__(self) -> None:
         with self._lock:
             if self._captures == 0:
+                self._before = stance_here()
                 self._stance = torch.compiler.set_stance("force_eager")
                 self._stance.__enter__()
             self._captures += 1
+
+    def stance_before(self) -> str:
+        """The one that the program had taken."""
+        return self._before
 
     def __exit__(self, *ignored: object) -> None:
         with self._lock:

@@ -81,6 +81,15 @@ class DeviceTimer:
             return []
         return [self._read(start, may_ask) for start in starts]
 
+    def forget(self, starts: Sequence[int]) -> None:
+        """Let the events of the calls that started then be used again, unread."""
+        if not self._open:
+            return
+        for start in starts:
+            self._streams.pop(start, None)
+            if (events := self._open.pop(start, None)) is not None:
+                self._free.setdefault(events[0], []).extend(events[1:])
+
     def streams(self, starts: Sequence[int]) -> list[int]:
         """The numbers of the streams of the calls that started then; empty where all are the default one."""
         return [self._streams.pop(start, 0) for start in starts] if self._streams else []

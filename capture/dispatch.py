@@ -10,32 +10,31 @@ from collections.abc import Callable, Mapping, Sequence
 from threading import enumerate as enumerate_threads
 from threading import get_ident
 from time import perf_counter_ns
-from types import FrameType, FunctionType
+from types import FunctionType
 from typing import Any, cast
 
 import torch
 from torch import is_grad_enabled, is_inference_mode_enabled
 
-from opgrip.capture.contexts import describe_autocast, read_settings
+from opgrip.capture.compiler_private import hide_from_compiler
+from opgrip.capture.contexts import read_settings
 from opgrip.capture.device_time import DeviceTimer
+from opgrip.capture.higher_order import higher_order_node
+from opgrip.capture.higher_order_private import is_higher_order, see_higher_order
 from opgrip.capture.inner_times import measured
 from opgrip.capture.kernels import identities_here
 from opgrip.capture.looks import look_at
 from opgrip.capture.own_work import OwnWork
 from opgrip.capture.page_faults import FaultCounter
-from opgrip.capture.places import BACKWARD, FORWARD, Place, is_running
+from opgrip.capture.placed_mode import UNPAIRED, PlacedMode
 from opgrip.capture.predictions import LISTED, ONE, SEVERAL, TWO, Entry, Node, Predictions, sharing
 from opgrip.capture.recorder import Recorder
 from opgrip.capture.signatures import tensors_in
 from opgrip.capture.storages import SWEEP, SWEEP_BYTES
-from opgrip.capture.thread_mode import ThreadMode
 from opgrip.capture.torch_private import (
-    NO_SEQUENCE,
     current_autograd_node,
-    hide_from_compiler,
     is_made_of_tensors,
     pin,
-    see_higher_order,
     sequence_number,
     storage_address,
     unpin,
@@ -44,13 +43,11 @@ from opgrip.traces.records import FUNCTION, OPERATOR
 
 PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 NOTHING: Mapping[str, Any] = {}
-UNPAIRED = -(1 << 62)
-"""Sequence number of a call that made no node, and of one in a backward pass whose node no forward call made."""
 
 Storages = tuple[int, ...]
 
 
-class RecordingMode(ThreadMode):
+class RecordingMode(PlacedMode):
     """Records the calls of one thread, and runs every one as it was called.
 
     Attributes
@@ -61,19 +58,13 @@ class RecordingMode(ThreadMode):
     supports_higher_order_operators = True
 
     def __init__(self, recorder: Recorder) -> None:
-        super().__init__()
+        super().__init__(recorder)
         see_higher_order(type(self))
-        self.recorder = recorder
         # a thread's ident goes to another thread when it ends
         self.number = recorder.next_mode()
-        self.place = recorder.places.at(autocast=describe_autocast())
         self.idle = recorder.idle
         self._ahead = recorder.write_ahead
         self._around: list[tuple[int, Node]] = []
-        self._in_backward = False
-        self._before_backward = FORWARD
-        self._outer: list[tuple[object, Place]] = []
-        self._frames: list[tuple[object, FrameType]] = []
         self.begin()
 
     def begin(self) -> None:
@@ -91,6 +82,7 @@ class RecordingMode(ThreadMode):
         self.own_work = OwnWork()
         self.predictions = Predictions()
         self.last: Node = self.predictions.nowhere
+        self.epochs = (self.recorder.epochs.current, None)
         self._settings = read_settings()
         self._storages = self.recorder.storages
         self._numbers = self._storages.numbers
@@ -111,7 +103,7 @@ class RecordingMode(ThreadMode):
         autograd_node = current_autograd_node()
         if autograd_node is not None and get_ident() != self.ident:
             # the engine's threads inherit the mode of the thread that the forward pass ran in
-            return self.recorder.mode_here().__torch_dispatch__(func, types, args, kwargs)
+            return self.recorder.mode_of_engine().__torch_dispatch__(func, types, args, kwargs)
         argument_storages: Storages | None = None
         try:
             grad = is_grad_enabled()
@@ -197,13 +189,13 @@ class RecordingMode(ThreadMode):
         if self.idle:
             return run()
         try:
-            began = perf_counter_ns()
+            began = self._begin_search()
             self.settle()
             autograd_node = current_autograd_node()
             sequence = sequence_number() if autograd_node is None else self._enter_backward(autograd_node)
             argument_storages = self.storages_in(args, kwargs)
             entry = self._by_key(name, kind, args, kwargs, argument_storages)
-            scope, pair = self.recorder.point(entry.number, self.place, len(argument_storages) + 1)
+            scope, pair = self.recorder.scopes.point(entry.number, self.place, len(argument_storages) + 1)
             node = Node(entry, (), scope, pair, None)
             self.enter(node, self.recorder.places.inside(self.place, name, kind == FUNCTION))
             # the device time of a function of the program is that of the calls in it
@@ -211,7 +203,7 @@ class RecordingMode(ThreadMode):
             run = measured(self.recorder, self, entry.number, run, None, values, lambda: start, on_device) or run
             # a compiled region frees its inputs as it goes
             del args, kwargs, values
-            self._spent(began)
+            self._end_search(began)
         except Exception as error:
             self.recorder.drop(name, error)
             return run()
@@ -245,26 +237,6 @@ class RecordingMode(ThreadMode):
             running.append((started, current))
         return running
 
-    def enter(self, token: object, place: Place, frame: FrameType | None = None) -> None:
-        self._outer.append((token, self.place))
-        if frame is not None:
-            self._frames.append((token, frame))
-        self._go(place)
-
-    def leave(self, token: object) -> None:
-        outer = self._outer
-        if not outer or outer[-1][0] is not token:
-            if all(entered is not token for entered, _ in outer):
-                return
-            while outer[-1][0] is not token:
-                self._forget_frame(outer.pop()[0])
-        place = outer.pop()[1]
-        self._forget_frame(token)
-        self._go(place)
-
-    def set_autocast(self, autocast: str) -> None:
-        self._go(self.recorder.places.autocast(self.place, autocast))
-
     def look_at_settings(self) -> None:
         settings = read_settings()
         if settings != self._settings:
@@ -275,31 +247,6 @@ class RecordingMode(ThreadMode):
     def look_at(self, signature: int) -> None:
         for node in self.predictions.nodes_of(signature):
             look_at(node, self)
-
-    def settle(self) -> None:
-        if self._in_backward and current_autograd_node() is None:
-            self._leave_backward()
-        while self._frames and not is_running(self._frames[-1][1]):
-            self.leave(self._frames.pop()[0])
-
-    def _forget_frame(self, token: object) -> None:
-        if self._frames and self._frames[-1][0] is token:
-            self._frames.pop()
-
-    def _go(self, place: Place) -> None:
-        before, self.place = self.place, place
-        self.last = self.predictions.start_of(place, self.last, before)
-
-    def _enter_backward(self, autograd_node: Any) -> int:
-        if not self._in_backward:
-            self._in_backward, self._before_backward = True, self.place.phase
-            self._go(self.recorder.places.phase(self.place, BACKWARD))
-        number = autograd_node._sequence_nr()
-        return UNPAIRED if number == NO_SEQUENCE else -1 - int(number)
-
-    def _leave_backward(self) -> None:
-        self._in_backward = False
-        self._go(self.recorder.places.phase(self.place, self._before_backward))
 
     def _pass_by(self, func: Any, types: Sequence[type], args: Any, kwargs: Any) -> Any:
         if self.idle:
@@ -333,24 +280,29 @@ class RecordingMode(ThreadMode):
 
     def _find(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Node, Storages]:
         """The node of a call that was not foreseen."""
-        began = perf_counter_ns()
+        began = self._begin_search()
         self.settle()
         argument_storages = self.storages_in(args, kwargs)
         pattern = sharing(argument_storages)
         node = self.predictions.successor(self.last, func, args, kwargs, pattern)
         if node is not None:
-            self._spent(began)
+            self._end_search(began)
             return node, argument_storages
+        if is_higher_order(func):
+            outer = higher_order_node(self.recorder, self, func, args, kwargs, len(argument_storages))
+            if outer is not None:
+                self._end_search(began)
+                return outer, argument_storages
         entry = self.predictions.recent(func, args, kwargs, pattern)
         if entry is None:
             entry = self._by_key(func, OPERATOR, args, kwargs, argument_storages)
         place, number = self.place, entry.number
-        point = lambda: self.recorder.point(number, place, len(argument_storages) + 1)  # noqa: E731
+        point = lambda: self.recorder.scopes.point(number, place, len(argument_storages) + 1)  # noqa: E731
         modes = is_grad_enabled(), is_inference_mode_enabled()
         node = self.predictions.node(self.last, place, entry, modes, point)
         if self.recorder.observations.is_due(number) and not self.recorder.is_open(number):
             look_at(node, self)
-        self._spent(began)
+        self._end_search(began)
         return node, argument_storages
 
     def _by_key(self, func: Any, kind: str, args: Any, kwargs: Any, argument_storages: Storages) -> Entry:
@@ -366,6 +318,21 @@ class RecordingMode(ThreadMode):
             if run is not None:
                 entry.timed, entry.op = True, run
         return entry
+
+    def _begin_search(self) -> int:
+        """Go on with the recorder's tables, which may have begun anew; the time in ns."""
+        first, epoch = self.epochs[0], self.recorder.epochs.current
+        # before anything is looked up: another thread may begin them anew meanwhile
+        self.epochs = (first, None)
+        if first != epoch:
+            self.predictions = Predictions()
+            self.last = self.predictions.nowhere
+            self.epochs = (epoch, None)
+        return perf_counter_ns()
+
+    def _end_search(self, began: int) -> None:
+        self.epochs = (self.epochs[0], self.recorder.epochs.current)
+        self._spent(began)
 
     def _sweep(self) -> None:
         began, self._pinned_bytes = perf_counter_ns(), 0
@@ -397,7 +364,7 @@ class RecordingMode(ThreadMode):
                 recorder.close_signature(node.number, result, raised)
                 self._spent(began)
             result_storages = [self._storages.number(tensor) for tensor in tensors_in((result,))]
-            pair = recorder.pair(node.number, node.scope, len(argument_storages) + len(result_storages))
+            pair = recorder.scopes.pair(node.number, node.scope, len(argument_storages) + len(result_storages))
             self.rows.extend((pair, start, end, sequence, *argument_storages, *result_storages))
         except Exception as error:
             self.recorder.drop(f"signature {node.number}", error)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from opgrip.capture.devices import describe_devices, started_devices
-from opgrip.capture.processes import rank
+from opgrip.capture.ranks import rank
 from opgrip.traces.accelerators import describe_accelerators
 
 

@@ -34,19 +34,23 @@ class Fitter:
     Parameters
     ----------
     pend : takes the records that are to be written
+    next_number : gives the numbers of models
 
     Attributes
     ----------
     full : keeps whole values, None where models of them will do
     without_values : tensors without a model, by operator and reason
+    spared : no values are looked at
     """
 
-    def __init__(self, pend: Callable[[Record], None]) -> None:
+    def __init__(self, pend: Callable[[Record], None], next_number: Callable[[], int]) -> None:
         self.full: FullValues | None = None
         self.without_values: Counter[tuple[str, str]] = Counter()
+        self.spared = False
         self._pend = pend
         self._numbers: dict[str, int] = {}
-        self._fitted: list[_Fitted] = []
+        self._next_number = next_number
+        self._fitted: dict[int, _Fitted] = {}
         self._alike: dict[Hashable, list[int | None]] = {}
         self._deferred = Deferred()
 
@@ -87,7 +91,9 @@ class Fitter:
             alike = (op, len(self._alike))
         # whole values are those of this call
         numbers = None if self.full is not None else self._alike.get(alike)
-        if numbers is None:
+        if numbers is None and self.spared:
+            numbers = [None] * len(looked_at)
+        elif numbers is None:
             numbers = self._alike[alike] = [self.fit(op, named(argument), tensor) for argument, tensor in looked_at]
         places = numbers_of(described)
         described = with_numbers(described, [None if place is None else numbers[place] for place in places])
@@ -110,6 +116,15 @@ class Fitter:
         kwargs = {keyword: refine_tree(named(keyword), tree) for keyword, tree in signature.kwargs.items()}
         return replace(signature, args=args, kwargs=kwargs)
 
+    def forget(self) -> None:
+        """Begin anew: models that come again get other numbers."""
+        self._numbers.clear()
+        self._alike.clear()
+
+    def prune(self, numbers: set[int]) -> None:
+        """Forget all models but these."""
+        self._fitted = {number: fitted for number, fitted in self._fitted.items() if number in numbers}
+
     def fit_deferred(self, graphs: GraphCaptures, wait: bool = False) -> None:
         """Fit what was put off, as far as its values have come; or all of it."""
         for number, values, item in self._deferred.ready(graphs, wait):
@@ -129,10 +144,10 @@ class Fitter:
     def fit(self, op: str, argument: str, tensor: torch.Tensor) -> int | None:
         """The number of the model of a tensor's values; None where there is none."""
         if is_deferred(tensor):
-            number = len(self._fitted)
+            number = self._next_number()
             if tensor.numel() == 0 or not self._deferred.add(number, op, argument, tensor):
                 return None
-            self._fitted.append(_Fitted(None))
+            self._fitted[number] = _Fitted(None)
             return number
         model = self._model(op, argument, tensor)
         if model is None:
@@ -161,8 +176,8 @@ class Fitter:
         number = self._numbers.get(text)
         if number is None:
             assert fitted.model is not None
-            number = self._numbers[text] = len(self._fitted)
-            self._fitted.append(fitted)
+            number = self._numbers[text] = self._next_number()
+            self._fitted[number] = fitted
             self._pend(Values(number, fitted.model, fitted.key))
         return number
 

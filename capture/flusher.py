@@ -6,7 +6,7 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from time import perf_counter_ns, sleep
+from time import perf_counter_ns, sleep, thread_time_ns
 from types import TracebackType
 
 from opgrip.capture.blocks import Blocks, CallBlock
@@ -70,6 +70,10 @@ class Flusher:
         if self.writer is None:
             self.writer = self._open_writer()
         return self.writer
+
+    def prepare(self) -> None:
+        """Begin the file, so that what keeps it from being written is told before the program runs."""
+        self.open()
 
     def __enter__(self) -> Flusher:
         self._thread.start()
@@ -178,19 +182,9 @@ class Flusher:
         recorder = self.recorder
         if self._held is not None and self.reached is None and not self._learns:
             self.writer.write_lines(self._held.release_all())
-        end = End(
-            calls=self.blocks.calls,
-            signatures=recorder.signatures_closed if self._held is None else self._held.signatures,
-            duration_ns=perf_counter_ns() - recorder.started_ns,
-            dropped=listed(recorder.dropped),
-            passed_by=listed(recorder.passed_by),
-            without_values=listed(recorder.fitter.without_values),
-            stopped=self.reached,
-            devices=describe_devices(),
-            accelerator=describe_accelerators(started_devices()),
-        )
         try:
-            self.writer.write(end)
+            end = self._end(recorder.signatures_closed if self._held is None else self._held.signatures)
+            self.writer.write_lines(b"".join(map(encode_line, recorder.outgoing(end))))
             if recorder.fitter.full is not None:
                 # first: a trace that has its name has its values
                 recorder.fitter.full.finish()
@@ -199,6 +193,22 @@ class Flusher:
             self.failure = error
         recorder.storages.close()
 
+    def _end(self, signatures: int) -> End:
+        """The closing record of a trace with so many signatures."""
+        recorder = self.recorder
+        return End(
+            calls=self.blocks.calls,
+            signatures=signatures,
+            duration_ns=perf_counter_ns() - recorder.started_ns,
+            dropped=listed(recorder.dropped),
+            passed_by=listed(recorder.passed_by),
+            without_values=listed(recorder.fitter.without_values),
+            stopped=self.reached,
+            thinned={} if recorder.budget is None else recorder.budget.counts(),
+            devices=describe_devices(),
+            accelerator=describe_accelerators(started_devices()),
+        )
+
     def _fit_what_is_left(self) -> None:
         try:
             self.recorder.fitter.fit_deferred(self.recorder.graphs, wait=True)
@@ -206,7 +216,7 @@ class Flusher:
             self.recorder.drop("values on a device", error)
 
     def _write(self, records: Iterable[Record]) -> None:
-        records = list(records)
+        records = [item for record in records for item in self.recorder.outgoing(record)]
         # what the records refer to was known by then, and goes before them
         pending = self.recorder.take_pending()
         if self._held is None:
@@ -227,7 +237,7 @@ class Flusher:
             while len(remaining):
                 self._held.add(self.recorder.take_pending())
                 room = self.limits.bytes - self.open().bytes_written
-                part, remaining = parts_within(remaining, self.recorder.pairs, self._held, room)
+                part, remaining = parts_within(remaining, self.recorder.scopes.pairs, self._held, room)
                 yield part
 
     def _room(self) -> int | None:
@@ -236,7 +246,9 @@ class Flusher:
     def _at_limit(self) -> bool:
         calls, size, full = self.limits.calls, self.limits.bytes, self.recorder.fitter.full
         whole = 0 if full is None else full.bytes_written
-        if calls is not None and self.blocks.calls >= calls:
+        if self.limits.is_over_memory(self.recorder):
+            self.reached = f"{self.limits.memory} bytes of memory"
+        elif calls is not None and self.blocks.calls >= calls:
             self.reached = counted(calls, "call")
         elif size is not None and (self.open().bytes_written + whole >= size or (full is not None and full.over)):
             self.reached = f"{size} bytes"
@@ -249,3 +261,5 @@ class Flusher:
             while not self._stop.wait(INTERVAL_S):
                 self.flush(PAUSE_S)
                 self.write_running()
+                self.recorder.writing_ns = thread_time_ns()
+                self.recorder.thin()

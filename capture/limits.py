@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from opgrip.capture.blocks import CallBlock
+from opgrip.capture.recorder import Recorder
 from opgrip.traces.arguments import numbers_of
-from opgrip.traces.records import Calls, Context, Entered, Observed, Record, Scope, Signature, Values
+from opgrip.traces.records import Calls, Context, Entered, Observed, Record, Scope, Signature, Thread, Values
 
 CALL_BYTES = 48
 """A call in a block, guessed too large, so that the last calls before a limit come in ever smaller blocks."""
+SIGNATURE_BYTES = 8_000
+"""What a capture's process grows by for a signature, with its value models and what foresees its calls: measured on
+linear layers whose batches all have other sizes."""
+INTEGER_BYTES = 40
+"""One of a row that waits to be written."""
 
 Pending = tuple[Record, bytes]
 """A record, and the line that it is."""
@@ -22,13 +28,24 @@ class Limits:
     """Where a recording ends although the program goes on: after so many calls, or bytes before compression.
 
     Whole values count to the bytes.
+
+    Attributes
+    ----------
+    memory : bytes that what it keeps of the program may take, estimated from how much that is
     """
 
     calls: int | None = None
     bytes: int | None = None
+    memory: int | None = None
+
+    def is_over_memory(self, recorder: Recorder) -> bool:
+        """Whether a recorder keeps more than that."""
+        if self.memory is None:
+            return False
+        return recorder.signatures * SIGNATURE_BYTES + recorder.waiting * INTEGER_BYTES > self.memory
 
     def __bool__(self) -> bool:
-        return self.calls is not None or self.bytes is not None
+        return self.calls is not None or self.bytes is not None or self.memory is not None
 
 
 class Held:
@@ -48,12 +65,12 @@ class Held:
     def add(self, pending: Iterable[Pending]) -> None:
         """Hold records back."""
         for item in pending:
-            self._held[_name(item[0])].append((self._count, item))
+            self._held[name_of(item[0])].append((self._count, item))
             self._count += 1
 
     def release(self, records: Iterable[Record]) -> bytes:
         """The lines of those that records refer to, and of those that came too late for earlier ones."""
-        own = {name for record in records for name in _references(record)}
+        own = {name for record in records for name in references_of(record)}
         # what came too late refers to others, as a later look at a signature does to the values that it met
         self._needed |= self._closure(own | (self._held.keys() & self._needed))
         return self._let_go([name for name in self._held if name in self._needed])
@@ -76,7 +93,7 @@ class Held:
             if name not in closure:
                 closure.add(name)
                 for _, (record, _) in self._held.get(name, ()):
-                    waiting.extend(_references(record))
+                    waiting.extend(references_of(record))
         return closure
 
     def _let_go(self, names: Iterable[Hashable]) -> bytes:
@@ -86,13 +103,13 @@ class Held:
 
 
 def parts_within(
-    block: CallBlock, pairs: Sequence[tuple[int, int, int]], held: Held, room: int
+    block: CallBlock, pairs: Mapping[int, tuple[int, int, int]], held: Held, room: int
 ) -> tuple[CallBlock, CallBlock]:
     """A block's first calls, which likely fit in so many bytes, one at least, and the others.
 
     Parameters
     ----------
-    pairs : `Recorder.pairs`
+    pairs : `ScopeTable.pairs`
     """
     names: set[Hashable] = set()
     count = size = 0
@@ -105,14 +122,14 @@ def parts_within(
     return block.part(0, count), block.part(count, len(block))
 
 
-def _name(record: Record) -> Hashable:
+def name_of(record: Record) -> Hashable:
     """What other records refer to a record by."""
     if isinstance(record, Observed):
         return Observed, record.signature
     return type(record), getattr(record, "number", None)
 
 
-def _references(record: Record) -> Iterator[Hashable]:
+def references_of(record: Record) -> Iterator[Hashable]:
     """The names of what a record refers to."""
     match record:
         case Signature():
@@ -128,7 +145,9 @@ def _references(record: Record) -> Iterator[Hashable]:
         case Calls():
             yield from ((Signature, number) for number in record.signature)
             yield from ((Scope, number) for number in record.scope)
+            yield Thread, record.thread
         case Entered():
+            yield Thread, record.thread
             yield from ((Signature, record.signature), (Scope, record.scope))
             if record.opened is not None:
-                yield from _references(record.opened)
+                yield from references_of(record.opened)

@@ -43,6 +43,11 @@ class Observations:
     Parameters
     ----------
     share : of the program's time that looks may take; those beyond it wait for later calls
+
+    Attributes
+    ----------
+    spent_ns : what the capture did in all beside the fast way of recording a call
+    suspended : nothing is looked at
     """
 
     def __init__(self, share: float = VALUE_SHARE) -> None:
@@ -56,7 +61,8 @@ class Observations:
         self._tries: Counter[int] = Counter()
         self._learning = False
         self._early = EARLY
-        self._own_ns = self._aside_ns = 0
+        self._own_ns = self._aside_ns = self.spent_ns = 0
+        self.suspended = False
         self._began_ns = perf_counter_ns()
         self._idle_since_ns: int | None = None
 
@@ -78,6 +84,12 @@ class Observations:
         self._early = frozenset({2}) if learning else frozenset()
         if not learning:
             self._due.clear()
+
+    def forget(self) -> None:
+        """Begin anew with signatures that get other numbers."""
+        for table in (self._key_lookups, self._calls, self._next, self._looks, self._places, self._tries):
+            table.clear()
+        self._due.clear()
 
     def want(self, number: int) -> None:
         """Look at a signature again, of which the first call has been."""
@@ -138,15 +150,17 @@ class Observations:
     def spend(self, own_ns: int) -> None:
         """Take note of what a look cost."""
         self._own_ns += own_ns
+        self.spent_ns += own_ns
 
     def set_aside(self, own_ns: int) -> None:
         """Take note of what the capture did beside looks, which is no time of the program."""
         self._aside_ns += own_ns
+        self.spent_ns += own_ns
 
     def _is_affordable(self) -> bool:
         """Whether looks have taken less than their share of the time that the program had without them."""
-        if self._learning:
-            return True
+        if self._learning or self.suspended:
+            return not self.suspended
         program_ns = perf_counter_ns() - self._began_ns - self._own_ns - self._aside_ns
         return self._own_ns <= ALLOWANCE_NS + self._share * program_ns
 

@@ -12,7 +12,7 @@ from typing import IO
 from opgrip.capture.audit import Difference, audit
 from opgrip.capture.capture import Capture
 from opgrip.capture.closing import closing_lines
-from opgrip.capture.options import check_not_for_models
+from opgrip.capture.options import SCRIPT, check_not_for_models
 from opgrip.capture.own_cost import own_cost
 from opgrip.capture.program import Program
 from opgrip.capture.script import run_script, script_name
@@ -24,6 +24,7 @@ from opgrip.capture.steps import (
     check_written,
     ignore_own_warnings,
     make_capture,
+    output_of,
     run_step,
     values_problem,
     warm_up,
@@ -49,7 +50,7 @@ def _run_script(args: argparse.Namespace, arguments: Sequence[str], reporter: Re
     check_not_for_models(args)
     if args.output == "-":
         raise UserError("a script's own output goes to stdout", "name a file for the trace with --output")
-    args.output = args.output or f"{script_name(arguments)}.jsonl"
+    args.output = output_of(args, script_name(arguments))
     check_capture(args)
     capture = make_capture(args, args.output, {"script": list(arguments)})
     with warnings.catch_warnings():
@@ -72,8 +73,9 @@ def _run_in(capture: Capture, arguments: Sequence[str]) -> tuple[int, bool]:
     with capture:
         capture.discard(if_empty=True)
         try:
-            return run_script(arguments, capture.grips.script_compiler()), False
-        except KeyboardInterrupt:
+            return run_script(arguments, capture.grips.script_compiler(), capture.note_error), False
+        except KeyboardInterrupt as error:
+            capture.note_error(error)
             return INTERRUPTED, True
         except UserError:
             capture.discard()
@@ -81,6 +83,8 @@ def _run_in(capture: Capture, arguments: Sequence[str]) -> tuple[int, bool]:
 
 
 def _run_model(args: argparse.Namespace, reporter: Reporter) -> int:
+    if args.last is not None:
+        raise UserError("--last is for programs that may fail or be stopped", SCRIPT)
     for name in ("audit", "find_longtail"):
         if getattr(args, name) and args.output == "-":
             raise UserError(f"--{name.replace('_', '-')} reads the trace again", "name a file with --output")

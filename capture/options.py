@@ -17,9 +17,11 @@ from opgrip.capture.choices import (
     VALUES,
 )
 from opgrip.capture.models import model_sources
+from opgrip.capture.on_demand.options import OnDemand
 from opgrip.capture.program import ModelOptions, OperatorOptions
 from opgrip.traces.command import OneLineParser, add_debug, add_version, not_negative, part_of_one, positive, seed
 from opgrip.traces.errors import UserError
+from opgrip.traces.option_types import byte_count, percent
 from opgrip.traces.options import add_all_options, option, refuse_options, titled
 
 DEFAULT_MODEL = "builtin:faster_rcnn"
@@ -62,7 +64,7 @@ class Output:
 
     output: str | None = option(
         None,
-        "the trace; .gz and .zst compress it, - is stdout (default: MODEL.jsonl)",
+        "the trace; .gz and .zst compress it, - is stdout (default: MODEL.jsonl, with --private private.jsonl)",
         short="-o",
         metavar="FILE",
     )
@@ -132,6 +134,15 @@ class Recording:
         "names the trace then has (default: %(default)s)",
         choices=DEVICE_TIMES,
     )
+    private: bool = option(
+        False, "write no names, paths, texts and values of the program, as `opgrip trace redact` would, while recording"
+    )
+    salt_file: Path | None = option(
+        None,
+        "the salt of the names under --private, made where there is none: traces of one salt can be compared",
+        parse=Path,
+        metavar="FILE",
+    )
     stack_depth: int = option(1, "source lines kept (default: %(default)s)", parse=positive, metavar="N")
     max_calls: int | None = option(None, "end the recording, not the program, after N", parse=positive, metavar="N")
     max_bytes: int | None = option(
@@ -140,7 +151,30 @@ class Recording:
         parse=positive,
         metavar="N",
     )
-    write_ahead: bool = option(False, "write each call before it runs, to find the one that crashes or hangs; slow")
+    max_memory: int | None = option(
+        None,
+        "the same, once what is kept of the program takes about so much, such as 500MB",
+        parse=byte_count,
+        metavar="SIZE",
+    )
+    max_overhead: float | None = option(
+        None,
+        "the most of the program's time that recording takes, such as 5%%: near it, values, scopes and then whole "
+        "steps are left out, which the trace says",
+        parse=percent,
+        metavar="SHARE",
+    )
+    last: int | None = option(
+        None,
+        "keep the last N calls in memory, and write them only when the program raises, is stopped by a signal, or asks",
+        parse=positive,
+        metavar="N",
+    )
+    write_ahead: bool = option(
+        False,
+        "write each call before it runs, to find the one that crashes or hangs; slow. With --last, to a file that does "
+        "not grow",
+    )
 
 
 @titled("what is told of it")
@@ -158,7 +192,7 @@ class Findings:
     )
 
 
-OPTIONS = (ModelName, ModelOptions, OperatorOptions, Steps, Output, Recording, Findings)
+OPTIONS = (ModelName, ModelOptions, OperatorOptions, Steps, Output, Recording, OnDemand, Findings)
 """The classes of options, in the order of the help."""
 
 
@@ -176,6 +210,8 @@ def check_grips(args: argparse.Namespace) -> None:
     """Raise `UserError` where functions cannot be gripped as it is asked for."""
     from opgrip.traces.tensor_file import load_safetensors
 
+    if args.private and args.grip:
+        raise UserError("--grip writes samples with source and values", "leave out --private or --grip")
     if args.grip_to is not None and not args.grip:
         raise UserError("--grip-to without --grip", "name the functions to grip with --grip")
     if args.grip:

@@ -17,6 +17,9 @@ from opgrip.capture.qualified_names import qualified_name
 FORWARD, BACKWARD, OPTIMIZER = "forward", "backward", "optimizer"
 
 _CALLS_FORWARD = nn.Module._call_impl.__code__
+_OF_GRAPHS = "<eval_with_key>"
+"""What the name of code begins with that torch wrote of a graph."""
+_OF_TRITON = "triton."
 _OWN_FOLDERS = (str(Path(torch.__file__).parent) + os.sep, str(Path(__file__).parent) + os.sep)
 
 
@@ -28,9 +31,9 @@ class Place:
     ----------
     module, module_type : path and class of the innermost module that runs; both empty outside all modules
     phase : `forward`, `backward` or `optimizer`
-    inside : the extension function, gripped function or compiled region that runs; None outside them
+    inside : as a `Scope` has it; None where the program itself runs
     autocast : the device types that autocast is on for, with its dtype, such as `cpu:bfloat16`; empty where it is off
-    gripped : whether `inside` is a gripped function
+    gripped : whether `inside` is a gripped function, or an operator that takes functions
     modules : by a module's id, the module and the place that calling it from here leads to
     """
 
@@ -96,7 +99,7 @@ class Site:
 
 
 class CallSites:
-    """Finds the program's own frames on the stack: those of torch and of this package are passed over.
+    """Finds the program's own frames on the stack: those of torch, Triton and this package are passed over.
 
     Parameters
     ----------
@@ -131,7 +134,8 @@ def innermost_module() -> nn.Module | None:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code is not _CALLS_FORWARD:
         names = frame.f_code.co_varnames
-        if names and names[0] == "self" and frame.f_trace is None:
+        is_graph = frame.f_code.co_filename.startswith(_OF_GRAPHS)
+        if names and names[0] == "self" and not is_graph and frame.f_trace is None:
             variables = frame.f_locals
             owner = variables.get("self")
             if sys.version_info < (3, 13):
@@ -155,7 +159,7 @@ def is_running(frame: FrameType) -> bool:
 
 def _short_name(file: str, module: object) -> str | None:
     """A file's name as a trace holds it; None for a file that is not the program's."""
-    if file.startswith(_OWN_FOLDERS):
+    if file.startswith((*_OWN_FOLDERS, _OF_GRAPHS)) or str(module).startswith(_OF_TRITON):
         return None
     if isinstance(module, str) and module != "__main__" and file.endswith(".py"):
         path = module.replace(".", "/")

@@ -11,22 +11,8 @@ from multiprocessing import util
 from pathlib import Path
 from weakref import WeakSet
 
+from opgrip.capture.ranks import rank, with_mark
 from opgrip.traces.tensor_file import values_path
-
-
-def rank() -> int | None:
-    """The rank of this process, where a launcher such as torchrun started several; None elsewhere."""
-    number, size = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
-    if not number.isdecimal() or not size.isdecimal() or int(size) < 2:
-        return None
-    return int(number)
-
-
-def with_mark(path: str | Path, mark: str) -> Path:
-    """A file name with a mark before its suffixes: `step.jsonl.zst` and `rank1` give `step.rank1.jsonl.zst`."""
-    path = Path(path)
-    stem, dot, suffixes = path.name.partition(".")
-    return path.with_name(f"{stem}.{mark}{dot}{suffixes}")
 
 
 def own_path(path: str | Path) -> str | Path:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from itertools import count
 from time import perf_counter_ns
@@ -14,14 +15,17 @@ from typing import Any
 
 from torch import nn
 
+from opgrip.capture.budget import Budget, Thinning
 from opgrip.capture.choices import VALUE_SHARE
-from opgrip.capture.contexts import describe_context, read_context
+from opgrip.capture.collectives import with_groups
+from opgrip.capture.epochs import Epochs
 from opgrip.capture.fitting import Fitter, varies_by_values
 from opgrip.capture.graph_captures import GraphCaptures
 from opgrip.capture.kernels import KernelTimes
 from opgrip.capture.observations import Observations
 from opgrip.capture.page_faults import LARGE
-from opgrip.capture.places import CallSites, Place, Places, Site, innermost_module
+from opgrip.capture.places import CallSites, Places
+from opgrip.capture.scope_table import ScopeTable
 from opgrip.capture.signatures import call_key, describe_result
 from opgrip.capture.storages import Storages
 from opgrip.capture.thread_mode import ThreadMode
@@ -29,10 +33,9 @@ from opgrip.capture.torch_private import unobserved
 from opgrip.traces.arguments import Opaque, numbers_of, tensors
 from opgrip.traces.errors import one_line
 from opgrip.traces.labels import is_mark
-from opgrip.traces.records import NO_STORAGE, OPERATOR, Context, Observed, Record, Scope, Signature
+from opgrip.traces.records import NO_STORAGE, OPERATOR, Context, Observed, Record, Scope, Signature, Values
+from opgrip.traces.redaction import Policy, Redaction
 from opgrip.traces.writer import encode_line
-
-Sites = tuple[Site, ...]
 
 
 class Recorder:
@@ -43,18 +46,28 @@ class Recorder:
     make_mode : makes the mode of a thread that has none
     stack_depth : source lines kept of a scope
     write_ahead : `write_now` is called before every call runs
+    privacy : how records are redacted before they are encoded; None where they are written as they are
 
     Attributes
     ----------
     modes : one for each thread, in the order in which they were met
     pending : records that are to be written before the calls that refer to them, encoded
+    privacy : as above
+    redacts_late : what is pending is redacted and encoded only when it goes to a file
     path_of : the path of a module
+    module_raised : is told what an outermost module raises; None where nobody asks
     fitter : finds value models
     observations : which calls are looked at again
     kernels : times calls by their kernels; None where events around them do
     marks : signatures of marks of `record_function`
     families : of each signature, the first one of the operator with such tensors
-    pairs : signature, scope and number of tensors that a pair's number stands for
+    scopes : numbers of scopes, and of signatures in them
+    epochs : how often the tables were begun anew, and the numbers of what each epoch met
+    budget : of the program's time; None for no such limit
+    thinning : what is left out to keep within it
+    taken, passed, writing_ns : calls that were taken from the threads, calls of modules in threads that are not
+        recorded, and what the thread that writes has taken
+    by_steps : a thread is recorded only while it is in a step, in which its mode is not idle
     """
 
     def __init__(
@@ -63,16 +76,21 @@ class Recorder:
         stack_depth: int = 1,
         write_ahead: bool = False,
         value_share: float = VALUE_SHARE,
+        privacy: Policy | None = None,
     ) -> None:
         self.places = Places()
         self.path_of: Callable[[nn.Module], str | None] = lambda module: None
         self.write_ahead = write_ahead
         self.write_now: Callable[[], None] = lambda: None
-        self.idle = False
+        self.module_raised: Callable[[BaseException], None] | None = None
+        self.idle = self.by_steps = False
         self.graphs = GraphCaptures()
         self.kernels: KernelTimes | None = None
+        self.budget: Budget | None = None
         self._make_mode = make_mode
         self._value_share = value_share
+        self.privacy = privacy
+        self.redacts_late = False
         self._sites = CallSites(stack_depth)
         self._here = threading.local()
         self.next_mode = count().__next__
@@ -88,27 +106,32 @@ class Recorder:
         if self.kernels is not None:
             self.kernels.forget()
         self.pending: list[tuple[Record, bytes]] = []
-        self.pairs: list[tuple[int, int, int]] = []
+        self._redaction = None if self.privacy is None else Redaction(self.privacy)
+        self.epochs = Epochs()
+        self._new = threading.RLock()
+        self.scopes = ScopeTable(
+            self.places, self._sites, self.epochs, self._new, self._pend, lambda module: self.path_of(module)
+        )
         self.dropped: Counter[tuple[str, str]] = Counter()
         self.passed_by: Counter[tuple[str, str]] = Counter()
         self.signatures_closed = 0
         self.differentiable: set[int] = set()
         self.marks: set[int] = set()
         self._signatures: dict[Hashable, int] = {}
-        self.families: list[int] = []
+        self.families: dict[int, int] = {}
         self._first_alike: dict[Hashable, int] = {}
         self._open: dict[int, Signature] = {}
         self._open_names: dict[int, Hashable] = {}
         self._large_outputs: dict[int, int] = {}
-        self._scopes: dict[Hashable, int] = {}
-        self._scope_records: list[Scope] = []
-        self._contexts: dict[Hashable, int] = {}
-        self._pair_numbers: dict[tuple[int, int, int], int] = {}
-        self.fitter = Fitter(self._pend)
+        self.fitter = Fitter(self._pend, functools.partial(self.epochs.next, Values))
         self.observations = Observations(self._value_share)
         self._own_work: set[int] = set()
-        self._new = threading.RLock()
         self._stopped = False
+        self.thinning = Thinning.NOTHING
+        self.taken = self.passed = self.writing_ns = 0
+        if self.budget is not None:
+            # a forked process has spent nothing
+            self.budget.begin()
         here: ThreadMode | None = getattr(self._here, "mode", None)
         self._here = threading.local()
         self.modes[:] = []
@@ -116,6 +139,21 @@ class Recorder:
             self._here.mode = here
             self.modes.append(here)
             here.begin()
+
+    def thin(self) -> Thinning:
+        """Leave out from now on what there is no budget for; gives what that is."""
+        if self.budget is not None:
+            self.thinning = self.budget.thinning()
+            self.scopes.refines = self.thinning < Thinning.SCOPES
+            self.fitter.spared = self.observations.suspended = self.thinning >= Thinning.VALUES
+        return self.thinning
+
+    def leave_out(self, what: Thinning) -> bool:
+        """Whether something is left out now; it is counted then."""
+        if self.thinning < what or self.budget is None:
+            return False
+        self.budget.leave_out(what)
+        return True
 
     def set_idle(self, idle: bool) -> None:
         """Record calls, or let them pass."""
@@ -136,13 +174,32 @@ class Recorder:
         mode: ThreadMode | None = getattr(self._here, "mode", None)
         if mode is None:
             mode = self._here.mode = self._make_mode(self)
+            mode.idle = mode.idle or self.by_steps
             self.modes.append(mode)
+        return mode
+
+    def mode_in_step(self) -> ThreadMode | None:
+        """The mode that records this thread; None where the thread is in no step, and only those are recorded."""
+        if not self.by_steps:
+            return self.mode_here()
+        mode: ThreadMode | None = getattr(self._here, "mode", None)
+        return None if mode is None or mode.idle else mode
+
+    def mode_of_engine(self) -> ThreadMode:
+        """The mode of this thread, which autograd runs for one that is recorded."""
+        mode = self.mode_here()
+        mode.idle = self.idle
         return mode
 
     @property
     def signatures(self) -> int:
         """How many distinct signatures were met."""
-        return len(self._signatures)
+        return self.epochs.count(Signature)
+
+    @property
+    def waiting(self) -> int:
+        """How many integers are in the rows of calls that nobody has taken."""
+        return sum(len(mode.rows) for mode in tuple(self.modes))
 
     @contextmanager
     def own_work(self) -> Iterator[None]:
@@ -219,50 +276,47 @@ class Recorder:
             del self._open[number], self._open_names[number]
             self.signatures_closed += 1
 
-    def point(self, signature: int, place: Place, tensors: int) -> tuple[int, int]:
-        """Scope and pair of calls that are made from where this thread is."""
-        scope = self.scope(self._refine_place(place), self._sites.here(), self._context(place.autocast))
-        return scope, self.pair(signature, scope, tensors)
+    def forget_mode(self, mode: ThreadMode) -> None:
+        """Forget the mode of a thread that has ended, when its calls were taken."""
+        with suppress(ValueError):
+            self.modes.remove(mode)
 
-    def pair(self, signature: int, scope: int, tensors: int) -> int:
-        """The number of a signature in a scope, for calls that take and give so many tensors."""
-        key = (signature, scope, tensors)
-        number = self._pair_numbers.get(key)
-        if number is None:
-            with self._new:
-                number = self._pair_numbers.setdefault(key, len(self.pairs))
-                if number == len(self.pairs):
-                    self.pairs.append(key)
-        return number
+    def forget(self) -> None:
+        """Begin anew with what was met; what calls refer to by number stays until `prune`."""
+        with self._new:
+            self.epochs.begin()
+            self._signatures.clear()
+            self._first_alike.clear()
+            self.scopes.forget()
+            self.fitter.forget()
+            self.observations.forget()
 
-    def scope(self, place: Place, sites: Sites, context: int) -> int:
-        """The number of a scope."""
-        key = (place, sites, context)
-        number = self._scopes.get(key)
-        if number is None:
-            with self._new:
-                site = sites[0] if sites else Site("", "", 0)
-                callers = tuple(f"{item.file}:{item.line} {item.function}" for item in sites[1:])
-                where = (place.module, place.module_type, place.phase, place.inside)
-                number = len(self._scope_records)
-                record = Scope(number, *where, site.function, site.file, site.line, callers, context)
-                record = replace(record, gripped=place.gripped)
-                self._scopes[key] = number
-                self._scope_records.append(record)
-                self._pend(record)
-        return number
+    def prune(self, epochs: set[int], pairs: set[int], running: Iterable[tuple[int, int]]) -> set[Hashable]:
+        """Forget all numbers but these, and what they refer to; gives the names of what calls may still refer to.
 
-    def backward_scope(self, scope: int, forward: int) -> int:
-        """The number of a backward call's scope with that of the forward call that caused it."""
-        key = (scope, forward)
-        number = self._scopes.get(key)
-        if number is None:
-            with self._new:
-                number = self._scopes[key] = len(self._scope_records)
-                record = replace(self._scope_records[scope], number=number, forward=forward)
-                self._scope_records.append(record)
-                self._pend(record)
-        return number
+        Parameters
+        ----------
+        epochs : whose numbers some thread may still use
+        pairs : of calls that were not written yet
+        running : signatures and scopes of calls that have not ended
+        """
+        with self._new:
+            self.scopes.prune_pairs(epochs, pairs)
+            kept_pairs = self.scopes.pairs.values()
+            signatures = {pair[0] for pair in kept_pairs} | {signature for signature, _ in running}
+            scopes = {pair[1] for pair in kept_pairs} | {scope for _, scope in running}
+            signatures.update(self._open, self.epochs.numbers(Signature, epochs))
+            scopes.update(self.epochs.numbers(Scope, epochs))
+            self.families = {number: self.families[number] for number in signatures if number in self.families}
+            self.scopes.prune_scopes(scopes)
+            self._large_outputs = {number: size for number, size in self._large_outputs.items() if number in signatures}
+            self.differentiable &= signatures
+            self.marks &= signatures
+            self.fitter.prune(set(self.epochs.numbers(Values, epochs)))
+            self.epochs.keep(epochs)
+        named = ((Context, self.epochs.numbers(Context, epochs)), (Values, self.epochs.numbers(Values, epochs)))
+        names: set[Hashable] = {(kind, number) for kind, numbers in named for number in numbers}
+        return names | {(Signature, number) for number in signatures} | {(Scope, number) for number in scopes}
 
     def take_pending(self) -> list[tuple[Record, bytes]]:
         """The records that are to be written before any call that is known by now."""
@@ -271,30 +325,29 @@ class Recorder:
         del self.pending[:count]
         return taken
 
-    def _refine_place(self, place: Place) -> Place:
-        """The place, in the module whose method runs where that is not the one that was called."""
-        module = innermost_module() if place.module_type else None
-        path = None if module is None else self.path_of(module)
-        if path is None or path == place.module:
-            return place
-        return self.places.module(place, path, type(module).__name__)
+    @property
+    def custom_operators(self) -> list[str]:
+        """Of a private capture, the operators of the program whose names are in the trace."""
+        return [] if self._redaction is None else self._redaction.custom_operators
 
-    def _context(self, autocast: str) -> int:
-        values = read_context()
-        number = self._contexts.get((values, autocast))
-        if number is None:
-            with self._new:
-                number = self._contexts.setdefault((values, autocast), len(self._contexts))
-                self._pend(Context(number, describe_context(values) | {"autocast": autocast}))
-        return number
+    def outgoing(self, record: Record) -> Sequence[Record]:
+        """What is written of a record: itself, or what its redaction makes of it."""
+        if self._redaction is None:
+            return (record,)
+        # values are redacted by operators, which are no calls of the program
+        with unobserved():
+            return self._redaction.records(record)
 
     def _add_signature(self, key: tuple[Any, ...], kind: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
         op = str(key[0])
         with self._new, self.own_work(), unobserved():
+            self.leave_out(Thinning.VALUES)
             described_args, described_kwargs, alike = self.fitter.describe(key[0], args, kwargs)
-            number = self._signatures.setdefault(key, len(self._signatures))
-            if number == len(self.families):
-                self.families.append(self._first_alike.setdefault(alike, number))
+            described_args = with_groups(key[0], described_args)
+            number = self._signatures.get(key)
+            if number is None:
+                number = self._signatures[key] = self.epochs.next(Signature)
+                self.families[number] = self._first_alike.setdefault(alike, number)
             if any(spec.requires_grad for spec in tensors((described_args, described_kwargs))):
                 self.differentiable.add(number)
             if is_mark(op):
@@ -361,4 +414,7 @@ class Recorder:
     def _pend(self, record: Record) -> None:
         # encoded here: at the first call of its kind that costs little, later it would hold up other calls
         with self.own_work():
-            self.pending.append((record, encode_line(record)))
+            if self.privacy is not None and self.redacts_late:
+                self.pending.append((record, b""))
+            else:
+                self.pending.extend((item, encode_line(item)) for item in self.outgoing(record))

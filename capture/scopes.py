@@ -12,14 +12,17 @@ from weakref import ref
 
 import torch
 from torch import nn
+from torch.fx import GraphModule
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from opgrip.capture.budget import Thinning
+from opgrip.capture.compiler_private import hide_from_compiler
 from opgrip.capture.contexts import describe_autocast
 from opgrip.capture.patches import Patches
-from opgrip.capture.places import OPTIMIZER
+from opgrip.capture.places import OPTIMIZER, Place
 from opgrip.capture.recorder import Recorder
 from opgrip.capture.thread_mode import ThreadMode
-from opgrip.capture.torch_private import hide_from_compiler
+from opgrip.traces.records import HIGHER_ORDER
 
 
 class ModulePaths:
@@ -105,6 +108,10 @@ class ScopeWatch:
             mode = enter(module)
             try:
                 return original(module, *args, **kwargs)
+            except Exception as error:
+                if mode is not None and self.recorder.module_raised is not None:
+                    self._tell(mode, self.recorder.module_raised, error)
+                raise
             finally:
                 if mode is not None:
                     self._leave_module(mode, module)
@@ -113,13 +120,18 @@ class ScopeWatch:
 
     def _enter_module(self, module: nn.Module) -> ThreadMode | None:
         try:
-            mode = self.recorder.mode_here()
+            mode = self.recorder.mode_in_step()
+            if mode is None:
+                self.recorder.passed += 1
+                return None
+            # what an outermost one raises ends a step
+            if self.recorder.thinning and mode.depth() and self.recorder.leave_out(Thinning.SCOPES):
+                return None
             mode.settle()
             place = mode.place
             there = place.modules.get(id(module))
             if there is None or there[0]() is not module:
-                path = self._paths.called(module, place.module if place.module_type else None)
-                there = (ref(module), self.recorder.places.module(place, path, type(module).__name__))
+                there = (ref(module), self._place_in(module, place))
                 place.modules[id(module)] = there
             if not place.module_type:
                 mode.look_at_settings()
@@ -128,6 +140,13 @@ class ScopeWatch:
         except Exception as error:
             self.recorder.drop("module scope", error)
             return None
+
+    def _place_in(self, module: nn.Module, place: Place) -> Place:
+        if place.gripped and (place.inside or "").startswith(HIGHER_ORDER) and isinstance(module, GraphModule):
+            # torch made it of a function that the operator takes
+            return place
+        path = self._paths.called(module, place.module if place.module_type else None)
+        return self.recorder.places.module(place, path, type(module).__name__)
 
     def _leave_module(self, mode: ThreadMode, module: nn.Module) -> None:
         try:
@@ -139,7 +158,9 @@ class ScopeWatch:
         if torch.compiler.is_dynamo_compiling():
             return
         try:
-            mode = self.recorder.mode_here()
+            mode = self.recorder.mode_in_step()
+            if mode is None:
+                return
             mode.settle()
             mode.look_at_settings()
             # the frame that runs the step: if that fails, no hook tells
@@ -151,15 +172,26 @@ class ScopeWatch:
         if torch.compiler.is_dynamo_compiling():
             return
         try:
-            self.recorder.mode_here().leave(optimizer)
+            mode = self.recorder.mode_in_step()
+            if mode is not None:
+                mode.leave(optimizer)
         except Exception as error:
             self.recorder.drop("optimizer scope", error)
+
+    def _tell(self, mode: ThreadMode, told: Callable[[BaseException], None], error: Exception) -> None:
+        try:
+            if mode.depth() == 1:
+                told(error)
+        except Exception as fault:
+            self.recorder.drop("module that raised", fault)
 
     def _watching_autocast(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def watched(*args: Any, **kwargs: Any) -> Any:
             result = original(*args, **kwargs)
             try:
-                self.recorder.mode_here().set_autocast(describe_autocast())
+                mode = self.recorder.mode_in_step()
+                if mode is not None:
+                    mode.set_autocast(describe_autocast())
             except Exception as error:
                 self.recorder.drop("autocast scope", error)
             return result

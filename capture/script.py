@@ -41,12 +41,17 @@ def script_name(arguments: Sequence[str]) -> str:
     return arguments[1].rpartition(".")[2] if arguments[0] == "-m" else Path(arguments[0]).stem
 
 
-def run_script(arguments: Sequence[str], compiled: Callable[[bytes, str], CodeType] | None = None) -> int:
+def run_script(
+    arguments: Sequence[str],
+    compiled: Callable[[bytes, str], CodeType] | None = None,
+    ended_in: Callable[[BaseException], None] = lambda error: None,
+) -> int:
     """Run it, and give the exit status that `python` would have ended with; an error's traceback goes to stderr.
 
     Parameters
     ----------
     compiled : makes the code of a script of its source and its file's name; None for Python's own way
+    ended_in : is told the exception that the script ends in, `SystemExit` included
 
     Raises
     ------
@@ -63,6 +68,7 @@ def run_script(arguments: Sequence[str], compiled: Callable[[bytes, str], CodeTy
             sys.path.insert(0, str(Path(arguments[0]).resolve().parent))
             _run_file(arguments[0], compiled)
     except SystemExit as error:
+        ended_in(error)
         return _status(error.code)
     except KeyboardInterrupt:
         raise
@@ -70,6 +76,7 @@ def run_script(arguments: Sequence[str], compiled: Callable[[bytes, str], CodeTy
         frames = _own_frames(error)
         if frames is None:
             raise _cannot_start(arguments, error) from error
+        ended_in(error)
         traceback.print_exception(type(error), error, frames)
         return 1
     finally:

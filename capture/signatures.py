@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from opgrip.capture.collectives import describe_script_object
+from opgrip.capture.collectives import describe_group, describe_script_object, is_group
 from opgrip.capture.layouts import PLAIN, FitValues, describe_made_of, is_pinned, take_apart
 from opgrip.capture.torch_private import storage_address
 from opgrip.traces.arguments import GeneratorSpec, Opaque, TensorSpec
@@ -97,6 +97,8 @@ def _add_unusual(parts: list[Any], tensors: list[torch.Tensor], value: Any) -> N
         _add_all(parts, tensors, children(value) or ())
     elif isinstance(value, _AS_THEY_ARE):
         parts += (kind, repr(value))
+    elif is_group(value):
+        parts += (kind, describe_group(value))
     else:
         parts.append(kind)
 
@@ -192,6 +194,8 @@ def _describe(value: Any, groups: Mapping[int, int], fit: FitValues) -> Any:
         return _describe(value.item(), groups, fit)
     if isinstance(value, torch.ScriptObject):
         return describe_script_object(value)
+    if is_group(value):
+        return describe_group(value)
     for base in _SIMPLE_BASES:
         # enumerations and the like: an operator takes them for the number or text that they are
         if isinstance(value, base):

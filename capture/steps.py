@@ -18,6 +18,7 @@ from opgrip.capture.choices import FULL, GRIPS, KERNELS, KNOWN_EXTENSIONS
 from opgrip.capture.kernels import check_kernels
 from opgrip.capture.models import load_program, source_of
 from opgrip.capture.options import OPTIONS, Recording, check_grips
+from opgrip.capture.private import OUTPUT
 from opgrip.capture.processes import own_path
 from opgrip.capture.program import ModelOptions, OperatorOptions, Program
 from opgrip.capture.schedule import ALWAYS, Schedule
@@ -82,9 +83,15 @@ def make_capture(
     """The capture that is asked for, which has not begun."""
     recording = asdict(from_arguments(Recording, args))
     extensions = (*KNOWN_EXTENSIONS, *recording.pop("extension"))
-    recording["grip_to"] = recording["grip_to"] or Path(GRIPS)
+    recording["grip_to"] = (recording["grip_to"] or Path(GRIPS)) if recording["grip"] else None
     recording |= {"extensions": extensions, "details": details, "force": args.force}
     return Capture(output, model=model, schedule=schedule, **recording)
+
+
+def output_of(args: argparse.Namespace, name: str) -> str:
+    """Where the trace of a script or model goes."""
+    default = OUTPUT if args.private else f"{name}.jsonl"
+    return args.output or default
 
 
 def capture_of(program: Program, args: argparse.Namespace) -> Capture:
@@ -93,8 +100,7 @@ def capture_of(program: Program, args: argparse.Namespace) -> Capture:
     settings = {"seed": args.seed, "warmup": args.warmup, "steps": args.steps, "device": args.device}
     learned = min(args.warmup, MOST_LEARNED)
     schedule = Schedule(warmup=learned, active=args.steps) if learned else ALWAYS
-    output = args.output or f"{program.name}.jsonl"
-    return make_capture(args, output, {"model": model, **settings}, program.model, schedule)
+    return make_capture(args, output_of(args, program.name), {"model": model, **settings}, program.model, schedule)
 
 
 def capture_steps(capture: Capture, program: Program, args: argparse.Namespace, reporter: Reporter) -> None:

@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 from typing import Any
 
+from opgrip.capture.compiler_private import OrderlyMode
 from opgrip.capture.device_time import DeviceTimer
 from opgrip.capture.own_work import OwnWork
 from opgrip.capture.page_faults import FaultCounter
 from opgrip.capture.places import Place
 from opgrip.capture.predictions import Node
-from opgrip.capture.torch_private import OrderlyMode
 
 
 class ThreadMode(OrderlyMode):
@@ -28,9 +28,12 @@ class ThreadMode(OrderlyMode):
         can come between
     first_sequence : sequence number of autograd before the first call
     idle : calls are not recorded
+    epochs : of the recorder's tables, the first and the last one whose numbers this thread may use; no last one while
+        it looks a call up
     device : times of the calls on an accelerator
     faults : page faults of the calls that may get much memory
     own_work : what the capture did between calls beside what the fast way of recording one takes
+    ended : whether the thread has ended, as far as that is told
     """
 
     number: int
@@ -40,9 +43,11 @@ class ThreadMode(OrderlyMode):
     rows: list[int]
     first_sequence: int
     idle: bool
+    epochs: tuple[int, int | None]
     device: DeviceTimer
     faults: FaultCounter
     own_work: OwnWork
+    ended = False
 
     @abstractmethod
     def begin(self) -> None:
@@ -96,6 +101,10 @@ class ThreadMode(OrderlyMode):
     @abstractmethod
     def look_at_settings(self) -> None:
         """Notice that settings of torch were changed, which the scopes of calls to come refer to."""
+
+    @abstractmethod
+    def depth(self) -> int:
+        """How many places, of modules and functions, the thread has entered and not left."""
 
     @abstractmethod
     def look_at(self, signature: int) -> None:

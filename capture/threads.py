@@ -54,5 +54,6 @@ class ThreadWatch:
                 run()
             finally:
                 mode.__exit__(None, None, None)
+                mode.ended = True
 
         thread.run = recorded  # type: ignore[method-assign]

@@ -6,17 +6,13 @@ Seen in torch 2.6, 2.13 and 2.15; a place that another version lacks is replaced
 from __future__ import annotations
 
 import math
-import os
 import sys
-import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from functools import cache, partial
-from types import FunctionType, TracebackType
+from functools import cache
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from opgrip.traces.private_places import PrivatePlaces
 
@@ -76,133 +72,6 @@ storage_is_gone: Callable[[int], bool] = _places.take("torch.UntypedStorage._exp
 def is_made_of_tensors(kind: type) -> bool:
     """Whether a class of tensors runs its operators on tensors that it holds, as nested and distributed ones do."""
     return hasattr(kind, "__tensor_flatten__") and kind.__name__ != "FunctionalTensor"
-
-
-_set_strategy = _places.take(
-    "torch._C._dynamo.eval_frame.set_code_exec_strategy",
-    None,
-    "modes run in torch's guard against its compiler where it has one for them; else nothing hides them",
-)
-_actions = _places.take("torch._C._dynamo.eval_frame._FrameAction", None, "as for set_code_exec_strategy")
-_strategy_of = _places.take("torch._C._dynamo.eval_frame._FrameExecStrategy", None, "as for set_code_exec_strategy")
-
-
-def hide_from_compiler(function: FunctionType) -> bool:
-    """Keep torch.compile from tracing a function and all that it calls; False where this torch has no means to.
-
-    What a dispatch mode runs inside a compiled region is else compiled with it. torch's own means, a guard around the
-    mode's handler, does the same at each call, for half the cost of an empty mode.
-    """
-    try:
-        _set_strategy(function.__code__, _strategy_of(_actions.SKIP, _actions.SKIP))
-    except (AttributeError, TypeError):
-        return False
-    return True
-
-
-_MODES_MODULE = "torch.utils._python_dispatch"
-_MODE_FLAGS = tuple(
-    name
-    for name in (
-        "_is_in_torch_dispatch_mode",
-        "_is_in_non_infra_torch_dispatch_mode",
-        "_is_in_any_mode_without_ignore_compile_internals",
-    )
-    if _places.take(f"{_MODES_MODULE}.{name}", None, "nothing: this torch keeps no such flag") is not None
-)
-
-
-_flags_lock = threading.RLock()
-
-
-def _renew_flags_lock() -> None:
-    # a thread that is not there any more may have held it
-    global _flags_lock
-    _flags_lock = threading.RLock()
-
-
-os.register_at_fork(after_in_child=_renew_flags_lock)
-
-
-class OrderlyMode(TorchDispatchMode):
-    """A dispatch mode that may be left in any order, and by threads at once.
-
-    Flags that all threads share say whether a mode is on, and each mode sets them back to what they were when it was
-    entered. Where the one that was entered first is left first, the other would set them for ever, and torch.compile
-    compile nothing any more. So here they are as they were before the first mode once the last one is left.
-    """
-
-    _entered = 0
-    _flags_before: Mapping[str, bool] = {}
-
-    def __enter__(self) -> Any:
-        with _flags_lock:
-            if not OrderlyMode._entered:
-                module = sys.modules[_MODES_MODULE]
-                OrderlyMode._flags_before = {name: getattr(module, name) for name in _MODE_FLAGS}
-            OrderlyMode._entered += 1
-            return super().__enter__()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        with _flags_lock:
-            super().__exit__(kind, error, traceback)
-            OrderlyMode._entered -= 1
-            if not OrderlyMode._entered:
-                for name, value in OrderlyMode._flags_before.items():
-                    setattr(sys.modules[_MODES_MODULE], name, value)
-
-
-_runs_compiled_code = _places.take(
-    "torch.utils._python_dispatch.TorchDispatchMode.ignore_compile_internals",
-    None,
-    "such modes are called modes of torch's own, and run in its guard against its compiler",
-)
-_disable_dynamo = _places.take("torch._disable_dynamo", lambda function: function, "nothing hides such modes")
-_skip_code = _places.take(
-    "torch._C._dynamo.eval_frame.skip_code", lambda code: None, "nothing: versions without it know such modes"
-)
-
-
-def leave_compiled(mode: type[TorchDispatchMode]) -> None:
-    """Let compiled code run as it is under a class of modes whose `ignore_compile_internals` says so."""
-    if _runs_compiled_code is not None:
-        return
-    changed: Any = mode
-    plain = changed.__torch_dispatch__
-    hidden = _disable_dynamo(plain)
-
-    def handle(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        # to hide imports the compiler, which calls operators while it is imported
-        is_loaded = hasattr(sys.modules.get("torch._dynamo"), "disable")
-        return (hidden if is_loaded else plain)(self, func, types, args, kwargs)
-
-    _skip_code(handle.__code__)
-    changed.is_infra_mode = classmethod(lambda cls: True)
-    changed.__torch_dispatch__ = handle
-
-
-_sees_higher_order = _places.take(
-    "torch.utils._python_dispatch.TorchDispatchMode.supports_higher_order_operators",
-    None,
-    "each operator that takes functions gets a rule for each of our modes",
-)
-_higher_order: Mapping[str, Any] = _places.take(
-    "torch._ops._higher_order_ops", {}, "no rules: programs with such operators end where torch wants one"
-)
-
-
-def see_higher_order(mode: type[TorchDispatchMode]) -> None:
-    """Let a class of modes see the operators that take functions, such as `cond`."""
-    if _sees_higher_order is None:
-        for operator in _higher_order.values():
-            if mode not in operator.python_key_table:
-                operator.py_impl(mode)(partial(_run_higher_order, operator))
-
-
-def _run_higher_order(operator: Any, mode: Any, *args: Any, **kwargs: Any) -> Any:
-    return mode.__torch_dispatch__(operator, (), args, kwargs)
 
 
 _without_modes = _places.take("torch._C._DisableTorchDispatch", nullcontext, "modes of the program see our own work")
@@ -456,3 +325,55 @@ _places.declare(
 def reduction_number(reduction: Any) -> int | None:
     """The number of a boxed reduction among torch's; None where this torch does not tell."""
     return int(reduction.op()) if hasattr(reduction, "op") else None
+
+
+_resolve_group = _places.take_later(
+    "torch.distributed.distributed_c10d._resolve_process_group",
+    None,
+    "the group of a functional collective is recorded by its name alone",
+)
+
+
+def group_of_name(name: str) -> Any:
+    """The process group of a name; None where there is none, or this torch does not tell."""
+    resolve = _resolve_group()
+    if resolve is None:
+        return None
+    try:
+        return resolve(name)
+    except (RuntimeError, ValueError, KeyError):
+        return None
+
+
+_current_mode: Callable[[], Any] = _places.take(
+    "torch.utils._python_dispatch._get_current_dispatch_mode", lambda: None, "steps are left whatever mode is on"
+)
+
+
+def innermost_mode() -> Any:
+    """The dispatch mode of this thread that sees calls first; None where none is on, or this torch does not tell."""
+    return _current_mode()
+
+
+_sequence_of_group = _places.take(
+    "torch.distributed.ProcessGroup._get_sequence_number_for_group",
+    None,
+    "ranks whose program does not tell its steps begin to record when they are asked",
+)
+
+
+def collectives_begun() -> int | None:
+    """How many collectives this rank has begun in the group of all; None where there is none, or nobody counts."""
+    distributed = sys.modules.get("torch.distributed")
+    if _sequence_of_group is None or distributed is None or not distributed.is_initialized():
+        return None
+    try:
+        return int(_sequence_of_group(distributed.group.WORLD))
+    except (RuntimeError, ValueError, TypeError):
+        return None
+
+
+_wrapped_call = _places.take("torch.nn.Module._wrapped_call_impl", None, "calls under way are known by `_call_impl`")
+_call = _places.take("torch.nn.Module._call_impl", None, "a step that is under way can be taken for several")
+MODULE_CALLS = frozenset(function.__code__ for function in (_wrapped_call, _call) if function is not None)
+"""The code that runs while a module is called."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from opgrip.replay.measuring.results import OK, summarize
 from opgrip.replay.options import Output, ScoreOptions, make_parser
+from opgrip.replay.sequences.ranks.launch import Launch, launch_of
 from opgrip.traces.command import INTERRUPTED, run_command
 from opgrip.traces.errors import UserError
 from opgrip.traces.loading import loading
@@ -37,20 +38,32 @@ def run(args: argparse.Namespace, words: Sequence[str] = ()) -> int:
     words : the command line, to be told again with what goes on where it was interrupted
     """
     with loading("opreplay"):
+        from opgrip.replay.engines.start import start_engine
         from opgrip.replay.outputs import is_completed
         from opgrip.replay.replay import Replay
-        from opgrip.replay.reports.listing import list_cases
-        from opgrip.replay.reports.table import print_results
-        from opgrip.replay.scoring import distilled_scores, print_scores
         from opgrip.replay.several.targets import targets_of
+        from opgrip.replay.workers.shards import settle_shard
 
     reporter = Reporter("opreplay")
+    settle_shard(args)
     output = from_arguments(Output, args)
     is_done = is_completed(output)
+    if args.sequence and (launch := launch_of()) is not None:
+        return _replay_ranks(args, launch, output, reporter)
     targets = targets_of(list(map(str, args.trace)))
     if targets is not None:
         return _replay_several(args, targets, output, words, reporter)
-    replay = Replay(args, reporter)
+    with start_engine(args) as engine:
+        return _replay_one(Replay(args, reporter, engine=engine), is_done, words, reporter)
+
+
+def _replay_one(replay: Replay, is_done: bool, words: Sequence[str], reporter: Reporter) -> int:
+    """Replay one trace, and print its table."""
+    from opgrip.replay.reports.listing import list_cases
+    from opgrip.replay.reports.table import print_results
+    from opgrip.replay.scoring import distilled_scores, print_scores
+
+    output = replay.output
     if is_done:
         replay.completed_rows()
         reporter.say(f"{output.output} is whole: there is nothing to go on with")
@@ -58,7 +71,7 @@ def run(args: argparse.Namespace, words: Sequence[str] = ()) -> int:
     if output.list:
         list_cases(replay.loaded.cases, sys.stdout)
         return 0
-    if args.sequence:
+    if replay.is_sequence:
         return _replay_sequence(replay, output, reporter)
     again = shlex.join(["opreplay", *words, *(() if output.resume else ("--resume",))])
     try:
@@ -102,6 +115,7 @@ def _replay_several(
     args: argparse.Namespace, targets: Sequence[Target], output: Output, words: Sequence[str], reporter: Reporter
 ) -> int:
     """Replay several traces in turn, and print a line for each model and the score."""
+    from opgrip.replay.engines.start import start_engine
     from opgrip.replay.outputs import is_completed
     from opgrip.replay.replay import keep, several_replays
     from opgrip.replay.reports.table import print_reasons
@@ -114,7 +128,8 @@ def _replay_several(
     if output.list:
         return _list_several(args, targets, reporter)
     again = shlex.join(["opreplay", *words, *(() if output.resume else ("--resume",))])
-    outcome = several_replays(args, targets, reporter).run()
+    with start_engine(args) as engine:
+        outcome = several_replays(args, targets, reporter, engine).run()
     rows = list(outcome.results)
     if rows:
         print_scores(score_of(outcome.results, baseline), sys.stdout)
@@ -176,3 +191,18 @@ def _replay_sequence(replay: Replay, output: Output, reporter: Reporter) -> int:
     reporter.say(summarize(rows))
     is_ok = not result.unsupported and all(row.status == OK for row in rows)
     return 1 if output.strict and not is_ok else 0
+
+
+def _replay_ranks(args: argparse.Namespace, launch: Launch, output: Output, reporter: Reporter) -> int:
+    """Replay a step with other ranks; the first prints."""
+    from opgrip.replay.replay import replay_with_ranks
+    from opgrip.replay.reports.ranks import ROWS, print_ranks
+
+    launched = replay_with_ranks(args, launch, reporter)
+    if launched is None:
+        return 0
+    print_ranks(launched.outcome, launched.whole.job.selection.top or ROWS, sys.stdout)
+    _say_where(launched.whole, launched.results, reporter)
+    rows = list(launched.results)
+    reporter.say(summarize(rows))
+    return 1 if output.strict and any(row.status != OK for row in rows) else 0

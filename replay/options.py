@@ -11,8 +11,11 @@ from typing import TYPE_CHECKING, Any
 from opgrip.replay.analyses import analyses, in_order
 from opgrip.replay.arguments.options import InputOptions
 from opgrip.replay.cases.selection import Selection
+from opgrip.replay.engines.options import PROCESSES, EngineOptions
 from opgrip.replay.measuring.settings import GROUPS, Plan
 from opgrip.replay.sequences.options import SequenceOptions
+from opgrip.replay.sequences.ranks.launch import launch_of
+from opgrip.replay.sequences.ranks.options import RankOptions
 from opgrip.replay.timing.caches import PROGRAM, WARM
 from opgrip.replay.timing.methods import GRAPH
 from opgrip.traces.command import OneLineParser, add_debug, add_version
@@ -36,6 +39,7 @@ examples:
   opreplay trace:faster_rcnn --mode jit,compile,onnxruntime                under compilers, checked against eager
   opreplay trace:faster_rcnn --threads 1,2,4 --sweep                       which operators gain by threads
   opreplay trace:faster_rcnn --sequence                                    the whole step, with its dataflow
+  torchrun --nproc-per-node 4 -m opgrip.replay step.jsonl --sequence       a step of four ranks, with its collectives
   opreplay zoo --top 200 -o zoo.parquet                                    the 200 longest cases of each of all models
   opreplay 'zoo:mmdet' --mode compile                                      and what a compiler makes of some of them
   opreplay trace:faster_rcnn --top 20 --nsys -o top.json                   kernels of each call, by Nsight Systems
@@ -122,8 +126,9 @@ class OperatorRequest:
 
 def option_classes() -> list[type]:
     """The classes of all options, in the order of the help."""
-    of_cases: list[type] = [Output, ScoreOptions, OperatorRequest, Selection, *GROUPS.values(), SequenceOptions]
-    return [*of_cases, *(analysis.options for analysis in in_order())]
+    of_cases: list[type] = [Output, ScoreOptions, OperatorRequest, Selection, *GROUPS.values()]
+    of_sequences: list[type] = [SequenceOptions, RankOptions]
+    return [*of_cases, *of_sequences, EngineOptions, *(analysis.options for analysis in in_order())]
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -176,12 +181,17 @@ def job_of(args: argparse.Namespace) -> Job:
         from opgrip.replay.sequences.programs import check_mode
 
         check_mode(args.mode[0])
+    if not (args.sequence and launch_of()):
+        refuse_options(args, option_classes(), ("ranks",), "start them by torchrun, with --sequence")
     refuse_options(args, option_classes(), source.lacks, source.hint)
+    if args.engine != PROCESSES:
+        # what watches a process of this machine
+        refuse_options(args, option_classes(), ("one trace",), f"leave it out with --engine {args.engine}")
     if not source.in_program:
         if PROGRAM in args.cache:
             raise UserError(f"{target} stands in no program that --cache program could follow", "use warm or cold")
         args.cache = args.cache or (WARM,)
-    return Job(target, from_arguments(Selection, args), plan_of(args))
+    return Job(target, from_arguments(Selection, args), plan_of(args), from_arguments(EngineOptions, args).shard)
 
 
 def _target_of(args: argparse.Namespace) -> str:

@@ -17,13 +17,17 @@ import torch
 
 from opgrip.replay.analyses import Analysis, Session, in_order
 from opgrip.replay.cases.sources import source_of
+from opgrip.replay.engines.engine import Engine
+from opgrip.replay.engines.processes import ProcessEngine
+from opgrip.replay.engines.start import start_engine
+from opgrip.replay.launched import Launched, replay_launched
+from opgrip.replay.measuring.machines import this_machine
 from opgrip.replay.measuring.measure import CachedRows
 from opgrip.replay.measuring.origins import Origin
 from opgrip.replay.measuring.preparation import empty_row
 from opgrip.replay.measuring.results import OK, Result
 from opgrip.replay.operators.admission import absent_extensions
-from opgrip.replay.operators.device_traits import check_equal
-from opgrip.replay.operators.devices import check_present, facts_of, is_accelerator, name_of
+from opgrip.replay.operators.devices import is_accelerator
 from opgrip.replay.options import Output, job_of, make_parser, words_of
 from opgrip.replay.outcome import ReplayOutcome, Results, read_run, write_results
 from opgrip.replay.outputs import check_output, is_completed
@@ -31,17 +35,18 @@ from opgrip.replay.repeating import repeat
 from opgrip.replay.reports.cells import read_results
 from opgrip.replay.reports.completed import read_completed
 from opgrip.replay.sequences.apart import replay_apart
+from opgrip.replay.sequences.ranks.control import Control
+from opgrip.replay.sequences.ranks.launch import Launch, launch_of
+from opgrip.replay.sequences.ranks.options import RankOptions
+from opgrip.replay.sequences.ranks.replay import StepOutcome, replay_ranks
 from opgrip.replay.sequences.results import SequenceResult
 from opgrip.replay.sequences.rows import rows_of, totals_of
 from opgrip.replay.several.run import SeveralReplays
 from opgrip.replay.several.targets import Target, targets_of
-from opgrip.replay.store.environment import describe_environment
 from opgrip.replay.store.store import Store, usual_folder
-from opgrip.replay.workers.ahead import Row, in_parts, make_ahead, rows_ahead
 from opgrip.replay.workers.job import Job, Loaded
-from opgrip.replay.workers.journal import Journal, journal_path
-from opgrip.replay.workers.spread import Windows
-from opgrip.replay.workers.supervisor import supervise
+from opgrip.replay.workers.journal import Journal, journal_path, options_hash
+from opgrip.replay.workers.shards import settle_shard
 from opgrip.traces.command import printable
 from opgrip.traces.corpus.distill import FIELD
 from opgrip.traces.errors import UserError, in_words_of_python
@@ -83,16 +88,21 @@ def replay(trace: str | Path | Sequence[str | Path] | None = None, **options: An
 
 def replay_arguments(args: argparse.Namespace) -> Results:
     """Replay what a parsed command line of `opreplay` asks for; raises as `replay` does."""
+    settle_shard(args)
     is_done = is_completed(from_arguments(Output, args))
+    if args.sequence and (launch := launch_of()) is not None:
+        launched = replay_with_ranks(args, launch, QuietReporter("opgrip"))
+        return Results([], {}) if launched is None else launched.whole.kept(launched.results)
     targets = targets_of(list(map(str, args.trace)))
     if targets is not None:
         return _replay_several(args, targets, is_done)
-    whole = Replay(args, QuietReporter("opgrip"), may_fork=False)
-    if args.sequence:
-        return whole.kept(whole.run_sequence()[0])
-    if is_done:
-        return Results(whole.completed_rows(), {"trace": whole.job.trace})
-    replayed = whole.run()
+    with start_engine(args) as engine:
+        whole = Replay(args, QuietReporter("opgrip"), may_fork=False, engine=engine)
+        if whole.is_sequence:
+            return whole.kept(whole.run_sequence()[0])
+        if is_done:
+            return Results(whole.completed_rows(), {"trace": whole.job.trace})
+        replayed = whole.run()
     if replayed.problem is not None:
         raise replayed.problem
     if replayed.interrupted:
@@ -100,18 +110,29 @@ def replay_arguments(args: argparse.Namespace) -> Results:
     return whole.kept(replayed.results)
 
 
-def several_replays(args: argparse.Namespace, targets: Sequence[Target], reporter: Reporter) -> SeveralReplays:
+def replay_with_ranks(args: argparse.Namespace, launch: Launch, reporter: Reporter) -> Launched[Replay] | None:
+    """Replay a rank's part of a step, with the other ranks; None in all but the first; raises as `replay_launched`."""
+    return replay_launched(args, launch, reporter, lambda own, tells: Replay(own, tells, may_fork=False))
+
+
+def several_replays(
+    args: argparse.Namespace, targets: Sequence[Target], reporter: Reporter, engine: Engine
+) -> SeveralReplays:
     """The replays of several traces in turn; raises as `SeveralReplays` does."""
     check_output(from_arguments(Output, args), args)
-    return SeveralReplays(args, targets, reporter, lambda one, tells, origin: Replay(one, tells, origin=origin))
+
+    def make(one: argparse.Namespace, tells: Reporter, origin: Origin) -> Replay:
+        return Replay(one, tells, origin=origin, engine=engine)
+
+    return SeveralReplays(args, targets, reporter, make)
 
 
 def _replay_several(args: argparse.Namespace, targets: Sequence[Target], is_done: bool) -> Results:
     output = from_arguments(Output, args)
     if is_done and output.output is not None:
         return read_run(output.output)
-    whole = several_replays(args, targets, QuietReporter("opgrip"))
-    outcome = whole.run()
+    with start_engine(args) as engine:
+        outcome = several_replays(args, targets, QuietReporter("opgrip"), engine).run()
     if outcome.problem is not None:
         raise outcome.problem
     if outcome.interrupted:
@@ -154,6 +175,7 @@ class Replay:
     ----------
     may_fork : whether this process has run nothing of torch yet, and forks of it can
     origin : the trace, where it is one of several that are replayed together
+    engine : what runs the cases; None for processes of this machine
 
     Attributes
     ----------
@@ -165,12 +187,18 @@ class Replay:
     """
 
     def __init__(
-        self, args: argparse.Namespace, reporter: Reporter, may_fork: bool = True, origin: Origin | None = None
+        self,
+        args: argparse.Namespace,
+        reporter: Reporter,
+        may_fork: bool = True,
+        origin: Origin | None = None,
+        engine: Engine | None = None,
     ) -> None:
         self._args, self._reporter, self._may_fork, self._origin = args, reporter, may_fork, origin
         self._began = datetime.now(timezone.utc)
         self.output = from_arguments(Output, args)
         self._base = None if self.output.until_decided is None else _base_of(self.output, origin)
+        self.is_sequence: bool = args.sequence
         self.stored_cases = 0
         check_output(self.output, args)
         job = job_of(args)
@@ -179,31 +207,32 @@ class Replay:
         for note in (*loaded.notes, *job.plan.points.notes, *absent_extensions(job.plan.inputs.extension)):
             reporter.say(note)
         device = loaded.settings.device
-        for name in loaded.devices:
-            check_present(name)
-        check_equal(loaded.devices)
+        (engine or ProcessEngine()).runner(job, loaded, may_fork).check()
         job.plan.timing.check_device(device)
         limits = job.plan.limits
-        if not is_accelerator(device):
+        if (engine is None or engine.here) and not is_accelerator(device):
             limits = replace(limits, memory_limit=limits.memory_limit or available_memory(device))
         self.job: Job = replace(job, plan=replace(job.plan, limits=limits))
         self.loaded: Loaded = replace(loaded, settings=replace(loaded.settings, limits=limits))
+        self._runner = (engine or ProcessEngine()).runner(self.job, self.loaded, may_fork)
 
     @property
     def header(self) -> dict[str, Any]:
         """Where results come from, as files say it."""
-        device, trace = self.loaded.settings.device, self.job.trace
+        trace, about_engine = self.job.trace, self._runner.about()
         seed = self.job.plan.inputs.seed
-        header = {"trace": trace, "torch": torch.__version__, "device": name_of(device), "seed": seed}
+        header = {"trace": trace, "torch": torch.__version__, "device": about_engine["device"], "seed": seed}
+        if self.job.shard is not None:
+            header["shard"] = str(self.job.shard)
+            header["options_hash"] = options_hash(self.job.selection, self.job.plan)
         about = {
             "time": self._began.isoformat(timespec="seconds"),
             "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
             "trace_hash": source_of(trace).fingerprint(trace),
-            "environment": describe_environment(device),
         }
         distilled = self.loaded.trace.header.get(FIELD)
         stands_for = {FIELD: distilled} if isinstance(distilled, dict) else {}
-        return header | about | facts_of(device) | stands_for
+        return header | about | about_engine | stands_for
 
     def kept(self, results: Results) -> Results:
         """Results, in the store too where one was named."""
@@ -228,8 +257,6 @@ class Replay:
         """Run the cases, let the analyses add to them, and write the output."""
         output = self.output
         requested = self._analyses()
-        for device in self.loaded.devices:
-            self.job.plan.energy.check(device)
         earlier = []
         if output.append and output.output is not None and output.output.exists():
             earlier = read_results(output.output)
@@ -270,6 +297,19 @@ class Replay:
             write_results(results.rows, results.header, self.output.output, self.output.may_replace)
         return results, result
 
+    def run_ranks(self, options: RankOptions, control: Control) -> tuple[StepOutcome | None, Results]:
+        """Run this rank's calls with the other ranks; in the first, give what all took, and write the output."""
+        calls = counted(len(self.loaded.trace.own_calls), "call")
+        doing = f"replaying {calls} of {counted(control.launch.world_size, 'rank')} on {self.loaded.settings.device}"
+        with self._reporter.following(doing) as tell:
+            outcome = replay_ranks(self.loaded, options, control, tell)
+        if outcome is None:
+            return None, Results([], {})
+        results = Results(outcome.rows, self.header | {"ranks": outcome.plain()})
+        if self.output.output is not None:
+            write_results(results.rows, results.header, self.output.output, self.output.may_replace)
+        return outcome, results
+
     def _analyses(self) -> list[Analysis]:
         """Those that the options ask for, made before any case runs."""
         session = Session(
@@ -300,7 +340,7 @@ class Replay:
                 rows = journal.rows
                 self.stored_cases = len(rows)
             remaining = len(loaded.cases) - len(rows)
-            compiled = self._compile(rows)
+            compiled = self._runner.compile(rows, self._reporter)
             doing = f"replaying {counted(remaining, 'case')} on {', '.join(loaded.devices)}"
             try:
                 not_ok = 0
@@ -347,38 +387,12 @@ class Replay:
 
     def _run_others(self, done: Collection[int], compiled: CachedRows) -> Iterator[list[Result]]:
         """The rows of the cases that are not done, as they come."""
-        timeout, origin = self.job.plan.limits.timeout, self._origin
-        for rows in supervise(self.job, self.loaded, timeout, set(done), self._may_fork, compiled):
-            yield list(rows) if origin is None else [origin.marked(row) for row in rows]
-
-    def _compile(self, done: Collection[int]) -> CachedRows:
-        """What came of compiling the rows that take a compiler."""
-        ahead = rows_ahead(self.loaded, done)
-        if not ahead:
-            return {}
-        limits, cases = self.job.plan.limits, len(self.loaded.cases) - len(done)
-        rows: dict[int, dict[int, Result]] = {}
-        with self._reporter.doing(
-            f"compiling {counted(len(ahead), 'row')} of {counted(cases, 'case')}", len(ahead)
-        ) as advance:
-            try:
-                for device, dealt in self._dealt(ahead, done):
-                    job, loaded = self.job.on(device), self.loaded.on(device)
-                    for part, jobs in in_parts(dealt, loaded.settings, limits.compilers):
-                        made = make_ahead(job, loaded, part, jobs, limits.timeout, self._may_fork, advance)
-                        for number, row_of_way in made.items():
-                            rows.setdefault(number, {}).update(row_of_way)
-            except KeyboardInterrupt:
-                self._reporter.say("what is compiled is kept for the next time")
-                raise
-        return rows
-
-    def _dealt(self, ahead: Sequence[Row], done: Collection[int]) -> Iterator[tuple[str, list[Row]]]:
-        """Each device with the rows of the cases that it begins with: compilers keep what they made for one device."""
-        windows = Windows(self.loaded, done)
-        for device in self.loaded.devices:
-            numbers = {case.number for case in windows.dealt_to(device)}
-            yield device, [row for row in ahead if row[0].number in numbers]
+        origin, shard = self._origin, self.job.shard
+        machine = None if shard is None else this_machine(self.loaded.settings.device)
+        for rows in self._runner.run(done, compiled):
+            if machine is not None:
+                rows = [machine.marked(row) for row in rows]
+            yield rows if origin is None else [origin.marked(row) for row in rows]
 
     def _in_order(self, rows: dict[int, list[Result]]) -> list[Result]:
         return [row for case in self.loaded.cases for row in rows.get(case.number, [])]

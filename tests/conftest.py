@@ -6,6 +6,7 @@ import os
 import random
 from collections.abc import Generator, Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 # as many threads as there are processors for each process that runs tests: more of them spin, waiting for each other;
 # not here where such processes are only started, which would all inherit it
@@ -18,7 +19,7 @@ import torch
 from busy import TimesDisagree, usage_now
 from forks import PROVING
 from others import MOST_BY_OTHERS, share_of_others
-from passed import Passed, need_not_run_again
+from passed import ALL, IGNORANT, Passed, need_not_run_again
 from programs import run_command, train_tiny_net
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 from turns import turn
@@ -70,6 +71,14 @@ def _drawn_alike() -> None:
     random.seed(SEED)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _agents_out_of_sight() -> Iterator[None]:
+    """Let what other processes of the tests ask not find those that can be asked in this one."""
+    with TemporaryDirectory(prefix="og") as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_RUNTIME_DIR", folder)
+        yield
+
+
 @pytest.fixture(autouse=True)
 def _no_mode_left_on() -> Iterator[None]:
     """Fail a test after which torch believes that a dispatch mode is on, and compiles nothing any more."""
@@ -85,8 +94,10 @@ def _samples_tried_in_forks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the option of `.ci/run`, which runs the quick tests before it adds packages."""
-    told = "without quick tests that passed in the last run, and know none of the packages that were added since"
-    parser.addoption("--after-packages", action="store_true", help=told)
+    told = (
+        "without quick tests that passed in the last run and know none of the packages added since; all: of all rooms"
+    )
+    parser.addoption("--after-packages", nargs="?", const=IGNORANT, choices=(IGNORANT, ALL), help=told)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -97,8 +108,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Begin with what takes longest, which nobody would be left to share, and end with what waits for all others."""
-    if config.getoption("--after-packages") and config.cache is not None:
-        passed = need_not_run_again(items, config.cache)
+    which = config.getoption("--after-packages")
+    if which is not None and config.cache is not None:
+        passed = need_not_run_again(items, config.cache, which == ALL)
         config.hook.pytest_deselected(items=passed)
         left_out = set(passed)
         items[:] = [item for item in items if item not in left_out]

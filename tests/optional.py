@@ -45,6 +45,12 @@ COMMANDS = {
     "cloudpickle": RUNTIMES,
     "tensorflow": RUNTIMES,
     "absl": RUNTIMES,
+    "ray": RUNTIMES,
+    "triton": RUNTIMES,
+    "fastapi": RUNTIMES,
+    "uvicorn": RUNTIMES,
+    "httpx": RUNTIMES,
+    "opentelemetry": RUNTIMES,
     "transformers": TRANSFORMERS,
     "tokenizers": TRANSFORMERS,
     "expecttest": "pip install 'opgrip[opinfo]'",
@@ -61,16 +67,17 @@ COMMANDS = {
     "polars": "pip install polars",
     "flashinfer_bench": "pip install flashinfer-bench",
     "nsys": "install NVIDIA Nsight Systems",
+    "gdb": "install gdb",
     "ncu": "install NVIDIA Nsight Compute",
     "c++": "install a C++ compiler",
     "ninja": "pip install ninja, or install it with the system",
 }
 """What installs each module or program."""
 
-PROGRAMS = ("nsys", "ncu", "c++", "ninja", "chromium")
+PROGRAMS = ("nsys", "ncu", "gdb", "c++", "ninja", "chromium")
 """Which of these are programs on the PATH, and no modules."""
 
-BROUGHT_BY_OTHERS = ("cv2", "mmcv", "tokenizers", "tvm_ffi", "psutil", "cloudpickle")
+BROUGHT_BY_OTHERS = ("cv2", "mmcv", "tokenizers", "tvm_ffi", "psutil", "cloudpickle", "msgpack")
 """Modules that no extra names, since a package of the extra asks for them."""
 
 NEEDS_OF = {

@@ -9,8 +9,11 @@ from typing import Any
 import pytest
 
 TESTS = Path(__file__).resolve().parent
-ROOMS = ("samples", "traces")
-"""Whose code knows no mode, no runtime and no source of models: pyproject.toml's layers hold it to that."""
+ROOMS = ("project", "results", "samples", "traces")
+"""Whose code knows no mode, no runtime and no source of models, as pyproject.toml's layers hold it to; or what it does
+with them is left to slow tests."""
+IGNORANT, ALL = "ignorant", "all"
+"""Which quick tests are left out that passed: of `ROOMS`, or of all rooms."""
 KEPT = "opgrip/passed"
 """Where pytest's cache keeps which tests passed in the last run, and with what installed."""
 
@@ -45,7 +48,7 @@ def installed() -> dict[str, str]:
     return {str(item.metadata["Name"]): item.version for item in metadata.distributions()}
 
 
-def need_not_run_again(items: list[pytest.Item], cache: pytest.Cache) -> list[pytest.Item]:
+def need_not_run_again(items: list[pytest.Item], cache: pytest.Cache, of_all_rooms: bool = False) -> list[pytest.Item]:
     """Quick tests of `ROOMS` that passed in the last run; none where a package has gone or changed since."""
     kept: dict[str, Any] = cache.get(KEPT, {})
     if not kept or not kept["installed"].items() <= installed().items():
@@ -55,6 +58,6 @@ def need_not_run_again(items: list[pytest.Item], cache: pytest.Cache) -> list[py
         item
         for item in items
         if item.nodeid in passed
-        and item.path.relative_to(TESTS).parts[0] in ROOMS
+        and (of_all_rooms or item.path.relative_to(TESTS).parts[0] in ROOMS)
         and item.get_closest_marker("slow") is None
     ]

@@ -18,6 +18,7 @@ from forks import run_forked
 from optional import is_installed
 from programs import SHIPPED_TRACES, program_path
 
+from opgrip.capture.on_demand.verbs import VERBS, make_verb_parser
 from opgrip.capture.options import make_parser as capture_parser
 from opgrip.replay.modes import modes
 from opgrip.replay.options import make_parser as replay_parser
@@ -56,6 +57,9 @@ NOT_THERE = {
     ("docs/capture.md", "gpu.jsonl"): "it is made on a GPU",
     ("docs/gripper.md", "step.jsonl"): "it replays a trace of the reader's own with gripped calls",
     ("docs/profiling-ncu.md", "trace.jsonl"): "it runs on another machine",
+    ("docs/privacy.md", "monday/"): "a program that runs for days was recorded",
+    ("docs/production.md", "step-3445-1.jsonl.zst"): "a program that goes on was recorded",
+    ("docs/production.md", "server-web1-2026-11-23.shapes.json"): "a program that runs for days was recorded",
 }
 """By document and file, why it is not made by the commands before."""
 
@@ -184,6 +188,10 @@ def why_not(name: str, pasted: Pasted) -> str | None:
     options = dict(zip(words, [*words[1:], ""], strict=True))
     if words[:3] == ["opgrip", "zoo", "make"]:
         return "it writes into the package, and takes long: tests/tools/test_zoo.py does it in small"
+    if "--on-demand" in words or (words[:1] == ["opcapture"] and words[1] in VERBS):
+        return "it is about a program that goes on: tests/capture/test_on_demand.py"
+    if words[:2] == ["opgrip", "autostart"]:
+        return "it changes this environment: tests/capture/test_autostart.py does it in another one"
     needs_mmdet = any(word.startswith(("mmdet.", "grips/delta2bbox")) for word in words)
     if needs_mmdet and not is_installed("mmdet"):
         return "mmdet is not installed: make openmmlab"
@@ -224,7 +232,7 @@ def in_small(pasted: Pasted) -> str:
     if name == "opcapture" and not (STAND_IN in rest or CONFIG.search(rest)):
         # of samples of operators, two a dtype unless it says otherwise
         small = {"--per-dtype": "1"} if "opinfo:" in rest and not pasted.shown else {}
-    if "--sequence" in rest.split():
+    if name == "opreplay" and "--sequence" in rest.split():
         small = {"--iterations": "1"}
     if WHOLE_ZOO.search(pasted.command):
         # what a score is of runs as it was recorded
@@ -276,7 +284,9 @@ def parse_options(pasted: Pasted) -> None:
     """Have a command's own parser take its words, without running it; exits where it does not."""
     program, *words = shlex.split(pasted.command.partition(";")[0], comments=True)
     own_words = words[: words.index("--")] if "--" in words else words
-    if program in PARSERS:
+    if program == "opcapture" and words and words[0] in VERBS:
+        make_verb_parser(words[0]).parse_args(words[1:])
+    elif program in PARSERS:
         PARSERS[program]().parse_args(own_words)
 
 

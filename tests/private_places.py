@@ -6,6 +6,7 @@ import platform
 
 import torch
 
+from opgrip.capture import compiler_private, higher_order_private
 from opgrip.capture import torch_private as of_capture
 from opgrip.capture.operators import registered, torch_tables
 from opgrip.replay.operators import torch_private as of_replay
@@ -16,6 +17,8 @@ def main() -> None:
         (room, name, state)
         for room, places in (
             ("capture", of_capture.private_places()),
+            ("capture", compiler_private.private_places()),
+            ("capture", higher_order_private.private_places()),
             ("capture", registered.private_places()),
             ("capture", torch_tables.private_places()),
             ("replay", of_replay.private_places()),

@@ -13,8 +13,6 @@ from opgrip.traces.command import OneLineParser, add_version, run_command
 from opgrip.traces.loading import loading
 from opgrip.traces.suggestions import listed
 
-DESCRIPTION = """\
-Look into traces and results. opcapture records traces, opreplay replays them."""
 USAGE = "opgrip [-h] [--version] VERB ..."
 WIDTH = 80
 
@@ -61,8 +59,9 @@ def _is_beside(name: str) -> bool:
 
 
 def _run(args: argparse.Namespace) -> int:
-    with loading(args.prog):
-        import torch  # noqa: F401 - what a verb does begins with it
+    if args.needs_torch:
+        with loading(args.prog):
+            import torch  # noqa: F401 - what a verb does begins with it
     return int(args.run(args))
 
 
@@ -85,12 +84,12 @@ def _list_verbs() -> str:
     for group, members in groups.items():
         first, *others = textwrap.wrap(", ".join(members), WIDTH - width - 4, break_on_hyphens=False)
         lines += [f"  {group:<{width}}  {first}", *(f"{'':<{width + 4}}{line}" for line in others)]
-    return "\n".join(["verbs, of which opgrip VERB --help tells more:", *lines])
+    return "\n".join(["verbs on what opcapture recorded and opreplay measured (opgrip VERB --help):", *lines])
 
 
 def make_parser() -> argparse.ArgumentParser:
     """A parser with a branch for each verb: `trace info` is the verb `info` of the group `trace`, `grip` is in none."""
-    parser = _OpgripParser("opgrip", usage=USAGE, description=DESCRIPTION, epilog=_list_verbs())
+    parser = _OpgripParser("opgrip", usage=USAGE, epilog=_list_verbs())
     add_version(parser)
     # listed below, with the names in each group
     groups = parser.add_subparsers(
@@ -111,5 +110,5 @@ def make_parser() -> argparse.ArgumentParser:
         place = members[group] if last else groups
         branch = place.add_parser(last or group, help=verb.summary, description=verb.summary, epilog=verb.examples)
         verb.prepare(branch)
-        branch.set_defaults(run=verb.run, prog=f"opgrip {name}")
+        branch.set_defaults(run=verb.run, needs_torch=verb.needs_torch, prog=f"opgrip {name}")
     return parser

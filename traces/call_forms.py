@@ -11,6 +11,10 @@ from opgrip.traces.json_values import LATEST_NS, integer, integers, text
 from opgrip.traces.records import Calls, DeviceTimes, Kernels
 from opgrip.traces.storage_codes import decode_storages, encode_storages
 
+NEGATIVE = "calls that took less than no time"
+FAR_AWAY = f"calls that are more than {LATEST_NS} ns away from the start of the capture"
+"""What is wrong with times that are none."""
+
 
 def calls_to_json(record: Calls) -> dict[str, Json]:
     """The object of a block of calls."""
@@ -56,20 +60,20 @@ def calls_from_json(form: Mapping[str, Json]) -> Calls:
         raise FormatError("a block of calls whose columns differ in length")
     return Calls(
         *(integer(form["thread"]), columns[0], columns[1], starts, columns[3]),
-        *(tensors, storages, newest, device_ns, _by_place(form, "page_faults", len(starts))),
-        *(streams, _by_place(form, "perturbed", len(starts))),
+        *(tensors, storages, newest, device_ns, counts_by_place(form, "page_faults", len(starts))),
+        *(streams, counts_by_place(form, "perturbed", len(starts))),
     )
 
 
 def _check_times(starts: list[int], durations: list[int]) -> None:
     """Raise `FormatError` for calls that end before they start; or so far away that times between them overflow."""
     if min(durations, default=0) < 0:
-        raise FormatError("calls that took less than no time")
+        raise FormatError(NEGATIVE)
     if min(starts, default=0) < -LATEST_NS or max(map(add, starts, durations), default=0) > LATEST_NS:
-        raise FormatError(f"calls that are more than {LATEST_NS} ns away from the start of the capture")
+        raise FormatError(FAR_AWAY)
 
 
-def _by_place(form: Mapping[str, Json], name: str, calls: int) -> list[tuple[int, int]]:
+def counts_by_place(form: Mapping[str, Json], name: str, calls: int) -> list[tuple[int, int]]:
     """Places in a block of so many calls, each with a count."""
     pairs = form.get(name, [])
     if not isinstance(pairs, list):

@@ -2,122 +2,127 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from opgrip.traces.accelerators import device_of
-from opgrip.traces.device_times import device_times, streams, with_functions
-from opgrip.traces.records import Calls, DeviceTimes, Scope, Signature, Thread
+from opgrip.traces.call_blocks import CallBlock
+from opgrip.traces.call_source import concatenated, or_all, page_faults, perturbed_flags
+from opgrip.traces.device_times import with_functions
+from opgrip.traces.integer_text import Integers
+from opgrip.traces.records import Scope, Signature, Thread
+from opgrip.traces.weighted import Typical, typical_of
+
+COLUMNS = {
+    **dict.fromkeys(("thread", "signature", "scope", "start_ns", "duration_ns"), np.int64),
+    "device_ns": np.float64,
+    "stream": np.int64,
+    "perturbed": np.bool_,
+    "page_faults": np.int64,
+    "tensors": np.int64,
+}
+"""What blocks tell of calls."""
+DENSE = 1 << 20
+"""Numbers below this, which are all that captures give, are looked up in an array."""
 
 
-def calls_table(
-    blocks: list[Calls],
-    later: list[DeviceTimes],
-    signatures: list[Signature],
-    scopes: list[Scope],
-    threads: dict[int, Thread],
-) -> pd.DataFrame:
-    """One row a call in the order in which calls started, in the columns that `Trace.calls` has.
+@dataclass(frozen=True, slots=True)
+class Names:
+    """What the numbers of calls refer to."""
 
-    Parameters
-    ----------
-    later : times on an accelerator that were known only after the calls were written
-    """
+    signatures: list[Signature]
+    scopes: list[Scope]
+    threads: dict[int, Thread]
 
-    def of_scope(value: Callable[[Scope], Any]) -> pd.Categorical:
-        return _names(scope, {record.number: value(record) for record in scopes})
 
-    signature, scope = column(blocks, "signature"), column(blocks, "scope")
-    by_number = {record.number: record for record in scopes}
-    lengths = [len(block.signature) for block in blocks]
-    thread = np.repeat([block.thread for block in blocks], lengths).astype(np.int64)
-    tensors = np.concatenate([block.tensors or [0] * len(block.signature) for block in blocks] or [[]]).astype(np.int64)
-
-    def origin(record: Scope) -> Scope:
-        return by_number.get(record.forward, record) if record.forward is not None else record
-
-    table = pd.DataFrame(
-        {
-            "signature": signature,
-            "op": _names(signature, {record.number: record.op for record in signatures}),
-            "scope": scope,
-            "module": of_scope(lambda record: origin(record).module),
-            "function": of_scope(lambda record: origin(record).function),
-            "file": of_scope(lambda record: origin(record).file),
-            "line": pd.Series(of_scope(lambda record: origin(record).line)).astype("Int64").fillna(0).astype("int64"),
-            "own_module": of_scope(lambda record: record.module),
-            "phase": of_scope(lambda record: record.phase),
-            "inside": of_scope(lambda record: record.inside),
-            "gripped": np.isin(scope, [record.number for record in scopes if record.gripped]),
-            "kind": _names(signature, {record.number: record.kind for record in signatures}),
-            "device": _names(signature, {record.number: device_of(record) for record in signatures}),
-            "process": _names(thread, {number: record.process for number, record in threads.items()}),
-            "thread": _names(thread, {number: record.name for number, record in threads.items()}),
-            "start_ns": column(blocks, "start_ns"),
-            "duration_ns": column(blocks, "duration_ns"),
-            "device_ns": device_times(blocks, later),
-            "stream": streams(blocks),
-            "perturbed": _perturbed(blocks, lengths),
-            "host_ns": 0.0,
-            "raw_ns": 0.0,
-            "time_ns": 0.0,
-            "page_faults": _page_faults(blocks, lengths),
-            "tensors": tensors,
-            "first_storage": np.cumsum(tensors) - tensors,
-        }
-    )
+def calls_table(source: Iterable[CallBlock], names: Names) -> pd.DataFrame:
+    """One row a call in the order in which calls started, in the columns that `Trace.calls` has."""
+    table = rows_table(concatenated_columns(source), names)
     table = table.sort_values("start_ns", kind="stable", ignore_index=True)
-    table["stream"] = pd.arrays.IntegerArray(table["stream"].to_numpy(), table["device_ns"].isna().to_numpy())
     table["device_ns"] = with_functions(table)
+    return with_times(table, typical_of(table))
+
+
+def rows_table(columns: Mapping[str, np.ndarray[Any, Any]], names: Names) -> pd.DataFrame:
+    """One row a call in the order of the columns, all without the times that depend on other calls."""
+    tensors = columns["tensors"]
+    table = pd.DataFrame(
+        named_columns(columns["signature"], columns["scope"], columns["thread"], names)
+        | {name: columns[name] for name in ("start_ns", "duration_ns", "device_ns", "stream", "perturbed")}
+        | {"host_ns": 0.0, "raw_ns": 0.0, "time_ns": 0.0, "page_faults": columns["page_faults"], "tensors": tensors}
+        | {"first_storage": np.cumsum(tensors) - tensors}
+    )
+    table["stream"] = pd.arrays.IntegerArray(table["stream"].to_numpy(), table["device_ns"].isna().to_numpy())
+    return table
+
+
+def with_times(table: pd.DataFrame, typical: Typical | None) -> pd.DataFrame:
+    """A table with the times that depend on other calls, in place."""
     table["raw_ns"] = table["device_ns"].fillna(table["duration_ns"])
-    table["host_ns"] = _unperturbed_ns(table)
+    table["host_ns"] = table["duration_ns"] if typical is None else typical.unperturbed_ns(table)
     table["time_ns"] = table["device_ns"].fillna(table["host_ns"])
     return table
 
 
-def _unperturbed_ns(calls: pd.DataFrame) -> pd.Series[float]:
-    """Durations of calls; of those that were perturbed, the median of others of their signature where there are any.
+def named_columns(signature: Integers, scope: Integers, thread: Integers, names: Names) -> dict[str, Any]:
+    """The columns of calls that their numbers tell."""
+    signatures, scopes, threads = names.signatures, names.scopes, names.threads
+    by_number = {record.number: record for record in scopes}
 
-    Where there is one other alone, and it took longer than all, it was interrupted: there the median of all counts.
-    """
-    durations, perturbed = calls["duration_ns"], calls["perturbed"]
-    if not perturbed.any():
-        return durations
-    groups = durations.groupby(calls["signature"])
-    others = durations.where(~perturbed).groupby(calls["signature"])
-    typical, count = others.transform("median"), others.transform("count")
-    was_interrupted = (count == 1) & (groups.transform("size") > 2) & (typical == groups.transform("max"))
-    typical = typical.where(~was_interrupted, groups.transform("median"))
-    return durations.where(~(perturbed | was_interrupted) | typical.isna(), typical)
+    def of_scope(value: Callable[[Scope], Any]) -> pd.Categorical:
+        return _names(scope, {record.number: value(record) for record in scopes})
 
+    def origin(record: Scope) -> Scope:
+        return by_number.get(record.forward, record) if record.forward is not None else record
 
-def column(blocks: list[Calls], name: str) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """What the blocks have under a name, one after the other."""
-    pieces = [np.asarray(getattr(block, name), dtype=np.int64) for block in blocks]
-    return np.concatenate(pieces) if pieces else np.empty(0, dtype=np.int64)
-
-
-def _page_faults(blocks: list[Calls], lengths: list[int]) -> np.ndarray[Any, np.dtype[np.int64]]:
-    faults = np.zeros(sum(lengths), dtype=np.int64)
-    first = 0
-    for block, length in zip(blocks, lengths, strict=True):
-        for place, count in block.page_faults:
-            faults[first + place] = count
-        first += length
-    return faults
+    return {
+        "signature": signature,
+        "op": _names(signature, {record.number: record.op for record in signatures}),
+        "scope": scope,
+        "module": of_scope(lambda record: origin(record).module),
+        "function": of_scope(lambda record: origin(record).function),
+        "file": of_scope(lambda record: origin(record).file),
+        "line": pd.Series(of_scope(lambda record: origin(record).line)).astype("Int64").fillna(0).astype("int64"),
+        "own_module": of_scope(lambda record: record.module),
+        "phase": of_scope(lambda record: record.phase),
+        "inside": of_scope(lambda record: record.inside),
+        "gripped": np.isin(scope, [record.number for record in scopes if record.gripped]),
+        "kind": _names(signature, {record.number: record.kind for record in signatures}),
+        "device": _names(signature, {record.number: device_of(record) for record in signatures}),
+        "process": _names(thread, {number: record.process for number, record in threads.items()}),
+        "thread": _names(thread, {number: record.name for number, record in threads.items()}),
+    }
 
 
-def _perturbed(blocks: list[Calls], lengths: list[int]) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    perturbed = np.zeros(sum(lengths), dtype=np.bool_)
-    first = 0
-    for block, length in zip(blocks, lengths, strict=True):
-        for place, count in block.perturbed:
-            perturbed[first + place : first + min(place + count, length)] = True
-        first += length
-    return perturbed
+def concatenated_columns(source: Iterable[CallBlock]) -> dict[str, np.ndarray[Any, Any]]:
+    """The columns of all blocks, one block after the other."""
+    pieces: dict[str, list[Any]] = {name: [] for name in COLUMNS}
+    for block in source:
+        calls = len(block)
+        of_block = (
+            *(np.full(calls, block.thread), block.signature, block.scope, block.start_ns, block.duration_ns),
+            *(device_times(block), or_all(block.streams, calls, 0), perturbed_flags(block), page_faults(block)),
+            or_all(block.tensors, calls, 0),
+        )
+        for name, column in zip(COLUMNS, of_block, strict=True):
+            pieces[name].append(column)
+    return {name: np.concatenate(items or [np.empty(0, dtype=COLUMNS[name])]) for name, items in pieces.items()}
+
+
+def device_times(block: CallBlock) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """The device time of each call of a block in ns, nan for what ran on the host alone."""
+    times = or_all(block.device_ns, len(block), -1).astype(np.float64)
+    times[times < 0] = np.nan
+    return times
+
+
+def all_storages(source: Iterable[CallBlock]) -> Integers:
+    """The memory of the tensors of all calls, in the order of the blocks."""
+    return concatenated([block.storages for block in source])
 
 
 def _names(numbers: np.ndarray[Any, np.dtype[np.int64]], names: dict[int, Any]) -> pd.Categorical:
@@ -125,7 +130,19 @@ def _names(numbers: np.ndarray[Any, np.dtype[np.int64]], names: dict[int, Any]) 
     categories = list(dict.fromkeys(name for name in names.values() if name is not None))
     place = {name: index for index, name in enumerate(categories)}
     code_of = {number: place.get(name, -1) for number, name in names.items()}
-    unique, inverse = np.unique(numbers, return_inverse=True)
-    codes = np.array([code_of.get(int(number), -1) for number in unique], dtype=np.int64)
     dtype = pd.CategoricalDtype(categories)
-    return pd.Categorical.from_codes(codes[inverse] if len(unique) else inverse, dtype=dtype)
+    return pd.Categorical.from_codes(_translated(numbers, code_of), dtype=dtype)
+
+
+def _translated(numbers: Integers, code_of: Mapping[int, int]) -> Integers:
+    """The code of each number, -1 where it has none."""
+    if min(code_of, default=0) < 0 or max(code_of, default=0) >= DENSE:
+        unique, inverse = np.unique(numbers, return_inverse=True)
+        own = np.array([code_of.get(int(number), -1) for number in unique], dtype=np.int64)
+        return own[inverse] if len(unique) else np.empty(0, dtype=np.int64)
+    # what no name has looks up the last place
+    codes = np.full(max(code_of, default=-1) + 2, -1, dtype=np.int64)
+    codes[list(code_of)] = list(code_of.values())
+    last = len(codes) - 1
+    translated: Integers = codes[np.where((numbers < 0) | (numbers > last), last, numbers)]
+    return translated

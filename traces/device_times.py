@@ -9,33 +9,9 @@ import numpy as np
 import pandas as pd
 
 from opgrip.traces.labels import are_marks
-from opgrip.traces.records import FUNCTION, Calls, DeviceTimes, Kernels
+from opgrip.traces.records import FUNCTION, Kernels
 
 Times: TypeAlias = np.ndarray[Any, np.dtype[np.float64]]
-
-
-def device_times(blocks: Sequence[Calls], later: Sequence[DeviceTimes]) -> Times:
-    """The device time of each call of the blocks in ns, nan for what ran on the host alone.
-
-    Parameters
-    ----------
-    later : times that were known after their calls; those of calls that are not there are passed over
-    """
-    pieces = [np.asarray(block.device_ns or [-1] * len(block.signature), dtype=np.float64) for block in blocks]
-    times = np.concatenate(pieces) if pieces else np.empty(0)
-    if later:
-        thread_by_call = np.repeat([block.thread for block in blocks], [len(piece) for piece in pieces])
-        rows_by_thread = {record.thread: np.flatnonzero(thread_by_call == record.thread) for record in later}
-        for record in later:
-            rows = rows_by_thread[record.thread][record.first : record.first + len(record.device_ns)]
-            times[rows] = record.device_ns[: len(rows)]
-    return np.where(times < 0, np.nan, times)
-
-
-def streams(blocks: Sequence[Calls]) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """The number of each call's stream, 0 for the default one."""
-    pieces = [np.asarray(block.streams or [0] * len(block.signature), dtype=np.int64) for block in blocks]
-    return np.concatenate(pieces) if pieces else np.empty(0, dtype=np.int64)
 
 
 def with_functions(calls: pd.DataFrame) -> Times:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -21,6 +21,7 @@ from opgrip.traces.registry import Registry
 from opgrip.traces.streams import Damage, read_chunks
 
 if TYPE_CHECKING:
+    from opgrip.traces.call_blocks import CallBlock
     from opgrip.traces.trace import Trace
 
 HEAD_BYTES = 1 << 16
@@ -198,9 +199,9 @@ def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return form
 
 
-Read = Callable[[ForeignFile], Iterator[Record]]
+Read = Callable[[ForeignFile], Iterator["Record | CallBlock"]]
 Write = Callable[["Trace", IO[bytes], Losses], None]
-WriteRecords = Callable[[Iterator[Record], IO[bytes], Losses], None]
+WriteRecords = Callable[[Iterable[Record], IO[bytes], Losses], None]
 WriteFolder = Callable[["Trace", Path, Losses], None]
 
 
@@ -212,9 +213,10 @@ class Format:
     ----------
     summary : whose it is and what it holds, for the help
     recognizes : whether a file that begins so is of it; no two formats take the same file
-    read : its records, as those of a trace; None where it is only written
+    read : its records, as those of a trace, calls as columns where it has them so; None where it is only written
     write : writes a trace; None where it is only read, or written by one of the next two
-    write_records : writes the records of a trace as they come, so that it is never whole in memory
+    write_records : writes the records of a trace as they come, so that it is never whole in memory; may go through
+        them twice
     write_folder : writes a trace into an empty folder, for a format of several files
     suffixes : of names that are written in it where no format is named
     defaults : what stands for things that it does not say, in words; a header of a trace that was read has them

@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from opgrip.traces.records import Signature
+from opgrip.traces.records import FUNCTION, Signature
 
 MARKS = "profiler."
 """How the names of operators begin that only tell a profiler something."""
@@ -24,6 +24,12 @@ def is_mark(op: str) -> bool:
 def are_marks(calls: pd.DataFrame) -> pd.Series[bool]:
     """Of each call of a trace's table, whether it is a mark."""
     return calls["op"].isin([name for name in calls["op"].cat.categories if is_mark(str(name))])
+
+
+def own_calls(calls: pd.DataFrame) -> pd.DataFrame:
+    """The calls of a trace's table that stand for themselves: see `Trace.own_calls`."""
+    own = (calls["inside"].isna() | calls["gripped"]) & (calls["kind"] != FUNCTION)
+    return calls[own & ~are_marks(calls)]
 
 
 def label_of(signature: Signature) -> str | None:

@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from opgrip.traces.accelerators import merge_facts
 from opgrip.traces.arguments import TensorSpec, map_leaves
+from opgrip.traces.block_lines import encode_block
+from opgrip.traces.call_blocks import CallBlock
 from opgrip.traces.errors import UserError
+from opgrip.traces.json_values import LATEST_NS
+from opgrip.traces.ranks.alignment import measure_clocks, rank_of
 from opgrip.traces.reader import TraceReader, read_header
 from opgrip.traces.record_forms import to_json
 from opgrip.traces.records import (
     NO_STORAGE,
-    Calls,
     Context,
     DeviceTimes,
     Dropped,
@@ -26,7 +33,6 @@ from opgrip.traces.records import (
     Header,
     Kernels,
     Observed,
-    Record,
     Scope,
     Signature,
     Thread,
@@ -40,12 +46,21 @@ from opgrip.traces.writer import TraceWriter
 
 
 def merge(
-    paths: Sequence[Path], output: Path, force: bool = False, partial: bool = False, unbounded: bool = False
+    paths: Sequence[Path],
+    output: Path,
+    force: bool = False,
+    partial: bool = False,
+    unbounded: bool = False,
+    align: bool = True,
 ) -> End:
     """Write one trace with the calls of all, on one clock, and give its end. What several have alike, it has once.
 
+    Memory does not grow with the calls: blocks are copied one by one, in the order of the files.
+
     Parameters
     ----------
+    align : correct the clocks of ranks by the collectives that they took part in together; the header's `clocks` says
+        how
     force : replace an existing file
     partial : take what there is of cut and damaged traces
     unbounded : as `TraceReader` has it
@@ -56,17 +71,22 @@ def merge(
     """
     _check_once(paths)
     headers = [read_header(path, unbounded).fields for path in paths]
-    starts = [header.get("started_unix_ns") for header in headers]
-    known_starts = [start for start in starts if isinstance(start, int)]
+    starts = [_started(header) for header in headers]
+    known_starts = [start for start in starts if start is not None]
     merged = headers[0] | {"processes": headers}
     if known_starts:
         merged["started_unix_ns"] = min(known_starts)
+    shifts = [0 if start is None else start - min(known_starts) for start in starts]
+    if align and sum(rank is not None for rank in map(rank_of, headers)) > 1:
+        clocks = measure_clocks(paths, headers, shifts, unbounded)
+        shifts = [shift + clock.offset_ns for shift, clock in zip(shifts, clocks, strict=True)]
+        if any(clock.collectives for clock in clocks):
+            merged["clocks"] = {"by": "collectives", "processes": [clock.as_json() for clock in clocks]}
     writer = TraceWriter(output, Header({name: value for name, value in merged.items() if name not in _OWN}), force)
     try:
         join = _Join(writer)
-        for process, (path, start) in enumerate(zip(paths, starts, strict=True)):
-            reader = TraceReader(path, unbounded)
-            join.add(reader, process, start - min(known_starts) if isinstance(start, int) else 0, partial)
+        for process, (path, shift_ns) in enumerate(zip(paths, shifts, strict=True)):
+            join.add(TraceReader(path, unbounded), process, shift_ns, partial)
         end = join.end()
         writer.write(end)
         writer.close()
@@ -77,6 +97,12 @@ def merge(
         writer.discard()
         raise
     return end
+
+
+def _started(header: Mapping[str, Any]) -> int | None:
+    """When a capture began, in ns since 1970; None where its header does not tell."""
+    start = header.get("started_unix_ns")
+    return start if type(start) is int and 0 <= start < LATEST_NS else None
 
 
 def _check_once(paths: Sequence[Path]) -> None:
@@ -108,7 +134,7 @@ class _Numbers:
 class _Join:
     def __init__(self, writer: TraceWriter) -> None:
         self.writer = writer
-        self._number_by_record: dict[tuple[str, str], int] = {}
+        self._number_by_record: dict[bytes, int] = {}
         self._counts: Counter[str] = Counter()
         self._newest = -1
         self._end = End(0, 0, 0)
@@ -116,7 +142,7 @@ class _Join:
     def add(self, reader: TraceReader, process: int, shift_ns: int, partial: bool) -> None:
         """Write the records of one file."""
         numbers, first_storage = _Numbers(), self._newest + 1
-        for record in reader:
+        for record in reader.columns():
             match record:
                 case Signature():
                     numbers.signatures[record.number] = self._once("signature", self._renumber(record, numbers))
@@ -143,8 +169,8 @@ class _Join:
                     numbers.threads[record.number] = self._counts["thread"]
                     self.writer.write(Thread(self._counts["thread"], record.name, process))
                     self._counts["thread"] += 1
-                case Calls():
-                    self._calls(record, numbers, first_storage, shift_ns)
+                case CallBlock():
+                    self._calls(record, numbers, first_storage, shift_ns, reader.path)
                 case DeviceTimes():
                     self.writer.write(replace(record, thread=numbers.threads[record.thread]))
                 case Kernels():
@@ -164,10 +190,12 @@ class _Join:
 
     def _once(self, kind: str, record: Any) -> int:
         """The number of a record that is written only where none like it was."""
-        text = json.dumps(to_json(replace(record, number=0)), sort_keys=True)
-        number = self._number_by_record.get((kind, text))
+        text = json.dumps([kind, to_json(replace(record, number=0))], sort_keys=True)
+        # the texts themselves would take half a gigabyte for some tens of ranks
+        digest = blake2b(text.encode("utf-8", "backslashreplace"), digest_size=16).digest()
+        number = self._number_by_record.get(digest)
         if number is None:
-            number = self._number_by_record[kind, text] = self._counts[kind]
+            number = self._number_by_record[digest] = self._counts[kind]
             self._counts[kind] += 1
             self.writer.write(replace(record, number=number))
         return number
@@ -212,20 +240,25 @@ class _Join:
         )
         self.writer.write(moved)
 
-    def _calls(self, record: Calls, numbers: _Numbers, first_storage: int, shift_ns: int) -> None:
-        storages = [item if item == NO_STORAGE else item + first_storage for item in record.storages]
-        moved: Record = replace(
-            record,
-            thread=numbers.threads.get(record.thread, 0),
-            signature=[numbers.signatures[number] for number in record.signature],
-            scope=[numbers.scopes[number] for number in record.scope],
-            start_ns=[start + shift_ns for start in record.start_ns],
+    def _calls(self, block: CallBlock, numbers: _Numbers, first_storage: int, shift_ns: int, path: Path) -> None:
+        if len(block) and max(abs(int(block.start_ns.min())), _latest_ns(block)) + abs(shift_ns) > LATEST_NS:
+            raise UserError(f"{path} has calls that are centuries away from the others", "capture it again")
+        storages = block.storages
+        if len(storages) and int(storages.max()) + first_storage >= LATEST_NS:
+            raise UserError(f"{path} has more storages than 62 bits count", "capture it again")
+        storages = np.where(storages == NO_STORAGE, storages, storages + first_storage)
+        moved = replace(
+            block,
+            thread=numbers.threads.get(block.thread, 0),
+            signature=_renumbered(block.signature, numbers.signatures),
+            scope=_renumbered(block.scope, numbers.scopes),
+            start_ns=block.start_ns + shift_ns,
             storages=storages,
             newest=self._newest,
         )
-        self.writer.write(moved)
-        self._newest = max(self._newest, *storages) if storages else self._newest
-        self._counts["calls"] += len(record.signature)
+        self.writer.write_lines(encode_block(moved))
+        self._newest = max(self._newest, int(storages.max(initial=NO_STORAGE)))
+        self._counts["calls"] += len(block)
 
     def _entered(self, record: Entered, numbers: _Numbers, shift_ns: int) -> None:
         opened = record.opened
@@ -252,7 +285,18 @@ class _Join:
             stopped=end.stopped or record.stopped,
             devices=end.devices | record.devices,
             accelerator=merge_facts(end.accelerator, record.accelerator),
+            thinned=dict(Counter(end.thinned) + Counter(record.thinned)),
+            before=end.before if record.before is None else (end.before or 0) + record.before,
         )
+
+
+def _renumbered(numbers: NDArray[np.int64], new: Mapping[int, int]) -> NDArray[np.int64]:
+    unique, inverse = np.unique(numbers, return_inverse=True)
+    return np.array([new[number] for number in unique.tolist()], dtype=np.int64)[inverse.reshape(-1)]
+
+
+def _latest_ns(block: CallBlock) -> int:
+    return int((block.start_ns + block.duration_ns).max())
 
 
 def _sum(*lists: list[Dropped]) -> list[Dropped]:

@@ -11,6 +11,7 @@ from opgrip.traces.command import positive
 LEAST_BYTES = 1 << 20
 """Whoever gives fewer forgot the unit."""
 UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+UNITS_S = {"": 1, "s": 1, "min": 60, "h": 3600, "d": 86400}
 
 
 def names(text: str) -> tuple[str, ...]:
@@ -106,6 +107,14 @@ def duration(text: str) -> float:
     if not 0 <= number < 1e9:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds from 0")
     return number
+
+
+def interval(text: str) -> float:
+    """Seconds, or another unit of time after the number, as in `10min`."""
+    match = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)\s*(s|min|h|d|)", text.strip().lower())
+    if match is None or float(match[1]) == 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a time such as 10min, 90s or 2h")
+    return float(match[1]) * UNITS_S[match[2]]
 
 
 def byte_count(text: str) -> int:

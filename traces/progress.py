@@ -174,3 +174,14 @@ class QuietReporter(Reporter):
 
     def begin(self, text: str) -> None:
         """Say nothing."""
+
+
+class SilentReporter(Reporter):
+    """Tells nobody: of several processes that do the same, one tells."""
+
+    def say(self, text: str) -> None:
+        """Say nothing."""
+
+    @property
+    def _can_redraw(self) -> bool:
+        return False

@@ -8,12 +8,22 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from opgrip.traces.arguments import FormatError
+from opgrip.traces.call_blocks import (
+    CallBlock,
+    Fields,
+    block_fields,
+    block_of,
+    exact_sum,
+    parse_block,
+    parse_blocks,
+    record_of,
+)
 from opgrip.traces.cuts import Cut
 from opgrip.traces.errors import UserError
 from opgrip.traces.foreign import ForeignFile, Losses, format_of, formats
@@ -26,6 +36,8 @@ from opgrip.traces.streams import Damage, read_chunks
 
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 """An escape that is half of a pair."""
+BATCH_BYTES = 1 << 17
+"""Of lines with calls that are decoded at once: as much as the nearest caches of a processor hold."""
 
 
 class TraceReader:
@@ -63,6 +75,31 @@ class TraceReader:
         self._counts: Counter[str] = Counter()
 
     def __iter__(self) -> Iterator[Record]:
+        for item in self._items():
+            yield record_of(item) if isinstance(item, CallBlock) else item
+
+    def columns(self) -> Iterator[Record | CallBlock]:
+        """The same records, with a `CallBlock` in place of each `Calls`: some 5 to 10 million calls a second."""
+        for item in self._items():
+            yield block_of(item) if isinstance(item, Calls) else item
+
+    def again(self) -> TraceReader:
+        """A reader of the same file, read in the same way."""
+        return TraceReader(self.path, self._unbounded, self._format_name, self._cut)
+
+    def blocks(self) -> Iterator[CallBlock]:
+        """The calls alone, of a file that was read before: up to where it is damaged, without saying so."""
+        if (self._format_name or format_of(self.path)) is not None:
+            yield from (item for item in self.columns() if isinstance(item, CallBlock))
+            return
+        self.records = 1
+        # an escape can stand for any letter of the type
+        lines = (line for line in self.lines() if b'"calls"' in line or b"\\" in line)
+        with suppress(Damage):
+            yield from (item for item in self._records(lines) if isinstance(item, CallBlock))
+
+    def _items(self) -> Iterator[Record | CallBlock]:
+        """Blocks of calls as they come from the file: as columns from one of ours, else as records."""
         self.missing, self.records = None, 0
         self._counts.clear()
         self.unknown.clear()
@@ -74,8 +111,7 @@ class TraceReader:
             return
         ended = False
         try:
-            for line in self.lines():
-                record = self._record(line)
+            for record in self._records(self.lines()):
                 self.records += 1
                 if record is not None:
                     self._count(record)
@@ -98,7 +134,7 @@ class TraceReader:
             flags = "--start, --stop and --sample"
             raise UserError(f"{self.path} stands for no cases that {flags} choose from", "leave them out")
 
-    def _foreign(self, name: str) -> Iterator[Record]:
+    def _foreign(self, name: str) -> Iterator[Record | CallBlock]:
         format_ = formats.get(name)
         if format_ is None or format_.read is None:
             raise UserError(f"{name} is no format that is read", f"choose one of {', '.join(readable_formats())}")
@@ -111,10 +147,10 @@ class TraceReader:
             # a format that reads what there is of a cut file says so after its last record
             self.missing = f"{self.path} is damaged: {damage}"
 
-    def _count(self, record: Record) -> None:
-        if isinstance(record, Calls):
-            self._counts["calls"] += len(record.signature)
-            self._counts["duration_ns"] += sum(record.duration_ns)
+    def _count(self, record: Record | CallBlock) -> None:
+        if isinstance(record, CallBlock):
+            self._counts["calls"] += len(record)
+            self._counts["duration_ns"] += exact_sum(record.duration_ns)
             if self._counts["duration_ns"] >= LIMIT:
                 raise Damage("its calls took more ns in all than 64 bits count")
         elif isinstance(record, Signature):
@@ -161,7 +197,42 @@ class TraceReader:
                 meter.check_line(last)
             yield last
 
-    def _record(self, line: bytes) -> Record | None:
+    def _records(self, lines: Iterator[bytes]) -> Iterator[Record | CallBlock | None]:
+        """The record of each line, None of a type that is passed over; neighbouring blocks are decoded at once."""
+        batch: list[tuple[bytes, Fields]] = []
+        size = 0
+        damage: Damage | None = None
+        while True:
+            try:
+                line = next(lines, None)
+            except Damage as error:
+                # what stands before it is whole
+                line, damage = None, error
+            fields = block_fields(line) if line is not None and self.records else None
+            if line is not None and fields is not None:
+                batch.append((line, fields))
+                size += len(line)
+            if batch and (fields is None or size > BATCH_BYTES):
+                yield from self._blocks(batch)
+                batch, size = [], 0
+            if damage is not None:
+                raise damage
+            if line is None:
+                return
+            if fields is None:
+                yield self._record(line)
+
+    def _blocks(self, batch: Sequence[tuple[bytes, Fields]]) -> Iterator[Record | CallBlock | None]:
+        lines = [line for line, _ in batch]
+        blocks = parse_blocks([fields for _, fields in batch])
+        if blocks is not None:
+            yield from blocks
+            return
+        for line in lines:
+            block = parse_block(line)
+            yield self._record(line) if block is None else block
+
+    def _record(self, line: bytes) -> Record | CallBlock | None:
         try:
             form = _parse(line)
         except (ValueError, RecursionError) as error:
@@ -184,7 +255,7 @@ class TraceReader:
         else:
             for name in unknown_fields(form):
                 self._count_unknown(f"{form['type']}.{name}")
-        return record
+        return block_of(record) if isinstance(record, Calls) else record
 
     def _count_unknown(self, name: str) -> None:
         self.unknown[name if name in self.unknown or len(self.unknown) < UNKNOWN_NAMES else "others"] += 1
@@ -239,6 +310,11 @@ def read(path: str | Path, unbounded: bool = False) -> Iterator[Record]:
     UserError : where the file is not there, empty, of another kind or of a newer major version, or beyond a bound
     """
     return iter(TraceReader(path, unbounded))
+
+
+def read_columns(path: str | Path, unbounded: bool = False) -> Iterator[Record | CallBlock]:
+    """What `read` gives, with the calls as columns of numpy: see `TraceReader.columns`."""
+    return TraceReader(path, unbounded).columns()
 
 
 def read_header(path: str | Path, unbounded: bool = False) -> Header:

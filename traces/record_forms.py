@@ -240,6 +240,10 @@ def _end_to_json(record: End) -> dict[str, Json]:
     form["passed_by"] = _dropped_to_json(record.passed_by)
     if record.stopped is not None:
         form["stopped"] = record.stopped
+    if record.before is not None:
+        form["before"] = record.before
+    if record.thinned:
+        form["thinned"] = dict(record.thinned)
     if record.devices:
         form["devices"] = dict(record.devices)
     if record.accelerator:
@@ -262,6 +266,8 @@ def _end_from_json(form: Mapping[str, Json]) -> End:
         stopped=optional(text, form.get("stopped")),
         devices={text(device): text(name) for device, name in form.get("devices", {}).items()},
         accelerator=_facts(form.get("accelerator", {})),
+        before=optional(integer, form.get("before")),
+        thinned={text(what): integer(count) for what, count in form.get("thinned", {}).items()},
     )
 
 
@@ -324,5 +330,5 @@ _FIELDS: dict[str, set[str]] = {
     "kernels": {"type", "signature", "names", "launches", "device_ns"},
     "entered": {"type", "thread", "start_ns", "scope", "signature", "opened"},
     "end": {"type", "calls", "signatures", "duration_ns", "dropped", "passed_by", "without_values", "stopped"}
-    | {"devices", "accelerator"},
+    | {"devices", "accelerator", "before", "thinned"},
 }

@@ -18,6 +18,9 @@ COMPILED = "compiled"
 FUNCTION = "function"
 KINDS = (OPERATOR, EXTENSION, COMPILED, FUNCTION)
 
+HIGHER_ORDER = "torch.ops.higher_order:"
+"""What the names of operators that take functions begin with: their calls are those of a `function`."""
+
 NO_STORAGE = -1
 """Number of the storage of a tensor that has none of its own."""
 
@@ -36,10 +39,11 @@ class Signature:
     Attributes
     ----------
     number : what calls refer to it by
-    kind : `operator` for the dispatcher's, `extension` for a function of an extension module, `compiled` for a region
-        that torch.compile made, `function` for a gripped function
-    op : `aten.addmm.default`; `mmcv._ext:nms` for an extension's function, and so for a gripped one; in a sample its
-        name
+    kind : `operator` for the dispatcher's, `extension` for a function of an extension module or a Triton kernel,
+        `compiled` for a region that torch.compile made, `function` for a gripped function or an operator that takes
+        functions
+    op : `aten.addmm.default`; `mmcv._ext:nms` for an extension's function, and so for a Triton kernel and a gripped
+        function; in a sample its name
     args, kwargs : trees of values and `TensorSpec`
     outputs : what the first call returned, in the same form; `Opaque` where that is not known
     raised : the error that the first call ended in, in one line; None where it returned
@@ -88,8 +92,10 @@ class Scope:
     module : path of the innermost running module from its root, which is itself the empty path
     module_type : name of that module's class; empty outside all modules
     phase : `forward`, `backward` or `optimizer`
-    inside : the extension function, gripped function or compiled region that made the call, None where the program did
-    gripped : whether `inside` is a gripped function: what it calls is recorded, and stands for itself too
+    inside : what made the call where the program did not: an extension function, a Triton kernel, an operator that
+        launches one, a gripped function, an operator that takes functions, a compiled region
+    gripped : whether `inside` is a gripped function, or an operator that takes functions: what it calls is recorded,
+        and stands for itself too
     function, file, line : the innermost frame of the program, torch's own passed over; empty where there is none
     callers : the frames around it, from the inside, each as `file:line function`
     context : number of the settings that the calls ran under
@@ -264,6 +270,10 @@ def listed(counts: Counter[tuple[str, str]]) -> list[Dropped]:
     return [Dropped(op, reason, count) for (op, reason), count in sorted(counts.items())]
 
 
+THINNED = ("values", "scopes", "steps")
+"""What a capture leaves out to keep within its budget, in this order."""
+
+
 @dataclass(frozen=True, slots=True)
 class End:
     """The last record: totals, and what was not recorded.
@@ -277,6 +287,9 @@ class End:
     without_values : tensors that are, without a value model
     devices : names of the accelerators that the program had started by then
     accelerator : of these the properties, the libraries and their settings, as `describe_accelerators` gives them
+    before : of a trace that has the last calls alone, how many there were before these; None in others
+    thinned : how often a capture left out what, to keep within its budget: `values` of signatures, `scopes` of modules,
+        whole `steps`
     """
 
     calls: int
@@ -288,6 +301,8 @@ class End:
     stopped: str | None = None
     devices: dict[str, str] = field(default_factory=dict)
     accelerator: dict[str, Any] = field(default_factory=dict)
+    before: int | None = None
+    thinned: dict[str, int] = field(default_factory=dict)
 
 
 Record: TypeAlias = (

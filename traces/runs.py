@@ -69,15 +69,26 @@ def frames_of(scope: Scope) -> list[tuple[str, str]]:
 
 def runs_of(calls: Iterable[P]) -> Iterator[tuple[Place, list[P]]]:
     """The calls of one thread, in runs; those without a place are in none, and end one."""
-    place: Place | None = None
     run: list[P] = []
+    around: Place | None = None
+    for place, call, begins in in_runs(calls):
+        if begins and around is not None:
+            yield around, run
+            run = []
+        around = place
+        run.append(call)
+    if around is not None:
+        yield around, run
+
+
+def in_runs(calls: Iterable[P]) -> Iterator[tuple[Place, P, bool]]:
+    """The calls of one thread that are in runs, each with its run's place so far, and whether it begins the run."""
+    place: Place | None = None
     for call in calls:
         if place is not None and call.place is not None and place.goes_on(call.place):
-            run.append(call)
             place = max(place, call.place, key=lambda item: len(item.around))
+            yield place, call, False
             continue
+        place = call.place
         if place is not None:
-            yield place, run
-        place, run = call.place, [call]
-    if place is not None:
-        yield place, run
+            yield place, call, True

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-import numpy as np
+from collections.abc import Sequence
 
+import numpy as np
+from numpy.typing import NDArray
+
+from opgrip.traces.integer_text import Integers
 from opgrip.traces.records import NO_STORAGE
 
 FAR = 999
 """Storages that are older than so many are written by their number."""
 
 
-def encode_storages(numbers: list[int], newest: int) -> list[int]:
+def encode_storages(numbers: Sequence[int] | NDArray[np.int64], newest: int) -> list[int]:
     """Numbers of storages as a block holds them, so that a loop's rounds read the same.
 
     A positive code is that much more than the largest number so far; 0 to `1 - FAR` is that much less than it; `-FAR`
@@ -36,4 +40,16 @@ def decode_storages(codes: list[int], newest: int) -> list[int]:
             numbers.append(newest + code)
         else:
             numbers.append(NO_STORAGE if code == -FAR else -FAR - 1 - code)
+    return numbers
+
+
+def decode_codes(codes: Integers, largest: Integers) -> Integers:
+    """The same of arrays, (N,).
+
+    Parameters
+    ----------
+    largest : the largest number so far, each time with that of the code
+    """
+    numbers = np.where(codes <= -FAR, -FAR - 1 - codes, largest + np.minimum(codes, 0))
+    numbers[codes == -FAR] = NO_STORAGE
     return numbers

@@ -6,13 +6,19 @@ from collections.abc import Collection, Iterable, Sequence
 from difflib import SequenceMatcher, get_close_matches
 
 MOST = 3
+NEAR = 0.8
 WILD = "*?[]"
 
 
 def did_you_mean(word: str, names: Collection[str], otherwise: str = "", form: str = "{}") -> str:
-    """`did you mean x or y?` of the names that are much like a word, each in a form; `otherwise` where none is."""
+    """`did you mean x or y?` of the names that are much like a word, each in a form; `otherwise` where none is.
+
+    Those that are alike by less than `NEAR` of the nearest are none that was meant.
+    """
     lower = {name.lower(): name for name in names}
-    close = [form.format(lower[name]) for name in get_close_matches(word.lower(), lower, MOST, 0.6)]
+    close = get_close_matches(word.lower(), lower, MOST, 0.6)
+    ratios = [SequenceMatcher(None, name, word.lower()).ratio() for name in close]
+    close = [form.format(lower[name]) for name, ratio in zip(close, ratios, strict=True) if ratio >= NEAR * ratios[0]]
     return f"did you mean {listed(close)}?" if close else otherwise
 
 

@@ -8,7 +8,7 @@ https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,15 @@ MODULE, PHASE, CALL, ON_DEVICE = "module", "phase", "operator", "device"
 PROCESS = 1
 """Number of the process of a trace that holds one only."""
 
+BATCH = 1 << 15
+"""Calls whose events are made at a time."""
+
+ROW = [
+    *("op", "signature", "module", "phase", "function", "file", "line", "inside"),
+    *("start_ns", "duration_ns", "device_ns"),
+]
+"""Columns that events tell of."""
+
 Event = dict[str, Any]
 
 
@@ -31,20 +40,57 @@ def timeline(trace: Trace) -> Iterator[Event]:
     """The events, by thread and time, with times in microseconds since the capture began."""
     shapes = {signature.number: _shapes([signature.args, signature.kwargs]) for signature in trace.signatures}
     processes: dict[str, int] = {}
-    whose = trace.calls.astype({"process": "object", "thread": "object"}).fillna({"process": "", "thread": ""})
-    for key, calls in whose.groupby(["process", "thread"], sort=False):
-        name, thread = map(str, key)
+    for key, has_device in _threads(trace.distinct_calls).items():
+        name, thread = key
         pid = processes.setdefault(name, PROCESS + len(processes))
-        tid = int(calls.index[0]) + 1
-        yield _name_event("process_name", pid, tid, name or _program(trace.header))
-        yield _name_event("thread_name", pid, tid, thread)
-        nesting = _Nesting(pid, tid)
-        for row in calls.to_dict("records"):
-            if pd.isna(row["inside"]):
-                yield from nesting.move_to(_path(row), row["start_ns"], row["start_ns"] + row["duration_ns"])
-            yield _slice(str(row["op"]), CALL, row["start_ns"], row["duration_ns"], pid, tid, _facts(row, shapes))
+        nesting = _Nesting(pid, 0)
+        for calls in _calls_of(trace, key):
+            if not nesting.tid:
+                nesting.tid = int(calls.index[0]) + 1
+                yield _name_event("process_name", pid, nesting.tid, name or _program(trace.header))
+                yield _name_event("thread_name", pid, nesting.tid, thread)
+            yield from _host_track(calls, nesting, shapes)
         yield from nesting.move_to((), 0, 0)
-        yield from _device_track(calls, pid, len(trace.calls) + tid, thread, shapes)
+        if has_device:
+            parts = _calls_of(trace, key)
+            yield from _device_track(parts, pid, trace.call_count + nesting.tid, thread, shapes)
+
+
+def _threads(calls: pd.DataFrame) -> dict[tuple[str, str], bool]:
+    """The processes and threads of calls in the order of their first ones, and whether some worked on a device."""
+    names = _names_of_threads(calls)
+    has_device = calls["device_ns"].notna().groupby([names["process"], names["thread"]], sort=False).any()
+    keys = [(str(process), str(thread)) for process, thread in has_device.index.tolist()]
+    return dict(zip(keys, has_device.tolist(), strict=True))
+
+
+def _names_of_threads(calls: pd.DataFrame) -> pd.DataFrame:
+    names = calls[["process", "thread"]].astype({"process": "object", "thread": "object"})
+    return names.fillna({"process": "", "thread": ""}).astype(str)
+
+
+def _calls_of(trace: Trace, key: tuple[str, str]) -> Iterator[pd.DataFrame]:
+    """The calls of a thread in their order, a part at a time."""
+    for part, _ in trace.call_parts():
+        for first in range(0, len(part), BATCH):
+            calls = part.iloc[first : first + BATCH]
+            names = _names_of_threads(calls)
+            own = calls[(names["process"] == key[0]) & (names["thread"] == key[1])]
+            if len(own):
+                yield own
+
+
+def _host_track(calls: pd.DataFrame, nesting: _Nesting, shapes: dict[int, str]) -> Iterator[Event]:
+    """Calls on the host, with the modules and phases that they are in."""
+    pid, tid = nesting.pid, nesting.tid
+    for row in _rows(calls):
+        if pd.isna(row["inside"]):
+            yield from nesting.move_to(_path(row), row["start_ns"], row["start_ns"] + row["duration_ns"])
+        yield _slice(str(row["op"]), CALL, row["start_ns"], row["duration_ns"], pid, tid, _facts(row, shapes))
+
+
+def _rows(calls: pd.DataFrame) -> list[dict[Any, Any]]:
+    return calls[ROW].to_dict("records")
 
 
 def timeline_lines(trace: Trace) -> Iterator[str]:
@@ -57,21 +103,24 @@ def timeline_lines(trace: Trace) -> Iterator[str]:
     yield "\n]}\n"
 
 
-def _device_track(calls: pd.DataFrame, pid: int, tid: int, thread: str, shapes: dict[int, str]) -> Iterator[Event]:
+def _device_track(
+    parts: Iterable[pd.DataFrame], pid: int, tid: int, thread: str, shapes: dict[int, str]
+) -> Iterator[Event]:
     """What a thread gave a device. When that began is not known: at the earliest, when the call did and the last ended.
 
     What extension functions call is in the time of these; that of a function of the program is of the calls in it.
     """
-    on_device = calls[calls["device_ns"].notna() & (calls["kind"] != FUNCTION)]
-    on_device = on_device[on_device["inside"].isna() | on_device["gripped"]]
-    if on_device.empty:
-        return
-    yield _name_event("thread_name", pid, tid, f"device, by {thread} (calls as early as they can be)")
-    end_ns = 0.0
-    for row in on_device.to_dict("records"):
-        start_ns = max(end_ns, row["start_ns"])
-        end_ns = start_ns + row["device_ns"]
-        yield _slice(str(row["op"]), ON_DEVICE, start_ns, row["device_ns"], pid, tid, _facts(row, shapes))
+    end_ns: float | None = None
+    for calls in parts:
+        on_device = calls[calls["device_ns"].notna() & (calls["kind"] != FUNCTION)]
+        on_device = on_device[on_device["inside"].isna() | on_device["gripped"]]
+        for row in _rows(on_device):
+            if end_ns is None:
+                end_ns = 0.0
+                yield _name_event("thread_name", pid, tid, f"device, by {thread} (calls as early as they can be)")
+            start_ns = max(end_ns, row["start_ns"])
+            end_ns = start_ns + row["device_ns"]
+            yield _slice(str(row["op"]), ON_DEVICE, start_ns, row["device_ns"], pid, tid, _facts(row, shapes))
 
 
 @dataclass(frozen=True, slots=True)

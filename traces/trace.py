@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,17 +13,23 @@ import numpy as np
 import pandas as pd
 
 from opgrip.traces.accelerators import merge_facts
-from opgrip.traces.call_table import calls_table, column
+from opgrip.traces.call_blocks import CallBlock
+from opgrip.traces.call_choice import choice_of
+from opgrip.traces.call_source import CallSource
+from opgrip.traces.call_table import Names, all_storages, calls_table, rows_table, with_times
 from opgrip.traces.device_times import summarize_kernels
+from opgrip.traces.distinct_calls import distinct_calls
 from opgrip.traces.errors import UserError
 from opgrip.traces.figure_style import in_style
 from opgrip.traces.html_forms import as_html
-from opgrip.traces.labels import are_marks, label_of, labeled
+from opgrip.traces.integer_text import Integers
+from opgrip.traces.labels import label_of, labeled, own_calls
+from opgrip.traces.on_demand import OnDemand, is_made
+from opgrip.traces.ordered_calls import NUMBER, ordered_rows
 from opgrip.traces.pictures import check_columns, draw_times
 from opgrip.traces.reader import TraceReader
 from opgrip.traces.records import (
     FUNCTION,
-    Calls,
     Context,
     DeviceTimes,
     Effects,
@@ -37,7 +44,9 @@ from opgrip.traces.records import (
     Values,
 )
 from opgrip.traces.tensor_file import files_beside
+from opgrip.traces.unfinished import unfinished_calls
 from opgrip.traces.values import ValueModel
+from opgrip.traces.weighted import COUNT, quantiles, typical_of
 from opgrip.traces.words import counted
 
 if TYPE_CHECKING:
@@ -45,6 +54,10 @@ if TYPE_CHECKING:
 
 HTML_ROWS = 20
 """Operators that a notebook shows."""
+
+
+def _none() -> Integers:
+    return np.empty(0, dtype=np.int64)
 
 
 @dataclass(frozen=True, repr=False)
@@ -69,6 +82,7 @@ class Trace:
         call that caused it, where it is known; `own_module` is where it ran itself.
     storages : the memory of each call's tensors: `tensors` numbers from `first_storage` on, as `Calls` has them
     contexts : settings that scopes refer to, by number
+    threads : those that made calls, by number
     unfinished : the calls that never ended, in a trace that was cut by that
     end : totals and what was dropped; None where the file has no closing record
     missing : what the file lacks, in words; None where it is whole
@@ -78,16 +92,22 @@ class Trace:
     observed : by the number of a signature, what others of its calls met than the first
     effects : by the number of a signature, in the trace of a sample, what its call did
     kernels : what calls of signatures ran on an accelerator, where the trace tells
+    source : the calls in blocks of columns, in the order of the file: for what looks at each of millions of them
+
+    `calls`, `storages` and `unfinished` are made when they are first asked for. `distinct_calls`, and what is summed up
+    of it, such as `summary`, need them not: they take no more memory for a longer trace.
     """
 
     header: dict[str, Any]
     signatures: list[Signature]
     scopes: list[Scope]
     values: dict[int, ValueModel]
-    calls: pd.DataFrame
-    storages: np.ndarray[Any, np.dtype[np.int64]] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    calls: OnDemand[pd.DataFrame] = OnDemand()  # noqa: RUF009 - a descriptor
+    storages: OnDemand[Integers] = OnDemand(_none)  # noqa: RUF009 - a descriptor
+    unfinished: OnDemand[list[Entered]] = OnDemand(list)  # noqa: RUF009 - a descriptor
+    source: CallSource = field(default_factory=lambda: CallSource(tuple))
+    threads: dict[int, Thread] = field(default_factory=dict)
     contexts: dict[int, dict[str, Any]] = field(default_factory=dict)
-    unfinished: list[Entered] = field(default_factory=list)
     end: End | None = None
     missing: str | None = None
     unknown: dict[str, int] = field(default_factory=dict)
@@ -102,7 +122,7 @@ class Trace:
         name = model.get("name") if isinstance(model, dict) else None
         of_model = f" of {name}" if isinstance(name, str) else ""
         lacks = f"; {self.missing}" if self.missing else ""
-        holds = f"{counted(len(self.calls), 'call')} of {counted(len(self.signatures), 'signature')}"
+        holds = f"{counted(self.call_count, 'call')} of {counted(len(self.signatures), 'signature')}"
         return f"<Trace{of_model}: {holds}{lacks}>"
 
     def plot(self, by: str = "op", parts: str | None = None, title: str | None = None) -> Figure:
@@ -124,7 +144,7 @@ class Trace:
 
     def _draw(self, by: str, parts: str | None, title: str) -> Figure:
         if parts is None:
-            parts = "phase" if by != "phase" and self.own_calls["phase"].nunique() > 1 else "module"
+            parts = "phase" if by != "phase" and self.own_distinct_calls["phase"].nunique() > 1 else "module"
         check_columns(by, parts)
         return draw_times(self.summary(*dict.fromkeys((by, parts))), by, parts, title)
 
@@ -132,20 +152,65 @@ class Trace:
         return as_html([repr(self)], self.summary().head(HTML_ROWS), lambda: self._draw("op", None, ""))
 
     @property
+    def call_count(self) -> int:
+        """How many calls the trace has."""
+        return len(self.calls) if is_made(self, "calls") else self.source.calls
+
+    @property
     def own_calls(self) -> pd.DataFrame:
         """The calls that stand for themselves: without those that extension functions and compiled regions made.
 
         Nor gripped functions, which are there as the calls that they made, and marks of `record_function`.
         """
-        calls = self.calls
-        own = (calls["inside"].isna() | calls["gripped"]) & (calls["kind"] != FUNCTION)
-        return calls[own & ~are_marks(calls)]
+        return own_calls(self.calls)
+
+    @cached_property
+    def distinct_calls(self) -> pd.DataFrame:
+        """`calls` without those that are like others in all but when they started, with `count`.
+
+        In the order in which the first of each started; without `tensors` and `first_storage`.
+        """
+        if is_made(self, "calls") or self.source.is_kept:
+            return self.calls.assign(**{COUNT: 1})
+        return distinct_calls(self.source, self.names)
+
+    def call_parts(self) -> Iterator[tuple[pd.DataFrame, Integers]]:
+        """`calls` a part at a time, in memory that does not grow with their number.
+
+        Each part has the rows that follow those of the one before, under the same index, and the storages that its
+        `first_storage` counts in.
+        """
+        if is_made(self, "calls") or self.source.is_kept or self._has_function_times:
+            yield self.calls, self.storages
+            return
+        typical = typical_of(self.distinct_calls)
+        for rows in ordered_rows(self.source):
+            table = with_times(rows_table(rows.columns, self.names), typical)
+            yield table.set_index(pd.RangeIndex(*(rows.columns[NUMBER][[0, -1]] + [0, 1]))), rows.storages
+
+    @property
+    def _has_function_times(self) -> bool:
+        """Whether functions have the time of the calls inside them, which all together tell."""
+        calls = self.distinct_calls
+        return bool((calls["kind"] == FUNCTION).any() and calls["device_ns"].notna().any())
+
+    @property
+    def own_distinct_calls(self) -> pd.DataFrame:
+        """Those of `distinct_calls` that stand for themselves."""
+        return own_calls(self.distinct_calls)
+
+    @property
+    def names(self) -> Names:
+        """What the numbers in blocks of calls refer to."""
+        return Names(self.signatures, self.scopes, self.threads)
 
     @property
     def labels(self) -> pd.Series[int]:
         """How often each label of `record_function` was opened, most often first."""
-        labels = self.calls["signature"].map(self._label_by_signature())
-        return labels.dropna().value_counts()
+        calls = self.distinct_calls
+        labels = calls["signature"].map(self._label_by_signature())
+        counts = calls[COUNT].groupby(labels.astype(object), sort=False).sum()
+        return counts.sort_values(ascending=False)
 
     def within_labels(self, is_selected: Callable[[str], bool]) -> pd.Series[bool]:
         """Of each of `calls`, whether it ran within a `record_function` whose label is selected."""
@@ -169,16 +234,18 @@ class Trace:
         ----------
         columns : of `calls`, to have a row for each of their values in place of operators
         """
-        own = self.own_calls
-        typical_ns = own.groupby("signature")["time_ns"].transform("median")
-        own = own.assign(typical_ns=typical_ns)
+        own = self.own_distinct_calls
+        counts = own[COUNT]
+        typical_ns = own["signature"].map(quantiles(own["time_ns"], own["signature"], counts))
+        weighed = {name: own[name] * counts for name in ("raw_ns", "duration_ns")}
+        own = own.assign(typical_ns=typical_ns.astype(float) * counts, **weighed)
         groups = own.groupby(list(columns or ("op",)), observed=True, dropna=False)
-        time_ns = groups["typical_ns"].sum()
+        time_ns, calls = groups["typical_ns"].sum(), groups[COUNT].sum()
         # of a file without times, each call counts alike
-        weights = time_ns if time_ns.any() else groups.size()
+        weights = time_ns if time_ns.any() else calls
         table = pd.DataFrame(
             {
-                "calls": groups.size(),
+                "calls": calls,
                 "signatures": groups["signature"].nunique(),
                 "time_us": time_ns / 1e3,
                 "total_us": groups["raw_ns"].sum() / 1e3,
@@ -198,7 +265,15 @@ class Trace:
 
 
 def load(
-    path: str | Path, partial: bool | None = None, unbounded: bool = False, reader: TraceReader | None = None
+    path: str | Path,
+    partial: bool | None = None,
+    unbounded: bool = False,
+    reader: TraceReader | None = None,
+    *,
+    phase: str | Sequence[str] = (),
+    module: str | Sequence[str] = (),
+    op: str | Sequence[str] = (),
+    steps: range | int | None = None,
 ) -> Trace:
     """A trace file's contents, up to wherever it is whole; `Trace.missing` says what it lacks.
 
@@ -209,6 +284,9 @@ def load(
     partial : whether to accept a cut or damaged file; None to accept it and warn
     unbounded : read a file that goes beyond the bounds of docs/trace-format.md, for one whose origin is trusted
     reader : of the file, where its format is known or its losses are asked for
+    phase, module, op : only calls in such a phase, of modules and of operators of such names, as shells match file
+        names; where there are several, one of them must match
+    steps : only calls of these steps of `opcapture`, counted from 0
 
     Raises
     ------
@@ -226,11 +304,13 @@ def load(
     contexts: dict[int, dict[str, Any]] = {}
     threads: dict[int, Thread] = {}
     entered: dict[int, list[Entered]] = {}
-    blocks: list[Calls] = []
-    later: list[DeviceTimes] = []
+    chosen = choice_of(reader, phase, module, op, steps)
+    source = CallSource(reader.again().blocks, None if chosen is None else chosen.select)
     kernels: list[Kernels] = []
     end: End | None = None
-    for record in reader:
+    for record in reader.columns():
+        if chosen is not None:
+            chosen.note(record)
         match record:
             case Header():
                 header = record.fields
@@ -252,10 +332,10 @@ def load(
                 threads[record.number] = record
             case Entered():
                 entered.setdefault(record.thread, []).append(record)
-            case Calls():
-                blocks.append(record)
+            case CallBlock():
+                source.add(record)
             case DeviceTimes():
-                later.append(record)
+                source.add_times(record)
             case Kernels():
                 kernels.append(record)
             case End():
@@ -265,12 +345,26 @@ def load(
         warnings.warn(f"{reader.missing}: what there is of it is loaded", stacklevel=2)
     elif reader.missing and not partial:
         raise UserError(reader.missing, "load what there is with --partial")
-    calls = calls_table(blocks, later, signatures, scopes, threads)
-    unfinished = _unfinished_calls(entered, blocks)
+    names = Names(signatures, scopes, threads)
     return Trace(
-        *(header, signatures, scopes, values, calls, column(blocks, "storages"), contexts, unfinished),
-        *(end, reader.missing, dict(reader.unknown), tensors, files_beside(reader.path, header), observed, effects),
-        kernels,
+        header=header,
+        signatures=signatures,
+        scopes=scopes,
+        values=values,
+        calls=lambda: calls_table(source, names),
+        storages=lambda: all_storages(source),
+        unfinished=lambda: unfinished_calls(entered, source),
+        source=source,
+        threads=threads,
+        contexts=contexts,
+        end=end,
+        missing=reader.missing,
+        unknown=dict(reader.unknown),
+        tensors=tensors,
+        tensor_files=files_beside(reader.path, header),
+        observed=observed,
+        effects=effects,
+        kernels=kernels,
     )
 
 
@@ -280,31 +374,3 @@ def _with_accelerators(header: dict[str, Any], end: End) -> dict[str, Any]:
     present = {name: facts for name, facts in later.items() if facts}
     before = {name: header[name] for name in present if isinstance(header.get(name), dict)}
     return {**header, **merge_facts(before, present)} if present else header
-
-
-def _unfinished_calls(entered: dict[int, list[Entered]], blocks: list[Calls]) -> list[Entered]:
-    """Of each thread, the calls that were entered and did not end: those that began last.
-
-    A call's row can begin later than it was entered: what a capture looks at before the operator runs is not its time.
-    """
-    unfinished_calls: list[Entered] = []
-    by_thread: dict[int, list[Calls]] = {}
-    for block in blocks:
-        by_thread.setdefault(block.thread, []).append(block)
-    for thread, records in entered.items():
-        own = by_thread.get(thread, [])
-        starts, signatures = column(own, "start_ns"), column(own, "signature")
-        order = np.argsort(starts, kind="stable")
-        starts, signatures = starts[order], signatures[order]
-
-        # of the calls that began since, the first: those inside one begin after it
-        places = np.searchsorted(starts, [record.start_ns for record in records]).tolist()
-        firsts = [signatures[place] if place < len(starts) else -1 for place in places]
-        last = int(starts[-1]) if len(starts) else -1
-        by_start = {
-            record.start_ns: record for record, first in zip(records, firsts, strict=True) if first != record.signature
-        }
-        # a call that is around others began before them
-        newest = max(by_start, default=-1)
-        unfinished_calls += [record for start, record in sorted(by_start.items()) if start > last or start == newest]
-    return unfinished_calls

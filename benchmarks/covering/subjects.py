@@ -55,7 +55,19 @@ def _configs(library: str) -> Iterator[tuple[str, str]]:
     for folder in sorted((Path(package.origin).parent / ".mim" / "configs").iterdir()):
         configs = [path for path in folder.rglob("*.py") if "_base_" not in str(path)]
         if folder.name != "_base_" and configs:
-            yield folder.name, str(min(configs, key=_cost))
+            ranked = sorted(configs, key=_cost)
+            yield folder.name, str(next(filter(_has_model, ranked), ranked[0]))
+
+
+def _has_model(path: Path) -> bool:
+    """Whether a config is one of a model, and not a part of others that lies beside them."""
+    from mmengine.config import Config
+
+    try:
+        return "model" in Config.fromfile(path)
+    except Exception:
+        # it asks for a package that is not there: the trial says so
+        return True
 
 
 def _cost(path: Path) -> tuple[bool, bool, int, str]:

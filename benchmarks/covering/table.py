@@ -17,7 +17,7 @@ Written by `python benchmarks/coverage.py --write docs/coverage.md`, which says 
 that mmdet and mmseg carry, and of the architectures of transformers in a small size; random weights, one step, images
 of 160x160 where a model takes these and 320x320 else. *Whole* is a capture that has each operator that an independent
 mode counts as often as that, and whose results and model are bit for bit those of a step that nobody watched.
-*Replayed* is the share of its cases that are ok.
+*Replayed* is the share of its cases that are ok. Those that do not stand here have not been tried yet.
 
 """
 
@@ -64,7 +64,9 @@ def page(outcomes: Sequence[Outcome]) -> str:
         summary(outcomes),
     )
     for library in dict.fromkeys(item["library"] for item in outcomes):
-        items = [item for item in outcomes if item["library"] == library]
+        items = sorted(
+            (item for item in outcomes if item["library"] == library), key=lambda item: (item["name"], item["run"])
+        )
         lines += [f"\n## {library}\n\n"]
         rows = (_row(item) for item in items)
         lines += _markdown(("model", "run", "size", "calls", "whole", "replayed", "why not"), rows)
@@ -88,7 +90,8 @@ def _reasons(item: Outcome) -> Iterator[str]:
             yield f"{word} " + ", ".join(f"{op} {count}" for op, count in captured[word].items())
     if captured and not captured["is_same"]:
         yield "results differ" if item["counted"]["is_repeatable"] else "results differ from run to run by themselves"
-    if item.get("audited", {}).get("unexplained"):
+    # what differs by itself differs from the audited step too
+    if item.get("audited", {}).get("unexplained") and item["counted"]["is_repeatable"]:
         yield "audit: " + ", ".join(item["audited"]["unexplained"])
     yield from (reason[:160] for reason in item.get("replayed", {}).get("reasons", {}))
 

@@ -1,18 +1,14 @@
-"""Tries one model in one run in this process, and prints what came of it as JSON.
-
-python benchmarks/covering/trial.py '{"model": "fcos_r50_fpn_1x_coco.py", "run": "train", "size": "160x160"}' FOLDER
-"""
+"""Tries one model in one run in this process."""
 
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import random
-import sys
+import re
 from collections import Counter
 from collections.abc import Callable
-from contextlib import redirect_stdout
+from multiprocessing.connection import Connection
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -30,6 +26,8 @@ from opgrip.traces import load
 from opgrip.traces.option_types import image_size
 from opgrip.traces.records import OPERATOR
 
+SAID = "said.txt"
+"""The file of what a trial prints, in its folder."""
 REASONS = 3
 """How many reasons of cases that are not ok are told."""
 
@@ -69,7 +67,7 @@ class Trial:
                 outcome[name] = stage(outcome)
             except Exception as error:
                 outcome["failed"] = name
-                outcome["reason"] = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+                outcome["reason"] = f"{type(error).__name__}: {told(str(error))}"
                 break
             outcome[name]["seconds"] = round(perf_counter() - began, 2)
         return outcome
@@ -110,7 +108,7 @@ class Trial:
         return {"unexplained": {item.op: [item.torch_calls, item.trace_calls] for item in differences[:REASONS]}}
 
     def _replayed(self, outcome: dict[str, Any]) -> dict[str, Any]:
-        frame = replay(self._trace, iterations=1, warmup=0).frame
+        frame = replay(self._trace, iterations=1, warmup=0, cache="warm", budget=0.002).frame
         statuses = Counter(frame["status"])
         bad = frame[frame["status"] != "ok"]
         reasons = Counter(f"{op}: {error}" for op, error in zip(bad["op"], bad["error"], strict=True))
@@ -123,6 +121,11 @@ class Trial:
         inputs = program.inputs()
         seed()
         return lambda: program.step(inputs), lambda results: digest_of(results, program)
+
+
+def told(text: str) -> str:
+    """What an error says, in a line, without the folders of this machine."""
+    return re.sub(r"\S*/site-packages/", "", " ".join(text.split()))[:300]
 
 
 def seed() -> None:
@@ -160,13 +163,12 @@ def digest_of(results: Any, program: Program) -> str:
     return digest.hexdigest()
 
 
-def main() -> None:
-    # what models print is not what was asked for
-    with redirect_stdout(sys.stderr):
-        outcome = Trial(json.loads(sys.argv[1]), Path(sys.argv[2])).run()
-    print(json.dumps(outcome))
-
-
-if __name__ == "__main__":
+def run_in_process(about: dict[str, Any], folder: str, answer: Connection) -> None:
+    """Try it in this process, which is the trial's own, and send what came of it."""
     os.environ["OPGRIP_STORE"] = ""
-    main()
+    # what models print is not what was asked for
+    said = os.open(Path(folder) / SAID, os.O_WRONLY | os.O_CREAT)
+    for stream in (1, 2):
+        os.dup2(said, stream)
+    torch.set_num_threads(1)
+    answer.send(Trial(about, Path(folder)).run())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +76,7 @@ class _Writing:
     """Makes the records of calls, one after the other on a clock of their own."""
 
     def __init__(self, pend: Callable[[Record], None], full: FullValues) -> None:
-        self.fitter = Fitter(pend)
+        self.fitter = Fitter(pend, count().__next__)
         self.fitter.full = full
         self.start_ns = 0
         self._contexts: list[dict[str, Any]] = []

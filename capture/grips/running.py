@@ -10,7 +10,8 @@ from typing import Any, cast
 
 import torch
 
-from opgrip.capture.torch_private import OrderlyMode, hide_from_compiler, leave_compiled, see_higher_order
+from opgrip.capture.compiler_private import OrderlyMode, hide_from_compiler, leave_compiled
+from opgrip.capture.higher_order_private import see_higher_order
 
 INPUT_AWARE = "InputAware"
 DATA_DEPENDENT_SHAPE = "DataDependentShape"

@@ -49,7 +49,7 @@ def _detection(model: Any, config: Any, options: ModelOptions) -> dict[str, Any]
         image_shapes=[(3, height, width)] * (options.batch_size or BATCH_SIZE),
         num_classes=classes,
         with_mask=_trains_on_masks(config),
-        with_semantic="semantic_head" in config.model,
+        with_semantic="semantic_head" in config.model or "semantic_head" in config.model.get("roi_head", {}),
         device=options.device,
     )
     return inputs

@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 
+from opgrip.capture.compiler_private import OrderlyMode
 from opgrip.capture.operators.entry import Arguments
 from opgrip.capture.signatures import call_key
-from opgrip.capture.torch_private import OrderlyMode, unobserved
+from opgrip.capture.torch_private import unobserved
 from opgrip.traces.arguments import leaves
 
 NO_DERIVATIVE = re.compile(r"derivative for .* is not implemented")

@@ -47,7 +47,8 @@ class InputOptions:
     seed: int = option(0, "of the values that are drawn (default: %(default)s)", parse=seed)
     extension: tuple[str, ...] = option(
         (),
-        f"an extension module that the trace may call, besides {', '.join(TRUSTED_EXTENSIONS)}; can be repeated",
+        "a module whose extension functions and Triton kernels the trace may call, besides "
+        f"{', '.join(TRUSTED_EXTENSIONS)}; can be repeated",
         repeated=True,
         metavar="MODULE",
     )

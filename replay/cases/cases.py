@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 
 from opgrip.replay.arguments.stored import Stored, drawn_values
-from opgrip.replay.cases.behaviours import Behaviour, calm_times, placed_calls, variant_of
+from opgrip.replay.cases.behaviours import Behaviour, PlacedCalls, calm_times, placed_calls, variant_of
 from opgrip.replay.cases.fresh import page_size
 from opgrip.replay.cases.selection import Selection
 from opgrip.replay.operators.lookup import Operator
@@ -25,6 +25,7 @@ from opgrip.traces.suggestions import nearest
 from opgrip.traces.tensor_specs import value_numbers
 from opgrip.traces.unconverted import no_calls
 from opgrip.traces.values import Drawable
+from opgrip.traces.weighted import COUNT, counts_of, quantiles
 
 MOST_VARIANTS = 8
 """Calls of a signature, beside the first, whose values are drawn too."""
@@ -108,7 +109,10 @@ def make_cases(trace: Trace, selection: Selection = Selection()) -> list[Case]:
     ------
     UserError : where a pattern selects nothing
     """
-    calls = trace.own_calls
+    placed = placed_calls(trace)
+    # where single calls matter, each is looked at; else those that are alike count as one row
+    is_by_call = placed or selection.label
+    calls = trace.own_calls.assign(**{COUNT: 1}) if is_by_call else trace.own_distinct_calls
     if calls.empty:
         raise no_calls(trace)
     calls = _matching(calls, "op", selection.op, "--op")
@@ -118,17 +122,18 @@ def make_cases(trace: Trace, selection: Selection = Selection()) -> list[Case]:
     calls = calls[~calls["op"].isin([name for name in calls["op"].cat.categories if selection.excludes(name)])]
     if calls.empty:
         raise UserError(*ALL_EXCLUDED)
-    calls = calls.loc[calls.index.intersection(labeled_calls(trace, selection))]
+    if selection.label:
+        calls = calls.loc[calls.index.intersection(labeled_calls(trace, selection))]
     if calls.empty:
         raise UserError(*NO_CALL_WITHIN)
-    kinds = list(_kinds(trace, calls.index, selection.split))
+    kinds = list(_kinds(trace, placed, calls.index, selection.split))
     captured = _captured(calls, _numbers_of_cases(calls, kinds), kinds)
     weights = _weights(captured)
     total = max(sum(weights.values()), 1.0)
     contexts = contexts_of(trace, calls)
     fresh = _shares_of_fresh(trace, calls)
-    phases = _most_frequent(calls["signature"], calls["phase"])
-    modules = _most_frequent(calls["signature"], calls["module"])
+    phases = _most_frequent(calls, calls["phase"])
+    modules = _most_frequent(calls, calls["module"])
     drawn = drawn_values(trace)
     cases = []
     for kind in kinds:
@@ -175,9 +180,8 @@ class _Kind:
     calls: pd.Index[int] | None = None
 
 
-def _kinds(trace: Trace, selected: pd.Index[int], split: bool) -> Iterator[_Kind]:
+def _kinds(trace: Trace, placed: Mapping[int, PlacedCalls], selected: pd.Index[int], split: bool) -> Iterator[_Kind]:
     """What the selected calls make cases of, and signatures without such."""
-    placed = placed_calls(trace)
     numbers = count(max((signature.number for signature in trace.signatures), default=0) + 1)
     for signature in trace.signatures:
         number = signature.number
@@ -258,14 +262,14 @@ def _no_match(what: str, patterns: Sequence[str], flag: str, names: Iterable[Any
 def contexts_of(trace: Trace, calls: pd.DataFrame) -> dict[int, Mapping[str, Any]]:
     """By signature, the settings that most of its calls ran under."""
     context_of = {scope.number: scope.context for scope in trace.scopes}
-    contexts = _most_frequent(calls["signature"], calls["scope"].map(context_of))
+    contexts = _most_frequent(calls, calls["scope"].map(context_of))
     return {signature: trace.contexts.get(int(number), {}) for signature, number in contexts.items()}
 
 
-def _most_frequent(signatures: pd.Series[int], values: pd.Series[Any]) -> dict[int, Any]:
+def _most_frequent(calls: pd.DataFrame, values: pd.Series[Any]) -> dict[int, Any]:
     """By signature, what most of its calls have, of those of which it is known; of as many, the one met first."""
-    pairs = pd.DataFrame({"signature": signatures, "value": values}).dropna()
-    counts = pairs.groupby(["signature", "value"], sort=False, observed=True).size()
+    pairs = pd.DataFrame({"signature": calls["signature"], "value": values, COUNT: counts_of(calls)}).dropna()
+    counts = pairs.groupby(["signature", "value"], sort=False, observed=True)[COUNT].sum()
     most = counts.sort_values(ascending=False, kind="stable").reset_index().drop_duplicates("signature")
     return dict(zip(most["signature"].tolist(), most["value"].tolist(), strict=True))
 
@@ -285,22 +289,22 @@ class _Captured:
 def _captured(calls: pd.DataFrame, numbers: pd.Series[int], kinds: Iterable[_Kind]) -> dict[int, _Captured]:
     """By the number of a case, which each call has."""
     behaviours = [item for kind in kinds for item in kind.behaviours]
-    calm = calm_times(calls)
+    calm, counts = calm_times(calls), calls[COUNT]
     of_case = calls.groupby(numbers)
-    median = _times_of(calls, calm, behaviours).groupby(numbers).median()
+    median = quantiles(_times_of(calls, calm, behaviours), numbers, counts)
     # one way to behave is not scattered because there is another
     typical = numbers.map(median)
     for behaviour in behaviours:
         typical[behaviour.calls] = behaviour.captured_us * 1e3
-    undisturbed = (calm / typical.clip(lower=1.0)).groupby(numbers)
-    low, high = (undisturbed.quantile(share) for share in (0.25, 0.75))
+    undisturbed = calm / typical.clip(lower=1.0)
+    low, high = (quantiles(undisturbed, numbers, counts, share) for share in (0.25, 0.75))
     columns = (
-        of_case.size(),
+        of_case[COUNT].sum(),
         median / 1e3,
-        of_case["raw_ns"].sum() / 1e3,
-        _or_none(of_case["duration_ns"].median() / 1e3, of_case["device_ns"].count() > 0),
-        _or_none(high - low, undisturbed.count() > 1),
-        of_case["perturbed"].sum(),
+        (calls["raw_ns"] * counts).groupby(numbers).sum() / 1e3,
+        _or_none(quantiles(calls["duration_ns"], numbers, counts) / 1e3, of_case["device_ns"].count() > 0),
+        _or_none(high - low, counts.where(undisturbed.notna(), 0).groupby(numbers).sum() > 1),
+        (calls["perturbed"] * counts).groupby(numbers).sum(),
     )
     rows = zip(*(column.tolist() for column in columns), strict=True)
     return {int(number): _Captured(*row) for number, row in zip(median.index, rows, strict=True)}
@@ -335,7 +339,8 @@ def _shares_of_fresh(trace: Trace, calls: pd.DataFrame) -> dict[int, float]:
     results = calls["signature"].map(size).fillna(0)
     large = calls[results >= LARGE]
     fresh = mostly_fresh(large["page_faults"] * float(page), results[large.index])
-    shares = fresh.groupby(large["signature"]).mean()
+    counts = large[COUNT]
+    shares = (fresh * counts).groupby(large["signature"]).sum() / counts.groupby(large["signature"]).sum()
     return dict(zip(shares.index.tolist(), shares.tolist(), strict=True))
 
 

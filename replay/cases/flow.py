@@ -107,8 +107,8 @@ def make_flow(trace: Trace) -> Flow:
     outside = [number for number, storage in graph.storages.items() if storage.made_by is None and number in needs]
     outside_bytes = sum(needs[number].bytes for number in outside)
     place_of = {number: place for place, number in enumerate(graph.steps)}
-    critical = [place_of[number] for number in graph.critical_path]
-    return Flow(calls, signatures, interfaces, needs, outside, outside_bytes, graph.peak_bytes, wall, critical)
+    critical = [place_of[number] for number in graph.facts.critical_path]
+    return Flow(calls, signatures, interfaces, needs, outside, outside_bytes, graph.facts.peak_bytes, wall, critical)
 
 
 def can_flow(spec: TensorSpec) -> bool:

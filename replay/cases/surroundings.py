@@ -19,11 +19,14 @@ from opgrip.replay.operators.lookup import is_view
 from opgrip.replay.operators.memory import bytes_of
 from opgrip.traces import Trace
 from opgrip.traces.arguments import tensors
+from opgrip.traces.labels import own_calls
 from opgrip.traces.machine import last_cache_bytes
 from opgrip.traces.records import NO_STORAGE, Signature
 
 BEFORE = 4
 """Calls before one that are run before it."""
+FLUSHING_BYTES = 64 << 20
+"""Calls that use so much memory leave nothing in a cache of what ran before them, which then need not run again."""
 MOST_PLACES = 32
 """Calls of a case, evenly from all of them, whose surroundings are used."""
 MOST_CALLS = 300_000
@@ -114,25 +117,55 @@ def make_surroundings(
             warnings.simplefilter("ignore")
             everything = make_cases(trace)
     cases = {case.number: case for case in everything if case.signature.raised is None}
-    calls = trace.own_calls.head(MOST_CALLS)
+    calls, storages = _first_calls(trace)
     case_numbers = _numbers_of_cases(calls, measured)
     signatures = {signature.number: signature for signature in trace.signatures}
+    used_bytes = {number: _used_bytes(signature) for number, signature in signatures.items()}
     places: dict[int, list[Place]] = {}
     position = 0
     for _, own in calls.groupby("thread", sort=False, observed=True):
         order = own["signature"].to_numpy()
         own_cases = case_numbers[own.index].to_numpy()
         chosen = _chosen(own_cases)
-        recent = _recent(
-            own["signature"].to_numpy(), own["first_storage"].to_numpy(), trace.storages, signatures, chosen
-        )
+        recent = _recent(order, own["first_storage"].to_numpy(), storages, signatures, used_bytes, chosen)
         for index in sorted(chosen):
-            before = tuple(int(number) for number in order[max(0, index - BEFORE) : index])
             used = recent.get(index, {})
-            place = Place(position + index, before, tuple(used), tuple(used.values()))
+            place = Place(position + index, _before(order, index, used_bytes), tuple(used), tuple(used.values()))
             places.setdefault(int(own_cases[index]), []).append(place)
         position += len(order)
     return Surroundings(places, cases)
+
+
+def _before(order: np.ndarray, index: int, used_bytes: Mapping[int, int]) -> tuple[int, ...]:
+    """The signatures of the calls before one that are run before it, as far as they leave something in a cache."""
+    before: list[int] = []
+    used = 0
+    for number in reversed(order[max(0, index - BEFORE) : index].tolist()):
+        before.append(number)
+        used += used_bytes.get(number, 0)
+        if used >= FLUSHING_BYTES:
+            break
+    return tuple(reversed(before))
+
+
+def _used_bytes(signature: Signature) -> int:
+    """The memory that a call works on: a view of it works on none."""
+    return 0 if is_view(signature) else bytes_of([signature.args, signature.kwargs, signature.outputs])
+
+
+def _first_calls(trace: Trace) -> tuple[pd.DataFrame, np.ndarray]:
+    """The first calls that stand for themselves, as many as are looked at, and the storages that they count in."""
+    tables: list[pd.DataFrame] = []
+    pieces: list[np.ndarray] = []
+    calls = storages = 0
+    for part, own_storages in trace.call_parts():
+        own = own_calls(part).head(MOST_CALLS - calls)
+        tables.append(own.assign(first_storage=own["first_storage"] + storages))
+        pieces.append(own_storages)
+        calls, storages = calls + len(own), storages + len(own_storages)
+        if calls == MOST_CALLS:
+            break
+    return pd.concat(tables), np.concatenate(pieces)
 
 
 def _numbers_of_cases(calls: pd.DataFrame, measured: Sequence[Case]) -> pd.Series[int]:
@@ -161,13 +194,12 @@ def _recent(
     first_storage: np.ndarray,
     storages: np.ndarray,
     signatures: Mapping[int, Signature],
+    used_bytes: Mapping[int, int],
     chosen: set[int],
 ) -> dict[int, dict[int, int]]:
     """By the place of each chosen call, which of its arguments' tensors were used before, and the bytes since."""
     argument_counts = {number: len(list(tensors([item.args, item.kwargs]))) for number, item in signatures.items()}
     result_counts = {number: len(list(tensors(item.outputs))) for number, item in signatures.items()}
-    size = {number: bytes_of([item.args, item.kwargs, item.outputs]) for number, item in signatures.items()}
-    views = {number for number, item in signatures.items() if is_view(item)}
     last_use: dict[int, int] = {}
     used = 0
     recent: dict[int, dict[int, int]] = {}
@@ -181,7 +213,7 @@ def _recent(
                 for place, storage in enumerate(own)
                 if storage != NO_STORAGE and since[place] < MOST_RECENT_BYTES
             }
-        if number not in views:
-            used += size.get(number, 0)
+        if used_bytes.get(number):
+            used += used_bytes[number]
             last_use.update(dict.fromkeys(memory, used))
     return recent

@@ -9,7 +9,7 @@ from contextlib import closing
 from dataclasses import replace
 from itertools import chain
 
-from opgrip.replay.arguments.values import RECORDED
+from opgrip.replay.arguments.values import REPEATED
 from opgrip.replay.cases.cases import Case
 from opgrip.replay.cases.surroundings import Surroundings, recent_bytes
 from opgrip.replay.cases.ways import Point, Points, Way
@@ -211,7 +211,7 @@ def _around(
     }
     plain = replace(
         settings,
-        inputs=replace(settings.inputs, values=(RECORDED,)),
+        inputs=replace(settings.inputs, values=(REPEATED,)),
         timing=replace(settings.timing, backward=False, cache=(PROGRAM,)),
         modes=ModeOptions(),
         points=Points(),

@@ -2,11 +2,36 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
+from types import ModuleType
 
 TRUSTED_EXTENSIONS = ("mmcv._ext",)
 """Extension modules that a trace may name: each runs as code here, so a stranger's trace cannot add to them."""
+
+
+def import_trusted(name: str) -> ModuleType:
+    """Import a module that the user names, from where modules are installed, else from the working directory.
+
+    Raises
+    ------
+    ImportError : where there is none
+    """
+    with _working_directory():
+        return importlib.import_module(name)
+
+
+@contextmanager
+def _working_directory() -> Iterator[None]:
+    """Modules of the working directory are found in the block, after those that are installed."""
+    sys.path.append("")
+    try:
+        yield
+    finally:
+        sys.path.remove("")
 
 
 class Unsupported(Exception):
@@ -17,7 +42,8 @@ def absent_extensions(names: Iterable[str]) -> Iterator[str]:
     """A line for each module that is not installed here."""
     for name in names:
         try:
-            is_absent = find_spec(name) is None
+            with _working_directory():
+                is_absent = find_spec(name) is None
         except (ImportError, ValueError):
             is_absent = True
         if is_absent:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import importlib
 import re
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from types import BuiltinFunctionType
 from typing import Any
 
 import torch
 
-from opgrip.replay.operators.admission import TRUSTED_EXTENSIONS, Unsupported
+from opgrip.replay.operators.admission import TRUSTED_EXTENSIONS, Unsupported, import_trusted
 from opgrip.replay.operators.nameable import refusal
+from opgrip.replay.operators.triton_kernels import kernel_in, launcher
 from opgrip.traces.records import COMPILED, EXTENSION, FUNCTION, OPERATOR, Signature
 
 __all__ = ["TRUSTED_EXTENSIONS", "Operator", "Unsupported", "find_operator", "is_view"]
@@ -21,7 +22,12 @@ __all__ = ["TRUSTED_EXTENSIONS", "Operator", "Unsupported", "find_operator", "is
 _OPERATOR = re.compile(r"([A-Za-z]\w*)\.([A-Za-z_]\w*)\.([A-Za-z_]\w*)")
 _FUNCTION = re.compile(r"([A-Za-z_][\w.]*):([A-Za-z_]\w*)")
 
-REGISTERED_LATE = {"torch_nn": ("torch.nn.modules.linear_cross_entropy",)}
+MAIN = "__main__"
+
+REGISTERED_LATE = {
+    "torch_nn": ("torch.nn.modules.linear_cross_entropy",),
+    "fsdp": ("torch.distributed.fsdp",),
+}
 """By namespace, modules of torch that it imports when they are first called, and which register operators then."""
 
 
@@ -92,7 +98,7 @@ def _find_overload(name: str, extensions: Collection[str] = ()) -> Any:
         own = (module for module in extensions if module.partition(".")[0] == namespace)
         for module in (*REGISTERED_LATE.get(namespace, ()), *own):
             with suppress(ImportError):
-                importlib.import_module(module)
+                import_trusted(module)
         function = _registered(namespace, packet, overload)
     if not isinstance(function, torch._ops.OpOverload):
         raise Unsupported(f"{name} is not registered in torch {torch.__version__}")
@@ -107,17 +113,41 @@ def _registered(namespace: str, packet: str, overload: str) -> Any:
 
 
 def _find_function(name: str, extensions: Collection[str]) -> Callable[..., Any]:
+    thing, module_name, attribute = _attribute(name, extensions)
+    kernel = kernel_in(thing)
+    if kernel is not None:
+        return launcher(kernel, partial(_find_kernel, extensions=extensions))
+    if not isinstance(thing, BuiltinFunctionType):
+        raise Unsupported(f"{module_name} has no function {attribute}")
+    return thing
+
+
+def _find_kernel(name: str, extensions: Collection[str]) -> Any:
+    """A kernel that another one calls."""
+    thing, module_name, attribute = _attribute(name, extensions)
+    if kernel_in(thing) is None:
+        raise Unsupported(f"{module_name} has no Triton kernel {attribute}")
+    return thing
+
+
+def _attribute(name: str, extensions: Collection[str]) -> tuple[Any, str, str]:
+    """What a trusted module has under a name, None for nothing; the module's name, and the attribute's."""
     match = _FUNCTION.fullmatch(name)
     if match is None:
         raise Unsupported(f"{name!r} is not a function's name")
     module_name, attribute = match.groups()
+    if module_name == MAIN:
+        # a program is called so while it runs; as a module it has its file's name
+        for trusted in extensions:
+            with suppress(Unsupported):
+                thing = _attribute(f"{trusted}:{attribute}", extensions)
+                if kernel_in(thing[0]) is not None:
+                    return thing
+        raise Unsupported(f"the program's own {attribute} is in no trusted module: name its module with --extension")
     if module_name not in extensions:
         raise Unsupported(f"the extension {module_name} is not trusted: name it with --extension")
     try:
-        module = importlib.import_module(module_name)
+        module = import_trusted(module_name)
     except ImportError as error:
         raise Unsupported(f"{module_name} is not installed ({error})") from error
-    function = getattr(module, attribute, None)
-    if not isinstance(function, BuiltinFunctionType):
-        raise Unsupported(f"{module_name} has no function {attribute}")
-    return function
+    return getattr(module, attribute, None), module_name, attribute

@@ -16,6 +16,8 @@ COMPUTING = frozenset(
     {
         *("aten", "prims", "quantized", "quantized_decomposed", "quantization", "onnx", "rngprims", "torchvision"),
         "torch_nn",
+        # copies of FSDP2 around its collectives
+        "fsdp",
         # marks a range of calls, and is passed over in units
         "profiler",
     }
@@ -24,7 +26,7 @@ COMPUTING = frozenset(
 
 BETWEEN_PROCESSES = frozenset(
     {
-        *("c10d", "c10d_functional", "_c10d_functional", "_c10d_functional_autograd", "symm_mem", "fsdp", "_dtensor"),
+        *("c10d", "c10d_functional", "_c10d_functional", "_c10d_functional_autograd", "symm_mem", "_dtensor"),
         "mempool",
     }
 )

@@ -13,18 +13,22 @@ from opgrip.replay.analyses import in_order
 from opgrip.replay.measuring.behaviours import BehaviourColumns
 from opgrip.replay.measuring.columns import Column, Columns, columns_in
 from opgrip.replay.measuring.energy import EnergyColumns
+from opgrip.replay.measuring.machines import MachineColumns
 from opgrip.replay.measuring.origins import OriginColumns
 from opgrip.replay.measuring.results import Result
 from opgrip.replay.reports.reading import cells_in, check_size, other_columns
 from opgrip.replay.reports.report import report_for
 from opgrip.replay.sequences.columns import SequenceColumns
+from opgrip.replay.sequences.ranks.columns import RankColumns
 from opgrip.traces.errors import UserError
 
 ON_REQUEST: tuple[tuple[str, type[Columns]], ...] = (
     ("energy", EnergyColumns),
     ("split", BehaviourColumns),
     ("sequence", SequenceColumns),
+    ("sequence of several ranks", RankColumns),
     ("several traces", OriginColumns),
+    ("shard", MachineColumns),
 )
 """What is there on request: the option that requests it, or what else does, and its columns."""
 

@@ -28,13 +28,18 @@ from opgrip.traces.errors import UserError
 from opgrip.traces.limits import check_nesting
 from opgrip.traces.output import whole_file
 from opgrip.traces.streams import Damage, compress_to, read_chunks
+from opgrip.traces.words import counted
 from opgrip.traces.zoo import manifest
 
 FORMAT = 1
 SHIPPED = ("baseline.json.zst", "baseline.json")
 """Beside the manifest's code: the baseline of the zoo."""
-MOST_BYTES = 1 << 28
-"""Of a baseline: a hundred traces have some five."""
+MOST_BYTES = 1 << 25
+"""Of a baseline: a hundred traces have some five million, and each byte takes twenty in memory."""
+LEAST_US, MOST_US = 1e-6, 1e15
+"""Between these are times and numbers of calls."""
+MOST_DEVIATION = 10.0
+"""Of a logarithm."""
 OF_MACHINE = ("machine", "processor", "processors", "threads", "system", "python", "versions")
 """What a baseline keeps of the environment of its results."""
 Key = tuple[str, int]
@@ -98,7 +103,7 @@ class Baseline:
         """In a few words."""
         about = self.about
         parts = (about.get("processor") or about.get("machine"), about.get("device"), _torch(about))
-        threads = f"{about['threads']} threads" if "threads" in about else None
+        threads = counted(about["threads"], "thread") if isinstance(about.get("threads"), int) else None
         return ", ".join(str(part) for part in (*parts, threads) if part) or "a machine that it does not name"
 
 
@@ -194,11 +199,7 @@ def _digits(value: float | None, digits: int = 5) -> float | None:
 
 def _read(path: Path) -> Baseline:
     try:
-        content = b""
-        for chunk in read_chunks(path):
-            content += chunk
-            if len(content) > MOST_BYTES:
-                raise UserError(f"{path} is larger than a baseline is", "write one with opgrip zoo baseline")
+        content = _content(path)
         document = json.loads(content)
         check_nesting(content, document)
         if document["format"] > FORMAT:
@@ -207,6 +208,16 @@ def _read(path: Path) -> Baseline:
         return Baseline(dict(document.get("about") or {}), traces)
     except (Damage, ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
         raise UserError(f"{path} is no baseline", "write one with opgrip zoo baseline") from error
+
+
+def _content(path: Path) -> bytes:
+    chunks, size = [], 0
+    for chunk in read_chunks(path):
+        chunks.append(chunk)
+        size += len(chunk)
+        if size > MOST_BYTES:
+            raise UserError(f"{path} is larger than a baseline is", "write one with opgrip zoo baseline")
+    return b"".join(chunks)
 
 
 def _trace(name: str, plain: Mapping[str, Any]) -> BaselineTrace:
@@ -220,9 +231,11 @@ def _trace(name: str, plain: Mapping[str, Any]) -> BaselineTrace:
 
 
 def _read_case(count: Any, median_us: Any, deviation: Any) -> BaselineCase:
-    numbers: Sequence[Any] = [count, deviation or 0.0, 0.0 if median_us is None else median_us]
+    numbers: Sequence[Any] = [count, deviation or 0.0, 1.0 if median_us is None else median_us]
     if any(isinstance(item, bool) or not isinstance(item, int | float) for item in numbers):
         raise ValueError("no number")
-    if any(not isfinite(item) or not 0 <= item < 1e15 for item in numbers):
+    if any(not isfinite(item) for item in numbers) or not 0 <= numbers[1] < MOST_DEVIATION:
+        raise ValueError("a number that is no measurement's")
+    if not 0 <= count < MOST_US or not LEAST_US < numbers[2] < MOST_US:
         raise ValueError("a number that no time has")
     return BaselineCase(int(count), None if median_us is None else float(median_us), float(deviation or 0.0))

@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import fsum, isfinite
+from math import fsum, isfinite, sqrt
 from statistics import median
 from typing import IO, Any
 
+from opgrip.replay.comparing.priors import SHORT_US, USUAL
 from opgrip.replay.measuring.origins import Origin
 from opgrip.replay.measuring.results import OK, SKIPPED, Result
 from opgrip.replay.outcome import Results
-from opgrip.replay.scoring.baselines import is_plain
+from opgrip.replay.scoring.baselines import MOST_US, is_plain
 from opgrip.replay.scoring.scores import Score, TraceScore, score_traces, way_of
-from opgrip.replay.scoring.spread import deviation_of, of_sum
+from opgrip.replay.scoring.spread import Uncertainty, deviation_of, of_ratio, of_sum
 from opgrip.traces.command import printable
 from opgrip.traces.corpus.corpus import Corpus
 from opgrip.traces.corpus.distill import FIELD, Distilled
@@ -127,7 +128,7 @@ def _trace(name: str, about: Mapping[str, Any], keys: Sequence[str], rows: Mappi
     """A trace of which each case stands for some time; times are those of the rows' captured ones."""
     words = {word: str(about.get(word) or "") for word in ("run", "library", "family")}
     origin = Origin(name, str(about.get("model") or name), **words)
-    weights = [(rows.get(keys[place]), us) for place, us in zip(about["cases"], about["us"], strict=True)]
+    weights = [(rows.get(keys[place]), us) for place, us in _weights(about, len(keys))]
     pairs = [(row, us) for row, us in weights if row is not None and row.status != SKIPPED and row.captured_us]
     ok = [(row, us, us * row.median_us / row.captured_us) for row, us in pairs if row.status == OK and row.median_us]
     return TraceScore(
@@ -138,6 +139,38 @@ def _trace(name: str, about: Mapping[str, Any], keys: Sequence[str], rows: Mappi
         base_us=fsum(us for _, us in pairs),
         ok_base_us=fsum(us for _, us, _ in ok),
         ok_us=fsum(time for _, _, time in ok),
-        uncertainty=of_sum((time, row.median_us or 0.0, deviation_of(row)) for row, _, time in ok),
-        problem="" if pairs else "none of its cases was replayed",
+        whole_us=fsum(us for _, us in weights),
+        uncertainty=_uncertainty(ok),
+        problem=_problem(weights, pairs),
     )
+
+
+def _weights(about: Mapping[str, Any], count: int) -> list[tuple[int, float]]:
+    """The places of cases, and what each stands for; a `ValueError` where these are none."""
+    weights = list(zip(about["cases"], about["us"], strict=True))
+    for place, us in weights:
+        if type(place) is not int or not 0 <= place < count:
+            raise ValueError("no place of a case")
+        if type(us) not in (int, float) or not 0 <= us < MOST_US:
+            raise ValueError("no time")
+    if len({place for place, _ in weights}) < len(weights):
+        raise ValueError("a case twice")
+    return weights
+
+
+def _problem(weights: Sequence[tuple[Result | None, float]], pairs: Sequence[tuple[Result, float]]) -> str:
+    if not pairs:
+        return "none of its cases was replayed"
+    return "some of its cases were not replayed" if any(row is None for row, _ in weights) else ""
+
+
+def _uncertainty(ok: Sequence[tuple[Result, float, float]]) -> Uncertainty:
+    """Of the ratio of this replay and the times of the trace; a case has one time, whatever traces it stands for."""
+    here = of_sum((row.key, time, row.median_us or 0.0, deviation_of(row)) for row, _, time in ok)
+    there = of_sum(((row.key,), us, row.captured_us, _usual(row.captured_us)) for row, us, _ in ok)
+    return of_ratio(here, there)
+
+
+def _usual(one_us: float) -> float:
+    """The deviation of a time of whose repeats nothing is known."""
+    return sqrt(USUAL[one_us < SHORT_US].variance)

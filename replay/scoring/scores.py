@@ -25,6 +25,10 @@ WHOLE = 0.95
 """Share of the baseline's time below which a score is partial."""
 RESAMPLES, SEED = 10_000, 0
 """Of the models, for the interval."""
+DRAWN_AT_ONCE = 1 << 20
+"""Of them: a results file of a stranger can name any number of models."""
+UTMOST = 1e9
+"""How many times as fast, or as slow, nothing is: times that say so are not a machine's."""
 Z = 1.96
 """Deviations within which a normal variable is with a probability of 95 %."""
 
@@ -41,6 +45,8 @@ class TraceScore:
     base_us : the baseline's, of all selected cases that it has
     ok_base_us : the same of those that are ok here
     ok_us : time here of those that are ok in both
+    whole_us : the baseline's, of all cases that it has
+    pace : of other traces, which one counts with of which no case is ok
     uncertainty : of the logarithm of the score
     problem : why it was not replayed, or not compared; empty else
     """
@@ -52,6 +58,8 @@ class TraceScore:
     base_us: float = 0.0
     ok_base_us: float = 0.0
     ok_us: float = 0.0
+    whole_us: float = 0.0
+    pace: float | None = None
     uncertainty: Uncertainty = field(default_factory=Uncertainty)
     problem: str = ""
 
@@ -63,15 +71,24 @@ class TraceScore:
     @property
     def speed(self) -> float | None:
         """The baseline's time over this one's, of the cases that are ok in both."""
-        return self.ok_base_us / self.ok_us if self.ok_us > 0 and self.ok_base_us > 0 else None
+        return _credible(self.ok_base_us, self.ok_us)
+
+    @property
+    def selected(self) -> float | None:
+        """Share of the baseline's time that the cases stand for that were to run here."""
+        return self.base_us / self.whole_us if self.whole_us and self.statuses else None
 
     @property
     def score(self) -> float | None:
-        """The baseline's time over this one's, cases that are not ok being charged; None where none is ok in both."""
-        if self.speed is None:
+        """The baseline's time over this one's, cases that are not ok being charged.
+
+        None where nothing was run that the baseline has, and where there is no pace to charge by.
+        """
+        speed = self.speed or self.pace
+        if speed is None or not self.base_us or not self.statuses:
             return None
         missing_us = self.base_us - self.ok_base_us
-        return self.base_us / (self.ok_us + CHARGE * missing_us * max(1.0, 1 / self.speed))
+        return _credible(self.base_us, self.ok_us + CHARGE * missing_us * max(1.0, 1 / speed))
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +124,13 @@ class ModelScore:
     @property
     def speed(self) -> float | None:
         """Of the cases that are ok in both."""
-        return _geometric((trace.speed or 0.0, 1.0) for trace in self.scored)
+        return _geometric((trace.speed, 1.0) for trace in self.scored if trace.speed)
+
+    @property
+    def selected(self) -> float | None:
+        """Mean over its runs that were replayed."""
+        shares = [trace.selected for trace in self.traces if trace.selected is not None]
+        return fsum(shares) / len(shares) if shares else None
 
     @property
     def supported(self) -> float | None:
@@ -156,7 +179,13 @@ class Score:
     @property
     def speed(self) -> float | None:
         """The same of the cases that are ok in both alone."""
-        return _geometric((model.speed or 0.0, model.weight) for model in self.scored)
+        return _geometric((model.speed, model.weight) for model in self.scored if model.speed)
+
+    @property
+    def selected(self) -> float | None:
+        """Share of the baseline's time that the cases stand for that were to run here, each model by its weight."""
+        weights = weights_of([model for model in self.models if model.selected is not None])
+        return fsum(weight * (model.selected or 0.0) for model, weight in weights) if weights else None
 
     @property
     def supported(self) -> float | None:
@@ -236,14 +265,25 @@ def _score(
 
 def score_traces(way: str, traces: Iterable[TraceScore], baseline: str) -> Score:
     """The score of traces that each have theirs."""
+    models = _models_of(traces)
+    # a model that cannot run at all is charged as one that is as fast as the others
+    pace = Score(way, _weighed(models)).speed
+    models = _weighed([replace(item, traces=[replace(trace, pace=pace) for trace in item.traces]) for item in models])
+    interval = interval_of([(log(item.score), item.weight) for item in models if item.score])
+    return Score(way, models, baseline, interval)
+
+
+def _models_of(traces: Iterable[TraceScore]) -> list[ModelScore]:
     by_model: dict[str, list[TraceScore]] = defaultdict(list)
     for trace in traces:
         by_model[trace.origin.model].append(trace)
-    models = [ModelScore(name, own[0].origin.library, own[0].origin.family, own) for name, own in by_model.items()]
+    return [ModelScore(name, own[0].origin.library, own[0].origin.family, own) for name, own in by_model.items()]
+
+
+def _weighed(models: Sequence[ModelScore]) -> list[ModelScore]:
+    """The same with their weights in the total."""
     weights = {model.model: weight for model, weight in weights_of([item for item in models if item.score])}
-    models = [replace(item, weight=weights.get(item.model, 0.0)) for item in models]
-    interval = interval_of([(log(item.score), item.weight) for item in models if item.score])
-    return Score(way, models, baseline, interval)
+    return [replace(item, weight=weights.get(item.model, 0.0)) for item in models]
 
 
 def score_trace(origin: Origin, rows: Sequence[Result], base: BaselineTrace | None, problem: str = "") -> TraceScore:
@@ -271,14 +311,20 @@ def score_trace(origin: Origin, rows: Sequence[Result], base: BaselineTrace | No
         base_us=fsum(case.total_us for _, case in pairs),
         ok_base_us=fsum(case.total_us for _, case in ok),
         ok_us=fsum(case.count * (row.median_us or 0.0) for row, case in ok),
-        uncertainty=_uncertainty(ok),
+        whole_us=base.total_us,
+        uncertainty=_uncertainty(origin.trace, ok),
         problem=problem or ("" if pairs else "the baseline has other cases"),
     )
 
 
-def _uncertainty(pairs: Sequence[tuple[Result, BaselineCase]]) -> Uncertainty:
-    here = of_sum((case.count * (row.median_us or 0.0), row.median_us or 0.0, deviation_of(row)) for row, case in pairs)
-    there = of_sum((case.total_us, case.median_us or 0.0, case.deviation) for _, case in pairs)
+def _uncertainty(trace: str, pairs: Sequence[tuple[Result, BaselineCase]]) -> Uncertainty:
+    here = of_sum(
+        ((trace, place), case.count * (row.median_us or 0.0), row.median_us or 0.0, deviation_of(row))
+        for place, (row, case) in enumerate(pairs)
+    )
+    there = of_sum(
+        ((trace, ~place), case.total_us, case.median_us or 0.0, case.deviation) for place, (_, case) in enumerate(pairs)
+    )
     return of_ratio(here, there)
 
 
@@ -303,10 +349,21 @@ def interval_of(models: Sequence[tuple[float, float]]) -> tuple[float, float] | 
     if len(models) < 2:
         return None
     logs, weights = (np.array(column) for column in zip(*models, strict=True))
-    drawn = np.random.default_rng(SEED).integers(0, len(models), (RESAMPLES, len(models)))
-    means = (logs[drawn] * weights[drawn]).sum(axis=1) / weights[drawn].sum(axis=1)
-    low, high = np.exp(np.quantile(means, (0.025, 0.975)))
+    generator, means = np.random.default_rng(SEED), []
+    at_once = max(DRAWN_AT_ONCE // len(models), 1)
+    for first in range(0, RESAMPLES, at_once):
+        drawn = generator.integers(0, len(models), (min(at_once, RESAMPLES - first), len(models)))
+        means.append((logs[drawn] * weights[drawn]).sum(axis=1) / weights[drawn].sum(axis=1))
+    low, high = np.exp(np.quantile(np.concatenate(means), (0.025, 0.975)))
     return float(low), float(high)
+
+
+def _credible(base_us: float, here_us: float) -> float | None:
+    """How many times as fast; None where there is no time, or one that no machine has."""
+    if not (base_us > 0 and here_us > 0):
+        return None
+    ratio = base_us / here_us
+    return ratio if 1 / UTMOST < ratio < UTMOST else None
 
 
 def _geometric(values: Iterable[tuple[float, float]]) -> float | None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Mapping
+from dataclasses import dataclass, field
 from math import fsum, sqrt
 
 from opgrip.replay.comparing.estimates import estimate
@@ -31,43 +32,50 @@ class Uncertainty:
 
     Attributes
     ----------
-    own : variance that is independent from case to case
+    own : by time that was measured, by how much one deviation of it moves the logarithm; these are independent, and a
+        time that counts in several sums is one
     drift : deviation that all cases of a run have in common: the machine's pace
     """
 
-    own: float = 0.0
+    own: Mapping[Hashable, float] = field(default_factory=dict)
     drift: float = 0.0
 
     @property
     def deviation(self) -> float:
         """Of both together."""
-        return sqrt(self.own + self.drift**2)
+        return sqrt(fsum(part**2 for part in self.own.values()) + self.drift**2)
 
 
-def of_sum(parts: Iterable[tuple[float, float, float]]) -> Uncertainty:
+def of_sum(parts: Iterable[tuple[Hashable, float, float, float]]) -> Uncertainty:
     """Of a sum of times.
 
     Parameters
     ----------
-    parts : of each case the time of all its calls, that of one in us, and the deviation of its logarithm
+    parts : of each case what its measurement is called, the time of all its calls, that of one in us, and the deviation
+        of its logarithm
     """
     cases = list(parts)
-    total = fsum(time for time, _, _ in cases)
+    total = fsum(time for _, time, _, _ in cases)
     if not total:
         return Uncertainty()
-    own = fsum((time / total * deviation) ** 2 for time, _, deviation in cases)
-    drift = fsum(time / total * DRIFT[one_us < SHORT_US] for time, one_us, _ in cases)
-    return Uncertainty(own, drift)
+    drift = fsum(time / total * DRIFT[one_us < SHORT_US] for _, time, one_us, _ in cases)
+    return Uncertainty(_added((name, time / total * deviation) for name, time, _, deviation in cases), drift)
 
 
 def of_ratio(first: Uncertainty, second: Uncertainty) -> Uncertainty:
-    """Of the ratio of two times of different runs."""
-    return Uncertainty(first.own + second.own, sqrt(first.drift**2 + second.drift**2))
+    """Of the ratio of two times of different runs, whose measurements are called otherwise."""
+    return Uncertainty({**first.own, **second.own}, sqrt(first.drift**2 + second.drift**2))
 
 
 def of_mean(parts: Iterable[tuple[float, Uncertainty]]) -> Uncertainty:
     """Of a weighted geometric mean, whose weights sum to 1."""
     weighted = list(parts)
-    return Uncertainty(
-        fsum(weight**2 * part.own for weight, part in weighted), fsum(weight * part.drift for weight, part in weighted)
-    )
+    own = _added((name, weight * moved) for weight, part in weighted for name, moved in part.own.items())
+    return Uncertainty(own, fsum(weight * part.drift for weight, part in weighted))
+
+
+def _added(parts: Iterable[tuple[Hashable, float]]) -> dict[Hashable, float]:
+    sums: dict[Hashable, float] = defaultdict(float)
+    for name, moved in parts:
+        sums[name] += moved
+    return dict(sums)

@@ -17,6 +17,8 @@ from opgrip.traces.words import counted
 NOTHING = "-"
 TOTAL = "total"
 PARTIAL = "*"
+ALL = 0.9995
+"""Share that is shown as 100 %."""
 
 
 def print_scores(scores: Sequence[Score], file: IO[str]) -> None:
@@ -28,14 +30,16 @@ def print_scores(scores: Sequence[Score], file: IO[str]) -> None:
 def score_line(score: Score) -> str:
     """The score with its spread, in a line."""
     if score.score is None:
-        return f"no score under {score.way}: no time of a baseline to hold these against"
+        return f"no score under {printable(score.way)}: no time of a baseline to hold these against"
     spread = f", ± {exp(Z * score.deviation) - 1:.1%} from replay to replay"
     models = ""
     if score.interval is not None:
         low, high = score.interval
         models = f", {low:.3f} to {high:.3f} over other models"
     partial = ", partial" if score.is_partial else ""
-    return f"score under {score.way}: {score.score:.3f}{partial} (95 %{models}{spread}) against {score.baseline}"
+    selected = "" if (score.selected or 1.0) >= ALL else f" over cases of {score.selected:.1%} of the baseline's time"
+    number = f"{score.score:.3f}{partial}{selected} (95 %{models}{spread})"
+    return f"score under {printable(score.way)}: {number} against {printable(score.baseline)}"
 
 
 def _print_score(score: Score, file: IO[str]) -> None:
@@ -76,7 +80,7 @@ def _print_score(score: Score, file: IO[str]) -> None:
             for name, cell in cells.items()
         ),
     ]
-    print_table(columns, file, score.way, styles=[*([None] * len(models)), "bold"])
+    print_table(columns, file, printable(score.way), styles=[*([None] * len(models)), "bold"])
     print_line(score_line(score), file)
     for line in _remarks(score):
         print_line(line, file)
@@ -123,6 +127,7 @@ def plain_of(score: Score) -> dict[str, Any]:
         "score": score.score,
         "speed": score.speed,
         "supported": score.supported,
+        "selected": score.selected,
         "partial": score.is_partial,
         "interval": score.interval,
         "deviation": score.deviation,
@@ -141,6 +146,7 @@ def _plain_of_model(model: ModelScore) -> dict[str, Any]:
         "score": model.score,
         "speed": model.speed,
         "supported": model.supported,
+        "selected": model.selected,
         "partial": model.is_partial,
         "deviation": model.uncertainty.deviation,
         "cases": sum(model.statuses.values()),

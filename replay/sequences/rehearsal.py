@@ -118,7 +118,7 @@ class Rehearsal:
                         told = monotonic()
                     use(call.settings)
                     changed |= self._try(call, part)
-            if not changed:
+            if not self._is_unsettled(changed):
                 break
         self.memory.forget_constants()
 
@@ -181,6 +181,10 @@ class Rehearsal:
             check_use(self._device, error)
             part.status, part.prepared, part.reason = UNSUPPORTED, None, reason_of(error)
             part.row_status = self._row_status(call.signature, error)
+
+    def _is_unsettled(self, changed: bool) -> bool:
+        """Whether another pass is due after one in which some call came to run otherwise, or none did."""
+        return changed
 
     def _try(self, call: FlowingCall, part: Part) -> bool:
         """Run a call; whether it will run otherwise from now on."""

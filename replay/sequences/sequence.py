@@ -105,7 +105,7 @@ def replay_sequence(
     trace = trace_with_defaults(trace)
     flow = make_flow(trace)
     room = room_on(settings.device) if settings.room_bytes is None else settings.room_bytes
-    with _own_randomness(settings.device):
+    with own_randomness(settings.device):
         memory = Memory(flow.needs, flow.outside, trace.values, settings.place, settings.seed, room)
         rehearsal = Rehearsal(
             *(flow, memory, trace.values, settings.place, settings.device, settings.seed, settings.extensions),
@@ -126,7 +126,7 @@ def _measure(rehearsal: Rehearsal, memory: Mapping[int, NewMemory], settings: Se
     timed = Passes()
     with no_garbage_collection(), closing(Slowdown()) as slowdown:
         started = perf_counter_ns()
-        while _wants_more(timed.kept, perf_counter_ns() - started, settings) and timed.failures < MOST_FAILURES:
+        while wants_more(timed.kept, perf_counter_ns() - started, settings) and timed.failures < MOST_FAILURES:
             tell("timed runs", len(timed.kept), settings.repeats or max(FEWEST, len(timed.kept) + 1))
             begin()
             try:
@@ -136,7 +136,7 @@ def _measure(rehearsal: Rehearsal, memory: Mapping[int, NewMemory], settings: Se
                 timed.fail(str(error))
                 _settle(rehearsal, begin, settings, tell)
             else:
-                timed.add(one, _may_drop(timed, perf_counter_ns() - started, settings))
+                timed.add(one, may_drop(timed, perf_counter_ns() - started, settings))
     return timed
 
 
@@ -165,7 +165,7 @@ def _measure_on_device(rehearsal: Rehearsal, settings: SequenceSettings, passes:
             except _PassFailedError as error:
                 timed.fail(str(error))
             else:
-                timed.add(one, _may_drop(timed, perf_counter_ns() - started, settings))
+                timed.add(one, may_drop(timed, perf_counter_ns() - started, settings))
     return timed
 
 
@@ -174,7 +174,7 @@ def _beginning(rehearsal: Rehearsal, settings: SequenceSettings) -> Callable[[],
 
     def begin() -> None:
         rehearsal.begin()
-        _set_seed(settings.device, settings.seed)
+        set_seed(settings.device, settings.seed)
 
     return begin
 
@@ -194,7 +194,7 @@ def _pass(rehearsal: Rehearsal, device: str, watch: Watch, slowdown: Slowdown) -
         for call, part in zip(rehearsal.flow.calls, rehearsal.parts, strict=True):
             use(call.settings)
             try:
-                _run(rehearsal, call, part, watch)
+                run_call(rehearsal, call, part, watch)
             except Exception as error:
                 check_use(device, error)
                 reason = reason_of(error)
@@ -211,7 +211,7 @@ def _pass(rehearsal: Rehearsal, device: str, watch: Watch, slowdown: Slowdown) -
     return Pass(watch.times_ns(), wall, peak, frozenset(watch.on_device), was_slowed)
 
 
-def _run(rehearsal: Rehearsal, call: FlowingCall, part: Part, watch: Watch) -> None:
+def run_call(rehearsal: Rehearsal, call: FlowingCall, part: Part, watch: Watch) -> None:
     """Run a call, where it can be, and hand on its result."""
     if part.prepared is None:
         rehearsal.hand_on(call, part, None)
@@ -229,7 +229,8 @@ def _run(rehearsal: Rehearsal, call: FlowingCall, part: Part, watch: Watch) -> N
     rehearsal.hand_on(call, part, result)
 
 
-def _wants_more(passes: Sequence[Pass], spent_ns: int, settings: SequenceSettings) -> bool:
+def wants_more(passes: Sequence[Pass], spent_ns: int, settings: SequenceSettings) -> bool:
+    """Whether another pass is timed."""
     if settings.repeats is not None:
         return len(passes) < settings.repeats
     if len(passes) < FEWEST:
@@ -241,14 +242,14 @@ def _wants_more(passes: Sequence[Pass], spent_ns: int, settings: SequenceSetting
     return bool(high - low > settings.precision * middle)
 
 
-def _may_drop(timed: Passes, spent_ns: int, settings: SequenceSettings) -> bool:
+def may_drop(timed: Passes, spent_ns: int, settings: SequenceSettings) -> bool:
     """Whether a pass that was slowed is made again."""
     most = MOST_DROPPED if settings.repeats is None else settings.repeats
     return timed.dropped < most and spent_ns <= settings.budget_s * 1e9
 
 
 @contextmanager
-def _own_randomness(device: str) -> Iterator[None]:
+def own_randomness(device: str) -> Iterator[None]:
     """Operators in the block that draw random numbers leave the caller's as they are."""
     kind = torch.device(device).type
     if kind == "cpu":
@@ -259,7 +260,8 @@ def _own_randomness(device: str) -> Iterator[None]:
             yield
 
 
-def _set_seed(device: str, seed: int) -> None:
+def set_seed(device: str, seed: int) -> None:
+    """Let operators draw the same random numbers in each pass."""
     # not torch.manual_seed, which would seed accelerators that are not used here
     torch.default_generator.manual_seed(seed)
     kind = torch.device(device).type

@@ -23,6 +23,7 @@ from opgrip.replay.options import Output, option_classes, plan_of
 from opgrip.replay.outcome import ReplayOutcome, Results, write_results
 from opgrip.replay.outputs import parts_folder
 from opgrip.replay.reports.cells import read_results
+from opgrip.replay.several.dealing import Share, deal
 from opgrip.replay.several.targets import Target, args_of_one
 from opgrip.replay.workers.job import Job
 from opgrip.replay.workers.journal import journal_path, options_of
@@ -103,6 +104,9 @@ class SeveralReplays:
             "traces": [target.origin.trace for target in targets],
             "options": options_of(from_arguments(Selection, args), plan),
         }
+        if args.shard is not None:
+            self._about["shard"] = str(args.shard)
+        self._shares: dict[str, Share] = {}
         self._rows: dict[str, list[Result]] = {}
         self._headers: dict[str, dict[str, Any]] = {}
         self._problems: dict[str, UserError] = {}
@@ -116,11 +120,13 @@ class SeveralReplays:
     def run(self) -> SeveralOutcome:
         """Replay each, and write the output."""
         self._prepare_folder()
-        interrupted = False
+        interrupted = not self._deal()
         for place, target in enumerate(self.targets):
-            interrupted = self._run_one(place, target)
             if interrupted:
                 break
+            if self._args.shard is not None and self._shares[target.origin.trace].shard is None:
+                continue
+            interrupted = self._run_one(place, target)
         outcome = SeveralOutcome(
             Results([row for rows in self._rows.values() for row in rows], self._header()),
             self._problems,
@@ -132,6 +138,19 @@ class SeveralReplays:
         if not interrupted:
             outcome.problem = self._write(outcome.results)
         return outcome
+
+    def _deal(self) -> bool:
+        """See what this shard has of each trace, where there are shards; gives whether the user let it."""
+        part = self._args.shard
+        if part is None:
+            return True
+        doing = f"reading {counted(len(self.targets), 'trace')} for shard {part}"
+        try:
+            with self._reporter.doing(doing, len(self.targets)) as advance:
+                self._shares = deal(self._args, self.targets, part, advance)
+        except KeyboardInterrupt:
+            return False
+        return True
 
     def _run_one(self, place: int, target: Target) -> bool:
         """Replay one; gives whether the user ended it."""
@@ -165,6 +184,8 @@ class SeveralReplays:
         """The command line of one trace."""
         args = args_of_one(self._args, target)
         args.store, args.append, args.force, args.resume = None, False, False, False
+        if args.shard is not None:
+            args.shard = self._shares[target.origin.trace].shard
         if self.folder is not None:
             args.output = self.folder / f"{place:03d}-{_UNFIT.sub('-', target.origin.trace)[:60]}.json"
             args.resume = args.output.exists() or journal_path(args.output).exists()
@@ -215,7 +236,8 @@ class SeveralReplays:
         for target in self.targets:
             name = target.origin.trace
             about = {key: value for key, value in target.origin.plain().items() if key != "trace"}
-            about["trace_hash"] = self._headers.get(name, {}).get("trace_hash")
+            share = self._shares.get(name)
+            about["trace_hash"] = self._headers.get(name, {}).get("trace_hash") or (share and share.trace_hash)
             if name in self._problems:
                 about["problem"] = str(self._problems[name])
             traces[name] = {key: value for key, value in about.items() if value not in (None, "")}

@@ -13,7 +13,7 @@ from opgrip.replay.measuring.origins import Origin
 from opgrip.traces.errors import UserError
 from opgrip.traces.foreign import format_of
 from opgrip.traces.shipped import trace_file
-from opgrip.traces.zoo import ZooTrace, read_manifest, select, zoo_file
+from opgrip.traces.zoo import ZooTrace, patterns_in, read_manifest, select, zoo_file
 from opgrip.traces.zoo.names import name_of_file, name_of_trace
 
 ZOO = "zoo"
@@ -85,8 +85,7 @@ def _is_zoo(name: str) -> bool:
 
 def _targets(name: str, manifest: dict[str, ZooTrace]) -> Iterator[Target]:
     if _is_zoo(name):
-        patterns = [part for part in name.partition(":")[2].split(",") if part]
-        for trace in select(patterns, list(manifest.values())):
+        for trace in select(patterns_in(name.partition(":")[2]), list(manifest.values())):
             yield Target(Origin(*name_of_trace(trace)), zoo=trace)
     elif is_folder_of_traces(name):
         for file in _files_in(Path(name)):

@@ -1,13 +1,15 @@
-"""Makes one run of several: of parts of a replay, or of repeats of it."""
+"""Makes one run of several: of parts or shards of a replay, or of repeats of it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
+from opgrip.replay.measuring.machines import MachineColumns
 from opgrip.replay.measuring.repeats import join_repeats
 from opgrip.replay.measuring.results import Result
 from opgrip.replay.outcome import Results
+from opgrip.replay.store.shards import header_of_shards, in_order, machines_of, shards_in
 from opgrip.traces.errors import UserError
 
 EQUAL = {
@@ -18,29 +20,44 @@ EQUAL = {
 """What the headers of runs that are merged have in common, and what to do where they have not."""
 OF_MACHINE = ("machine", "processor", "governor", "threads")
 """What their environments have in common."""
+HINT = "times of other machines do not mix: opgrip compare holds them side by side"
 
 
 def merge_runs(runs: Sequence[Results]) -> Results:
     """The rows of all; those that several have become one, with a repeat of each.
 
+    Shards may be of several machines of one kind: each case was measured on one of them, and no ratio is of two.
+
     Raises
     ------
     UserError : where they are of other traces, devices, machines or versions, whose times say nothing of each other
     """
+    shards = shards_in(runs)
+    of_machine = OF_MACHINE if shards is None else [name for name in OF_MACHINE if name != "machine"]
+    if shards is not None:
+        # one without cases has nothing to differ in
+        _check_distinct(runs)
+        whole, runs = runs, [run for run in runs if run.rows] or runs[:1]
     first = runs[0]
     if not any(run.header for run in runs):
         raise UserError("these files do not say what their times are of", "merge .json or .parquet files")
     for name, hint in EQUAL.items():
         _check_equal(name, [run.header.get(name) for run in runs], hint)
-    for name in OF_MACHINE:
+    for name in of_machine:
         facts = [run.header.get("environment", {}).get(name) for run in runs]
-        _check_equal(name, facts, "times of other machines do not mix: opgrip compare holds them side by side")
+        _check_equal(name, facts, HINT)
     _check_distinct(runs)
     rows: dict[tuple[object, ...], list[Result]] = {}
     for run in runs:
         for row in run.rows:
             rows.setdefault((row.case, *row.identity), []).append(row)
-    return Results([join_repeats(group) for group in rows.values()], first.header)
+    if shards is None:
+        return Results([join_repeats(group) for group in rows.values()], first.header)
+    for group in rows.values():
+        _check_equal("machine", [MachineColumns.of(row).machine for row in group], HINT)
+    _check_equal("machine kind", list(machines_of(row for run in runs for row in run.rows).values()) or [""], HINT)
+    header = header_of_shards(whole, (row for run in runs for row in run.rows))
+    return Results(in_order((join_repeats(group) for group in rows.values()), header), header)
 
 
 def _check_distinct(runs: Sequence[Results]) -> None:

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
+from time import perf_counter_ns
 from typing import Any
 
 import torch
@@ -131,7 +132,9 @@ class Measurer:
                 if subject.failure is not None:
                     continue
                 if tuple(just_run)[-len(place.before) :] != place.before:
+                    began = perf_counter_ns()
                     self._run_before(place, group)
+                    subject.samples.spent_ns += perf_counter_ns() - began
                 self._run(subject, place)
                 just_run.extend((*place.before, subject.number))
                 self._check(all_of_them=False)

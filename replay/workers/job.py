@@ -20,6 +20,7 @@ from opgrip.replay.operators.devices import with_index
 from opgrip.replay.sweeps.batch import Batches
 from opgrip.replay.timing.caches import PROGRAM
 from opgrip.replay.timing.methods import DISCRETE, EVENTS
+from opgrip.replay.workers.shards import Shard, take_shard
 from opgrip.traces import Trace
 from opgrip.traces.arguments import tensors
 from opgrip.traces.options import from_plain
@@ -33,18 +34,21 @@ class Job:
     Attributes
     ----------
     trace : path of the trace, or the samples' name
+    shard : the part of its cases that is replayed; None for all
     """
 
     trace: str
     selection: Selection = field(default_factory=Selection)
     plan: Plan = field(default_factory=Plan)
+    shard: Shard | None = None
 
     @classmethod
     def from_plain(cls, record: Mapping[str, Any]) -> Job:
         """The job that `dataclasses.asdict` made a record of, which may have been through JSON."""
         groups: dict[str, Any] = {name: from_plain(group, record["plan"][name]) for name, group in GROUPS.items()}
         plan = Plan(**{**record["plan"], **groups})
-        return cls(record["trace"], from_plain(Selection, record["selection"]), plan)
+        shard = None if record["shard"] is None else Shard(**record["shard"])
+        return cls(record["trace"], from_plain(Selection, record["selection"]), plan, shard)
 
     def on(self, device: str) -> Job:
         """What a process is told that runs cases on one of its devices."""
@@ -73,7 +77,10 @@ class Job:
             cases = [cases[place] for place in selection.places(len(cases))]
         notes = [note for note in (trace.missing, unconverted(trace)) if note]
         notes += dict.fromkeys(str(warning.message) for warning in caught)
-        return Loaded(source_cases, cases, settings_for(self.plan, trace), notes)
+        settings = settings_for(self.plan, trace)
+        if self.shard is not None:
+            cases = take_shard(cases, settings, self.shard)
+        return Loaded(source_cases, cases, settings, notes)
 
 
 @dataclass(frozen=True)

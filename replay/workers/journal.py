@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Sequence
@@ -119,7 +120,8 @@ class Journal:
 
 def identity(job: Job) -> dict[str, Any]:
     """What two replays must have in common for their rows to stand in one table."""
-    return {"trace": source_of(job.trace).fingerprint(job.trace), "options": options_of(job.selection, job.plan)}
+    same = {"trace": source_of(job.trace).fingerprint(job.trace), "options": options_of(job.selection, job.plan)}
+    return same if job.shard is None else {**same, "shard": asdict(job.shard)}
 
 
 def options_of(selection: Selection, plan: Plan) -> dict[str, Any]:
@@ -128,3 +130,9 @@ def options_of(selection: Selection, plan: Plan) -> dict[str, Any]:
     # as it comes back from the file
     options: dict[str, Any] = json.loads(json.dumps({"selection": asdict(selection), **asdict(plan)}))
     return options
+
+
+def options_hash(selection: Selection, plan: Plan) -> str:
+    """One word for these options, by which shards know each other; each of them may be pinned to other processors."""
+    options = options_of(selection, replace(plan, points=replace(plan.points, pin=())))
+    return hashlib.blake2b(json.dumps(options, sort_keys=True).encode(), digest_size=8).hexdigest()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import select
@@ -19,12 +18,11 @@ from opgrip.replay.measuring.results import FAILED, TIMEOUT
 from opgrip.replay.timing.rounds import Announce
 from opgrip.replay.workers.job import Job, Loaded
 from opgrip.replay.workers.watch import NOTHING, Watch
-from opgrip.replay.workers.worker import DEVICE_LOST, limit_memory, serve
+from opgrip.replay.workers.worker import DEVICE_LOST, end_with_parent, limit_memory, serve
 from opgrip.traces.errors import UserError
 from opgrip.traces.own_python import own_python
 from opgrip.traces.progress import Tell, tell_nobody
 
-PR_SET_PDEATHSIG = 1
 POLL_S = 0.1
 WORKER = "opgrip.replay.workers.worker"
 NOISE = ("USDT:",)
@@ -275,7 +273,7 @@ class _Spawned:
         assert self._process.stdout is not None
         self.to, self.from_ = self._process.stdin.fileno(), self._process.stdout.fileno()
         with suppress(BrokenPipeError):
-            os.write(self.to, json.dumps({**request, "watch": watch.file}).encode() + b"\n")
+            os.write(self.to, json.dumps({**request, "watch": watch.file, "parent": os.getpid()}).encode() + b"\n")
 
     def let_end(self) -> None:
         assert self._process.stdin is not None
@@ -305,8 +303,7 @@ def _kill(pid: int) -> None:
 def _settle(errors: IO[bytes]) -> None:
     """Make a fork a process of its own: Ctrl-C is not for it, and it ends with the one that made it."""
     os.setsid()
-    with suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    end_with_parent()
     nothing = os.open(os.devnull, os.O_RDWR)
     os.dup2(nothing, 0)
     # what extensions print is not for our output

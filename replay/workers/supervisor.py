@@ -53,12 +53,18 @@ def _lane(
     process: Connection, windows: Iterator[list[Case]], without: list[int], loaded: Loaded, cached_rows: CachedRows
 ) -> Lane:
     for window in windows:
-        yield from _window(process, window, without, loaded, cached_rows)
+        yield from run_window(process, window, without, loaded, cached_rows)
 
 
-def _window(
+def run_window(
     process: Connection, cases: Sequence[Case], without: list[int], loaded: Loaded, cached_rows: CachedRows
 ) -> Lane:
+    """The rows of cases that are measured side by side; one that ends the process is left out, and it starts again.
+
+    Parameters
+    ----------
+    without : numbers of cases that are not run before others, to which those are added that end the process there
+    """
     device = loaded.settings.device
     remaining_cases = {case.number: case for case in cases}
     cached_by_case = {

@@ -56,7 +56,7 @@ APART = ("activation checkpointing", "per-sample gradients")
 AUDITED_ABOVE = ("detector",)
 
 
-@pytest.mark.parametrize("run", ["train", "predict"])
+@pytest.mark.parametrize("run", ["train", pytest.param("predict", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", sorted({*SMALL_PROGRAMS, *TRANSFORMERS_PROGRAMS} - {*APART, *AUDITED_ABOVE}))
 def test_small_models_leave_nothing_unexplained(tmp_path: Path, name: str, run: str) -> None:
     if name in TRANSFORMERS_PROGRAMS:
@@ -91,6 +91,24 @@ def test_what_an_operator_is_made_of_counts_where_the_trace_lacks_it(tmp_path: P
         linear(x)
     assert count_calls(tmp_path / "t.jsonl") == {"aten::t": 1, "aten::addmm": 1}
     assert audit(tmp_path / "t.jsonl", lambda: linear(x)) == []
+
+
+def test_what_autograd_does_otherwise_under_a_dispatch_mode_is_explained(tmp_path: Path) -> None:
+    weight = torch.rand(5, 4, requires_grad=True)
+    factor = torch.rand(4, requires_grad=True)
+
+    def step() -> None:
+        weight.grad = factor.grad = None
+        weight.max(dim=0).values.sum().backward()
+        scaled = weight * 2
+        scaled.mul_(factor)
+        (scaled.sum() * torch.tensor([weight.detach()[0, 0], weight.detach()[0, 1]]).sum()).backward()
+
+    with Capture(tmp_path / "t.jsonl"):
+        step()
+    found = {item.op: item for item in audit(tmp_path / "t.jsonl", step)}
+    assert {"aten::zeros", "aten::new_zeros", "aten::clone", "aten::_local_scalar_dense"} <= found.keys()
+    assert [item for item in found.values() if item.explained is None] == []
 
 
 def test_forms_of_an_operator_count_together() -> None:

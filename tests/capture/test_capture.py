@@ -282,12 +282,6 @@ def test_a_compiled_function_runs_and_the_compiler_sees_nothing_of_ours(tmp_path
     assert not trace.end.dropped
 
 
-def test_control_flow_operators_are_one_call(tmp_path: Path) -> None:
-    x = torch.ones(3)
-    trace = capture(tmp_path, lambda: torch.cond(x.sum() > 0, lambda a: a + 1, lambda a: a - 1, (x,)))
-    assert ops(trace)[-1] == "cond"
-
-
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_nested_tensors_are_recorded_by_their_buffer(tmp_path: Path) -> None:
     parts = [torch.ones(2), torch.ones(3)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -128,11 +129,11 @@ def test_a_graph_follows_results_and_writes(tmp_path: Path) -> None:
     graph = make_graph(capture(tmp_path, program))
     after = {number: step.after for number, step in graph.steps.items()}
     assert after == {0: [], 1: [0], 2: [0], 3: [1], 4: [2, 3], 5: [4]}
-    assert graph.critical_path[0] == 0
-    assert graph.critical_path[-1] == 5
-    assert graph.critical_ns == sum(graph.steps[number].time_ns for number in graph.critical_path)
-    assert graph.peak_bytes == 3 * 4000
-    assert graph.peak_at == 2
+    assert graph.facts.critical_path[0] == 0
+    assert graph.facts.critical_path[-1] == 5
+    assert graph.facts.critical_ns == sum(graph.steps[number].time_ns for number in graph.facts.critical_path)
+    assert graph.facts.peak_bytes == 3 * 4000
+    assert graph.facts.peak_at == 2
 
 
 def test_memory_is_sized_by_what_takes_it_where_results_vary(tmp_path: Path) -> None:
@@ -146,7 +147,27 @@ def test_memory_is_sized_by_what_takes_it_where_results_vary(tmp_path: Path) -> 
     graph = make_graph(capture(tmp_path, program))
     sizes = [storage.bytes for storage in graph.storages.values() if storage.made_by is not None]
     assert sizes == [100 * 8, 9 * 8]
-    assert graph.peak_bytes == 100 * 8
+    assert graph.facts.peak_bytes == 100 * 8
+
+
+@pytest.mark.parametrize("numbers", [(0, 1), (1 << 40, 3), (5, (1 << 61) + 7), (2_000_000_000, 2_000_000_001)])
+def test_whatever_numbers_memory_has_there_is_a_graph_in_little_memory(
+    tmp_path: Path, numbers: tuple[int, int]
+) -> None:
+    spec = TensorSpec((8,), (1,), torch.float32, "cpu")
+    signature = Signature(0, "operator", "aten.sin.default", (spec,), {}, spec)
+    first, second = numbers
+    calls = Calls(
+        0, [0, 0, 0], [0] * 3, [0, 10, 20], [5] * 3, [2] * 3, [first, second, second, first, NO_STORAGE, first]
+    )
+    path = write(tmp_path / "t.jsonl", [signature, Scope(0, "", "", "forward"), Thread(0, "MainThread"), calls])
+    tracemalloc.start()
+    graph = make_graph(load(path, partial=True))
+    assert tracemalloc.get_traced_memory()[1] < 50 << 20
+    tracemalloc.stop()
+    assert [step.after for step in graph.steps.values()] == [[], [0], []]
+    lives = [(storage.number, storage.made_by, storage.first, storage.last) for storage in graph.storages.values()]
+    assert lives == [(first, None, 0, 2), (second, 0, 0, 1)]
 
 
 @pytest.mark.parametrize("op", ["aten.\ud800.default", "\udfff", "aten.sin.\udc00", "aten.ß.default", "a\0.b.c", ""])
@@ -160,6 +181,7 @@ def test_whatever_a_stranger_calls_an_operator_there_is_a_graph(tmp_path: Path, 
     assert step.writes == [0]
 
 
+@pytest.mark.slow
 def test_the_graph_verb_writes_json_and_dot(tmp_path: Path) -> None:
     train_tiny_net(tmp_path / "t.jsonl")
     done = run_command("opgrip", "trace", "graph", tmp_path / "t.jsonl", "-o", tmp_path / "g.json")

@@ -242,7 +242,9 @@ def test_the_program_runs_as_if_nobody_watched(tmp_path: Path) -> None:
     assert watched.dropped == 0
 
 
-@pytest.mark.parametrize("suffix", ["", ".gz", ".zst"])
+@pytest.mark.parametrize(
+    "suffix", ["", pytest.param(".gz", marks=pytest.mark.slow), pytest.param(".zst", marks=pytest.mark.slow)]
+)
 def test_the_command_keeps_the_weights_and_says_so(tmp_path: Path, suffix: str) -> None:
     (tmp_path / "nets.py").write_text(NETS, encoding="utf-8")
     done = run_command(

@@ -232,6 +232,7 @@ def test_by_reference_keeps_the_import_path(project: ModuleType, tmp_path: Path)
         write_folder(gripped(local, 1, by_reference=True), tmp_path, writes("a"))
 
 
+@pytest.mark.slow
 def test_the_test_of_a_sample_passes_and_fails(project: ModuleType, tmp_path: Path) -> None:
     one = gripped(project.Coder.code, project.Coder(torch.ones(2)), torch.rand(2), owner=project.Coder)
     folder = write_folder(one, tmp_path, lambda part: write_calls(part, one))

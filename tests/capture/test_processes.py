@@ -231,6 +231,7 @@ with Capture("t.jsonl", extensions=["posix"], write_ahead=True):
     assert "unfinished  posix:kill(" in done.stdout
 
 
+@pytest.mark.slow
 def test_a_call_that_hangs_is_in_the_trace_when_the_program_is_killed(tmp_path: Path) -> None:
     program = """
 import time, torch

@@ -35,6 +35,7 @@ def test_a_training_step_of_a_module_has_its_three_phases(tmp_path: Path) -> Non
     assert set(trace.calls["phase"]) == {"forward", "backward", "optimizer"}
 
 
+@pytest.mark.slow
 def test_a_source_is_captured_as_by_the_command(tmp_path: Path) -> None:
     options = {"input_size": "64x64", "batch_size": 1, "warmup": 0}
     trace = capture("builtin:faster_rcnn", tmp_path / "call.jsonl", **options)

@@ -2,25 +2,35 @@
 
 from __future__ import annotations
 
+from types import ModuleType
+
 import pytest
 import torch
 from absent_places import is_declared, load_without_places, private_names
 
-from opgrip.capture import torch_private
+from opgrip.capture import compiler_private, higher_order_private, torch_private
 from opgrip.traces.private_places import FOUND
 
+MODULES = pytest.mark.parametrize(
+    "module", [torch_private, compiler_private, higher_order_private], ids=lambda module: module.__name__
+)
 
-def test_every_private_name_is_declared_with_its_fall_back() -> None:
-    places = torch_private.private_places()
+
+@MODULES
+def test_every_private_name_is_declared_with_its_fall_back(module: ModuleType) -> None:
+    places = module.private_places()
     assert all(state.strip() for state in places.values())
     public = {"torch.utils._python_dispatch.TorchDispatchMode"}
-    assert [name for name in private_names(torch_private) if name not in public and not is_declared(name, places)] == []
+    assert [name for name in private_names(module) if name not in public and not is_declared(name, places)] == []
 
 
-def test_a_torch_without_private_places_is_told_by_the_fall_backs(monkeypatch: pytest.MonkeyPatch) -> None:
-    bare = load_without_places(torch_private, monkeypatch)
+@MODULES
+def test_a_torch_without_private_places_is_told_by_the_fall_backs(
+    module: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bare = load_without_places(module, monkeypatch)
     places = bare.private_places()
-    assert set(places) == set(torch_private.private_places())
+    assert set(places) == set(module.private_places())
     # this one is not found by its name
     assert {name for name, state in places.items() if state == FOUND} <= {"torch.classes.c10d.ReduceOp.op"}
 
@@ -34,8 +44,17 @@ def test_without_private_places_calls_are_told_apart_by_their_keys(monkeypatch: 
     assert bare.storage_address(x) == bare.storage_address(x[1:]) != bare.storage_address(x + 1)
     assert bare.current_autograd_node() is None
     assert bare.sequence_number() == 0
-    assert not bare.hide_from_compiler(lambda: None)
+    assert not load_without_places(compiler_private, monkeypatch).hide_from_compiler(lambda: None)
     assert not bare.is_transformed(x)
     assert not bare.is_transforming()
     with bare.unobserved():
         assert torch.equal(x + 1, 1 + x)
+
+
+def test_without_private_places_operators_that_take_functions_are_calls_like_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bare = load_without_places(higher_order_private, monkeypatch)
+    assert not bare.is_higher_order(torch.ops.higher_order.cond)
+    assert bare.own_code(torch.ops.higher_order.cond, (), {}) is None
+    assert bare.place_of_compiling() is None

@@ -23,6 +23,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from opgrip.capture import Capture, predictions
 from opgrip.capture.dispatch import RecordingMode
 from opgrip.capture.recorder import Recorder
+from opgrip.capture.scope_table import ScopeTable
 from opgrip.capture.scopes import ModulePaths
 from opgrip.capture.storages import Storages
 from opgrip.traces import Trace, load
@@ -34,6 +35,8 @@ RUNS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "predict without gradients": torch.no_grad,
     "predict in inference mode": torch.inference_mode,
 }
+SECOND_RUNS = ("predict without gradients",)
+"""Left to the slow tests."""
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning"),
@@ -130,7 +133,11 @@ def one_thread() -> Iterator[None]:
 @pytest.fixture(
     scope="module",
     params=[
-        *(pytest.param((build, run), id=f"{name}, {run}") for name, build in SMALL_PROGRAMS.items() for run in RUNS),
+        *(
+            pytest.param((build, run), id=f"{name}, {run}", marks=[pytest.mark.slow] if run in SECOND_RUNS else [])
+            for name, build in SMALL_PROGRAMS.items()
+            for run in RUNS
+        ),
         *(
             pytest.param((build, run), id=f"{name}, {run}", marks=needs("transformers"))
             for name, build in TRANSFORMERS_PROGRAMS.items()
@@ -310,8 +317,8 @@ HOOKS = [
     (RecordingMode, "_match_storages"),
     (RecordingMode, "enter"),
     (Recorder, "signature"),
-    (Recorder, "point"),
-    (Recorder, "pair"),
+    (ScopeTable, "point"),
+    (ScopeTable, "pair"),
     (Recorder, "close_signature"),
     (Storages, "number"),
     (ModulePaths, "called"),
@@ -320,7 +327,7 @@ HOOKS = [
 
 @pytest.mark.parametrize("every", [1, 3], ids=["always", "every third time"])
 @pytest.mark.parametrize(("owner", "hook"), HOOKS, ids=[f"{owner.__name__}.{hook}" for owner, hook in HOOKS])
-@pytest.mark.parametrize("name", ["u-net", "transformer encoder"])
+@pytest.mark.parametrize("name", ["u-net", pytest.param("transformer encoder", marks=pytest.mark.slow)])
 def test_a_fault_of_a_hook_is_counted_and_the_program_does_not_notice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: type, hook: str, every: int, name: str
 ) -> None:

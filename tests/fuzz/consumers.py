@@ -169,6 +169,7 @@ CONSUMERS: Sequence[Callable[[Path], None]] = (
     _verb("trace", "diff", "TRACE", "TRACE", "--partial", "-f", "-o", "OUT.md"),
     _scripts,
     _verb("trace", "merge", "TRACE", "TRACE", "--partial", "-f", "-o", "OUT.jsonl"),
+    _verb("trace", "ranks", "TRACE", "--partial", "-f", "-o", "OUT.json"),
     _verb("longtail", "TRACE", "--partial", "--bandwidth", "100", "-f", "-o", "OUT.csv"),
     _verb("longtail", "TRACE", "--partial", "--bandwidth", "100", "-f", "-o", "OUT.json"),
     _cases,

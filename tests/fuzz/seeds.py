@@ -9,11 +9,13 @@ from typing import Any
 
 import torch
 from example_trace import write
+from made_ranks import made_rank
 from programs import ROOT, train_tiny_net
 from torch import nn
 from unusual_tensors import UNUSUAL
 
 from opgrip.capture import Capture
+from opgrip.traces.merge import merge
 
 Line = dict[str, Any]
 
@@ -63,7 +65,15 @@ def make_seeds(folder: Path) -> list[list[Line]]:
     gripped = {"type": "signature", "id": 0, "kind": "function", "op": "m:f", "args": FUNCTION_ARGUMENTS}
     effects = {"type": "effects", "signature": 0, "operators": 3, "operator_ns": 9}
     seeds.append([header, scope, gripped, effects, *_calls_of([scope, gripped])])
+    seeds.append(_lines(_merged_ranks(folder)))
     return seeds
+
+
+def _merged_ranks(folder: Path) -> Path:
+    """A trace of two ranks that meet in collectives."""
+    paths = [made_rank(folder / f"rank{rank}.jsonl", rank, 2, 40, slow=1, every=4) for rank in range(2)]
+    merge(paths, folder / "ranks.jsonl", force=True)
+    return folder / "ranks.jsonl"
 
 
 def _program() -> None:

@@ -18,10 +18,12 @@ MODULES_OF = {
     "apache-tvm-ffi": "tvm_ffi",
     "tensorflow-cpu": "tensorflow",
     "axe-playwright-python": "axe_playwright_python",
+    "opentelemetry-sdk": "opentelemetry",
+    "opentelemetry-exporter-otlp-proto-http": "opentelemetry",
 }
 """Modules of the distributions that have another name."""
 
-OF_NO_EXTRA = ("PIL", "flashinfer_bench", "nsys", "ncu", "c++", "ninja", "chromium")
+OF_NO_EXTRA = ("PIL", "flashinfer_bench", "nsys", "ncu", "gdb", "c++", "ninja", "chromium")
 """What no extra and no target installs."""
 
 OF_SOME_VERSIONS = ("duckdb", "polars")

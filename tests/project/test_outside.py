@@ -38,6 +38,7 @@ def test_parts_of_another_package_work_together(tmp_path: Path, environment: dic
     assert "of 6 rows are over the budget" in done.stdout
 
 
+@pytest.mark.slow
 def test_a_form_of_another_package_is_written(tmp_path: Path, environment: dict[str, str]) -> None:
     options = (*FAST, "--top", "1", "--most-us", "5", "-o", tmp_path / "out.tally")
     done = run_command("opreplay", "powers:2", *options, env=environment)
@@ -66,6 +67,7 @@ def test_their_options_are_keywords_of_the_call(tmp_path: Path, environment: dic
     assert (done.returncode, done.stdout) == (0, "['pow0', 'pow1'] True\n"), done.stderr
 
 
+@pytest.mark.slow
 def test_an_analysis_that_fails_loses_no_row(tmp_path: Path, environment: dict[str, str]) -> None:
     output = tmp_path / "out.json"
     options = (*FAST, "-o", output)

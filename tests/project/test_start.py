@@ -50,6 +50,7 @@ def test_every_command_tells_its_version(command: list[str]) -> None:
     assert done.stdout == f"opgrip {metadata.version('opgrip')}, torch {metadata.version('torch')}\n"
 
 
+@pytest.mark.slow
 def test_on_a_terminal_a_command_says_at_once_that_torch_is_loaded_and_takes_it_back() -> None:
     ours, theirs = pty.openpty()
     command = [program_path("opreplay"), "nothere.jsonl"]

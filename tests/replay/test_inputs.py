@@ -12,8 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from opgrip.replay.arguments.inputs import Inputs, device_map
+from opgrip.replay.arguments.values import LONG_PIECE, PIECE, RECORDED, REPEATED, with_values
 from opgrip.replay.operators.lookup import Unsupported
 from opgrip.traces.arguments import GeneratorSpec, Opaque, TensorSpec
+from opgrip.traces.records import OPERATOR, Signature
 from opgrip.traces.values.exact import Exact
 
 
@@ -227,3 +229,29 @@ def test_what_repeats_its_elements_is_drawn_once() -> None:
     (first, second), _ = Inputs((expanded, windows), {}, {0: Exact([1.0, 2.0, 3.0])}, HERE, seed=0).make()
     assert first[7].tolist() == [1, 2, 3]
     assert second[5, :4].tolist() == [3, 1, 2, 3]
+
+
+def test_large_floats_of_calls_that_are_not_measured_repeat_a_piece_of_what_was_recorded() -> None:
+    recorded = torch.exp(torch.randn(PIECE + 5000))
+    specs, models = described(recorded, torch.arange(PIECE + 5000) % 7)
+    signature, drawable = with_values(Signature(0, OPERATOR, "aten.mul.Tensor", specs, {}), models, REPEATED)
+    floats, integers = Inputs(signature.args, signature.kwargs, drawable, HERE, seed=0).make()[0]
+    assert torch.equal(floats[PIECE:], floats[:5000])
+    assert not torch.equal(floats[5000:10000], floats[:5000])
+    assert floats.quantile(0.9) == pytest.approx(recorded.quantile(0.9).item(), rel=0.1)
+    assert torch.equal(integers, made(torch.arange(PIECE + 5000) % 7)[0])
+
+
+@pytest.mark.parametrize(("op", "repeats"), [("aten.neg.default", True), ("aten.sort.default", False)])
+def test_large_floats_repeat_a_piece_where_their_values_decide_nothing(op: str, repeats: bool) -> None:
+    recorded = torch.exp(torch.randn(9, 4, 300, 200))
+    specs, models = described(recorded)
+    signature, drawable = with_values(Signature(0, OPERATOR, op, specs, {}), models, RECORDED)
+    (floats,) = Inputs(signature.args, signature.kwargs, drawable, HERE, seed=0).make()[0]
+    # whole images, of some million elements together
+    piece = -(-LONG_PIECE // (4 * 300 * 200))
+    assert torch.equal(floats[piece:], floats[: 9 - piece]) is repeats
+    assert not torch.equal(floats[1], floats[0])
+    assert floats.flatten()[:1_000_000].quantile(0.9) == pytest.approx(
+        recorded.flatten()[:1_000_000].quantile(0.9).item(), rel=0.1
+    )

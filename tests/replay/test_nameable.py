@@ -52,6 +52,7 @@ def operators() -> list[Any]:
     return overloads
 
 
+@pytest.mark.slow
 def test_every_namespace_of_torch_is_one_that_was_judged(operators: list[Any]) -> None:
     judged = COMPUTING | BETWEEN_PROCESSES | OF_TORCH_ITSELF
     assert {function.namespace for function in operators} <= judged

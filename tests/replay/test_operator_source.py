@@ -36,6 +36,7 @@ def test_an_operator_is_replayed_without_a_trace() -> None:
     assert "1 case: 1 ok" in done.stderr
 
 
+@pytest.mark.slow
 def test_the_dtype_and_the_gradients_are_those_of_other_replays() -> None:
     frame = replay(operator="aten.mul", inputs=json.dumps([ADD]), dtype="bfloat16", backward=True, iterations=1).frame
     assert list(frame["status"]) == ["ok", "ok"]

@@ -148,7 +148,9 @@ for fresh in (0, size, 0, size // 2, size, 2 * size):
 
 
 @on_glibc
-@pytest.mark.parametrize("before", ["", "torch.use_deterministic_algorithms(True)\n"])
+@pytest.mark.parametrize(
+    "before", ["", pytest.param("torch.use_deterministic_algorithms(True)\n", marks=pytest.mark.slow)]
+)
 def test_memory_is_arranged_fresh_in_part_and_nothing_else_is_touched(before: str) -> None:
     program = ARRANGED.replace("    besides = torch.ones(size // 4)\n", "").replace("size, kept", before + "size, kept")
     done = run_python("-c", program, fresh=True)
@@ -157,6 +159,7 @@ def test_memory_is_arranged_fresh_in_part_and_nothing_else_is_touched(before: st
     assert [float(share) for share in shares] == pytest.approx([0, 1, 0, 0.5, 1, 1], abs=0.1)
 
 
+@pytest.mark.slow
 @on_glibc
 def test_what_a_call_needs_besides_its_result_is_arranged_too() -> None:
     done = run_python("-c", ARRANGED, fresh=True)

@@ -44,6 +44,7 @@ def test_a_sequence_tells_a_terminal_what_it_does_and_a_pipe_one_line(tiny_trace
     )
 
 
+@pytest.mark.slow
 def test_a_replay_tells_how_long_it_still_takes_without_colour_where_that_is_asked_for(tiny_trace: Path) -> None:
     shown = on_terminal("opreplay", tiny_trace, "--iterations", "1", NO_COLOR="1")
     assert re.search(r"replaying \d+ cases on cpu.*left", shown)

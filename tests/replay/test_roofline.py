@@ -277,6 +277,7 @@ def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     return dict(os.environ)
 
 
+@pytest.mark.slow
 def test_opreplay_prints_and_draws_the_roofline(detector_trace: Path, tmp_path: Path, measured: dict[str, str]) -> None:
     output = tmp_path / "roofline.svg"
     shown = run_command("opreplay", detector_trace, *FAST, "--top", "40", "--roofline", "-o", output, env=measured)

@@ -19,7 +19,7 @@ from settings import rows_of, settings_of
 from opgrip.capture import Capture
 from opgrip.replay.arguments.inputs import Inputs, device_map
 from opgrip.replay.cases.cases import Case, make_cases
-from opgrip.replay.cases.surroundings import BEFORE, make_surroundings, recent_bytes
+from opgrip.replay.cases.surroundings import BEFORE, FLUSHING_BYTES, Place, make_surroundings, recent_bytes
 from opgrip.replay.measuring.measure import measure_cases, windows
 from opgrip.replay.measuring.results import Result
 from opgrip.replay.operators.lookup import Operator
@@ -229,6 +229,35 @@ def test_a_case_runs_after_the_calls_that_it_came_after_in_the_program(tmp_path:
     rows_of([wanted], settings, surroundings, lambda number, row: announced.append(op[number]))
     rounds_of = announced[-(BEFORE + 1) * 4 :]
     assert rounds_of == ["cos", "tan", "exp", "neg", "abs"] * 4
+
+
+def test_nothing_is_run_before_a_call_that_leaves_nothing_of_it_in_a_cache(tmp_path: Path) -> None:
+    small, large = torch.ones(5), torch.ones(FLUSHING_BYTES // 8)
+
+    def program() -> None:
+        small.neg()
+        small.tan()
+        large.abs()
+        small.exp()
+        small.sin()
+
+    cases = cases_of(tmp_path, program)
+    op = {case.number: case.op.split(".")[1] for case in cases}
+    surroundings = make_surroundings(load(tmp_path / "t.jsonl"))
+    before = {op[case.number]: surroundings.places[case.number][0].before for case in cases}
+    assert [op[number] for number in before["sin"]] == ["abs", "exp"]
+    assert [op[number] for number in before["abs"]] == ["neg", "tan"]
+
+
+@pytest.mark.usefixtures("quiet")
+def test_the_budget_of_a_case_counts_what_runs_before_it() -> None:
+    before, subject = subject_of(lambda *args: time.sleep(0.02)), subject_of(lambda *args: time.sleep(0.001))
+    subject.places, subject.number = [Place(0, (1,), ())], 2
+    effort = Effort(warmup=0, iterations=None, precision=1e-9, budget_s=0.1)
+    measurer = Measurer(Stopwatch(DISCRETE, lambda: None, 0.0), effort, None, lambda number, row: None)
+    list(measurer.in_rounds([Group({}, False, [subject], {1: before})]))
+    assert 3 <= len(subject.samples) + subject.samples.dropped <= 6
+    assert subject.samples.done(effort) == "budget"
 
 
 def test_what_was_just_used_is_used_again_and_what_was_not_is_not(tmp_path: Path) -> None:

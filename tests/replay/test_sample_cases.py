@@ -23,6 +23,7 @@ def rows_of(output: Path, *words: str) -> pd.DataFrame:
     return load_results(output)
 
 
+@pytest.mark.slow
 def test_a_sample_runs_in_each_configuration(tmp_path: Path) -> None:
     rows = rows_of(tmp_path / "rows.json", "sample:bbox2delta", *FAST, "--mode", "jit")
     assert len(rows) == 2 * len(samples()["bbox2delta"].configurations)
@@ -63,6 +64,7 @@ def test_what_does_not_go_together_is_one_line(words: str, told: str) -> None:
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_an_interrupted_replay_of_samples_can_be_taken_up(tmp_path: Path) -> None:
     output = tmp_path / "rows.json"
     rows_of(output, "sample:bbox2delta", *FAST)

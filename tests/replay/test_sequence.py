@@ -473,7 +473,7 @@ def test_a_call_that_fails_in_a_timed_pass_alone_is_given_up(tiny_trace: Path, m
     import sys
 
     module = sys.modules["opgrip.replay.sequences.sequence"]
-    run, failed = module._run, []  # type: ignore[attr-defined]
+    run, failed = module.run_call, []  # type: ignore[attr-defined]
 
     def failing(rehearsal: Rehearsal, call: Any, part: Any, watch: Any) -> None:
         if call.op == "aten.relu_.default" and not failed:
@@ -481,7 +481,7 @@ def test_a_call_that_fails_in_a_timed_pass_alone_is_given_up(tiny_trace: Path, m
             raise RuntimeError("planted")
         run(rehearsal, call, part, watch)
 
-    monkeypatch.setattr(module, "_run", failing)
+    monkeypatch.setattr(module, "run_call", failing)
     result = replay_sequence(load(tiny_trace), SETTINGS)
     assert told(result)["aten.relu_.default"] == "substituted: RuntimeError: planted"
     assert (result.substituted, result.repeats) == (1, 3)

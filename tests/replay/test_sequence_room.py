@@ -120,14 +120,14 @@ def test_more_room_never_replays_less(tmp_path: Path) -> None:
 def test_where_no_pass_comes_to_its_end_no_row_is_ok_and_why_is_said(
     tiny_trace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = sequence._run
+    run = sequence.run_call
 
     def failing(rehearsal: Rehearsal, call: Any, part: Any, watch: Any) -> None:
         if call.op == "aten.relu_.default":
             raise RuntimeError("planted")
         run(rehearsal, call, part, watch)
 
-    monkeypatch.setattr(sequence, "_run", failing)
+    monkeypatch.setattr(sequence, "run_call", failing)
     trace = load(tiny_trace)
     result = replay_sequence(trace, SETTINGS)
     reason = "none of 20 passes came to its end, the last for aten.relu_.default: RuntimeError: planted"

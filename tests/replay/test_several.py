@@ -69,6 +69,7 @@ def test_a_trace_that_cannot_be_read_costs_its_own_rows(folder: Path, tmp_path: 
     assert done.returncode == 1
 
 
+@pytest.mark.slow
 def test_resume_goes_on_with_the_traces_that_are_missing(folder: Path, tmp_path: Path) -> None:
     output, parts = tmp_path / "r.json", tmp_path / "r.json.parts"
     first = [str(folder / "net.predict.jsonl"), str(folder / "net.train.jsonl")]

@@ -56,7 +56,9 @@ def trace_of(path: Path, durations: dict[str, list[int]]) -> Path:
     return write(path, records)
 
 
-@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize(
+    "width", [pytest.param(width, marks=pytest.mark.slow) if place else width for place, width in enumerate(WIDTHS)]
+)
 def test_the_table_holds_every_number_whole(width: int, detector_trace: Path) -> None:
     shown = show(width, "opreplay", detector_trace, *FAST, "--top", "4", "--cache", "warm", "--mode", "eager,jit")
     assert max(map(len, shown.lines)) <= width

@@ -39,6 +39,7 @@ def with_rows(run: Results, change: Any) -> Results:
     return Results([change(row) for row in run], run.header)
 
 
+@pytest.mark.slow
 def test_what_did_not_change_passes_and_what_is_a_tenth_slower_does_not() -> None:
     same = [offenders(made_run(2 * seed), made_run(2 * seed + 1)) for seed in range(40)]
     slower = [offenders(made_run(2 * seed), made_run(2 * seed + 1, slower=1.1)) for seed in range(40)]
@@ -287,6 +288,7 @@ def test_what_is_no_gate_is_refused(text: str, runs: Path) -> None:
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
 
 
+@pytest.mark.slow
 def test_files_say_what_the_terminal_says(runs: Path, tmp_path: Path) -> None:
     for suffix in (".json", ".csv", ".md", ".xml"):
         words = ("base.json", "slow.json", "--gate", "slower<=5%", "-o", tmp_path / f"c{suffix}")

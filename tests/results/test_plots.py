@@ -91,7 +91,9 @@ def test_every_kind_has_a_test() -> None:
     assert set(plots.names()) == set(KINDS)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=pytest.mark.slow) if place else kind for place, kind in enumerate(KINDS)]
+)
 def test_each_kind_says_what_it_shows_and_is_the_same_every_time(kind: str) -> None:
     svg = picture(kind)
     assert set(KINDS[kind]) <= set(texts(svg))

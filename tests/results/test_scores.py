@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_runs import HEADER, made_row
 from programs import run_command
 
+from opgrip.replay.comparing.priors import DRIFT, SHORT_US, USUAL
 from opgrip.replay.measuring.origins import Origin
 from opgrip.replay.measuring.results import FAILED, UNSUPPORTED, WRONG, Result
 from opgrip.replay.outcome import Results
-from opgrip.replay.scoring import baseline_of, read_baselines, score_of, write_baseline
-from opgrip.replay.scoring.scores import CHARGE, Score
+from opgrip.replay.scoring import baseline_of, read_baselines, score_of, scores, write_baseline
+from opgrip.replay.scoring.baselines import MOST_BYTES
+from opgrip.replay.scoring.scores import CHARGE, Score, Z, interval_of
+from opgrip.replay.scoring.table import score_line
 from opgrip.traces.errors import UserError
 
 MODELS = (
@@ -90,6 +96,78 @@ def test_what_supports_less_at_the_same_pace_never_scores_better(speed: float, n
     assert whole.score is not None
     assert less.score is not None
     assert less.score < whole.score
+
+
+@pytest.mark.parametrize("speed", [0.25, 4.0])
+def test_a_model_of_which_nothing_runs_is_charged_at_the_pace_of_the_others(speed: float) -> None:
+    whole = made_zoo(1 / speed)
+    rows = [replace(row, status=FAILED, median_us=None) if row.trace == "c.predict" else row for row in whole.rows]
+    score = only(Results(rows, HEADER), made_zoo())
+    model = next(model for model in score.models if model.model == "c")
+    assert model.score == pytest.approx(min(1.0, speed) / CHARGE)
+    assert model.speed is None
+    assert score.speed == pytest.approx(speed)
+    assert score.is_partial
+    assert (score.score or 0.0) < speed
+
+
+def test_nothing_that_runs_is_no_score() -> None:
+    rows = [replace(row, status=FAILED, median_us=None) for row in made_zoo().rows]
+    score = only(Results(rows, HEADER), made_zoo())
+    assert score.score is None
+    assert score.supported == 0
+
+
+def test_a_score_of_some_cases_says_of_how_much_of_the_time() -> None:
+    rows = [row for row in made_zoo().rows if row.case != 2]
+    score = only(Results(rows, HEADER), made_zoo())
+    assert score.selected == pytest.approx(110 / 1110)
+    assert "over cases of 9.9% of the baseline's time" in score_line(score)
+    assert "over cases" not in score_line(only(made_zoo(), made_zoo()))
+
+
+def test_what_a_stranger_calls_things_does_not_reach_the_terminal() -> None:
+    baseline = baseline_of(made_zoo())
+    (score,) = score_of(made_zoo(), replace(baseline, about={"processor": "\x1b[31mred"}))
+    assert "\x1b" not in score_line(score)
+
+
+def test_ratios_that_no_machine_has_are_no_score() -> None:
+    baseline = baseline_of(made_zoo())
+    trace = baseline.traces["c.predict"]
+    cases = {key: replace(case, median_us=1e14) for key, case in trace.cases.items()}
+    (score,) = score_of(made_zoo(1e-3), replace(baseline, traces={"c.predict": replace(trace, cases=cases)}))
+    assert score.score is None
+    assert "no score" in score_line(score)
+
+
+def test_an_interval_over_many_models_needs_no_more_memory_and_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    models = [(0.01 * number, 1.0) for number in range(30)]
+    at_once = interval_of(models)
+    monkeypatch.setattr(scores, "DRAWN_AT_ONCE", 100)
+    assert interval_of(models) == pytest.approx(at_once)
+
+
+def test_two_replays_of_one_machine_differ_by_as_much_as_the_score_says() -> None:
+    """By drawing: of two runs, times of each case that differ as such times do, and the pace of each run."""
+    generator = np.random.default_rng(0)
+
+    def drawn() -> Results:
+        pace = generator.normal()
+        rows = []
+        for origin in MODELS:
+            for number in range(3):
+                is_short = 10.0 ** (number + 1) < SHORT_US
+                moved = generator.normal() * USUAL[is_short].variance ** 0.5 + pace * DRIFT[is_short]
+                rows.append(origin.marked(made_row(number, [10.0 ** (number + 1) * math.exp(moved)] * 3)))
+        return Results(rows, HEADER)
+
+    inside = 0
+    for _ in range(200):
+        score = only(drawn(), drawn())
+        assert score.score is not None
+        inside += abs(math.log(score.score)) < Z * score.deviation
+    assert 180 <= inside <= 199
 
 
 def test_what_the_baseline_cannot_run_counts_for_nothing() -> None:
@@ -170,6 +248,10 @@ BAD = (
     '{"format": 1, "traces": {"a": {"cases": [["k", true, 1, 0]]}}}',
     '{"format": 1, "traces": {"a": {"cases": [["k", 1e400, 1, 0]]}}}',
     '{"format": 1, "traces": {"a": {"cases": [["k"]]}}}',
+    '{"format": 1, "traces": {"a": {"cases": [["k", 1, 0, 0]]}}}',
+    '{"format": 1, "traces": {"a": {"cases": [["k", 1, 5e-324, 0]]}}}',
+    '{"format": 1, "traces": {"a": {"cases": [["k", -1, 1, 0]]}}}',
+    '{"format": 1, "traces": {"a": {"cases": [["k", 1, 1, 9e14]]}}}',
     '{"format": 1, "traces": []}',
     '{"format": 99, "traces": {}}',
     "[" * 100_000,
@@ -184,6 +266,14 @@ def test_what_is_no_baseline_is_refused_in_a_line(tmp_path: Path, text: str) -> 
         read_baselines(path)
 
 
+def test_a_file_that_grows_without_end_is_no_baseline(tmp_path: Path) -> None:
+    path = tmp_path / "b.json.gz"
+    path.write_bytes(gzip.compress(b'{"format": 1, "traces": {"a": ' + b" " * MOST_BYTES))
+    with pytest.raises(UserError, match="is larger than a baseline is"):
+        read_baselines(path)
+
+
+@pytest.mark.slow
 def test_the_commands_make_a_baseline_and_print_the_score_again(tmp_path: Path) -> None:
     results, baseline = tmp_path / "zoo.json", tmp_path / "base.json.zst"
     made_zoo().save(results)

@@ -88,6 +88,7 @@ def test_a_run_is_found_by_what_only_it_begins_or_ends_with(kept: Path) -> None:
             store.find(name)
 
 
+@pytest.mark.slow
 def test_nothing_is_kept_where_nobody_asks(tiny_trace: Path, tmp_path: Path) -> None:
     done = run_command("opreplay", tiny_trace, *FAST, cwd=tmp_path)
     assert (done.returncode, list(tmp_path.iterdir())) == (0, [])

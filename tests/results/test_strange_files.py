@@ -119,6 +119,7 @@ def test_a_million_names_of_columns_make_no_table(tmp_path: Path) -> None:
     assert "has other columns" in refused(tmp_path / "r.json", {"results": rows})
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     column=st.sampled_from(

@@ -86,8 +86,8 @@ def test_the_critical_path_goes_by_the_time_of_the_device(tmp_path: Path) -> Non
         for _ in range(20):
             host = host.exp()
     graph = make_graph(load(tmp_path / "t.jsonl", partial=False))
-    assert [graph.steps[number].op for number in graph.critical_path] == ["aten.sin.default"]
-    assert graph.critical_ns >= SIN_NS > graph.critical_host_ns
+    assert [graph.steps[number].op for number in graph.facts.critical_path] == ["aten.sin.default"]
+    assert graph.facts.critical_ns >= SIN_NS > graph.facts.critical_host_ns
 
 
 @on_simulator(SIM_DURATIONS="aten::sin=5000")

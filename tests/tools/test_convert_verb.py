@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -127,3 +128,14 @@ def test_a_verb_without_its_group_is_told_with_it(verb: str, expected: str, caps
     with pytest.raises(SystemExit):
         main([verb, "inputs.txt"])
     assert expected in capsys.readouterr().err
+
+
+def test_what_is_not_converted_is_printed_without_what_steers_a_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    info = {"input_data_generator": "\u202eabc", "config": [{"input": [{"args": []}]}]}
+    (tmp_path / "op.json").write_text(json.dumps({"torch.add": info}))
+    assert main(["trace", "convert", str(tmp_path / "op.json"), str(tmp_path / "o.jsonl"), "--from", "param"]) == 0
+    told = capsys.readouterr().err
+    assert "torch.add not converted" in told
+    assert "\\u202eabc" in told

@@ -48,6 +48,7 @@ def planted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return with_package(tmp_path_factory.mktemp("site"), {"opgrip.modes": "planted_modes"})
 
 
+@pytest.mark.slow
 def test_each_source_has_its_table(folder: Path, tmp_path: Path) -> None:
     done = run_command("opgrip", "corpus", folder, "-o", tmp_path / "corpus.json")
     assert (done.returncode, done.stderr) == (0, "")
@@ -58,6 +59,7 @@ def test_each_source_has_its_table(folder: Path, tmp_path: Path) -> None:
     assert {row["op"] for row in form["rows"] if row["source"] == "dlop"} == {"aten.conv2d.default", "aten.erf.default"}
 
 
+@pytest.mark.slow
 def test_the_rows_of_one_model_alone_are_chosen(folder: Path) -> None:
     alone = run_command("opgrip", "corpus", folder / "tiny.jsonl", folder / "small.jsonl", "--models", "1")
     both = run_command("opgrip", "corpus", folder / "tiny.jsonl", folder / "small.jsonl", "--models", "all")
@@ -108,6 +110,7 @@ def test_coverage_is_printed_by_category(folder: Path) -> None:
     assert done.stdout.startswith(f"3 of {len(public_operators()):,} public operators of torch are in the corpus")
 
 
+@pytest.mark.slow
 def test_what_a_mode_cannot_run_is_found_by_trying(folder: Path, tmp_path: Path, planted: dict[str, str]) -> None:
     output = tmp_path / "lacking.json"
     words = ("corpus", folder / "small.jsonl", "--mode", "planted-same,planted-refuses", "-o", output)
@@ -162,6 +165,7 @@ def test_the_corpus_is_looked_at_in_a_browser(page: Path) -> None:
         (["zoo:nothing"], "no trace of the zoo"),
         (["small.jsonl", "--mode", "nothing"], "there is no mode"),
         (["small.jsonl", "--models", "some"], "is neither a number"),
+        (["small.jsonl", "--models", "0"], "no row is of so many models"),
         (["small.jsonl", "--models", "1", "--by", "model"], "does not go with"),
         (["small.jsonl", "--resume"], "--resume needs"),
         (["small.jsonl", "-o", "corpus.txt"], "is neither"),

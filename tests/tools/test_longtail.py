@@ -25,6 +25,7 @@ LONG_TAIL = {
 }
 
 
+@pytest.mark.slow
 def test_each_function_is_a_line_with_the_command_that_grips_it(detector_trace: Path, tmp_path: Path) -> None:
     done = run_command("opgrip", "longtail", detector_trace, "--bandwidth", "10", "-o", tmp_path / "rows.csv")
     assert done.returncode == 0

@@ -253,6 +253,7 @@ def test_a_broken_trace_is_one_error(run: Any, pytester: pytest.Pytester) -> Non
     done.stdout.fnmatch_lines(["--opgrip-options='--nosuch': there is no option --nosuch*"])
 
 
+@pytest.mark.slow
 def test_projects_that_do_not_use_it_are_as_they_were(run: Any, pytester: pytest.Pytester) -> None:
     pytester.makepyfile("def test_nothing(): pass")
     (pytester.path / "data.jsonl").write_text("{\n")

@@ -304,6 +304,7 @@ def test_the_verb_has_the_script_s_status_and_says_what_was_not_gripped(tmp_path
     assert done.stderr == "opgrip grip: error: missing.py is not there: name a script, or -m and a module\n"
 
 
+@pytest.mark.slow
 def test_opcapture_grips_functions_of_a_script_into_trace_and_folder(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
     done = run_command(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,12 @@ def test_the_list_has_a_line_a_trace_and_can_be_narrowed() -> None:
     assert {line.split("\t")[0].partition(".")[2] for line in train} == {"train"}
     done = run_command("opgrip", "zoo", "list", "no_such*")
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+
+
+def test_what_the_zoo_has_is_told_without_loading_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert main(["zoo", "list", "bert-base.predict"]) == 0
+    assert main(["zoo", "show", "bert-base.predict"]) == 0
 
 
 def test_distinct_operators_are_counted_over_traces() -> None:

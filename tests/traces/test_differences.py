@@ -131,7 +131,8 @@ def test_files_have_all_rows_or_those_that_differ(tiny_trace: Path, tmp_path: Pa
     assert form["counts"]["went"] == len(difference.of_kind("went")) > 0
     write_difference(difference, tmp_path / "d.md", force=False)
     text = (tmp_path / "d.md").read_text()
-    assert text.count("\n| ") == len(difference.changed) + 2
+    heads = 2 + 2 * bool(difference.operators)
+    assert text.count("\n| ") == len(difference.changed) + len(difference.operators) + heads
     with pytest.raises(UserError, match="neither"):
         check_form(tmp_path / "d.txt")
 
@@ -163,3 +164,54 @@ def test_the_verb_prints_and_fails_where_it_is_asked_to(tiny_trace: Path, tmp_pa
     wrong = run_command("opgrip", "trace", "diff", tiny_trace, tiny_trace, "--fail-on", "gone")
     assert wrong.returncode == 2
     assert "--fail-on gone is no difference" in wrong.stderr
+
+
+def test_counts_are_those_of_a_step_where_steps_are_told(tmp_path: Path) -> None:
+    x = torch.randn(8, 8)
+    for name, steps in (("one", 1), ("three", 3)):
+        with Capture(tmp_path / f"{name}.jsonl", details={"steps": steps}):
+            for _ in range(steps):
+                x.relu()
+                x.sin()
+    difference = compared(load(tmp_path / "one.jsonl"), load(tmp_path / "three.jsonl"), Tolerances(shares=1.0))
+    assert (difference.unit, difference.units) == ("step", (1, 3))
+    assert difference.changed == []
+
+
+def test_folders_are_compared_and_what_shifted_is_told_by_operator(tmp_path: Path) -> None:
+    x = torch.randn(64, 64)
+    for day, more in (("monday", 0), ("friday", 9)):
+        (tmp_path / day).mkdir()
+        for part, length in enumerate((3, 5)):
+            with Capture(tmp_path / day / f"{part}.jsonl", private=True, salt_file=tmp_path / "salt"):
+                for _ in range(length):
+                    x.relu()
+                    for _ in range(more):
+                        x.cumsum(0)
+    done = run_command(
+        "opgrip", "trace", "diff", "monday", "friday", "-o", "d.json", "--fail-on", "operators", cwd=tmp_path
+    )
+    assert done.returncode == 1, done.stderr
+    assert "operators whose share moved" in done.stdout
+    form = json.loads((tmp_path / "d.json").read_text())
+    assert form["per"] == {"unit": "call", "a": 8, "b": 80}
+    shares = {row["op"]: row["call_shares"] for row in form["operators"]}
+    assert shares["aten.cumsum.default"] == [0, pytest.approx(0.9)]
+    assert form["counts"]["came"] == 1
+    same = run_command("opgrip", "trace", "diff", "monday", "mon*", "--fail-on", "any", cwd=tmp_path)
+    assert same.returncode == 2
+    (tmp_path / "empty").mkdir()
+    empty = run_command("opgrip", "trace", "diff", "monday", "empty", cwd=tmp_path)
+    assert (empty.returncode, "holds no traces" in empty.stderr) == (2, True)
+
+
+def test_more_calls_of_the_same_are_no_shift(tmp_path: Path) -> None:
+    x = torch.randn(8, 8)
+    sides = [
+        [
+            captured(tmp_path / f"{day}{part}.jsonl", lambda n=n: [x.relu() for _ in range(n)])
+            for part, n in enumerate(counts)
+        ]
+        for day, counts in (("a", (3, 4)), ("b", (30, 11)))
+    ]
+    assert compare_traces(sides[0], sides[1], ("a", "b"), Tolerances(counts=0.1)).changed == []

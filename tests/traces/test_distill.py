@@ -11,6 +11,7 @@ from programs import run_command
 from several_traces import small_trace
 
 from opgrip.replay import replay
+from opgrip.replay.outcome import Results
 from opgrip.replay.scoring import distilled_scores
 from opgrip.replay.scoring.distilled import Check, check_of
 from opgrip.traces import load
@@ -27,6 +28,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     small_trace(folder / "net.train.jsonl", (10, 500, 700))
     small_trace(folder / "other.predict.jsonl", (7, 100_000))
     return folder
+
+
+@pytest.fixture(scope="module")
+def run(folder: Path) -> Results:
+    return replay(folder / "other.predict.jsonl", iterations=2)
+
+
+@pytest.fixture
+def results(run: Results) -> Results:
+    return Results(run.rows, dict(run.header))
 
 
 def test_the_choice_is_what_trying_all_gains_gives() -> None:
@@ -100,9 +111,42 @@ def test_the_file_is_a_trace_whose_replay_ends_in_a_score(folder: Path, tmp_path
     assert "score under eager" in done.stdout
 
 
-def test_a_trace_that_says_nonsense_of_what_it_stands_for_is_refused_in_a_line(folder: Path, tmp_path: Path) -> None:
-    results = replay(folder / "other.predict.jsonl", iterations=2)
-    for nonsense in ({}, {"keys": [], "traces": {"a": {"cases": [5], "us": [1.0]}}}, {"keys": 3, "traces": 4}):
+def test_a_trace_that_says_nonsense_of_what_it_stands_for_is_refused_in_a_line(results: Results) -> None:
+    keys = [row.key for row in results]
+    for cases, us in (
+        ([5], [1.0]),
+        ([-1], [1.0]),
+        ([True], [1.0]),
+        ([0, 0], [1.0, 1.0]),
+        ([0], [float("nan")]),
+        ([0], [float("inf")]),
+        ([0], [-1.0]),
+        ([0], [10**400]),
+        ([0], ["1"]),
+        ([0], []),
+    ):
+        results.header[FIELD] = {"keys": keys, "traces": {"a": {"cases": cases, "us": us}}}
+        with pytest.raises(UserError, match="does not say what its cases stand for"):
+            distilled_scores(results)
+    for nonsense in ({}, [], {"keys": 3, "traces": 4}, {"keys": keys, "traces": {"a": None}}):
         results.header[FIELD] = nonsense
         with pytest.raises(UserError, match="does not say what its cases stand for"):
             distilled_scores(results)
+
+
+def test_a_case_that_stands_for_many_traces_is_one_measurement(results: Results) -> None:
+    about = {"cases": [0], "us": [1.0]}
+    keys = [row.key for row in results]
+    results.header[FIELD] = {"keys": keys, "traces": {"a": about}}
+    (one,) = distilled_scores(results)
+    results.header[FIELD] = {"keys": keys, "traces": dict.fromkeys("abcdefghij", about)}
+    (ten,) = distilled_scores(results)
+    assert ten.deviation == pytest.approx(one.deviation)
+
+
+def test_a_part_of_the_distilled_cases_is_told(results: Results) -> None:
+    keys = [row.key for row in results]
+    results.header[FIELD] = {"keys": [*keys, "another"], "traces": {"a": {"cases": [0, 2], "us": [1.0, 3.0]}}}
+    (score,) = distilled_scores(results)
+    assert score.selected == pytest.approx(0.25)
+    assert score.models[0].traces[0].problem == "some of its cases were not replayed"

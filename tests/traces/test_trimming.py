@@ -43,6 +43,7 @@ def test_a_part_that_is_all_has_all(tiny_trace: Path, tmp_path: Path) -> None:
     assert part.contexts == whole.contexts
 
 
+@pytest.mark.slow
 def test_steps_are_those_that_the_program_made(tmp_path: Path) -> None:
     whole = load(SHIPPED)
     parts = [trimmed(SHIPPED, tmp_path, Part(steps=(place, place + 1))) for place in range(3)]

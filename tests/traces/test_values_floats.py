@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from redrawn import drawn, fitted
 
 from opgrip.traces.values import fit
+from opgrip.traces.values.distribution import PROBABILITIES
+from opgrip.traces.values.drawing import at_quantiles
 from opgrip.traces.values.floats import Floats
 from opgrip.traces.values.matrices import Factorable, Triangular
 from opgrip.traces.values.probabilities import Probabilities
@@ -228,3 +230,16 @@ def test_matrices_that_are_neither_get_another_model() -> None:
     indefinite = tensor + tensor.T
     for matrix in (tensor, singular, indefinite, tensor[:10]):
         assert not isinstance(fit(matrix, requested_kinds=["factorable", "triangular"]), Factorable | Triangular)
+
+
+def test_numbers_between_quantiles_are_as_many_as_these_say() -> None:
+    generator = torch.Generator().manual_seed(0)
+    levels = [float(level) for level in range(len(PROBABILITIES))]
+    drawn = at_quantiles(levels, PROBABILITIES, 500_000, generator)
+    for level, probability in zip(levels, PROBABILITIES, strict=True):
+        assert (drawn < level).double().mean().item() == pytest.approx(probability, abs=3e-3)
+
+
+def test_numbers_between_quantiles_further_apart_than_a_float_holds_are_finite() -> None:
+    levels = [-1.7e308, *[0.0] * (len(PROBABILITIES) - 2), 1.7e308]
+    assert bool(at_quantiles(levels, PROBABILITIES, 100_000, torch.Generator().manual_seed(0)).isfinite().all())

@@ -56,6 +56,8 @@ def test_traces_are_selected_by_name_model_library_and_family() -> None:
 def test_a_pattern_that_matches_nothing_is_answered_with_what_is_near() -> None:
     with pytest.raises(UserError, match=r"no trace of the zoo is 'mmdt': did you mean mmdet\?"):
         select(["mmdt"], TRACES)
+    with pytest.raises(UserError, match=r"no trace of the zoo is 'bert': did you mean 'bert\*'\?"):
+        select(["bert"], TRACES)
 
 
 @pytest.mark.parametrize("trace", TRACES, ids=names_of(TRACES))

@@ -72,7 +72,7 @@ def _lines(trace: Trace) -> list[tuple[str, int, str, float, int]]:
 def _timeline(trace: Trace) -> Plain:
     """Calls with where they begin and how long they take, and which of them are on the critical path."""
     graph = make_graph(trace)
-    critical = set(graph.critical_path)
+    critical = set(graph.facts.critical_path)
     steps = sorted(graph.steps.values(), key=lambda step: -step.duration_ns)[:MOST_CALLS]
     steps.sort(key=lambda step: step.start_ns)
     threads = list(dict.fromkeys(step.thread for step in steps))
@@ -91,7 +91,7 @@ def _timeline(trace: Trace) -> Plain:
             )
             for step in steps
         ],
-        "critical_us": graph.critical_ns / 1e3,
+        "critical_us": graph.facts.critical_ns / 1e3,
     }
 
 

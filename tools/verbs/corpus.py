@@ -161,8 +161,10 @@ def span(text: str) -> tuple[int, int | None]:
     numbers = [number for number in (first, last) if number]
     if not numbers or not all(number.isdecimal() and len(number) < 10 for number in numbers):
         raise argparse.ArgumentTypeError(f"{text!r} is neither a number, as 2, nor a span of them, as 2:, nor all")
-    most = int(last) if last else (None if colon else int(first))
-    return int(first or 1), most
+    least, most = int(first or 1), int(last) if last else (None if colon else int(first))
+    if most is not None and not 1 <= max(least, 1) <= most:
+        raise argparse.ArgumentTypeError(f"{text!r}: no row is of so many models")
+    return least, most
 
 
 verbs.register("corpus")(Verb("what several traces say together", EXAMPLES, prepare, run))

@@ -65,7 +65,7 @@ def _load(paths: Iterable[Path], args: argparse.Namespace, reporter: Reporter) -
     for path in paths:
         with reporter.reading(path):
             trace = load(path, args.partial, args.unbounded)
-        if not trace.calls["function"].notna().any():
+        if not trace.distinct_calls["function"].notna().any():
             raise UserError(f"{path} does not tell which functions made its calls", "capture it again")
         yield trace
 

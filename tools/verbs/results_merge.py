@@ -12,9 +12,13 @@ from opgrip.traces.command import add_debug
 
 EXAMPLES = """\
 examples:
+  opgrip results merge zoo-*-of-16.json -o zoo.json           shards of one replay, by --shard
   opgrip results merge part1.json part2.json -o all.json      parts of one replay, by --start and --stop
   opgrip results merge mon.parquet tue.parquet -o week.parquet   repeats of each case, which compare then has
 """
+
+MOST_NAMED = 20
+"""Shards."""
 
 
 def prepare(parser: argparse.ArgumentParser) -> None:
@@ -30,6 +34,7 @@ def run(args: argparse.Namespace) -> int:
     """Merge: cases of one run alone stand beside each other, those of several become repeats."""
     from opgrip.replay.outcome import read_run, write_results
     from opgrip.replay.store.merging import merge_runs
+    from opgrip.replay.store.shards import missing_shards
     from opgrip.replay.store.store import Store
     from opgrip.traces.output import check_writable
     from opgrip.traces.words import counted
@@ -39,6 +44,9 @@ def run(args: argparse.Namespace) -> int:
     merged = merge_runs([read_run(store.find(name)) for name in args.runs])
     write_results(merged.rows, merged.header, args.output, args.force)
     print(f"{args.prog}: {counted(len(merged), 'row')} to {args.output}", file=sys.stderr)
+    if missing := missing_shards(merged.header):
+        which = ", ".join(map(str, missing[:MOST_NAMED])) + (" and more" if len(missing) > MOST_NAMED else "")
+        print(f"{args.prog}: {counted(len(missing), 'shard')} missing: {which}", file=sys.stderr)
     return 0
 
 

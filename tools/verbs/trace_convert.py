@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from opgrip.tools.verbs.verb import Verb, verbs
-from opgrip.traces.command import add_debug, add_reading
+from opgrip.traces.command import add_debug, add_reading, printable
 from opgrip.traces.cuts import Cut
 from opgrip.traces.errors import UserError
 from opgrip.traces.options import add_options, from_arguments
@@ -101,7 +101,7 @@ def _write_foreign(reader: TraceReader, target: str, args: argparse.Namespace) -
     assert format_ is not None, "it was checked"
     if format_.write_records is not None:
         with whole_file(args.output, args.force) as file:
-            format_.write_records(iter(reader), file, reader.losses)
+            format_.write_records(reader, file, reader.losses)
             if reader.missing and not args.partial:
                 raise UserError(reader.missing, "convert what there is with --partial")
         return reader.losses
@@ -189,7 +189,10 @@ def _tell(args: argparse.Namespace, losses: Losses) -> None:
     for default in losses.defaults:
         print(f"{args.prog}: {default}", file=sys.stderr)
     for (op, reason), count in losses.skipped.most_common(5):
-        print(f"{args.prog}: {counted(count, 'call')} of {op} not converted: {reason}", file=sys.stderr)
+        print(
+            f"{args.prog}: {counted(count, 'call')} of {printable(op)} not converted: {printable(reason)}",
+            file=sys.stderr,
+        )
     if len(losses.skipped) > 5:
         print(f"{args.prog}: and others: name a --report", file=sys.stderr)
     for what, count in losses.counts.most_common(5):

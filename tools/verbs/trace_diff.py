@@ -15,26 +15,54 @@ from opgrip.traces.tables import TableColumn, print_table
 from opgrip.traces.terminal import print_line
 
 if TYPE_CHECKING:
-    from opgrip.traces.differences import Difference, Row
+    from opgrip.traces.differences import Difference, OperatorRow, Row, Tolerances
 
 KINDS = ("came", "went", "counts", "shares", "values")
+OPERATORS = "operators"
+"""Shares of operators, whatever their shapes."""
+CHOICES = (*KINDS, OPERATORS)
 ANY = "any"
+SEVERAL_COUNTS, SEVERAL_LEAST = 0.1, 0.001
+"""Differences between sets of recordings that are noise: each met other inputs."""
 EXAMPLES = """\
 examples:
   opgrip trace diff main.jsonl branch.jsonl
   opgrip trace diff main.jsonl branch.jsonl --fail-on came,went -o difference.md
+  opgrip trace diff monday/ friday/ -o shifts.json       all traces of two folders, such as the recordings of a service
+  opgrip trace diff server-host-2026-11-23.shapes.json server-host-2026-11-27.shapes.json     of --new-only
+  opgrip trace diff 'monday/*.rank0.jsonl' 'friday/*.rank0.jsonl' --fail-on operators
 
 Signatures are the same where they call the same operator with arguments of the same shapes, strides, dtypes and scalars
-under the same settings, whatever their numbers. exit status: 1 where something is found that --fail-on names
+under the same settings, whatever their numbers; so they are in redacted traces. Calls are counted by step where traces
+tell their steps, and by all calls where there are several a side. exit status: 1 where something is found that
+--fail-on names
 """
 
 
 def prepare(parser: argparse.ArgumentParser) -> None:
     """The verb's options."""
-    parser.add_argument("before", type=Path, metavar="A", help="a trace, or a file of another tool")
+    parser.add_argument(
+        "before",
+        type=Path,
+        metavar="A",
+        help="a trace, a folder of traces, a pattern, a day of --new-only, or a file of another tool",
+    )
     parser.add_argument("after", type=Path, metavar="B", help="what is held against it")
     parser.add_argument(
-        "--fail-on", type=names, default=(), metavar="KINDS", help=f"exit with status 1: {','.join(KINDS)} or {ANY}"
+        "--fail-on", type=names, default=(), metavar="KINDS", help=f"exit with status 1: {','.join(CHOICES)} or {ANY}"
+    )
+    parser.add_argument(
+        "--counts",
+        type=percent,
+        metavar="PERCENT",
+        help="that counts may differ (default: nothing; of several traces a side 10%%)",
+    )
+    parser.add_argument(
+        "--least",
+        type=percent,
+        metavar="PERCENT",
+        help="of the time that a signature takes which came, went or changed its count (default: nothing; of several "
+        "traces a side 0.1%%)",
     )
     parser.add_argument(
         "--share",
@@ -55,32 +83,50 @@ def prepare(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the signatures that differ."""
-    from opgrip.traces import load
-    from opgrip.traces.differences import Tolerances, check_form, compare_traces, write_difference
+    from opgrip.traces.differences import check_form, compare_sides, load_side, paths_of, write_difference
     from opgrip.traces.errors import UserError
     from opgrip.traces.output import check_writable
 
-    if strange := [kind for kind in args.fail_on if kind not in (*KINDS, ANY)]:
-        raise UserError(f"--fail-on {strange[0]} is no difference", f"choose from {', '.join((*KINDS, ANY))}")
+    if strange := [kind for kind in args.fail_on if kind not in (*CHOICES, ANY)]:
+        raise UserError(f"--fail-on {strange[0]} is no difference", f"choose from {', '.join((*CHOICES, ANY))}")
     if args.output is not None:
         check_form(args.output)
         check_writable(args.output, args.force)
-    before, after = (load(path, args.partial, args.unbounded) for path in (args.before, args.after))
-    tolerances = Tolerances(shares=args.share, values=args.spread)
-    difference = compare_traces(before, after, (str(args.before), str(args.after)), tolerances)
+    paths = [paths_of(side) for side in (args.before, args.after)]
+    before, after = (load_side(side, args.partial, args.unbounded) for side in paths)
+    tolerances = _tolerances(args, is_several=max(map(len, paths)) > 1)
+    difference = compare_sides(before, after, (str(args.before), str(args.after)), tolerances)
     _print(difference, args.top)
     if args.output is not None:
         write_difference(difference, args.output, args.force)
-    return int(any(difference.of_kind(kind) for kind in (KINDS if ANY in args.fail_on else args.fail_on)))
+    kinds = CHOICES if ANY in args.fail_on else args.fail_on
+    return int(any(difference.operators if kind == OPERATORS else difference.of_kind(kind) for kind in kinds))
+
+
+def _tolerances(args: argparse.Namespace, is_several: bool) -> Tolerances:
+    from opgrip.traces.differences import Tolerances
+
+    counts = args.counts if args.counts is not None else SEVERAL_COUNTS * is_several
+    least = args.least if args.least is not None else SEVERAL_LEAST * is_several
+    return Tolerances(counts=counts, shares=args.share, values=args.spread, least=least)
 
 
 def _print(difference: Difference, top: int) -> None:
     for name, *sides in difference.facts:
         one, other = (printable(side if isinstance(side, str) else json.dumps(side, default=str)) for side in sides)
         print_line(f"{name:<12}{one} → {other}", sys.stdout, indent=12)
+    if difference.units != (1, 1):
+        one, other = (f"{int(units):,}" for units in difference.units)
+        print_line(f"{'counted':<12}by {difference.unit}, of {_pair(one, other)}", sys.stdout, indent=12)
     changed = difference.changed
     counts = ", ".join(f"{kind} {len(difference.of_kind(kind)):,}" for kind in KINDS)
     print_line(f"{'signatures':<12}{len(difference.rows):,}: {counts}", sys.stdout, indent=12)
+    if difference.operators:
+        print()
+        operators = difference.operators[:top]
+        print_table(
+            _operator_columns(operators), sys.stdout, f"operators whose share moved ({len(difference.operators):,})"
+        )
     if not changed:
         return
     print()
@@ -98,6 +144,14 @@ def _columns(rows: list[Row]) -> list[TableColumn]:
         TableColumn("median us", [_pair(*map(_time, row.median_us)) for row in rows], rank=1),
         TableColumn("call", [printable(row.call) for row in rows], is_number=False, least=24, most=160),
         TableColumn("values", [values_text(row) for row in rows], is_number=False, rank=2, below=True),
+    ]
+
+
+def _operator_columns(rows: list[OperatorRow]) -> list[TableColumn]:
+    return [
+        TableColumn("share of time", [_pair(*(f"{share:.1%}" for share in row.shares)) for row in rows]),
+        TableColumn("of calls", [_pair(*(f"{share:.1%}" for share in row.call_shares)) for row in rows]),
+        TableColumn("operator", [printable(row.op) for row in rows], is_number=False, least=24),
     ]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,7 +18,8 @@ from opgrip.traces.progress import Reporter
 from opgrip.traces.words import DEVICE_TIME, counted
 
 if TYPE_CHECKING:
-    from opgrip.traces.graph import Graph
+    from opgrip.traces.dataflow import Dataflow, Step, Storage
+    from opgrip.traces.graph import GraphFacts
 
 EXAMPLES = """\
 examples:
@@ -40,67 +41,76 @@ def prepare(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the critical path's share and the peak of live memory; write the graph."""
     from opgrip.traces import load
-    from opgrip.traces.graph import make_graph
+    from opgrip.traces.dataflow import Dataflow
+    from opgrip.traces.graph import graph_facts
 
     writers = {".json": as_json, ".dot": as_dot}
     if args.output is not None and args.output.suffix not in writers:
         raise UserError(f"{args.output} is neither .json nor .dot", "name one of these")
     with Reporter(args.prog).reading(args.trace):
         trace = load(args.trace, args.partial, args.unbounded)
-    if trace.calls.empty or not len(trace.storages):
+        flow = Dataflow(trace)
+        facts = graph_facts(flow)
+    if not facts.calls or not flow.has_memory:
         raise UserError(f"{args.trace} holds no dataflow", "capture it again with this version")
-    graph = make_graph(trace)
     if args.output is not None:
         with whole_file(args.output, args.force) as file:
-            for line in writers[args.output.suffix](graph):
-                file.write(f"{line}\n".encode())
-        print(f"opgrip trace graph: {counted(len(graph.steps), 'call')} to {args.output}", file=sys.stderr)
-    for line in _facts(graph):
+            file.writelines(f"{line}\n".encode() for line in writers[args.output.suffix](flow, facts))
+        print(f"opgrip trace graph: {counted(facts.calls, 'call')} to {args.output}", file=sys.stderr)
+    for line in _lines(facts):
         print(line, file=sys.stdout)
     return 0
 
 
-def as_json(graph: Graph) -> Iterator[str]:
+def as_json(flow: Dataflow, facts: GraphFacts) -> Iterator[str]:
     """The graph as one JSON object, a call or storage a line."""
-    critical = {"time_ns": graph.critical_ns, "duration_ns": graph.critical_host_ns, "calls": graph.critical_path}
-    memory = {"peak_bytes": graph.peak_bytes, "peak_at": graph.peak_at, "outside_bytes": graph.outside_bytes}
-    yield f'{{"critical_path": {json.dumps(critical)},'
+    path = ", ".join(map(str, facts.critical_path))
+    memory = {"peak_bytes": facts.peak_bytes, "peak_at": facts.peak_at, "outside_bytes": facts.outside_bytes}
+    yield f'{{"critical_path": {{"time_ns": {facts.critical_ns}, "duration_ns": {facts.critical_host_ns},'
+    yield f'"calls": [{path}]}},'
     yield f'"live_memory": {json.dumps(memory)},'
-    for name, items in (("calls", graph.steps.values()), ("storages", graph.storages.values())):
-        yield f'"{name}": ['
-        lines = [json.dumps(asdict(item)) for item in items]
-        yield from (f"{line}," for line in lines[:-1])
-        yield from lines[-1:]
-        yield "]," if name == "calls" else "]}"
+    yield '"calls": ['
+    yield from _items(step for step, _ in flow)
+    yield "],"
+    yield '"storages": ['
+    yield from _items(storage for _, new in flow for storage in new)
+    yield "]}"
 
 
-def as_dot(graph: Graph) -> Iterator[str]:
+def _items(items: Iterable[Step | Storage]) -> Iterator[str]:
+    before = ""
+    for item in items:
+        if before:
+            yield f"{before},"
+        before = json.dumps(asdict(item))
+    if before:
+        yield before
+
+
+def as_dot(flow: Dataflow, facts: GraphFacts) -> Iterator[str]:
     """The graph for Graphviz, the critical path in red."""
-    critical = set(graph.critical_path)
+    critical = set(facts.critical_path)
     yield "digraph trace {"
     yield "node [shape=box, fontname=sans]"
-    for step in graph.steps.values():
+    for step, _ in flow:
         label = json.dumps(f"{printable(step.op)}\n{printable(step.module)}\n{step.time_ns / 1e3:.1f} us")
         yield f"{step.number} [label={label}{', color=red' if step.number in critical else ''}]"
-    for step in graph.steps.values():
+    for step, _ in flow:
         for before in step.after:
             on_path = step.number in critical and before in critical
             yield f"{before} -> {step.number}{' [color=red]' if on_path else ''}"
     yield "}"
 
 
-def _facts(graph: Graph) -> Iterator[str]:
-    steps = graph.steps.values()
-    edges = sum(len(step.after) for step in graph.steps.values())
-    flow = f"{counted(edges, 'dependency', 'dependencies')}, {counted(len(graph.storages), 'storage')}"
-    yield f"calls          {len(graph.steps):,}, {flow}"
-    path = f"{counted(len(graph.critical_path), 'call')}, "
-    yield f"critical path  {path}{_part(graph.critical_ns, sum(step.time_ns for step in steps))}"
-    if any(step.device_ns is not None for step in steps):
-        host = _part(graph.critical_host_ns, sum(step.host_ns for step in steps))
-        yield f"               {DEVICE_TIME}; on the host, {host}"
-    at = "" if graph.peak_at is None else f" at call {graph.peak_at} ({printable(graph.steps[graph.peak_at].op)})"
-    peak, outside = graph.peak_bytes / 1e6, graph.outside_bytes / 1e6
+def _lines(facts: GraphFacts) -> Iterator[str]:
+    dependencies = counted(facts.dependencies, "dependency", "dependencies")
+    yield f"calls          {facts.calls:,}, {dependencies}, {counted(facts.storages, 'storage')}"
+    path = f"{counted(len(facts.critical_path), 'call')}, "
+    yield f"critical path  {path}{_part(facts.critical_ns, facts.time_ns)}"
+    if facts.has_device:
+        yield f"               {DEVICE_TIME}; on the host, {_part(facts.critical_host_ns, facts.host_ns)}"
+    at = "" if facts.peak_at is None else f" at call {facts.peak_at} ({printable(facts.peak_op)})"
+    peak, outside = facts.peak_bytes / 1e6, facts.outside_bytes / 1e6
     yield f"live memory    {peak:,.2f} MB at most{at}, and {outside:,.2f} MB from before"
 
 

@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
     for name, value in facts(trace):
         print_line(f"{name:<12}{printable(value)}", sys.stdout, indent=12)
     print()
-    if trace.calls["device_ns"].notna().any():
+    if trace.distinct_calls["device_ns"].notna().any():
         print_line(f"{DEVICE_TIME}; host us is the host's time beside it", sys.stdout)
     if KERNEL in tables and not trace.kernels:
         raise UserError(f"{args.trace} names no kernels", "capture it on a GPU with --device-time kernels")
@@ -176,9 +176,11 @@ def facts(trace: Trace) -> Iterable[tuple[str, str]]:
     """What is told of a trace above its tables, by name."""
     from opgrip.traces.accelerators import facts_in_words
     from opgrip.traces.labels import are_marks, is_mark
-    from opgrip.traces.records import FUNCTION
+    from opgrip.traces.records import FUNCTION, HIGHER_ORDER
+    from opgrip.traces.redaction.headers import REDACTED
+    from opgrip.traces.weighted import COUNT
 
-    header, calls = trace.header, trace.calls
+    header, calls = trace.header, trace.distinct_calls
     model = header.get("model")
     if isinstance(model, dict):
         yield "model", ", ".join(str(model[name]) for name in ("name", "class", "source") if name in model)
@@ -186,6 +188,8 @@ def facts(trace: Trace) -> Iterable[tuple[str, str]]:
     if "converted_from" in header:
         yield "converted", f"from a file of {header['converted_from']}"
         yield from (("default", str(text)) for text in header.get("defaults", ()))
+    if isinstance(redacted := header.get(REDACTED), dict):
+        yield "redacted", _redacted(redacted)
     command = header.get("command")
     if command is not None:
         yield "command", " ".join(map(str, command)) if isinstance(command, list) else str(command)
@@ -201,17 +205,33 @@ def facts(trace: Trace) -> Iterable[tuple[str, str]]:
     yield from facts_in_words(header.get("accelerator"))
     if "time" in header:
         yield "time", str(header["time"])
+    flight = header.get("flight")
+    if isinstance(flight, dict) and _is_count(flight.get("last")):
+        written = f", written for {flight['reason']}" if "reason" in flight else ", which nobody wrote down: a crash"
+        yield "flight", f"the last {counted(flight['last'], 'call')}{written}"
+        if _is_count(flight.get("before")):
+            yield "calls before", f"{flight['before']:,}, not in the trace"
     functions = calls[calls["kind"] == FUNCTION]
+    are_higher_order = functions["op"].astype(str).str.startswith(HIGHER_ORDER)
+    functions, higher_order = functions[~are_higher_order], functions[are_higher_order]
+    inside_higher_order = calls["inside"].astype(str).str.startswith(HIGHER_ORDER)
     operations = calls[(calls["kind"] != FUNCTION) & ~are_marks(calls)]
-    whole = len(operations)
-    inside = whole - len(trace.own_calls)
+    whole = int(operations[COUNT].sum())
+    inside = whole - int(trace.own_distinct_calls[COUNT].sum())
     inside_note = f", {inside:,} of them inside extension functions" if inside else ""
     yield "calls", f"{whole:,}{inside_note}"
     if len(functions):
         names = functions["op"].nunique()
-        below = int(calls["gripped"].sum())
-        calls_of = f"{counted(len(functions), 'call')} of {counted(names, 'function')}"
+        below = int(calls[COUNT][calls["gripped"] & ~inside_higher_order].sum())
+        calls_of = f"{counted(int(functions[COUNT].sum()), 'call')} of {counted(names, 'function')}"
         yield "gripped", f"{calls_of}, {counted(below, 'call')} below them"
+    if len(higher_order):
+        taking = ", ".join(sorted(name.removeprefix(HIGHER_ORDER) for name in {*higher_order["op"].astype(str)}))
+        below = int(calls[COUNT][inside_higher_order].sum())
+        yield (
+            "nested",
+            f"{counted(int(higher_order[COUNT].sum()), 'call')} of {taking}, {counted(below, 'call')} inside them",
+        )
     operators = [item for item in trace.signatures if item.kind != FUNCTION and not is_mark(item.op)]
     yield "signatures", f"{len(operators):,} of {counted(len({item.op for item in operators}), 'operator')}"
     if operations["perturbed"].any():
@@ -222,12 +242,24 @@ def facts(trace: Trace) -> Iterable[tuple[str, str]]:
     yield from _losses(trace)
 
 
+def _redacted(form: Mapping[str, Any]) -> str:
+    """What a redaction says that it did."""
+    kept = form.get("kept")
+    names = f", but for {', '.join(map(str, kept))}" if isinstance(kept, list) and kept else ""
+    hidden = "; custom operators have other names, and do not replay" if form.get("operators_hidden") else ""
+    return f"names, paths, texts and values are not the program's{names}{hidden}"
+
+
 def _perturbed(calls: pd.DataFrame) -> str:
     """How many calls were perturbed, and for how many of these the times of others stand."""
+    from opgrip.traces.weighted import COUNT
+
     perturbed = calls[calls["perturbed"]]
     others = perturbed["signature"].isin(calls["signature"][~calls["perturbed"]])
-    of_others = ", timed by others like them" if others.all() else f", {int(others.sum()):,} timed by others like them"
-    return f"{counted(len(perturbed), 'call')} right after the capture's own work{of_others if others.any() else ''}"
+    timed = int(perturbed[COUNT][others].sum())
+    of_others = ", timed by others like them" if others.all() else f", {timed:,} timed by others like them"
+    count = counted(int(perturbed[COUNT].sum()), "call")
+    return f"{count} right after the capture's own work{of_others if others.any() else ''}"
 
 
 def _run(name: object, steps: object, warmup: object) -> str:
@@ -250,6 +282,9 @@ def _losses(trace: Trace) -> Iterable[tuple[str, str]]:
             yield "passed by", _list_dropped(trace.end.passed_by)
         if trace.end.stopped:
             yield "stopped", f"at {trace.end.stopped}, and the program went on"
+        if trace.end.thinned:
+            left_out = [f"{what} {count:,} times" for what, count in trace.end.thinned.items()]
+            yield "left out", f"{', '.join(left_out)}: to keep within --max-overhead"
         if trace.end.without_values:
             yield "no values", _list_dropped(trace.end.without_values)
     signatures = {item.number: item for item in trace.signatures}

@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
                 packed.writelines(timeline_lines(trace))
         else:
             file.writelines(line.encode() for line in timeline_lines(trace))
-    print(f"{counted(len(trace.calls), 'call')}, in {args.output}: open it in ui.perfetto.dev", file=sys.stderr)
+    print(f"{counted(trace.call_count, 'call')}, in {args.output}: open it in ui.perfetto.dev", file=sys.stderr)
     return 0
 
 

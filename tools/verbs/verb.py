@@ -19,6 +19,7 @@ class Verb:
     prepare : adds its options to a parser
     run : does it, and gives the exit status
     runs_program : what follows `--` on the command line is a program's own, and `args.program`
+    needs_torch : its loading takes seconds, which a verb that only tells what there is does without
     """
 
     summary: str
@@ -26,6 +27,7 @@ class Verb:
     prepare: Callable[[argparse.ArgumentParser], None]
     run: Callable[[argparse.Namespace], int]
     runs_program: bool = False
+    needs_torch: bool = True
 
 
 verbs: Registry[Verb] = Registry("opgrip.tools.verbs", "opgrip.verbs")

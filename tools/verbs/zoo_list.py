@@ -87,4 +87,4 @@ def summary(traces: Sequence[ZooTrace]) -> str:
     )
 
 
-verbs.register("zoo list")(Verb("list the traces of real models that ship", EXAMPLES, prepare, run))
+verbs.register("zoo list")(Verb("list the traces of real models that ship", EXAMPLES, prepare, run, needs_torch=False))

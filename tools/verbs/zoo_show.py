@@ -68,4 +68,6 @@ def _place(trace: ZooTrace) -> str:
         return "not installed: pip install opgrip-zoo"
 
 
-verbs.register("zoo show")(Verb("show what a trace of the zoo holds and how it is made", EXAMPLES, prepare, run))
+verbs.register("zoo show")(
+    Verb("show what a trace of the zoo holds and how it is made", EXAMPLES, prepare, run, needs_torch=False)
+)

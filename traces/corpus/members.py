@@ -13,7 +13,7 @@ from opgrip.traces.foreign import format_of, formats
 from opgrip.traces.records import FORMAT
 from opgrip.traces.shipped import trace_file
 from opgrip.traces.streams import Damage, read_chunks
-from opgrip.traces.zoo import ZooTrace, read_manifest, select, zoo_file
+from opgrip.traces.zoo import ZooTrace, patterns_in, read_manifest, select, zoo_file
 
 ZOO = "zoo"
 TRACE = "trace"
@@ -94,7 +94,15 @@ def is_several(name: str) -> bool:
 
 
 def _is_zoo(name: str) -> bool:
-    return (name == ZOO or name.startswith(f"{ZOO}:")) and not Path(name).exists()
+    return (name == ZOO or name.startswith(f"{ZOO}:")) and not _is_file(name)
+
+
+def _is_file(name: str) -> bool:
+    """Whether there is something of this name, which may be longer than a file's can be."""
+    try:
+        return Path(name).exists()
+    except OSError:
+        return False
 
 
 def members_of(inputs: Iterable[str]) -> Members:
@@ -122,7 +130,7 @@ def members_of(inputs: Iterable[str]) -> Members:
 
 def _of_zoo(pattern: str) -> tuple[list[Member], list[str]]:
     """The installed traces of the zoo that a pattern matches, and the names of the others."""
-    traces = select([pattern] if pattern else [], read_manifest())
+    traces = select(patterns_in(pattern), read_manifest())
     members = [member for trace in traces if (member := _of_zoo_trace(trace)) is not None]
     if not members:
         # which tells how to install it

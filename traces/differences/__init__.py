@@ -1,6 +1,27 @@
 """What differs between two traces, whatever numbers each gives its signatures."""
 
-from opgrip.traces.differences.compare import KINDS, Difference, Row, Tolerances, compare_traces
+from opgrip.traces.differences.compare import (
+    KINDS,
+    Difference,
+    OperatorRow,
+    Row,
+    Tolerances,
+    compare_sides,
+    compare_traces,
+)
 from opgrip.traces.differences.files import check_form, write_difference
+from opgrip.traces.differences.sides import load_side, paths_of
 
-__all__ = ["KINDS", "Difference", "Row", "Tolerances", "check_form", "compare_traces", "write_difference"]
+__all__ = [
+    "KINDS",
+    "Difference",
+    "OperatorRow",
+    "Row",
+    "Tolerances",
+    "check_form",
+    "compare_sides",
+    "compare_traces",
+    "load_side",
+    "paths_of",
+    "write_difference",
+]

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from opgrip.traces.arguments import TensorSpec, tensors
+from opgrip.traces.arguments import TensorSpec
+from opgrip.traces.differences.side import TRACE, Cases, Side, unit_of
 from opgrip.traces.differences.statistics import changed_statistics, statistics_of
-from opgrip.traces.identity import key_of_case
-from opgrip.traces.listing import call_outline
-from opgrip.traces.records import Signature
 from opgrip.traces.trace import Trace
 from opgrip.traces.values import ValueModel, value_models
 
@@ -27,14 +25,16 @@ class Tolerances:
 
     Attributes
     ----------
-    counts : as a part of the larger of two numbers of calls
+    counts : as a part of the larger of two numbers of calls, in a step where steps are told
     shares : of the whole time, 0 to 1
     values : of the values' spread, or, of shares of zeros, nan and infinities, of all values
+    least : share of the time from which on a signature is told of that came, went, or is called more or less often
     """
 
     counts: float = 0.0
     shares: float = 0.05
     values: float = 0.1
+    least: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,19 +63,39 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
+class OperatorRow:
+    """An operator whose share moved, whatever the shapes were that it was called with.
+
+    Attributes
+    ----------
+    shares : of the time of each side, 0 to 1
+    call_shares : of its calls
+    """
+
+    op: str
+    shares: tuple[float, float]
+    call_shares: tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True)
 class Difference:
-    """What differs between two traces.
+    """What differs between two traces, or several on a side.
 
     Attributes
     ----------
     names : of the two
     facts : of their headers that differ: the name, and what each says
     rows : all signatures, those first that changed by most of the time
+    unit, units : what calls are counted by, `step`, `trace` or `call`, and how many of these each side has
+    operators : those whose share moved
     """
 
     names: tuple[str, str]
     facts: list[tuple[str, Any, Any]]
     rows: list[Row]
+    unit: str = TRACE
+    units: tuple[float, float] = (1, 1)
+    operators: list[OperatorRow] = field(default_factory=list)
 
     def of_kind(self, kind: str) -> list[Row]:
         """The rows that differ so."""
@@ -91,6 +111,11 @@ class Difference:
         return {
             "traces": list(self.names),
             "facts": [{"name": name, "a": one, "b": other} for name, one, other in self.facts],
+            "per": {"unit": self.unit, "a": self.units[0], "b": self.units[1]},
+            "operators": [
+                {"op": row.op, "shares": list(row.shares), "call_shares": list(row.call_shares)}
+                for row in self.operators
+            ],
             "counts": {kind: len(self.of_kind(kind)) for kind in KINDS},
             "signatures": [
                 {
@@ -111,32 +136,35 @@ class Difference:
         }
 
 
-@dataclass(slots=True)
-class _Side:
-    """Signatures of one trace that have the same key."""
-
-    signatures: list[Signature] = field(default_factory=list)
-    count: int = 0
-    share: float = 0.0
-    times_us: list[tuple[float, int]] = field(default_factory=list)
-
-    @property
-    def median_us(self) -> float | None:
-        # of several, that of the one with most calls
-        return max(self.times_us, key=lambda item: item[1])[0] if self.times_us else None
-
-
 def compare_traces(
-    before: Trace, after: Trace, names: tuple[str, str], tolerances: Tolerances = Tolerances()
+    before: Trace | Sequence[Trace],
+    after: Trace | Sequence[Trace],
+    names: tuple[str, str],
+    tolerances: Tolerances = Tolerances(),
 ) -> Difference:
-    """What differs between two traces."""
-    sides = _sides(before), _sides(after)
-    rows = [
-        _row(key, tuple(side.get(key, _Side()) for side in sides), (before, after), tolerances)  # type: ignore[arg-type]
-        for key in dict.fromkeys((*sides[0], *sides[1]))
-    ]
+    """What differs between two traces, or several on a side."""
+    sides = [_side_of([side] if isinstance(side, Trace) else side) for side in (before, after)]
+    return compare_sides(sides[0], sides[1], names, tolerances)
+
+
+def compare_sides(
+    before: Side, after: Side, names: tuple[str, str], tolerances: Tolerances = Tolerances()
+) -> Difference:
+    """What differs between the traces of two sides."""
+    unit = unit_of(before, after)
+    keys = dict.fromkeys((*before.cases, *after.cases))
+    rows = [_row(key, before, after, unit, tolerances) for key in keys]
     rows.sort(key=lambda row: (not row.kinds, -abs(row.shares[1] - row.shares[0]), -max(row.shares), row.key))
-    return Difference(names, list(_facts(before.header, after.header)), rows)
+    facts = list(_facts(before.header, after.header))
+    units = before.units(unit), after.units(unit)
+    return Difference(names, facts, rows, unit, units, list(_operators(rows, tolerances)))
+
+
+def _side_of(traces: Iterable[Trace]) -> Side:
+    side = Side()
+    for trace in traces:
+        side.add(trace)
+    return side
 
 
 def _facts(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
@@ -145,59 +173,46 @@ def _facts(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[tupl
             yield name, before.get(name), after.get(name)
 
 
-def _sides(trace: Trace) -> dict[str, _Side]:
-    calls = trace.own_calls
-    groups = calls.groupby("signature")
-    counts, medians = groups.size(), groups["time_ns"].median()
-    totals = counts * medians if medians.any() else counts.astype(float)
-    whole = max(float(totals.sum()), 1e-9)
-    contexts = _contexts(trace)
-    sides: dict[str, _Side] = {}
-    for signature in trace.signatures:
-        number = signature.number
-        if number not in counts.index:
-            continue
-        side = sides.setdefault(key_of_case(signature, contexts.get(number, {})), _Side())
-        side.signatures.append(signature)
-        side.count += int(counts[number])
-        side.share += float(totals[number]) / whole
-        side.times_us.append((float(medians[number]) / 1e3, int(counts[number])))
-    return sides
+def _operators(rows: Iterable[Row], tolerances: Tolerances) -> Iterator[OperatorRow]:
+    """The operators whose share of the time, or of the calls, moved by more than is allowed."""
+    by_op: dict[str, list[Row]] = {}
+    for row in rows:
+        by_op.setdefault(row.op, []).append(row)
+    calls = [max(1, sum(row.counts[side] for own in by_op.values() for row in own)) for side in (0, 1)]
+    changed = []
+    for op, own in by_op.items():
+        before, after = (sum(row.shares[side] for row in own) for side in (0, 1))
+        of_before, of_after = (sum(row.counts[side] for row in own) / calls[side] for side in (0, 1))
+        if max(abs(after - before), abs(of_after - of_before)) > tolerances.shares:
+            changed.append(OperatorRow(op, (before, after), (of_before, of_after)))
+    yield from sorted(changed, key=lambda row: (-abs(row.shares[1] - row.shares[0]), row.op))
 
 
-def _contexts(trace: Trace) -> dict[int, Mapping[str, Any]]:
-    """By signature, the settings of its first call."""
-    context_of = {scope.number: scope.context for scope in trace.scopes}
-    first = trace.own_calls.drop_duplicates("signature")
-    pairs = zip(first["signature"].tolist(), first["scope"].tolist(), strict=True)
-    return {signature: trace.contexts.get(context_of.get(scope) or 0, {}) for signature, scope in pairs}
-
-
-def _row(key: str, sides: tuple[_Side, _Side], traces: tuple[Trace, Trace], tolerances: Tolerances) -> Row:
-    before, after = sides
-    signature = (before.signatures or after.signatures)[0]
+def _row(key: str, before: Side, after: Side, unit: str, tolerances: Tolerances) -> Row:
+    """A signature of both sides."""
+    one, other = (side.cases.get(key, Cases()) for side in (before, after))
+    shares = one.time_ns / max(before.time_ns, 1e-9), other.time_ns / max(after.time_ns, 1e-9)
     values: tuple[tuple[int, str, Any, Any], ...] = ()
     kinds: list[str] = []
-    if not before.count or not after.count:
-        kinds.append(WENT if before.count else CAME)
+    if not one.count or not other.count:
+        if max(shares) >= tolerances.least:
+            kinds.append(WENT if one.count else CAME)
     else:
-        if abs(after.count - before.count) > tolerances.counts * max(before.count, after.count):
+        rates = one.count / before.units(unit), other.count / after.units(unit)
+        # beyond what rounding makes of a rate
+        moved = abs(rates[1] - rates[0]) > (tolerances.counts + 1e-9) * max(rates)
+        if moved and max(shares) >= tolerances.least:
             kinds.append(COUNTS)
-        if abs(after.share - before.share) > tolerances.shares:
+        if abs(shares[1] - shares[0]) > tolerances.shares:
             kinds.append(SHARES)
-        models = [list(_models(side.signatures[0], trace.values)) for side, trace in zip(sides, traces, strict=True)]
-        values = tuple(_changed_values(models[0], models[1], tolerances.values))
+        values = tuple(_changed_values(one.models, other.models, tolerances.values))
         if values:
             kinds.append(VALUES)
+    first = one if one.count else other
     return Row(
-        *(key, signature.op, call_outline(signature), (before.count, after.count), (before.share, after.share)),
-        *((before.median_us, after.median_us), values, tuple(kinds)),
+        *(key, first.op, first.call, (one.count, other.count), shares, (one.median_us, other.median_us), values),
+        tuple(kinds),
     )
-
-
-def _models(signature: Signature, values: Mapping[int, ValueModel]) -> Iterator[tuple[TensorSpec, ValueModel | None]]:
-    for spec in tensors([signature.args, signature.kwargs]):
-        yield spec, None if spec.values is None else values.get(spec.values)
 
 
 def _changed_values(

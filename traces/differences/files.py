@@ -49,6 +49,13 @@ def _as_markdown(difference: Difference) -> Iterator[str]:
     for name, one, other in difference.facts:
         yield f"- {name}: {_cell(one)} → {_cell(other)}"
     yield ""
+    if difference.operators:
+        yield "| operator | share of time | share of calls |"
+        yield "| --- | ---: | ---: |"
+        for item in difference.operators:
+            shares, calls = (f"{one:.1%} → {other:.1%}" for one, other in (item.shares, item.call_shares))
+            yield f"| `{_cell(item.op)}` | {shares} | {calls} |"
+        yield ""
     yield "| what | calls | share | call | values |"
     yield "| --- | ---: | ---: | --- | --- |"
     for row in difference.changed:

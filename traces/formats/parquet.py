@@ -8,33 +8,30 @@ same records again.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import IO, Any
 
-import torch
+import numpy as np
 
-from opgrip.traces.arguments import FormatError, TensorSpec, encode
-from opgrip.traces.extras import needed
+from opgrip.traces.arguments import FormatError
+from opgrip.traces.call_blocks import NONE, CallBlock
+from opgrip.traces.call_forms import FAR_AWAY, NEGATIVE, counts_by_place
 from opgrip.traces.foreign import ForeignFile, Format, Head, Losses, formats
-from opgrip.traces.formats.parquet_files import EXTRA, MAGIC, MARK, footer_of, open_parquet, rows_of
-from opgrip.traces.names import plain_name, tensor_outline
-from opgrip.traces.record_forms import from_json, to_json
-from opgrip.traces.records import Calls, Header, Record, Scope, Signature, Thread
+from opgrip.traces.formats.parquet_files import MAGIC, MARK, batches_of, footer_of, open_parquet
+from opgrip.traces.formats.parquet_table import ALONE, NUMBERS, RECORDS, STORAGES, ParquetTable
+from opgrip.traces.integer_text import Integers
+from opgrip.traces.json_values import LATEST_NS, integer, integers
+from opgrip.traces.reader import TraceReader
+from opgrip.traces.record_forms import from_json
+from opgrip.traces.records import NO_STORAGE, Header, Record
+from opgrip.traces.step_starts import find_step_starts
+from opgrip.traces.storage_codes import decode_storages
 from opgrip.traces.words import counted
 
-ALONE = b"opgrip.records"
-"""Key of the note that has the records of a trace without calls."""
-NUMBERS = ("signature", "scope", "start_ns", "duration_ns", "device_ns", "stream")
-NAMES = ("op", "kind", "arguments", "module", "function", "file", "phase", "inside", "thread")
-RECORDS = "records"
-GROUP = 1 << 16
-"""Calls that are written at a time."""
 MOST_TEXT = 64 << 20
 """Bytes of the records between two blocks."""
-MOST_OUTLINE = 1000
-"""Characters of the arguments of a call, for people."""
 
 
 def recognizes(head: Head) -> bool:
@@ -43,133 +40,18 @@ def recognizes(head: Head) -> bool:
 
 
 def write_records(records: Iterable[Record], file: IO[bytes], losses: Losses) -> None:
-    """A trace's records as they come."""
-    table = _Table(file)
-    for record in records:
+    """A trace's records as they come; they are gone through three times where the trace has steps."""
+    columns = records.columns if isinstance(records, TraceReader) else records.__iter__
+    table = ParquetTable(file, None if isinstance(records, Iterator) else find_step_starts(columns))
+    for record in columns():
         table.add(record)
     table.close()
 
 
-class _Table:
-    """A file that is being written. The last block is held back, as what follows it stands with it."""
-
-    def __init__(self, file: IO[bytes]) -> None:
-        self._arrow = needed("pyarrow", EXTRA)
-        self._parquet = needed("pyarrow.parquet", EXTRA)
-        self._file = file
-        self._writer: Any = None
-        self._columns: dict[str, list[Any]] = {name: [] for name in (*NUMBERS, *NAMES, RECORDS)}
-        self._lines: list[str] = []
-        self._block: Calls | None = None
-        self._signatures: dict[int, Signature] = {}
-        self._outlines: dict[int, str] = {}
-        self._scopes: dict[int, Scope] = {}
-        self._threads: dict[int, str] = {}
-
-    def add(self, record: Record) -> None:
-        """Add a record."""
-        match record:
-            case Signature():
-                self._signatures[record.number] = record
-                self._outlines[record.number] = outline(record)
-            case Scope():
-                self._scopes[record.number] = record
-            case Thread():
-                self._threads[record.number] = record.name
-        form = to_json(record)
-        if isinstance(record, Calls) and record.signature:
-            self._end_block()
-            self._block = record
-            for name in ("start_ns", "signature", "scope", "after_ns", "duration_ns", "streams"):
-                form.pop(name, None)
-            form["device_ns"] = bool(record.device_ns)
-            form["rows"] = len(record.signature)
-        self._lines.append(json.dumps(form, allow_nan=False, separators=(",", ":")))
-
-    def close(self) -> None:
-        """Write what remains."""
-        self._end_block()
-        if self._columns[RECORDS] or self._writer is None:
-            self._write()
-        self._writer.close()
-
-    def _end_block(self) -> None:
-        """Move the block that was held back to the rows, with the records around it."""
-        block = self._block
-        if block is None:
-            return
-        columns = self._columns
-        columns["signature"] += block.signature
-        columns["scope"] += block.scope
-        columns["start_ns"] += block.start_ns
-        columns["duration_ns"] += block.duration_ns
-        count = len(block.signature)
-        columns["device_ns"] += [None if time < 0 else time for time in block.device_ns] or [None] * count
-        columns["stream"] += block.streams or [0] * count
-        self._add_names(block)
-        columns[RECORDS] += ["\n".join(self._lines), *[None] * (count - 1)]
-        self._lines.clear()
-        self._block = None
-        if len(columns[RECORDS]) >= GROUP:
-            self._write()
-
-    def _add_names(self, block: Calls) -> None:
-        columns = self._columns
-        empty_scope, empty = Scope(0, "", "", ""), Signature(0, "", "", (), {})
-        for number in block.signature:
-            signature = self._signatures.get(number, empty)
-            columns["op"].append(signature.op)
-            columns["kind"].append(signature.kind)
-            columns["arguments"].append(self._outlines.get(number, ""))
-        for number in block.scope:
-            scope = self._scopes.get(number, empty_scope)
-            # as `Trace.calls` has it: a backward call is of the module that its forward call was of
-            origin = self._scopes.get(scope.forward, scope) if scope.forward is not None else scope
-            for name in ("module", "function", "file"):
-                columns[name].append(getattr(origin, name))
-            columns["phase"].append(scope.phase)
-            columns["inside"].append(scope.inside)
-        columns["thread"] += [self._threads.get(block.thread, str(block.thread))] * len(block.scope)
-
-    def _write(self) -> None:
-        arrow = self._arrow
-        fields = [arrow.field(name, arrow.int64()) for name in NUMBERS]
-        fields += [arrow.field(name, arrow.string()) for name in (*NAMES, RECORDS)]
-        if self._writer is None:
-            notes = {MARK: b"1"}
-            if not self._columns[RECORDS]:
-                notes[ALONE] = "\n".join(self._lines).encode("utf-8", "backslashreplace")
-            self._writer = self._parquet.ParquetWriter(
-                self._file, arrow.schema(fields, metadata=notes), compression="zstd"
-            )
-        self._writer.write_table(arrow.table(self._columns, arrow.schema(fields)))
-        for column in self._columns.values():
-            column.clear()
-
-
-def outline(signature: Signature) -> str:
-    """A call's arguments in short: `float32[2,3], 1, alpha=2`."""
-    named = (f"{name}={_outline(value)}" for name, value in signature.kwargs.items())
-    text = ", ".join([*map(_outline, signature.args), *named])
-    return text if len(text) <= MOST_OUTLINE else f"{text[: MOST_OUTLINE - 1]}…"
-
-
-def _outline(value: Any) -> str:
-    match value:
-        case TensorSpec():
-            return tensor_outline(value.dtype, value.shape)
-        case list() | tuple():
-            return f"[{', '.join(map(_outline, value))}]"
-        case None | bool() | int() | float() | str():
-            return repr(value)
-        case torch.dtype() | torch.layout() | torch.memory_format() | torch.device():
-            return plain_name(value)
-    return json.dumps(encode(value))
-
-
-def read(file: ForeignFile) -> Iterator[Record]:
+def read(file: ForeignFile) -> Iterator[Record | CallBlock]:
     """The records of a trace, in their order."""
-    content = open_parquet(file, {**dict.fromkeys(NUMBERS, "int64"), RECORDS: "string"}, (RECORDS,))
+    kinds = {**dict.fromkeys(NUMBERS, "int64"), RECORDS: "string"}
+    content = open_parquet(file, kinds, (RECORDS,), streamed=True)
     notes = content.schema_arrow.metadata or {}
     records = _records(file, content, notes.get(ALONE, b""))
     first = next(records, None)
@@ -182,23 +64,49 @@ def read(file: ForeignFile) -> Iterator[Record]:
         yield record
 
 
-def _records(file: ForeignFile, content: Any, alone: bytes) -> Iterator[Record]:
+def _records(file: ForeignFile, content: Any, alone: bytes) -> Iterator[Record | CallBlock]:
     for written in alone.splitlines():
         yield from _known(file, file.parse(written))
-    rows = rows_of(file, content, (*NUMBERS, RECORDS), MOST_TEXT)
-    for row in rows:
-        text = row[RECORDS]
-        if not isinstance(text, str):
-            raise file.damage("a call stands in no block")
-        has_block = False
-        for line in text.split("\n"):
-            form = file.parse(line)
-            if isinstance(form, dict) and form.get("type") == "calls" and "rows" in form and not has_block:
-                has_block = True
-                form = _block(file, form, row, rows)
-            yield from _known(file, form)
-        if not has_block:
-            raise file.damage("a call stands in no block")
+    names = [*NUMBERS, *([STORAGES] if _has_storages(file, content) else []), RECORDS]
+    block: _Block | None = None
+    for batch in batches_of(file, content, names, MOST_TEXT):
+        places = np.flatnonzero(batch.column(RECORDS).is_valid().to_numpy(zero_copy_only=False)).tolist()
+        for first, stop in _parts(places, batch.num_rows):
+            rows = batch.slice(first, stop - first)
+            text = rows.column(RECORDS)[0].as_py()
+            if text is not None:
+                if block is not None:
+                    raise block.too_short()
+                before, block = _open_block(file, text)
+                yield from before
+            if block is None:
+                raise file.damage("a call stands in no block")
+            block.add(rows)
+            if block.rows == block.count:
+                try:
+                    yield block.block()
+                except FormatError as error:
+                    raise file.damage(str(error)) from error
+                yield from block.after()
+                block = None
+    if block is not None:
+        raise block.too_short()
+
+
+def _has_storages(file: ForeignFile, content: Any) -> bool:
+    """Whether the storages have a column; files of earlier versions have them among the records."""
+    types = {field.name: str(field.type) for field in content.schema_arrow}
+    if STORAGES not in types:
+        return False
+    if types[STORAGES].partition("<")[0] != "list" or not types[STORAGES].endswith(": int64>"):
+        raise file.damage(f"its column {STORAGES} is {types[STORAGES][:40]}, not lists of int64")
+    return True
+
+
+def _parts(places: list[int], count: int) -> Iterator[tuple[int, int]]:
+    """The rows of a batch from each of some places to the next, and those before the first."""
+    bounds = [*([] if places[:1] == [0] else [0]), *places, count]
+    yield from ((first, stop) for first, stop in pairwise(bounds) if stop > first)
 
 
 def _known(file: ForeignFile, form: Any) -> Iterator[Record]:
@@ -213,32 +121,120 @@ def _known(file: ForeignFile, form: Any) -> Iterator[Record]:
         yield record
 
 
-def _block(
-    file: ForeignFile, form: Mapping[str, Any], first: Mapping[str, Any], rows: Iterator[dict[str, Any]]
-) -> dict[str, Any]:
-    """The form of a block with its columns again."""
-    count = form["rows"]
-    if type(count) is not int or count < 1:
-        raise file.damage("a block of no calls")
-    block = [first]
-    while len(block) < count:
-        row = next(rows, None)
-        if row is None or row[RECORDS] is not None:
-            raise file.damage(f"a block has {counted(len(block), 'call')}, not {count}")
-        block.append(row)
-    starts = [row["start_ns"] for row in block]
-    if not all(type(start) is int for start in starts):
-        raise file.damage("a call without a time")
-    after = [later - earlier for earlier, later in pairwise(starts)]
-    columns: dict[str, Any] = {name: [row[name] for row in block] for name in ("signature", "scope", "duration_ns")}
-    columns |= {"start_ns": starts[0], "after_ns": [0, *after]}
-    streams = [row["stream"] for row in block]
-    if any(streams):
-        columns["streams"] = streams
-    if form.get("device_ns") is True:
-        columns["device_ns"] = [-1 if row["device_ns"] is None else row["device_ns"] for row in block]
-    rest = {name: value for name, value in form.items() if name not in ("rows", "device_ns")}
-    return {**rest, **columns}
+@dataclass(slots=True)
+class _Block:
+    """A block of calls whose rows are being read.
+
+    Attributes
+    ----------
+    rest : what it has besides its columns
+    lines : the records behind it, not parsed
+    """
+
+    file: ForeignFile
+    rest: Mapping[str, Any]
+    count: int
+    lines: list[str]
+    rows: int = 0
+    pieces: list[Any] = field(default_factory=list)
+
+    def add(self, rows: Any) -> None:
+        """Add rows of a batch."""
+        self.rows += rows.num_rows
+        self.pieces.append(rows)
+        if self.rows > self.count:
+            raise self.file.damage("a call stands in no block")
+
+    def too_short(self) -> Exception:
+        """What to tell where the rows end before the block does."""
+        return self.file.damage(f"a block has {counted(self.rows, 'call')}, not {self.count}")
+
+    def after(self) -> Iterator[Record]:
+        """The records behind it."""
+        for line in self.lines:
+            yield from _known(self.file, self.file.parse(line))
+
+    def block(self) -> CallBlock:
+        """The block with its columns again.
+
+        Raises
+        ------
+        FormatError : where they do not go together
+        """
+        if any(piece.column("start_ns").null_count for piece in self.pieces):
+            raise self.file.damage("a call without a time")
+        rest = self.rest
+        start_ns, duration_ns = self._column("start_ns"), self._column("duration_ns")
+        _check_times(start_ns, duration_ns)
+        tensors, storages = self._storages()
+        streams = self._column("stream")
+        return CallBlock(
+            integer(rest.get("thread")),
+            self._column("signature"),
+            self._column("scope"),
+            start_ns,
+            duration_ns,
+            tensors,
+            storages,
+            integer(rest.get("newest", NO_STORAGE)),
+            self._column("device_ns", null=-1) if rest.get("device_ns") is True else NONE,
+            counts_by_place(rest, "page_faults", self.count),
+            streams if streams.any() else NONE,
+            counts_by_place(rest, "perturbed", self.count),
+        )
+
+    def _column(self, name: str, null: int | None = None) -> Integers:
+        pieces = [piece.column(name) for piece in self.pieces]
+        if null is not None:
+            pieces = [piece.fill_null(null) for piece in pieces]
+        if any(piece.null_count for piece in pieces):
+            raise self.file.damage(f"a call without the whole number {name}")
+        return np.concatenate([piece.to_numpy(zero_copy_only=False) for piece in pieces])
+
+    def _storages(self) -> tuple[Integers, Integers]:
+        """How many tensors each call has, and the memory of each."""
+        tensors = self.rest.get("tensors")
+        if isinstance(tensors, list):
+            # of a file of an earlier version
+            newest = integer(self.rest.get("newest", NO_STORAGE))
+            storages = integers(decode_storages(integers(self.rest.get("storages", [])), newest))
+            counts = np.array(integers(tensors), dtype=np.int64)
+            if len(counts) and (len(counts) != self.count or counts.min() < 0 or sum(tensors) != len(storages)):
+                raise FormatError("a block of calls whose storages are not those of its calls")
+            return counts, np.array(storages, dtype=np.int64)
+        if tensors is not True:
+            return NONE, NONE
+        lists = [piece.column(STORAGES) for piece in self.pieces if STORAGES in piece.schema.names]
+        numbers = [piece.flatten() for piece in lists]
+        if not lists or any(piece.null_count for piece in (*lists, *numbers)):
+            raise FormatError("calls whose storages are missing")
+        counts = np.concatenate([piece.value_lengths().to_numpy(zero_copy_only=False) for piece in lists])
+        return counts.astype(np.int64), np.concatenate([piece.to_numpy(zero_copy_only=False) for piece in numbers])
+
+
+def _check_times(start_ns: Integers, duration_ns: Integers) -> None:
+    if duration_ns.min() < 0:
+        raise FormatError(NEGATIVE)
+    # arranged so that no difference goes beyond 64 bits
+    if start_ns.min() < -LATEST_NS or start_ns.max() > LATEST_NS or (duration_ns - LATEST_NS > -start_ns).any():
+        raise FormatError(FAR_AWAY)
+
+
+def _open_block(file: ForeignFile, text: str) -> tuple[Iterator[Record], _Block]:
+    """The records before a block, and the block, of the text at its first call."""
+    lines = text.split("\n")
+    for place, line in enumerate(lines):
+        # every block without rows of its own has none of this name
+        form = file.parse(line) if '"rows"' in line else None
+        if isinstance(form, dict) and form.get("type") == "calls" and "rows" in form:
+            count = form["rows"]
+            if type(count) is not int or count < 1:
+                raise file.damage("a block of no calls")
+            before = (record for earlier in lines[:place] for record in _known(file, file.parse(earlier)))
+            return before, _Block(file, form, count, lines[place + 1 :])
+    for line in lines:
+        file.parse(line)
+    raise file.damage("a call stands in no block")
 
 
 formats.register("parquet")(

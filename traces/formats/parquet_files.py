@@ -10,7 +10,7 @@ from opgrip.traces.errors import one_line
 from opgrip.traces.extras import needed
 from opgrip.traces.foreign import MOST_BYTES, ForeignFile
 from opgrip.traces.formats.parquet_pages import page_bytes
-from opgrip.traces.limits import DECOMPRESSED
+from opgrip.traces.limits import DECOMPRESSED, Allowance
 
 MAGIC = b"PAR1"
 MARK = b"opgrip.trace"
@@ -19,7 +19,9 @@ EXTRA = "results"
 FOOTER_BYTES = 64 << 20
 ROWS = 256
 """Rows that are in memory at a time."""
-MOST_ROWS = 10_000_000
+BLOCK_ROWS = 1 << 14
+"""The same, where they stay columns."""
+MOST_ROWS = Allowance("rows", 10_000_000, 1)
 """Of a file; rows that repeat cost it nothing."""
 
 
@@ -39,13 +41,14 @@ def footer_of(path: Path) -> bytes:
         return b""
 
 
-def open_parquet(file: ForeignFile, kinds: Mapping[str, str], texts: Sequence[str] = ()) -> Any:
+def open_parquet(file: ForeignFile, kinds: Mapping[str, str], texts: Sequence[str] = (), streamed: bool = False) -> Any:
     """A file whose columns were checked, as pyarrow's `ParquetFile`.
 
     Parameters
     ----------
     kinds : of the columns that it must have, `string`, `int64` or `double`
     texts : columns whose texts are read as numbers of a dictionary, so that one text in many rows stays one
+    streamed : whether what was read is given away, so that only what a compressed file may hold bounds its size
 
     Raises
     ------
@@ -53,9 +56,11 @@ def open_parquet(file: ForeignFile, kinds: Mapping[str, str], texts: Sequence[st
     """
     parquet = needed("pyarrow.parquet", EXTRA)
     arrow, broken = needed("pyarrow", EXTRA), _broken()
-    most = min(MOST_BYTES, DECOMPRESSED.of(file.path.stat().st_size))
+    file_bytes = file.path.stat().st_size
+    most = DECOMPRESSED.of(file_bytes) if streamed else min(MOST_BYTES, DECOMPRESSED.of(file_bytes))
     try:
-        content = parquet.ParquetFile(file.path, read_dictionary=list(texts))
+        # what is read ahead would stay in memory until the file ends
+        content = parquet.ParquetFile(file.path, read_dictionary=list(texts), pre_buffer=False)
         fields = {field.name: field.type for field in content.schema_arrow}
         metadata = content.metadata
         with file.path.open("rb") as raw:
@@ -72,8 +77,8 @@ def open_parquet(file: ForeignFile, kinds: Mapping[str, str], texts: Sequence[st
             raise file.damage(f"its column {name} is {'missing' if field is None else str(field)[:40]}, not {kind}")
     if size > most:
         raise file.refusal(f"it holds more than {most >> 20:,} MB")
-    if not file.unbounded and metadata.num_rows > MOST_ROWS:
-        raise file.refusal(f"it has more than {MOST_ROWS:,} rows")
+    if not file.unbounded and metadata.num_rows > MOST_ROWS.of(file_bytes):
+        raise file.refusal(f"it has more than {MOST_ROWS.of(file_bytes):,} rows")
     return content
 
 
@@ -88,8 +93,21 @@ def rows_of(file: ForeignFile, content: Any, columns: Sequence[str], most_text: 
     ------
     UserError : where a part of it cannot be read, or its texts are longer
     """
+    for batch in batches_of(file, content, columns, most_text, ROWS):
+        try:
+            lists = {name: batch.column(name).to_pylist() for name in batch.schema.names}
+        except _broken() as error:
+            raise file.damage(one_line(error)) from error
+        for place in range(batch.num_rows):
+            yield {name: values[place] for name, values in lists.items()}
+
+
+def batches_of(
+    file: ForeignFile, content: Any, columns: Sequence[str], most_text: int, rows: int = BLOCK_ROWS
+) -> Iterator[Any]:
+    """The same as batches of Arrow, of at most so many rows."""
     arrow, compute, broken = needed("pyarrow", EXTRA), needed("pyarrow.compute", EXTRA), _broken()
-    batches = content.iter_batches(ROWS, columns=list(columns))
+    batches = content.iter_batches(rows, columns=list(columns))
     while True:
         try:
             batch = next(batches, None)
@@ -97,12 +115,10 @@ def rows_of(file: ForeignFile, content: Any, columns: Sequence[str], most_text: 
                 return
             for column in batch.columns:
                 if _text_bytes(arrow, compute, column) > most_text and not file.unbounded:
-                    raise file.refusal(f"the texts of {ROWS} rows have more than {most_text:,} bytes")
-            lists = {name: batch.column(name).to_pylist() for name in batch.schema.names}
+                    raise file.refusal(f"the texts of {rows} rows have more than {most_text:,} bytes")
         except broken as error:
             raise file.damage(one_line(error)) from error
-        for place in range(batch.num_rows):
-            yield {name: values[place] for name, values in lists.items()}
+        yield batch
 
 
 def _broken() -> tuple[type[Exception], ...]:

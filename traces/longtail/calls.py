@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import isnan
 from typing import TypeAlias
+
+import pandas as pd
 
 from opgrip.traces.labels import are_marks
 from opgrip.traces.longtail.operators import Operation
@@ -16,6 +18,11 @@ from opgrip.traces.trace import Trace
 LOCALS = ".<locals>."
 BACKWARD = "backward"
 
+KEPT_CALLS = 1 << 19
+"""Calls of a trace that are kept, some 500 bytes each; those of a longer one are made as often as they are needed."""
+
+Thread: TypeAlias = tuple[int, int]
+"""Codes of the process and the thread in a trace's table."""
 Function: TypeAlias = tuple[str, str]
 """File and name of a function; empty for what no function of the program did."""
 
@@ -52,42 +59,72 @@ class MadeCall:
     gives: tuple[int, ...]
 
 
-def threads_of(trace: Trace, operations: Mapping[int, Operation]) -> list[list[MadeCall]]:
-    """The calls that the program made itself, those of each thread in their order."""
-    places = _places(trace)
-    calls_by_thread: dict[tuple[int, int], list[MadeCall]] = {}
-    for thread, call in _calls(trace, operations, places):
-        calls_by_thread.setdefault(thread, []).append(call)
-    return list(calls_by_thread.values())
+class MadeCalls:
+    """The calls that a trace's program made itself; those of a long trace are made whenever they are gone through."""
 
+    def __init__(self, trace: Trace, operations: Mapping[int, Operation]) -> None:
+        self._trace = trace
+        self._operations = operations
+        self._places = _places(trace)
+        self._kept: list[tuple[Thread, MadeCall]] | None = None
+        self.threads: list[Thread] = list(dict.fromkeys(thread for thread, _ in self._made()))
 
-def _calls(
-    trace: Trace, operations: Mapping[int, Operation], places: Mapping[int, Place]
-) -> Iterator[tuple[tuple[int, int], MadeCall]]:
-    calls = trace.calls
-    own = calls[calls["inside"].isna() & ~are_marks(calls)]
-    threads = zip(own["process"].cat.codes.tolist(), own["thread"].cat.codes.tolist(), strict=True)
-    names = (
-        *("signature", "module", "scope", "line", "start_ns", "duration_ns", "host_ns", "perturbed", "device_ns"),
-        *("tensors", "first_storage"),
-    )
-    columns = (own[name].tolist() for name in names)
-    memory: list[int] = trace.storages.tolist()
-    for number, thread, *values in zip(own.index.tolist(), threads, *columns, strict=True):
-        signature, module, scope, line, start, duration, host, perturbed, device, count, first = values
-        operation = operations.get(signature)
-        if operation is None:
-            # the trace is damaged
-            continue
-        takes, gives = operation.interface.memory_of(tuple(memory[first : first + count]))
-        device_ns = None if isnan(device) else device
-        yield (
-            thread,
-            MadeCall(
-                *(number, operation, places.get(scope), str(module), scope, line, signature),
-                *(start, duration, host, perturbed, device_ns, takes, gives),
-            ),
+    def __iter__(self) -> Iterator[MadeCall]:
+        """All, in the order in which they started."""
+        return (call for _, call in self._made())
+
+    def of(self, thread: Thread) -> Iterator[MadeCall]:
+        """Those of a thread, in their order."""
+        return (call for own, call in self._made(thread) if own == thread)
+
+    def distinct(self) -> pd.DataFrame:
+        """Those of `Trace.distinct_calls` that are made at a place."""
+        calls = _own(self._trace.distinct_calls)
+        return calls[calls["signature"].isin(list(self._operations)) & calls["scope"].isin(list(self._places))]
+
+    def _made(self, thread: Thread | None = None) -> Iterator[tuple[Thread, MadeCall]]:
+        if self._kept is not None:
+            yield from self._kept
+            return
+        if self._trace.call_count <= KEPT_CALLS:
+            self._kept = [item for calls, memory in self._parts() for item in self._calls(_own(calls), memory)]
+            yield from self._kept
+            return
+        for calls, memory in self._parts():
+            own = _own(calls)
+            if thread is not None:
+                own = own[(own["process"].cat.codes == thread[0]) & (own["thread"].cat.codes == thread[1])]
+            yield from self._calls(own, memory)
+
+    def _parts(self) -> Iterator[tuple[pd.DataFrame, list[int]]]:
+        return ((calls, storages.tolist()) for calls, storages in self._trace.call_parts())
+
+    def _calls(self, own: pd.DataFrame, memory: Sequence[int]) -> Iterator[tuple[Thread, MadeCall]]:
+        threads = zip(own["process"].cat.codes.tolist(), own["thread"].cat.codes.tolist(), strict=True)
+        names = (
+            *("signature", "module", "scope", "line", "start_ns", "duration_ns", "host_ns", "perturbed", "device_ns"),
+            *("tensors", "first_storage"),
         )
+        columns = (own[name].tolist() for name in names)
+        for number, thread, *values in zip(own.index.tolist(), threads, *columns, strict=True):
+            signature, module, scope, line, start, duration, host, perturbed, device, count, first = values
+            operation = self._operations.get(signature)
+            if operation is None:
+                # the trace is damaged
+                continue
+            takes, gives = operation.interface.memory_of(tuple(memory[first : first + count]))
+            device_ns = None if isnan(device) else device
+            yield (
+                thread,
+                MadeCall(
+                    *(number, operation, self._places.get(scope), str(module), scope, line, signature),
+                    *(start, duration, host, perturbed, device_ns, takes, gives),
+                ),
+            )
+
+
+def _own(calls: pd.DataFrame) -> pd.DataFrame:
+    return calls[calls["inside"].isna() & ~are_marks(calls)]
 
 
 def _places(trace: Trace) -> dict[int, Place]:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from operator import attrgetter
 
-from opgrip.traces.longtail.calls import BACKWARD, Function, MadeCall, function_of, threads_of
+from opgrip.traces.longtail.calls import BACKWARD, Function, MadeCall, MadeCalls, function_of
 from opgrip.traces.longtail.commands import grip_command, pattern_of
-from opgrip.traces.longtail.invocations import count_invocations
+from opgrip.traces.longtail.invocations import Invocations
 from opgrip.traces.longtail.operators import operation_of
 from opgrip.traces.longtail.times import CaptureCost, Times, measure_times
-from opgrip.traces.longtail.traffic import Traffic
-from opgrip.traces.runs import runs_of
+from opgrip.traces.longtail.traffic import Borders, Traffic
+from opgrip.traces.runs import in_runs
 from opgrip.traces.trace import Trace
 
 FEWEST_LAUNCHES = 3
@@ -29,7 +30,7 @@ class LongTailFunction:
     Attributes
     ----------
     pattern : what `--grip` calls it
-    calls : how often it was called, as told by the lines of its operators: see `count_invocations`
+    calls : how often it was called, as told by the lines of its operators: see `Invocations`
     launches, backward_launches : operators that it and its backward pass called, in all
     operator_ns : time in these, of the device for those that worked on one
     between_ns : time between two of them that follow each other on the host, backward pass included
@@ -129,57 +130,115 @@ def find_longtail(
     for trace in traces:
         speed = bandwidth(trace)
         bandwidths.add(speed)
-        threads = _add(trace, sums, speed, cost)
-        launches.append(sum(map(len, threads)))
-        device_launches += sum(call.device_ns is not None for thread in threads for call in thread)
+        counts = _add(trace, sums, speed, cost)
+        launches.append(counts.calls)
+        device_launches += counts.device_calls
     wall = sum(item.operator_ns + item.between_ns for item in sums.values())
     functions = [_function(file, name, item) for (file, name), item in sums.items() if name and item.is_long_tail]
     functions.sort(key=attrgetter("saving_ns"), reverse=True)
     return LongTail(functions, len(launches), sum(launches), wall, tuple(sorted(bandwidths)), device_launches)
 
 
-def _add(trace: Trace, sums: dict[Function, _Sum], bandwidth: float, cost: CaptureCost) -> list[list[MadeCall]]:
-    """Add a trace's calls to what is known of each function; gives these by thread."""
+@dataclass(slots=True)
+class _Counts:
+    """How many calls a trace has, and how many of them have a time on a device."""
+
+    calls: int = 0
+    device_calls: int = 0
+
+
+@dataclass(slots=True)
+class _Run:
+    """What adds up of one run of calls."""
+
+    function: Function
+    is_backward: bool
+    launches: int = 0
+    operator_ns: float = 0
+    dense_ns: float = 0
+    between_ns: float = 0
+    gaps_ns: float = 0
+    host_ns: float = 0
+    borders: Borders = field(default_factory=Borders)
+
+    def add(self, call: MadeCall, before: MadeCall | None, times: Times) -> None:
+        """Add a call, which follows another one."""
+        self.launches += 1
+        operator_ns = times.operator_ns(call)
+        self.operator_ns += operator_ns
+        self.dense_ns += operator_ns if call.operation.dense else 0
+        self.host_ns += times.host_ns(call)
+        if before is not None:
+            self.between_ns += times.between_ns(before, call)
+            self.gaps_ns += times.gap_ns(before, call)
+
+
+def _add(trace: Trace, sums: dict[Function, _Sum], bandwidth: float, cost: CaptureCost) -> _Counts:
+    """Add a trace's calls to what is known of each function."""
     operations = {signature.number: operation_of(signature) for signature in trace.signatures}
-    threads = threads_of(trace, operations)
+    calls = MadeCalls(trace, operations)
     traffic = Traffic()
-    traffic.note(sorted((call for thread in threads for call in thread), key=attrgetter("number")))
-    runs = [run for thread in threads for _, run in runs_of(thread)]
-    times = measure_times(runs, trace.observed, cost)
-    here: dict[Function, float] = {}
-    for run in runs:
-        function = function_of(run[0])
-        own = sums.setdefault(function, _Sum())
-        size = traffic.bytes_of(run)
-        own.bytes += size
-        own.fused_ns += size / bandwidth * 1e9
-        wall = _add_run(own, run, times)
-        here[function] = here.get(function, 0.0) + wall
-    for thread in threads:
-        for function, calls in count_invocations(thread).items():
-            sums[function].calls += calls
-    for function, wall in here.items():
+    traffic.note(calls)
+    times = measure_times(calls, trace.observed, cost)
+    counts = _Counts()
+    wall_by_function: dict[Function, float] = {}
+    calls_by_function: Counter[Function] = Counter()
+    for thread in calls.threads:
+        invocations = Invocations()
+        for run in _runs(_counted(calls.of(thread), counts, invocations), traffic, times):
+            _add_run(sums.setdefault(run.function, _Sum()), run, bandwidth)
+            wall = run.operator_ns + run.between_ns
+            wall_by_function[run.function] = wall_by_function.get(run.function, 0.0) + wall
+        calls_by_function.update(invocations.counts)
+    for function, wall in wall_by_function.items():
         own = sums[function]
+        own.calls += calls_by_function[function]
         own.traces += 1
         pattern = pattern_of(trace.header, *function)
         command = (pattern, grip_command(trace.header, pattern))
         own.wall_by_command[command] = own.wall_by_command.get(command, 0.0) + wall
-    return threads
+    return counts
 
 
-def _add_run(own: _Sum, run: Sequence[MadeCall], times: Times) -> float:
-    """Add one run; gives its time."""
-    operator_ns, between_ns = times.operators_ns(run), times.between_ns(run)
-    own.operator_ns += operator_ns
-    own.dense_ns += times.operators_ns(call for call in run if call.operation.dense)
-    own.between_ns += between_ns
-    own.host_ns += times.host_ns(run)
-    if run[0].place is not None and run[0].place.phase == BACKWARD:
-        own.backward_launches += len(run)
-        own.backward_ns += operator_ns + between_ns
+def _counted(calls: Iterable[MadeCall], counts: _Counts, invocations: Invocations) -> Iterator[MadeCall]:
+    """The calls of a thread, while they are counted."""
+    for call in calls:
+        counts.calls += 1
+        counts.device_calls += call.device_ns is not None
+        invocations.note(call)
+        yield call
+
+
+def _runs(calls: Iterable[MadeCall], traffic: Traffic, times: Times) -> Iterator[_Run]:
+    """The runs of a thread's calls, each without its calls, of which it can have millions."""
+    run: _Run | None = None
+    before: MadeCall | None = None
+    for place, call, begins in in_runs(calls):
+        if begins:
+            if run is not None:
+                yield run
+            run, before = _Run(function_of(call), place.phase == BACKWARD), None
+        assert run is not None
+        run.add(call, before, times)
+        traffic.cross(call, run.borders)
+        before = call
+    if run is not None:
+        yield run
+
+
+def _add_run(own: _Sum, run: _Run, bandwidth: float) -> None:
+    size = run.borders.bytes
+    own.bytes += size
+    own.fused_ns += size / bandwidth * 1e9
+    own.operator_ns += run.operator_ns
+    own.dense_ns += run.dense_ns
+    own.between_ns += run.between_ns
+    own.host_ns += run.host_ns + run.gaps_ns
+    if run.is_backward:
+        own.backward_launches += run.launches
+        own.backward_ns += run.operator_ns + run.between_ns
     else:
-        own.launches += len(run)
-    return operator_ns + between_ns
+        own.launches += run.launches
 
 
 def _function(file: str, name: str, own: _Sum) -> LongTailFunction:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from opgrip.traces.longtail.calls import BACKWARD, Function, MadeCall, function_of
@@ -25,7 +24,7 @@ class _Open:
     last: int
 
 
-def count_invocations(thread: Iterable[MadeCall]) -> dict[Function, int]:
+class Invocations:
     """By function, how often one thread called it.
 
     A trace holds operators, not calls of Python functions. A new call of a function is taken to begin where its first
@@ -33,23 +32,28 @@ def count_invocations(thread: Iterable[MadeCall]) -> dict[Function, int]:
     So does one where a line before the first comes, after other functions' calls. A loop around the whole body thus
     counts its rounds. Backward passes begin no call; a function that has nothing else counts as called once.
     """
-    counts: dict[Function, int] = {}
-    opened: dict[tuple[Function, str], _Open] = {}
-    for index, call in enumerate(thread):
+
+    def __init__(self) -> None:
+        self.counts: dict[Function, int] = {}
+        self._opened: dict[tuple[Function, str], _Open] = {}
+        self._index = -1
+
+    def note(self, call: MadeCall) -> None:
+        """Take note of the thread's next call."""
+        self._index += 1
         if call.place is None:
-            continue
+            return
         function = function_of(call)
-        counts.setdefault(function, 0)
+        self.counts.setdefault(function, 0)
         if call.place.phase == BACKWARD:
-            continue
-        open_call = opened.get((function, call.module))
-        if open_call is None or _begins(open_call, call, index):
-            counts[function] += 1
-            opened[function, call.module] = _Open(call.line, call.operation.op, False, index)
+            return
+        open_call = self._opened.get((function, call.module))
+        if open_call is None or _begins(open_call, call, self._index):
+            self.counts[function] += 1
+            self._opened[function, call.module] = _Open(call.line, call.operation.op, False, self._index)
         else:
             open_call.moved = call.line != open_call.line
-            open_call.last = index
-    return counts
+            open_call.last = self._index
 
 
 def _begins(open_call: _Open, call: MadeCall, index: int) -> bool:

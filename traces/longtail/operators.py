@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from math import prod
 
 from opgrip.traces.arguments import TensorSpec
-from opgrip.traces.graph import schema_of, written
 from opgrip.traces.interfaces import Interface, interface_of
 from opgrip.traces.records import OPERATOR, Signature
+from opgrip.traces.written import schema_of, written
 
 PRODUCTS = frozenset(
     {"mm", "addmm", "addmm_activation", "bmm", "baddbmm", "addbmm", "mv", "addmv", "dot", "vdot", "linear", "int_mm"}

@@ -12,13 +12,19 @@ at all: the host runs ahead there.
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import TypeAlias
 
-from opgrip.traces.longtail.calls import MadeCall
+import numpy as np
+import pandas as pd
+
+from opgrip.traces.integer_text import Integers
+from opgrip.traces.longtail.calls import MadeCall, MadeCalls
+from opgrip.traces.runs import in_runs
+from opgrip.traces.weighted import COUNT
 
 Step: TypeAlias = tuple[int, str, int, str]
 """From one call to the next: scope and operator of both."""
@@ -58,71 +64,108 @@ class Times:
     clean: dict[Step, int]
     typical: int
 
-    def between_ns(self, run: Sequence[MadeCall]) -> float:
-        """Time between the calls of a run, of those that worked on the host."""
-        pairs = pairwise(run)
-        return self._gaps((one, other) for one, other in pairs if one.device_ns is None and other.device_ns is None)
+    def between_ns(self, before: MadeCall, after: MadeCall) -> float:
+        """Time between two calls of a run that follow each other, of those that worked on the host."""
+        if before.device_ns is not None or after.device_ns is not None:
+            return 0.0
+        return self.gap_ns(before, after)
 
-    def operators_ns(self, calls: Iterable[MadeCall]) -> float:
-        """Time in calls, on the device where they have one there."""
-        return sum(self._on_host(call) if call.device_ns is None else self._on_device(call) for call in calls)
+    def operator_ns(self, call: MadeCall) -> float:
+        """Time in a call, on the device where it has one there."""
+        return self.host_ns(call) if call.device_ns is None else self._on_device(call)
 
-    def host_ns(self, run: Sequence[MadeCall]) -> float:
-        """The host's time in all calls of a run and between them, launches included."""
-        return sum(map(self._on_host, run)) + self._gaps(pairwise(run))
-
-    def _on_host(self, call: MadeCall) -> float:
+    def host_ns(self, call: MadeCall) -> float:
+        """The host's time in a call, launches included."""
         return max(0.0, min(call.host_ns, self.calls[call.signature, call.scope]) - self.cost.operator_ns)
+
+    def gap_ns(self, before: MadeCall, after: MadeCall) -> float:
+        """The host's time from a call to the next one of its run."""
+        typical_ns = self.clean.get(step_of(before, after), self.typical)
+        return max(0.0, min(gap(before, after), typical_ns) - self.cost.between_ns)
 
     def _on_device(self, call: MadeCall) -> float:
         return min(call.device_ns or 0.0, self.device_calls[call.signature, call.scope])
 
-    def _gaps(self, pairs: Iterable[tuple[MadeCall, MadeCall]]) -> float:
-        return sum(max(0.0, self._gap(before, after) - self.cost.between_ns) for before, after in pairs)
 
-    def _gap(self, before: MadeCall, after: MadeCall) -> int:
-        return min(gap(before, after), self.clean.get(step_of(before, after), self.typical))
-
-
-def measure_times(runs: Sequence[Sequence[MadeCall]], looked_at: Container[int], cost: CaptureCost) -> Times:
-    """What all runs of a trace tell, in their order.
+def measure_times(calls: MadeCalls, looked_at: Container[int], cost: CaptureCost) -> Times:
+    """What all runs of a trace tell.
 
     Parameters
     ----------
     looked_at : signatures of which the capture looked at the values of later calls
     """
-    calls_by_place: dict[tuple[int, int], list[MadeCall]] = {}
-    for call in (call for run in runs for call in run):
-        calls_by_place.setdefault((call.signature, call.scope), []).append(call)
-    host_times = {place: _low([call.host_ns for call in _quiet(calls)]) for place, calls in calls_by_place.items()}
-    device_times = {
-        place: _low([call.device_ns for call in calls if call.device_ns is not None])
-        for place, calls in calls_by_place.items()
-    }
-    clean = _clean_gaps(runs, looked_at)
-    clean_gaps = [item for items in clean.values() for item in items]
-    if len(clean_gaps) < FEWEST:
-        pairs = [pair for run in runs for pair in pairwise(run)]
-        clean_gaps = [gap(*pair) for pair in pairs if not pair[1].perturbed] or [gap(*pair) for pair in pairs]
-    clean_by_step = {step: round(_low(items)) for step, items in clean.items()}
-    return Times(cost, host_times, device_times, clean_by_step, round(_low(clean_gaps)))
+    distinct = calls.distinct()
+    # those that were not perturbed; all, where all were
+    place = [distinct["signature"], distinct["scope"]]
+    is_quiet = ~distinct["perturbed"] | distinct["perturbed"].groupby(place).transform("all")
+    host_times = _low_by_place(distinct[is_quiet], "host_ns")
+    device_times = _low_by_place(distinct[distinct["device_ns"].notna()], "device_ns")
+    gaps = _Gaps(looked_at)
+    for thread in calls.threads:
+        for before, after in pairs_in_runs(calls.of(thread)):
+            gaps.note(before, after)
+    clean_by_step = {step: round(_low(items)) for step, items in gaps.clean.items()}
+    return Times(cost, host_times, device_times, clean_by_step, round(_low(gaps.typical())))
 
 
-def _clean_gaps(runs: Sequence[Sequence[MadeCall]], looked_at: Container[int]) -> dict[Step, list[int]]:
-    """By step, the gaps in which the capture had nothing to do but to record a call that was met before."""
-    earlier_pairs: set[tuple[int, int, int, int]] = set()
-    clean: dict[Step, list[int]] = {}
-    calls_by_signature: Counter[int] = Counter()
-    for before, after in (pair for run in runs for pair in pairwise(run)):
+def pairs_in_runs(calls: Iterable[MadeCall]) -> Iterator[tuple[MadeCall, MadeCall]]:
+    """The calls of a thread that follow each other in a run."""
+    before: MadeCall | None = None
+    for _, call, begins in in_runs(calls):
+        if before is not None and not begins:
+            yield before, call
+        before = call
+
+
+class _Gaps:
+    """Gaps within runs, as far as they tell what the program itself took: sorted by what was done in them.
+
+    Attributes
+    ----------
+    clean : by step, the gaps in which the capture had nothing to do but to record a call that was met before
+    """
+
+    def __init__(self, looked_at: Container[int]) -> None:
+        self.clean: dict[Step, array[int]] = {}
+        self._looked_at = looked_at
+        self._earlier_pairs: set[tuple[int, int, int, int]] = set()
+        self._calls_by_signature: Counter[int] = Counter()
+        self._quiet: array[int] = array("q")
+        self._all: array[int] = array("q")
+        self._clean_count = 0
+
+    def note(self, before: MadeCall, after: MadeCall) -> None:
+        """Take note of two calls that follow each other in a run."""
+        gap_ns = gap(before, after)
         pair = (before.signature, before.scope, after.signature, after.scope)
-        new = pair not in earlier_pairs or any(
-            number in looked_at and calls_by_signature[number] <= SETTLED for number in pair[::2]
+        new = pair not in self._earlier_pairs or any(
+            number in self._looked_at and self._calls_by_signature[number] <= SETTLED for number in pair[::2]
         )
         if not new and not after.perturbed:
-            clean.setdefault(step_of(before, after), []).append(gap(before, after))
-        earlier_pairs.add(pair)
-        calls_by_signature[after.signature] += 1
-    return clean
+            self.clean.setdefault(step_of(before, after), array("q")).append(gap_ns)
+            self._clean_count += 1
+        self._earlier_pairs.add(pair)
+        self._calls_by_signature[after.signature] += 1
+        if self._clean_count < FEWEST:
+            self._all.append(gap_ns)
+            if not after.perturbed:
+                self._quiet.append(gap_ns)
+
+    def typical(self) -> array[int] | Integers:
+        """The gaps that stand for those of which no clean one is known."""
+        if self._clean_count < FEWEST:
+            return self._quiet or self._all
+        return np.concatenate([np.asarray(items) for items in self.clean.values()])
+
+
+def _low_by_place(calls: pd.DataFrame, column: str) -> dict[tuple[int, int], float]:
+    """By signature and scope, the low quantile of a time of distinct calls."""
+    own = calls[["signature", "scope", column, COUNT]].sort_values(["signature", "scope", column])
+    groups = own.groupby(["signature", "scope"])[COUNT]
+    is_there = groups.cumsum() > (LOW * groups.transform("sum")).astype("int64")
+    firsts = own[is_there].drop_duplicates(["signature", "scope"])
+    keys = zip(firsts["signature"].tolist(), firsts["scope"].tolist(), strict=True)
+    return dict(zip(keys, firsts[column].tolist(), strict=True))
 
 
 def gap(before: MadeCall, after: MadeCall) -> int:
@@ -135,10 +178,5 @@ def step_of(before: MadeCall, after: MadeCall) -> Step:
     return (before.scope, before.operation.op, after.scope, after.operation.op)
 
 
-def _quiet(calls: Sequence[MadeCall]) -> Sequence[MadeCall]:
-    """Those of some calls that were not perturbed; all, where all were."""
-    return [call for call in calls if not call.perturbed] or calls
-
-
-def _low(times: Sequence[float]) -> float:
-    return sorted(times)[int(LOW * len(times))] if times else 0
+def _low(times: array[int] | Integers) -> float:
+    return float(np.sort(np.asarray(times))[int(LOW * len(times))]) if len(times) else 0

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from opgrip.traces.arguments import numbers_of, tensors
 from opgrip.traces.errors import UserError
-from opgrip.traces.graph import written
 from opgrip.traces.reader import TraceReader
 from opgrip.traces.records import Calls, Effects, Header, Observed, Scope, Signature
+from opgrip.traces.written import written
 
 COLUMNS = ("thread", "signature", "scope", "start_ns", "tensors")
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from opgrip.traces.errors import UserError
 from opgrip.traces.records import OPERATOR
+from opgrip.traces.step_starts import step_starts
 from opgrip.traces.suggestions import nearest
 from opgrip.traces.trimming.outline import Outline
 
@@ -116,14 +117,8 @@ def _of_steps(outline: Outline, steps: tuple[int, int | None]) -> Flags:
 
 def _beginnings(outline: Outline, count: int) -> list[int]:
     """When each of so many steps began."""
-    order = np.argsort(outline.start_ns, kind="stable")
-    places = np.stack([outline.scope[order], outline.signature[order]])
-    _, inverse, counts = np.unique(places, axis=1, return_inverse=True, return_counts=True)
-    inverse = inverse.reshape(-1)
-    # the first call of the program whose place was come by as often as there are steps
-    candidates = np.nonzero(counts[inverse] == count)[0]
-    if not len(candidates):
+    begins = step_starts(lambda: [(None, outline.scope, outline.signature, outline.start_ns)], {None: count}).begins
+    if None not in begins:
         raise UserError("its steps cannot be told apart: no call was made once in each", "name a span of --time")
-    rows = np.nonzero(inverse == inverse[candidates[0]])[0]
-    begins: list[int] = outline.start_ns[order][rows].tolist()
-    return begins
+    starts_ns: list[int] = begins[None].tolist()
+    return starts_ns

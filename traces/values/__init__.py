@@ -8,7 +8,16 @@ from opgrip.traces.values.model import (
     value_model_to_json,
     value_models,
 )
-from opgrip.traces.values.needs import depends_on_values, fit_argument, has_needs, is_refined, refine_model
+from opgrip.traces.values.needs import (
+    depends_on_values,
+    fit_argument,
+    has_needs,
+    is_refined,
+    reads_places,
+    refine_model,
+    requested_kinds,
+    sizes_outputs,
+)
 
 __all__ = [
     "Drawable",
@@ -18,7 +27,10 @@ __all__ = [
     "fit_argument",
     "has_needs",
     "is_refined",
+    "reads_places",
     "refine_model",
+    "requested_kinds",
+    "sizes_outputs",
     "value_model_from_json",
     "value_model_to_json",
     "value_models",

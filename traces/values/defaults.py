@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from opgrip.traces.arguments import TensorSpec, map_leaves
+from opgrip.traces.schemas import schema_arguments
 from opgrip.traces.values.booleans import Booleans
 from opgrip.traces.values.boxes import Boxes
 from opgrip.traces.values.floats import Floats
@@ -69,7 +70,7 @@ def default_values(
     outputs : of the call, where they are known: how many elements a mask found
     first : number of the first model, below zero as no model of a trace is; others are below it
     """
-    names = _names_of(op)
+    names = [name for name, _ in schema_arguments(op)]
     call = {**dict(zip(names, args, strict=False)), **kwargs}
     models: dict[int, ValueModel] = {}
 
@@ -108,19 +109,6 @@ def _model_of(op: str, argument: str, spec: TensorSpec, call: Call, outputs: Any
 @lru_cache(maxsize=4096)
 def _make_of(op: str, argument: str, kind: str) -> Make | None:
     return next((row.make for row in DEFAULTS if row.is_about(op, argument, kind)), None)
-
-
-@lru_cache(maxsize=4096)
-def _names_of(op: str) -> tuple[str, ...]:
-    """Names of an operator's arguments; none where it is not registered."""
-    namespace, _, rest = op.partition(".")
-    packet, _, overload = rest.partition(".")
-    if not packet.isidentifier() or not namespace.isidentifier():
-        return ()
-    for schema in torch._C._jit_get_schemas_for_operator(f"{namespace}::{packet}"):
-        if (schema.overload_name or "default") == overload:
-            return tuple(argument.name for argument in schema.arguments)
-    return ()
 
 
 def _matches(name: str, patterns: str) -> bool:

@@ -100,6 +100,22 @@ def depends_on_values(op: str, argument: str, dtype: torch.dtype) -> bool:
     return any(need.varies for need in _needs(op, argument, dtype))
 
 
+def requested_kinds(op: str, argument: str, dtype: torch.dtype) -> frozenset[str]:
+    """Names of the kinds of models that an operator asks for an argument."""
+    return frozenset(need.model for need in _needs(op, argument, dtype) if need.model)
+
+
+def reads_places(op: str, argument: str, dtype: torch.dtype) -> bool:
+    """Whether an argument's values are sizes and places in memory, which others would lead out of it."""
+    return any(need.model in ("exact", "offsets") or need.why.endswith(_EXACT) for need in _needs(op, argument, dtype))
+
+
+def sizes_outputs(op: str, argument: str, dtype: torch.dtype) -> bool:
+    """Whether an argument's values decide how large outputs are."""
+    needs = _needs(op, argument, dtype)
+    return any(need.refine is not None or "output's size" in need.why or need.why == _GROUPS for need in needs)
+
+
 @lru_cache(maxsize=4096)
 def _needs(op: str, argument: str, dtype: torch.dtype | None) -> tuple[Need, ...]:
     """The rows about an argument, of tensors of any dtype where that is None."""

@@ -81,6 +81,11 @@ def read_manifest(path: Path = MANIFEST) -> list[ZooTrace]:
     return [_trace(item) for item in data["traces"]]
 
 
+def patterns_in(text: str) -> list[str]:
+    """What follows `zoo:` in a name: patterns with commas between them."""
+    return [part for part in text.split(",") if part]
+
+
 def select(patterns: Sequence[str], traces: Sequence[ZooTrace]) -> list[ZooTrace]:
     """Those whose name, model, library or family a pattern with wildcards matches; all where there is no pattern.
 
@@ -93,7 +98,10 @@ def select(patterns: Sequence[str], traces: Sequence[ZooTrace]) -> list[ZooTrace
         matching = [trace for trace in traces if _matches(trace, pattern)]
         if not matching:
             names = {word for trace in traces for word in (trace.name, trace.model, trace.library, trace.family)}
-            raise UserError(f"no trace of the zoo is {pattern!r}", did_you_mean(pattern, names, "see opgrip zoo list"))
+            hint = did_you_mean(pattern, names, "see opgrip zoo list")
+            if any(name.startswith(pattern) for name in names):
+                hint = f"did you mean '{pattern}*'?"
+            raise UserError(f"no trace of the zoo is {pattern!r}", hint)
         selected.update((trace.name, trace) for trace in matching)
     return list(selected.values())
 

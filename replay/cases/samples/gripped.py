@@ -16,7 +16,7 @@ from opgrip.replay.cases.selection import Selection
 from opgrip.traces import Trace, load
 from opgrip.traces.errors import UserError
 from opgrip.traces.live_calls import LiveArguments
-from opgrip.traces.records import FUNCTION
+from opgrip.traces.records import FUNCTION, HIGHER_ORDER
 from opgrip.traces.sample_folder import CALLS, SAMPLE, OpenSample, open_sample
 
 
@@ -84,7 +84,8 @@ def hash_of(folder: Path) -> bytes:
 
 
 def _function_calls(trace: Trace) -> pd.DataFrame:
-    return trace.calls[trace.calls["kind"] == FUNCTION]
+    calls = trace.calls[trace.calls["kind"] == FUNCTION]
+    return calls[~calls["op"].astype(str).str.startswith(HIGHER_ORDER)]
 
 
 def _cases(trace: Trace, opened: Mapping[str, OpenSample], selection: Selection) -> list[Case]:

@@ -45,12 +45,21 @@ class TraceSource:
     def fingerprint(self, target: str) -> str:
         """A hash of the file, or of those in the folder."""
         path = trace_file(target)
-        if not path.is_dir():
-            return hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest()
         digest = hashlib.blake2b(digest_size=16)
+        if not path.is_dir():
+            _add_content(digest, path)
+            return digest.hexdigest()
         for file in sorted(file for file in path.rglob("*") if file.is_file()):
-            digest.update(f"{file.relative_to(path)}\0{file.stat().st_size}\0".encode() + file.read_bytes())
+            digest.update(f"{file.relative_to(path)}\0{file.stat().st_size}\0".encode())
+            _add_content(digest, file)
         return digest.hexdigest()
+
+
+def _add_content(digest: hashlib.blake2b, path: Path) -> None:
+    """Add a file's bytes, of which a long trace has more than memory should hold."""
+    with path.open("rb") as file:
+        while chunk := file.read(1 << 20):
+            digest.update(chunk)
 
 
 sources.register("trace")(TraceSource())

@@ -11,9 +11,10 @@ from opgrip.replay.arguments.casting import CAST
 from opgrip.replay.cases.traits import sizes_vary
 from opgrip.replay.operators.lookup import Unsupported, find_operator
 from opgrip.traces.arguments import GeneratorSpec, GroupSpec, Opaque, ReductionSpec, TensorSpec, leaves
-from opgrip.traces.graph import written
 from opgrip.traces.interfaces import Interface, interface_of
+from opgrip.traces.objects import NamedSpec
 from opgrip.traces.records import OPERATOR, Signature
+from opgrip.traces.written import written
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +71,8 @@ def _refusal(signature: Signature, argument_leaves: list[object]) -> str | None:
     for leaf in argument_leaves:
         if isinstance(leaf, Opaque):
             return f"a trace cannot hold an argument of {signature.op}, of type {leaf.type_name}"
+        if isinstance(leaf, NamedSpec):
+            return f"{signature.op} takes {leaf.name}, which a graph cannot hold"
         if isinstance(leaf, GroupSpec | ReductionSpec):
             return f"{signature.op} takes a process group, which a replay has none of"
     return None

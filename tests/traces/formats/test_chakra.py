@@ -174,6 +174,7 @@ def test_memory_and_devices_that_calls_share_are_told(tmp_path: Path) -> None:
     assert [step.after for step in make_graph(load(tmp_path / "a.et")).steps.values()] == [[], [0]]
 
 
+@pytest.mark.slow
 def test_a_shipped_trace_is_written_but_for_what_the_format_lacks(tmp_path: Path) -> None:
     trace = load(SHIPPED_TRACES[0])
     losses = write_as("chakra", trace, tmp_path / "a.et")

@@ -119,6 +119,7 @@ def test_stored_values_are_drawn_again(tmp_path: Path) -> None:
     assert trace.signatures[0].args[2].values == 0
 
 
+@pytest.mark.slow
 def test_a_call_with_many_stored_values_is_replayed(tmp_path: Path) -> None:
     source = {"type": "safetensors", "path": "a.safetensors", "tensor_key": "mask"}
     count = 300_000

@@ -170,6 +170,7 @@ def places_in(form: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     return [path] * bool(path) + [place for key, value in items for place in places_in(value, (*path, key))]
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.sampled_from(places_in(SMALL)), JUNK), min_size=1, max_size=3))
 @settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_mutants_are_read_or_refused(tmp_path: Path, changes: list[tuple[tuple[Any, ...], Any]]) -> None:

@@ -13,6 +13,7 @@ import pytest
 from changed_bytes import changed, read_or_refuse
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from made_ranks import made_rank
 from optional import optional
 from programs import SHIPPED_TRACES, run_command
 from pyarrow import parquet
@@ -22,6 +23,7 @@ from opgrip.traces.errors import UserError
 from opgrip.traces.foreign import ForeignFile, Losses, format_of, formats
 from opgrip.traces.formats.nodes.wire import varint
 from opgrip.traces.formats.parquet_files import open_parquet
+from opgrip.traces.merge import merge
 from opgrip.traces.record_forms import to_json
 from opgrip.traces.records import Calls, End, Header, Record, Thread
 
@@ -31,7 +33,7 @@ def write(records: Iterable[Record], path: Path) -> Path:
     assert format_ is not None
     assert format_.write_records is not None
     with path.open("wb") as file:
-        format_.write_records(iter(records), file, Losses())
+        format_.write_records(records, file, Losses())
     return path
 
 
@@ -64,6 +66,65 @@ BLOCKS: list[Record] = [
 )
 def test_blocks_of_every_form_are_kept(records: list[Record], tmp_path: Path) -> None:
     assert forms(TraceReader(write(records, tmp_path / "t.parquet"))) == forms(records)
+
+
+@st.composite
+def blocks(draw: st.DrawFn) -> Calls:
+    count = draw(st.integers(0, 5))
+    times = st.integers(0, 1 << 50)
+
+    def column(values: st.SearchStrategy[int]) -> list[int]:
+        return draw(st.lists(values, min_size=count, max_size=count))
+
+    def perhaps(values: st.SearchStrategy[int]) -> list[int]:
+        return column(values) if draw(st.booleans()) else []
+
+    tensors = perhaps(st.integers(0, 3))
+    storages = draw(st.lists(st.integers(-1, 3_000), min_size=sum(tensors), max_size=sum(tensors)))
+    streams = perhaps(st.integers(0, 3))
+    places = st.lists(st.tuples(st.integers(0, max(count - 1, 0)), st.integers(0, 9)), max_size=2 if count else 0)
+    return Calls(
+        *(draw(st.integers(0, 2)), column(st.integers(0, 9)), column(st.integers(0, 9)), column(times), column(times)),
+        *(tensors, storages, draw(st.integers(-1, 3_000)), perhaps(st.integers(-1, 99)), draw(places)),
+        *(streams if any(streams) else [], draw(places)),
+    )
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.one_of(blocks(), st.builds(Thread, st.integers(0, 2), st.text(max_size=3))), max_size=6))
+def test_whatever_blocks_hold_is_read_again(tmp_path: Path, records: list[Record]) -> None:
+    whole = [BLOCKS[0], *records]
+    assert forms(TraceReader(write(whole, tmp_path / "t.parquet"))) == forms(whole)
+
+
+def test_calls_have_the_rank_and_the_step_that_they_are_of(tmp_path: Path) -> None:
+    for rank in (3, 5):
+        made_rank(tmp_path / f"t.rank{rank}.jsonl", rank, 8, 40, every=10)
+    merge([tmp_path / f"t.rank{rank}.jsonl" for rank in (3, 5)], tmp_path / "all.jsonl")
+    table = pd.read_parquet(write(TraceReader(tmp_path / "all.jsonl"), tmp_path / "t.parquet"))
+    assert table.groupby("process")["rank"].unique().map(list).to_dict() == {0: [3], 1: [5]}
+    # each step begins with the collective, which it has once; what came before the first is of that too
+    assert table.groupby("rank")["step"].value_counts().to_dict() == {
+        **{(rank, 0): 19 for rank in (3, 5)},
+        **{(rank, step): 10 for rank in (3, 5) for step in (1, 2)},
+        **{(rank, 3): 1 for rank in (3, 5)},
+    }
+    assert table["storages"].map(len).tolist() == [3] * 9 + [2] + table["storages"].map(len).tolist()[10:]
+    assert table["line"].unique().tolist() == [7]
+
+
+def test_a_file_of_an_earlier_version_is_read(tmp_path: Path) -> None:
+    """One whose storages stand among the records."""
+    path = write(BLOCKS, tmp_path / "t.parquet")
+    table = parquet.read_table(path)
+    texts = table.column("records").to_pylist()
+    old = '"tensors":[1,2],"storages":[4,0,1]'
+    texts[0] = texts[0].replace('"tensors":true', old)
+    table = table.drop_columns(["storages", "records"]).append_column("records", pyarrow.array(texts))
+    parquet.write_table(table, path)
+    assert old in texts[0]
+    (first, *_) = (record for record in TraceReader(path) if isinstance(record, Calls))
+    assert first == BLOCKS[1]
 
 
 def test_rows_are_calls_for_pandas(tmp_path: Path) -> None:

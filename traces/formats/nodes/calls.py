@@ -19,10 +19,10 @@ from opgrip.traces.formats.nodes.ranges import model_of, parse_ranges
 from opgrip.traces.formats.nodes.schema_text import Parameter, SchemaText, parse_schema
 from opgrip.traces.formats.nodes.tree import Surroundings, Tree, is_composite, is_label, make_tree
 from opgrip.traces.formats.overloads import registered
-from opgrip.traces.graph import schema_of
 from opgrip.traces.labels import ENTER, EXIT
 from opgrip.traces.records import NO_STORAGE, OPERATOR, Record, Scope, Signature
 from opgrip.traces.words import counted
+from opgrip.traces.written import schema_of
 
 NO_GRADIENTS = "requires_grad: the file does not say which tensors need gradients, so none does"
 NO_NUMBERS = "numbers that stand for a tensor: the file has them as tensors without dimensions, and not their values"

@@ -27,10 +27,10 @@ from opgrip.traces.formats.nodes.node import (
 from opgrip.traces.formats.nodes.ranges import range_of
 from opgrip.traces.formats.nodes.schema_text import SchemaText, parse_schema
 from opgrip.traces.formats.nodes.tree import BACKWARD, OPTIMIZER
-from opgrip.traces.graph import schema_of
 from opgrip.traces.labels import ENTER, EXIT, is_mark, label_of
 from opgrip.traces.records import NO_STORAGE, OPERATOR, Signature
 from opgrip.traces.trace import Trace
+from opgrip.traces.written import schema_of
 
 ROOT = 1
 EMPTY = Port([], [], [], [])

@@ -5,17 +5,15 @@ from __future__ import annotations
 import os
 import platform
 import re
-import socket
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from opgrip.replay.measuring.machines import machine_name
 from opgrip.traces.machine import lines, processor
 
-MACHINE = "OPGRIP_MACHINE"
-"""Variable that names the machine where its host name says nothing, as in a container."""
 FREQUENCY = Path("/sys/devices/system/cpu/cpu0/cpufreq")
 PACKAGES = (
     "opgrip",
@@ -58,11 +56,6 @@ def describe_environment(device: str) -> dict[str, Any]:
         "variables": {name: value for name, value in sorted(os.environ.items()) if VARIABLES.match(name)},
     }
     return {name: value for name, value in facts.items() if value not in (None, "", {})}
-
-
-def machine_name() -> str:
-    """What this machine is called in a store: `$OPGRIP_MACHINE`, or its host name."""
-    return os.environ.get(MACHINE) or socket.gethostname() or "machine"
 
 
 def _versions() -> list[tuple[str, str]]:

@@ -1,0 +1,213 @@
+"""What a program that can be asked to record pays: while nobody asks, from a request on, and while it is recorded.
+
+Idle: a million tiny operators with an agent, in a process that has recorded, and as many without one, in turns in one
+process; the figure is the median over the pairs of the processor time that the first took, the agent's own included, to
+that of the second. Requests: threads that call a small transformer, each call a request; their latencies before, while
+and after 200 of them are recorded. Budgets: steps of that transformer under `Capture(max_overhead=...)`, once what
+may be spent at once is spent, to steps before and after it.
+
+    python benchmarks/on_demand.py [--pairs 400] [--operators 2500] [--requests 2000] [--budget-s 60]
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import nn
+
+import opgrip.capture
+from opgrip.capture import Capture
+from opgrip.capture.budget import Thinning
+from opgrip.capture.on_demand.agent import Agent
+from opgrip.capture.on_demand.settings import Request, Settings
+
+THREADS = 3
+RECORDED = 200
+TRIGGERS = 10
+SETTLE_S = 0.01
+BUDGETS = (0.01, 0.05)
+RECORDED_EVERY = 20
+"""Pairs, of which one records first: what a recording leaves behind would slow those after it."""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pairs", type=int, default=400)
+    parser.add_argument("--operators", type=int, default=2_500, help="in each half of a pair")
+    parser.add_argument("--requests", type=int, default=2000, help="before a recording, and after it")
+    parser.add_argument("--budget-s", type=float, default=60.0, help="of steps under each budget, and as much without")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    console = Console(width=100)
+    with tempfile.TemporaryDirectory() as folder:
+        ratios = idle_ratios(args.pairs, args.operators, Path(folder))
+        low, middle, high = (sorted(ratios)[int(len(ratios) * share)] for share in (0.25, 0.5, 0.75))
+        console.print(
+            f"idle: {middle:.4f} times as long as without an agent ({low:.4f} to {high:.4f}, the middle half of "
+            f"{len(ratios)} pairs of {args.operators:,} operators)"
+        )
+        table = Table("requests", "count", "p50 ms", "p99 ms")
+        waits, latencies = serve(args.requests, Path(folder))
+        for name, values in latencies.items():
+            ordered = sorted(values)
+            p50, p99 = (1e3 * ordered[int(len(ordered) * share)] for share in (0.5, 0.99))
+            table.add_row(name, f"{len(values):,}", f"{p50:.2f}", f"{p99:.2f}")
+        console.print(table)
+        console.print(
+            f"from a request for a recording to its first recorded call: {1e3 * statistics.median(waits):.1f} ms, the "
+            f"median of {len(waits)}"
+        )
+        for share in BUDGETS:
+            ratio, recorded, all_steps = budget(share, args.budget_s, Path(folder))
+            console.print(
+                f"max_overhead {share:.0%}: steps take {ratio:.4f} times as long as without a capture, and "
+                f"{recorded:,} of {all_steps:,} are recorded"
+            )
+    return 0
+
+
+def idle_ratios(pairs: int, operators: int, folder: Path) -> list[float]:
+    """Of each pair, the time with an agent to that without."""
+    x = torch.ones(4)
+    net = nn.ReLU().eval()
+
+    def work() -> float:
+        # until threads that begin and end here have done so
+        time.sleep(SETTLE_S)
+        # of all threads: others who use the processor do not count, and the agent does
+        start = time.process_time()
+        for _ in range(operators):
+            x.add(1)
+        return time.process_time() - start
+
+    work()
+    ratios = []
+    for pair in range(pairs):
+        times = {}
+        for with_agent in (True, False) if pair % 2 else (False, True):
+            if with_agent:
+                agent = Agent(Settings("benchmark", str(folder / "idle-%n.jsonl")))
+                agent.start()
+                if pair % RECORDED_EVERY == 0:
+                    record(agent, net, x, folder / f"idle-{pair}.jsonl")
+                times[True] = work()
+                agent.close()
+            else:
+                times[False] = work()
+        ratios.append(times[True] / times[False])
+    return ratios
+
+
+def record(agent: Agent, net: nn.Module, x: torch.Tensor, path: Path) -> None:
+    """Let an agent record one step."""
+    armed = threading.Event()
+    request = Request(str(path), steps=1, warmup=0)
+    thread = threading.Thread(target=agent.record, args=(request, lambda word, told: armed.set()))
+    thread.start()
+    armed.wait()
+    net(x)
+    thread.join()
+
+
+def serve(requests: int, folder: Path) -> tuple[list[float], dict[str, list[float]]]:
+    """Seconds from a request for a recording to the first recorded call, and of requests of the service, by time."""
+    net = transformer()
+    latencies: list[float] = []
+    ends = threading.Event()
+
+    def answer() -> None:
+        x = torch.rand(2, 16, 64)
+        with torch.no_grad():
+            while not ends.is_set():
+                start = time.perf_counter()
+                net(x)
+                latencies.append(time.perf_counter() - start)
+                time.sleep(0.001)
+
+    threads = [threading.Thread(target=answer) for _ in range(THREADS)]
+    for thread in threads:
+        thread.start()
+    # the first recording loads what it needs
+    trigger(folder / "first.jsonl", steps=1)
+    del latencies[:]
+    parts = {}
+    wait_until(lambda: len(latencies) >= requests)
+    parts["before"], before = latencies[:], len(latencies)
+    trigger(folder / "during.jsonl", steps=RECORDED)
+    during = len(latencies)
+    parts["while 200 are recorded"] = latencies[before:during]
+    wait_until(lambda: len(latencies) >= during + requests)
+    parts["after"] = latencies[during:]
+    waits = [trigger(folder / f"wait-{number}.jsonl", steps=1, warmup=0)["waited_s"] for number in range(TRIGGERS)]
+    ends.set()
+    for thread in threads:
+        thread.join()
+    return waits, parts
+
+
+def transformer() -> nn.Module:
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(64, 4, 128, batch_first=True)
+    return nn.TransformerEncoder(layer, 4, enable_nested_tensor=False).eval()
+
+
+def left_out(capture: Capture) -> int:
+    """How many steps a capture had no budget for."""
+    spent = capture._recorder.budget
+    assert spent is not None
+    return spent.left_out[Thinning.STEPS]
+
+
+def budget(share: float, seconds: float, folder: Path) -> tuple[float, int, int]:
+    """Processor time of steps under a budget to that of others, how many were recorded, and how many there were."""
+    net, x = transformer(), torch.rand(2, 16, 64)
+
+    def steps(count: int, ended: Callable[[], None] = lambda: None) -> float:
+        start = time.process_time()
+        for _ in range(count):
+            net(x)
+            ended()
+        return time.process_time() - start
+
+    with torch.no_grad():
+        steps(20)
+        count = round(20 * seconds / steps(20))
+        alone = steps(count)
+        with Capture(folder / f"budget-{share}.jsonl", max_overhead=share) as capture:
+            # what may be spent at once
+            while not left_out(capture):
+                steps(1, capture.step)
+            before = left_out(capture)
+            watched = steps(count, capture.step)
+            passed = left_out(capture) - before
+        alone += steps(count)
+    return 2 * watched / alone, count - passed, count
+
+
+def trigger(path: Path, **extent: Any) -> dict[str, Any]:
+    """What a recording gave that is over."""
+    asked = opgrip.capture.trigger(path, **extent)
+    asked.wait()
+    if asked.result is None or asked.problem is not None:
+        raise RuntimeError(asked.problem)
+    return asked.result
+
+
+def wait_until(event: Callable[[], bool]) -> None:
+    while not event():
+        time.sleep(0.01)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,277 @@
+"""The agent: listens in a process for who asks it to record. It is a thread that sleeps until then."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import socket
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
+
+from opgrip.capture.on_demand.folder import make_folder, socket_path
+from opgrip.capture.on_demand.settings import Request, Settings
+from opgrip.capture.on_demand.words import (
+    ABOUT,
+    ARMED,
+    DONE,
+    PROTOCOL,
+    RECORD,
+    REFUSED,
+    REQUESTS,
+    STOP,
+    TELL,
+    Connection,
+    may_ask,
+)
+
+if TYPE_CHECKING:
+    from opgrip.capture.on_demand.session import Session
+
+MOST_CONNECTIONS = 8
+"""Conversations at once; another one is closed."""
+REQUEST_S = 2.0
+"""For a request to come whole."""
+MOST_FAILURES = 100
+"""Kinds of them that are counted."""
+END_S = 10.0
+"""For a recording to be written when the program ends."""
+
+
+class Agent:
+    """Answers requests over a socket of this process's own.
+
+    Attributes
+    ----------
+    path : of the socket
+    failures : what went wrong here, and how often: nothing of it reaches the program
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.failures: Counter[str] = Counter()
+        self.recordings = 0
+        self._pid = os.getpid()
+        self._started_s = time.time()
+        self._session: Session | None = None
+        self._free = threading.Lock()
+        self._room = threading.BoundedSemaphore(MOST_CONNECTIONS)
+        self.path = socket_path(make_folder())
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        # nobody else can enter the folder meanwhile
+        self._listener.bind(str(self.path))
+        self.path.chmod(0o600)
+        self._listener.listen(MOST_CONNECTIONS)
+
+    def start(self) -> None:
+        """Listen from now on."""
+        threading.Thread(target=self._serve, name="opgrip-agent", daemon=True).start()
+
+    def record(self, request: Request, answer: Any = lambda word, fields: None) -> dict[str, Any]:
+        """Record, and tell what was recorded.
+
+        Parameters
+        ----------
+        answer : is told once the next step will be noticed
+
+        Raises
+        ------
+        UserError : where it cannot be done
+        """
+        asked_ns = time.perf_counter_ns()
+        from opgrip.capture.on_demand.session import Session
+        from opgrip.traces.errors import UserError
+
+        if not self._free.acquire(blocking=False):
+            raise UserError(f"process {self._pid} is recording already", f"end that with opcapture stop {self._pid}")
+        try:
+            self._session = Session(self.settings, request, self.recordings + 1, asked_ns)
+            result = self._session.run(lambda told: answer(ARMED, told))
+            self.recordings += bool(result["file"])
+            return result
+        finally:
+            self._session = None
+            self._free.release()
+
+    def stop(self, discard: bool = False) -> bool:
+        """End the recording that runs, and leave no file of it where it is discarded; False where none runs."""
+        session = self._session
+        if session is not None:
+            session.stop(discard)
+        return session is not None
+
+    def about(self) -> dict[str, Any]:
+        """What this process is."""
+        from opgrip.capture.on_demand.about import describe
+
+        own = {"name": self.settings.name, "recordings": self.recordings, "recording": self._session is not None}
+        return describe() | own | {"agent_started_unix": self._started_s, "failures": dict(self.failures)}
+
+    def close(self) -> None:
+        """Listen no more, end what is recorded, and take the socket away, where it is this process's own."""
+        if os.getpid() != self._pid:
+            return
+        with suppress(OSError):
+            self.path.unlink()
+        with suppress(OSError):
+            # wakes the thread that waits
+            self._listener.shutdown(socket.SHUT_RDWR)
+        session = self._session
+        if session is not None:
+            session.stop(grace_s=0.0)
+            if self._free.acquire(timeout=END_S):
+                self._free.release()
+
+    def abandon(self) -> None:
+        """Forget the parent's agent in a process that it has forked."""
+        if self._session is not None:
+            self._session.abandon()
+        self._listener.close()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                link, _ = self._listener.accept()
+            except OSError:
+                self._listener.close()
+                return
+            try:
+                if not self._room.acquire(blocking=False):
+                    link.close()
+                    continue
+                threading.Thread(target=self._answer, args=(link,), name="opgrip-request", daemon=True).start()
+            except Exception as error:
+                self._fail(error)
+                link.close()
+
+    def _answer(self, link: socket.socket) -> None:
+        connection = Connection(link)
+        try:
+            if may_ask(link):
+                self._do(connection)
+        except Exception as error:
+            self._fail(error)
+            with suppress(OSError):
+                connection.send({"answer": REFUSED, "why": _in_a_line(error)})
+        finally:
+            connection.close()
+            self._room.release()
+
+    def _do(self, connection: Connection) -> None:
+        request = connection.receive(REQUEST_S)
+        if request is None:
+            return
+        word = check_request(request)
+
+        def answer(word: str, told: Mapping[str, Any]) -> None:
+            # whoever asked may have gone meanwhile
+            with suppress(OSError):
+                connection.send({"answer": word, **told})
+
+        if word == TELL:
+            answer(ABOUT, self.about())
+        elif word == STOP:
+            answer(DONE, {"stopped": self.stop(request.get("discard") is True)})
+        elif word == RECORD:
+            answer(DONE, self.record(request_of(request), answer))
+
+    def _fail(self, error: Exception) -> None:
+        from opgrip.traces.errors import UserError
+
+        # a mistake of who asks is no failure
+        if not isinstance(error, UserError) and len(self.failures) < MOST_FAILURES:
+            self.failures[_in_a_line(error)] += 1
+
+
+def check_request(request: Mapping[str, Any]) -> str:
+    """What is asked for; `ValueError` for what is no request."""
+    if request.get("protocol") != PROTOCOL:
+        raise ValueError(f"this process speaks protocol {PROTOCOL}, and who asks another: use the opgrip of its own")
+    word = request.get("do")
+    if word not in REQUESTS:
+        raise ValueError(f"it can be asked to {', '.join(REQUESTS)}")
+    return str(word)
+
+
+def request_of(message: Mapping[str, Any]) -> Request:
+    """The recording that a message asks for; `ValueError` for one that has fields which are none."""
+    kinds: dict[str, type | tuple[type, ...]] = {
+        "output": str,
+        "steps": int,
+        "seconds": (int, float),
+        "warmup": int,
+        "step_module": str,
+        "begins_at": int,
+        "wait_s": (int, float),
+        "options": dict,
+    }
+    values = {item.name: message[item.name] for item in fields(Request) if message.get(item.name) is not None}
+    for name, value in values.items():
+        if not isinstance(value, kinds[name]) or isinstance(value, bool):
+            raise ValueError(f"{name} cannot be {value!r:.40}")
+        if isinstance(value, int | float) and value < 0:
+            raise ValueError(f"{name} cannot be negative")
+    if values.get("steps") == 0:
+        raise ValueError("steps cannot be 0")
+    return Request(**values)
+
+
+_agent: Agent | None = None
+_starting = threading.Lock()
+
+
+def start_agent(settings: Settings) -> Agent:
+    """The agent of this process, started where there is none.
+
+    Raises
+    ------
+    UserError : where it cannot have a socket
+    """
+    global _agent
+    with _starting:
+        if _agent is None:
+            _agent = Agent(settings)
+            _agent.start()
+            atexit.register(_agent.close)
+            _watch_forks()
+        return _agent
+
+
+def agent_here() -> Agent | None:
+    """The agent of this process; None where there is none."""
+    return _agent
+
+
+def _in_a_line(error: BaseException) -> str:
+    from opgrip.traces.errors import UserError, one_line
+
+    return str(error) if isinstance(error, UserError | ValueError) else one_line(error)
+
+
+_watched = False
+
+
+def _watch_forks() -> None:
+    global _watched
+    if not _watched:
+        _watched = True
+        os.register_at_fork(after_in_child=_renew)
+
+
+def _renew() -> None:
+    """Give a forked process an agent of its own."""
+    global _agent, _starting
+    _starting = threading.Lock()
+    parent, _agent = _agent, None
+    if parent is None:
+        return
+    try:
+        parent.abandon()
+        start_agent(parent.settings)
+    except Exception as error:
+        print(f"opgrip: a forked process cannot be asked to record: {_in_a_line(error)}", file=sys.stderr)

@@ -1,0 +1,116 @@
+"""Starts an agent in a process that runs: by Python's own means where it has them, else by a debugger."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from time import monotonic, sleep
+
+from opgrip.capture.on_demand.folder import pid_of, sockets
+from opgrip.traces.errors import UserError
+
+ATTACHED = Path(__file__).with_name("attached.py")
+GDB_SCRIPT = Path(__file__).with_name("gdb_script.py")
+DEBUGGER_S = 60
+APPEAR_S = 20
+"""For the agent's socket to appear."""
+TRIES = 3
+"""A process may be busy in each of its threads when it is stopped."""
+
+
+def attach(pid: int) -> str:
+    """Start an agent in a process; gives the way in which it was done, in words.
+
+    Raises
+    ------
+    UserError : where the system does not allow it, or the process is none that can have one
+    """
+    _check_process(pid)
+    if _has_agent(pid):
+        raise UserError(f"process {pid} has an agent already", f"ask it with opcapture trigger {pid}")
+    way = _by_python(pid) if hasattr(sys, "remote_exec") else _by_debugger(pid)
+    until = monotonic() + APPEAR_S
+    while not _has_agent(pid):
+        if monotonic() > until:
+            raise UserError(
+                f"process {pid} started no agent", "its Python needs opgrip installed; its stderr says more"
+            )
+        sleep(0.05)
+    return f"process {pid} has an agent now, {way}"
+
+
+def _by_python(pid: int) -> str:
+    """By what Python 3.14 has for it; the process runs the file at a place of its own choice."""
+    try:
+        # which the type checker's Python does not have
+        vars(sys)["remote_exec"](pid, str(ATTACHED))
+    except (OSError, RuntimeError, ValueError) as error:
+        raise UserError(f"process {pid} cannot be attached to", str(error)) from error
+    return "by sys.remote_exec"
+
+
+def _by_debugger(pid: int) -> str:
+    gdb = shutil.which("gdb")
+    if gdb is None:
+        raise UserError(
+            f"process {pid} cannot be attached to",
+            "this needs gdb, or Python 3.14 for both; else start it with an agent",
+        )
+    said = ""
+    for _ in range(TRIES):
+        command = [gdb, "-nx", "-batch", "-p", str(pid), "-x", str(GDB_SCRIPT)]
+        env = os.environ | {"OPGRIP_ATTACHED_FILE": str(ATTACHED), "DEBUGINFOD_URLS": ""}
+        try:
+            done = subprocess.run(
+                command,
+                capture_output=True,
+                text=True,
+                timeout=DEBUGGER_S,
+                env=env,
+                check=False,
+                stdin=subprocess.DEVNULL,
+            )
+        except subprocess.TimeoutExpired as error:
+            raise UserError(f"process {pid} cannot be attached to", "gdb did not come back from it") from error
+        said = done.stdout + done.stderr
+        if "opgrip: done" in said:
+            return "by gdb"
+        if "opgrip: no thread waits" not in said:
+            break
+        sleep(0.2)
+    raise UserError(f"process {pid} cannot be attached to", _reason(said))
+
+
+def _reason(said: str) -> str:
+    """Why gdb failed, in a line."""
+    if re.search(r"ptrace: Operation not permitted|Could not attach", said):
+        return "the system does not let gdb: as root, or with kernel.yama.ptrace_scope=0 and the capability SYS_PTRACE"
+    if "no thread waits" in said:
+        return "each of its threads is busy: try again"
+    if "No symbol" in said:
+        return "its Python hides the functions that are called"
+    lines = [line for line in said.splitlines() if line.strip()]
+    return lines[-1] if lines else "gdb says nothing"
+
+
+def _check_process(pid: int) -> None:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError as error:
+        raise UserError(f"there is no process {pid}") from error
+    except PermissionError as error:
+        raise UserError(f"process {pid} is another user's", "ask as its user") from error
+    try:
+        libraries = Path(f"/proc/{pid}/maps").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return
+    if "python" not in libraries:
+        raise UserError(f"process {pid} runs no Python")
+
+
+def _has_agent(pid: int) -> bool:
+    return any(pid_of(path) == pid for path in sockets())

@@ -1,0 +1,152 @@
+"""Asks processes to record."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from opgrip.capture.on_demand.folder import pid_of, sockets
+from opgrip.capture.on_demand.words import ABOUT, PROTOCOL, REFUSED, TELL, Connection
+from opgrip.traces.errors import UserError
+from opgrip.traces.suggestions import listed
+
+CONNECT_S = 2.0
+TELL_S = 5.0
+"""For a process to say what it is: one whose lock is held for longer is busy."""
+MOST_AT_ONCE = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """A process that can be asked.
+
+    Attributes
+    ----------
+    socket : where
+    about : what it says of itself; empty where it did not answer in time
+    """
+
+    pid: int
+    socket: Path
+    about: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        """What it is called."""
+        return str(self.about.get("name", "?"))
+
+    @property
+    def rank(self) -> int | None:
+        """Its rank in its job; None where it is of none."""
+        number = self.about.get("rank")
+        return number if isinstance(number, int) else None
+
+
+def processes() -> list[Process]:
+    """The processes that can be asked, by their numbers; what others have left behind is cleaned away."""
+    paths = list(sockets())
+    if not paths:
+        return []
+    with ThreadPoolExecutor(min(len(paths), MOST_AT_ONCE)) as pool:
+        items = [item for item in pool.map(_process_at, paths) if item is not None]
+    return sorted(items, key=lambda item: item.pid)
+
+
+def find_processes(word: str) -> list[Process]:
+    """The process of a number or a name; several where these are the ranks of one job.
+
+    Raises
+    ------
+    UserError : where there is none, or several that are no ranks of one job
+    """
+    everyone = processes()
+    items = [item for item in everyone if str(item.pid) == word or item.name == word]
+    if not items:
+        raise UserError(f"{word} can not be asked to record", _advice(word, everyone))
+    jobs = {item.about.get("job") for item in items}
+    if len(items) > 1 and (len(jobs) > 1 or None in jobs):
+        numbers = ", ".join(str(item.pid) for item in items)
+        raise UserError(f"{len(items)} processes are called {word}", f"name one by its number: {numbers}")
+    return items
+
+
+def converse(process: Process, do: str, **fields: Any) -> Iterator[dict[str, Any]]:
+    """What a process answers to a request, as it comes.
+
+    Raises
+    ------
+    UserError : for what it refuses, and where it ends before it is done
+    """
+    try:
+        connection = _connect(process.socket)
+    except OSError as error:
+        raise UserError(f"process {process.pid} cannot be asked", str(error.strerror or error).lower()) from error
+    try:
+        connection.send({"protocol": PROTOCOL, "do": do, **fields})
+        while (message := connection.receive(None)) is not None:
+            if message.get("answer") == REFUSED:
+                raise UserError(str(message.get("why")))
+            yield message
+    except OSError as error:
+        reason = str(error.strerror or error).lower()
+        raise UserError(f"process {process.pid} does not answer any more", reason) from error
+    finally:
+        connection.close()
+
+
+def _process_at(path: Path) -> Process | None:
+    """The process at a socket; None where nobody listens there any more."""
+    pid = pid_of(path)
+    if pid is None:
+        return None
+    try:
+        connection = _connect(path)
+    except OSError as error:
+        if error.errno == errno.ECONNREFUSED and not _runs(pid):
+            with suppress(OSError):
+                path.unlink()
+        return None
+    try:
+        connection.send({"protocol": PROTOCOL, "do": TELL})
+        message = connection.receive(TELL_S) or {}
+    except (OSError, ValueError):
+        message = {}
+    finally:
+        connection.close()
+    return Process(pid, path, message if message.get("answer") == ABOUT else {})
+
+
+def _connect(path: Path) -> Connection:
+    link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    link.settimeout(CONNECT_S)
+    try:
+        link.connect(str(path))
+    except OSError:
+        link.close()
+        raise
+    return Connection(link)
+
+
+def _runs(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def _advice(word: str, everyone: Sequence[Process]) -> str:
+    if word.isdecimal() and _runs(int(word)):
+        return f"it runs without an agent: opcapture attach {word} starts one, where the system allows it"
+    if everyone:
+        return f"these can: {listed([f'{item.pid} ({item.name})' for item in everyone])}"
+    return "no process can; start one with opcapture --on-demand -- SCRIPT"

@@ -1,0 +1,167 @@
+"""Recordings of all ranks of a job at once: each begins with the same step."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Mapping, Sequence
+from time import monotonic, sleep
+from typing import Any
+
+from opgrip.capture.on_demand.client import Process, converse, processes
+from opgrip.capture.on_demand.telling import lines_of
+from opgrip.capture.on_demand.words import ARMED, DONE, RECORD, STOP, TELL
+from opgrip.traces.errors import UserError
+from opgrip.traces.progress import Reporter
+
+LOOK_S = 0.3
+"""Between two looks at how far a job is."""
+AHEAD_S = 0.5
+"""Of a job's time, as far as the step that all begin with lies ahead."""
+MOST_TRIES = 6
+"""Each with twice the distance, where a rank has come by the step before it heard of it."""
+
+
+def choose_ranks(items: Sequence[Process], rank: int | None, reporter: Reporter) -> list[Process]:
+    """The processes of this machine that record together: all ranks of the job that a process is of, or one.
+
+    Raises
+    ------
+    UserError : where there is no such rank here
+    """
+    job = items[0].about.get("job")
+    if job is None:
+        if rank is not None:
+            raise UserError(f"process {items[0].pid} is no rank of a job", "leave out --rank")
+        return list(items)
+    members = sorted((item for item in processes() if item.about.get("job") == job), key=lambda item: item.rank or 0)
+    if rank is not None:
+        chosen = [item for item in members if item.rank == rank]
+        if not chosen:
+            ranks = ", ".join(str(item.rank) for item in members)
+            raise UserError(f"rank {rank} does not run on this machine", f"these do: {ranks}")
+        return chosen
+    size = items[0].about.get("world_size") or len(members)
+    if len(members) < size:
+        reporter.say(
+            f"{len(members)} of the {size} ranks run on this machine: ask the others on theirs, with the --at that is "
+            "said below"
+        )
+    return members
+
+
+def record_together(chosen: Sequence[Process], request: Mapping[str, Any], reporter: Reporter) -> list[dict[str, Any]]:
+    """Let processes record, from the same step on where they are ranks of a job; gives what each recorded.
+
+    Raises
+    ------
+    UserError : for what one refuses
+    """
+    if len(chosen) == 1 or request.get("begins_at") is not None:
+        return _Round(chosen, request, reporter).run()
+    distance_s = AHEAD_S
+    for _ in range(MOST_TRIES):
+        begins_at = _place_ahead(chosen, distance_s)
+        if begins_at is None:
+            reporter.say("the job has no count that its ranks have alike: each begins with its next step")
+            return _Round(chosen, request, reporter).run()
+        results = _Round(chosen, {**request, "begins_at": begins_at}, reporter).run()
+        if results:
+            return results
+        distance_s *= 2
+    raise UserError("the ranks pass by each step before all have heard of it", "name a later one with --at")
+
+
+def _place_ahead(chosen: Sequence[Process], distance_s: float) -> int | None:
+    """A position of the job that no rank comes by within some time; None where the job has no positions."""
+    first, since_s = _positions(chosen), monotonic()
+    sleep(LOOK_S)
+    last, elapsed_s = _positions(chosen), monotonic() - since_s
+    if first is None or last is None:
+        return None
+    pace = max(after - before for before, after in zip(first, last, strict=True))
+    return max(last) + 1 + int(pace * distance_s / elapsed_s)
+
+
+def _positions(chosen: Sequence[Process]) -> list[int] | None:
+    """Where each process is; None where one does not tell."""
+    positions = [next(iter(converse(item, TELL)), {}).get("position") for item in chosen]
+    return None if None in positions else [int(position) for position in positions if position is not None]
+
+
+class _Round:
+    """One try to let processes record."""
+
+    def __init__(self, chosen: Sequence[Process], request: Mapping[str, Any], reporter: Reporter) -> None:
+        self._chosen, self._request, self._reporter = chosen, request, reporter
+        self._answers: queue.SimpleQueue[tuple[Process, Any]] = queue.SimpleQueue()
+
+    def run(self) -> list[dict[str, Any]]:
+        """What each recorded; nothing where a rank had come by the step before it heard of it."""
+        for item in self._chosen:
+            threading.Thread(target=self._ask, args=(item,), daemon=True).start()
+        results: dict[int, dict[str, Any]] = {}
+        errors: list[UserError] = []
+        late = False
+        while len(results) + len(errors) < len(self._chosen):
+            item, answer = self._answers.get()
+            if isinstance(answer, UserError):
+                errors.append(answer)
+                self._stop_all(item)
+            elif answer.get("answer") == ARMED:
+                late = self._look_at(item, answer) or late
+            elif answer.get("answer") == DONE:
+                results[item.pid] = answer
+                if not late:
+                    self._tell(item, answer)
+        if errors:
+            raise errors[0]
+        if not late:
+            self._compare(list(results.values()))
+        return [] if late else [results[item.pid] for item in self._chosen]
+
+    def _ask(self, item: Process) -> None:
+        answer: Any = UserError(f"process {item.pid} ended before its recording did")
+        try:
+            for answer in converse(item, RECORD, **self._request):
+                if answer.get("answer") == ARMED:
+                    self._answers.put((item, answer))
+        except UserError as error:
+            answer = error
+        except Exception as error:
+            answer = UserError(f"process {item.pid} answers nothing that can be read", str(error))
+        if isinstance(answer, dict) and answer.get("answer") != DONE:
+            answer = UserError(f"process {item.pid} ended before its recording did")
+        self._answers.put((item, answer))
+
+    def _look_at(self, item: Process, answer: Mapping[str, Any]) -> bool:
+        """Whether a process heard too late of the step that it is to begin with."""
+        begins_at, position = self._request.get("begins_at"), answer.get("position")
+        if begins_at is None:
+            self._reporter.say(f"process {item.pid} waits for a step")
+            return False
+        if position is not None and position >= begins_at:
+            self._stop_all(None)
+            return True
+        rank = "" if item.rank is None else f" (rank {item.rank})"
+        self._reporter.say(f"process {item.pid}{rank} waits for a step, --at {begins_at}")
+        return False
+
+    def _stop_all(self, but: Process | None) -> None:
+        for item in self._chosen:
+            if item is not but:
+                try:
+                    list(converse(item, STOP, discard=True))
+                except UserError:
+                    continue
+
+    def _tell(self, item: Process, result: Mapping[str, Any]) -> None:
+        for line in lines_of(result):
+            self._reporter.say(f"process {item.pid}: {line}")
+
+    def _compare(self, results: Sequence[Mapping[str, Any]]) -> None:
+        places = {result.get("began_at") for result in results if result.get("file")}
+        if len(places) > 1 and self._request.get("begins_at") is not None:
+            self._reporter.say(
+                f"the ranks began with different steps: at {', '.join(map(str, sorted(places, key=str)))}"
+            )

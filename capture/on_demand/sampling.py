@@ -1,0 +1,105 @@
+"""Recordings that a process makes by itself, and the room that they take."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from opgrip.capture.on_demand.agent import Agent
+from opgrip.capture.on_demand.names import of_pattern
+from opgrip.capture.on_demand.settings import Request
+from opgrip.traces.errors import UserError, one_line
+
+if TYPE_CHECKING:
+    from opgrip.capture.on_demand.seen import Seen
+
+MOST_HEADER = 1 << 20
+
+
+class Sampler:
+    """Records some steps every so often while the process runs."""
+
+    def __init__(self, agent: Agent) -> None:
+        self._agent = agent
+        self._last_problem = ""
+        self._seen: Seen | None = None
+
+    def start(self) -> None:
+        """Record from now on."""
+        threading.Thread(target=self._run, name="opgrip-sampler", daemon=True).start()
+
+    def _run(self) -> None:
+        settings, pause = self._agent.settings, threading.Event()
+        while not pause.wait(settings.every_s):
+            try:
+                # a step that does not begin by the next time is not waited for any more
+                result = self._agent.record(Request(wait_s=settings.every_s or 1.0, sampled=True))
+                problem = result["problem"]
+                if settings.new_only and result["file"] is not None:
+                    self._keep_what_is_new(Path(result["file"]))
+                if settings.max_disk_bytes is not None:
+                    make_room(settings.output, settings.max_disk_bytes)
+            except Exception as error:
+                problem = str(error) if isinstance(error, UserError) else one_line(error)
+            if problem and problem != self._last_problem:
+                # once, and not every time
+                print(f"opgrip: {problem}", file=sys.stderr, flush=True)
+            self._last_problem = problem or ""
+
+    def _keep_what_is_new(self, recording: Path) -> None:
+        """Count a recording in, and remove it where the service has called all of it before."""
+        from opgrip.capture.on_demand.seen import Seen
+        from opgrip.traces.tensor_file import values_path
+
+        if self._seen is None:
+            self._seen = Seen(recording.parent, self._agent.settings.name)
+        if not self._seen.add(recording):
+            for file in (recording, values_path(recording)):
+                file.unlink(missing_ok=True)
+
+
+def make_room(pattern: str, most_bytes: int) -> list[Path]:
+    """Remove the oldest recordings that a process of this pattern made by itself, but for the last; gives them."""
+    from opgrip.traces.tensor_file import values_path
+
+    name = of_pattern(pattern)
+    files = [path for path in Path(pattern).parent.iterdir() if name.fullmatch(path.name) and is_sampled(path)]
+    files.sort(key=lambda path: path.stat().st_mtime_ns)
+    sizes = {path: sum(_size(file) for file in (path, values_path(path))) for path in files}
+    removed = []
+    for path in files[:-1]:
+        if sum(sizes.values()) <= most_bytes:
+            break
+        for file in (path, values_path(path)):
+            file.unlink(missing_ok=True)
+        del sizes[path]
+        removed.append(path)
+    return removed
+
+
+def is_sampled(path: Path) -> bool:
+    """Whether a file is a recording that a process made by itself, as its first line says."""
+    from opgrip.traces.streams import read_chunks
+
+    line = b""
+    with suppress(OSError, ValueError, UserError):
+        for chunk in read_chunks(path):
+            start, end, _ = chunk.partition(b"\n")
+            line += start
+            if end or len(line) > MOST_HEADER:
+                break
+        header = json.loads(line)
+        about = header.get("on_demand") if isinstance(header, dict) else None
+        return isinstance(about, dict) and about.get("sampled") is True
+    return False
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0

@@ -1,0 +1,63 @@
+"""`opcapture --on-demand -- SCRIPT`: a program that runs at full speed until it is asked to record."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from opgrip.capture.late_modules import LateModules
+from opgrip.capture.on_demand.autostart import load_recording
+from opgrip.capture.on_demand.names import DEFAULT, check_pattern
+from opgrip.capture.on_demand.settings import Settings
+from opgrip.capture.on_demand.signals import signal_of
+from opgrip.capture.on_demand.starting import start
+from opgrip.capture.options import OPTIONS, Recording, Steps
+from opgrip.capture.script import run_script, script_name
+from opgrip.traces.command import INTERRUPTED
+from opgrip.traces.errors import UserError
+from opgrip.traces.options import from_arguments, refuse_options
+
+
+def run_on_demand(args: argparse.Namespace, program: Sequence[str] | None) -> int:
+    """Run a script with an agent, and give its exit status."""
+    if program is None:
+        raise UserError("--on-demand is for scripts", "put one after --, as in opcapture --on-demand -- server.py")
+    others = [declared for declared in OPTIONS if declared is not Steps]
+    refuse_options(args, others, ("models",), "a script after -- has its own options")
+    start(settings_of(args, script_name(program)))
+    # the script's own import of torch finds the environment that the script makes for it
+    with LateModules("torch".__eq__, load_recording):
+        return _run(program)
+
+
+def _run(program: Sequence[str]) -> int:
+    try:
+        return run_script(program)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
+def settings_of(args: argparse.Namespace, name: str) -> Settings:
+    """What the command line says of recordings."""
+    pattern = args.output or DEFAULT
+    check_pattern(pattern)
+    unset, recording = asdict(Recording()), asdict(from_arguments(Recording, args))
+    options = {word: value for word, value in recording.items() if value != unset[word]}
+    if args.signal is not None:
+        signal_of(args.signal)
+    if args.max_disk is not None and args.every is None:
+        raise UserError("--max-disk without --every", "recordings that are asked for stay")
+    if args.new_only and args.every is None:
+        raise UserError("--new-only without --every", "recordings that are asked for stay")
+    steps = None if args.seconds is not None else args.steps
+    return Settings(
+        *(name, str(Path(pattern).absolute()), steps, args.seconds),
+        step_module=args.step_module,
+        signal=args.signal,
+        every_s=args.every,
+        max_disk_bytes=args.max_disk,
+        new_only=args.new_only,
+        options=options,
+    )

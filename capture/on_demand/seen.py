@@ -1,0 +1,65 @@
+"""What a service has called so far: of its recordings those stay that have something new, and a day's counts of all."""
+
+from __future__ import annotations
+
+import fcntl
+import re
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from opgrip.capture.ranks import rank
+from opgrip.traces.differences.days import SUFFIX, read_day, write_day
+from opgrip.traces.differences.side import Side
+from opgrip.traces.trace import load
+
+
+class Seen:
+    """The signatures of a service on this machine, whichever of its processes called them.
+
+    Parameters
+    ----------
+    folder : of its recordings
+    name : of the service
+    """
+
+    def __init__(self, folder: Path, name: str) -> None:
+        own = rank()
+        mark = "" if own is None else f".rank{own}"
+        self._stem = re.sub(r"[^\w.-]", "_", f"{name}-{socket.gethostname()}{mark}")
+        self._folder = folder
+        self._known: set[str] = set()
+        self._read: dict[Path, int] = {}
+
+    def day_file(self) -> Path:
+        """Where what is called today is counted, by UTC."""
+        return self._folder / f"{self._stem}-{time.strftime('%Y-%m-%d', time.gmtime())}{SUFFIX}"
+
+    def add(self, recording: Path) -> int:
+        """Count a recording in; gives how many of its signatures the service had not called before."""
+        side = Side()
+        side.add(load(recording))
+        with self._locked():
+            path = self.day_file()
+            day = read_day(path) if path.exists() else Side()
+            self._look_at_others(path)
+            new = side.cases.keys() - day.cases.keys() - self._known
+            day.include(side)
+            write_day(day, path)
+        return len(new)
+
+    def _look_at_others(self, today: Path) -> None:
+        """Learn what was called on other days, which another process of the service may still have written."""
+        for path in self._folder.glob(f"{self._stem}-????-??-??{SUFFIX}"):
+            changed_ns = path.stat().st_mtime_ns
+            if path != today and self._read.get(path) != changed_ns:
+                self._known |= read_day(path).cases.keys()
+                self._read[path] = changed_ns
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        with (self._folder / f".{self._stem}.lock").open("a", encoding="utf-8") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield

@@ -1,0 +1,84 @@
+"""`opgrip.capture.trigger`: a program asks that its own next steps be recorded."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+from opgrip.capture.on_demand.agent import Agent, start_agent
+from opgrip.capture.on_demand.names import DEFAULT
+from opgrip.capture.on_demand.settings import Request, Settings
+from opgrip.traces.errors import UserError, one_line
+
+
+class Triggered:
+    """A recording that the program asked for.
+
+    Attributes
+    ----------
+    result : what was recorded: `file`, `steps`, `calls` and others; None until it is done, or where it failed
+    problem : why there is no trace; None where there is one, or it is not done
+    """
+
+    def __init__(self) -> None:
+        self.result: dict[str, Any] | None = None
+        self.problem: str | None = None
+        self._armed, self._done = threading.Event(), threading.Event()
+
+    def wait(self, seconds: float | None = None) -> bool:
+        """Wait until the recording is written; whether it is."""
+        return self._done.wait(seconds)
+
+    def _run(self, agent: Agent, request: Request) -> None:
+        try:
+            self.result = agent.record(request, lambda word, told: self._armed.set())
+            self.problem = self.result["problem"]
+        except Exception as error:
+            self.problem = str(error) if isinstance(error, UserError) else one_line(error)
+        finally:
+            self._armed.set()
+            self._done.set()
+
+
+def trigger(
+    output: str | Path | None = None,
+    *,
+    steps: int | None = None,
+    seconds: float | None = None,
+    warmup: int | None = None,
+    step_module: str | None = None,
+    **options: Any,
+) -> Triggered:
+    """Record the next steps of this program, whichever thread runs them, and go on.
+
+    ::
+
+        if latency > limit:
+            opgrip.capture.trigger("slow-%t.jsonl", steps=1, warmup=0)
+
+    When it returns, the next step is noticed. Nothing that fails later reaches the program: see `Triggered.problem`.
+
+    Parameters
+    ----------
+    output : the trace, as a pattern such as `step-%h-%p-%n.jsonl`; None as the program was started
+    steps : steps that are recorded; 3 where the program was not started with another number
+    seconds : record the steps that begin in so much time
+    warmup : steps before those, in which the capture learns
+    step_module : a step is an outermost call of a module of such a class
+    options : of `Capture`
+
+    Raises
+    ------
+    UserError : where this process can have no agent
+    """
+    name = Path(sys.argv[0] or "python").stem
+    agent = start_agent(Settings(name, str(Path(DEFAULT).absolute())))
+    path = None if output is None else str(Path(output).absolute())
+    triggered = Triggered()
+    request = Request(path, steps, seconds, warmup, step_module, options=options)
+    thread = threading.Thread(target=triggered._run, args=(agent, request), name="opgrip-recording", daemon=True)
+    thread.start()
+    triggered._armed.wait()
+    return triggered

@@ -1,0 +1,44 @@
+"""`opcapture list`: the processes that can be asked to record."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from opgrip.capture.on_demand.client import Process, processes
+from opgrip.traces.command import printable
+from opgrip.traces.tables import TableColumn, print_table
+
+DESCRIPTION = "Show the processes of this machine that can be asked to record."
+EXAMPLES = """\
+examples:
+  opcapture list
+"""
+
+
+def prepare(parser: argparse.ArgumentParser) -> None:
+    """The verb has no options."""
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print a row for each."""
+    items = processes()
+    if not items:
+        print("no process can be asked to record; start one with opcapture --on-demand -- SCRIPT", file=sys.stderr)
+        return 0
+    columns = [
+        TableColumn("pid", [str(item.pid) for item in items]),
+        TableColumn("name", [printable(item.name) for item in items], is_number=False, least=8),
+        TableColumn("state", [_state(item) for item in items], is_number=False),
+        TableColumn("rank", ["" if item.rank is None else str(item.rank) for item in items]),
+        TableColumn("recordings", [str(item.about.get("recordings", "")) for item in items]),
+        TableColumn("command", [printable(item.about.get("command", "")) for item in items], is_number=False, least=16),
+    ]
+    print_table(columns, sys.stdout)
+    return 0
+
+
+def _state(item: Process) -> str:
+    if not item.about:
+        return "busy"
+    return "recording" if item.about.get("recording") else "idle"

@@ -1,0 +1,301 @@
+"""Workers of a Ray cluster run the cases: a device or pinned processors each, on machines of one kind."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import tempfile
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from math import ceil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from opgrip.replay.engines.engine import engines
+from opgrip.traces.errors import UserError
+from opgrip.traces.extras import needed
+from opgrip.traces.words import counted
+
+if TYPE_CHECKING:
+    from opgrip.replay.engines.options import EngineOptions
+    from opgrip.replay.engines.ray_pool import Pool, Task
+    from opgrip.replay.measuring.measure import CachedRows
+    from opgrip.replay.measuring.results import Result
+    from opgrip.replay.workers.job import Job, Loaded
+    from opgrip.traces.progress import Reporter
+
+OBJECT_STORE_BYTES = 128 << 20
+"""Of a cluster that starts itself: it holds traces and rows."""
+QUIET = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+    "RAY_AUTH_MODE": "token",
+    "RAY_worker_niceness": "0",
+}
+"""Variables of such a cluster: it reports to nobody, listens on the loopback alone, which the second says, and serves
+nobody without a secret of its own; and its workers run at the usual priority, where Ray gives them the lowest."""
+
+
+class RayEngine:
+    """Runs cases on the workers of a cluster, which are the same for all replays of a command."""
+
+    here = False
+
+    def __init__(self, ray: Any, options: EngineOptions) -> None:
+        self._ray, self._options = ray, options
+        self._pools: dict[str, Pool] = {}
+        self._replays = 0
+
+    def runner(self, job: Job, loaded: Loaded, may_fork: bool) -> RayRunner:
+        """What runs the cases of one replay."""
+        self._replays += 1
+        return RayRunner(self._ray, self.pool, self._replays, job, loaded)
+
+    def pool(self, device: str) -> Pool:
+        """Workers that have such a device; they start when they are asked for first."""
+        from opgrip.replay.engines.ray_pool import Pool
+
+        if device not in self._pools:
+            self.close()
+            pool = Pool(self._ray, self._options, device)
+            self._pools[device] = pool
+            pool.start()
+        return self._pools[device]
+
+    def close(self) -> None:
+        """End the workers."""
+        for pool in self._pools.values():
+            pool.close()
+        self._pools.clear()
+
+
+class RayRunner:
+    """Runs the cases of one replay.
+
+    Parameters
+    ----------
+    number : of the replay: workers load its trace once
+    """
+
+    def __init__(self, ray: Any, pool_of: Any, number: int, job: Job, loaded: Loaded) -> None:
+        self._ray, self._pool_of, self._number, self._job, self._loaded = ray, pool_of, number, job, loaded
+        self._homes: dict[int, str] = {}
+        self._bundle: Any = None
+        self._turns = 0
+
+    @property
+    def _pool(self) -> Pool:
+        device = self._loaded.settings.device
+        pool: Pool = self._pool_of(device)
+        return pool
+
+    def check(self) -> None:
+        """Raise `UserError` for what is of this machine alone; workers look for the devices."""
+        plan = self._job.plan
+        if plan.inputs.is_spread or self._loaded.settings.device.partition(":")[2] not in ("", "0"):
+            raise UserError("Ray spreads cases over devices by itself", "give --device without a number")
+        if plan.points.pin:
+            raise UserError("--pin is for this machine", "give workers their processors by --processors")
+
+    def about(self) -> dict[str, Any]:
+        """What the header says of the machines; of a case each row says its own."""
+        from opgrip.replay.measuring.machines import names_of
+
+        pool = self._pool
+        environment = {**pool.about["environment"], "machine": names_of(pool.machines)}
+        return {**pool.about, "environment": environment, "machines": dict(pool.machines)}
+
+    def compile(self, done: Collection[int], reporter: Reporter) -> CachedRows:
+        """What came of compiling: by all workers, before any of them measures."""
+        from opgrip.replay.engines.ray_pool import Task
+        from opgrip.replay.measuring.results import Result
+        from opgrip.replay.workers.ahead import rows_ahead
+
+        self._say_of_threads(reporter)
+        numbers = list(dict.fromkeys(case.number for case, _ in rows_ahead(self._loaded, done)))
+        if not numbers:
+            return {}
+        size = self._window_size(len(numbers), MOST_COMPILED)
+        tasks = [Task(numbers[place : place + size]) for place in range(0, len(numbers), size)]
+        jobs, bundle = self._job.plan.limits.jobs, self._ship()
+
+        def submit(actor: Any, task: Task) -> Any:
+            return actor.compile.options(num_returns="streaming").remote(self._number, bundle, list(task.cases), jobs)
+
+        rows: dict[int, dict[int, Result]] = {}
+        with reporter.doing(f"compiling {counted(len(numbers), 'case')} on {self._where()}", len(numbers)) as advance:
+            for _, node, task, message in self._pool.deal(tasks, submit, rows):
+                if message is None:
+                    # it is tried once more where it is measured
+                    rows.update({number: {} for number in task.cases})
+                    continue
+                number, plain = _unpacked(message)
+                rows[number] = {way: Result.from_plain(row) for way, row in plain}
+                self._homes[number] = node
+                advance()
+        return rows
+
+    def run(self, done: Collection[int], cached_rows: CachedRows) -> Iterator[list[Result]]:
+        """The rows of the cases that are not done, as they come."""
+        from opgrip.replay.engines.ray_pool import LOSSES
+        from opgrip.replay.measuring.preparation import empty_rows
+        from opgrip.replay.measuring.results import FAILED, Result
+
+        self._turns += 1
+        turn = self._turns
+        bundle, cases = self._ship(), {case.number: case for case in self._loaded.cases}
+
+        def submit(actor: Any, task: Task) -> Any:
+            of_task = ((number, cached_rows.get(number, {})) for number in task.cases)
+            cached = [[number, way, row.to_plain()] for number, rows in of_task for way, row in rows.items()]
+            return actor.measure.options(num_returns="streaming").remote(
+                self._number, turn, bundle, list(task.cases), cached
+            )
+
+        finished: set[int] = set()
+        for machine, _, task, message in self._pool.deal(self._windows(done), submit, finished):
+            if message is None:
+                reason = f"{LOSSES} workers that it ran on were lost"
+                lost = [empty_rows(cases[number], self._loaded.settings, FAILED, reason) for number in task.cases]
+                finished.update(task.cases)
+                yield from ([*rows.values()] for rows in lost)
+                continue
+            rows = [machine.marked(Result.from_plain(row)) for row in _unpacked(message)]
+            # a worker that was thought lost may have said it twice
+            if rows and rows[0].case not in finished:
+                finished.add(rows[0].case)
+                yield rows
+
+    def _windows(self, done: Collection[int]) -> list[Task]:
+        """The cases that are not done, in the parts that workers measure side by side."""
+        from opgrip.replay.engines.ray_pool import Task
+        from opgrip.replay.measuring.measure import CASES, windows
+
+        loaded = self._loaded
+        cases = sorted((case for case in loaded.cases if case.number not in done), key=loaded.surroundings.first)
+        most = self._window_size(len(cases), CASES)
+        by_home: dict[str, list[Any]] = {}
+        for case in cases:
+            by_home.setdefault(self._homes.get(case.number, ""), []).append(case)
+        return [
+            Task([case.number for case in window], home)
+            for home, at_home in by_home.items()
+            for window in windows(at_home, loaded.settings, most)
+        ]
+
+    def _window_size(self, cases: int, most: int) -> int:
+        from opgrip.replay.workers.spread import PARTS
+
+        return max(1, min(most, ceil(cases / (PARTS * max(self._pool.size, 1)))))
+
+    def _say_of_threads(self, reporter: Reporter) -> None:
+        processors = self._pool.options.processors
+        threads = max((case.context.get("threads") or 1 for case in self._loaded.cases), default=1)
+        if processors and not self._job.plan.points.threads and threads > processors:
+            of_worker = f"{counted(processors, 'processor')} of a worker"
+            reporter.say(f"the program ran {threads} threads, which share the {of_worker}: see --threads")
+
+    def _where(self) -> str:
+        return f"{counted(self._pool.size, 'worker')} of {counted(len(self._pool.machines), 'machine')}"
+
+    def _ship(self) -> Any:
+        """The job, and the files of its trace, in the cluster's memory: no node has to see this machine's disk."""
+        if self._bundle is None:
+            job, device = self._job, self._loaded.settings.device
+            if device not in ("cpu", "meta"):
+                inputs = replace(job.plan.inputs, device=device.partition(":")[0])
+                job = replace(job, plan=replace(job.plan, inputs=inputs))
+            bundle = {"job": json.dumps(asdict(job)), "files": _files_of(job, self._loaded)}
+            # in a list, or Ray would fetch it anew for each task
+            self._bundle = [self._ray.put(bundle)]
+        return self._bundle
+
+
+MOST_COMPILED = 16
+"""Cases that a worker compiles in one go."""
+
+
+def _files_of(job: Job, loaded: Loaded) -> Mapping[str, bytes]:
+    """A trace's own file first, and those of its values; nothing of a folder, or where samples or operators run."""
+    from opgrip.traces.shipped import trace_file
+
+    try:
+        path = trace_file(job.trace)
+    except UserError:
+        return {}
+    files: Sequence[Path] = [path, *loaded.trace.tensor_files] if path.is_file() else []
+    return {file.name: file.read_bytes() for file in files}
+
+
+def _unpacked(message: bytes) -> Any:
+    """What a worker says; raises the `UserError` that it met."""
+    said = json.loads(message)
+    if isinstance(said, dict):
+        raise UserError(*said["problem"])
+    return said
+
+
+@engines.register("ray")
+@contextmanager
+def start_ray(options: EngineOptions, processors: int | None = None) -> Iterator[RayEngine]:
+    """The engine on a cluster, or on one that starts itself here and ends with the block.
+
+    Parameters
+    ----------
+    processors : that one which starts itself says that it has; None for those of this process
+
+    Raises
+    ------
+    UserError : where ray is not installed, or there is no cluster
+    """
+    with _connected(options, processors or len(os.sched_getaffinity(0))) as ray:
+        engine = RayEngine(ray, options)
+        try:
+            yield engine
+        finally:
+            engine.close()
+
+
+@contextmanager
+def _connected(options: EngineOptions, processors: int) -> Iterator[Any]:
+    quiet = {} if options.address else QUIET | {"RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    before = {name: os.environ.get(name) for name in quiet}
+    # they are read when ray is imported
+    os.environ.update(quiet)
+    try:
+        ray = needed("ray", "ray")
+        needed("ray.util.scheduling_strategies", "ray")
+        if ray.is_initialized():
+            # by the program that calls us
+            yield ray
+            return
+        with tempfile.TemporaryDirectory(prefix="opgrip-ray-", ignore_cleanup_errors=True) as folder:
+            own = {
+                "address": "local",
+                "include_dashboard": False,
+                "object_store_memory": OBJECT_STORE_BYTES,
+                "num_cpus": processors,
+                "_temp_dir": folder,
+            }
+            try:
+                ray.init(
+                    **({"address": options.address} if options.address else own),
+                    log_to_driver=False,
+                    logging_level="ERROR",
+                )
+            except (ConnectionError, OSError, RuntimeError, ValueError) as error:
+                where = f"at {options.address}" if options.address else "here"
+                said = next(iter(str(error).strip().splitlines()), type(error).__name__)
+                raise UserError(f"there is no Ray cluster {where}: {said[:200]}", "see ray status") from error
+            try:
+                yield ray
+            finally:
+                ray.shutdown()
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

@@ -1,0 +1,27 @@
+"""Starts the engine that a command line asks for."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from opgrip.replay.engines.engine import Engine, engines
+from opgrip.replay.engines.options import EngineOptions
+from opgrip.traces.options import from_arguments
+
+
+@contextmanager
+def start_engine(args: argparse.Namespace) -> Iterator[Engine]:
+    """The engine, which ends with the block.
+
+    Raises
+    ------
+    UserError : where it cannot be started, or options are not for it
+    """
+    options = from_arguments(EngineOptions, args)
+    options.check()
+    start = engines.get(options.engine)
+    assert start is not None, "one of its choices"
+    with start(options) as engine:
+        yield engine

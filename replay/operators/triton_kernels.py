@@ -1,0 +1,101 @@
+"""Triton kernels that a trace names, in modules that the user trusts, as functions that launch them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Collection, Mapping, Sequence
+from inspect import signature as signature_of
+from typing import Any
+
+import torch
+
+from opgrip.replay.operators.admission import Unsupported
+from opgrip.traces.arguments import Opaque
+from opgrip.traces.launches import LARGEST, MOST_DIMENSIONS, TYPES
+from opgrip.traces.objects import NamedSpec
+
+_INTERPRETED = ("triton.runtime.interpreter", "InterpretedFunction")
+_KERNELS = (("triton.runtime.jit", "JITFunction"), _INTERPRETED)
+_AROUND = (("triton.runtime.autotuner", "Autotuner"), ("triton.runtime.autotuner", "Heuristics"))
+
+FindKernel = Callable[[str], Any]
+"""Gives what a trusted module has under a name of the form `module:kernel`."""
+
+
+def kernel_in(thing: Any) -> Any:
+    """The Triton kernel that an attribute of a module is, without what tunes it; None where it is none."""
+    while _is_any(thing, _AROUND):
+        thing = thing.fn
+    return thing if _is_any(thing, _KERNELS) else None
+
+
+def launcher(kernel: Any, find: FindKernel) -> Callable[..., None]:
+    """A function that launches a kernel with the grid, constants and options of a trace: it is not tuned anew.
+
+    It raises `Unsupported` where the kernel has other parameters than it had, or a grid, constant or option is none.
+
+    Raises
+    ------
+    Unsupported : where this machine cannot run kernels
+    """
+    if not _is_any(kernel, (_INTERPRETED,)):
+        _check_driver()
+    parameters = tuple(signature_of(kernel.fn).parameters)
+
+    def launch(*args: Any, grid: tuple[int, ...], constants: Mapping[str, Any], options: Mapping[str, Any]) -> None:
+        running = [name for name in parameters if name not in constants]
+        if len(running) != len(args) or not {*constants} <= {*parameters}:
+            raise Unsupported(f"the kernel has other parameters now: {', '.join(parameters)}")
+        _check_grid(grid)
+        _check_options(options, parameters)
+        named = dict(zip(running, args, strict=True)) | {
+            name: _constant(value, find) for name, value in constants.items()
+        }
+        kernel.run(grid=tuple(grid), warmup=False, **named, **options)
+
+    return launch
+
+
+def _constant(value: Any, find: FindKernel) -> Any:
+    if isinstance(value, tuple | list):
+        return type(value)(_constant(item, find) for item in value)
+    if isinstance(value, Opaque):
+        raise Unsupported(f"a constant of the launch is {value.type_name}, which a trace cannot hold")
+    if isinstance(value, NamedSpec):
+        return find(value.name)
+    if isinstance(value, torch.dtype):
+        language = sys.modules["triton.language"]
+        dtype = getattr(language, TYPES.get(value, ""), None)
+        if not isinstance(dtype, language.dtype):
+            raise Unsupported(f"Triton here has no {value}")
+        return dtype
+    return value
+
+
+def _is_any(thing: Any, classes: Sequence[tuple[str, str]]) -> bool:
+    """Whether a thing is of one of the classes; of a module that is not loaded, nothing is."""
+    kinds = (getattr(sys.modules.get(module), name, None) for module, name in classes)
+    return any(isinstance(kind, type) and isinstance(thing, kind) for kind in kinds)
+
+
+def _check_driver() -> None:
+    try:
+        sys.modules["triton"].runtime.driver.active.get_current_target()
+    except Exception as error:
+        reason = "a Triton kernel needs a GPU that Triton has a driver for; TRITON_INTERPRET=1 runs it on the CPU"
+        raise Unsupported(reason) from error
+
+
+def _check_grid(grid: Any) -> None:
+    sizes = grid if isinstance(grid, tuple | list) else ()
+    if not 1 <= len(sizes) <= MOST_DIMENSIONS or any(
+        type(size) is not int or not 0 <= size <= LARGEST for size in sizes
+    ):
+        raise Unsupported(f"{str(grid)[:60]} is no grid")
+
+
+def _check_options(options: Mapping[str, Any], parameters: Collection[str]) -> None:
+    # those that are no numbers name files and targets
+    for name, value in options.items():
+        if type(value) not in (int, bool, float) or name in parameters or name in ("grid", "warmup"):
+            raise Unsupported(f"the option {name[:60]!r} of the launch is none that a replay passes on")

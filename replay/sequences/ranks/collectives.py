@@ -1,0 +1,260 @@
+"""What a trace says of a collective: its kind, its group, and what each member gives to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any
+
+from opgrip.replay.operators.lookup import Unsupported
+from opgrip.traces.arguments import GroupSpec, ReductionSpec, TensorSpec, leaves, tensors
+from opgrip.traces.ranks.operators import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    ALL_TO_ALL,
+    BARRIER,
+    BROADCAST,
+    FLAT,
+    GATHER,
+    LISTS,
+    RECV,
+    REDUCE,
+    REDUCE_SCATTER,
+    SCATTER,
+    SEND,
+    Exchange,
+    exchange_of,
+    group_of,
+    is_async,
+    is_functional,
+    name_of,
+    namespace_of,
+    peer_of,
+)
+from opgrip.traces.records import OPERATOR, Signature
+
+NAMESPACES = ("c10d", "_c10d_functional")
+"""Of the operators that ranks run."""
+LOCAL = frozenset({"_c10d_functional.wait_tensor.default", "_c10d_functional._wrap_tensor_autograd.default"})
+"""Operators that hand on a tensor that a collective gives; the first waits for it."""
+MOST_MEMBERS = 1 << 20
+SUM = "SUM"
+UNKNOWN_GROUP = "the trace does not tell which ranks its group has"
+
+
+@dataclass(frozen=True, slots=True)
+class Collective:
+    """What calls of a signature exchange.
+
+    Attributes
+    ----------
+    group : the ranks that take part, and which of them this one is
+    reduction : what it reduces by, in torch's upper-case word; empty where it does not
+    peer : the root, or the other side of a message, by its place in the group; None where there is none
+    form : how its tensors stand for the members' parts: `flat`, `lists`, or empty
+    makes_result : whether it gives new tensors, as functional collectives do, in the place of writing into arguments
+    is_async : whether the program went on before it was done
+    member_bytes, dtype : of the part that a member gives or gets; of an all-to-all, of all that this rank sends
+    splits : of an uneven all-to-all, the rows to each member, and those from each
+    """
+
+    kind: str
+    group: GroupSpec
+    reduction: str
+    peer: int | None
+    form: str
+    makes_result: bool
+    is_async: bool
+    member_bytes: int
+    dtype: str
+    splits: tuple[tuple[int, ...], tuple[int, ...]] | None = None
+
+
+def is_exchange(signature: Signature) -> bool:
+    """Whether a call is one between processes."""
+    return signature.kind == OPERATOR and namespace_of(signature) is not None and signature.op not in LOCAL
+
+
+def read_collective(signature: Signature) -> Collective:
+    """What a signature exchanges.
+
+    Raises
+    ------
+    Unsupported : for an operator that is not known here, a group that the trace does not tell, and sizes that do not
+        agree with each other
+    """
+    exchange, name = exchange_of(signature), name_of(signature)
+    is_known = signature.op in (f"{namespace}.{name}.default" for namespace in NAMESPACES)
+    if exchange is None or not is_known or (exchange.kind, exchange.form) not in _CHECKS:
+        raise Unsupported(f"{signature.op} is no collective that ranks replay")
+    group = group_of(signature)
+    if group is None:
+        raise Unsupported(UNKNOWN_GROUP)
+    if not (0 <= group.rank < len(group.ranks) <= MOST_MEMBERS and len(set(group.ranks)) == len(group.ranks)):
+        raise Unsupported("its group has no such ranks")
+    if signature.kwargs or len(signature.args) < exchange.count:
+        raise Unsupported("its arguments are not known here")
+    peer = peer_of(signature, exchange)
+    if peer is None and exchange.has_peer:
+        raise Unsupported("the trace does not tell its root")
+    if peer is not None and not 0 <= peer < len(group.ranks):
+        raise Unsupported("its root is not in its group")
+    collective = Collective(
+        kind=exchange.kind,
+        group=group,
+        reduction=_reduction(signature) if exchange.kind in (ALL_REDUCE, REDUCE_SCATTER, REDUCE) else "",
+        peer=peer,
+        form=exchange.form,
+        makes_result=is_functional(signature) and not name.endswith("_"),
+        is_async=is_async(signature, exchange),
+        member_bytes=0,
+        dtype="",
+        splits=_splits(signature, exchange),
+    )
+    return _with_sizes(collective, signature)
+
+
+def tensor_arguments(signature: Signature) -> tuple[Any, ...]:
+    """Of a collective's arguments, those that hold its tensors."""
+    exchange = exchange_of(signature)
+    assert exchange is not None, "it was read"
+    return signature.args[: exchange.count]
+
+
+def as_tensors_alone(signature: Signature) -> Signature:
+    """The signature with nothing but tensors, for what runs it knows the rest."""
+    results = [leaf for leaf in leaves(signature.outputs) if isinstance(leaf, TensorSpec)]
+    return replace(signature, args=tensor_arguments(signature), kwargs={}, outputs=results)
+
+
+def _reduction(signature: Signature) -> str:
+    for leaf in signature.args:
+        if isinstance(leaf, ReductionSpec):
+            return leaf.name.upper()
+        if isinstance(leaf, str):
+            return leaf.upper()
+    # of a torch that does not tell; it moves as much
+    return SUM
+
+
+def _splits(signature: Signature, exchange: Exchange) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    """Rows that are sent to each member, and received from each; None where all get as many."""
+    if exchange.kind != ALL_TO_ALL or exchange.form != FLAT:
+        return None
+    lists = [leaf for leaf in signature.args[exchange.count :] if isinstance(leaf, list)]
+    if len(lists) < 2 or not (lists[0] or lists[1]):
+        return None
+    received, sent = (tuple(item) for item in lists[:2])
+    if any(type(count) is not int or count < 0 for count in (*received, *sent)):
+        raise Unsupported("its splits are no numbers")
+    return sent, received
+
+
+def _with_sizes(collective: Collective, signature: Signature) -> Collective:
+    trees = tensor_arguments(signature)
+    specs = list(tensors(trees))
+    if not specs:
+        raise Unsupported("it has no tensors")
+    for spec in specs:
+        if spec.stride is None or spec.cls is not None:
+            raise Unsupported("its tensors are of a kind that it cannot be run with")
+    if len({spec.dtype for spec in specs}) != 1:
+        raise Unsupported("its tensors differ in dtype")
+    check = _CHECKS[collective.kind, collective.form]
+    member_bytes = check(collective, [_as_lists(tree) for tree in trees], len(collective.group.ranks))
+    return replace(collective, member_bytes=member_bytes, dtype=str(specs[0].dtype).removeprefix("torch."))
+
+
+def _as_lists(tree: Any) -> list[Any]:
+    return list(tree) if isinstance(tree, list | tuple) else [tree]
+
+
+def _bytes(specs: Sequence[TensorSpec]) -> int:
+    return sum(prod(spec.shape) * spec.dtype.itemsize for spec in specs)
+
+
+def _elements(spec: TensorSpec) -> int:
+    return prod(spec.shape)
+
+
+def _disagree() -> Unsupported:
+    return Unsupported("its sizes do not agree")
+
+
+def _check_whole(collective: Collective, trees: list[list[Any]], members: int) -> int:
+    """Of what goes as it is: all bytes."""
+    return 0 if collective.kind == BARRIER else _bytes(trees[0])
+
+
+def _check_flat(collective: Collective, trees: list[list[Any]], members: int) -> int:
+    """Of an all-gather or reduce-scatter by one tensor: the bytes of one part."""
+    is_gather = collective.kind == ALL_GATHER
+    if collective.makes_result:
+        sizes = sum(map(_elements, trees[0]))
+        if not is_gather and any(not spec.shape or spec.shape[0] % members for spec in trees[0]):
+            raise _disagree()
+        itemsize = trees[0][0].dtype.itemsize
+        return int(sizes * itemsize if is_gather else sizes * itemsize // members)
+    wholes, parts = trees if is_gather else trees[::-1]
+    pairs = zip(wholes, parts, strict=False)
+    if len(wholes) != len(parts) or any(_elements(whole) != members * _elements(part) for whole, part in pairs):
+        raise _disagree()
+    if any(not _is_dense(spec) for spec in wholes):
+        raise Unsupported("its tensors do not lie in one piece")
+    return _bytes(parts)
+
+
+def _check_lists(collective: Collective, trees: list[list[Any]], members: int) -> int:
+    """Of lists with a tensor for each member: the bytes of one part."""
+    lists, parts = trees if collective.kind in (ALL_GATHER, GATHER) else trees[::-1]
+    # no list is given to a gather or scatter by those that are not its root
+    lists = [item for item in lists if item]
+    if len(parts) != 1 or any(len(item) != members for item in lists) or len(lists) > 1:
+        raise _disagree()
+    if any(_elements(spec) != _elements(parts[0]) for item in lists for spec in item):
+        raise Unsupported("its parts differ in size")
+    if not lists and collective.kind not in (GATHER, SCATTER):
+        raise _disagree()
+    return _bytes(parts)
+
+
+def _check_exchange(collective: Collective, trees: list[list[Any]], members: int) -> int:
+    """Of an all-to-all: the bytes that this rank sends."""
+    if collective.form == LISTS:
+        received, sent = trees
+        if len(received) != members or len(sent) != members:
+            raise _disagree()
+        return _bytes(sent)
+    sent_spec = trees[-1][0]
+    rows = sent_spec.shape[0] if sent_spec.shape else 0
+    if collective.splits is None:
+        if rows % members or (len(trees) == 2 and _elements(trees[0][0]) != _elements(sent_spec)):
+            raise _disagree()
+    else:
+        to_each, from_each = collective.splits
+        received_rows = trees[0][0].shape[0] if len(trees) == 2 and trees[0][0].shape else sum(from_each)
+        if {len(to_each), len(from_each)} != {members} or (sum(to_each), sum(from_each)) != (rows, received_rows):
+            raise _disagree()
+    if not all(_is_dense(spec) for tree in trees for spec in tree):
+        raise Unsupported("its tensors do not lie in one piece")
+    return _bytes([sent_spec])
+
+
+def _is_dense(spec: TensorSpec) -> bool:
+    """Whether a tensor's elements lie one after another."""
+    assert spec.stride is not None, "asked before"
+    expected = 1
+    for size, stride in zip(spec.shape[::-1], spec.stride[::-1], strict=True):
+        if size != 1 and stride != expected:
+            return False
+        expected *= max(size, 1)
+    return True
+
+
+_CHECKS: Mapping[tuple[str, str], Callable[[Collective, list[list[Any]], int], int]] = {
+    **{(kind, ""): _check_whole for kind in (ALL_REDUCE, BROADCAST, REDUCE, SEND, RECV, BARRIER)},
+    **{(kind, FLAT): _check_flat for kind in (ALL_GATHER, REDUCE_SCATTER)},
+    **{(kind, LISTS): _check_lists for kind in (ALL_GATHER, REDUCE_SCATTER, GATHER, SCATTER)},
+    **{(ALL_TO_ALL, form): _check_exchange for form in (FLAT, LISTS)},
+}

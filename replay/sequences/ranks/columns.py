@@ -1,0 +1,23 @@
+"""What the replay of several ranks adds to a row."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from opgrip.replay.measuring.columns import Columns, column
+
+
+@dataclass(frozen=True, slots=True)
+class RankColumns(Columns):
+    """Whose calls a row is of; of collectives, what they moved, and what they waited for."""
+
+    rank: int | None = column("of several, the rank whose calls these are", heading="rank")
+    group_ranks: str | None = column("of a collective, the ranks that took part, such as `0,1`")
+    exchanged_bytes: int | None = column("of a collective, the size that its bandwidths refer to", "bytes")
+    exchange_us: float | None = column(
+        "of a collective, median time from the last rank's coming to the last's end", "us"
+    )
+    wait_us: float | None = column("median time that the rank had waited for the last one by then", "us")
+    held_us: float | None = column("median time that the collective held the rank's thread up", "us")
+    algorithm_gb_per_s: float | None = column("`exchanged_bytes` over `exchange_us`", "GB/s")
+    bus_gb_per_s: float | None = column("that, times the factor that nccl-tests define for its kind and ranks", "GB/s")

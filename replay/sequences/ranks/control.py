@@ -1,0 +1,290 @@
+"""What ranks tell each other beside the collectives that they replay, and how they end when one of them does."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from datetime import timedelta
+from itertools import count
+from time import monotonic
+from types import TracebackType
+from typing import Any, NoReturn, TypeVar
+
+import torch
+from torch import distributed
+from torch.distributed import PrefixStore, TCPStore, rendezvous  # type: ignore[attr-defined]
+
+from opgrip.replay.sequences.ranks.launch import Launch
+from opgrip.traces.command import USAGE_ERROR, printable
+from opgrip.traces.errors import UserError
+from opgrip.traces.words import counted
+
+T = TypeVar("T")
+BEAT_S = 0.5
+"""Time between two signs of life."""
+SILENT_S = 4 * BEAT_S
+"""Without a sign, a rank whose collective broke is taken to have ended."""
+_turns = count()
+"""Of replays that a process takes part in: each has keys of its own in the store, the same in all ranks."""
+
+
+class RankEndedError(Exception):
+    """A collective could not be waited for: a rank of its group has ended, or is not heard of."""
+
+
+class Control:
+    """The ranks of a replay, in a group of their own; a thread tells the others that this one is alive.
+
+    Parameters
+    ----------
+    timeout_s : after which a rank that is not heard of ends all
+    prog : the command, which the line that tells of it begins with
+
+    Raises
+    ------
+    UserError : where the ranks do not meet
+    """
+
+    def __init__(self, launch: Launch, timeout_s: float, prog: str = "opreplay") -> None:
+        self.launch, self.timeout_s, self._prog = launch, timeout_s, prog
+        timeout, prefix = timedelta(seconds=timeout_s), f"opgrip/{next(_turns)}"
+        try:
+            store, rank, world_size = next(rendezvous("env://", timeout=timeout))
+            store.set_timeout(timeout)
+            distributed.init_process_group(
+                "gloo",
+                store=PrefixStore(f"{prefix}/group", store),
+                rank=rank,
+                world_size=world_size,
+                timeout=timeout,
+            )
+        except (RuntimeError, ValueError, OSError) as error:
+            where = f"{launch.address}:{launch.port}"
+            reason = printable(str(error).splitlines()[0])[:160]
+            raise UserError(
+                f"rank {launch.rank} of {launch.world_size} does not meet the others at {where} ({reason})",
+                "start as many as --nproc-per-node says; --collective-timeout waits longer",
+            ) from error
+        self._is_ending = False
+        self._life = _Life(launch, prefix, timeout_s, self._end_at_once)
+        self._life.start()
+
+    def __enter__(self) -> Control:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._life.stop()
+        if kind is None:
+            with suppress(RuntimeError):
+                distributed.destroy_process_group()
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is rank 0, which tells and writes."""
+        return self.launch.rank == 0
+
+    def most(self, *numbers: int) -> list[int]:
+        """Of each number the largest that a rank has."""
+        tensor = torch.tensor(numbers, dtype=torch.int64)
+        self._waiting_for_others(lambda: distributed.all_reduce(tensor, distributed.ReduceOp.MAX))
+        return [int(number) for number in tensor]
+
+    def share(self, plain: Any) -> list[Any]:
+        """What each rank has, of what JSON holds."""
+        text = torch.frombuffer(bytearray(json.dumps(plain).encode()), dtype=torch.uint8)
+        return [json.loads(bytes(part.numpy())) for part in self.share_tensors(text)]
+
+    def share_tensors(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+        """The flat tensor that each rank has; they may differ in length."""
+        length = torch.tensor([len(tensor)])
+        lengths = [torch.empty_like(length) for _ in range(self.launch.world_size)]
+        self._waiting_for_others(lambda: distributed.all_gather(lengths, length))
+        counts = [int(item) for item in lengths]
+        padded = torch.zeros(max(counts), dtype=tensor.dtype)
+        padded[: len(tensor)] = tensor
+        parts = [torch.empty_like(padded) for _ in counts]
+        self._waiting_for_others(lambda: distributed.all_gather(parts, padded))
+        return [part[:count] for part, count in zip(parts, counts, strict=True)]
+
+    def together(self, do: Callable[[], T]) -> T:
+        """What a function gives in each rank; a mistake of the user's that one raises is raised by all.
+
+        Raises
+        ------
+        UserError : in rank 0, that of the first rank that raised one; the others end without a word
+        """
+        problem, result = None, None
+        try:
+            result = do()
+        except UserError as error:
+            problem = [error.problem, error.hint]
+        problems = [(rank, item) for rank, item in enumerate(self.share(problem)) if item]
+        if problems:
+            rank, (what, hint) = problems[0]
+            if not self.is_first:
+                raise SystemExit(USAGE_ERROR)
+            raise UserError(what if rank == 0 else f"rank {rank}: {what}", hint)
+        return result  # type: ignore[return-value]
+
+    def refuse(self, reason: str) -> NoReturn:
+        """End all ranks for a reason of this one's.
+
+        Raises
+        ------
+        UserError : with the reason, where no rank has told another
+        """
+        self._is_ending = True
+        if not self._life.is_first_to_tell():
+            raise SystemExit(USAGE_ERROR)
+        raise UserError(f"rank {self.launch.rank}: {reason}", "--only collectives runs these on values of their own")
+
+    def lost(self, error: Exception) -> NoReturn:
+        """End this rank, as others have; one of those that are left says which.
+
+        Raises
+        ------
+        UserError : in the rank that tells
+        SystemExit : in the others
+        """
+        self._is_ending = True
+        silent = self._life.silent_ranks(SILENT_S)
+        if not self._life.is_first_to_tell():
+            raise SystemExit(USAGE_ERROR)
+        raise UserError(*_words(silent, self.timeout_s, str(error))) from error
+
+    def _waiting_for_others(self, exchange: Callable[[], object]) -> None:
+        try:
+            exchange()
+        except RuntimeError as error:
+            self.lost(error)
+
+    def _end_at_once(self, silent: Sequence[int], was_told: bool) -> None:
+        """End this process from a thread, while the main one may wait for a rank that is gone."""
+        if self._is_ending:
+            # the main one tells, or has found that another rank does
+            return
+        if (silent or not was_told) and self._life.is_first_to_tell():
+            what, hint = _words(silent, self.timeout_s, "")
+            print(f"{self._prog}: error: {what}: {hint}", file=sys.stderr, flush=True)
+        os._exit(USAGE_ERROR)
+
+
+def _words(silent: Sequence[int], timeout_s: float, error: str) -> tuple[str, str]:
+    """What happened, and what to do."""
+    if silent:
+        which = f"rank {silent[0]}" if len(silent) == 1 else f"ranks {', '.join(map(str, silent))}"
+        has, is_ = ("has", "is") if len(silent) == 1 else ("have", "are")
+        return f"{which} {has} ended, or {is_} not heard of", "all ranks end; see what it said last"
+    reason = f" ({printable(error.splitlines()[0])[:160]})" if error else ""
+    return (
+        f"a rank did not come to a collective within {counted(round(timeout_s), 'second')}{reason}",
+        "all ranks end; --collective-timeout waits longer",
+    )
+
+
+class _Life(threading.Thread):
+    """Tells the others that this process is alive, hears whether they are, and sees that torchrun ends it.
+
+    A process that waits inside of a collective runs no Python in its main thread, so a thread does that.
+
+    Parameters
+    ----------
+    end : is told which ranks are silent, and whether a signal is why it is told
+    """
+
+    def __init__(
+        self, launch: Launch, prefix: str, timeout_s: float, end: Callable[[Sequence[int], bool], None]
+    ) -> None:
+        super().__init__(name="opgrip ranks", daemon=True)
+        self._launch, self._prefix, self._timeout_s, self._end = launch, prefix, timeout_s, end
+        self._store = TCPStore(
+            launch.address, launch.port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=timeout_s)
+        )
+        self._lock = threading.Lock()
+        self._beats = 0
+        self._heard = dict.fromkeys(range(launch.world_size), (-1, monotonic()))
+        self._stopping = False
+        self._awake, self._waker = os.pipe()
+        os.set_blocking(self._waker, False)
+        # Python lets the main thread alone change what signals do
+        self._hears_signals = threading.current_thread() is threading.main_thread()
+        if self._hears_signals:
+            self._before = signal.signal(signal.SIGTERM, lambda number, frame: None)
+            self._waker_before = signal.set_wakeup_fd(self._waker, warn_on_full_buffer=False)
+
+    def run(self) -> None:
+        """Until it is stopped."""
+        while True:
+            signaled = signal.SIGTERM in self._wait()
+            if self._stopping:
+                return
+            try:
+                silent = self._listen(SILENT_S if signaled else self._timeout_s, waits=signaled)
+            except RuntimeError:
+                # the store is gone, with the process that holds it
+                silent = [0]
+            if signaled or silent:
+                self._end(silent, signaled)
+                return
+
+    def stop(self) -> None:
+        """End the thread, and leave signals as they were."""
+        self._stopping = True
+        if self._hears_signals:
+            signal.set_wakeup_fd(self._waker_before)
+            signal.signal(signal.SIGTERM, self._before)
+        os.write(self._waker, b"\0")
+        self.join()
+        for end in (self._awake, self._waker):
+            os.close(end)
+
+    def silent_ranks(self, seconds: float) -> list[int]:
+        """The ranks that give no sign while others would have given some."""
+        try:
+            return self._listen(seconds, waits=True)
+        except RuntimeError:
+            return [0]
+
+    def is_first_to_tell(self) -> bool:
+        """Whether no other rank has told yet how this ends."""
+        try:
+            with self._lock:
+                return self._store.add(f"{self._prefix}/told", 1) == 1
+        except RuntimeError:
+            return self._launch.rank <= 1
+
+    def _wait(self) -> bytes:
+        ready, _, _ = select.select([self._awake], [], [], BEAT_S)
+        return os.read(self._awake, 64) if ready else b""
+
+    def _listen(self, seconds: float, waits: bool) -> list[int]:
+        """Those that have given no sign for so long; if it waits, for a sign of each."""
+        until = monotonic() + (seconds if waits else 0)
+        while True:
+            silent = self._exchange(seconds)
+            if monotonic() >= until:
+                return silent
+            threading.Event().wait(BEAT_S / 2)
+
+    def _exchange(self, seconds: float) -> list[int]:
+        with self._lock:
+            self._beats += 1
+            self._store.set(f"{self._prefix}/beat/{self._launch.rank}", str(self._beats))
+            now = monotonic()
+            silent = []
+            for rank, (beat, since) in self._heard.items():
+                key = f"{self._prefix}/beat/{rank}"
+                newest = int(self._store.get(key)) if self._store.check([key]) else -1
+                if newest != beat:
+                    self._heard[rank] = newest, now
+                elif rank != self._launch.rank and now - since >= seconds:
+                    silent.append(rank)
+            return silent

@@ -1,0 +1,161 @@
+"""Finds out how the calls of a rank can run, while all ranks run their collectives together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+import torch
+
+from opgrip.replay.cases.flow import FlowingCall
+from opgrip.replay.measuring.results import UNSUPPORTED as NOT_SUPPORTED
+from opgrip.replay.operators.devices import check_use, is_accelerator, synchronizer
+from opgrip.replay.operators.lookup import Operator, Unsupported
+from opgrip.replay.sequences.memory import reason_of
+from opgrip.replay.sequences.ranks.collectives import LOCAL, Collective
+from opgrip.replay.sequences.ranks.control import Control, RankEndedError
+from opgrip.replay.sequences.ranks.exchange import Exchange
+from opgrip.replay.sequences.ranks.running import Started
+from opgrip.replay.sequences.rehearsal import SUBSTITUTED, UNSUPPORTED, Part, Rehearsal
+from opgrip.replay.timing.rounds import NO_ROW
+
+
+def _hand_on(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
+
+
+class RankRehearsal(Rehearsal):
+    """The calls of a rank, each with the way in which it can run.
+
+    A collective runs once in every pass, whatever becomes of its arguments: the others wait for it.
+
+    Parameters
+    ----------
+    exchanges : the numbers of signatures that are calls between processes
+    collectives, starters : by the numbers of those that run
+    left_out : by the place of a call, why its collective is left out
+    waits : by the place of a call, the collectives that have to be done before it
+    others : as for `Rehearsal`
+
+    Attributes
+    ----------
+    control : of all ranks
+    left_out : as it was given, with those that a group's backend cannot run
+    exchange : of the pass that runs
+    """
+
+    def __init__(
+        self,
+        control: Control,
+        exchanges: Collection[int],
+        collectives: Mapping[int, Collective],
+        starters: Mapping[int, Callable[..., Started]],
+        left_out: Mapping[int, str],
+        waits: Mapping[int, list[int]],
+        *others: Any,
+    ) -> None:
+        super().__init__(*others)
+        self.control = control
+        self._exchanges, self._collectives, self._starters = exchanges, collectives, starters
+        self.left_out = dict(left_out)
+        self._place_of_call = {id(call): place for place, call in enumerate(self.flow.calls)}
+        self.exchange = Exchange(waits, synchronizer(self._device), is_accelerator(self._device))
+
+    def begin(self) -> None:
+        """Put all memory back to how it was before the first call, once nothing writes into it any more."""
+        try:
+            self.exchange.begin()
+        except RankEndedError as error:
+            self.control.lost(error)
+        super().begin()
+
+    def runs_with_others(self, call: FlowingCall) -> bool:
+        """Whether a call is a collective that runs."""
+        return call.signature in self._starters and self.place_of(call) not in self.left_out
+
+    def place_of(self, call: FlowingCall) -> int:
+        """The place of a call among those of the rank."""
+        return self._place_of_call[id(call)]
+
+    def before(self, call: FlowingCall) -> None:
+        """Wait for what has to be there before a call."""
+        try:
+            self.exchange.before(self.place_of(call))
+        except RankEndedError as error:
+            self.control.lost(error)
+
+    def finish(self) -> None:
+        """Wait for all collectives of a pass."""
+        try:
+            self.exchange.finish()
+        except RankEndedError as error:
+            self.control.lost(error)
+
+    def meet(self, call: FlowingCall, part: Part) -> Any:
+        """Run a collective with the other ranks; gives its results.
+
+        Raises
+        ------
+        Unsupported : where the group's backend cannot run it
+        """
+        assert part.prepared is not None, "prepared in the rehearsal"
+        args, _ = part.prepared.arguments(self.memory, call.takes)
+        self.announce(call.signature, NO_ROW)
+        try:
+            place, collective = self.place_of(call), self._collectives[call.signature]
+            return self.exchange.start(place, self._starters[call.signature], args, collective.is_async)
+        except RankEndedError as error:
+            self.control.lost(error)
+
+    def _try(self, call: FlowingCall, part: Part) -> bool:
+        self.before(call)
+        if call.signature not in self._exchanges:
+            return super()._try(call, part)
+        before = part.status, len(part.redrawn)
+        result = None
+        if self.runs_with_others(call):
+            self._make_ready(call, part)
+            try:
+                result = self.meet(call, part)
+            except Unsupported as error:
+                self.left_out[self.place_of(call)] = str(error)
+        if not self.runs_with_others(call):
+            reason = self.left_out.get(self.place_of(call), "it is left out")
+            part.status, part.prepared, part.reason = UNSUPPORTED, None, reason
+            part.row_status = NOT_SUPPORTED
+        self.hand_on(call, part, result)
+        self.memory.drop(call.over)
+        return before != (part.status, len(part.redrawn))
+
+    def _make_ready(self, call: FlowingCall, part: Part) -> None:
+        """Arguments for a collective: what flows, or drawn ones; it ends all ranks where there are neither."""
+        reason = part.reason
+        if part.status != SUBSTITUTED:
+            try:
+                part.prepared = self._arrange(call, part)
+                self.redraw(call, part)
+                part.prepared.arguments(self.memory, call.takes)
+                return
+            except Exception as error:
+                check_use(self._device, error)
+                reason = reason_of(error)
+        try:
+            part.status, part.reason, part.redrawn = SUBSTITUTED, reason, set()
+            part.prepared = self._prepare(call.signature, frozenset(range(len(call.takes))))
+        except Exception as error:
+            check_use(self._device, error)
+            self.control.refuse(f"{call.op} cannot be run, for which the other ranks wait: {reason_of(error)}")
+
+    def _is_unsettled(self, changed: bool) -> bool:
+        self.finish()
+        return bool(self.control.most(int(changed))[0])
+
+    def _find(self, signature: int) -> Operator:
+        record = self.flow.signatures.get(signature)
+        if signature in self._exchanges:
+            if signature not in self._starters:
+                raise Unsupported("it is left out")
+            return Operator(self._starters[signature], mutates=True)
+        if record is not None and record.op in LOCAL:
+            return Operator(_hand_on, mutates=False)
+        return super()._find(signature)

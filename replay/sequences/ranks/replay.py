@@ -1,0 +1,123 @@
+"""A step that several ranks replay together, and what the first of them has to tell of all."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from opgrip.replay.cases.cases import make_cases
+from opgrip.replay.measuring.results import Result
+from opgrip.replay.modes import EAGER
+from opgrip.replay.sequences.apart import sequence_settings
+from opgrip.replay.sequences.ranks.clocks import clock_offsets_ns
+from opgrip.replay.sequences.ranks.columns import RankColumns
+from opgrip.replay.sequences.ranks.control import Control
+from opgrip.replay.sequences.ranks.options import RankOptions
+from opgrip.replay.sequences.ranks.part import part_of, recorded_ranks
+from opgrip.replay.sequences.ranks.step import replay_step
+from opgrip.replay.sequences.ranks.times import CollectiveTimes, OwnTimes, RankTotals, StepTimes, share_stamps
+from opgrip.replay.sequences.rows import rows_of, totals_of
+from opgrip.replay.workers.job import Loaded
+from opgrip.traces.errors import UserError
+from opgrip.traces.progress import Tell, tell_nobody
+
+
+@dataclass(frozen=True, slots=True)
+class RankOutcome:
+    """What a rank's part of a step took, as the first rank tells it.
+
+    Attributes
+    ----------
+    totals : of its sequence, as a file of results has them
+    left_out : collectives that did not run, by the reason
+    """
+
+    rank: int
+    totals: dict[str, Any]
+    times: RankTotals
+    left_out: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutcome:
+    """What a step of several ranks took.
+
+    Attributes
+    ----------
+    recorded : ranks in the trace
+    rows : of all ranks, each as of a sequence
+    collectives : of all ranks, those that take most time first
+    """
+
+    recorded: int
+    ranks: list[RankOutcome]
+    rows: list[Result]
+    collectives: list[CollectiveTimes]
+
+    def plain(self) -> dict[str, Any]:
+        """What a file of results says of it."""
+        return {
+            "recorded": self.recorded,
+            "ranks": [
+                {**item.totals, **asdict(item.times), "rank": item.rank, "left_out": item.left_out}
+                for item in self.ranks
+            ],
+            "collectives": [asdict(item) for item in self.collectives],
+        }
+
+
+def replay_ranks(
+    loaded: Loaded, options: RankOptions, control: Control, tell: Tell = tell_nobody
+) -> StepOutcome | None:
+    """Replay this rank's part of a trace with the other ranks; in the first, what it took, and None in the others.
+
+    Raises
+    ------
+    UserError : where the trace is not of so many ranks, or one of them ends
+    """
+    settings = sequence_settings(loaded.settings)
+    if settings.mode != EAGER:
+        raise UserError("ranks replay in eager alone", "leave out --mode")
+    rank, world_size = control.launch.rank, control.launch.world_size
+    part = control.together(lambda: part_of(loaded.trace, rank, world_size))
+    step = replay_step(part, settings, options, control, tell)
+    cases = make_cases(part)
+    rows = rows_of(step.result, cases, loaded.settings)
+    offsets = clock_offsets_ns(control)
+    stamps = share_stamps(control, step.stamps)
+    mine = {
+        "rows": [row.to_plain() for row in rows],
+        "totals": totals_of(step.result),
+        "signatures": step.signatures,
+        "left_out": dict(step.left_out),
+    }
+    everyone = control.share(mine)
+    if not control.is_first:
+        return None
+    times = StepTimes(step.plan.meetings, stamps, [item["signatures"] for item in everyone], offsets)
+    ranks = [
+        RankOutcome(number, item["totals"], times.totals[number], item["left_out"])
+        for number, item in enumerate(everyone)
+    ]
+    all_rows = [
+        _with_times(Result.from_plain(cells), number, times.own(number, int(cells["case"])))
+        for number, item in enumerate(everyone)
+        for cells in item["rows"]
+    ]
+    return StepOutcome(len(recorded_ranks(loaded.trace)), ranks, all_rows, times.together())
+
+
+def _with_times(row: Result, rank: int, own: OwnTimes | None) -> Result:
+    columns = RankColumns(rank)
+    if own is not None:
+        columns = replace(
+            columns,
+            group_ranks=",".join(map(str, own.ranks)),
+            exchanged_bytes=own.bytes,
+            exchange_us=own.exchange_us,
+            wait_us=own.wait_us,
+            held_us=own.held_us,
+            algorithm_gb_per_s=own.algorithm_gb_per_s,
+            bus_gb_per_s=own.bus_gb_per_s,
+        )
+    return row.adding(columns)

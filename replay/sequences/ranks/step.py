@@ -1,0 +1,291 @@
+"""Runs a rank's calls again, pass by pass, together with the other ranks."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import astuple, dataclass, replace
+from datetime import timedelta
+from time import perf_counter_ns
+
+import torch
+from torch import distributed
+
+from opgrip.replay.arguments.values import trace_with_defaults
+from opgrip.replay.cases.flow import Flow, FlowingCall, make_flow
+from opgrip.replay.cases.fresh import NewMemory, new_memory
+from opgrip.replay.operators.devices import check_use, is_accelerator, synchronizer
+from opgrip.replay.operators.lookup import Unsupported
+from opgrip.replay.sequences.memory import Memory, reason_of, room_on
+from opgrip.replay.sequences.ranks.collectives import (
+    Collective,
+    as_tensors_alone,
+    is_exchange,
+    read_collective,
+)
+from opgrip.replay.sequences.ranks.control import Control
+from opgrip.replay.sequences.ranks.options import COLLECTIVES, RankOptions
+from opgrip.replay.sequences.ranks.part import exchanges_alone, wait_points
+from opgrip.replay.sequences.ranks.plan import GroupKey, Offer, RankPlan, make_plan, offer_of
+from opgrip.replay.sequences.ranks.rehearsal import RankRehearsal
+from opgrip.replay.sequences.ranks.running import Members, make_starter
+from opgrip.replay.sequences.rehearsal import NOTHING_EXCLUDED, Part, switching
+from opgrip.replay.sequences.results import Pass, Passes, SequenceResult, make_result
+from opgrip.replay.sequences.sequence import (
+    MOST_FAILURES,
+    SequenceSettings,
+    may_drop,
+    own_randomness,
+    run_call,
+    set_seed,
+    wants_more,
+)
+from opgrip.replay.sequences.slowdown import Slowdown
+from opgrip.replay.sequences.watches import HostWatch
+from opgrip.replay.timing import pages
+from opgrip.replay.timing.rounds import no_garbage_collection
+from opgrip.traces import Trace
+from opgrip.traces.progress import Tell, tell_nobody
+from opgrip.traces.records import Signature
+
+
+@dataclass(frozen=True, slots=True)
+class Stamps:
+    """When a rank came to its collectives in a pass, when they were done, and how long they held it up.
+
+    Attributes
+    ----------
+    places : of the collectives that ran, among the rank's calls between processes; the others are of these
+    """
+
+    places: list[int]
+    arrived_ns: list[int]
+    done_ns: list[int]
+    held_ns: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class RankStep:
+    """What a rank's part of the step took.
+
+    Attributes
+    ----------
+    result : as of a sequence
+    plan : which collectives ran with which of the other ranks
+    signatures : of each call between processes, in the order of the rank's calls
+    left_out : collectives that did not run, by the reason
+    stamps : of each pass that was kept
+    """
+
+    result: SequenceResult
+    plan: RankPlan
+    signatures: list[int]
+    left_out: Mapping[str, int]
+    stamps: list[Stamps]
+
+
+def replay_step(
+    part: Trace, settings: SequenceSettings, options: RankOptions, control: Control, tell: Tell = tell_nobody
+) -> RankStep:
+    """Run the calls of this rank, while the others run theirs.
+
+    Parameters
+    ----------
+    part : of the trace, by `part_of`
+
+    Raises
+    ------
+    UserError : where a rank ends, or cannot run a collective that the others wait for
+    """
+    exchanges = _read(part)
+    part = _with_tensors_alone(part, exchanges)
+    whole, kept = make_flow(part), None
+    if options.only == COLLECTIVES:
+        part = exchanges_alone(part)
+        numbers = {signature.number for signature in part.signatures}
+        kept = [place for place, call in enumerate(whole.calls) if call.signature in numbers]
+    part = trace_with_defaults(part)
+    flow = make_flow(part)
+    places = _places(flow, exchanges)
+    plan = _agree(flow, places, exchanges, options, control)
+    members = _make_groups(plan, settings.device, control)
+    collectives = {number: item for number, item in exchanges.items() if isinstance(item, Collective)}
+    starters = {
+        number: make_starter(item, members[item.group.ranks, item.group.name])
+        for number, item in collectives.items()
+        if (item.group.ranks, item.group.name) in members
+    }
+    left_out = {places[number]: why for number, why in plan.left_out[control.launch.rank].items()}
+    waits = wait_points(whole, _places(whole, exchanges), kept)
+    with own_randomness(settings.device):
+        memory = Memory(flow.needs, flow.outside, part.values, settings.place, settings.seed, _room(settings, control))
+        rehearsal = RankRehearsal(
+            *(control, exchanges.keys(), collectives, starters, left_out, waits),
+            *(flow, memory, part.values, settings.place, settings.device, settings.seed, settings.extensions),
+            *(NOTHING_EXCLUDED, lambda number, row: None),
+        )
+        new = new_memory(part, flow) if pages.CONTROLLED and settings.device == "cpu" else {}
+        passes, stamps = _measure(rehearsal, settings, new, places, tell)
+    result = make_result(part, flow, rehearsal.parts, passes, Passes(), settings.device)
+    signatures = [flow.calls[place].signature for place in places]
+    return RankStep(result, plan, signatures, Counter(rehearsal.left_out.values()), stamps)
+
+
+def _read(part: Trace) -> dict[int, Collective | str]:
+    """By the numbers of signatures between processes, what they exchange; why that cannot be run, of others."""
+    return {signature.number: _read_one(signature) for signature in filter(is_exchange, part.signatures)}
+
+
+def _read_one(signature: Signature) -> Collective | str:
+    try:
+        return read_collective(signature)
+    except Unsupported as error:
+        return str(error)
+
+
+def _with_tensors_alone(part: Trace, exchanges: Mapping[int, Collective | str]) -> Trace:
+    signatures = [
+        as_tensors_alone(item) if isinstance(exchanges.get(item.number), Collective) else item
+        for item in part.signatures
+    ]
+    return replace(part, signatures=signatures)
+
+
+def _places(flow: Flow, exchanges: Mapping[int, object]) -> list[int]:
+    return [place for place, call in enumerate(flow.calls) if call.signature in exchanges]
+
+
+def _agree(
+    flow: Flow,
+    places: Sequence[int],
+    exchanges: Mapping[int, Collective | str],
+    options: RankOptions,
+    control: Control,
+) -> RankPlan:
+    """What of the ranks' collectives runs: each tells its own, and all come to the same."""
+    numbers = list(exchanges)
+    number_of = {signature: number for number, signature in enumerate(numbers)}
+    offers = [offer_of(exchanges[number]) for number in numbers]
+    mine = [[astuple(offer) for offer in offers], [number_of[flow.calls[place].signature] for place in places]]
+    tables = [([Offer.from_plain(item) for item in theirs], calls) for theirs, calls in control.share(mine)]
+    return make_plan(tables, options.scale_ranks)
+
+
+def _make_groups(plan: RankPlan, device: str, control: Control) -> dict[GroupKey, Members]:
+    """The groups that this rank is in; every rank makes all of them, in the same order."""
+    kind = torch.device(device).type
+    backend = "gloo" if kind == "cpu" else f"cpu:gloo,{kind}:{distributed.get_default_backend_for_device(kind)}"
+    groups: dict[GroupKey, Members] = {}
+    try:
+        for (ranks, name), there in plan.groups.items():
+            group = distributed.new_group(list(there), timedelta(seconds=control.timeout_s), backend)
+            if control.launch.rank in there:
+                present = tuple(place for place, rank in enumerate(ranks) if rank in there)
+                groups[ranks, name] = Members(group, len(ranks), present, there, kind == "cpu")
+    except RuntimeError as error:
+        control.lost(error)
+    return groups
+
+
+def _room(settings: SequenceSettings, control: Control) -> int:
+    room = room_on(settings.device) if settings.room_bytes is None else settings.room_bytes
+    # ranks on one machine have its memory together
+    return room if is_accelerator(settings.device) else room // control.launch.local_world_size
+
+
+def _measure(
+    rehearsal: RankRehearsal,
+    settings: SequenceSettings,
+    memory: Mapping[int, NewMemory],
+    places: Sequence[int],
+    tell: Tell,
+) -> tuple[Passes, list[Stamps]]:
+    """Timed passes, as many in each rank: the first decides, by its own."""
+    if memory:
+        pages.keep_freed_memory()
+    control = rehearsal.control
+
+    def begin() -> None:
+        rehearsal.begin()
+        set_seed(settings.device, settings.seed)
+
+    rehearsal.settle(begin, tell)
+    timed, stamps = Passes(), list[Stamps]()
+    with no_garbage_collection(), closing(Slowdown()) as slowdown:
+        started = perf_counter_ns()
+        while True:
+            spent = perf_counter_ns() - started
+            more = wants_more(timed.kept, spent, settings) and timed.failures < MOST_FAILURES
+            tell("timed runs", len(timed.kept), settings.repeats or len(timed.kept) + 1)
+            begin()
+            # that all have come here is where a pass begins
+            if not control.most(int(more and control.is_first))[0]:
+                return timed, stamps
+            one, failure = _pass(rehearsal, settings.device, HostWatch(memory), slowdown)
+            allowed = control.is_first and may_drop(timed, perf_counter_ns() - started, settings)
+            failed, slowed, drops = control.most(bool(failure), one.slowed, allowed)
+            if failed:
+                timed.fail(failure or "a call of another rank")
+                rehearsal.settle(begin, tell)
+                continue
+            before = len(timed.kept)
+            timed.add(replace(one, slowed=bool(slowed)), bool(drops))
+            if len(timed.kept) > before:
+                stamps.append(_stamps(rehearsal, places))
+
+
+def _stamps(rehearsal: RankRehearsal, places: Sequence[int]) -> Stamps:
+    exchange = rehearsal.exchange
+    ran = [(number, place) for number, place in enumerate(places) if place in exchange.done_ns]
+    return Stamps(
+        [number for number, _ in ran],
+        *([times[place] for _, place in ran] for times in (exchange.arrived_ns, exchange.done_ns, exchange.held_ns)),
+    )
+
+
+def _pass(rehearsal: RankRehearsal, device: str, watch: HostWatch, slowdown: Slowdown) -> tuple[Pass, str]:
+    """Run all calls once; gives why the last that failed did, though it had not before.
+
+    The others wait for this rank's collectives, so that it goes on after a call that failed.
+    """
+    synchronize, failure = synchronizer(device), ""
+    with switching() as use:
+        synchronize()
+        slowdown.begin()
+        start = perf_counter_ns()
+        for call, part in zip(rehearsal.flow.calls, rehearsal.parts, strict=True):
+            use(call.settings)
+            rehearsal.before(call)
+            if rehearsal.runs_with_others(call):
+                _exchange(rehearsal, call, part)
+                watch.skip()
+            else:
+                try:
+                    run_call(rehearsal, call, part, watch)
+                except Exception as error:
+                    check_use(device, error)
+                    failure = f"{call.op}: {reason_of(error)}"
+                    rehearsal.give_up(call, part, reason_of(error))
+                    rehearsal.hand_on(call, part, None)
+            rehearsal.memory.drop(call.over)
+            slowdown.check()
+        rehearsal.finish()
+        synchronize()
+        wall = perf_counter_ns() - start
+        was_slowed = slowdown.was_slowed()
+    times = watch.times_ns()
+    if not failure:
+        for place, done in rehearsal.exchange.done_ns.items():
+            times[place] = done - rehearsal.exchange.arrived_ns[place]
+    return Pass(times, wall, rehearsal.memory.peak_bytes, slowed=was_slowed), failure
+
+
+def _exchange(rehearsal: RankRehearsal, call: FlowingCall, part: Part) -> None:
+    try:
+        if part.redrawn:
+            rehearsal.redraw(call, part)
+        result = rehearsal.meet(call, part)
+        rehearsal.hand_on(call, part, result)
+    except Unsupported as error:
+        rehearsal.control.refuse(f"{call.op} ran before, and cannot now: {error}")

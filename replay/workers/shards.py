@@ -1,0 +1,160 @@
+"""Shards of a replay: equal parts of its cases, for processes that know nothing of each other.
+
+The costs of all cases are laid end to end along a line, and each shard has an equal piece of it. So each case is in one
+shard, neighbours in the program mostly are in the same one, and of many traces a shard has to read only a few.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from opgrip.replay.cases.cases import Case
+    from opgrip.replay.measuring.settings import Settings
+
+AUTO = "auto"
+MOST_SHARDS = 1_000_000
+PLACEHOLDER = "{shard}"
+"""In the name of an output: the shard's number, so that processes with one command line write files of their own."""
+RUNS, FEWEST_RUNS = 100, 10
+"""Of a row, where the budget does not end them before; and where a run takes longer than the budget."""
+PREPARE_US, COMPILE_US = 10_000, 3_000_000
+"""What a row costs however short its runs are, and one that takes a compiler besides: medians, of the zoo's on CPUs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """One of so many equal parts.
+
+    Attributes
+    ----------
+    number : the first is 1
+    count : of all
+    offset_us, total_us : of one trace among several, where its costs begin on the line of all, and how long that is;
+        None where the line is its own
+    """
+
+    number: int
+    count: int
+    offset_us: int = 0
+    total_us: int | None = None
+
+    def __str__(self) -> str:
+        return f"{self.number}/{self.count}"
+
+    @property
+    def slug(self) -> str:
+        """As it stands in the name of a file."""
+        return f"{self.number:0{len(str(self.count))}d}-of-{self.count}"
+
+    def bounds_us(self, total_us: int) -> tuple[int, int]:
+        """Its piece of a line that is so long."""
+        return total_us * (self.number - 1) // self.count, total_us * self.number // self.count
+
+    def has_part_of(self, cost_us: int) -> bool:
+        """Whether its piece meets that of a trace of such costs, which begins at its offset."""
+        assert self.total_us is not None, "it is one of several"
+        begin, end = self.bounds_us(self.total_us)
+        return self.offset_us < end and self.offset_us + cost_us > begin
+
+    def select(self, costs_us: Sequence[int]) -> list[int]:
+        """The places of the cases that are in it, of cases with these costs: those whose middle is on its piece."""
+        begin, end = self.bounds_us(sum(costs_us) if self.total_us is None else self.total_us)
+        places, start = [], self.offset_us
+        for place, cost_us in enumerate(costs_us):
+            if begin <= start + cost_us // 2 < end:
+                places.append(place)
+            start += cost_us
+        return places
+
+
+def settle_shard(args: argparse.Namespace) -> None:
+    """Fill the shard into the name of the output; under torchrun let this process see its own GPU alone."""
+    part: Shard | None = args.shard
+    if part is None:
+        return
+    if args.output is not None:
+        args.output = args.output.with_name(args.output.name.replace(PLACEHOLDER, part.slug))
+    local, visible = os.environ.get("LOCAL_RANK", ""), os.environ.get("CUDA_VISIBLE_DEVICES")
+    if "TORCHELASTIC_RUN_ID" in os.environ and local.isdigit():
+        devices = visible.split(",") if visible else []
+        os.environ["CUDA_VISIBLE_DEVICES"] = devices[int(local) % len(devices)] if devices else local
+
+
+def shard(text: str) -> Shard:
+    """`3/16`, or `auto` for what the launcher of this process says in its environment."""
+    if text == AUTO:
+        return shard_of_environment(os.environ)
+    match = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", text)
+    if match is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is no shard such as 3/16, nor auto")
+    return _checked(int(match[1]), int(match[2]), text)
+
+
+def shard_of_environment(variables: Mapping[str, str]) -> Shard:
+    """The shard of a process that torchrun, Slurm or Open MPI has started, by what they tell it.
+
+    A task of a Slurm job array that runs several processes by `srun` has so many shards.
+    """
+    torchrun, mpi = ("RANK", "WORLD_SIZE"), ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")
+    # a batch script knows the number of its job's tasks, but is not one of them: that says a step alone
+    step, array = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"), "SLURM_ARRAY_TASK_ID"
+    if all(name in variables for name in torchrun):
+        number, count = (_whole(variables, name) for name in torchrun)
+    elif array in variables or all(name in variables for name in step):
+        number, count = _place_in_array(variables) if array in variables else (0, 1)
+        if all(name in variables for name in step):
+            process, processes = (_whole(variables, name) for name in step)
+            number, count = number * processes + process, count * processes
+    elif all(name in variables for name in mpi):
+        number, count = (_whole(variables, name) for name in mpi)
+    else:
+        raise argparse.ArgumentTypeError("neither torchrun nor Slurm nor Open MPI started this: give one such as 3/16")
+    return _checked(number + 1, count, f"{number + 1}/{count}")
+
+
+def _place_in_array(variables: Mapping[str, str]) -> tuple[int, int]:
+    names = (f"SLURM_ARRAY_TASK_{name}" for name in ("ID", "MIN", "MAX", "COUNT"))
+    task, first, last, count = (_whole(variables, name) for name in names)
+    step = _whole(variables, "SLURM_ARRAY_TASK_STEP") if "SLURM_ARRAY_TASK_STEP" in variables else 1
+    if step < 1 or (last - first) // step + 1 != count:
+        raise argparse.ArgumentTypeError("the numbers of the job array have gaps: give a shard such as 3/16")
+    return (task - first) // step, count
+
+
+def _whole(variables: Mapping[str, str], name: str) -> int:
+    text = variables.get(name, "")
+    if re.fullmatch(r"[0-9]{1,9}", text) is None:
+        raise argparse.ArgumentTypeError(f"${name} is {text!r}, and no number")
+    return int(text)
+
+
+def _checked(number: int, count: int, text: str) -> Shard:
+    if not 1 <= number <= count <= MOST_SHARDS:
+        raise argparse.ArgumentTypeError(f"there is no shard {text}: the first of 16 is 1/16, the last 16/16")
+    return Shard(number, count)
+
+
+def take_shard(cases: Sequence[Case], settings: Settings, part: Shard) -> list[Case]:
+    """The cases of a shard, in the order in which they are given."""
+    # by number, which is by first call: neighbours share the calls that are run before them
+    in_program = sorted(range(len(cases)), key=lambda place: cases[place].number)
+    selected = part.select([cost_us(cases[place], settings) for place in in_program])
+    return [cases[place] for place in sorted(in_program[order] for order in selected)]
+
+
+def cost_us(case: Case, settings: Settings) -> int:
+    """About what it takes to measure a case, by its time in the program; whole, so that all machines agree."""
+    from opgrip.replay.modes import find_mode
+
+    effort, ways = settings.effort, settings.ways(case)
+    budget_us, runs = effort.budget_s * 1e6, effort.iterations or RUNS
+    fewest = min(runs, FEWEST_RUNS) * case.captured_us
+    row_us = max(fewest, min(runs * case.captured_us, budget_us)) + effort.warmup * case.captured_us
+    compiled = sum(find_mode(way.mode)[0].ahead for way in ways)
+    return max(1, round(len(ways) * (row_us + PREPARE_US) * effort.repeats + compiled * COMPILE_US))

@@ -1,0 +1,119 @@
+"""The start-up file that lets programs be recorded whose command line is not ours."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from programs import wait_for
+from services import ask, environment, running
+
+from opgrip.capture.on_demand.autostart import LINE
+from opgrip.capture.on_demand.environment import settings_of
+from opgrip.traces import load
+from opgrip.traces.errors import UserError
+
+SERVER = """
+import time, torch
+net = torch.nn.Linear(2, 2).eval()
+print("ready", flush=True)
+while True:
+    net(torch.ones(1, 2))
+    time.sleep(0.01)
+"""
+COUNT = """
+import sys, time
+before = set(sys.modules)
+line = open(sys.argv[1]).read()
+rounds = []
+for _ in range(200):
+    start = time.perf_counter(); exec(line); took = time.perf_counter() - start
+    start = time.perf_counter(); import os as _; exec("x = 1"); rounds.append((took, time.perf_counter() - start))
+print(sorted(set(sys.modules) - before), sorted(a for a, b in rounds)[100] < 20 * sorted(b for a, b in rounds)[100])
+"""
+
+
+@pytest.fixture
+def site_folder(tmp_path: Path) -> Path:
+    """A folder with the start-up file, of which Python is told as of its own."""
+    folder = tmp_path / "site"
+    folder.mkdir()
+    (folder / "opgrip_autostart.pth").write_text(LINE, encoding="utf-8")
+    return folder
+
+
+def test_the_line_imports_nothing_where_the_variable_is_not_set_and_takes_next_to_no_time(site_folder: Path) -> None:
+    env = {name: value for name, value in os.environ.items() if not name.startswith("OPGRIP_")}
+    done = subprocess.run(
+        [sys.executable, "-c", COUNT, site_folder / "opgrip_autostart.pth"],
+        capture_output=True,
+        text=True,
+        env=env,
+        check=True,
+    )
+    assert done.stdout.split() == ["[]", "True"]
+
+
+@pytest.mark.slow
+def test_a_program_of_another_command_line_can_be_asked(site_folder: Path, tmp_path: Path) -> None:
+    program = f"import site; site.addsitedir({str(site_folder)!r})\n" + SERVER
+    (tmp_path / "server.py").write_text(program, encoding="utf-8")
+    env = {"OPGRIP_CAPTURE": "auto-%n.jsonl", "OPGRIP_STEPS": "2"}
+    with running(tmp_path, sys.executable, "server.py", env=env) as process:
+        wait_for(lambda: any((tmp_path / "opgrip").glob("*.sock")), process)
+        done = ask(tmp_path, "trigger", "server")
+        assert done.stdout.split() == [str(tmp_path / "auto-1.jsonl")], done.stderr
+    assert len(load(tmp_path / "auto-1.jsonl", partial=False).labels) == 2
+
+
+@pytest.mark.slow
+def test_a_variable_that_says_nothing_stops_no_program(site_folder: Path, tmp_path: Path) -> None:
+    program = f"import site; site.addsitedir({str(site_folder)!r})\nimport torch; print('went on')"
+    for env in ({"OPGRIP_CAPTURE": "t.txt"}, {"OPGRIP_CAPTURE": "t.jsonl", "OPGRIP_STEPS": "many"}):
+        done = subprocess.run(
+            [sys.executable, "-c", program],
+            capture_output=True,
+            text=True,
+            cwd=tmp_path,
+            env=environment(tmp_path, env),
+            check=True,
+        )
+        assert done.stdout == "went on\n"
+        assert "opgrip: this process cannot be asked to record: " in done.stderr
+
+
+def test_variables_say_what_a_recording_is() -> None:
+    settings = settings_of({"OPGRIP_CAPTURE": "a-%p.jsonl", "OPGRIP_EVERY": "10min", "OPGRIP_SECONDS": "2"})
+    assert (settings.every_s, settings.seconds, settings.steps) == (600, 2, None)
+    assert Path(settings.output).is_absolute()
+    with pytest.raises(UserError, match="KILL is no signal"):
+        settings_of({"OPGRIP_CAPTURE": "a.jsonl", "OPGRIP_SIGNAL": "KILL"})
+
+
+@pytest.mark.slow
+def test_it_is_put_there_and_taken_away(tmp_path: Path) -> None:
+    # in an environment of its own, without what is installed in this one
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv"], check=True)
+    code = "import sys; from opgrip.tools.opgrip import main; sys.exit(main(sys.argv[1:]))"
+    packages = next(path for path in map(Path, sys.path) if path.name == "site-packages")
+    (purelib,) = (tmp_path / "venv" / "lib").glob("python*/site-packages")
+    (purelib / "here.pth").write_text(f"import site; site.addsitedir({str(packages)!r})\n", encoding="utf-8")
+
+    def autostart(word: str) -> str:
+        command = [tmp_path / "venv" / "bin" / "python", "-c", code, "autostart", word]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+    assert autostart("status").startswith("off: there is no ")
+    assert str(purelib / "opgrip_autostart.pth") in autostart("on")
+    assert (purelib / "opgrip_autostart.pth").read_text() == LINE
+    assert autostart("status").startswith(f"on: {purelib}")
+    assert autostart("off").startswith("opgrip autostart: removed ")
+    assert not (purelib / "opgrip_autostart.pth").exists()
+
+
+def test_the_wheel_installs_no_start_up_file() -> None:
+    assert not [path for path in metadata.files("opgrip") or () if "autostart.pth" in str(path)]

@@ -1,0 +1,236 @@
+"""A capture that leaves out what would take more of the program's time, or memory, than it may."""
+
+from __future__ import annotations
+
+import argparse
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from time import perf_counter_ns
+
+import pytest
+import torch
+from programs import run_command
+from torch import nn
+
+from opgrip.capture import Capture
+from opgrip.capture.budget import BURST_S, Budget, Thinning
+from opgrip.capture.on_demand.session import Session
+from opgrip.capture.on_demand.settings import Request, Settings
+from opgrip.capture.spending import Spending, measure_costs
+from opgrip.replay import replay
+from opgrip.traces import load
+from opgrip.traces.errors import UserError
+from opgrip.traces.merge import merge
+from opgrip.traces.option_types import percent
+
+SHARE = 0.1
+WHOLE_NS = SHARE * BURST_S * 1e9
+"""The credit that a capture begins with."""
+
+
+class Clock:
+    """Time that passes, and work that is done, when a test says so."""
+
+    def __init__(self) -> None:
+        self.now_ns = 0
+        self.spent_ns = 0.0
+
+    def budget(self) -> Budget:
+        return Budget(SHARE, lambda: self.spent_ns, lambda: self.now_ns)
+
+
+@pytest.fixture
+def spend(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Says how much of the first credit captures have taken, whatever they do."""
+    spent = [0.0]
+    monkeypatch.setattr(Spending, "ns", lambda self: spent[0] * WHOLE_NS)
+
+    def spend(part: float) -> None:
+        spent[0] = part
+
+    return spend
+
+
+def small_model() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.ReLU(), nn.Linear(4, 4))).eval()
+
+
+def test_values_are_left_out_first_then_scopes_and_then_steps() -> None:
+    clock = Clock()
+    budget = clock.budget()
+    seen = []
+    for part in (0.0, 0.4, 0.6, 0.8, 1.1):
+        clock.spent_ns = part * WHOLE_NS
+        seen.append(budget.thinning())
+    assert seen == [Thinning.NOTHING, Thinning.NOTHING, Thinning.VALUES, Thinning.SCOPES, Thinning.STEPS]
+
+
+def test_time_that_passes_pays_for_what_was_spent_and_no_more_is_saved_than_at_the_begin() -> None:
+    clock = Clock()
+    budget = clock.budget()
+    clock.spent_ns = 1.1 * WHOLE_NS
+    assert budget.thinning() is Thinning.STEPS
+    clock.now_ns += int(0.2 * BURST_S * 1e9)
+    assert budget.thinning() is Thinning.SCOPES
+    clock.now_ns += int(100 * BURST_S * 1e9)
+    assert budget.thinning() is Thinning.NOTHING
+    clock.spent_ns += 1.1 * WHOLE_NS
+    assert budget.thinning() is Thinning.STEPS
+    assert not budget.is_overdrawn
+    clock.spent_ns += WHOLE_NS
+    assert budget.thinning() is Thinning.STEPS
+    assert budget.is_overdrawn
+
+
+def test_what_begins_anew_as_a_forked_process_does_has_spent_nothing() -> None:
+    clock = Clock()
+    budget = clock.budget()
+    clock.spent_ns = 1.1 * WHOLE_NS
+    assert budget.thinning() is Thinning.STEPS
+    budget.leave_out(Thinning.STEPS)
+    clock.spent_ns = 0.0
+    budget.begin()
+    assert (budget.thinning(), budget.counts()) == (Thinning.NOTHING, {})
+    clock.spent_ns = 1.1 * WHOLE_NS
+    assert budget.thinning() is Thinning.STEPS
+
+
+def test_costs_are_those_of_this_machine_and_draw_no_random_numbers() -> None:
+    before = torch.get_rng_state()
+    costs = measure_costs()
+    assert torch.equal(torch.get_rng_state(), before)
+    assert 1e3 < costs.call < 5e6
+    assert costs.passed < costs.call
+
+
+def test_a_capture_that_spends_too_much_leaves_out_whole_steps_and_says_so(
+    tmp_path: Path, spend: Callable[[float], None]
+) -> None:
+    path, model = tmp_path / "t.jsonl", small_model()
+    with torch.no_grad(), Capture(path, max_overhead=SHARE) as capture:
+        for step in range(6):
+            spend((0.0, 1.5, 0.6, 0.6, 0.0, 0.0)[step])
+            model(torch.ones(2, 4))
+            capture.step()
+    trace = load(path, partial=False)
+    assert trace.end is not None
+    assert trace.end.thinned == {"steps": 1}
+    assert list(trace.calls["op"]).count("aten.relu.default") == 5
+    shown = run_command("opgrip", "trace", "info", path)
+    assert "steps 1 times: to keep within --max-overhead" in " ".join(shown.stdout.split())
+    assert set(replay(path, iterations=1, warmup=0).frame["status"]) == {"ok"}
+
+
+def test_values_of_new_signatures_are_left_out_and_the_trace_replays(
+    tmp_path: Path, spend: Callable[[float], None]
+) -> None:
+    path = tmp_path / "t.jsonl"
+    with Capture(path, max_overhead=SHARE) as capture:
+        torch.ones(2).neg()
+        spend(0.6)
+        capture.step()
+        torch.ones(3).neg()
+        spend(0.0)
+        capture.step()
+        torch.ones(4).neg()
+    trace = load(path, partial=False)
+    values = {item.args[0].shape: item.args[0].values for item in trace.signatures if item.op == "aten.neg.default"}
+    assert [values[(size,)] is None for size in (2, 3, 4)] == [False, True, False]
+    assert trace.end is not None
+    assert trace.end.thinned["values"] == 2
+
+
+def test_scopes_of_modules_are_left_out_but_for_the_outermost(tmp_path: Path, spend: Callable[[float], None]) -> None:
+    path, model = tmp_path / "t.jsonl", small_model()
+    with torch.no_grad(), Capture(path, model=model, max_overhead=SHARE) as capture:
+        model(torch.ones(2, 4))
+        spend(0.8)
+        capture.step()
+        model(torch.ones(2, 4))
+    calls = load(path, partial=False).calls
+    relus = calls[calls["op"] == "aten.relu.default"]
+    assert list(relus["module"]) == ["1.0", ""]
+
+
+def test_a_program_without_steps_is_told_that_it_has_to_tell_of_them(
+    tmp_path: Path, spend: Callable[[float], None]
+) -> None:
+    with pytest.warns(RuntimeWarning, match="tell it by step"), Capture(tmp_path / "t.jsonl", max_overhead=SHARE) as it:
+        torch.ones(2).neg()
+        spend(2.5)
+        it.leaves_out_step()
+    assert it.calls == 2
+
+
+def test_a_recording_on_demand_leaves_out_steps(tmp_path: Path, spend: Callable[[float], None]) -> None:
+    model, armed = small_model(), threading.Event()
+    settings = Settings("tested", str(tmp_path / "t-%n.jsonl"))
+    request = Request(steps=2, warmup=0, options={"max_overhead": SHARE})
+    with ThreadPoolExecutor(1) as pool, torch.no_grad():
+        running = pool.submit(Session(settings, request, 1, perf_counter_ns()).run, lambda told: armed.set())
+        armed.wait()
+        spend(1.5)
+        for step in range(5):
+            if step == 3:
+                spend(0.0)
+            model(torch.ones(2, 4))
+        result = running.result()
+    assert (result["steps"], result["problem"]) == (2, None)
+    end = load(result["file"], partial=False).end
+    assert end is not None
+    assert end.thinned["steps"] == 3
+
+
+def test_counts_are_added_up_where_traces_are_merged(tmp_path: Path, spend: Callable[[float], None]) -> None:
+    paths = [tmp_path / f"{name}.jsonl" for name in "ab"]
+    for path in paths:
+        with Capture(path, max_overhead=SHARE) as capture:
+            torch.ones(2).neg()
+            spend(1.5)
+            capture.step()
+            spend(0.0)
+            capture.step()
+            torch.ones(2).neg()
+    merge(paths, tmp_path / "both.jsonl")
+    end = load(tmp_path / "both.jsonl", partial=False).end
+    assert end is not None
+    assert end.thinned == {"steps": 2}
+
+
+def test_a_redacted_trace_says_what_was_left_out(tmp_path: Path, spend: Callable[[float], None]) -> None:
+    path = tmp_path / "t.jsonl"
+    with Capture(path, max_overhead=SHARE, private=True) as capture:
+        torch.ones(2).neg()
+        spend(1.5)
+        capture.step()
+    end = load(path, partial=False).end
+    assert end is not None
+    assert end.thinned == {"steps": 1}
+
+
+def test_a_recording_ends_where_it_keeps_too_much_and_the_program_goes_on(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    with Capture(path, max_memory=1 << 20) as capture:
+        sizes = [torch.ones(size).neg().numel() for size in range(1, 400)]
+        capture._write_now()
+        torch.ones(500).neg()
+    assert sizes[-1] == 399
+    assert capture.stopped == f"{1 << 20} bytes of memory"
+    trace = load(path, partial=False)
+    assert trace.end is not None
+    assert trace.end.stopped == capture.stopped
+    assert (500,) not in {spec.shape for item in trace.signatures for spec in item.args if hasattr(spec, "shape")}
+
+
+def test_the_last_calls_are_kept_without_end() -> None:
+    with pytest.raises(UserError, match="--max-memory end a recording"):
+        Capture("t.jsonl", last=5, max_memory=1 << 20)
+
+
+def test_a_share_is_a_part_or_percent() -> None:
+    assert percent("5%") == percent("0.05") == 0.05
+    for text in ("0%", "101%", "5", "x%", "nan"):
+        with pytest.raises(argparse.ArgumentTypeError):
+            percent(text)

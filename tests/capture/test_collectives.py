@@ -1,0 +1,51 @@
+"""What collectives take is recorded so that they can be made anew: the group by its members, not by its name alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import distributed
+
+from opgrip.capture import Capture
+from opgrip.capture.torch_private import private_places
+from opgrip.traces import load
+from opgrip.traces.arguments import GroupSpec
+
+needs_groups = pytest.mark.skipif(
+    private_places()["torch.distributed.distributed_c10d._resolve_process_group"] != "found",
+    reason="this torch does not tell groups by name",
+)
+
+
+@pytest.fixture
+def group() -> Iterator[Any]:
+    """A group of this process alone, which needs no other to meet."""
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
+    yield distributed.group.WORLD
+    distributed.destroy_process_group()
+
+
+def groups_in(path: Path) -> dict[str, object]:
+    """The last argument of each collective, by the operator."""
+    return {item.op: item.args[-1] for item in load(path, partial=False).signatures if "c10d" in item.op}
+
+
+@needs_groups
+def test_a_functional_collective_is_recorded_with_its_group(tmp_path: Path, group: Any) -> None:
+    operators = torch.ops._c10d_functional
+    with Capture(tmp_path / "t.jsonl"):
+        result = operators.all_reduce(torch.ones(4), "sum", group.group_name)
+        result = operators.wait_tensor(result)
+    assert result.tolist() == [1.0] * 4
+    expected = GroupSpec(group.group_name, "gloo", (0,), 0)
+    assert groups_in(tmp_path / "t.jsonl")["_c10d_functional.all_reduce.default"] == expected
+
+
+def test_without_groups_a_functional_collective_has_the_name_that_it_was_given(tmp_path: Path) -> None:
+    with Capture(tmp_path / "t.jsonl"), pytest.raises(RuntimeError):
+        torch.ops._c10d_functional.all_reduce(torch.ones(4), "sum", "nobody")
+    assert groups_in(tmp_path / "t.jsonl")["_c10d_functional.all_reduce.default"] == "nobody"

@@ -1,0 +1,435 @@
+"""The last calls of a program, written when something happens to it, and at no other time."""
+
+from __future__ import annotations
+
+import errno
+import io
+import signal
+import subprocess
+import sys
+import threading
+from contextlib import suppress
+from pathlib import Path
+from typing import IO
+
+import pytest
+import torch
+from programs import run_command, run_python, train_tiny_net
+from torch import nn
+
+from opgrip.capture import Capture
+from opgrip.capture.flight import recording
+from opgrip.capture.flight.ring import Ring
+from opgrip.traces import UserError, load
+from opgrip.traces.merge import merge
+from opgrip.traces.validation import validate
+
+
+def add_until_it_fails(calls: int) -> None:
+    numbers = torch.ones(3)
+    for _ in range(calls):
+        numbers = numbers + 1
+    raise RuntimeError("a step failed")
+
+
+@pytest.mark.parametrize("write_ahead", [False, True])
+def test_the_last_calls_before_an_error_are_a_whole_trace(tmp_path: Path, write_ahead: bool) -> None:
+    path = tmp_path / "t.jsonl"
+    with pytest.raises(RuntimeError), Capture(path, last=10, write_ahead=write_ahead) as capture:
+        add_until_it_fails(100)
+    trace = load(path, partial=False)
+    assert len(trace.calls) == capture.calls == 10
+    assert trace.header["flight"] == {"last": 10, "before": 91, "reason": "RuntimeError: a step failed"}
+    assert trace.end is not None
+    assert trace.end.before == 91
+    # the signature of what was forgotten is not in it
+    assert {signature.op for signature in trace.signatures} == {"aten.add.Tensor"}
+    assert not validate(path).findings
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("write_ahead", [False, True])
+def test_a_program_to_which_nothing_happens_leaves_no_file(tmp_path: Path, write_ahead: bool) -> None:
+    capture = train_tiny_net(tmp_path / "t.jsonl", last=10, write_ahead=write_ahead)
+    assert not capture.dumps
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("write_ahead", [False, True])
+def test_what_the_program_asks_for_has_each_call_once(tmp_path: Path, write_ahead: bool) -> None:
+    with Capture(tmp_path / "t.jsonl", last=100, write_ahead=write_ahead) as capture:
+        numbers = torch.ones(3)
+        first = capture.dump("first")
+        numbers + 1
+        second = capture.dump("second")
+        assert capture.dump() is None
+    assert [first, second] == capture.dumps == [tmp_path / "t.jsonl", tmp_path / "t.dump2.jsonl"]
+    ops = [load(path, partial=False).calls["op"].tolist() for path in capture.dumps]
+    assert ops == [["aten.ones.default"], ["aten.add.Tensor"]]
+    assert [load(path).header["flight"]["before"] for path in capture.dumps] == [0, 1]
+    assert not [finding for path in capture.dumps for finding in validate(path).findings]
+
+
+class Failing(nn.Module):
+    """Fails below the module that the program calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(2, 2)
+
+    def forward(self, numbers: torch.Tensor) -> torch.Tensor:
+        return self.inner(numbers + 1)
+
+
+def test_an_error_that_leaves_a_module_is_written_once_though_the_program_handles_it(tmp_path: Path) -> None:
+    model = Failing()
+    with suppress(ValueError), Capture(tmp_path / "t.jsonl", last=100) as capture:
+        try:
+            model(torch.ones(3))
+        except RuntimeError as error:
+            assert [path.name for path in capture.dumps] == ["t.jsonl"]
+            raise ValueError("on its way out") from error
+    assert len(capture.dumps) == 1
+    assert "mat1" in load(capture.dumps[0]).header["flight"]["reason"]
+
+
+def test_a_service_that_fails_all_day_does_not_fill_the_disk(tmp_path: Path) -> None:
+    model = Failing()
+    with pytest.warns(RuntimeWarning, match="2 other times"), Capture(tmp_path / "t.jsonl", last=5) as capture:
+        for _ in range(recording.MOST_DUMPS + 2):
+            with suppress(RuntimeError):
+                model(torch.ones(3))
+    assert len(capture.dumps) == len(list(tmp_path.iterdir())) == recording.MOST_DUMPS
+
+
+@pytest.mark.parametrize("code", [None, 0])
+def test_a_program_that_ends_well_by_sys_exit_leaves_no_file(tmp_path: Path, code: int | None) -> None:
+    with pytest.raises(SystemExit), Capture(tmp_path / "t.jsonl", last=5):
+        torch.ones(3)
+        sys.exit(code)
+    assert not list(tmp_path.iterdir())
+
+
+def test_calls_of_all_threads_are_kept_by_when_they_ended(tmp_path: Path) -> None:
+    def add() -> None:
+        for _ in range(30):
+            torch.ones(2) + 1
+
+    with Capture(tmp_path / "t.jsonl", last=50) as capture:
+        thread = threading.Thread(target=add, name="first")
+        thread.start()
+        thread.join()
+        assert capture._flusher is not None
+        capture._flusher.flush()
+        add()
+        # its mode is forgotten, its calls are not
+        assert len(capture._recorder.modes) == 1
+        capture.dump()
+    calls = load(tmp_path / "t.jsonl", partial=False).calls
+    assert len(calls) == 50
+    assert calls["thread"].value_counts().to_dict() == {"MainThread": 50}
+
+
+@pytest.fixture
+def small_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recording, "MOST_OF_EPOCH", dict.fromkeys(recording.MOST_OF_EPOCH, 20))
+
+
+@pytest.mark.usefixtures("small_tables")
+@pytest.mark.parametrize("write_ahead", [False, True])
+def test_tables_do_not_grow_where_every_step_has_new_signatures(tmp_path: Path, write_ahead: bool) -> None:
+    steady = torch.ones(7)
+    turns, ready = threading.Semaphore(0), threading.Semaphore(0)
+
+    def call_the_same() -> None:
+        # a thread that meets nothing new goes on with the numbers that it has
+        for _ in range(30):
+            turns.acquire()
+            for _ in range(8):
+                steady.relu()
+            ready.release()
+
+    sizes = []
+    with Capture(tmp_path / "t.jsonl", last=40, write_ahead=write_ahead) as capture:
+        thread = threading.Thread(target=call_the_same)
+        thread.start()
+        flight, recorder = capture._flusher, capture._recorder
+        assert isinstance(flight, recording.FlightRecorder)
+        for step in range(30):
+            for width in range(6 * step, 6 * step + 6):
+                torch.ones(width).sum()
+            turns.release()
+            ready.acquire()
+            flight.flush()
+            tables = (recorder._signatures, recorder.scopes.pairs, recorder.scopes._records, recorder.families)
+            sizes.append((*map(len, tables), len(flight.definitions._lines), len(recorder.fitter._fitted)))
+        thread.join()
+        assert recorder.epochs.current > 5
+        path = capture.dump()
+        assert capture.failure is None
+        assert not recorder.dropped
+    assert path is not None
+    assert max(map(max, sizes[15:])) <= 2 * max(map(max, sizes[:15])) <= 400
+    trace = load(path, partial=False)
+    assert len(trace.calls) == 40
+    assert not validate(path).findings
+    ops = trace.calls["op"].astype(str).tolist()
+    assert set(ops) == {"aten.ones.default", "aten.sum.default", "aten.relu.default"}
+    assert {signature.args[0].shape for signature in trace.signatures if "relu" in signature.op} == {(7,)}
+
+
+STOPPED = """
+import signal, sys, torch
+from opgrip.capture import Capture
+
+def stop(number, frame):
+    print("the program's own", flush=True)
+    sys.exit(3)
+
+with Capture("t.jsonl", last=20):
+    if sys.argv[1] == "own":
+        signal.signal(signal.SIGTERM, stop)
+        assert signal.getsignal(signal.SIGTERM) is stop
+    x = torch.ones(3)
+    for _ in range(30):
+        x + 1
+    print("ready", flush=True)
+    while True:
+        x + 1
+"""
+
+
+def test_a_signal_leaves_the_last_calls_before_the_programs_own_handler_runs(tmp_path: Path) -> None:
+    dumps: list[Path] = []
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        with Capture(tmp_path / "t.jsonl", last=20) as capture:
+            signal.signal(signal.SIGTERM, lambda number, frame: dumps.extend(capture.dumps))
+            torch.ones(3)
+            signal.raise_signal(signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert dumps == [tmp_path / "t.jsonl"]
+    assert load(dumps[0], partial=False).header["flight"]["reason"] == "SIGTERM"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("handler", "number", "status"),
+    [
+        ("none", signal.SIGTERM, -15),
+        ("own", signal.SIGTERM, 3),
+        ("none", signal.SIGINT, 1),
+        ("none", signal.SIGQUIT, -3),
+    ],
+)
+def test_a_signal_that_ends_the_program_does_so_as_ever_and_leaves_the_last_calls(
+    tmp_path: Path, handler: str, number: signal.Signals, status: int
+) -> None:
+    def heed() -> None:
+        # where the tests run in the background, some are ignored
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+
+    words = [sys.executable, "-c", STOPPED, handler]
+    with subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.PIPE, text=True, preexec_fn=heed) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(number)
+        rest = process.stdout.read()
+    # torch's own handling of an uncaught interrupt gives the one or the other
+    assert process.returncode in {status, -2 if number == signal.SIGINT else status}
+    assert rest == ("the program's own\n" if handler == "own" else "")
+    trace = load(tmp_path / "t.jsonl", partial=False)
+    assert len(trace.calls) == 20
+    assert trace.header["flight"]["reason"] == number.name
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_handlers_are_the_programs_again_after_the_block(tmp_path: Path) -> None:
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    replaced = signal.signal, signal.getsignal
+
+    def own(number: int, frame: object) -> None:
+        pass
+
+    try:
+        with Capture(tmp_path / "t.jsonl", last=5):
+            assert signal.signal(signal.SIGTERM, own) == before[signal.SIGTERM]
+            assert signal.signal(signal.SIGTERM, own) is own
+        assert (signal.signal, signal.getsignal) == replaced
+        assert signal.getsignal(signal.SIGTERM) is own
+        assert signal.getsignal(signal.SIGHUP) == before[signal.SIGHUP]
+    finally:
+        signal.signal(signal.SIGTERM, before[signal.SIGTERM])
+
+
+CRASHED = """
+import os, signal, sys, torch
+from opgrip.capture import Capture
+with Capture("t.jsonl", last=10, write_ahead=True):
+    x = torch.ones(3)
+    for _ in range(50):
+        x + 1
+    largest = max(os.path.getsize(name) for name in os.listdir())
+    for _ in range(150):
+        x + 1
+    assert sum(os.path.getsize(name) for name in os.listdir()) < 2 * largest
+    os._exit(4) if sys.argv[1] == "exit" else os.kill(os.getpid(), int(sys.argv[1]))
+"""
+
+
+def test_written_ahead_the_last_calls_are_in_one_file_at_any_time(tmp_path: Path) -> None:
+    with Capture(tmp_path / "t.jsonl", last=10, write_ahead=True):
+        numbers = torch.ones(3)
+        for call in range(1, 60):
+            numbers + 1
+            (part,) = tmp_path.iterdir()
+            if call % 7 == 0:
+                trace = load(part)
+                assert min(call, 10) <= len(trace.calls) <= 20
+                assert trace.header["flight"]["before"] + len(trace.calls) + len(trace.unfinished) == call + 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["exit", signal.SIGKILL.value, signal.SIGSEGV.value])
+def test_written_ahead_the_last_calls_survive_a_crash_in_a_file_that_does_not_grow(tmp_path: Path, how: object) -> None:
+    assert run_python("-c", CRASHED, how, cwd=tmp_path).returncode in {4, -9, -11, 128 + 9, 128 + 11}
+    (part,) = tmp_path.iterdir()
+    trace = load(part)
+    assert trace.missing
+    assert 10 <= len(trace.calls) <= 20
+    # the last one may not have ended by then, for all that is known
+    assert trace.header["flight"]["before"] + len(trace.calls) + len(trace.unfinished) == 201
+
+
+def test_a_folder_that_goes_costs_the_trace_and_nothing_else(tmp_path: Path) -> None:
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    with pytest.warns(RuntimeWarning, match="could not be written"), Capture(folder / "t.jsonl", last=5) as capture:
+        numbers = torch.ones(3)
+        folder.rmdir()
+        assert capture.dump() is None
+        assert torch.equal(numbers + 1, torch.full((3,), 2.0))
+        folder.mkdir()
+        # what came since is there
+        assert capture.dump() == folder / "t.jsonl"
+    assert len(load(folder / "t.jsonl", partial=False).calls) > 0
+
+
+@pytest.mark.parametrize("write_ahead", [False, True])
+def test_a_full_disk_costs_the_trace_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write_ahead: bool
+) -> None:
+    def write(lines: bytes) -> int:
+        raise OSError(errno.ENOSPC, "no space left on device")
+
+    def full_stream(file: IO[bytes], name: str) -> IO[bytes]:
+        stream = io.BytesIO()
+        stream.write = write  # type: ignore[method-assign]
+        return stream
+
+    capture = Capture(tmp_path / "t.jsonl", last=5, write_ahead=write_ahead)
+    with pytest.warns(RuntimeWarning, match="no space left"), capture:
+        monkeypatch.setattr("opgrip.traces.writer.compress_to", full_stream)
+        numbers = torch.ones(3)
+        for _ in range(30):
+            numbers = numbers + 1
+        assert capture.dump() is None
+    assert torch.equal(numbers, torch.full((3,), 31.0))
+
+
+def test_a_fault_in_the_ring_costs_the_recording_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(self: Ring, blocks: object) -> None:
+        raise ZeroDivisionError("planted")
+
+    monkeypatch.setattr(Ring, "add", broken)
+    warned, failed = pytest.warns(RuntimeWarning, match="planted"), pytest.raises(RuntimeError, match="a step failed")
+    with warned, failed, Capture(tmp_path / "t.jsonl", last=5):
+        add_until_it_fails(20)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "options", [{"last": 0}, {"last": 5, "max_calls": 9}, {"last": 5, "values": "full"}, {"last": 5, "path": "-"}]
+)
+def test_what_does_not_go_with_the_last_calls_is_refused(tmp_path: Path, options: dict[str, object]) -> None:
+    with pytest.raises(UserError):
+        Capture(**{"path": tmp_path / "t.jsonl", **options})  # type: ignore[arg-type]
+
+
+def test_only_a_capture_of_last_calls_can_be_asked_for_them(tmp_path: Path) -> None:
+    with Capture(tmp_path / "t.jsonl") as capture, pytest.raises(UserError, match="keeps no last calls"):
+        capture.dump()
+
+
+@pytest.mark.slow
+def test_the_command_keeps_the_last_calls_of_a_script_that_fails(tmp_path: Path) -> None:
+    (tmp_path / "fails.py").write_text("import torch\nx = torch.ones(3)\nfor _ in range(50):\n    x = x + 1\nx[7]\n")
+    done = run_command("opcapture", "--last", 4, "--", "fails.py", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "the last calls before something happened, to fails.jsonl" in done.stderr
+    told = run_command("opgrip", "trace", "info", "fails.jsonl", cwd=tmp_path).stdout
+    assert "the last 4 calls, written for IndexError" in told
+    assert "calls before" in told
+
+
+@pytest.mark.slow
+def test_the_command_says_that_nothing_happened(tmp_path: Path) -> None:
+    (tmp_path / "works.py").write_text("import torch\ntorch.ones(3)\n")
+    done = run_command("opcapture", "--last", 4, "--", "works.py", cwd=tmp_path)
+    assert done.returncode == 0
+    assert "nothing happened: the last calls were not written" in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["works.py"]
+    refused = run_command("opcapture", "--last", 4, cwd=tmp_path)
+    assert refused.returncode == 2
+    assert refused.stderr.count("\n") == 1
+
+
+FORKED = """
+import os, signal, sys, torch
+from torch import nn
+from opgrip.capture import Capture
+with Capture("t.jsonl", last=10, write_ahead=sys.argv[1] == "ahead") as capture:
+    x = torch.ones(3)
+    x.neg()
+    child = os.fork()
+    if not child:
+        for _ in range(30):
+            x + 1
+        if sys.argv[2] == "signal":
+            signal.raise_signal(signal.SIGTERM)
+        nn.Linear(2, 2)(x)
+    _, status = os.waitpid(child, 0)
+    print(os.waitstatus_to_exitcode(status))
+    capture.dump("parent")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("write_ahead", ["ahead", "ring"])
+@pytest.mark.parametrize(("how", "status", "reason"), [("signal", -15, "SIGTERM"), ("error", 1, "RuntimeError: mat1")])
+def test_a_forked_process_keeps_last_calls_of_its_own(
+    tmp_path: Path, write_ahead: str, how: str, status: int, reason: str
+) -> None:
+    done = run_python("-c", FORKED, write_ahead, how, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, f"{status}\n"), done.stderr
+    (child,) = tmp_path.glob("t.pid*.jsonl")
+    trace = load(child, partial=False)
+    assert len(trace.calls) == 10
+    assert trace.header["flight"]["reason"].startswith(reason)
+    assert "parent_pid" in trace.header
+    parent = load(tmp_path / "t.jsonl", partial=False)
+    assert parent.calls["op"].tolist() == ["aten.ones.default", "aten.neg.default"]
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_traces_of_several_processes_together_lack_what_each_of_them_lacks(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        with Capture(tmp_path / f"{name}.jsonl", last=5) as capture:
+            for _ in range(9):
+                torch.ones(3)
+            capture.dump()
+    end = merge([tmp_path / "a.jsonl", tmp_path / "b.jsonl"], tmp_path / "both.jsonl")
+    assert end.before == 8

@@ -1,0 +1,90 @@
+"""The last calls of a private capture are redacted, in each of its files, also after its tables began anew."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from opgrip.capture import Capture
+from opgrip.capture.flight import recording
+from opgrip.traces import load
+from opgrip.traces.arguments import numbers_of
+from opgrip.traces.reader import TraceReader
+from opgrip.traces.records import Signature, Values
+from opgrip.traces.redaction import Policy
+from opgrip.traces.redaction.leftovers import Leftovers
+from opgrip.traces.validation import validate
+
+CARD = 4111111111111111
+
+
+class SecretNet(nn.Module):
+    def forward(self, words: torch.Tensor) -> torch.Tensor:
+        chosen = torch.arange(50.0)[words] + torch.tensor([CARD])
+        with torch.profiler.record_function("SECRET-label"):
+            return chosen.sum()
+
+
+class SecretError(Exception):
+    """Its name and message are the program's own."""
+
+
+def check_redacted(path: Path) -> None:
+    """It is whole, what calls refer to is there, and nothing in it tells whose it is."""
+    text = path.read_text()
+    assert "secret" not in text.lower()
+    assert str(CARD)[:6] not in text
+    assert validate(path).findings == []
+    records = list(TraceReader(path))
+    leftovers = Leftovers(Policy())
+    for record in records:
+        leftovers.see(record)
+    models = {record.number for record in records if isinstance(record, Values)}
+    signatures = [record for record in records if isinstance(record, Signature)]
+    needed = {number for record in signatures for number in numbers_of((record.args, record.kwargs))} - {None}
+    assert needed
+    assert needed <= models
+
+
+@pytest.mark.parametrize("write_ahead", [False, True])
+def test_the_last_calls_of_a_private_capture_are_redacted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write_ahead: bool
+) -> None:
+    monkeypatch.setattr(recording, "MOST_OF_EPOCH", dict.fromkeys(recording.MOST_OF_EPOCH, 20))
+    model = SecretNet()
+    capture = Capture(tmp_path / "t.jsonl", last=40, private=True, write_ahead=write_ahead, stack_depth=3)
+    with pytest.raises(SecretError), capture:
+        for size in range(1, 41):
+            # each has another signature, and values that are like those of one before, or new
+            model(torch.tensor([7, size % 3, size] * size))
+            assert capture._flusher is not None
+            capture._flusher.flush()
+            if size == 20:
+                assert capture.dump("SECRET request") is not None
+            for part in tmp_path.iterdir():
+                assert "secret" not in part.read_text().lower()
+        assert capture._recorder.epochs.current > 3
+        assert not capture._recorder.dropped
+        raise SecretError("SECRET")
+    assert capture.failure is None
+    assert len(capture.dumps) == 2
+    for path in capture.dumps:
+        check_redacted(path)
+    trace = load(capture.dumps[1], partial=False)
+    assert len(trace.calls) == 40
+    assert trace.end is not None
+    assert trace.header["flight"]["before"] == trace.end.before > 0
+    assert trace.header["redacted"]
+
+
+def test_of_a_private_capture_signals_and_errors_of_python_are_told(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="SECRET"), Capture(tmp_path / "t.jsonl", last=40, private=True) as capture:
+        SecretNet()(torch.tensor([7, 3]))
+        capture.dump("SIGTERM")
+        SecretNet()(torch.tensor([7, 3]))
+        raise ValueError("SECRET")
+    reasons = [load(path).header["flight"]["reason"] for path in capture.dumps]
+    assert reasons == ["SIGTERM", "ValueError"]

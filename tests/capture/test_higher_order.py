@@ -1,0 +1,227 @@
+"""Operators that take functions: what runs inside them is recorded, and they give what they give unwatched."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.attention.flex_attention import flex_attention
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from opgrip.capture import Capture
+from opgrip.replay.cases.cases import make_cases
+from opgrip.traces import Trace, load
+
+X = torch.linspace(0.1, 1, 12).reshape(4, 3)
+
+
+@pytest.fixture(autouse=True)
+def _fresh_compiler() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def branches() -> Any:
+    return torch.cond(X.sum() > 1, lambda x: x.sin() + 1, lambda x: x.cos(), (X,))
+
+
+def branches_with_gradients() -> Any:
+    """The gradient of what a branch takes, and of what it closes over."""
+    x, weight = X.clone().requires_grad_(), torch.full((3,), 2.0, requires_grad=True)
+    result = torch.cond(x.sum() > 1, lambda x: x.sin() * weight, lambda x: x.cos(), (x,))
+    result.sum().backward()
+    return result, x.grad, weight.grad
+
+
+def loop() -> Any:
+    from torch._higher_order_ops.while_loop import while_loop
+
+    return while_loop(lambda i, x: i < 3, lambda i, x: (i + 1, x.sin()), (torch.tensor(0), X))
+
+
+def scanned() -> Any:
+    from torch._higher_order_ops.scan import scan
+
+    return scan(lambda carry, x: (carry + x, carry * x), torch.zeros(3), X)
+
+
+def scanned_associatively() -> Any:
+    from torch._higher_order_ops.associative_scan import associative_scan
+
+    return associative_scan(lambda x, y: x * y, X, 0, combine_mode="generic")
+
+
+def mapped() -> Any:
+    from functorch.experimental.control_flow import map as map_rows
+
+    return map_rows(lambda x, y: x.sin() + y, X, torch.ones(3))
+
+
+def attention() -> Any:
+    query, key, value = X.repeat(4, 1)[None, None].repeat(3, 2, 1, 1)[:, None]
+    return flex_attention(query, key, value, score_mod=lambda score, b, h, i, j: score + (i - j))
+
+
+PROGRAMS: list[tuple[Callable[[], Any], str, set[str]]] = [
+    (branches_with_gradients, "cond", {"sin", "cos", "mul"}),
+    (scanned, "scan", {"add", "mul", "select"}),
+    (branches, "cond", {"sin", "add"}),
+    (loop, "while_loop", {"lt", "add", "sin"}),
+    (mapped, "map_impl", {"sin", "add", "stack"}),
+    (attention, "flex_attention", {"sub", "add", "matmul", "_safe_softmax"}),
+]
+CASES = [
+    # torch takes a second to compile each
+    pytest.param(*case, compiled, marks=pytest.mark.slow if compiled == "opaque" or place > 1 else ())
+    for compiled in ("operators", "opaque")
+    for place, case in enumerate(PROGRAMS)
+]
+
+
+def captured(program: Callable[[], Any], path: Path, **options: Any) -> tuple[Any, Trace]:
+    with Capture(path, **options) as capture:
+        result = program()
+    assert capture.dropped == 0
+    return result, load(path, partial=False)
+
+
+def equal(actual: Any, expected: Any) -> bool:
+    pairs = zip(tree_leaves(actual), tree_leaves(expected), strict=True)
+    return all(torch.equal(one, other) for one, other in pairs)
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without")
+@pytest.mark.parametrize(("program", "name", "inner", "compiled"), CASES)
+def test_the_operators_inside_are_recorded_and_results_are_the_same(
+    tmp_path: Path, program: Callable[[], Any], name: str, inner: set[str], compiled: str
+) -> None:
+    expected = program()
+    actual, trace = captured(program, tmp_path / "t.jsonl", compiled=compiled)
+    assert equal(actual, expected)
+    calls = trace.calls
+    outer = f"torch.ops.higher_order:{name}"
+    inside = calls[calls["inside"] == outer]
+    assert inner <= {op.split(".")[1] for op in inside["op"]}
+    assert inside["gripped"].all()
+    assert not inside["file"].str.contains("<").any()
+    assert (calls["op"] == outer).sum() == (2 if program is branches_with_gradients else 1)
+    # the outer call's time is that of those inside, which stand for it
+    assert outer not in set(trace.own_calls["op"])
+    assert set(inside["op"]) <= {case.op for case in make_cases(trace)}
+
+
+def test_a_generic_associative_scan_is_plain_operators(tmp_path: Path) -> None:
+    expected = scanned_associatively()
+    actual, trace = captured(scanned_associatively, tmp_path / "t.jsonl")
+    assert equal(actual, expected)
+    assert "aten.mul.Tensor" in set(trace.own_calls["op"])
+
+
+def test_calls_of_the_same_function_share_a_signature(tmp_path: Path) -> None:
+    def program() -> Any:
+        return [branches() for _ in range(3)]
+
+    _, trace = captured(program, tmp_path / "t.jsonl")
+    outer = trace.calls[trace.calls["op"] == "torch.ops.higher_order:cond"]
+    assert len(outer) == 3
+    assert outer["signature"].nunique() == 1
+    assert (trace.calls["op"] == "aten.sin.default").sum() == 3
+
+
+class Gate(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(3, 3), nn.Linear(3, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = torch.cond(x.sum() > 0, lambda x: self.a(x).relu(), lambda x: self.b(x), (x,))
+        return result
+
+
+def test_calls_inside_have_the_module_and_line_that_the_operator_is_called_from(tmp_path: Path) -> None:
+    model = nn.Sequential(Gate(), nn.Linear(3, 1))
+
+    def program() -> Any:
+        model(X).sum().backward()
+        return model[0].a.weight.grad
+
+    expected = program().clone()
+    model.zero_grad()
+    actual, trace = captured(program, tmp_path / "t.jsonl", model=model)
+    assert torch.equal(actual, expected)
+    inside = trace.calls[trace.calls["inside"].notna()]
+    forward = inside[inside["phase"] == "forward"]
+    assert set(forward["module"]) == {"0"}
+    assert set(forward["function"]) == {"Gate.forward"}
+    assert (inside["phase"] == "backward").any()
+
+
+def test_the_compiler_is_as_it_was_afterwards(tmp_path: Path) -> None:
+    compiled: list[int] = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        compiled.append(1)
+        return graph
+
+    captured(branches_with_gradients, tmp_path / "t.jsonl")
+    torch.compile(lambda x: x.sin() + 1, backend=backend)(X)
+    assert compiled == [1]
+
+
+def test_a_program_that_compiles_nothing_goes_on_so(tmp_path: Path) -> None:
+    def program() -> Any:
+        # torch refuses to compile a branch that gives what it takes
+        return torch.cond(X.sum() > 1, lambda x: x, lambda x: x.cos(), (X,))
+
+    with pytest.raises(RuntimeError, match="alias"), Capture(tmp_path / "compiled.jsonl"):
+        program()
+    with torch.compiler.set_stance("force_eager"):
+        assert program() is X
+        actual, trace = captured(program, tmp_path / "t.jsonl")
+        assert actual is X
+    assert "aten.is_nonzero.default" in set(trace.own_calls["op"])
+
+
+def test_under_another_mode_of_the_program_the_operator_is_one_call(tmp_path: Path) -> None:
+    seen: list[str] = []
+
+    class Other(TorchDispatchMode):
+        supports_higher_order_operators = True
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    def program() -> Any:
+        with Other(), Capture(tmp_path / "t.jsonl"):
+            return branches()
+
+    expected = branches()
+    assert equal(program(), expected)
+    assert "cond" in seen
+    assert "cond" in set(load(tmp_path / "t.jsonl").own_calls["op"])
+
+
+def test_an_error_inside_reaches_the_program_and_the_place_is_left(tmp_path: Path) -> None:
+    def inverse(x: torch.Tensor) -> torch.Tensor:
+        return torch.linalg.inv(x).contiguous()
+
+    def program() -> Any:
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match=r"singular|inver"):
+                torch.cond(
+                    X.sum() > 1, lambda x: torch.linalg.inv(x).contiguous(), lambda x: x.clone(), (torch.zeros(3, 3),)
+                )
+        return X + 1
+
+    with Capture(tmp_path / "t.jsonl"):
+        program()
+    trace = load(tmp_path / "t.jsonl")
+    last = trace.calls[trace.calls["op"] == "aten.add.Tensor"]
+    assert last["inside"].isna().all()

@@ -1,0 +1,382 @@
+"""Programs that run at full speed until somebody asks for a recording."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import stat
+import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from itertools import count
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+import torch
+from programs import run_command, run_python, wait_for
+from services import ask, environment, on_demand, python, running
+from torch import nn
+from torch.utils._python_dispatch import _get_current_dispatch_mode
+
+import opgrip.capture
+from opgrip.capture.on_demand.marks import marks
+from opgrip.capture.on_demand.names import check_pattern, of_pattern, recording_path
+from opgrip.capture.on_demand.sampling import make_room
+from opgrip.traces import load
+from opgrip.traces.errors import UserError
+
+SERVER = """
+import sys, threading, time, torch
+from torch import nn
+net = nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 4), nn.ReLU())).eval()
+call, failed = nn.Module.__call__, []
+def serve():
+    x = torch.ones(3, 4)
+    with torch.no_grad():
+        while True:
+            try:
+                net(x)
+            except Exception as error:
+                failed.append(error)
+            time.sleep(0.002)
+threads = [threading.Thread(target=serve, daemon=True) for _ in range(3)]
+for thread in threads:
+    thread.start()
+print("ready", flush=True)
+while True:
+    time.sleep(0.05)
+    is_on = torch.utils._python_dispatch.is_in_torch_dispatch_mode()
+    print(len(failed), is_on, nn.Module.__call__ is call, flush=True)
+"""
+STEP = ["aten.t.default", "aten.addmm.default", "aten.t.default", "aten.addmm.default", "aten.relu.default"]
+"""What one call of the server's network calls."""
+
+
+def ops(path: Path) -> dict[str, list[str]]:
+    """The operators that each thread of a trace called, marks of steps left out."""
+    calls = load(path, partial=False).calls
+    calls = calls[~calls["op"].astype(str).str.startswith("profiler.")].astype({"op": str, "thread": str})
+    return {str(thread): own["op"].tolist() for thread, own in calls.groupby("thread")}
+
+
+@pytest.fixture
+def server() -> Iterator[Path]:
+    with TemporaryDirectory() as name:
+        folder = Path(name).resolve()
+        (folder / "server.py").write_text(SERVER, encoding="utf-8")
+        yield folder
+
+
+def test_steps_of_threads_that_ran_before_are_recorded_whole_and_nothing_stays_on(server: Path) -> None:
+    with running(server, *on_demand("--", "server.py")) as process:
+        listed = ask(server, "list")
+        assert listed.stdout.split()[-3:] == ["--on-demand", "--", "server.py"]
+        done = ask(server, "trigger", "server", "--steps", "4", "-o", "t.jsonl")
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.split() == [str(server / "t.jsonl")]
+        trace = load(server / "t.jsonl", partial=False)
+        assert sorted(trace.labels.index) == [f"opgrip step {number}" for number in (1, 2, 3, 4)]
+        for called in ops(server / "t.jsonl").values():
+            assert called == STEP * (len(called) // len(STEP))
+        assert set(trace.calls["module"]) == {"", "0", "1.0", "1.1"}
+        before = len((server / "said.txt").read_text())
+        wait_for(lambda: len((server / "said.txt").read_text()) > before + 100, process)
+        last = (server / "said.txt").read_text().splitlines()[-2]
+        assert last == "0 False True"
+        # a file of that name is there: another one is written
+        assert ask(server, "trigger", process.pid, "--steps", "1", "-o", "t.jsonl").stdout.split() == [
+            str(server / "t.2.jsonl")
+        ]
+
+
+def test_only_its_user_can_open_the_socket(server: Path) -> None:
+    with running(server, *on_demand("--", "server.py")):
+        (path,) = (server / "opgrip").glob("*.sock")
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    # killed: nobody is there any more, and the next one who looks cleans up
+    assert "no process can be asked" in ask(server, "list").stderr
+    assert not list((server / "opgrip").glob("*.sock"))
+
+
+def test_a_folder_that_others_can_enter_is_not_used(server: Path) -> None:
+    (server / "opgrip").mkdir()
+    (server / "opgrip").chmod(0o755)
+    code = "from opgrip.capture.on_demand.folder import make_folder, check_private\nfrom pathlib import Path\n"
+    code += "print(make_folder() != Path('opgrip').absolute())\ncheck_private(Path('opgrip'))"
+    done = subprocess.run(python("-c", code), capture_output=True, text=True, cwd=server, env=environment(server))
+    assert done.stdout.split() == ["True"]
+    assert "is open to other users" in done.stderr
+
+
+@pytest.mark.slow
+def test_who_hangs_or_sends_rubbish_costs_nothing(server: Path) -> None:
+    with running(server, *on_demand("--", "server.py")):
+        (path,) = (server / "opgrip").glob("*.sock")
+        links = [socket.socket(socket.AF_UNIX) for _ in range(5)]
+        for link in links:
+            link.connect(str(path))
+        hanging, *others = links
+        for link, rubbish in zip(
+            others, (b"\xff\x00\n", b"[" * 60000 + b"\n", b"x" * 1000000, b'{"protocol": 99}\n'), strict=True
+        ):
+            with suppress(BrokenPipeError, ConnectionResetError):
+                link.sendall(rubbish)
+        assert ask(server, "trigger", "server", "--steps", "1").returncode == 0
+        hanging.close()
+        last = (server / "said.txt").read_text().splitlines()[-2]
+        assert last.startswith("0 ")
+
+
+@pytest.mark.slow
+def test_a_recording_is_stopped_early_and_has_what_was_until_then(server: Path) -> None:
+    with running(server, *on_demand("--", "server.py")):
+        asked = threading.Thread(target=lambda: ask(server, "trigger", "server", "--steps", "1000000", "-o", "t.jsonl"))
+        asked.start()
+        while "recording" not in ask(server, "list").stdout.splitlines()[-2].split():
+            pass
+        assert "recording already" in ask(server, "trigger", "server").stderr
+        ask(server, "stop", "server")
+        asked.join()
+        for called in ops(server / "t.jsonl").values():
+            assert called == STEP * (len(called) // len(STEP))
+        assert "it does not record" in ask(server, "stop", "server").stderr
+
+
+@pytest.mark.slow
+def test_a_signal_asks_for_a_recording_and_takes_no_handler_of_the_program(server: Path) -> None:
+    with running(server, *on_demand("--signal", "USR1", "--steps", "1", "-o", "s.jsonl", "--", "server.py")) as process:
+        process.send_signal(signal.SIGUSR1)
+        wait_for((server / "s.jsonl").exists, process)
+    code = "import signal; from opgrip.capture.on_demand.signals import listen_to\n"
+    code += "signal.signal(signal.SIGUSR1, print); listen_to(signal.SIGUSR1, None)"
+    assert "SIGUSR1 has a handler of the program, which stays" in run_python("-c", code).stderr
+
+
+def test_what_is_not_there_is_said_in_a_line(server: Path) -> None:
+    done = ask(server, "trigger", "nobody")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "no process can" in done.stderr
+    done = ask(server, "trigger", os.getpid())
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "it runs without an agent" in done.stderr
+
+
+@pytest.mark.slow
+def test_a_program_that_comes_by_no_step_is_said_to_have_none(tmp_path: Path) -> None:
+    (tmp_path / "quiet.py").write_text("import time; print('ready'); time.sleep(100)", encoding="utf-8")
+    with running(tmp_path, *on_demand("--", "quiet.py")):
+        done = ask(tmp_path, "trigger", "quiet", "--wait", "0.2s")
+    assert done.returncode == 2
+    assert "no step began within 0.2 s" in done.stderr
+    assert not list(tmp_path.glob("*.jsonl"))
+
+
+@pytest.mark.slow
+def test_a_forked_process_has_an_agent_of_its_own(tmp_path: Path) -> None:
+    program = """
+import os, time, torch
+net = torch.nn.Linear(2, 2).eval()
+with torch.no_grad():
+    child = os.fork()
+    print("ready")
+    while True:
+        net(torch.ones(1, 2) * (2 if child else 3))
+        if child == 0:
+            torch.ones(1).cos()
+        time.sleep(0.01)
+"""
+    (tmp_path / "forking.py").write_text(program, encoding="utf-8")
+    with running(tmp_path, *on_demand("--", "forking.py")) as process:
+        wait_for(lambda: len(list((tmp_path / "opgrip").glob("*.sock"))) == 2, process)
+        assert "2 processes are called forking" in ask(tmp_path, "trigger", "forking").stderr
+        pids = [int(path.name.partition("-")[0]) for path in (tmp_path / "opgrip").glob("*.sock")]
+        for pid in pids:
+            assert ask(tmp_path, "trigger", pid, "-o", f"{pid}.jsonl").returncode == 0
+            assert len(load(tmp_path / f"{pid}.jsonl", partial=False).labels) == 3
+        for pid in pids:
+            if pid != process.pid:
+                os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.slow
+def test_a_fork_while_a_recording_runs_leaves_it_to_the_parent(tmp_path: Path) -> None:
+    done = run_python(
+        "-c",
+        """
+import os, torch, opgrip.capture
+class Forks(torch.nn.Module):
+    def forward(self, x):
+        x = x.sin()
+        self.child = os.fork()
+        return x.cos()
+net = Forks().eval()
+asked = opgrip.capture.trigger("t.jsonl", steps=1, warmup=0)
+net(torch.ones(2))
+if net.child == 0:
+    torch.ones(2).tan()
+    os._exit(0 if torch.utils._python_dispatch._get_current_dispatch_mode() is None else 1)
+_, status = os.waitpid(net.child, 0)
+print(status, asked.wait(60), asked.problem)
+""",
+        cwd=tmp_path,
+        env=environment(tmp_path),
+    )
+    assert done.stdout.split() == ["0", "True", "None"], done.stderr
+    assert [path.name for path in tmp_path.glob("*.jsonl")] == ["t.jsonl"]
+    assert ops(tmp_path / "t.jsonl")["MainThread"] == ["aten.sin.default", "aten.cos.default"]
+
+
+@pytest.fixture
+def own_sockets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    # no test before has said anything of steps
+    monkeypatch.setattr(marks, "_next", count().__next__)
+    monkeypatch.setattr(marks, "_last", -1)
+    return tmp_path
+
+
+def test_a_training_loop_is_recorded_from_one_optimizer_step_to_the_next(own_sockets: Path) -> None:
+    net = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    asked = opgrip.capture.trigger(own_sockets / "t.jsonl", steps=2)
+    for _ in range(6):
+        optimizer.zero_grad()
+        net(torch.ones(3, 4)).sum().backward()
+        optimizer.step()
+    assert asked.wait(60)
+    assert asked.problem is None
+    trace = load(own_sockets / "t.jsonl", partial=False)
+    assert {name: int(count) for name, count in trace.labels.items()} | {} == {
+        "Optimizer.zero_grad#SGD.zero_grad": 2,
+        "Optimizer.step#SGD.step": 2,
+        "opgrip step 1": 1,
+        "opgrip step 2": 1,
+    }
+    assert (trace.calls["op"] == "aten.addmm.default").sum() == 2
+    assert set(trace.calls["phase"]) == {"forward", "backward", "optimizer"}
+    assert _get_current_dispatch_mode() is None
+
+
+def test_what_the_program_says_of_its_steps_goes_before_all_else(own_sockets: Path) -> None:
+    x, net = torch.ones(2), nn.Linear(2, 2).eval()
+    opgrip.capture.step()
+    asked = opgrip.capture.trigger(own_sockets / "t.jsonl", steps=2, warmup=0)
+    x.tan()
+    for _ in range(4):
+        opgrip.capture.step()
+        x.sin()
+        with torch.no_grad():
+            net(x)
+    assert asked.wait(60)
+    called = ops(own_sockets / "t.jsonl")["MainThread"]
+    assert called.count("aten.sin.default") == 2
+    assert "aten.tan.default" not in called
+
+
+def test_a_step_that_is_under_way_is_not_half_recorded(own_sockets: Path) -> None:
+    class Asks(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.ReLU()
+            self.asked: opgrip.capture.on_demand.trigger.Triggered | None = None  # type: ignore[name-defined]
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if self.asked is None:
+                self.asked = opgrip.capture.trigger(own_sockets / "t.jsonl", steps=1, warmup=0)
+            return self.inner(x.sin())
+
+    net = Asks().eval()
+    net(torch.ones(2))
+    net(torch.ones(2))
+    assert net.asked is not None
+    assert net.asked.wait(60)
+    trace = load(own_sockets / "t.jsonl", partial=False)
+    assert ops(own_sockets / "t.jsonl")["MainThread"] == ["aten.sin.default", "aten.relu.default"]
+    assert set(trace.calls["module"]) == {"", "inner"}
+
+
+def test_modules_of_a_class_are_steps_where_they_are_named(own_sockets: Path) -> None:
+    net = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.ReLU())
+    asked = opgrip.capture.trigger(own_sockets / "t.jsonl", steps=2, warmup=0, step_module="ReLU")
+    with torch.no_grad():
+        net(torch.ones(2))
+    assert asked.wait(60)
+    assert ops(own_sockets / "t.jsonl")["MainThread"] == ["aten.relu.default"] * 2
+
+
+def test_an_error_of_a_step_is_the_programs_own_and_ends_the_step(own_sockets: Path) -> None:
+    class Fails(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x.sin()
+            raise ValueError("no")
+
+    asked = opgrip.capture.trigger(own_sockets / "t.jsonl", steps=1, warmup=0)
+    with pytest.raises(ValueError, match="no"):
+        Fails().eval()(torch.ones(1))
+    assert asked.wait(60)
+    assert _get_current_dispatch_mode() is None
+    assert ops(own_sockets / "t.jsonl")["MainThread"] == ["aten.sin.default"]
+
+
+def test_a_recording_that_cannot_be_written_is_no_matter_of_the_program(own_sockets: Path) -> None:
+    asked = opgrip.capture.trigger(own_sockets / "nothere" / "t.jsonl")
+    assert asked.wait(60)
+    assert "does not exist" in str(asked.problem)
+    asked = opgrip.capture.trigger(own_sockets / "t.jsonl", no_such_option=1)
+    assert asked.wait(60)
+    assert "no_such_option" in str(asked.problem)
+    assert nn.ReLU()(torch.ones(1)) == 1
+
+
+def test_names_say_whose_a_recording_is(tmp_path: Path) -> None:
+    path = recording_path(str(tmp_path / "a-%h-%p-%r-%n%%.jsonl"), 7)
+    assert path.name == f"a-{socket.gethostname()}-{os.getpid()}-0-7%.jsonl"
+    for pattern, reason in {"%q.jsonl": "%q", "t.txt": "no name of a trace"}.items():
+        with pytest.raises(UserError, match=reason):
+            check_pattern(pattern)
+    assert of_pattern("x/a-%p-%n.jsonl").fullmatch(f"a-{os.getpid()}-12.jsonl")
+    assert not of_pattern("x/a-%p-%n.jsonl").fullmatch("a-1-12.jsonl")
+
+
+def test_the_oldest_samples_leave_and_no_other_file(tmp_path: Path) -> None:
+    pattern = str(tmp_path / "s-%n.jsonl")
+    header = '{"type": "header", "on_demand": {"sampled": %s}}\n' + "x" * 1000
+    for number in range(1, 6):
+        path = tmp_path / f"s-{number}.jsonl"
+        path.write_text(header % ("false" if number == 1 else "true"), encoding="utf-8")
+        os.utime(path, (number, number))
+    (tmp_path / "s-9.jsonl").write_text("mine", encoding="utf-8")
+    assert [path.name for path in make_room(pattern, 2500)] == ["s-2.jsonl", "s-3.jsonl"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["s-1.jsonl", "s-4.jsonl", "s-5.jsonl", "s-9.jsonl"]
+
+
+@pytest.mark.slow
+def test_a_program_records_by_itself_every_so_often(server: Path) -> None:
+    options = ("--every", "0.2s", "--steps", "1", "-o", "e-%n.jsonl", "--max-disk", "2MB", "--", "server.py")
+    with running(server, *on_demand(*options)) as process:
+        wait_for((server / "e-2.jsonl").exists, process)
+    assert len(load(server / "e-1.jsonl", partial=False).labels) == 1
+
+
+def test_the_agent_loads_neither_torch_nor_what_reads_traces() -> None:
+    code = "import sys, opgrip.capture.on_demand.agent, opgrip.capture.on_demand.autostart\n"
+    code += "print({'torch', 'numpy', 'pandas', 'rich'} & sys.modules.keys())"
+    assert run_python("-c", code, fresh=True).stdout.strip() == "set()"
+
+
+def test_options_of_recordings_are_for_programs_that_go_on(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("print('ran')", encoding="utf-8")
+    for words, said in {
+        ("--signal", "USR1", "--", "a.py"): "--signal is for programs that go on: add --on-demand",
+        ("--on-demand",): "--on-demand is for scripts",
+        ("--on-demand", "--batch-size", "2", "--", "a.py"): "--batch-size is for models",
+        ("--on-demand", "--signal", "KILL", "--", "a.py"): "KILL is no signal that can ask",
+        ("--on-demand", "--max-disk", "2GB", "--", "a.py"): "--max-disk without --every",
+    }.items():
+        done = run_command("opcapture", *words, cwd=tmp_path)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert said in done.stderr

@@ -1,0 +1,202 @@
+"""Engines as they run in production are recorded in the middle of their load, and go on as before."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+from pathlib import Path
+
+import pytest
+from optional import needs
+from programs import run_command, wait_for
+from services import ask, on_demand, running
+
+from opgrip.traces import Trace, load
+
+pytestmark = pytest.mark.slow
+
+WORST = 5.0
+"""Of the median latency after a recording to that before: a mode that stayed on would be noticed elsewhere first."""
+SERVICE = """
+import asyncio, json, sys, threading, time, torch, uvicorn, httpx
+from fastapi import FastAPI
+from transformers import GPT2Config, GPT2LMHeadModel
+
+torch.manual_seed(0)
+net = GPT2LMHeadModel(GPT2Config(n_layer=2, n_head=2, n_embd=32, vocab_size=64, n_positions=64)).eval()
+app = FastAPI()
+
+@app.get("/tokens")
+def tokens(length: int):  # not async: runs in a pool of threads
+    with torch.inference_mode():
+        return net(torch.arange(length)[None] % 64).logits.argmax(-1).tolist()
+
+@app.get("/text")
+def text(length: int):
+    out = net.generate(torch.arange(length)[None] % 64, max_new_tokens=4, do_sample=False, pad_token_id=0)
+    return out.tolist()
+
+server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error"))
+threading.Thread(target=server.run, daemon=True).start()
+while not server.started:
+    time.sleep(0.01)
+port = server.servers[0].sockets[0].getsockname()[1]
+expected = {}
+log = open("requests.txt", "w", buffering=1)
+
+def load():
+    with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
+        number = 0
+        while True:
+            number += 1
+            route, length = ("/text", "/tokens")[number % 4 > 0], 3 + number % 5
+            start = time.perf_counter()
+            reply = client.get(route, params={"length": length})
+            took = time.perf_counter() - start
+            same = reply.status_code == 200 and expected.setdefault((route, length), reply.json()) == reply.json()
+            log.write(json.dumps([time.time(), took, same]) + "\\n")
+
+for _ in range(4):
+    threading.Thread(target=load, daemon=True).start()
+print("ready", flush=True)
+while True:
+    time.sleep(1)
+"""
+RANKS = """
+import os, time, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+net = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 2))
+optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+if dist.get_rank() == 0:
+    print("ready", flush=True)
+number = 0
+while True:
+    number += 1
+    optimizer.zero_grad()
+    net(torch.full((3, 4), float(number))).sum().backward()
+    optimizer.step()
+    time.sleep(0.01)
+"""
+LOADER = """
+import time, torch
+from torch.utils.data import DataLoader, Dataset
+class Numbers(Dataset):
+    def __len__(self): return 100000
+    def __getitem__(self, place): return torch.full((4,), float(place)).sin()
+net = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(net.parameters(), lr=1e-6)
+for number, batch in enumerate(DataLoader(Numbers(), batch_size=8, num_workers=2)):
+    optimizer.zero_grad()
+    net(batch).sum().backward()
+    optimizer.step()
+    if number == 5:
+        print("ready", flush=True)
+    if number >= 5:
+        print(number, flush=True)
+        time.sleep(0.01)
+"""
+COMPILED = """
+import sys, time, torch
+net = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU()).eval()
+fast = torch.compile(net, backend="aot_eager")
+x = torch.ones(2, 4)
+with torch.no_grad():
+    expected = net(x)
+    fast(x)
+    print("ready", flush=True)
+    while True:
+        same = torch.equal(fast(x), expected)
+        print(same, torch._dynamo.utils.counters["frames"]["total"], flush=True)
+        time.sleep(0.01)
+"""
+
+
+def steps_of(trace: Trace) -> int:
+    return sum(str(label).startswith("opgrip step") for label in trace.labels.index)
+
+
+def replays(path: Path) -> None:
+    """A trace replays elsewhere: two cases of it, each as eager PyTorch runs it."""
+    done = run_command("opreplay", path, "--top", "2", "--budget", "0.1", "--strict", cwd=path.parent)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@needs("fastapi", "uvicorn", "httpx", "transformers")
+def test_a_service_under_load_answers_all_requests_alike(tmp_path: Path) -> None:
+    (tmp_path / "service.py").write_text(SERVICE, encoding="utf-8")
+    requests = tmp_path / "requests.txt"
+    with running(tmp_path, *on_demand("--", "service.py")) as process:
+        wait_for(lambda: requests.read_text().count("\n") > 60, process)
+        done = ask(tmp_path, "trigger", "service", "--steps", "12", "-o", "service.jsonl")
+        assert done.returncode == 0, done.stderr
+        count = requests.read_text().count("\n")
+        wait_for(lambda: requests.read_text().count("\n") > count + 60, process)
+    rows = [json.loads(line) for line in requests.read_text().splitlines() if line.endswith("]")]
+    assert all(same for _, _, same in rows)
+    latencies = [took for _, took, _ in rows]
+    assert statistics.median(latencies[-50:]) < WORST * statistics.median(latencies[10:60])
+    trace = load(tmp_path / "service.jsonl", partial=False)
+    assert steps_of(trace) == 12
+    # each step is a whole pass: it ends in the projection to the vocabulary
+    heads = trace.calls[trace.calls["module"] == "lm_head"]
+    # in inference mode, one call; without gradients, those that it is made of
+    assert heads["op"].astype(str).isin(["aten.mm.default", "aten.linear.default"]).sum() == 12
+    assert set(trace.calls["thread"]) == {"AnyIO worker thread"}
+    replays(tmp_path / "service.jsonl")
+
+
+def test_ranks_of_a_job_record_the_same_step(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(RANKS, encoding="utf-8")
+    command = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--no-python", *on_demand())
+    with running(tmp_path, *command, "-o", "rank%r.jsonl", "--", "train.py") as process:
+        wait_for(lambda: len(list((tmp_path / "opgrip").glob("*.sock"))) == 2, process)
+        done = ask(tmp_path, "trigger", "train", "--steps", "2")
+        assert done.returncode == 0, done.stderr
+        assert "different steps" not in done.stderr
+        alone = ask(tmp_path, "trigger", "train", "--rank", "1", "--steps", "1", "-o", "alone.jsonl")
+        assert alone.returncode == 0, alone.stderr
+        process.terminate()
+        process.wait(60)
+    seen = []
+    for rank in (0, 1):
+        trace = load(tmp_path / f"rank{rank}.jsonl", partial=False)
+        assert steps_of(trace) == 2
+        # the value that the first step's input is filled with tells which step of the program it is
+        fills = [item.args[1] for item in trace.signatures if item.op.startswith("aten.full")]
+        seen.append(fills)
+    assert len(done.stdout.split()) == 2
+    assert seen[0] == seen[1]
+
+
+def test_a_training_with_workers_that_load_data_goes_on(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(LOADER, encoding="utf-8")
+    with running(tmp_path, *on_demand("--", "train.py")) as process:
+        done = ask(tmp_path, "trigger", process.pid, "-o", "t.jsonl")
+        assert done.returncode == 0, done.stderr
+        count = (tmp_path / "said.txt").read_text().count("\n")
+        wait_for(lambda: (tmp_path / "said.txt").read_text().count("\n") > count + 10, process)
+    trace = load(tmp_path / "t.jsonl", partial=False)
+    assert steps_of(trace) == 3
+    assert (trace.calls["op"] == "aten.addmm.default").sum() == 3
+    assert set(trace.calls["phase"]) == {"forward", "backward", "optimizer"}
+    replays(tmp_path / "t.jsonl")
+
+
+def test_a_compiled_program_runs_compiled_again_afterwards(tmp_path: Path) -> None:
+    (tmp_path / "fast.py").write_text(COMPILED, encoding="utf-8")
+    with running(tmp_path, *on_demand("--", "fast.py")) as process:
+        said = tmp_path / "said.txt"
+        wait_for(lambda: said.read_text().count("\n") > 5, process)
+        before = said.read_text().splitlines()[3]
+        assert ask(tmp_path, "trigger", "fast", "-o", "t.jsonl").returncode == 0
+        count = said.read_text().count("\n")
+        wait_for(lambda: said.read_text().count("\n") > count + 10, process)
+        after = said.read_text().splitlines()[-2]
+    assert before == after
+    assert "False" not in said.read_text()
+    trace = load(tmp_path / "t.jsonl", partial=False)
+    assert steps_of(trace) == 3
+    assert (trace.calls["op"] == "aten.addmm.default").sum() == 3
+    replays(tmp_path / "t.jsonl")

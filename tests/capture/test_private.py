@@ -1,0 +1,169 @@
+"""A private capture writes no names, paths, texts and values of the program, at no time."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from programs import run_command
+from torch import nn
+
+from opgrip.capture import Capture
+from opgrip.traces import load
+from opgrip.traces.errors import UserError
+from opgrip.traces.reader import TraceReader
+from opgrip.traces.redaction import Policy
+from opgrip.traces.redaction.leftovers import Leftovers
+from opgrip.traces.validation import validate
+
+CARD = 4111111111111111
+PROGRAM = """\
+import sys
+import threading
+
+import torch
+from torch import nn
+
+
+class SECRETNet(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.SECRETlayer = nn.Linear(4, 4)
+        self.embedding = nn.Embedding(50, 4)
+
+    def forward(self, x, words):
+        with torch.profiler.record_function("SECRET-label"):
+            y = self.SECRETlayer(x) + self.embedding(words)
+        y = y.masked_fill(torch.tensor([[True, False, False, False]]), 4111111111111111)
+        return y, torch.tensor([4111111111111111, 3]).unique(), torch.tensor([4111111111111111.0, 1]).double() * 2
+
+
+model = SECRETNet()
+thread = threading.Thread(target=lambda: torch.ones(2).neg(), name="SECRET-thread")
+thread.start()
+thread.join()
+try:
+    torch.zeros(2) @ torch.zeros(3)
+except RuntimeError:
+    pass
+model(torch.randn(3, 4), torch.tensor([7, 31, 7]))
+"""
+
+
+def test_a_script_leaves_no_secret_in_its_trace(tmp_path: Path) -> None:
+    (tmp_path / "SECRET_program.py").write_text(PROGRAM)
+    done = run_command(
+        *(
+            "opcapture",
+            "--private",
+            "--stack-depth",
+            "3",
+            "-o",
+            "t.jsonl",
+            "--",
+            "SECRET_program.py",
+            "--token",
+            "SECRET",
+        ),
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    text = (tmp_path / "t.jsonl").read_text()
+    assert "SECRET" not in text
+    assert str(CARD)[:6] not in text
+    assert validate(tmp_path / "t.jsonl").findings == []
+    leftovers = Leftovers(Policy())
+    for record in TraceReader(tmp_path / "t.jsonl"):
+        leftovers.see(record)
+    assert {"Linear", "Embedding"} <= {scope.module_type for scope in load(tmp_path / "t.jsonl").scopes}
+
+
+CUSTOM = """
+import torch
+library = torch.library.Library("acme", "DEF")
+library.define("fused(Tensor x) -> Tensor")
+library.impl("fused", lambda x: x.neg(), "CPU")
+torch.ops.acme.fused(torch.ones(2))
+"""
+
+
+def test_custom_operators_whose_names_stay_are_told(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(CUSTOM)
+    done = run_command("opcapture", "--private", "-o", "t.jsonl", "--", "program.py", cwd=tmp_path)
+    assert "names of custom operators stay, for replays: acme.fused.default;" in done.stderr
+    done = run_command("opcapture", "-o", "u.jsonl", "--", "program.py", cwd=tmp_path)
+    assert "custom operators" not in done.stderr
+    # redacting twice hides what the first time left
+    run_command("opgrip", "trace", "redact", "t.jsonl", "-o", "h.jsonl", "--hide-operators", cwd=tmp_path)
+    assert "acme" in (tmp_path / "t.jsonl").read_text()
+    assert "acme" not in (tmp_path / "h.jsonl").read_text()
+
+
+def test_a_trace_without_a_name_is_not_called_as_the_program(tmp_path: Path) -> None:
+    (tmp_path / "SECRET_program.py").write_text("import torch; torch.ones(2).neg()")
+    done = run_command("opcapture", "--private", "--", "SECRET_program.py", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "private.jsonl").exists()
+    assert "SECRET" not in done.stderr
+
+
+class SecretNet(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + torch.tensor([CARD, 1])
+
+
+def test_nothing_else_reaches_the_disk_meanwhile(tmp_path: Path) -> None:
+    def written() -> str:
+        return "".join(path.read_text() for path in tmp_path.iterdir())
+
+    with Capture(tmp_path / "t.jsonl", private=True, write_ahead=True) as capture:
+        SecretNet()(torch.arange(2))
+        # each call was written before it ran
+        assert "aten.add.Tensor" in written()
+        assert "Secret" not in written()
+        assert str(CARD) not in written()
+    assert capture.problem is None
+    assert "Secret" not in written()
+    assert str(CARD) not in written()
+
+
+def test_ends_of_captures_and_limits_are_as_ever(tmp_path: Path) -> None:
+    with Capture(tmp_path / "t.jsonl", private=True, max_calls=5) as capture:
+        for size in range(1, 9):
+            torch.arange(size).neg()
+    assert (capture.calls, capture.stopped) == (5, "5 calls")
+    trace = load(tmp_path / "t.jsonl")
+    assert len(trace.calls) == 5
+    assert validate(tmp_path / "t.jsonl").findings == []
+
+
+def test_captures_of_one_salt_have_the_same_names(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        with Capture(tmp_path / f"{name}.jsonl", private=True, salt_file=tmp_path / "salt"):
+            SecretNet()(torch.arange(2))
+    with Capture(tmp_path / "c.jsonl", private=True):
+        SecretNet()(torch.arange(2))
+    names = [{scope.module_type for scope in load(tmp_path / f"{name}.jsonl").scopes} for name in "abc"]
+    assert names[0] == names[1] != names[2]
+
+
+def test_what_is_not_private_cannot_be_asked_for_too(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="writes the values themselves"):
+        Capture(tmp_path / "t.jsonl", private=True, values="full")
+    with pytest.raises(UserError, match="writes samples"):
+        Capture(tmp_path / "t.jsonl", private=True, grip=["m:f"], grip_to=tmp_path / "grips")
+    with pytest.raises(UserError, match="--private"):
+        Capture(tmp_path / "t.jsonl", salt_file=tmp_path / "salt")
+    done = run_command("opcapture", "--private", "--grip", "m:f", "-o", tmp_path / "t.jsonl")
+    assert done.returncode == 2
+    assert "--grip writes samples" in done.stderr
+
+
+def test_other_captures_are_written_as_they_are(tmp_path: Path) -> None:
+    with Capture(tmp_path / "t.jsonl"):
+        SecretNet()(torch.arange(2))
+    trace = load(tmp_path / "t.jsonl")
+    assert trace.header["command"][1:] == sys.argv[1:]
+    assert "SecretNet" in {scope.module_type for scope in trace.scopes}

@@ -1,0 +1,157 @@
+"""Recordings of which those stay that call something new, and a day's counts of all."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from programs import run_command, wait_for
+from services import on_demand, running
+
+from opgrip.capture import Capture
+from opgrip.capture.on_demand import seen
+from opgrip.capture.on_demand.sampling import Sampler
+from opgrip.capture.on_demand.seen import Seen
+from opgrip.capture.on_demand.settings import Settings
+from opgrip.traces import load
+from opgrip.traces.differences import load_side
+from opgrip.traces.differences.days import read_day
+from opgrip.traces.errors import UserError
+
+DAY_S = 86_400.0
+SERVER = """
+import time, torch
+net = torch.nn.Linear(4, 4).eval()
+size = 3
+print("ready", flush=True)
+with torch.no_grad():
+    while True:
+        net(torch.ones(size, 4))
+        time.sleep(0.01)
+"""
+
+
+@pytest.fixture
+def go_to_day(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Lets it be another day, from 1970-01-01 on."""
+    return lambda number: monkeypatch.setattr(seen, "time", _Clock(number))
+
+
+class _Clock:
+    """The time of a day, for one module."""
+
+    strftime = staticmethod(time.strftime)
+
+    def __init__(self, number: int) -> None:
+        self.gmtime = lambda: time.gmtime(number * DAY_S)
+
+
+def recording(path: Path, *sizes: int) -> Path:
+    with Capture(path):
+        for size in sizes:
+            torch.ones(size).neg()
+    return path
+
+
+def test_what_was_called_before_is_known_also_after_a_restart_and_on_another_day(tmp_path: Path) -> None:
+    service = Seen(tmp_path, "server")
+    assert service.add(recording(tmp_path / "1.jsonl", 2, 3)) == 4
+    assert service.add(recording(tmp_path / "2.jsonl", 3, 2, 2)) == 0
+    assert service.add(recording(tmp_path / "3.jsonl", 2, 5)) == 2
+    assert Seen(tmp_path, "server").add(recording(tmp_path / "4.jsonl", 5)) == 0
+    assert Seen(tmp_path, "another").add(recording(tmp_path / "5.jsonl", 5)) == 2
+    day = read_day(service.day_file())
+    counts = [cases.count for cases in day.cases.values() if cases.op == "aten.neg.default"]
+    assert sorted(counts) == [2, 2, 4]
+    assert day.traces == 4
+
+
+def test_a_service_whose_name_begins_alike_is_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Seen(tmp_path, "server").add(recording(tmp_path / "1.jsonl", 2))
+    monkeypatch.setattr(seen.socket, "gethostname", lambda: "web-2")
+    Seen(tmp_path, "server").add(recording(tmp_path / "2.jsonl", 7))
+    monkeypatch.setattr(seen.socket, "gethostname", lambda: "web")
+    assert Seen(tmp_path, "server").add(recording(tmp_path / "3.jsonl", 7)) == 2
+
+
+def test_processes_of_a_service_count_into_one_file(tmp_path: Path) -> None:
+    one, other = Seen(tmp_path, "server"), Seen(tmp_path, "server")
+    one.add(recording(tmp_path / "1.jsonl", 2))
+    assert other.add(recording(tmp_path / "2.jsonl", 2)) == 0
+    other.add(recording(tmp_path / "3.jsonl", 4))
+    assert one.add(recording(tmp_path / "4.jsonl", 4)) == 0
+    assert len(list(tmp_path.glob("*.shapes.json"))) == 1
+    assert read_day(one.day_file()).calls == 8
+
+
+def test_days_are_held_against_each_other(tmp_path: Path, go_to_day: Callable[[int], None]) -> None:
+    service, files = Seen(tmp_path, "server"), []
+    for day, sizes in enumerate([(200_000, 3), (200_000, 7)]):
+        go_to_day(day)
+        service.add(recording(tmp_path / f"{day}.jsonl", *sizes))
+        files.append(service.day_file())
+    assert [file.name[-22:] for file in files] == ["1970-01-01.shapes.json", "1970-01-02.shapes.json"]
+    done = run_command("opgrip", "trace", "diff", *files, "--least", "0.0001%", "-o", tmp_path / "shifts.json")
+    assert done.returncode == 0, done.stderr
+    form = json.loads((tmp_path / "shifts.json").read_text(encoding="utf-8"))
+    assert form["counts"]["came"] >= 1
+    assert form["counts"]["went"] >= 1
+    same = [row for row in form["signatures"] if row["counts"] == [1, 1]]
+    assert any("200000" in row["call"] for row in same)
+    # beside a trace too
+    assert load_side([files[0], tmp_path / "1.jsonl"], False, False).calls == 8
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "[]",
+        '{"opgrip_shapes": 2}',
+        '{"opgrip_shapes": 1}',
+        '{"opgrip_shapes": 1, "header": {}, "traces": 1, "steps": null, "signatures": [{"key": "a"}]}',
+        '{"opgrip_shapes": 1, "header": 5, "traces": 1, "steps": null, "signatures": []}',
+        '{"opgrip_shapes": 1, "header": {}, "traces": -1, "steps": null, "signatures": []}',
+        "[" * 100_000,
+    ],
+    ids=range(8),
+)
+def test_another_file_is_refused_in_a_line(content: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.shapes.json"
+    path.write_text(content, encoding="utf-8")
+    with pytest.raises(UserError, match="is no file that --new-only wrote") as raised:
+        read_day(path)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_recording_without_anything_new_leaves(tmp_path: Path) -> None:
+    agent = SimpleNamespace(settings=Settings("server", str(tmp_path / "s-%n.jsonl"), new_only=True))
+    sampler = Sampler(agent)  # type: ignore[arg-type]
+    paths = [recording(tmp_path / f"s-{number}.jsonl", *sizes) for number, sizes in enumerate([(2,), (2,), (3,)])]
+    for path in paths:
+        sampler._keep_what_is_new(path)
+    assert [path.exists() for path in paths] == [True, False, True]
+
+
+@pytest.mark.slow
+def test_a_service_keeps_what_is_new_and_counts_the_rest(tmp_path: Path) -> None:
+    (tmp_path / "server.py").write_text(SERVER, encoding="utf-8")
+    options = ("--every", "0.2s", "--steps", "1", "--new-only", "-o", "e-%n.jsonl", "--", "server.py")
+    days = lambda: list(tmp_path.glob("server-*.shapes.json"))  # noqa: E731
+    with running(tmp_path, *on_demand(*options)) as process:
+        wait_for(lambda: bool(days()) and read_day(days()[0]).traces >= 3, process)
+    assert [path.name for path in sorted(tmp_path.glob("e-*.jsonl"))] == ["e-1.jsonl"]
+    day = read_day(days()[0])
+    assert day.calls == day.traces * len(load(tmp_path / "e-1.jsonl", partial=False).own_calls)
+
+
+def test_only_recordings_of_its_own_are_sorted_out(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("", encoding="utf-8")
+    done = run_command("opcapture", "--on-demand", "--new-only", "--", "a.py", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "--new-only without --every" in done.stderr

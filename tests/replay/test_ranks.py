@@ -1,0 +1,269 @@
+"""Which collectives of several ranks belong together, what they move, and where they have to be waited for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from opgrip.replay.cases.flow import Flow, FlowingCall
+from opgrip.replay.operators.lookup import Unsupported
+from opgrip.replay.sequences.ranks import bandwidth
+from opgrip.replay.sequences.ranks.collectives import as_tensors_alone, is_exchange, read_collective
+from opgrip.replay.sequences.ranks.launch import launch_of
+from opgrip.replay.sequences.ranks.part import part_of, recorded_ranks, wait_points
+from opgrip.replay.sequences.ranks.plan import Meeting, Offer, Table, make_plan, offer_of
+from opgrip.replay.sequences.ranks.step import Stamps
+from opgrip.replay.sequences.ranks.times import StepTimes
+from opgrip.traces.arguments import GroupSpec, Opaque, ReductionSpec, TensorSpec
+from opgrip.traces.errors import UserError
+from opgrip.traces.records import OPERATOR, Signature
+
+PAIR = GroupSpec("0", "gloo", (0, 1), 0)
+
+
+def tensor(*shape: int, dtype: torch.dtype = torch.float32) -> TensorSpec:
+    stride = tuple(torch.empty(shape, device="meta").stride())
+    return TensorSpec(shape, stride, dtype, "cpu")
+
+
+def signature(op: str, *args: Any) -> Signature:
+    return Signature(0, OPERATOR, op, args, {}, None)
+
+
+def test_bus_bandwidth_is_that_of_nccl_tests() -> None:
+    factors = {kind: bandwidth.bus_factor(kind, 4) for kind in ("all_reduce", "all_gather", "reduce_scatter")}
+    assert factors == {"all_reduce": 1.5, "all_gather": 0.75, "reduce_scatter": 0.75}
+    assert [bandwidth.bus_factor(kind, 4) for kind in ("all_to_all", "broadcast", "reduce", "send")] == [0.75, 1, 1, 1]
+    assert bandwidth.bus_factor("barrier", 4) == 0
+    assert bandwidth.size_of("all_gather", 100, 4) == 400
+    assert bandwidth.size_of("all_reduce", 100, 4) == 100
+    assert bandwidth.size_of("all_to_all", 100, 4) == 100
+
+
+def test_a_collective_is_read_from_its_signature() -> None:
+    reduced = read_collective(
+        signature("c10d.allreduce_.default", [tensor(8)], PAIR, ReductionSpec("MAX"), None, False)
+    )
+    assert (reduced.kind, reduced.reduction, reduced.member_bytes, reduced.is_async) == ("all_reduce", "MAX", 32, False)
+    # what a signature leaves out is the default: the program went on
+    assert read_collective(signature("c10d.allreduce_.default", [tensor(8)], PAIR, ReductionSpec("SUM"))).is_async
+    gathered = read_collective(signature("c10d._allgather_base_.default", tensor(16), tensor(8), PAIR))
+    assert (gathered.kind, gathered.member_bytes) == ("all_gather", 32)
+    scattered = read_collective(
+        signature("_c10d_functional.reduce_scatter_tensor.default", tensor(6, 2), "avg", 2, PAIR)
+    )
+    assert (scattered.kind, scattered.reduction, scattered.member_bytes) == ("reduce_scatter", "AVG", 24)
+    assert scattered.makes_result
+    sent = read_collective(signature("c10d.send.default", [tensor(3)], PAIR, 1, 0))
+    assert (sent.kind, sent.peer, sent.member_bytes) == ("send", 1, 12)
+    uneven = read_collective(
+        signature("c10d.alltoall_base_.default", tensor(5), tensor(3), PAIR, [1, 4], [1, 2], False)
+    )
+    assert uneven.splits == ((1, 2), (1, 4))
+    opaque = signature("c10d.reduce_.default", [tensor(8)], PAIR, Opaque("c10d.ReduceOp"), 1, 0)
+    assert (read_collective(opaque).reduction, read_collective(opaque).peer) == ("SUM", 1)
+
+
+@pytest.mark.parametrize(
+    ("operator", "args", "reason"),
+    [
+        ("c10d._allgather_base_.default", (tensor(15), tensor(8), PAIR), "do not agree"),
+        ("c10d.allgather_.default", ([[tensor(8)]], [tensor(8)], PAIR), "do not agree"),
+        ("c10d.alltoall_base_.default", (tensor(8), tensor(8), PAIR, [4, 4], [4, 3]), "do not agree"),
+        ("c10d.broadcast_.default", ([tensor(8)], PAIR, 2, 0), "root is not in its group"),
+        ("c10d.allreduce_.default", ([tensor(8)], replace(PAIR, rank=5)), "no such ranks"),
+        ("_c10d_functional.all_reduce.default", (tensor(8), "sum", "0"), "does not tell which ranks"),
+        ("c10d.allreduce_.default", ([], PAIR), "has no tensors"),
+        ("c10d._allgather_base_.default", (tensor(16), tensor(8, dtype=torch.int32), PAIR), "differ in dtype"),
+        ("c10d.monitored_barrier_.default", (tensor(1), PAIR), "no collective that ranks replay"),
+    ],
+)
+def test_what_cannot_be_run_says_why(operator: str, args: tuple[Any, ...], reason: str) -> None:
+    assert is_exchange(signature(operator, *args))
+    with pytest.raises(Unsupported, match=reason):
+        read_collective(signature(operator, *args))
+
+
+def test_what_runs_a_collective_is_given_its_tensors_alone() -> None:
+    record = signature("c10d.allreduce_.default", [tensor(8)], PAIR, ReductionSpec("SUM"), None)
+    record = replace(record, outputs=([tensor(8)], Opaque("c10d.Work")))
+    alone = as_tensors_alone(record)
+    assert (alone.args, alone.outputs) == (([tensor(8)],), [tensor(8)])
+
+
+def offer(kind: str, group: tuple[int, ...], rank: int, peer: int | None = None, size: int = 8) -> Offer:
+    return Offer(kind, "g", group, group.index(rank), "", peer, size, "float32", None)
+
+
+def tables_of(*calls_by_rank: list[Offer]) -> list[Table]:
+    return [(calls, list(range(len(calls)))) for calls in calls_by_rank]
+
+
+def test_calls_meet_by_group_and_order() -> None:
+    both, first = (0, 1), (0, 2)
+    plan = make_plan(
+        tables_of(
+            [offer("all_reduce", first, 0), offer("all_reduce", both, 0), offer("broadcast", both, 0, 0)],
+            [offer("all_reduce", both, 1), offer("broadcast", both, 1, 0)],
+            [offer("all_reduce", first, 2)],
+        ),
+        scale=False,
+    )
+    assert plan.left_out == [{}, {}, {}]
+    assert plan.groups == {(both, "g"): both, (first, "g"): first}
+    assert [(meeting.kind, dict(meeting.places)) for meeting in plan.meetings] == [
+        ("all_reduce", {0: 1, 1: 0}),
+        ("broadcast", {0: 2, 1: 1}),
+        ("all_reduce", {0: 0, 2: 0}),
+    ]
+
+
+def test_what_ranks_disagree_about_is_left_out_with_all_that_follows() -> None:
+    group = (0, 1)
+    plan = make_plan(
+        tables_of(
+            [offer("all_reduce", group, 0), offer("all_reduce", group, 0, size=8), offer("barrier", group, 0)],
+            [offer("all_reduce", group, 1), offer("all_reduce", group, 1, size=16), offer("barrier", group, 1)],
+        ),
+        scale=False,
+    )
+    assert [meeting.kind for meeting in plan.meetings] == ["all_reduce"]
+    assert [sorted(places) for places in plan.left_out] == [[1, 2], [1, 2]]
+    assert "different collectives" in plan.left_out[0][2]
+
+
+def test_a_trace_that_was_cut_leaves_out_what_the_others_have_more() -> None:
+    group = (0, 1)
+    calls = [offer("all_reduce", group, rank) for rank in group]
+    plan = make_plan(tables_of([calls[0]] * 3, [calls[1]]), scale=False)
+    assert len(plan.meetings) == 1
+    assert plan.left_out == [dict.fromkeys((1, 2), "rank 1 has recorded fewer of its group"), {}]
+
+
+def test_a_group_that_a_rank_is_not_in_does_not_run_with_it() -> None:
+    group = (0, 1)
+    calls = [offer("all_reduce", group, rank) for rank in group]
+    plan = make_plan(tables_of([calls[0]], [calls[1]], [calls[0]]), scale=False)
+    assert [dict(meeting.places) for meeting in plan.meetings] == [{0: 0, 1: 0}]
+    assert list(plan.left_out[2]) == [0]
+
+
+def test_messages_meet_by_their_two_sides() -> None:
+    group = (0, 1, 2)
+    plan = make_plan(
+        tables_of(
+            [offer("recv", group, 0, 2), offer("recv", group, 0, 1)],
+            [offer("send", group, 1, 0)],
+            [offer("send", group, 2, 0)],
+        ),
+        scale=False,
+    )
+    assert [(meeting.kind, dict(meeting.places)) for meeting in plan.meetings] == [
+        ("send_recv", {0: 1, 1: 0}),
+        ("send_recv", {0: 0, 2: 0}),
+    ]
+
+
+def test_fewer_ranks_leave_groups_out_or_shrink_them() -> None:
+    whole, tensors, data = (0, 1, 2, 3), (0, 1), (0, 2)
+    tables = tables_of(
+        [offer("all_gather", whole, 0), offer("all_reduce", tensors, 0), offer("all_reduce", data, 0)],
+        [offer("all_gather", whole, 1), offer("all_reduce", tensors, 1), offer("all_reduce", (1, 3), 1)],
+    )
+    left = make_plan(tables, scale=False)
+    assert [meeting.group[0] for meeting in left.meetings] == [tensors]
+    assert [sorted(places) for places in left.left_out] == [[0, 2], [0, 2]]
+    assert "--scale-ranks" in left.left_out[0][0]
+    scaled = make_plan(tables, scale=True)
+    assert scaled.groups == {(tensors, "g"): tensors, (whole, "g"): (0, 1)}
+    # 8 bytes of each member that is there
+    assert {meeting.group[0]: meeting.bytes for meeting in scaled.meetings} == {tensors: 8, whole: 16}
+    assert [sorted(places) for places in scaled.left_out] == [[2], [2]]
+
+
+@given(st.data())
+def test_every_call_runs_with_one_of_each_other_member_or_is_left_out(data: st.DataObject) -> None:
+    count = data.draw(st.integers(1, 4))
+    kinds = st.sampled_from(("all_reduce", "barrier"))
+    groups = st.lists(st.integers(0, 4), min_size=1, max_size=4, unique=True).map(lambda ranks: tuple(sorted(ranks)))
+    tables = tables_of(
+        *(
+            [
+                offer(data.draw(kinds), group, rank)
+                for group in data.draw(st.lists(groups.filter(lambda group, rank=rank: rank in group), max_size=5))  # type: ignore[misc]
+            ]
+            for rank in range(count)
+        )
+    )
+    plan = make_plan(tables, scale=data.draw(st.booleans()))
+    for rank, (offers, calls) in enumerate(tables):
+        run = sorted(meeting.places[rank] for meeting in plan.meetings if rank in meeting.places)
+        assert sorted([*run, *plan.left_out[rank]]) == list(range(len(calls)))
+        for meeting in plan.meetings:
+            if rank in meeting.places:
+                assert set(meeting.places) == set(meeting.members) == set(plan.groups[meeting.group])
+                assert offers[calls[meeting.places[rank]]].kind == meeting.kind
+
+
+def test_an_offer_survives_json() -> None:
+    read = read_collective(signature("c10d.alltoall_base_.default", tensor(5), tensor(3), PAIR, [1, 4], [1, 2], False))
+    plain = ["all_to_all", "0", [0, 1], 0, "", None, 12, "float32", [[1, 2], [1, 4]], ""]
+    assert Offer.from_plain(plain) == offer_of(read)
+
+
+def flow_of(*calls: tuple[tuple[int, ...], tuple[int, ...]]) -> Flow:
+    flowing = [FlowingCall(number, "op", 0, 0, takes, gives, (), {}) for number, (takes, gives) in enumerate(calls)]
+    return Flow(flowing, {}, {}, {}, [], 0, 0, 0, [])
+
+
+def test_a_collective_is_waited_for_where_its_memory_is_taken() -> None:
+    flow = flow_of(((1,), (1,)), ((2,), (2,)), ((3,), (4,)), ((4, 2), (5,)), ((1,), (6,)))
+    assert wait_points(flow, [0, 1]) == {3: [1], 4: [0]}
+    # without the computation between them, before the next that is run
+    assert wait_points(flow_of(((1,), (1,)), ((1,), (2,)), ((3,), (3,))), [0, 2], [0, 2]) == {1: [0]}
+
+
+def test_times_are_from_the_last_arrival_to_the_last_end() -> None:
+    places = {0: 0, 1: 0}
+    meeting = Meeting("all_reduce", ((0, 1), "g"), (0, 1), 4_000, "float32", "SUM", places)
+    stamps = [
+        [Stamps([0], [1_000], [9_000], [2_000]), Stamps([0], [1_000], [9_000], [2_000])],
+        # its clock is 500 ns ahead
+        [Stamps([0], [5_500], [8_500], [3_000]), Stamps([0], [5_500], [8_500], [3_000])],
+    ]
+    times = StepTimes([meeting], stamps, [[7], [9]], [0, 500])
+    (row,) = times.together()
+    assert (row.median_us, row.wait_us, row.last_rank, row.last_share, row.calls) == (4.0, 4.0, 1, 1.0, 1)
+    assert (row.algorithm_gb_per_s, row.bus_gb_per_s) == (1.0, 1.0)
+    first, second = times.own(0, 7), times.own(1, 9)
+    assert first is not None
+    assert second is not None
+    assert (first.wait_us, first.held_us, second.wait_us, second.held_us) == (4.0, 2.0, 0.0, 3.0)
+    assert times.own(0, 9) is None
+    assert [totals.waited_ms for totals in times.totals] == [0.004, 0.0]
+
+
+def test_a_launcher_is_known_by_its_variables() -> None:
+    names = {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+    launch = launch_of(names)
+    assert launch is not None
+    assert (launch.rank, launch.world_size, launch.local_rank, launch.local_world_size) == (1, 4, 1, 4)
+    assert launch_of({name: value for name, value in names.items() if name != "MASTER_ADDR"}) is None
+
+
+def test_a_trace_of_one_process_has_no_part_for_a_rank() -> None:
+    from opgrip.replay.cases.sources.source import NO_TRACE
+
+    with pytest.raises(UserError, match="of one process"):
+        recorded_ranks(NO_TRACE)
+    merged = replace(NO_TRACE, header={"processes": [{"rank": 0}, {"rank": 1}]})
+    with pytest.raises(UserError, match="2 ranks are in the trace, and 3 were started"):
+        part_of(merged, 0, 3)
+    gap = replace(NO_TRACE, header={"processes": [{"rank": 0}, {"rank": 2}]})
+    with pytest.raises(UserError, match="rank 1 is not in the trace"):
+        part_of(gap, 0, 2)

@@ -1,0 +1,166 @@
+"""Workers of a Ray cluster: the same rows as a plain replay's, whatever is lost meanwhile."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from optional import needs
+from outside import with_package
+from programs import program_path, run_command, wait_for
+from ray_clusters import LOOPBACK, cluster, workers_below
+from several_traces import small_trace
+
+from opgrip.replay.engines.options import EngineOptions
+from opgrip.replay.engines.processors import Processors
+from opgrip.replay.engines.ray_pool import LOSSES, Task
+from opgrip.replay.outcome import Results, read_run
+from opgrip.traces.errors import UserError
+
+RAY = ["--engine", "ray", "--processors", "0"]
+FAST = ["--iterations", "3", "--warmup", "0", "--cache", "warm"]
+LONG = ["--iterations", "2000", "--warmup", "0", "--cache", "warm", "--threads", "1"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("ray")
+    small_trace(folder / "net.predict.jsonl")
+    small_trace(folder / "other.predict.jsonl", (7,), extension="nothing._ext:function")
+    (folder / "long").mkdir()
+    small_trace(folder / "long" / "long.jsonl", tuple(range(200_000, 224_000, 1_000)))
+    return folder
+
+
+def comparable(rows: Results) -> list[tuple[object, ...]]:
+    return [
+        (row.trace, row.case, row.op, row.mode, row.note, row.status, row.error, row.share, row.samples) for row in rows
+    ]
+
+
+@pytest.mark.slow
+@needs("ray")
+def test_rows_are_the_plain_engines_and_what_is_compiled_is_so_before_it_is_measured(
+    folder: Path, tmp_path: Path
+) -> None:
+    site = with_package(tmp_path / "site", {"opgrip.modes": "planted_modes"})
+    command = [folder, *FAST, "--mode", "planted-keeps", "-o"]
+    for output, words in (("plain.json", []), ("ray.json", [*RAY, "--workers", "2"])):
+        environment = site | {"OPGRIP_CACHE": str(tmp_path / f"{output}.cache"), "OPGRIP_STORE": ""}
+        done = run_command("opreplay", *command, output, *words, cwd=tmp_path, env=environment)
+        assert done.returncode == 0, done.stderr
+    plain, rows = read_run(tmp_path / "plain.json"), read_run(tmp_path / "ray.json")
+    assert comparable(rows) == comparable(plain)
+    assert {row.note for row in rows if row.mode != "eager" and row.status == "ok"} == {"made"}
+    assert "compiling 2 cases on " in done.stderr
+    assert rows.header["trace_hash"] == plain.header["trace_hash"]
+    assert {row.added["machine"] for row in rows} == {*rows.header["machines"]}
+
+
+def start(folder: Path, output: Path, *words: str) -> subprocess.Popen[str]:
+    command = [program_path("opreplay"), folder / "long" / "long.jsonl", *LONG, *RAY, "-o", output, *words]
+    environment = os.environ | LOOPBACK | {"OPGRIP_STORE": ""}
+    return subprocess.Popen(list(map(str, command)), env=environment, stderr=subprocess.PIPE, text=True)
+
+
+def rows_in_journal(output: Path) -> int:
+    path = output.with_name(f"{output.name}.journal")
+    return max(0, len(path.read_text().splitlines()) - 1) if path.exists() else 0
+
+
+def check_whole(output: Path, replay: subprocess.Popen[str]) -> Results:
+    _, errors = replay.communicate(timeout=400)
+    assert replay.returncode == 0, errors
+    rows = read_run(output)
+    assert Counter(row.case for row in rows) == Counter(range(24)), errors
+    assert {row.status for row in rows} == {"ok"}
+    return rows
+
+
+@pytest.mark.slow
+@needs("ray")
+def test_a_worker_that_is_killed_costs_a_retry_and_no_row(folder: Path, tmp_path: Path) -> None:
+    output = tmp_path / "r.json"
+    replay = start(folder, output, "--workers", "2")
+    wait_for(lambda: rows_in_journal(output) > 2, replay)
+    workers = workers_below(replay.pid)
+    os.kill(workers[0], signal.SIGKILL)
+    check_whole(output, replay)
+    assert not [pid for pid in workers if Path(f"/proc/{pid}").exists()]
+
+
+@pytest.mark.slow
+@needs("ray")
+def test_a_replay_that_is_killed_goes_on_with_the_rows_that_had_come(folder: Path, tmp_path: Path) -> None:
+    output = tmp_path / "r.json"
+    replay = start(folder, output, "--workers", "2")
+    wait_for(lambda: rows_in_journal(output) > 2, replay)
+    replay.kill()
+    replay.wait(60)
+    _, *lines = output.with_name("r.json.journal").read_text().splitlines()[:4]
+    kept = {row["case"]: row["times_us"] for line in lines for row in json.loads(line)}
+    rows = check_whole(output, start(folder, output, "--workers", "2", "--resume"))
+    assert {row.case: list(row.times_us) for row in rows if row.case in kept} == kept
+
+
+@pytest.mark.slow
+@needs("ray")
+def test_a_node_that_is_killed_costs_a_retry_and_machines_of_two_kinds_do_not_mix(folder: Path, tmp_path: Path) -> None:
+    output = tmp_path / "r.json"
+    with cluster(("one", "big"), ("two", "big"), ("three", "small")) as (address, pids):
+        environment = os.environ | LOOPBACK
+        command = [folder / "long" / "long.jsonl", *FAST, *RAY, "--address", address]
+        done = run_command("opreplay", *command, cwd=tmp_path, env=environment, fresh=True)
+        assert done.returncode == 2, done.stderr
+        assert "the cluster has machines of 2 kinds (big; small), and 2 are asked for: name one by" in done.stderr
+        replay = start(folder, output, "--address", address, "--machine-kind", "big")
+        wait_for(lambda: rows_in_journal(output) > 2, replay)
+        os.kill(pids[0], signal.SIGKILL)
+        rows = check_whole(output, replay)
+        assert {row.added["machine_kind"] for row in rows} == {"big"}
+        assert "two" in {row.added["machine"] for row in rows} <= {"one", "two"}
+
+
+def test_cases_that_were_lost_are_run_again_and_then_each_alone_until_one_is_to_blame() -> None:
+    tasks = [Task([1, 2, 3], "here")]
+    (again,) = tasks[0].after_loss()
+    assert again.cases == [1, 2, 3]
+    single = again.after_loss()
+    assert [task.cases for task in single] == [[1], [2], [3]]
+    task, losses = single[0], 0
+    while task.losses < LOSSES:
+        (task,), losses = task.after_loss(), losses + 1
+    assert (task.cases, losses) == ([1], 2)
+
+
+def test_processors_are_one_workers_alone_until_it_ends() -> None:
+    usable = os.sched_getaffinity(0)
+    try:
+        one = Processors(1)
+        assert os.sched_getaffinity(0) == {*one.numbers}
+        os.sched_setaffinity(0, usable)
+        with pytest.raises(UserError, match="other workers have so many"):
+            Processors(len(usable), wait_s=0)
+        one.close()
+        Processors(len(usable), wait_s=0).close()
+        with pytest.raises(UserError, match="processors here"):
+            Processors(len(usable) + 1)
+    finally:
+        os.sched_setaffinity(0, usable)
+
+
+def test_options_of_a_cluster_are_refused_without_one() -> None:
+    with pytest.raises(UserError, match="--machine-kind is for workers of a cluster: add --engine ray"):
+        EngineOptions(machine_kind="x").check()
+    EngineOptions(engine="ray", workers=2).check()
+
+
+def test_an_engine_that_there_is_not_is_named() -> None:
+    done = run_command("opreplay", "trace:faster_rcnn", "--engine", "rai")
+    assert done.returncode == 2
+    assert "there is no engine 'rai': did you mean ray?" in done.stderr

@@ -1,0 +1,235 @@
+"""Shards: equal parts of a replay, and how they become one run again."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from made_runs import HEADER, made_run
+from programs import run_command
+from several_traces import small_trace
+
+from opgrip.replay import load_results, replay
+from opgrip.replay.measuring.machines import Machine
+from opgrip.replay.options import job_with
+from opgrip.replay.outcome import Results, read_run, write_results
+from opgrip.replay.store.merging import merge_runs
+from opgrip.replay.store.shards import missing_shards
+from opgrip.replay.workers.job import Job
+from opgrip.replay.workers.journal import identity
+from opgrip.replay.workers.shards import Shard, cost_us, settle_shard, shard, shard_of_environment, take_shard
+from opgrip.traces.errors import UserError
+
+FAST = {"iterations": 2, "warmup": 0, "cache": "warm"}
+costs = st.lists(st.integers(1, 10**9), min_size=1, max_size=40)
+
+
+@given(costs, st.integers(1, 50))
+def test_each_case_is_in_exactly_one_shard_and_none_is_larger_than_its_part_and_a_case(
+    costs_us: list[int], count: int
+) -> None:
+    parts = [Shard(number, count).select(costs_us) for number in range(1, count + 1)]
+    assert [place for part in parts for place in part] == list(range(len(costs_us)))
+    for part in parts:
+        assert sum(costs_us[place] for place in part) <= sum(costs_us) / count + max(costs_us) + 1
+
+
+@given(st.lists(costs, min_size=1, max_size=6), st.integers(1, 20))
+def test_of_several_traces_each_case_is_in_one_shard_which_knows_that_it_has_the_trace(
+    traces: list[list[int]], count: int
+) -> None:
+    total_us = sum(map(sum, traces))
+    selected: list[tuple[int, int]] = []
+    for number in range(1, count + 1):
+        offset_us = 0
+        for trace, costs_us in enumerate(traces):
+            own = Shard(number, count, offset_us, total_us)
+            places = own.select(costs_us)
+            assert own.has_part_of(sum(costs_us)) or not places
+            selected += [(trace, place) for place in places]
+            offset_us += sum(costs_us)
+    assert selected == [(trace, place) for trace, costs_us in enumerate(traces) for place in range(len(costs_us))]
+
+
+def test_shards_of_a_shipped_trace_are_balanced_by_captured_time_and_a_worker_computes_the_same() -> None:
+    job = job_with("trace:faster_rcnn", shard="2/4")
+    whole = replace(job, shard=None).load()
+    parts = [take_shard(whole.cases, whole.settings, Shard(number, 4)) for number in range(1, 5)]
+    assert sorted(case.number for part in parts for case in part) == sorted(case.number for case in whole.cases)
+    loads = [sum(cost_us(case, whole.settings) for case in part) for part in parts]
+    longest = max(cost_us(case, whole.settings) for case in whole.cases)
+    assert max(loads) <= sum(loads) / 4 + longest
+    shares = [case.share for case in parts[1]]
+    assert shares == sorted(shares, reverse=True)
+    # as a worker process is told it
+    same = Job.from_plain(json.loads(json.dumps(asdict(job)))).load()
+    assert [case.number for case in same.cases] == [case.number for case in parts[1]]
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({"RANK": "2", "WORLD_SIZE": "8"}, "3/8"),
+        ({"SLURM_ARRAY_TASK_ID": "7", "MIN": "1", "MAX": "16", "COUNT": "16"}, "7/16"),
+        ({"SLURM_ARRAY_TASK_ID": "0", "MIN": "0", "MAX": "6", "COUNT": "4", "STEP": "2"}, "1/4"),
+        ({"SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "4"}, "4/4"),
+        (
+            {"SLURM_ARRAY_TASK_ID": "2", "MIN": "1", "MAX": "2", "COUNT": "2", "SLURM_PROCID": "0"}
+            | {"SLURM_STEP_NUM_TASKS": "4"},
+            "5/8",
+        ),
+        ({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2"}, "1/2"),
+    ],
+)
+def test_a_launcher_says_the_shard(variables: dict[str, str], expected: str) -> None:
+    short = ("MIN", "MAX", "COUNT", "STEP")
+    full = {f"SLURM_ARRAY_TASK_{name}" if name in short else name: value for name, value in variables.items()}
+    assert str(shard_of_environment(full)) == expected
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {},
+        # a batch script, whose processes srun would start
+        {"SLURM_PROCID": "0", "SLURM_NTASKS": "4"},
+        {"RANK": "x", "WORLD_SIZE": "8"},
+        {"RANK": "8", "WORLD_SIZE": "8"},
+        {
+            "SLURM_ARRAY_TASK_ID": "5",
+            "SLURM_ARRAY_TASK_MIN": "1",
+            "SLURM_ARRAY_TASK_MAX": "9",
+            "SLURM_ARRAY_TASK_COUNT": "3",
+        },
+    ],
+)
+def test_a_launcher_that_does_not_say_it_is_an_error(variables: dict[str, str]) -> None:
+    with pytest.raises(argparse.ArgumentTypeError):
+        shard_of_environment(variables)
+
+
+@pytest.mark.parametrize("text", ["0/4", "5/4", "1/0", "1", "a/b", "1/4/2", "-1/4", ""])
+def test_what_is_no_shard_is_refused(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError):
+        shard(text)
+
+
+def test_under_torchrun_each_process_sees_its_own_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"TORCHELASTIC_RUN_ID": "x", "LOCAL_RANK": "1", "CUDA_VISIBLE_DEVICES": "4,6"}.items():
+        monkeypatch.setenv(name, value)
+    args = argparse.Namespace(shard=Shard(2, 16), output=Path("a/zoo-{shard}.json"))
+    settle_shard(args)
+    assert args.output == Path("a/zoo-02-of-16.json")
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "6"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("shards")
+    small_trace(folder / "net.predict.jsonl", (10, 1000, 5000))
+    small_trace(folder / "net.train.jsonl", (10, 500))
+    return folder
+
+
+def comparable(rows: Results) -> list[tuple[object, ...]]:
+    return [(row.trace, row.case, row.op, row.count, row.mode, row.status, row.share, row.key) for row in rows]
+
+
+def test_merged_shards_of_several_traces_are_what_one_replay_gives(folder: Path, tmp_path: Path) -> None:
+    options = ["--iterations", "2", "--warmup", "0", "--cache", "warm", "-o"]
+    assert run_command("opreplay", folder, *options, "whole.json", cwd=tmp_path).returncode == 0
+    whole = read_run(tmp_path / "whole.json")
+    for number in (1, 2):
+        done = run_command("opreplay", folder, *options, "p-{shard}.json", "--shard", f"{number}/2", cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+    files = sorted(tmp_path.glob("p-*.json"))
+    assert [file.name for file in files] == ["p-1-of-2.json", "p-2-of-2.json"]
+    done = run_command("opgrip", "results", "merge", *files[1:], "-o", "part.json", cwd=tmp_path)
+    assert done.stderr.splitlines()[-1] == "opgrip results merge: 1 shard missing: 1"
+    assert missing_shards(read_run(tmp_path / "part.json").header) == [1]
+    done = run_command("opgrip", "results", "merge", "part.json", files[0], "-o", "all.json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "missing" not in done.stderr
+    merged = read_run(tmp_path / "all.json")
+    assert comparable(merged) == comparable(whole)
+    assert merged.header["trace_hash"] == whole.header["trace_hash"]
+    assert missing_shards(merged.header) == []
+    frame = load_results(tmp_path / "all.json")
+    assert frame["machine"].notna().all()
+    assert list(frame["machine_kind"].unique()) == list(merged.header["machines"].values())
+
+
+@pytest.mark.slow
+def test_a_shard_goes_on_where_it_was_and_not_with_the_rows_of_another(folder: Path, tmp_path: Path) -> None:
+    output, trace = tmp_path / "r.json", folder / "net.predict.jsonl"
+    rows = replay(trace, shard="1/2", output=output, **FAST).rows
+    # as an interrupted run leaves it
+    journal = tmp_path / "r.json.journal"
+    lines = [identity(job_with(trace, shard="1/2", **FAST)), [row.to_plain() for row in rows[:1]]]
+    journal.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    output.unlink()
+    with pytest.raises(UserError, match="of another trace or with other options"):
+        replay(trace, shard="2/2", output=output, resume=True, **FAST)
+    again = replay(trace, shard="1/2", output=output, resume=True, **FAST)
+    assert again.rows[0].times_us == rows[0].times_us
+    assert comparable(again) == comparable(Results(rows, {}))
+
+
+@pytest.mark.slow
+def test_shards_of_other_options_are_not_one_replay(folder: Path, tmp_path: Path) -> None:
+    usable = sorted(os.sched_getaffinity(0))[-1]
+    runs = []
+    for number, changed in enumerate(({}, {"pin": str(usable)}, {"top": 1}), 1):
+        path = tmp_path / f"{number}.json"
+        replay(folder / "net.train.jsonl", shard=f"{min(number, 2)}/2", output=path, **FAST, **changed)
+        runs.append(read_run(path))
+    assert missing_shards(merge_runs(runs[:2]).header) == []
+    with pytest.raises(UserError, match="of replays with different options: give the same options to all"):
+        merge_runs(runs[::2])
+
+
+@pytest.mark.parametrize("shard", ["0/2", "3/2", "1,5/2", "1/9999999"])
+def test_a_file_of_a_shard_that_there_cannot_be_is_refused(shard: str) -> None:
+    with pytest.raises(UserError, match=f"a file says that it is shard {shard}: replay that shard again"):
+        merge_runs([Results([], {"shard": shard}), Results([], {"shard": shard})])
+
+
+@pytest.mark.slow
+def test_there_may_be_more_shards_than_cases(folder: Path, tmp_path: Path) -> None:
+    runs = []
+    for number in range(1, 5):
+        path = tmp_path / f"{number}.json"
+        replay(folder / "net.train.jsonl", shard=f"{number}/4", output=path, **FAST)
+        runs.append(read_run(path))
+    assert 0 in map(len, runs)
+    merged = merge_runs(runs)
+    assert comparable(merged) == comparable(replay(folder / "net.train.jsonl", **FAST))
+
+
+def shard_of(machine: Machine, number: int, rows: slice) -> Results:
+    run = made_run(1, cases=4, repeats=1)
+    environment = {**HEADER["environment"], "machine": machine.name}
+    header = {**HEADER, "shard": f"{number}/2", "environment": environment}
+    return Results([machine.marked(row) for row in run.rows[rows]], header)
+
+
+def test_shards_of_machines_of_one_kind_are_one_run_and_of_two_kinds_are_not(tmp_path: Path) -> None:
+    one = shard_of(Machine("a", "a processor"), 1, slice(2))
+    other = shard_of(Machine("b", "a processor"), 2, slice(2, 4))
+    merged = merge_runs([one, other])
+    assert merged.header["environment"]["machine"] == "a, b"
+    assert [row.added["machine"] for row in merged] == ["a", "a", "b", "b"]
+    with pytest.raises(UserError, match="they have different machine kind"):
+        merge_runs([one, shard_of(Machine("b", "another"), 2, slice(2, 4))])
+    with pytest.raises(UserError, match="they have different machine:"):
+        merge_runs([one, shard_of(Machine("b", "a processor"), 2, slice(1, 4))])
+    with pytest.raises(UserError, match="they are shards of 2 and of 3"):
+        merge_runs([one, Results(other.rows, {**other.header, "shard": "2/3"})])
+    write_results(merged.rows, merged.header, tmp_path / "m.json", force=False)
+    assert read_run(tmp_path / "m.json").header["machines"] == {"a": "a processor", "b": "a processor"}

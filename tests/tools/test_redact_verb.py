@@ -1,0 +1,94 @@
+"""`opgrip trace redact`, as a user runs it."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from programs import run_command, train_tiny_net
+
+from opgrip.capture import Capture
+from opgrip.traces import load
+
+
+def test_it_writes_the_trace_and_says_what_is_left(tiny_trace: Path, tmp_path: Path) -> None:
+    command = ("opgrip", "trace", "redact", tiny_trace, "-o", tmp_path / "r.jsonl.gz")
+    done = run_command(*command, "--report", tmp_path / "left.json")
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    assert "what is left" in done.stderr
+    assert "operators and extensions that everybody can install" in done.stderr
+    report = json.loads((tmp_path / "left.json").read_text())
+    left = {(row["kind"], row["value"]) for row in report["left"]}
+    assert ("operator", "aten.convolution.default") in left
+    assert ("module_type", "Conv2d") in left
+    assert report["salted_names"] > 3
+    assert not {value for _, value in left if "TinyNet" in value}
+    assert len(load(tmp_path / "r.jsonl.gz").calls) == len(load(tiny_trace).calls)
+    again = run_command(*command)
+    assert again.returncode == 2
+    assert "exists" in again.stderr
+
+
+def test_whole_values_beside_a_trace_are_left_out(tmp_path: Path) -> None:
+    train_tiny_net(tmp_path / "t.jsonl", values="full")
+    done = run_command("opgrip", "trace", "redact", "t.jsonl", "-o", "r.jsonl", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "t.values.safetensors has the values themselves, and is left out" in done.stderr
+    assert load(tmp_path / "r.jsonl").tensor_files == ()
+    forms = [json.loads(line) for line in (tmp_path / "r.jsonl").read_text().splitlines()]
+    assert "tensor" not in {name for form in forms if form["type"] == "values" for name in form}
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (("-o", "t.jsonl", "-f"), "t.jsonl is the trace too"),
+        (("-o", "r.jsonl", "--report", "t.jsonl", "-f"), "t.jsonl is the trace too"),
+        (("-o", "r.jsonl", "--salt-file", "r.jsonl", "-f"), "r.jsonl is the output too"),
+        (("-o", "r.jsonl", "--keep", "names"), "--keep names is nothing that is redacted"),
+        (("-o", "r.jsonl", "--salt-file", os.devnull), "holds no salt"),
+    ],
+)
+def test_mistakes_are_one_line(tiny_trace: Path, tmp_path: Path, words: tuple[str, ...], problem: str) -> None:
+    (tmp_path / "t.jsonl").write_bytes(tiny_trace.read_bytes())
+    done = run_command("opgrip", "trace", "redact", "t.jsonl", *words, cwd=tmp_path)
+    assert done.returncode == 2
+    assert problem in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["t.jsonl"]
+
+
+def test_a_redacted_trace_says_so(tiny_trace: Path, tmp_path: Path) -> None:
+    for name, options in (("a", ()), ("b", ("--keep", "modules,labels", "--hide-operators"))):
+        run_command("opgrip", "trace", "redact", tiny_trace, "-o", f"{name}.jsonl", *options, cwd=tmp_path)
+    told = [run_command("opgrip", "trace", "info", f"{name}.jsonl", cwd=tmp_path).stdout for name in "ab"]
+    assert "redacted    names, paths, texts and values are not the program's\n" in told[0]
+    assert "not the program's, but for labels, modules; custom operators have other names" in " ".join(told[1].split())
+    assert "redacted" not in run_command("opgrip", "trace", "info", tiny_trace).stdout
+
+
+def test_a_file_of_another_tool_without_times_stays_one(tmp_path: Path) -> None:
+    observer = torch.profiler.ExecutionTraceObserver().register_callback(str(tmp_path / "nodes.json"))
+    observer.start()
+    torch.randn(3).relu()
+    observer.stop()
+    observer.unregister_callback()
+    done = run_command("opgrip", "trace", "redact", "nodes.json", "-o", "r.jsonl", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    header = load(tmp_path / "r.jsonl").header
+    assert (header["timed"], header["converted_from"]) == (False, "execution_trace")
+    assert "share of calls" in run_command("opgrip", "trace", "info", "r.jsonl", cwd=tmp_path).stdout
+
+
+@pytest.mark.slow
+def test_a_check_replays_both(tmp_path: Path) -> None:
+    with Capture(tmp_path / "t.jsonl"):
+        x = torch.tensor([3, 0, 5, 0, 3]).nonzero()
+        torch.randn(64, 64).index_select(0, x[:, 0])
+    done = run_command("opgrip", "trace", "redact", "t.jsonl", "-o", "r.jsonl", "--check", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "outputs of the same sizes in" in done.stderr
+    assert "no longer runs" not in done.stderr

@@ -1,0 +1,261 @@
+"""Ranks of a program: their clocks, and who waits for whom."""
+
+from __future__ import annotations
+
+import json
+import tracemalloc
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from made_ranks import VECTOR, made_rank
+from programs import run_command
+
+from opgrip.traces import load
+from opgrip.traces.arguments import GroupSpec, ReductionSpec
+from opgrip.traces.block_lines import encode_block
+from opgrip.traces.call_blocks import CallBlock, block_of
+from opgrip.traces.errors import UserError
+from opgrip.traces.merge import merge
+from opgrip.traces.ranks.alignment import thinned
+from opgrip.traces.ranks.collectives import collective_of
+from opgrip.traces.ranks.scan import UNKNOWN, Scan, SignatureKinds
+from opgrip.traces.ranks.waits import find_waits
+from opgrip.traces.records import NO_STORAGE, Calls, Signature
+from opgrip.traces.writer import encode_line
+
+GROUP = GroupSpec("0", "gloo", (4, 5), 1)
+SUM = ReductionSpec("SUM")
+
+
+def ranks_of(folder: Path, count: int, calls: int = 2_000, **options: object) -> list[Path]:
+    clocks = options.pop("clocks", [0] * count)
+    assert isinstance(clocks, list)
+    return [
+        made_rank(folder / f"t.rank{rank}.jsonl", rank, count, calls, clock_ns=clock, **options)  # type: ignore[arg-type]
+        for rank, clock in enumerate(clocks)
+    ]
+
+
+def test_blocks_are_merged_onto_the_clock_that_collectives_tell(tmp_path: Path) -> None:
+    clocks = [0, 50_000_000, -7_000_000]
+    paths = ranks_of(tmp_path, 3, clocks=clocks, jitter_ns=300)
+    merge(paths, tmp_path / "all.jsonl")
+    trace = load(tmp_path / "all.jsonl", partial=False)
+    told = trace.header["clocks"]["processes"]
+    for clock, expected in zip(told, clocks, strict=True):
+        assert abs(clock["offset_ns"] + expected) < 1_000
+    starts = trace.calls.groupby("process", observed=True)["start_ns"].min()
+    assert starts.max() - starts.min() < 1_000
+    assert [told[1]["collectives"], told[0]["collectives"]] == [19, 0]
+
+
+def test_clocks_that_agree_within_the_noise_are_left_alone(tmp_path: Path) -> None:
+    paths = ranks_of(tmp_path, 2, clocks=[0, 40], jitter_ns=900)
+    merge(paths, tmp_path / "all.jsonl")
+    own = load(tmp_path / "all.jsonl").header["clocks"]["processes"][1]
+    assert own["offset_ns"] == 0
+    assert own["measured_ns"] != 0
+    merge(paths, tmp_path / "plain.jsonl", align=False)
+    assert "clocks" not in load(tmp_path / "plain.jsonl").header
+
+
+def test_a_merged_trace_has_the_calls_of_its_parts(tmp_path: Path) -> None:
+    paths = ranks_of(tmp_path, 2)
+    merge(paths, tmp_path / "all.jsonl", align=False)
+    whole = load(tmp_path / "all.jsonl", partial=False)
+    for process, path in enumerate(paths):
+        part = load(path, partial=False)
+        own = whole.calls[whole.calls["process"] == process].reset_index(drop=True)
+        for name in ("op", "module", "function", "start_ns", "duration_ns", "tensors"):
+            assert own[name].tolist() == part.calls[name].tolist(), name
+    parts = [load(path).storages for path in paths]
+    assert len(set(whole.storages)) == sum(len(set(part)) for part in parts)
+
+
+@given(st.integers(1, 300), st.integers(1, 300), st.integers(1, 50))
+def test_of_many_collectives_ranks_keep_the_same(first: int, second: int, most: int) -> None:
+    kinds = SignatureKinds()
+    kinds.add(AT_ONCE)
+    kept = []
+    for count in (first, second):
+        scan = Scan(kinds)
+        scan.add(block(*((1, 10 * place, 5, 0) for place in range(count))))
+        kept.append(thinned(scan.events(), kinds, most).ordinal.tolist())
+    for ordinals, count in zip(kept, (first, second), strict=True):
+        assert min(most, count) / 2 <= len(ordinals) <= most
+    # of the rank that met more often, at least as many are left out
+    coarse, fine = (kept[0], kept[1]) if first >= second else (kept[1], kept[0])
+    assert {ordinal for ordinal in coarse if ordinal < min(first, second)} <= set(fine)
+
+
+def test_the_slow_rank_is_whom_the_others_wait_for(tmp_path: Path) -> None:
+    merge(ranks_of(tmp_path, 3, slow=2, clocks=[0, 9_000_000, 4_000_000]), tmp_path / "all.jsonl")
+    waits = find_waits(tmp_path / "all.jsonl")
+    ranks = waits.ranks.set_index("rank")
+    # 99 additions of 5 us more in each round; the last round has no call behind it that tells its end
+    expected_ms = 19 * 99 * 5_000 / 1e6
+    assert ranks["waiting_ms"].tolist() == pytest.approx([expected_ms, expected_ms, 0.0], rel=0.01)
+    assert ranks["caused_ms"].tolist() == pytest.approx([0.0, 0.0, 2 * expected_ms], rel=0.01)
+    assert ranks["last"].tolist() == [0, 0, 20]
+    assert ranks["compute_ms"].tolist() == pytest.approx([20 * 99 * 0.009, 20 * 99 * 0.009, 20 * 99 * 0.014])
+    assert ranks["unknown"].tolist() == [1, 1, 1]
+    assert set(zip(waits.pairs["rank"], waits.pairs["waits_for"], strict=True)) == {(0, 2), (1, 2)}
+    (place,) = waits.places.to_dict("records")
+    facts = ("all_reduce", 3, 1024, "main", 20, 2)
+    assert tuple(place[name] for name in ("kind", "ranks", "size_bytes", "function", "collectives", "slowest")) == facts
+
+
+def test_the_command_prints_and_writes_the_tables(tmp_path: Path) -> None:
+    paths = ranks_of(tmp_path, 2, slow=1)
+    done = run_command("opgrip", "trace", "ranks", paths[0], cwd=tmp_path)
+    assert done.returncode == 2
+    assert "has the calls of one process: join the traces of its ranks with opgrip trace merge" in done.stderr
+    done = run_command("opgrip", "trace", "merge", *paths, "-o", "all.jsonl", cwd=tmp_path)
+    assert "2 traces" in done.stderr
+    done = run_command("opgrip", "trace", "ranks", "all.jsonl", "-o", "w.json", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "opgrip trace ranks: 2 ranks to w.json\n")
+    assert "who waits for whom (1 pairs in all)" in done.stdout
+    told = json.loads((tmp_path / "w.json").read_text())
+    assert [row["last"] for row in told["ranks"]] == [0, 20]
+    done = run_command("opgrip", "trace", "ranks", "all.jsonl", "--json", cwd=tmp_path)
+    assert json.loads(done.stdout) == told
+
+
+def test_memory_does_not_grow_with_the_calls(tmp_path: Path) -> None:
+    def peak(calls: int) -> int:
+        folder = tmp_path / str(calls)
+        folder.mkdir()
+        paths = ranks_of(folder, 2, calls, every=1_000)
+        tracemalloc.start()
+        merge(paths, folder / "all.jsonl")
+        find_waits(folder / "all.jsonl")
+        _, most = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        return most
+
+    peak(2_000)
+    assert peak(20_000) < 2 * peak(5_000)
+
+
+def scanned(*records: Signature | CallBlock) -> dict[str, list[int]]:
+    kinds = SignatureKinds()
+    scan = Scan(kinds)
+    for record in records:
+        if isinstance(record, Signature):
+            kinds.add(record)
+        else:
+            scan.add(record)
+    events = scan.events()
+    names = ("start_ns", "launched_ns", "wait_ns", "end_ns", "ordinal")
+    return {name: getattr(events, name).tolist() for name in names}
+
+
+ASYNC = Signature(0, "operator", "c10d.allreduce_.default", ([VECTOR], GROUP, SUM, None), {}, ([VECTOR], None))
+AT_ONCE = Signature(1, "operator", "c10d.allreduce_.default", ([VECTOR], GROUP, SUM, None, False), {}, None)
+ADD = Signature(2, "operator", "aten.add.Tensor", (VECTOR, 1), {}, VECTOR)
+VIEW = Signature(3, "operator", "aten.view.default", (VECTOR, [2, 128]), {}, VECTOR)
+WAIT = Signature(4, "operator", "_c10d_functional.wait_tensor.default", (VECTOR,), {}, VECTOR)
+SIGNATURES = (ASYNC, AT_ONCE, ADD, VIEW, WAIT)
+
+
+def block(*calls: tuple[int, int, int, int], thread: int = 0) -> CallBlock:
+    """Calls by signature, start, duration and the one storage that they take."""
+    numbers, starts, durations, storages = map(list, zip(*calls, strict=True))
+    return block_of(Calls(thread, numbers, [0] * len(calls), starts, durations, [1] * len(calls), storages))
+
+
+def test_a_collective_that_is_waited_for_ends_with_the_next_call() -> None:
+    told = scanned(*SIGNATURES, block((1, 10, 5, 0), (2, 40, 5, 1)))
+    assert (told["wait_ns"], told["end_ns"]) == ([15], [40])
+    # which may stand in another block; a call around the collective ends after it
+    told = scanned(*SIGNATURES, block((1, 10, 5, 0)), block((2, 0, 90, 1), thread=1), block((2, 8, 20, 1)))
+    assert told["end_ns"] == [28]
+    assert scanned(*SIGNATURES, block((1, 10, 5, 0)))["end_ns"] == [UNKNOWN]
+
+
+def test_a_collective_in_flight_ends_before_what_takes_its_result() -> None:
+    told = scanned(*SIGNATURES, block((0, 10, 5, 7), (2, 20, 5, 1), (3, 26, 1, 7), (2, 50, 5, 7)))
+    # the view may stand before the wait or behind it, as in DDP
+    assert (told["wait_ns"], told["end_ns"]) == ([25], [50])
+    told = scanned(*SIGNATURES, block((0, 10, 5, 7), (2, 20, 5, 1)), block((3, 26, 1, 7)), block((2, 50, 5, 7)))
+    assert (told["wait_ns"], told["end_ns"]) == ([25], [50])
+    told = scanned(*SIGNATURES, block((0, 10, 5, 7), (2, 20, 5, 1)), block((4, 60, 9, 7)))
+    assert (told["wait_ns"], told["end_ns"]) == ([60], [69])
+    assert scanned(*SIGNATURES, block((0, 10, 5, 7), (2, 20, 5, 1)))["end_ns"] == [UNKNOWN]
+
+
+def test_collectives_of_several_threads_are_numbered_by_their_start() -> None:
+    told = scanned(*SIGNATURES, block((1, 30, 5, 0), (1, 50, 5, 0)), block((1, 10, 5, 0), thread=1))
+    assert (told["start_ns"], told["ordinal"]) == ([10, 30, 50], [0, 1, 2])
+
+
+@pytest.mark.parametrize(
+    ("op", "arguments", "expected"),
+    [
+        ("c10d.broadcast_.default", ([VECTOR], GROUP, 1, 0, False), ("broadcast", 5, True)),
+        ("c10d._allgather_base_.default", (VECTOR, VECTOR, GROUP), ("all_gather", None, False)),
+        ("c10d.barrier.default", (VECTOR, GROUP, [], False), ("barrier", None, True)),
+        ("_c10d_functional.all_reduce.default", (VECTOR, "sum", "0"), ("all_reduce", None, False)),
+        ("_c10d_functional.broadcast.default", (VECTOR, 0, GROUP), ("broadcast", 4, False)),
+    ],
+)
+def test_a_signature_tells_its_collective(op: str, arguments: tuple[object, ...], expected: tuple[object, ...]) -> None:
+    collective = collective_of(Signature(0, "operator", op, arguments, {}, None))
+    assert collective is not None
+    assert (collective.kind, collective.root, collective.waits) == expected
+    assert (collective.group, collective.size_bytes) == ("0", 1024)
+
+
+@pytest.mark.parametrize("op", ["aten.add.Tensor", "c10d.send.default", "_c10d_functional.wait_tensor.default"])
+def test_other_operators_are_no_collectives(op: str) -> None:
+    assert collective_of(Signature(0, "operator", op, ([VECTOR], GROUP, 0, 0), {}, None)) is None
+
+
+integers = st.integers(-(1 << 40), 1 << 40)
+
+
+@given(st.data())
+def test_a_block_of_columns_is_written_as_its_record_is(data: st.DataObject) -> None:
+    count = data.draw(st.integers(0, 6))
+
+    def column(values: st.SearchStrategy[int]) -> list[int]:
+        return data.draw(st.lists(values, min_size=count, max_size=count))
+
+    tensors = column(st.integers(0, 3))
+    storages = data.draw(st.lists(st.integers(NO_STORAGE, 5_000), min_size=sum(tensors), max_size=sum(tensors)))
+    pairs = data.draw(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 9)), max_size=2))
+    record = Calls(
+        *(data.draw(st.integers(0, 9)), column(integers), column(integers), column(integers), column(integers)),
+        *(tensors, storages, data.draw(st.integers(-1, 5_000)), data.draw(st.just([]) | st.just(column(integers)))),
+        *(pairs, data.draw(st.just([]) | st.just(column(st.integers(0, 2)))), pairs[:1]),
+    )
+    assert encode_block(block_of(record)) == encode_line(record)
+
+
+def test_processes_that_a_trace_makes_up_are_no_ranks(tmp_path: Path) -> None:
+    (path,) = ranks_of(tmp_path, 1)
+    text = path.read_text()
+    thread = '"name":"MainThread"'
+    for number in (10**18, -1, 1):
+        path.write_text(text.replace(thread, f'{thread},"process":{number}'))
+        with pytest.raises(UserError, match="has the calls of one process"):
+            find_waits(path)
+
+
+def test_workers_of_ranks_are_no_ranks_and_programs_are_not_mixed(tmp_path: Path) -> None:
+    first, second = ranks_of(tmp_path, 2, clocks=[0, 3_000_000])
+    worker = tmp_path / "t.rank1.pid7.jsonl"
+    worker.write_text(second.read_text().replace('"rank":1,', '"rank":1,"parent_pid":6,', 1))
+    merge([first, second, worker], tmp_path / "all.jsonl")
+    clocks = load(tmp_path / "all.jsonl").header["clocks"]["processes"]
+    assert [clock["collectives"] for clock in clocks] == [0, 19, 0]
+    assert [clock["offset_ns"] for clock in clocks] == [0, -3_000_000, -3_000_000]
+    assert find_waits(tmp_path / "all.jsonl").ranks["rank"].tolist() == [0, 1]
+    again = tmp_path / "again.jsonl"
+    again.write_text(second.read_text())
+    merge([first, second, again], tmp_path / "two.jsonl")
+    assert "clocks" not in load(tmp_path / "two.jsonl").header
+    with pytest.raises(UserError, match="of one rank"):
+        find_waits(tmp_path / "two.jsonl")

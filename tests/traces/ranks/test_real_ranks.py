@@ -1,0 +1,59 @@
+"""Ranks of a real program under torchrun: captured, merged, and told who waits."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from programs import run_command
+
+from opgrip.traces import load
+
+pytestmark = pytest.mark.slow
+PROGRAM = """\
+import time
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+store = dist.distributed_c10d._get_default_store()
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 8))
+total = torch.ones(4)
+for step in range(4):
+    model(torch.ones(2, 8)).sum().backward()
+    if rank == 1:
+        # however busy the machine is, the other one is there first
+        store.wait([f"rank 0 is at step {step}"])
+        time.sleep(0.2)
+    else:
+        store.set(f"rank 0 is at step {step}", "")
+    dist.all_reduce(total)
+    work = dist.all_reduce(total, async_op=True)
+    work.wait()
+    total + 1
+dist.destroy_process_group()
+"""
+
+
+def test_ranks_wait_for_the_one_that_sleeps(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(PROGRAM, encoding="utf-8")
+    options = ("--nproc-per-node", "2", "--master-port", "29619", "--no-python")
+    capture = (Path(sys.executable).parent / "opcapture", "-o", "t.jsonl", "--", "train.py")
+    done = run_command("torchrun", *options, *capture, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    done = run_command("opgrip", "trace", "merge", "t.rank0.jsonl", "t.rank1.jsonl", "-o", "t.jsonl", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    clocks = load(tmp_path / "t.jsonl", partial=False).header["clocks"]["processes"]
+    assert clocks[1]["collectives"] > 4
+    done = run_command("opgrip", "trace", "ranks", "t.jsonl", "--json", cwd=tmp_path)
+    told = json.loads(done.stdout)
+    assert told["unmatched"] == 0
+    (place,) = (row for row in told["places"] if row["line"] == 18)
+    assert (place["kind"], place["collectives"], place["slowest"], place["last"]) == ("all_reduce", 4, 1, 4)
+    # what four sleeps of 200 ms make the other rank wait, less what it came later itself
+    assert place["waiting_ms"] > 400
+    # the results of DDP's buckets, and of what was waited for later, are taken by a call
+    assert {row["unknown"] for row in told["ranks"]} == {0}

@@ -1,0 +1,122 @@
+"""Blocks of calls as columns: the same as JSON's own reader makes of them, whatever a line holds."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from itertools import accumulate
+
+import numpy as np
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from opgrip.traces.arguments import FormatError
+from opgrip.traces.call_blocks import block_fields, block_of, exact_sum, parse_block, parse_blocks, record_of
+from opgrip.traces.integer_text import parse_integers
+from opgrip.traces.record_forms import from_json
+from opgrip.traces.records import NO_STORAGE, Calls
+from opgrip.traces.writer import encode_line
+
+numbers = st.integers(-(10**16) + 1, 10**16 - 1) | st.integers(-5, 1200)
+
+
+@given(st.lists(numbers, min_size=1, max_size=40))
+def test_numbers_are_those_of_json(items: list[int]) -> None:
+    decoded = parse_integers(json.dumps(items, separators=(",", ":")).encode()[1:-1])
+    assert decoded is not None
+    assert decoded.tolist() == items
+
+
+@given(st.text("0123456789,-. e+\x00/:~ü", max_size=40))
+@example("-")
+@example("1,,2")
+@example("01")
+@example("-0")
+@example("1-2")
+@example("12345678901234567")
+@example("1234567890123456")
+@example("1:345678")
+def test_what_is_no_list_of_numbers_is_left_to_json(text: str) -> None:
+    decoded = parse_integers(text.encode())
+    if decoded is not None:
+        assert decoded.tolist() == json.loads(f"[{text}]")
+        assert ":" not in text
+
+
+@st.composite
+def records(draw: st.DrawFn) -> Calls:
+    """Blocks of calls, as captures and strangers write them."""
+    calls = draw(st.integers(1, 12))
+
+    def column(values: st.SearchStrategy[int]) -> list[int]:
+        return draw(st.lists(values, min_size=calls, max_size=calls))
+
+    small = st.integers(0, 3)
+    tensors = column(small) if draw(st.booleans()) else []
+    storages = st.just(NO_STORAGE) | st.integers(0, 5) | st.integers(0, 10**12)
+    places = st.lists(st.tuples(st.integers(0, calls - 1), st.integers(0, 20)), max_size=3)
+    return Calls(
+        *(draw(small), column(small), column(st.integers(0, 300)), list(accumulate(column(st.integers(-9, 10**9))))),
+        *(column(st.integers(0, 10**12)), tensors),
+        draw(st.lists(storages, min_size=sum(tensors), max_size=sum(tensors))),
+        newest=draw(st.integers(-1, 10**13)),
+        device_ns=draw(st.just([]) | st.lists(st.integers(-1, 9), min_size=calls, max_size=calls)),
+        page_faults=draw(places),
+        streams=draw(st.just([]) | st.lists(st.integers(1, 9), min_size=calls, max_size=calls)),
+        perturbed=draw(places),
+    )
+
+
+@given(records())
+def test_a_captured_block_is_decoded_in_one_go(record: Calls) -> None:
+    line = encode_line(record)[:-1]
+    block = parse_block(line)
+    assert block is not None
+    assert record_of(block) == from_json(json.loads(line)) == record
+    assert record_of(block_of(record)) == record
+
+
+@given(st.lists(records(), min_size=1, max_size=5))
+def test_blocks_that_are_decoded_together_are_those_of_each_line(items: list[Calls]) -> None:
+    fields = [block_fields(encode_line(record)[:-1]) for record in items]
+    blocks = parse_blocks([own for own in fields if own is not None])
+    assert blocks is not None
+    assert [record_of(block) for block in blocks] == items
+
+
+CHANGES = [b"", b"0", b"-", b",", b"]", b"}", b'"', b"1e3", b"[", b" ", b"\\u0031", b"9" * 17, b":", b"null", b"\xff"]
+
+
+@given(records(), st.data())
+def test_a_changed_block_is_read_as_json_reads_it_or_left_to_it(record: Calls, data: st.DataObject) -> None:
+    line = encode_line(record)[:-1]
+    place = data.draw(st.integers(0, len(line)))
+    end = place + data.draw(st.integers(0, 3))
+    changed = line[:place] + data.draw(st.sampled_from(CHANGES)) + line[end:]
+    block = parse_block(changed)
+    if block is not None:
+        assert record_of(block) == from_json(json.loads(changed))
+
+
+def test_what_json_refuses_is_not_decoded() -> None:
+    line = encode_line(Calls(0, [1, 2], [3, 4], [5, 6], [7, 8], [1, 0], [9]))[:-1]
+    assert parse_block(line) is not None
+    refused = [
+        (b'"duration_ns":[7,8]', b'"duration_ns":[7,-8]'),
+        (b'"duration_ns":[7,8]', b'"duration_ns":[7]'),
+        (b'"tensors":[1,0]', b'"tensors":[2,0]'),
+        (b'"start_ns":5', b'"start_ns":4611686018427387904'),
+        (b'"thread":0', b'"thread":9223372036854775808'),
+        (b'"newest":-1', b'"newest":-1,"perturbed":[[2,1]]'),
+    ]
+    assert parse_block(line.replace(b'"calls",', b'"calls",0')) is None
+    for before, after in refused:
+        assert before in line
+        changed = line.replace(before, after)
+        assert parse_block(changed) is None
+        with suppress(FormatError):
+            raise AssertionError(from_json(json.loads(changed)))
+
+
+def test_sums_beyond_64_bits_are_exact() -> None:
+    assert exact_sum(np.array([1 << 62] * 3)) == 3 << 62

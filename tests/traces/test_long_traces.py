@@ -1,0 +1,334 @@
+"""Long traces: read again instead of kept, summed up, gone through in parts, and chosen from while they are read."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from example_trace import write
+from hypothesis import given
+from hypothesis import strategies as st
+from made_ranks import made_rank
+from programs import run_python
+from repeated_calls import repeat_calls
+
+import opgrip.traces
+from opgrip.replay.cases.cases import make_cases
+from opgrip.traces import Trace, TraceReader, UserError, load, read
+from opgrip.traces import call_source as sources
+from opgrip.traces import distinct_calls as summing
+from opgrip.traces import ordered_calls as ordering
+from opgrip.traces.dataflow import Dataflow
+from opgrip.traces.differences import compare_traces
+from opgrip.traces.graph import graph_facts
+from opgrip.traces.labels import own_calls
+from opgrip.traces.longtail import calls as made_calls
+from opgrip.traces.longtail import find_longtail
+from opgrip.traces.merge import merge
+from opgrip.traces.on_demand import is_made
+from opgrip.traces.records import Calls, DeviceTimes
+from opgrip.traces.timeline import timeline_lines
+
+SHIPPED = Path(opgrip.traces.__file__).with_name("faster_rcnn.jsonl")
+CASE_FIELDS = (
+    *("number", "count", "captured_us", "captured_total_us", "captured_host_us", "captured_spread", "share"),
+    *("perturbed", "phase", "module", "context", "fresh"),
+)
+
+
+@pytest.fixture(scope="module")
+def long_trace(tiny_trace: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("long") / "long.jsonl"
+    repeat_calls(tiny_trace, path, 2000)
+    return path
+
+
+@pytest.fixture
+def _nothing_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let traces of any length be read as long ones are."""
+    monkeypatch.setattr(sources, "KEPT_CALLS", -1)
+    monkeypatch.setattr(made_calls, "KEPT_CALLS", -1)
+    monkeypatch.setattr(ordering, "BATCH", 300)
+    monkeypatch.setattr(ordering, "NEAR", 2)
+
+
+def told_of(trace: Trace) -> dict[str, Any]:
+    """What is asked of traces, without their table of calls."""
+    columns = [(), ("module", "phase"), ("device", "stream"), ("file", "line", "function", "phase")]
+    longtail = find_longtail([trace], lambda _: 1e10)
+    return {
+        "summaries": [trace.summary(*names).to_json() for names in columns],
+        "labels": trace.labels.to_json(),
+        "unfinished": trace.unfinished,
+        "longtail": asdict(longtail),
+        "timeline": "".join(timeline_lines(trace)),
+        "graph": (asdict(graph_facts(Dataflow(trace))), [(asdict(step), new) for step, new in Dataflow(trace)]),
+        "cases": [[repr(getattr(case, name)) for name in CASE_FIELDS] for case in make_cases(trace)],
+    }
+
+
+def test_a_repeated_trace_is_whole_and_has_its_calls_again(tiny_trace: Path, long_trace: Path) -> None:
+    once, often = load(tiny_trace), load(long_trace)
+    rounds = len(often.calls) // len(once.calls)
+    assert often.missing is None
+    assert often.calls["start_ns"].is_monotonic_increasing
+    assert (often.calls["op"].value_counts() == rounds * once.calls["op"].value_counts()).all()
+
+
+@pytest.mark.parametrize("path", ["long", SHIPPED], ids=["long", "shipped"])
+def test_a_trace_that_is_not_kept_tells_the_same(path: Any, long_trace: Path, request: pytest.FixtureRequest) -> None:
+    path = long_trace if path == "long" else path
+    kept = load(path)
+    assert kept.source.is_kept
+    expected, table = told_of(kept), kept.calls
+    request.getfixturevalue("_nothing_kept")
+    trace = load(path)
+    assert not trace.source.is_kept
+    assert told_of(trace) == expected
+    assert not compare_traces(kept, trace, ("a", "b")).changed
+    assert len(trace.distinct_calls) < len(table)
+    assert trace.distinct_calls["count"].sum() == len(table)
+    # what calls by their place need has made it for the shipped one
+    assert path == SHIPPED or not is_made(trace, "calls")
+    pd.testing.assert_frame_equal(trace.calls, table)
+    assert (trace.storages == kept.storages).all()
+
+
+@pytest.mark.usefixtures("_nothing_kept")
+def test_parts_of_the_calls_follow_each_other(long_trace: Path) -> None:
+    trace = load(long_trace)
+    parts = list(trace.call_parts())
+    assert len(parts) > 3
+    joined = pd.concat([part for part, _ in parts])
+    pd.testing.assert_frame_equal(
+        joined.drop(columns="first_storage"), trace.calls.drop(columns="first_storage"), check_index_type=False
+    )
+    memory = [
+        storages[first : first + count].tolist()
+        for part, storages in parts
+        for first, count in zip(part["first_storage"], part["tensors"], strict=True)
+    ]
+    rows = zip(trace.calls["first_storage"], trace.calls["tensors"], strict=True)
+    assert memory == [trace.storages[first : first + count].tolist() for first, count in rows]
+
+
+@pytest.mark.usefixtures("_nothing_kept")
+def test_a_call_around_all_others_comes_first(long_trace: Path, tmp_path: Path) -> None:
+    records = list(read(long_trace))
+    start = min(min(record.start_ns) for record in records if isinstance(record, Calls))
+    around = Calls(0, [0], [0], [start - 1], [10**9], [0], [])
+    path = write(tmp_path / "t.jsonl", [*records[1:-1], around])
+    trace = load(path, partial=True)
+    numbers = [number for part, _ in trace.call_parts() for number in part["start_ns"].tolist()]
+    assert numbers[0] == start - 1
+    assert numbers == sorted(numbers) == trace.calls["start_ns"].tolist()
+
+
+@pytest.mark.usefixtures("_nothing_kept")
+def test_times_that_come_later_are_told_of_calls_that_are_read_again(tmp_path: Path) -> None:
+    trace = load(write(tmp_path / "t.jsonl"))
+    assert not trace.source.is_kept
+    assert trace.distinct_calls["device_ns"].dropna().tolist() == [700.0] == trace.calls["device_ns"].dropna().tolist()
+
+
+def test_times_that_come_later_hold_for_the_chosen_calls(tmp_path: Path) -> None:
+    path = write(tmp_path / "t.jsonl")
+    assert any(isinstance(record, DeviceTimes) for record in read(path))
+    whole = load(path).calls
+    backward = load(path, phase="backward").calls
+    assert backward["device_ns"].tolist() == pytest.approx(
+        whole["device_ns"][whole["phase"] == "backward"].tolist(), nan_ok=True
+    )
+
+
+@pytest.mark.parametrize("is_kept", [True, False])
+@pytest.mark.parametrize(
+    "choice",
+    [
+        {"phase": "backward"},
+        {"module": "roi_head*"},
+        {"op": ("aten.add*", "aten.mul*"), "phase": ("forward", "optimizer")},
+        {"module": "backbone.layer1*", "steps": range(1, 3)},
+    ],
+    ids=str,
+)
+def test_what_is_chosen_while_reading_is_what_the_table_has(
+    choice: dict[str, Any], is_kept: bool, tiny_trace: Path, request: pytest.FixtureRequest
+) -> None:
+    path = tiny_trace if choice.get("phase") == "backward" else SHIPPED
+    whole = load(path)
+    if not is_kept:
+        request.getfixturevalue("_nothing_kept")
+    trace = load(path, **choice)
+    calls = whole.calls
+    flags = pd.Series(True, index=calls.index)
+    for name, patterns in choice.items():
+        if name != "steps":
+            flags &= calls[name].astype(str).map(lambda text, patterns=patterns: _matches(text, patterns))
+    if "steps" in choice:
+        # each of the three steps makes the same calls
+        flags &= own_calls(calls).index.to_series().reindex(calls.index).notna()
+        flags &= calls.index >= len(calls) // 3
+        trace_calls = own_calls(trace.calls)
+    else:
+        trace_calls = trace.calls
+    expected = calls[flags]
+    assert 0 < len(expected) < len(calls)
+    names = ["signature", "scope", "start_ns", "duration_ns", "perturbed", "tensors", "page_faults"]
+    pd.testing.assert_frame_equal(trace_calls[names].reset_index(drop=True), expected[names].reset_index(drop=True))
+    own, all_ = (_memory(item, rows) for item, rows in ((trace, trace_calls), (whole, expected)))
+    assert own == all_
+    assert trace.call_count == len(trace.calls) < whole.call_count
+    assert trace.summary()["calls"].sum() == len(trace.own_calls)
+
+
+def _matches(text: str, patterns: Any) -> bool:
+    from fnmatch import fnmatchcase
+
+    return any(fnmatchcase(text, pattern) for pattern in ([patterns] if isinstance(patterns, str) else patterns))
+
+
+def _memory(trace: Trace, calls: pd.DataFrame) -> list[list[int]]:
+    rows = zip(calls["first_storage"], calls["tensors"], strict=True)
+    return [trace.storages[first : first + count].tolist() for first, count in rows]
+
+
+def test_steps_that_are_not_there_are_refused(tiny_trace: Path) -> None:
+    for steps, problem in ((range(3, 5), "there is no step 3"), (range(0), "no steps"), (-1, "no steps")):
+        with pytest.raises(UserError, match=problem):
+            load(SHIPPED, steps=steps)
+    with pytest.raises(UserError, match="how many steps"):
+        load(tiny_trace, steps=1)
+
+
+@pytest.mark.parametrize("is_kept", [True, False])
+def test_the_steps_of_a_merged_trace_are_those_of_each_rank(
+    is_kept: bool, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    # rank 1 makes two steps more
+    paths = [made_rank(tmp_path / f"{rank}.jsonl", rank, 2, 30 + 20 * rank, every=10) for rank in range(2)]
+    merge(paths, tmp_path / "all.jsonl", align=False)
+    if not is_kept:
+        request.getfixturevalue("_nothing_kept")
+    calls = load(tmp_path / "all.jsonl", steps=1).calls
+    assert calls["process"].value_counts().to_dict() == {0: 10, 1: 10}
+    # a step begins with the collective before it; what came before the first is of that too
+    assert load(tmp_path / "all.jsonl", steps=0).calls["process"].value_counts().to_dict() == {0: 19, 1: 19}
+    assert load(tmp_path / "all.jsonl", steps=range(3, 9)).calls["process"].value_counts().to_dict() == {0: 0, 1: 11}
+    with pytest.raises(UserError, match="there is no step 5: the trace has the steps 0 to 4"):
+        load(tmp_path / "all.jsonl", steps=5)
+
+
+def test_what_is_not_asked_for_is_not_made(long_trace: Path) -> None:
+    trace = load(long_trace)
+    assert "calls of" in repr(trace)
+    assert not any(is_made(trace, name) for name in ("calls", "storages", "unfinished"))
+
+
+@pytest.mark.usefixtures("_nothing_kept")
+def test_a_trace_that_changes_while_it_is_read_is_refused(long_trace: Path, tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_bytes(long_trace.read_bytes())
+    trace = load(path)
+    path.write_bytes(b"\n".join(long_trace.read_bytes().splitlines()[:-3]))
+    with pytest.raises(UserError, match="changed while it was read"):
+        trace.summary()
+
+
+@pytest.mark.usefixtures("_nothing_kept")
+def test_a_cut_trace_tells_as_much_when_it_is_read_again(long_trace: Path, tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    content = long_trace.read_bytes()
+    for share in (0.4, 0.7, 0.95):
+        path.write_bytes(content[: int(share * len(content))])
+        trace = load(path, partial=True)
+        assert trace.missing is not None
+        assert trace.distinct_calls["count"].sum() == trace.call_count == len(trace.calls)
+
+
+@pytest.mark.usefixtures("_nothing_kept")
+def test_of_two_joined_traces_the_first_is_read_again(long_trace: Path, tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_bytes(long_trace.read_bytes() * 2)
+    trace = load(path, partial=True)
+    assert trace.missing is not None
+    assert trace.distinct_calls["count"].sum() == trace.call_count == load(long_trace).call_count
+
+
+@pytest.mark.parametrize("fault", [b'"duration_ns":[-1,', b'"duration_ns":[x,'])
+def test_what_stands_before_a_bad_block_is_read_once(fault: bytes, long_trace: Path, tmp_path: Path) -> None:
+    lines = long_trace.read_bytes().splitlines(keepends=True)
+    places = [place for place, line in enumerate(lines) if line.startswith(b'{"type":"calls"')]
+    bad = places[len(places) // 2]
+    lines[bad] = lines[bad].replace(b'"duration_ns":[', fault, 1)
+    path = tmp_path / "t.jsonl"
+    path.write_bytes(b"".join(lines))
+    reader = TraceReader(path)
+    expected = list(read(long_trace))[:bad]
+    assert list(reader) == expected
+    assert f"damaged after record {bad}" in str(reader.missing)
+
+
+@pytest.mark.usefixtures("_nothing_kept")
+def test_where_hardly_two_calls_take_the_same_time_times_are_told_to_a_thousandth(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = jittered(SHIPPED, tmp_path / "t.jsonl")
+    exact = load(path)
+    assert len(exact.distinct_calls) > 1000
+    expected = exact.summary("op", "phase")
+    monkeypatch.setattr(summing, "BATCH", 256)
+    monkeypatch.setattr(summing, "MOST_ROWS", 1000)
+    # so few calls of so many kinds have no fewer rows by fewer bits
+    monkeypatch.setattr(summing, "COARSEST", summing.FINEST)
+    trace = load(path)
+    assert len(trace.distinct_calls) < len(exact.distinct_calls)
+    assert trace.distinct_calls["count"].sum() == exact.distinct_calls["count"].sum()
+    summary = trace.summary("op", "phase").set_index(["op", "phase"]).loc[expected.set_index(["op", "phase"]).index]
+    assert summary["calls"].tolist() == expected["calls"].tolist()
+    assert summary["time_us"].tolist() == pytest.approx(expected["time_us"].tolist(), rel=2e-3)
+    assert summary["total_us"].tolist() == pytest.approx(expected["total_us"].tolist(), rel=1e-4)
+
+
+@given(st.lists(st.integers(-1, 1 << 61), min_size=1, max_size=30), st.integers(3, 10))
+def test_times_that_count_as_one_differ_by_their_last_bits(times: list[int], bits: int) -> None:
+    rounded = summing._rounded(np.array(times, dtype=np.int64), bits).tolist()
+    for time, first in zip(times, rounded, strict=True):
+        assert 0 <= time - first <= max(time, 0) >> (bits - 2)
+        assert first == time or time >= 1 << bits
+
+
+def jittered(source: Path, target: Path) -> Path:
+    """The same trace, no two of whose calls take the same time."""
+    noise = np.random.default_rng(0)
+    records = [
+        replace(record, duration_ns=[int(time * noise.lognormal(0, 0.3)) for time in record.duration_ns])
+        if isinstance(record, Calls)
+        else record
+        for record in read(source)
+    ]
+    return write(target, records[1:])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("asked", ["summary()", "distinct_calls", "unfinished"])
+def test_memory_does_not_grow_with_the_number_of_calls(asked: str, tiny_trace: Path, tmp_path: Path) -> None:
+    code = f"""
+import re, sys
+from opgrip.traces import load
+load(sys.argv[1]).{asked}
+print(int(re.search(r"VmHWM:\\s*(\\d+)", open("/proc/self/status").read())[1]) // 1024)
+"""
+    peaks_mb = []
+    for calls in (700_000, 2_800_000):
+        repeat_calls(tiny_trace, tmp_path / "t.jsonl", calls, spread=0.5)
+        done = run_python("-c", code, str(tmp_path / "t.jsonl"), fresh=True)
+        assert done.returncode == 0, done.stderr
+        peaks_mb.append(json.loads(done.stdout))
+    # a byte for each call would be 2 MB
+    assert peaks_mb[1] - peaks_mb[0] < 10

@@ -1,0 +1,431 @@
+"""A redacted trace says nothing of whose it is, and can be replayed."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from example_trace import RECORDS, write
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from programs import ROOT
+
+from opgrip.traces import load
+from opgrip.traces.arguments import GeneratorSpec, GroupSpec, Opaque, ReductionSpec, TensorSpec
+from opgrip.traces.errors import UserError
+from opgrip.traces.objects import ModuleSpec, NamedSpec, ObjectSpec
+from opgrip.traces.record_forms import to_json
+from opgrip.traces.records import (
+    Context,
+    Dropped,
+    Effects,
+    End,
+    Entered,
+    Header,
+    Kernels,
+    Observed,
+    Record,
+    Scope,
+    Signature,
+    Thread,
+    Values,
+)
+from opgrip.traces.redaction import Policy, Redaction, salt_of
+from opgrip.traces.redaction.fields import LEFT_OUT, TREATMENTS, treatment_of
+from opgrip.traces.redaction.leftovers import Leftovers
+from opgrip.traces.redaction.models import _COARSE
+from opgrip.traces.redaction.names import Names
+from opgrip.traces.redaction.numbers import IntegerMap, coarse_float, coarse_int
+from opgrip.traces.redaction.redact import redact
+from opgrip.traces.validation import validate
+from opgrip.traces.values import fit_argument, value_models
+from opgrip.traces.values.exact import Exact
+from opgrip.traces.writer import encode_line
+
+SECRET = "SECRET-xyz"
+CARD = 4111111111111111
+SCHEMA = json.loads((ROOT / "traces" / "schema.json").read_text(encoding="utf-8"))
+
+
+def tensor(shape: tuple[int, ...], dtype: torch.dtype, number: int | None, **options: Any) -> TensorSpec:
+    stride = tuple(torch.empty(shape).stride())
+    return TensorSpec(shape, stride, dtype, "cpu", values=number, **options)
+
+
+def planted() -> list[Record]:
+    """Records of every type with a secret wherever one can stand."""
+    ints, floats = tensor((2,), torch.int64, 0), tensor((1,), torch.float64, 1, cls=SECRET)
+    opened = Signature(9, "function", f"{SECRET}:{SECRET}", (SECRET, ints), {SECRET: SECRET})
+    head = ModuleSpec(f"{SECRET}:Head", {SECRET: floats}, {}, {}, {SECRET: SECRET})
+    trees = (
+        *(SECRET, {SECRET: CARD, "k": [SECRET]}, (SECRET, CARD), CARD, float(CARD), {SECRET}, SECRET.encode()),
+        *(ObjectSpec(f"{SECRET}:{SECRET}", {SECRET: SECRET}), head, NamedSpec(f"m:{SECRET}"), Opaque(SECRET)),
+        *(GroupSpec(SECRET, SECRET, (0, 1), 0), ReductionSpec(SECRET), GeneratorSpec("cpu", CARD), ints, floats),
+        complex(CARD, CARD),
+    )
+    return [
+        Values(0, Exact([CARD, 3])),
+        Values(1, Exact([float(CARD)]), tensor="0123456789abcdef" * 2),
+        Signature(0, "function", f"{SECRET}:{SECRET}", trees, {SECRET: SECRET}, SECRET),
+        Signature(1, "operator", "aten.add.Tensor", (ints, CARD), {}, raised=f"ValueError: {SECRET}"),
+        Signature(2, "compiled", "aten.mul.Tensor", (floats, float(CARD)), {}, Opaque(SECRET)),
+        Signature(3, "operator", "profiler._record_function_enter_new.default", (SECRET,), {}),
+        Observed(1, [0], SECRET),
+        Effects(0, 1, 1, ((SECRET,), {SECRET: SECRET}), tensor((2,), torch.uint8, 0)),
+        Context(0, {SECRET: True, "autocast": "SECRET", "grad": True}),
+        Scope(0, f"a.{SECRET}.0", SECRET, SECRET, f"{SECRET}:f", f"{SECRET}.forward", f"/home/{SECRET}/a.py", 7, (), 0),
+        Scope(
+            1,
+            "",
+            "",
+            "forward",
+            callers=(f"/home/{SECRET}/a.py:7 {SECRET}", SECRET),
+            gripped=True,
+            inside=f"{SECRET}:f",
+        ),
+        Thread(0, SECRET),
+        Kernels(0, [SECRET, f"/{SECRET}"], [1, 1], [1, 1]),
+        Entered(0, 1, 0, 9, opened),
+        End(
+            *(0, 4, 1, [Dropped(f"{SECRET}:f", SECRET, 1)], [Dropped("aten.x", f"run by {SECRET}", 1)]),
+            *([Dropped("aten.x", f"RuntimeError: {SECRET}", 1)], SECRET, {"cpu": SECRET * 40, SECRET: "x"}),
+            {"settings": {"environment": {SECRET: SECRET}, "attention": [f"{SECRET} "]}, SECRET: SECRET},
+        ),
+    ]
+
+
+HEADER = {
+    "command": ["opcapture", SECRET],
+    "script": [SECRET],
+    "model": {"name": SECRET, "class": SECRET, "source": SECRET, "cfg_options": [SECRET], "run": SECRET},
+    "time": "2026-11-24T00:14:07+00:00",
+    "started_unix_ns": 1795479247337792060,
+    "pid": 14980,
+    "seed": CARD,
+    "torch": f"2.6.0+{SECRET}",
+    "opgrip": SECRET,
+    "platform": f"Linux {SECRET}",
+    "device": SECRET,
+    "devices": {"cpu": f"{SECRET}\n", SECRET: "x"},
+    "host": SECRET,
+    "trimmed": {"modules": [SECRET]},
+    "distilled": {"keys": [SECRET], "traces": {}},
+    "processes": [{"command": [SECRET], "host": SECRET, "rank": 0}],
+    "clocks": {"by": SECRET, "processes": [{"offset_ns": 1, "host": SECRET}]},
+    "accelerator": {"settings": {"environment": {"TOKEN": SECRET}}},
+    SECRET: SECRET,
+}
+
+
+def lines(records: list[Record], policy: Policy) -> bytes:
+    """What goes out, each text of which something explains."""
+    redaction, leftovers = Redaction(policy), Leftovers(policy)
+    outgoing = [item for record in records for item in redaction.records(record)]
+    for item in outgoing:
+        leftovers.see(item)
+    return b"".join(map(encode_line, outgoing))
+
+
+def schema_fields() -> Iterator[str]:
+    def walk(node: Any, path: str) -> Iterator[str]:
+        for name, inner in node.get("properties", {}).items():
+            yield f"{path}.{name}"
+            yield from walk(inner, f"{path}.{name}")
+        if isinstance(node.get("items"), dict):
+            yield from walk(node["items"], path)
+        if isinstance(others := node.get("additionalProperties"), dict):
+            yield from walk(others, f"{path}.*")
+        for branch in (*node.get("anyOf", ()), *node.get("oneOf", ()), *node.get("allOf", ())):
+            yield from walk(branch.get("then", branch), path)
+
+    for name, definition in SCHEMA["$defs"].items():
+        yield from walk(definition, name)
+
+
+def test_every_field_of_the_schema_has_a_decision() -> None:
+    expected = set(schema_fields())
+    decided = [name for listed in TREATMENTS.values() for name in listed.split()]
+    assert len(decided) == len(set(decided))
+    assert set(decided) == expected
+    assert treatment_of("scope.new") is None
+
+
+def test_every_kind_of_value_model_is_made_coarse() -> None:
+    ours = {kind for _, kind in value_models.items() if kind.__module__.startswith("opgrip.")}
+    assert ours == {*_COARSE, Exact}
+
+
+def test_no_secret_leaves(tmp_path: Path) -> None:
+    source = write(tmp_path / "a.jsonl", planted(), **HEADER)
+    text = source.read_text()
+    unknown = json.dumps({"type": "future", "text": SECRET}) + "\n"
+    # fields and types of records that a later version wrote
+    text = text.replace('{"type":"thread",', f'{unknown}{{"type":"thread","later":"{SECRET}",', 1)
+    source.write_text(text)
+    done = redact(source, tmp_path / "b.jsonl", Policy(hide_operators=True))
+    outgoing = (tmp_path / "b.jsonl").read_text()
+    assert "SECRET" not in outgoing
+    assert str(CARD) not in outgoing
+    assert "14980" not in outgoing
+    assert "1795479247337792060" not in outgoing
+    assert done.passed_over == {"future": 1, "thread.later": 1}
+    forms = [json.loads(line) for line in outgoing.splitlines()]
+    left_out = {tuple(field.split(".", 1)) for field in LEFT_OUT}
+    assert not [(form["type"], name) for form in forms for name in form if (form["type"], name) in left_out]
+
+
+OWN = ("thread acme", "extension acme.ops", "kernels of acme.triton", "acme.private:f", "acme.op.default")
+
+
+def test_names_in_totals_leave_no_more_than_those_of_calls() -> None:
+    dropped = [*(Dropped(name.replace("acme", SECRET), "ValueError: x", 1) for name in OWN)]
+    dropped += [Dropped("signature 7", "x", 1), Dropped("module scope", "x", 1)]
+    dropped += [Dropped("torch.compile:triton_poi_fused_add_0+SECRET_kernel_0", "x", 1)]
+    called = Signature(0, "function", f"{SECRET}:f", (), {})
+    records = [called, Kernels(0, ["SECRET_kernel"], [1], [1]), End(0, 1, 1, dropped, dropped, dropped)]
+    assert b"SECRET" not in (text := lines(records, Policy()))
+    assert all(word in text for word in (b'"thread x', b'"signature 7"', b'"module scope"', b'"extension x'))
+
+
+def test_kernels_of_compiled_regions_keep_the_names_that_inductor_gives() -> None:
+    name = "torch.compile:triton_poi_fused_add_0+SECRET_kernel_0+cpp_fused_mul_1"
+    (record,) = Redaction(Policy()).records(Signature(0, "compiled", name, (), {}))
+    assert isinstance(record, Signature)
+    one, other, another = record.op.removeprefix("torch.compile:").split("+")
+    assert (one, another) == ("triton_poi_fused_add_0", "cpp_fused_mul_1")
+    assert "SECRET" not in other
+
+
+@pytest.mark.parametrize("name", ["autograd acme", "Thread-1 (serve_acme)", "pt_autograd_acme", "MainThread acme"])
+def test_threads_have_no_names_but_those_that_python_and_torch_give(name: str) -> None:
+    assert "acme" not in Names(Policy()).thread(name)
+
+
+@pytest.mark.parametrize(
+    ("overload", "args"),
+    [
+        ("aten.arange.default", (1000,)),
+        ("aten.arange.start", (4111, 4114)),
+        ("aten.arange.start", (-4111, -4100)),
+        ("aten.arange.start_step", (0.0, 1.0, 0.1)),
+        ("aten.arange.start_step", (411.1, 0.0, -3.7)),
+        ("aten.arange.start", (7.5, 7.5)),
+        ("aten.range.step", (4111.5, 4140, 0.7)),
+        ("aten.randint.low", (4111, 4112, [3])),
+        ("aten.randint.low", (-4112, -4111, [3])),
+        ("aten.randint.default", (4111, [3])),
+    ],
+)
+def test_ranges_have_as_many_numbers_and_random_ones_a_range(overload: str, args: tuple[Any, ...]) -> None:
+    _, packet, name = overload.split(".")
+    function = getattr(getattr(torch.ops.aten, packet), name)
+    result = function(*args)
+    spec = tensor(tuple(result.shape), result.dtype, None)
+    (record,) = Redaction(Policy()).records(Signature(0, "operator", overload, args, {}, spec))
+    assert isinstance(record, Signature)
+    again = function(*record.args)
+    assert (again.shape, again.dtype) == (result.shape, result.dtype)
+    assert "411" not in str(record.args)
+
+
+def test_custom_operators_stay_by_name_and_are_told_unless_they_are_hidden() -> None:
+    record = Signature(0, "extension", "acme.kernels:fused", (tensor((2,), torch.float32, None),), {"scale": 2.0})
+    policy = Policy()
+    leftovers = Leftovers(policy)
+    for item in Redaction(policy).records(record):
+        leftovers.see(item)
+    (told,) = [left for left in leftovers.counts if left.kind == "operator"]
+    assert told.value == "acme.kernels:fused"
+    assert "custom" in told.why
+    assert b"acme" not in lines([record], Policy(hide_operators=True))
+
+
+@given(st.text(min_size=1), st.sampled_from(["module", "class_name", "function", "file", "caller", "label", "thread"]))
+@settings(max_examples=40, deadline=None)
+def test_a_name_of_any_letters_is_hashed(text: str, kind: str) -> None:
+    names = Names(Policy(b"s" * 32))
+    secret = f"q{text}Z"
+    hashed = getattr(names, kind)(secret)
+    assert "q" not in hashed.replace("forward", "")
+    assert hashed == getattr(names, kind)(secret)
+    assert hashed != getattr(Names(Policy(b"t" * 32)), kind)(secret)
+
+
+@given(st.lists(st.integers(-(1 << 63), (1 << 63) - 1), min_size=1, max_size=64))
+@settings(max_examples=60, deadline=None)
+def test_whole_numbers_keep_their_order_their_signs_and_no_more(values: list[int]) -> None:
+    numbers = IntegerMap(values)
+    images = [numbers[value] for value in values]
+    assert [sorted(set(values)).index(value) for value in values] == [sorted(set(images)).index(at) for at in images]
+    assert all(abs(image) <= max(map(abs, values)) for image in images)
+    assert all((image > 0, image < 0) == (value > 0, value < 0) for image, value in zip(images, values, strict=True))
+
+
+@given(st.floats(allow_subnormal=True))
+@settings(max_examples=60, deadline=None)
+def test_floats_lose_all_but_their_first_bits(value: float) -> None:
+    coarse = coarse_float(value)
+    assert repr(coarse_float(coarse)) == repr(coarse)
+    assert not abs(coarse) > abs(value)
+    assert not coarse * value < 0
+
+
+def test_numbers_are_rounded_towards_zero() -> None:
+    assert [coarse_int(value) for value in (0, 7, -100, CARD)] == [0, 7, -96, 3940649673949184]
+    assert coarse_float(0.1) == 0.09375
+
+
+@pytest.mark.parametrize(
+    ("op", "argument", "values"),
+    [
+        ("aten.nonzero.default", "self", torch.tensor([0, CARD, 0, 5])),
+        ("aten._unique2.default", "self", torch.tensor([5, CARD, 5, 9, 1])),
+        ("aten._unique2.default", "self", torch.tensor([0.5, 3.25, 0.5, float(CARD)], dtype=torch.float64)),
+        ("aten.unique_consecutive.default", "self", torch.tensor([CARD, CARD, 5, CARD, 1])),
+        ("aten.masked_select.default", "mask", torch.tensor([True, False, True, True])),
+        ("aten.repeat_interleave.Tensor", "repeats", torch.tensor([3, 1, 4, 2])),
+        ("aten.bincount.default", "self", torch.tensor([3, 1, 41, 2])),
+    ],
+)
+def test_what_decides_the_sizes_of_outputs_stays(op: str, argument: str, values: torch.Tensor) -> None:
+    namespace, name, overload = op.split(".")
+    function = getattr(getattr(getattr(torch.ops, namespace), name), overload)
+
+    def call(given: torch.Tensor) -> list[tuple[int, ...]]:
+        result = function(torch.zeros(len(given)), given) if argument == "mask" else function(given)
+        return [tuple(one.shape) for one in (result if isinstance(result, tuple) else (result,))]
+
+    shapes = call(values)
+    model = fit_argument(op, argument, values)
+    assert isinstance(model, Exact)
+    spec = tensor(tuple(values.shape), values.dtype, 0)
+    args = (tensor((len(values),), torch.float32, None), spec) if argument == "mask" else (spec,)
+    outputs = tuple(tensor(shape, torch.int64, None) for shape in shapes)
+    redaction = Redaction(Policy())
+    records = [Values(0, model), Signature(0, "operator", op, args, {}, outputs)]
+    (redacted, _) = [item for record in records for item in redaction.records(record)]
+    assert isinstance(redacted, Values)
+    assert str(CARD) not in str(to_json(redacted))
+    drawn = redacted.model.draw(tuple(values.shape), values.dtype, torch.Generator().manual_seed(0))
+    assert call(drawn) == shapes
+
+
+def test_sizes_and_places_in_memory_stay_where_the_shapes_allow_them() -> None:
+    op = "mmcv._ext:ms_deform_attn_forward"
+    sizes = tensor((2, 2), torch.int64, 0)
+    value = tensor((1, 20, 8, 32), torch.float32, None)
+    for data, stays in (([4, 4, 2, 2], True), ([CARD, 4, 2, 2], False)):
+        redaction = Redaction(Policy())
+        records = [Values(0, Exact(data)), Signature(0, "extension", op, (value, sizes), {})]
+        (model, _) = [item for record in records for item in redaction.records(record)]
+        assert isinstance(model, Values)
+        assert (model.model == Exact(data)) is stays
+        assert bool(redaction.kept) is stays
+
+
+def test_values_that_come_after_their_call_are_redacted() -> None:
+    redaction = Redaction(Policy())
+    spec = tensor((2,), torch.int64, 5)
+    (signature,) = redaction.records(Signature(0, "operator", "aten.neg.default", (spec,), {}))
+    (model,) = redaction.records(Values(5, Exact([CARD, 3])))
+    assert isinstance(signature, Signature)
+    assert isinstance(model, Values)
+    assert signature.args[0].values == model.number
+    assert str(CARD) not in str(to_json(model))
+
+
+def test_a_redacted_trace_is_right_and_has_the_same_calls(tiny_trace: Path, tmp_path: Path) -> None:
+    redact(tiny_trace, tmp_path / "r.jsonl.gz", Policy())
+    assert validate(tmp_path / "r.jsonl.gz").findings == []
+    whole, redacted = load(tiny_trace), load(tmp_path / "r.jsonl.gz")
+    for name in ("start_ns", "duration_ns", "op", "phase"):
+        assert whole.calls[name].astype(str).tolist() == redacted.calls[name].astype(str).tolist()
+    assert len(set(redacted.calls["module"])) == len(set(whole.calls["module"]))
+    text = str([redacted.header, redacted.scopes, redacted.signatures])
+    assert not any(word in text for word in ("features", "TinyNet", "tests", "programs"))
+    assert {"Conv2d", "Linear"} <= {scope.module_type for scope in redacted.scopes}
+
+
+def test_traces_of_one_salt_have_the_same_names(tmp_path: Path) -> None:
+    source = write(tmp_path / "a.jsonl")
+    salt = salt_of(tmp_path / "salt")
+    assert salt_of(tmp_path / "salt") == salt
+    assert (tmp_path / "salt").stat().st_mode & 0o077 == 0
+    for name, policy in (("b", Policy(salt)), ("c", Policy(salt)), ("d", Policy())):
+        redact(source, tmp_path / f"{name}.jsonl", policy)
+    one, other, another = ((tmp_path / f"{name}.jsonl").read_bytes() for name in "bcd")
+    assert one == other != another
+    for weak in (b"s", bytes(64), b"ab" * 40):
+        (tmp_path / "weak").write_bytes(weak)
+        with pytest.raises(UserError, match="holds no salt"):
+            salt_of(tmp_path / "weak")
+
+
+def test_all_of_a_salt_counts() -> None:
+    public = bytes(range(64))
+    assert Names(Policy(public + b"one")).word("Net") != Names(Policy(public + b"other")).word("Net")
+
+
+def test_ranks_that_make_a_salt_at_once_have_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, fdopen = tmp_path / "salt", os.fdopen
+    others: list[bytes] = []
+
+    def meanwhile(number: int, mode: str) -> Any:
+        monkeypatch.undo()
+        others.append(salt_of(path))
+        return fdopen(number, mode)
+
+    monkeypatch.setattr(os, "fdopen", meanwhile)
+    assert [salt_of(path)] == others
+    assert [path.name for path in tmp_path.iterdir()] == ["salt"]
+
+
+def test_a_keyword_that_an_operator_does_not_have_is_hashed() -> None:
+    (record,) = Redaction(Policy()).records(
+        Signature(0, "operator", "aten.add.Tensor", (), {SECRET: 1, "alpha": 1, "other": 2})
+    )
+    assert isinstance(record, Signature)
+    assert list(record.kwargs)[1:] == ["alpha", "other"]
+    assert SECRET not in record.kwargs
+
+
+def test_operators_of_any_name_are_redacted() -> None:
+    for op in ("a\ud800.b.c", "a\0b.c.default", "..", "aten.add", "é" * 5000):
+        assert Redaction(Policy(hide_operators=True)).records(Signature(0, "operator", op, (CARD,), {}))
+
+
+def test_what_is_kept_stays(tmp_path: Path) -> None:
+    source = write(tmp_path / "a.jsonl")
+    redact(source, tmp_path / "b.jsonl", Policy(keep=frozenset(("modules", "functions", "files", "model"))))
+    trace = load(tmp_path / "b.jsonl")
+    assert trace.scopes[0].module == "backbone.überconv"
+    assert trace.scopes[1].function == "Net.forward"
+    assert (trace.scopes[1].file, trace.scopes[1].line) == ("nets.py", 7)
+    assert trace.header["model"]["name"] == "m"
+
+
+def test_a_text_that_nothing_explains_stops_the_redaction() -> None:
+    with pytest.raises(UserError, match=r"scope\.module would still say"):
+        Leftovers(Policy()).see(Scope(0, "backbone.Secret", "", "forward"))
+
+
+def test_a_cut_trace_leaves_no_file_unless_it_may_be_cut(tmp_path: Path) -> None:
+    source = write(tmp_path / "a.jsonl", RECORDS[:-1])
+    with pytest.raises(UserError, match="is cut"):
+        redact(source, tmp_path / "b.jsonl", Policy())
+    assert [path.name for path in tmp_path.iterdir()] == ["a.jsonl"]
+    redact(source, tmp_path / "b.jsonl", Policy(), partial=True)
+    assert (tmp_path / "b.jsonl").exists()
+
+
+def test_a_header_is_made_of_named_fields_alone() -> None:
+    (header,) = Redaction(Policy()).records(Header({"torch": "2.6.0+cu124", "note": "x", "steps": 3}))
+    assert isinstance(header, Header)
+    assert header.fields == {"torch": "2.6.0+cu124", "steps": 3, "redacted": {"kept": [], "operators_hidden": False}}
+    assert [item.name for item in fields(Header)] == ["fields"]

@@ -1,0 +1,1 @@
+"""Whether a redacted trace replays as the one that it was made from."""

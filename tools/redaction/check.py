@@ -1,0 +1,118 @@
+"""Replays calls of a trace and of what became of it when it was redacted: the same sizes, and the same times?"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from opgrip.replay import Results, compare, replay
+from opgrip.replay.comparing.verdicts import Verdict
+from opgrip.tools.redaction.shapes import Shapes, recorded_shapes
+from opgrip.traces import Trace, load
+from opgrip.traces.weighted import COUNT
+from opgrip.traces.words import counted
+
+CASES = 10
+"""So many cases are replayed, those that the program spent most time in."""
+REPEATS = "3"
+CRASHED = "ended the process that ran it"
+
+Given = dict[int, Any]
+"""By signature, the sizes that its call gave, or why it gave none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """What two replays had alike.
+
+    Attributes
+    ----------
+    cases : how many were replayed
+    sized : how many gave outputs of the same sizes, or were refused for the same reason
+    other_sizes : operator, and what both gave, where the redacted call gave others
+    broken : operators whose redacted calls no longer run
+    verdicts : of the times, as `opgrip compare` judges them
+    """
+
+    cases: int
+    sized: int
+    other_sizes: list[tuple[str, str, str]] = field(default_factory=list)
+    broken: list[str] = field(default_factory=list)
+    verdicts: Counter[Verdict] = field(default_factory=Counter)
+
+    @property
+    def passed(self) -> bool:
+        """Whether what was redacted replays with the same sizes."""
+        return not self.other_sizes and not self.broken
+
+    def lines(self) -> Iterator[str]:
+        """What to say of it."""
+        alike = f"outputs of the same sizes in {self.sized:,}"
+        times = ", ".join(f"{verdict.value.lower()} {self.verdicts[verdict]:,}" for verdict in Verdict)
+        yield f"check: {counted(self.cases, 'case')} of both replayed: {alike}; times of the redacted: {times}"
+        for op, one, other in self.other_sizes:
+            yield f"check: {op} gave {other}, and {one} before it was redacted"
+        for op in self.broken:
+            yield f"check: {op} no longer runs"
+
+
+def check_replays(original: Path, redacted: Path, cases: int = CASES) -> Check:
+    """Replay the longest cases of both."""
+    trace = load(original, partial=True)
+    numbers = _longest(trace, cases)
+    both = [_shapes(path, numbers) for path in (original, redacted)]
+    signatures = {item.number: item for item in trace.signatures}
+    differing = [
+        (signatures[number].op, _told(both[0].get(number), recorded_shapes(signatures[number])), _told(after, None))
+        for number in numbers
+        if _kind(both[0].get(number)) != _kind(after := both[1].get(number))
+    ]
+    base, new = (replay(path, top=cases, repeats=REPEATS) for path in (original, redacted))
+    comparison = compare(base, _with_keys_of(base, new))
+    broken = [pair.new.op for pair in comparison.broken]
+    return Check(len(numbers), len(numbers) - len(differing), differing, broken, comparison.counts)
+
+
+def _longest(trace: Trace, cases: int) -> list[int]:
+    """The signatures that most time went to."""
+    calls = trace.own_distinct_calls
+    times = (calls["time_ns"] * calls[COUNT]).groupby(calls["signature"]).sum()
+    return [int(number) for number in times.sort_values(ascending=False).index[:cases]]
+
+
+def _shapes(path: Path, numbers: Sequence[int]) -> Given:
+    """What calls give, each of which may end the process that it runs in."""
+    given: Given = {}
+    remaining = list(numbers)
+    while remaining:
+        command = [sys.executable, "-m", "opgrip.tools.redaction.shapes", str(path), *map(str, remaining)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+        given |= {row.pop("signature"): row for row in rows}
+        if len(rows) < len(remaining):
+            given[remaining[len(rows)]] = {"error": CRASHED}
+        remaining = remaining[len(rows) + 1 :]
+    return given
+
+
+def _kind(given: Any) -> Any:
+    """What is compared of a call: its sizes, or whether it was refused or failed."""
+    return given.get("shapes", sorted(given)) if given else None
+
+
+def _told(given: Any, recorded: Shapes | None) -> str:
+    told = next(iter(given.values())) if given else "nothing"
+    return f"{told}, recorded {recorded}" if recorded is not None and told != recorded else str(told)
+
+
+def _with_keys_of(base: Results, new: Results) -> Results:
+    """Rows under the keys that their cases had: a key has the numbers of a call, which are coarse now."""
+    keys = {row.case: (row.key, row.shapes) for row in base}
+    rows = [replace(row, key=keys[row.case][0], shapes=keys[row.case][1]) if row.case in keys else row for row in new]
+    return Results(rows, new.header)

@@ -1,0 +1,75 @@
+"""`opgrip autostart on`, `off`, `status`: the start-up file that lets any program of this environment be recorded."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from opgrip.capture.on_demand.autostart import LINE, VARIABLE, startup_file
+from opgrip.tools.verbs.verb import Verb, verbs
+from opgrip.traces.command import add_debug
+from opgrip.traces.errors import UserError
+from opgrip.traces.output import cannot_be_written, whole_file
+
+EXAMPLES = """\
+examples:
+  opgrip autostart on
+  OPGRIP_CAPTURE=step-%h-%p.jsonl OPGRIP_STEPS=3 python server.py     and then: opcapture trigger server
+  opgrip autostart off
+"""
+
+
+def run_on(args: argparse.Namespace) -> int:
+    """Put the file there."""
+    path = startup_file()
+    if _is_ours(path):
+        print(f"opgrip autostart: {path} is there already")
+        return 0
+    if path.exists():
+        raise UserError(f"{path} is not what this version puts there", "remove it with opgrip autostart off")
+    try:
+        with whole_file(path, force=False) as file:
+            file.write(LINE.encode())
+    except OSError as error:
+        raise cannot_be_written(path, error) from error
+    print(f"opgrip autostart: {path}: programs with {VARIABLE} set can be asked to record from now on")
+    return 0
+
+
+def run_off(args: argparse.Namespace) -> int:
+    """Take it away."""
+    path = startup_file()
+    if not path.exists():
+        print(f"opgrip autostart: it is off: there is no {path}")
+        return 0
+    try:
+        path.unlink()
+    except OSError as error:
+        raise cannot_be_written(path, error) from error
+    print(f"opgrip autostart: removed {path}")
+    return 0
+
+
+def run_status(args: argparse.Namespace) -> int:
+    """Say whether it is there, and where."""
+    path = startup_file()
+    if not path.exists():
+        print(f"off: there is no {path}")
+    elif _is_ours(path):
+        print(f"on: {path}, for programs of {sys.prefix} with {VARIABLE} set")
+    else:
+        print(f"on, of another version: {path}; renew it with opgrip autostart off and on")
+    return 0
+
+
+def _is_ours(path: Path) -> bool:
+    try:
+        return path.read_bytes() == LINE.encode()
+    except OSError:
+        return False
+
+
+verbs.register("autostart on")(Verb("let programs be recorded that nothing is changed of", EXAMPLES, add_debug, run_on))
+verbs.register("autostart off")(Verb("take the start-up file away", EXAMPLES, add_debug, run_off))
+verbs.register("autostart status")(Verb("say whether the start-up file is there", EXAMPLES, add_debug, run_status))

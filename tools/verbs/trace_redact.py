@@ -1,0 +1,141 @@
+"""`opgrip trace redact`: a trace without what tells whose it is."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from opgrip.tools.verbs.verb import Verb, verbs
+from opgrip.traces.command import add_debug, add_reading, printable
+from opgrip.traces.option_types import names
+from opgrip.traces.progress import Reporter
+from opgrip.traces.words import counted
+
+if TYPE_CHECKING:
+    from opgrip.traces.redaction import Policy
+    from opgrip.traces.redaction.redact import RedactedFile
+
+KEPT = ("modules", "functions", "files", "labels", "model", "scalars", "values")
+EXAMPLES = """\
+examples:
+  opgrip trace redact step.jsonl -o step.redacted.jsonl.zst
+  opgrip trace redact step.jsonl -o out.jsonl --report left.json --check
+  opgrip trace redact friday.jsonl -o out.jsonl --salt-file house.salt --keep modules,labels
+
+Names of modules, functions, files, labels and models become salted hashes, numbers coarse, small tensors models;
+paths, command lines, times of the day and all that this version does not know is left out. Operators and shapes stay.
+exit status: 1 where --check finds a call that no longer runs, or gives other sizes
+"""
+
+
+def prepare(parser: argparse.ArgumentParser) -> None:
+    """The verb's options."""
+    parser.add_argument("trace", type=Path, metavar="TRACE", help="a trace, or a file of another tool")
+    parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help="the trace to write")
+    parser.add_argument(
+        "--salt-file",
+        type=Path,
+        metavar="FILE",
+        help="the salt of the names, made where there is none: traces of one salt can be compared (default: a new one)",
+    )
+    parser.add_argument("--keep", type=names, default=(), metavar="KINDS", help=f"leave as they are: {','.join(KEPT)}")
+    parser.add_argument(
+        "--hide-operators", action="store_true", help="hash names of custom operators too, which then do not replay"
+    )
+    parser.add_argument(
+        "--report", type=Path, metavar="FILE", help="write every text and exact value that is left, as JSON"
+    )
+    parser.add_argument(
+        "--check", action="store_true", help="replay the 10 longest cases of both: the same sizes, and alike times"
+    )
+    parser.add_argument("-f", "--force", action="store_true", help="replace existing files")
+    add_reading(parser, "take what there is of a cut or damaged trace")
+    add_debug(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Write the redacted trace, and say what is left in it."""
+    from opgrip.traces.output import check_writable, whole_file
+    from opgrip.traces.redaction.redact import redact
+    from opgrip.traces.shipped import trace_file
+
+    for path in (args.output, args.report):
+        if path is not None:
+            check_writable(path, args.force)
+    original = trace_file(args.trace)
+    _check_apart(
+        {"the trace": original, "the output": args.output, "the report": args.report, "the salt": args.salt_file}
+    )
+    policy = _policy(args)
+    reporter = Reporter(args.prog)
+    with reporter.reading(args.trace):
+        redacted = redact(original, args.output, policy, args.force, args.partial, args.unbounded)
+    _tell(redacted, args, reporter)
+    if args.report is not None:
+        with whole_file(args.report, args.force) as file:
+            file.write(json.dumps(redacted.as_json(), indent=1).encode())
+    return _check(original, args.output, reporter) if args.check else 0
+
+
+def _check_apart(paths: Mapping[str, Path | None]) -> None:
+    """Raise `UserError` where one file has two roles: the trace and the salt must stay."""
+    from opgrip.traces.errors import UserError
+
+    roles: dict[Path, str] = {}
+    for role, path in paths.items():
+        other = role if path is None else roles.setdefault(path.resolve(), role)
+        if other != role:
+            raise UserError(f"{path} is {other} too", f"name another file for {role}")
+
+
+def _policy(args: argparse.Namespace) -> Policy:
+    from opgrip.traces.redaction import Policy, check_kept, salt_of
+
+    kept = check_kept(args.keep)
+    if args.salt_file is None:
+        return Policy(keep=kept, hide_operators=args.hide_operators)
+    return Policy(salt_of(args.salt_file), kept, args.hide_operators)
+
+
+def _tell(redacted: RedactedFile, args: argparse.Namespace, reporter: Reporter) -> None:
+    from opgrip.traces.redaction.leftovers import FORMAT
+    from opgrip.traces.tables import TableColumn, print_table
+
+    for name in redacted.whole_values:
+        reporter.say(f"{printable(name)} has the values themselves, and is left out: do not send it")
+    if redacted.missing is not None:
+        reporter.say(printable(redacted.missing))
+    passed_over = sum(redacted.passed_over.values())
+    if passed_over:
+        what = counted(passed_over, "record or field", "records or fields")
+        reporter.say(f"{what} of a version that this one does not know, left out")
+    rows = [row for row in redacted.leftovers.rows() if row[3] != FORMAT]
+    rows += [
+        (f"{op}, {argument}", "values", count, why) for (op, argument, why), count in sorted(redacted.values.items())
+    ]
+    columns = [
+        TableColumn("where", [printable(row[0]) for row in rows], is_number=False),
+        TableColumn("what", [row[1] for row in rows], is_number=False),
+        TableColumn("different", [f"{row[2]:,}" for row in rows]),
+        TableColumn("why it stays", [row[3] for row in rows], is_number=False, least=24),
+    ]
+    print_table(columns, sys.stderr, "what is left")
+    names_of = counted(redacted.leftovers.salted, "salted name")
+    reporter.say(f"{counted(redacted.calls, 'call')}, {names_of}, to {args.output}")
+
+
+def _check(original: Path, output: Path, reporter: Reporter) -> int:
+    from opgrip.tools.redaction.check import CASES, check_replays
+
+    with reporter.doing(f"replaying {CASES} cases of both"):
+        check = check_replays(original, output)
+    for line in check.lines():
+        reporter.say(printable(line))
+    return 0 if check.passed else 1
+
+
+verbs.register("trace redact")(Verb("write a trace without names, paths, texts and values", EXAMPLES, prepare, run))

@@ -1,0 +1,247 @@
+"""The rows of a trace as a Parquet file, written some at a time.
+
+A row is a call, in columns that a question can name. Names are looked up for a whole group of rows at once.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import IO, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from opgrip.traces.call_blocks import CallBlock, block_of, record_of
+from opgrip.traces.extras import needed
+from opgrip.traces.formats.parquet_files import EXTRA, MARK
+from opgrip.traces.formats.signature_outline import outline
+from opgrip.traces.record_forms import to_json
+from opgrip.traces.records import Calls, Header, Record, Scope, Signature, Thread
+from opgrip.traces.step_starts import StepStarts
+
+ALONE = b"opgrip.records"
+"""Key of the note that has the records of a trace without calls."""
+NUMBERS = ("signature", "scope", "start_ns", "duration_ns", "device_ns", "stream")
+"""Columns that a trace is read from again."""
+STORAGES = "storages"
+RECORDS = "records"
+OF_SIGNATURE = ("op", "kind", "arguments")
+OF_SCOPE = ("module", "function", "file", "line", "phase", "inside")
+OF_BLOCK = ("thread", "process", "rank")
+GROUP = 1 << 17
+"""Calls that are written at a time."""
+
+Integers = NDArray[np.int64]
+
+
+@dataclass(slots=True)
+class _Group:
+    """The columns of the rows that are not written yet: of each, a piece a block."""
+
+    rows: int = 0
+    numbers: dict[str, list[Integers]] = field(default_factory=lambda: {name: [] for name in NUMBERS})
+    steps: list[Integers] = field(default_factory=list)
+    tensors: list[Integers] = field(default_factory=list)
+    storages: list[Integers] = field(default_factory=list)
+    perturbed: list[NDArray[np.bool_]] = field(default_factory=list)
+    threads: list[int] = field(default_factory=list)
+    lengths: list[int] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+    """By block, the records that stand with it."""
+
+
+class ParquetTable:
+    """A file that is being written. The last block is held back, as what follows it stands with it.
+
+    Parameters
+    ----------
+    steps : when each process's steps began; None where the trace does not tell
+    """
+
+    def __init__(self, file: IO[bytes], steps: StepStarts | None = None) -> None:
+        self._arrow = needed("pyarrow", EXTRA)
+        self._parquet = needed("pyarrow.parquet", EXTRA)
+        self._file = file
+        self._steps = steps
+        self._writer: Any = None
+        self._group = _Group()
+        self._lines: list[str] = []
+        self._block: CallBlock | None = None
+        self._ranks: list[int | None] = []
+        self._signatures: dict[int, tuple[str, str, str]] = {}
+        self._scopes: dict[int, Scope] = {}
+        self._threads: dict[int, Thread] = {}
+
+    def add(self, record: Record | CallBlock) -> None:
+        """Add a record."""
+        match record:
+            case Header():
+                self._ranks = ranks_of(record.fields)
+            case Signature():
+                self._signatures[record.number] = (record.op, record.kind, outline(record))
+            case Scope():
+                self._scopes[record.number] = record
+            case Thread():
+                self._threads[record.number] = record
+        if isinstance(record, Calls):
+            record = block_of(record)
+        if not isinstance(record, CallBlock):
+            form = to_json(record)
+        else:
+            form = self._begin_block(record) if len(record) else to_json(record_of(record))
+        self._lines.append(json.dumps(form, allow_nan=False, separators=(",", ":")))
+
+    def close(self) -> None:
+        """Write what remains."""
+        self._end_block()
+        if self._group.rows or self._writer is None:
+            self._write()
+        self._writer.close()
+
+    def _begin_block(self, record: CallBlock) -> dict[str, Any]:
+        """Hold a block back; its form is what the columns do not have."""
+        self._end_block()
+        self._block = record
+        form: dict[str, Any] = {"type": "calls", "rows": len(record), "thread": record.thread}
+        form |= {
+            "newest": record.newest,
+            "device_ns": bool(len(record.device_ns)),
+            "tensors": bool(len(record.tensors)),
+        }
+        if record.page_faults:
+            form["page_faults"] = [list(pair) for pair in record.page_faults]
+        if record.perturbed:
+            form["perturbed"] = [list(pair) for pair in record.perturbed]
+        return form
+
+    def _end_block(self) -> None:
+        """Move the block that was held back to the rows, with the records around it."""
+        block = self._block
+        if block is None:
+            return
+        group, count = self._group, len(block)
+        none = np.full(count, -1, dtype=np.int64)
+        for name in ("signature", "scope", "start_ns", "duration_ns"):
+            group.numbers[name].append(getattr(block, name))
+        group.numbers["device_ns"].append(block.device_ns if len(block.device_ns) else none)
+        group.numbers["stream"].append(block.streams if len(block.streams) else np.zeros_like(none))
+        group.tensors.append(block.tensors if len(block.tensors) else none)
+        group.storages.append(block.storages if len(block.tensors) else none[:0])
+        perturbed = np.zeros(count, dtype=np.bool_)
+        for place, length in block.perturbed:
+            perturbed[place : min(place + length, count)] = True
+        group.perturbed.append(perturbed)
+        if self._steps is not None:
+            group.steps.append(self._steps.steps_of(self._process(block.thread), group.numbers["start_ns"][-1]))
+        group.threads.append(block.thread)
+        group.lengths.append(count)
+        group.texts.append("\n".join(self._lines))
+        group.rows += count
+        self._lines.clear()
+        self._block = None
+        if group.rows >= GROUP:
+            self._write()
+
+    def _process(self, thread: int) -> int | None:
+        record = self._threads.get(thread)
+        return None if record is None else record.process
+
+    def _write(self) -> None:
+        arrow, columns = self._arrow, self._columns()
+        if self._writer is None:
+            notes = {MARK: b"1"}
+            if not self._group.rows:
+                notes[ALONE] = "\n".join(self._lines).encode("utf-8", "backslashreplace")
+            fields = [arrow.field(name, column.type) for name, column in columns.items()]
+            schema = arrow.schema(fields, metadata=notes)
+            # a dictionary of numbers that hardly repeat costs time and shrinks nothing
+            coded = [name for name in columns if name not in ("start_ns", "duration_ns", "device_ns")]
+            self._writer = self._parquet.ParquetWriter(
+                self._file, schema, compression="zstd", use_dictionary=[*coded, f"{STORAGES}.list.element"]
+            )
+        self._writer.write_table(arrow.table(list(columns.values()), names=list(columns)))
+        self._group = _Group()
+
+    def _columns(self) -> dict[str, Any]:
+        """The rows as columns of Arrow."""
+        arrow, group = self._arrow, self._group
+        numbers = {name: _joined(pieces) for name, pieces in group.numbers.items()}
+        device_ns = numbers.pop("device_ns")
+        columns = {name: arrow.array(column) for name, column in numbers.items()}
+        columns["device_ns"] = arrow.array(device_ns, mask=device_ns < 0)
+        steps = _joined(group.steps) if group.steps else np.full(group.rows, -1, dtype=np.int64)
+        columns["step"] = arrow.array(steps, mask=steps < 0)
+        columns |= self._named(numbers["signature"], OF_SIGNATURE, self._of_signature)
+        columns |= self._named(numbers["scope"], OF_SCOPE, self._of_scope)
+        thread = np.repeat(_integers(group.threads), group.lengths)
+        columns |= self._named(thread, OF_BLOCK, self._of_thread)
+        columns["perturbed"] = arrow.array(np.concatenate(group.perturbed or [np.empty(0, dtype=np.bool_)]))
+        columns[STORAGES] = self._storages()
+        columns[RECORDS] = self._records()
+        return columns
+
+    def _storages(self) -> Any:
+        """The memory of each call's tensors, null where the block does not tell."""
+        arrow = self._arrow
+        tensors = _joined(self._group.tensors)
+        ends = np.concatenate([[0], np.cumsum(np.maximum(tensors, 0))]).astype(np.int32)
+        offsets = arrow.array(ends, mask=np.append(tensors < 0, False))
+        return arrow.ListArray.from_arrays(offsets, arrow.array(_joined(self._group.storages)))
+
+    def _records(self) -> Any:
+        """The records between blocks, each at the first call of its block."""
+        group = self._group
+        lengths = _integers(group.lengths)
+        places = np.full(group.rows, -1, dtype=np.int64)
+        places[np.cumsum(lengths) - lengths] = np.arange(len(lengths))
+        texts = self._arrow.array(group.texts, self._arrow.string())
+        return texts.take(self._arrow.array(places, mask=places < 0))
+
+    def _named(self, numbers: Integers, names: Sequence[str], of: Callable[[int], Sequence[Any]]) -> dict[str, Any]:
+        """Columns of what numbers stand for, looked up once for each of them."""
+        arrow = self._arrow
+        unique, inverse = np.unique(numbers, return_inverse=True)
+        rows = [of(number) for number in unique.tolist()]
+        taken = arrow.array(inverse.reshape(-1).astype(np.int32))
+        columns: Mapping[str, list[Any]] = {name: [row[place] for row in rows] for place, name in enumerate(names)}
+        types = {name: arrow.int64() if name in ("line", "process", "rank") else arrow.string() for name in names}
+        return {name: arrow.array(values, types[name]).take(taken) for name, values in columns.items()}
+
+    def _of_signature(self, number: int) -> Sequence[Any]:
+        return self._signatures.get(number, ("", "", ""))
+
+    def _of_scope(self, number: int) -> Sequence[Any]:
+        scope = self._scopes.get(number)
+        if scope is None:
+            return ("", "", "", 0, "", None)
+        # as `Trace.calls` has it: a backward call is of the module that its forward call was of
+        origin = self._scopes.get(scope.forward, scope) if scope.forward is not None else scope
+        return (origin.module, origin.function, origin.file, origin.line, scope.phase, scope.inside)
+
+    def _of_thread(self, number: int) -> Sequence[Any]:
+        record = self._threads.get(number)
+        if record is None:
+            return (str(number), None, self._rank(None))
+        return (record.name, record.process, self._rank(record.process))
+
+    def _rank(self, process: int | None) -> int | None:
+        place = process or 0
+        return self._ranks[place] if 0 <= place < len(self._ranks) else None
+
+
+def ranks_of(header: Mapping[str, Any]) -> list[int | None]:
+    """The rank of each process of a trace by its header, None for one that had none."""
+    processes = header.get("processes")
+    headers = processes if isinstance(processes, list) else [header]
+    ranks = [item.get("rank") if isinstance(item, dict) else None for item in headers]
+    return [rank if type(rank) is int and 0 <= rank < 1 << 31 else None for rank in ranks]
+
+
+def _integers(values: Sequence[int]) -> Integers:
+    return np.asarray(values, dtype=np.int64)
+
+
+def _joined(pieces: Sequence[Integers]) -> Integers:
+    return np.concatenate(pieces) if pieces else np.empty(0, dtype=np.int64)
