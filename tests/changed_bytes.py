@@ -23,6 +23,14 @@ def changed(content: bytes, data: st.DataObject) -> bytes:
     return content
 
 
+def with_required_column(content: bytes, name: str) -> bytes:
+    """A Parquet file whose footer says of a column that it has no nulls, while its statistics count them."""
+    # of the schema's element: how often the column may be, and its name
+    element = b"\x25\x02\x18" + bytes([len(name)]) + name.encode()
+    assert content.count(element) == 1
+    return content.replace(element, b"\x25\x00" + element[2:])
+
+
 def read_or_refuse(path: Path, format_name: str) -> None:
     """Read a file to its end; whatever is wrong with it is told in one line."""
     told = ""

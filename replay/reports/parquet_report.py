@@ -15,6 +15,8 @@ from opgrip.replay.reports.reading import LARGEST_BYTES, parse_json
 from opgrip.replay.reports.report import report
 from opgrip.traces.errors import UserError
 from opgrip.traces.extras import needed
+from opgrip.traces.formats.parquet_files import parquet_errors
+from opgrip.traces.formats.parquet_pages import chunks_of, page_bytes
 
 HEADER = b"opgrip"
 """Key of the file's metadata under which the header is, as JSON."""
@@ -24,19 +26,21 @@ MOST_CELLS = 100_000_000
 
 def read_parquet(path: Path) -> pd.DataFrame:
     """The rows of such a file, its header in `attrs`."""
-    arrow, parquet = needed("pyarrow", "results"), needed("pyarrow.parquet", "results")
+    parquet = needed("pyarrow.parquet", "results")
     columns = {about.name: about for about in all_columns()}
     try:
         # not read_table: that takes columns from the names of folders, and metadata of pandas for what types are
         file = parquet.ParquetFile(path)
         names = file.schema_arrow.names
         check_columns(names, path)
-        _check_amount(file.metadata, path)
+        _check_amount(file.metadata.num_rows * file.metadata.num_columns, path)
         # a text that a million rows share is in memory once
         texts = [name for name in names if columns[name].kind is str]
         table = parquet.ParquetFile(path, metadata=file.metadata, read_dictionary=texts).read()
         rows: pd.DataFrame = table.to_pandas(ignore_metadata=True)
-    except arrow.ArrowException as error:
+    except OSError:
+        raise
+    except parquet_errors() as error:
         raise ValueError(str(error)) from error
     for name in names:
         if columns[name].several:
@@ -48,13 +52,14 @@ def read_parquet(path: Path) -> pd.DataFrame:
     return rows
 
 
-def _check_amount(metadata: Any, path: Path) -> None:
+def _check_amount(cells: int, path: Path) -> None:
     """Raise `UserError` for a file that would fill the memory: a few bytes of it may stand for a million rows."""
-    groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
-    cells = sum(group.column(place).num_values for group in groups for place in range(group.num_columns))
-    if max(cells, metadata.num_rows * metadata.num_columns) > MOST_CELLS:
+    with path.open("rb") as file:
+        chunks = chunks_of(file)
+        size = page_bytes(file, chunks, LARGEST_BYTES)
+    if max(cells, sum(chunk.values for chunk in chunks)) > MOST_CELLS:
         raise UserError(f"{path} has more than {MOST_CELLS:,} cells", "replay in parts, by --start and --stop")
-    if sum(group.total_byte_size for group in groups) > LARGEST_BYTES:
+    if size > LARGEST_BYTES:
         raise UserError(f"{path} holds more than {LARGEST_BYTES >> 20:,} MB", "replay in parts, by --start and --stop")
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pyarrow
 import pytest
+from changed_bytes import with_required_column
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from made_runs import HEADER, made_row, made_run
@@ -163,6 +164,14 @@ def test_a_parquet_file_of_other_types_is_told_in_a_line(tmp_path: Path) -> None
         parquet.write_table(table.replace_schema_metadata({b"opgrip": header}), path)
         with pytest.raises(UserError, match="does not hold results"):
             read_run(path)
+
+
+def test_a_parquet_file_whose_statistics_have_other_levels_is_told_in_a_line(tmp_path: Path) -> None:
+    path = tmp_path / "r.parquet"
+    parquet.write_table(pyarrow.table({"op": ["a", None]}), path)
+    path.write_bytes(with_required_column(path.read_bytes(), "op"))
+    with pytest.raises(UserError, match="cannot be read: definition level histogram"):
+        read_run(path)
 
 
 def test_a_few_bytes_that_stand_for_millions_of_rows_are_refused(

@@ -9,7 +9,7 @@ from typing import Any
 from opgrip.traces.errors import one_line
 from opgrip.traces.extras import needed
 from opgrip.traces.foreign import MOST_BYTES, ForeignFile
-from opgrip.traces.formats.parquet_pages import page_bytes
+from opgrip.traces.formats.parquet_pages import chunks_of, page_bytes
 from opgrip.traces.limits import DECOMPRESSED, Allowance
 
 MAGIC = b"PAR1"
@@ -55,7 +55,7 @@ def open_parquet(file: ForeignFile, kinds: Mapping[str, str], texts: Sequence[st
     UserError : where it is none, lacks a column or has one of another kind, or goes beyond a bound
     """
     parquet = needed("pyarrow.parquet", EXTRA)
-    arrow, broken = needed("pyarrow", EXTRA), _broken()
+    arrow, broken = needed("pyarrow", EXTRA), parquet_errors()
     file_bytes = file.path.stat().st_size
     most = DECOMPRESSED.of(file_bytes) if streamed else min(MOST_BYTES, DECOMPRESSED.of(file_bytes))
     try:
@@ -64,7 +64,7 @@ def open_parquet(file: ForeignFile, kinds: Mapping[str, str], texts: Sequence[st
         fields = {field.name: field.type for field in content.schema_arrow}
         metadata = content.metadata
         with file.path.open("rb") as raw:
-            size = 0 if file.unbounded else page_bytes(raw, metadata, most)
+            size = 0 if file.unbounded else page_bytes(raw, chunks_of(raw), most)
     except broken as error:
         raise file.damage(one_line(error)) from error
     if len(fields) < len(content.schema_arrow):
@@ -96,7 +96,7 @@ def rows_of(file: ForeignFile, content: Any, columns: Sequence[str], most_text: 
     for batch in batches_of(file, content, columns, most_text, ROWS):
         try:
             lists = {name: batch.column(name).to_pylist() for name in batch.schema.names}
-        except _broken() as error:
+        except parquet_errors() as error:
             raise file.damage(one_line(error)) from error
         for place in range(batch.num_rows):
             yield {name: values[place] for name, values in lists.items()}
@@ -106,7 +106,7 @@ def batches_of(
     file: ForeignFile, content: Any, columns: Sequence[str], most_text: int, rows: int = BLOCK_ROWS
 ) -> Iterator[Any]:
     """The same as batches of Arrow, of at most so many rows."""
-    arrow, compute, broken = needed("pyarrow", EXTRA), needed("pyarrow.compute", EXTRA), _broken()
+    arrow, compute, broken = needed("pyarrow", EXTRA), needed("pyarrow.compute", EXTRA), parquet_errors()
     batches = content.iter_batches(rows, columns=list(columns))
     while True:
         try:
@@ -121,10 +121,13 @@ def batches_of(
         yield batch
 
 
-def _broken() -> tuple[type[Exception], ...]:
-    """What pyarrow raises for files that are not what they should be; a text that is no UTF-8 is a `ValueError`."""
-    arrow = needed("pyarrow", EXTRA)
-    return (arrow.ArrowException, OSError, ValueError, KeyError, TypeError, OverflowError, MemoryError)
+def parquet_errors() -> tuple[type[Exception], ...]:
+    """What pyarrow raises for files that are not what they should be, exceptions of its C++ among them.
+
+    A text that is no UTF-8 is a `ValueError`; of C++ come, by what Cython makes of them, all but the first two.
+    """
+    plain = (ValueError, LookupError, TypeError, ArithmeticError, MemoryError, RuntimeError)
+    return (needed("pyarrow", EXTRA).ArrowException, OSError, *plain)
 
 
 def _text_bytes(arrow: Any, compute: Any, column: Any) -> int:

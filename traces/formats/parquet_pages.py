@@ -1,109 +1,114 @@
-"""What the pages of a Parquet file take when decompressed, by their own headers: the footer, which tells too, can lie.
+"""What a Parquet file holds by its footer, and what its pages take when decompressed by their own headers.
 
-The headers are structs of Thrift's compact protocol; Source: Apache Parquet's format, `PageHeader`, and Apache Thrift's
-compact protocol.
+The footer can lie, and pyarrow's own view of it ends the process where the statistics of a column have another length
+than the column says, so that both are read here.
+
+Source: Apache Parquet's format, `FileMetaData` and `PageHeader`.
 """
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import IO, Any
 
 from opgrip.traces.errors import FormatError
-from opgrip.traces.formats.nodes.wire import read_varint, unzigzag
+from opgrip.traces.formats.nodes.thrift import Struct, read_struct
 
+MAGIC = b"PAR1"
+MOST_FOOTER = 16 << 20
+"""Bytes: some ten thousand groups of rows of this project's tables."""
 MOST_PAGES = 100_000
 MOST_HEADER = 1 << 16
 """Bytes of a page's header, which holds the least and the largest value of the page."""
-MOST_DEPTH = 8
-UNCOMPRESSED, COMPRESSED = 2, 3
-"""Numbers of the header's fields that are its page's sizes."""
-_STOP, _TRUE, _FALSE, _BYTE, _DOUBLE, _BINARY, _STRUCT = 0, 1, 2, 3, 7, 8, 12
-_VARINTS = (4, 5, 6)
 
 
-def page_bytes(file: IO[bytes], metadata: Any, most: int) -> int:
-    """Bytes of all pages when decompressed, or some number above `most`, where they are more.
+@dataclass(frozen=True)
+class Chunk:
+    """The values of a column in a group of rows.
 
     Parameters
     ----------
-    metadata : of the file, as pyarrow has it
+    values : how many
+    start, size : bytes of its pages in the file
+    """
+
+    values: int
+    start: int
+    size: int
+
+
+def chunks_of(file: IO[bytes]) -> list[Chunk]:
+    """What the footer of a file lists.
+
+    Raises
+    ------
+    FormatError : where it cannot be read, or has more than `MOST_FOOTER` bytes
+    """
+    end = file.seek(0, os.SEEK_END)
+    file.seek(max(0, end - 8))
+    tail = file.read(8)
+    size = int.from_bytes(tail[:4], "little")
+    if len(tail) < 8 or tail[4:] != MAGIC or size > end - 8:
+        raise FormatError("it has no footer")
+    if size > MOST_FOOTER:
+        raise FormatError(f"its footer has more than {MOST_FOOTER >> 20} MB")
+    file.seek(end - 8 - size)
+    footer, _ = read_struct(file.read(size))
+    return [_chunk(column) for group in _structs(footer, 4) for column in _structs(group, 1)]
+
+
+def page_bytes(file: IO[bytes], chunks: list[Chunk], most: int) -> int:
+    """Bytes of all pages when decompressed, or some number above `most`, where they are more.
 
     Raises
     ------
     FormatError : where a header cannot be read, or there are more than `MOST_PAGES`
     """
-    size = pages = 0
-    for group in map(metadata.row_group, range(metadata.num_row_groups)):
-        for column in map(group.column, range(metadata.num_columns)):
-            # of a column without values no page is read
-            if not column.num_values:
-                continue
-            place = min(column.data_page_offset, column.dictionary_page_offset or column.data_page_offset)
-            end = place + column.total_compressed_size
-            while place < end:
-                file.seek(place)
-                uncompressed, compressed, header = _sizes(file.read(min(MOST_HEADER, end - place)))
-                size += uncompressed
-                pages += 1
-                place += header + compressed
-                if pages > MOST_PAGES:
-                    raise FormatError(f"it has more than {MOST_PAGES:,} pages")
-                if size > most:
-                    return size
+    size = 0
+    for pages, decompressed in enumerate(_pages(file, chunks)):
+        size += decompressed
+        if pages >= MOST_PAGES:
+            raise FormatError(f"it has more than {MOST_PAGES:,} pages")
+        if size > most:
+            break
     return size
 
 
-def _sizes(data: bytes) -> tuple[int, int, int]:
-    """What a page takes decompressed and compressed, and its header, in bytes."""
-    sizes: dict[int, int] = {}
-    end = _read_struct(data, 0, 0, sizes)
-    if sizes.get(UNCOMPRESSED, -1) < 0 or sizes.get(COMPRESSED, -1) < 0:
-        raise FormatError("a page without its size")
-    return sizes[UNCOMPRESSED], sizes[COMPRESSED], end
+def _pages(file: IO[bytes], chunks: list[Chunk]) -> Iterator[int]:
+    """The bytes of each page when decompressed."""
+    for chunk in chunks:
+        # of a column without values no page is read
+        place, end = chunk.start, chunk.start + (chunk.size if chunk.values else 0)
+        while place < end:
+            file.seek(place)
+            header, length = read_struct(file.read(min(MOST_HEADER, end - place)))
+            decompressed, compressed = _number(header, 2), _number(header, 3)
+            if decompressed < 0 or compressed < 0:
+                raise FormatError("a page without its size")
+            place += length + compressed
+            yield decompressed
 
 
-def _read_struct(data: bytes, place: int, depth: int, numbers: dict[int, int]) -> int:
-    """Where a struct ends; its whole numbers by their fields' numbers."""
-    if depth > MOST_DEPTH:
-        raise FormatError("a page's header is nested too deeply")
-    number = 0
-    while True:
-        kind, place = _byte(data, place)
-        if kind == _STOP:
-            return place
-        if kind >> 4:
-            number += kind >> 4
-        else:
-            value, place = read_varint(data, place)
-            number = unzigzag(value)
-        kind &= 15
-        if kind in _VARINTS:
-            value, place = read_varint(data, place)
-            numbers[number] = unzigzag(value)
-        else:
-            place = _skip(data, place, kind, depth)
+def _chunk(column: Struct) -> Chunk:
+    facts = column.get(3)
+    if not isinstance(facts, dict):
+        raise FormatError("a column without its place")
+    data = _number(facts, 9)
+    start = min(data, _number(facts, 11, 0) or data)
+    return Chunk(_number(facts, 5), start, _number(facts, 7))
 
 
-def _skip(data: bytes, place: int, kind: int, depth: int) -> int:
-    """Where a value of some type ends."""
-    if kind in (_TRUE, _FALSE):
-        return place
-    if kind == _BYTE:
-        return place + 1
-    if kind in _VARINTS:
-        return read_varint(data, place)[1]
-    if kind == _DOUBLE:
-        return place + 8
-    if kind == _BINARY:
-        length, place = read_varint(data, place)
-        return place + length
-    if kind == _STRUCT:
-        return _read_struct(data, place, depth + 1, {})
-    # page headers have no lists, sets or maps
-    raise FormatError(f"a page's header with a value of type {kind}")
+def _number(values: Struct, number: int, default: int = -1) -> int:
+    value = values.get(number, default)
+    if not isinstance(value, int):
+        raise FormatError(f"field {number} of a struct is no number")
+    return value
 
 
-def _byte(data: bytes, place: int) -> tuple[int, int]:
-    if place >= len(data):
-        raise FormatError("a page's header is cut")
-    return data[place], place + 1
+def _structs(values: Struct, number: int) -> list[Any]:
+    value = values.get(number, [])
+    if not isinstance(value, list):
+        raise FormatError(f"field {number} of a struct is no list")
+    return value

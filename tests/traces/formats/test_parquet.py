@@ -10,7 +10,7 @@ from pathlib import Path
 import pandas as pd
 import pyarrow
 import pytest
-from changed_bytes import changed, read_or_refuse
+from changed_bytes import changed, read_or_refuse, with_required_column
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from made_ranks import made_rank
@@ -22,7 +22,8 @@ from opgrip.traces import TraceReader, load
 from opgrip.traces.errors import UserError
 from opgrip.traces.foreign import ForeignFile, Losses, format_of, formats
 from opgrip.traces.formats.nodes.wire import varint
-from opgrip.traces.formats.parquet_files import open_parquet
+from opgrip.traces.formats.parquet_files import batches_of, open_parquet
+from opgrip.traces.formats.parquet_pages import chunks_of
 from opgrip.traces.merge import merge
 from opgrip.traces.record_forms import to_json
 from opgrip.traces.records import Calls, End, Header, Record, Thread
@@ -244,6 +245,31 @@ def test_a_file_whose_pages_are_larger_than_its_footer_says_is_refused(tmp_path:
     assert parquet.ParquetFile(path).metadata.row_group(0).total_byte_size == 0
     with pytest.raises(UserError, match="it holds more than"):
         list(rows_of_records(path))
+
+
+def test_a_column_whose_statistics_have_other_levels_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "levels.parquet"
+    parquet.write_table(pyarrow.table({"record": ["{}", None]}), path)
+    # pyarrow's own view of the column's metadata ends the process there, without an exception
+    path.write_bytes(with_required_column(path.read_bytes(), "record"))
+    with pytest.raises(UserError, match="histogram size mismatch"):
+        list(batches_of(ForeignFile(path), open_parquet(ForeignFile(path), {"record": "string"}), ["record"], 100))
+
+
+def test_a_footer_is_read_as_pyarrow_reads_it(tmp_path: Path) -> None:
+    path = tmp_path / "t.parquet"
+    table = pyarrow.table({"n": [None, *range(99)], "lists": [[{"a": n}] for n in range(100)], "text": ["a"] * 100})
+    parquet.write_table(table, path, row_group_size=30, write_page_index=True)
+    metadata = parquet.ParquetFile(path).metadata
+    columns = [metadata.row_group(at).column(place) for at in range(4) for place in range(metadata.num_columns)]
+    with path.open("rb") as file:
+        chunks = chunks_of(file)
+    assert [(chunk.values, chunk.size) for chunk in chunks] == [
+        (column.num_values, column.total_compressed_size) for column in columns
+    ]
+    assert [chunk.start for chunk in chunks] == [
+        column.dictionary_page_offset or column.data_page_offset for column in columns
+    ]
 
 
 def rows_of_records(path: Path) -> Iterable[object]:
