@@ -147,6 +147,19 @@ def baseline_of(results: Results) -> Baseline:
     return Baseline(about, traces)
 
 
+def added(baseline: Baseline, more: Baseline) -> Baseline:
+    """A baseline with the traces of another one too, which take the place of its own.
+
+    Raises
+    ------
+    UserError : where they are of different machines, devices, numbers of threads or versions of torch
+    """
+    if baseline.machine != more.machine:
+        problem = f"the baseline is of {baseline.machine}, these results of {more.machine}"
+        raise UserError(problem, "a baseline is of one machine: replay there")
+    return Baseline(more.about, {**baseline.traces, **more.traces})
+
+
 def is_plain(row: Result) -> bool:
     """Whether a row is of a case as it was recorded: eager, on the usual threads, batch, values and caches."""
     return row.mode == EAGER and row.direction == FORWARD and not row.variant

@@ -20,7 +20,7 @@ from opgrip.replay.comparing.priors import DRIFT, SHORT_US, USUAL
 from opgrip.replay.measuring.origins import Origin
 from opgrip.replay.measuring.results import FAILED, UNSUPPORTED, WRONG, Result
 from opgrip.replay.outcome import Results
-from opgrip.replay.scoring import baseline_of, read_baselines, score_of, scores, write_baseline
+from opgrip.replay.scoring import added, baseline_of, read_baselines, score_of, scores, write_baseline
 from opgrip.replay.scoring.baselines import MOST_BYTES
 from opgrip.replay.scoring.scores import CHARGE, Score, Z, interval_of
 from opgrip.replay.scoring.table import score_line
@@ -238,6 +238,18 @@ def test_a_baseline_comes_back_from_its_file(tmp_path: Path, name: str) -> None:
     assert trace.origin == MODELS[1]
     assert [case.median_us for case in trace.cases.values()] == [10.0, 100.0, 1000.0]
     assert "torch 2.13.0" in again.machine
+
+
+def test_a_baseline_is_added_to_that_of_the_same_machine() -> None:
+    old, new = (
+        baseline_of(made_zoo()),
+        baseline_of(Results([row for row in made_zoo() if row.trace == "a.train"], HEADER)),
+    )
+    faster = replace(new, traces={name: replace(trace, cases={}) for name, trace in new.traces.items()})
+    both = added(old, faster)
+    assert both.traces == {**old.traces, "a.train": faster.traces["a.train"]}
+    with pytest.raises(UserError, match="a baseline is of one machine"):
+        added(replace(old, about={**old.about, "torch": "2.6.0"}), new)
 
 
 BAD = (

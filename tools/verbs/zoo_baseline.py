@@ -15,6 +15,7 @@ examples:
   opreplay zoo --repeats 3 -o zoo.parquet
   opgrip zoo baseline zoo.parquet -o baseline.json.zst
   opreplay zoo --baseline baseline.json.zst
+  opgrip zoo baseline mmseg.parquet --add-to baseline.json.zst -o both.json.zst
 
 The rows that count are those under eager, with the values, threads, batch and caches of the program.
 """
@@ -26,6 +27,12 @@ def prepare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-o", "--output", type=Path, required=True, metavar="FILE", help="a .json, .json.gz or .json.zst to write"
     )
+    parser.add_argument(
+        "--add-to",
+        type=Path,
+        metavar="BASELINE",
+        help="keep the traces of this baseline of the same machine too, but for those that are replayed again",
+    )
     parser.add_argument("-f", "--force", action="store_true", help="replace an existing file")
     add_debug(parser)
 
@@ -33,10 +40,12 @@ def prepare(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Write the baseline, and say what is in it."""
     from opgrip.replay.outcome import read_run
-    from opgrip.replay.scoring import baseline_of, write_baseline
+    from opgrip.replay.scoring import added, baseline_of, read_baselines, write_baseline
     from opgrip.replay.store.store import Store
 
     baseline = baseline_of(read_run(Store(args.store).find(args.which)))
+    if args.add_to is not None:
+        baseline = added(read_baselines(args.add_to), baseline)
     write_baseline(baseline, args.output, args.force)
     cases = sum(len(trace.cases) for trace in baseline.traces.values())
     print(f"{counted(cases, 'case')} of {counted(len(baseline.traces), 'trace')}, {baseline.machine}: {args.output}")
