@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.profiler import ProfilerActivity, profile
+from torch.profiler import ProfilerActivity, profile, record_function
 
+from opgrip.capture.patches import Patches
 from opgrip.traces.reader import read
 from opgrip.traces.records import OPERATOR, Calls, Signature
 
@@ -36,13 +38,14 @@ def audit(trace: str | Path, steps: Callable[[], object]) -> list[Difference]:
 
     Torch tells of an operator and of those that it calls in turn. An operator that the trace has by name counts as one
     call, and what is below it is its own affair; of another, those below it count. Forms of one operator, such as
-    `add` and `add_`, count together: torch picks another one under a dispatch mode here and there.
+    `add` and `add_`, count together: torch picks another one under a dispatch mode here and there. What printing a
+    tensor runs does not count: torch turns all modes off for it.
     """
     trace_counts = count_calls(trace)
     names = {form_of(name) for name in trace_counts}
     # its own messages are not the audit's
     os.environ.setdefault("KINETO_LOG_LEVEL", "9")
-    with profile(activities=[ProfilerActivity.CPU]) as session:
+    with profile(activities=[ProfilerActivity.CPU]) as session, _printing_marked():
         steps()
     torch_counts: Counter[str] = Counter()
     for event in session.events():
@@ -117,6 +120,8 @@ SAME = {
 
 OTHER_FORM = "the same number in all forms: autograd picks another form where a dispatch mode is active"
 
+PRINTING = "opgrip: a tensor is printed"
+
 MADE_OF_ITS_LIKE = frozenset({"aten::repeat_interleave"})
 """Operators with an overload that calls another overload."""
 
@@ -137,6 +142,8 @@ NOT_TOLD = {
 
 def _outermost(event: Any, names: Collection[str]) -> Iterator[str]:
     name = event.name
+    if name == PRINTING:
+        return
     if form_of(name) in names and not _stands_for_its_like(event):
         yield name
     elif event.cpu_children:
@@ -144,6 +151,25 @@ def _outermost(event: Any, names: Collection[str]) -> Iterator[str]:
             yield from _outermost(child, names)
     elif "::" in name and _is_operator(name):
         yield name
+
+
+@contextmanager
+def _printing_marked() -> Iterator[None]:
+    """Let what prints a tensor stand below a mark of its own in a profile."""
+    patches = Patches()
+    patches.replace(torch.Tensor, "__repr__", _marked)
+    try:
+        yield
+    finally:
+        patches.undo()
+
+
+def _marked(function: Callable[..., str]) -> Callable[..., str]:
+    def marked(*args: Any, **kwargs: Any) -> str:
+        with record_function(PRINTING):
+            return function(*args, **kwargs)
+
+    return marked
 
 
 def _stands_for_its_like(event: Any) -> bool:

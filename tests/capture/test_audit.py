@@ -111,6 +111,17 @@ def test_what_autograd_does_otherwise_under_a_dispatch_mode_is_explained(tmp_pat
     assert [item for item in found.values() if item.explained is None] == []
 
 
+def test_what_prints_a_tensor_does_not_count(tmp_path: Path) -> None:
+    def step() -> None:
+        f"{torch.arange(2000.0)} {torch.eye(3)!r}"
+
+    with Capture(tmp_path / "t.jsonl"):
+        step()
+    printing = torch.Tensor.__repr__
+    assert not audit(tmp_path / "t.jsonl", step)
+    assert torch.Tensor.__repr__ is printing
+
+
 def test_forms_of_an_operator_count_together() -> None:
     found = differences({"aten::add_": 3, "aten::sin": 1}, {"aten::add": 1, "aten::add_": 2, "aten::sin": 1})
     assert {(item.op, item.torch_calls, item.trace_calls) for item in found} == {
