@@ -18,6 +18,7 @@ from opgrip.replay.operators.lookup import Operator
 from opgrip.replay.operators.memory import LARGE, bytes_of, mostly_fresh
 from opgrip.traces import Trace
 from opgrip.traces.arguments import tensors
+from opgrip.traces.corpus.distill import chosen_numbers
 from opgrip.traces.errors import UserError
 from opgrip.traces.identity import key_of_case
 from opgrip.traces.records import Observed, Signature
@@ -99,11 +100,15 @@ class Case:
         return key_of_case(self.signature, self.context)
 
 
-def make_cases(trace: Trace, selection: Selection = Selection()) -> list[Case]:
+def make_cases(trace: Trace, selection: Selection = Selection(), with_surroundings: bool = False) -> list[Case]:
     """One case a signature, by falling share of time.
 
     Calls that an extension function made inside are its own: replaying the function runs them. A gripped function is
-    there as the calls that it made.
+    there as the calls that it made. Of a distilled trace, what stands around the chosen cases is none.
+
+    Parameters
+    ----------
+    with_surroundings : make cases of what stands around them too
 
     Raises
     ------
@@ -113,6 +118,9 @@ def make_cases(trace: Trace, selection: Selection = Selection()) -> list[Case]:
     # where single calls matter, each is looked at; else those that are alike count as one row
     is_by_call = placed or selection.label
     calls = trace.own_calls.assign(**{COUNT: 1}) if is_by_call else trace.own_distinct_calls
+    chosen = None if with_surroundings else chosen_numbers(trace.header)
+    if chosen is not None:
+        calls = calls[calls["signature"].isin(chosen)]
     if calls.empty:
         raise no_calls(trace)
     calls = _matching(calls, "op", selection.op, "--op")

@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
-from programs import run_command
+from programs import SHIPPED_TRACES, run_command
 from several_traces import small_trace
 
 from opgrip.replay import replay
+from opgrip.replay.cases.cases import make_cases
+from opgrip.replay.cases.surroundings import RECENT_BYTES, Place, make_surroundings
 from opgrip.replay.outcome import Results
 from opgrip.replay.scoring import distilled_scores
 from opgrip.replay.scoring.distilled import Check, check_of
-from opgrip.traces import load
+from opgrip.traces import Trace, load
 from opgrip.traces.corpus import read_corpus
+from opgrip.traces.corpus.cases import IN_PROGRAM, write_cases
 from opgrip.traces.corpus.choosing import choose
 from opgrip.traces.corpus.distill import FIELD, distill, with_times
 from opgrip.traces.errors import UserError
+
+
+SHIPPED = SHIPPED_TRACES[0]
 
 
 @pytest.fixture(scope="module")
@@ -102,13 +109,42 @@ def test_the_file_is_a_trace_whose_replay_ends_in_a_score(folder: Path, tmp_path
     assert "4 cases stand for 3 traces" in done.stdout
     assert run_command("opgrip", "trace", "validate", bench, cwd=tmp_path).returncode == 0
     trace = load(bench)
-    assert len(trace.calls) == 4
+    assert {signature.number for signature in trace.signatures} > {0, 1, 2, 3}
     assert set(trace.header[FIELD]["traces"]) == {"net.predict", "net.train", "other.predict"}
     done = run_command("opreplay", bench, "--iterations", "3", "-o", "r.json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "score under eager" in done.stdout
+    assert "4 cases: 4 ok" in done.stderr
     done = run_command("opgrip", "results", "score", "r.json", cwd=tmp_path)
     assert "score under eager" in done.stdout
+
+
+def test_a_chosen_case_stands_among_the_calls_of_its_program(tmp_path: Path) -> None:
+    whole = load(SHIPPED)
+    corpus = read_corpus([str(SHIPPED)])
+    distilled = distill(corpus, 20)
+    fields = {FIELD: distilled.field(corpus)}
+    write_cases(corpus, distilled.keys, tmp_path / "bench.jsonl", fields=fields, surrounding=IN_PROGRAM)
+    part = load(tmp_path / "bench.jsonl")
+    cases = make_cases(part)
+    assert sorted(case.key for case in cases) == sorted(distilled.keys)
+    times = dict(zip(corpus.frame["key"], corpus.frame["median_us"], strict=True))
+    whole_of = {case.key: case for case in make_cases(whole)}
+    around_part, around_whole = make_surroundings(part), make_surroundings(whole)
+    for case in cases:
+        same = whole_of[case.key]
+        assert case.captured_us == pytest.approx(times[case.key], rel=1e-3)
+        assert (case.fresh or 0) == pytest.approx(same.fresh or 0, abs=0.4)
+        places = described(part, around_part.places_of(case, RECENT_BYTES))
+        assert 0 < len(places) <= IN_PROGRAM.places
+        known = described(whole, around_whole.places_of(same, RECENT_BYTES))
+        assert any(place in known for place in places), case.op
+
+
+def described(trace: Trace, places: Sequence[Place]) -> list[tuple[object, ...]]:
+    """What stands before calls, and which of their arguments were just used."""
+    ops = {signature.number: (signature.op, repr(signature.args)[:40]) for signature in trace.signatures}
+    return [(tuple(ops[number] for number in place.before), place.recent) for place in places]
 
 
 def test_a_trace_that_says_nonsense_of_what_it_stands_for_is_refused_in_a_line(results: Results) -> None:

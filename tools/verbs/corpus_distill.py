@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
     from opgrip.replay.scoring.distilled import check_of, print_check, times_of
     from opgrip.replay.store.store import Store
     from opgrip.traces.corpus import read_corpus
-    from opgrip.traces.corpus.cases import write_cases
+    from opgrip.traces.corpus.cases import IN_PROGRAM, write_cases
     from opgrip.traces.corpus.distill import FIELD, describe, distill, named_by_files, with_times
 
     check_writable(args.output, args.force)
@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
         corpus = with_times(corpus, times)
     distilled = distill(corpus, args.cases)
     fields = {FIELD: distilled.field(corpus)}
-    write_cases(corpus, distilled.keys, args.output, args.force, args.unbounded, reporter.reading, fields)
+    write_cases(corpus, distilled.keys, args.output, args.force, args.unbounded, reporter.reading, fields, IN_PROGRAM)
     print(f"{describe(distilled)}: {args.output}")
     if check is not None:
         print_check(check_of(corpus, distilled, check), sys.stdout)

@@ -2,36 +2,61 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas as pd
 import torch
 
 from opgrip.traces.arguments import numbers_of, with_numbers
 from opgrip.traces.corpus.corpus import Corpus, Reading
 from opgrip.traces.corpus.members import Member
 from opgrip.traces.corpus.rows import contexts_of
-from opgrip.traces.records import Calls, Context, End, Header, Record, Scope, Signature, Thread, Values
+from opgrip.traces.records import NO_STORAGE, Calls, Context, End, Header, Record, Scope, Signature, Thread, Values
 from opgrip.traces.trace import Trace, load
 from opgrip.traces.writer import TraceWriter
+
+PAGE_BYTES = 4096
+"""Of a page of the trace that is written."""
+MOST_PAGE_BYTES = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Surrounding:
+    """How much of its program is written around a signature.
+
+    Attributes
+    ----------
+    places : calls of it, evenly from all of them
+    before : calls before each of these: what they left in caches is a part of its time
+    """
+
+    places: int = 1
+    before: int = 0
+
+
+ALONE, IN_PROGRAM = Surrounding(), Surrounding(places=8, before=48)
 
 
 def write_cases(
     corpus: Corpus,
-    keys: Collection[str],
+    keys: Sequence[str],
     path: Path,
     force: bool = False,
     unbounded: bool = False,
     reading: Reading = lambda path: nullcontext(),
     fields: Mapping[str, Any] | None = None,
+    surrounding: Surrounding = ALONE,
 ) -> int:
-    """Write a trace with one call of each signature, as the first trace of the corpus has it; how many there are.
+    """Write a trace with calls of each signature, from the trace that spends most time on it; how many there are.
 
-    Calls are in a module of the name of the model. A signature has its key in this trace too. The files of the corpus
+    Calls are in a module of the name of the model. The signature of `keys[n]` has the number `n`, and its key in this
+    trace too; what stands around it has higher numbers, also where it is of such a signature. The files of the corpus
     are read again, as far as they have such signatures, one at a time.
 
     Parameters
@@ -39,24 +64,28 @@ def write_cases(
     keys : of the signatures
     fields : of the header, besides its own
     """
-    chosen = corpus.frame[corpus.frame["key"].isin(set(keys))].drop_duplicates("key")
-    facts = {"model": {"name": "corpus", "run": "cases"}, "torch": torch.__version__, "steps": 1, **(fields or {})}
-    writer = TraceWriter(path, Header(facts), force)
-    records = _CaseRecords()
+    numbers = {key: number for number, key in enumerate(keys)}
+    frame = corpus.frame[corpus.frame["key"].isin(list(numbers))]
+    chosen = frame.sort_values("time_us", ascending=False, kind="stable").drop_duplicates("key")
+    facts = {"model": {"name": "corpus", "run": "cases"}, "torch": torch.__version__, "steps": 1}
+    writer = TraceWriter(path, Header({**facts, "page_size": PAGE_BYTES, **(fields or {})}), force)
+    numbering = _Numbering(len(keys))
     try:
         writer.write(Thread(0, "main"))
         for member in corpus.members:
             own = chosen[chosen["trace"] == member.name]
             if not own.empty:
-                medians: dict[int, float] = dict(zip(own["signature"].tolist(), own["median_us"].tolist(), strict=True))
-                for record in records.of(member, _loaded(member, unbounded, reading(member.path)), medians):
+                columns = (own[name].tolist() for name in ("signature", "key", "median_us"))
+                wanted = {number: (numbers[key], us) for number, key, us in zip(*columns, strict=True)}
+                trace = _loaded(member, unbounded, reading(member.path))
+                for record in _CaseRecords(member.model, trace, wanted, numbering).all(surrounding):
                     writer.write(record)
-        writer.write(End(records.calls, records.calls, records.now_ns))
+        writer.write(End(numbering.calls, numbering.signatures, numbering.now_ns))
         writer.close()
     except BaseException:
         writer.discard()
         raise
-    return records.calls
+    return len(chosen)
 
 
 def _loaded(member: Member, unbounded: bool, reading: AbstractContextManager[object]) -> Trace:
@@ -64,48 +93,138 @@ def _loaded(member: Member, unbounded: bool, reading: AbstractContextManager[obj
         return load(member.path, True, unbounded)
 
 
-class _CaseRecords:
-    """Makes the records, numbered anew.
+class _Numbering:
+    """What the records of all traces have in common.
 
     Attributes
     ----------
-    calls : that were made
-    now_ns : when the next one begins
+    calls, signatures : that were made
+    now_ns : when the next call begins
+    newest : the largest number of a storage
     """
 
-    def __init__(self) -> None:
-        self.calls = 0
-        self.now_ns = 0
-        self._values = count()
-        self._places = count()
+    def __init__(self, cases: int) -> None:
+        self.calls = self.signatures = self.now_ns = 0
+        self.newest = NO_STORAGE
+        self.others = count(cases)
+        self.values = count()
+        self.scopes = count()
+        self.storages = count()
 
-    def of(self, member: Member, trace: Trace, medians_us: Mapping[int, float]) -> Iterator[Record]:
-        """The records of some signatures of a trace, by their numbers there."""
-        contexts = contexts_of(trace)
-        places: dict[str, int] = {}
-        for signature in trace.signatures:
-            if signature.number not in medians_us:
-                continue
-            settings = contexts.get(signature.number, {})
-            place = places.get(repr(settings))
-            if place is None:
-                place = places[repr(settings)] = next(self._places)
+
+class _CaseRecords:
+    """Makes the records of some signatures of a trace.
+
+    Parameters
+    ----------
+    wanted : by a signature's number there, its number here and what a call takes in us
+    """
+
+    def __init__(
+        self, model: str, trace: Trace, wanted: Mapping[int, tuple[int, float]], numbering: _Numbering
+    ) -> None:
+        self._model, self._trace, self._wanted, self._new = model, trace, wanted, numbering
+        self._signatures = {signature.number: signature for signature in trace.signatures}
+        self._usual = contexts_of(trace)
+        self._contexts = {scope.number: trace.contexts.get(scope.context or 0, {}) for scope in trace.scopes}
+        self._page = _page_bytes(trace)
+        self._numbers: dict[tuple[int, bool], int] = {}
+        self._scopes: dict[str, int] = {}
+
+    def all(self, surrounding: Surrounding) -> Iterator[Record]:
+        """Each block of calls after what they refer to."""
+        for calls, are_cases in _stretches(self._trace.own_calls, self._wanted, surrounding):
+            yield from self._definitions(calls, are_cases)
+            yield self._block(calls, are_cases)
+
+    def _definitions(self, calls: pd.DataFrame, are_cases: Sequence[bool]) -> Iterator[Record]:
+        for number, scope, is_case in zip(calls["signature"].tolist(), calls["scope"].tolist(), are_cases, strict=True):
+            settings = self._settings(number, scope, is_case)
+            if repr(settings) not in self._scopes:
+                place = self._scopes[repr(settings)] = next(self._new.scopes)
                 yield Context(place, dict(settings))
-                yield Scope(place, member.model, "", "forward", context=place)
-            yield from self._signature(signature, trace)
-            duration_ns = max(round(medians_us[signature.number] * 1e3), 1)
-            yield Calls(0, [self.calls], [place], [self.now_ns], [duration_ns])
-            self.calls += 1
-            self.now_ns += duration_ns
+                yield Scope(place, self._model, "", "forward", context=place)
+            if (number, is_case) not in self._numbers:
+                own = self._numbers[number, is_case] = self._wanted[number][0] if is_case else next(self._new.others)
+                yield from self._definition(self._signatures[number], own)
 
-    def _signature(self, signature: Signature, trace: Trace) -> Iterator[Record]:
+    def _settings(self, number: int, scope: int, is_case: bool) -> Mapping[str, Any]:
+        """What a call runs under; a case's key is of the settings of most of its calls."""
+        return self._usual.get(number, {}) if is_case else self._contexts.get(scope, {})
+
+    def _definition(self, signature: Signature, own_number: int) -> Iterator[Record]:
         arguments = (signature.args, signature.kwargs)
         numbers: dict[int, int] = {}
         for number in numbers_of(arguments):
-            if number is not None and number in trace.values and number not in numbers:
-                numbers[number] = next(self._values)
-                yield Values(numbers[number], trace.values[number])
+            if number is not None and number in self._trace.values and number not in numbers:
+                numbers[number] = next(self._new.values)
+                yield Values(numbers[number], self._trace.values[number])
         renumbered = [None if number is None else numbers.get(number) for number in numbers_of(arguments)]
         args, kwargs = with_numbers(arguments, renumbered)
         outputs: Any = with_numbers(signature.outputs, [None] * len(numbers_of(signature.outputs)))
-        yield replace(signature, number=self.calls, args=args, kwargs=kwargs, outputs=outputs)
+        self._new.signatures += 1
+        yield replace(signature, number=own_number, args=args, kwargs=kwargs, outputs=outputs)
+
+    def _block(self, calls: pd.DataFrame, are_cases: Sequence[bool]) -> Calls:
+        """Calls of a thread that follow each other, one right after the other."""
+        columns = (calls[name].tolist() for name in ("signature", "scope", "time_ns", "perturbed", "page_faults"))
+        block = Calls(0, [], [], [], [], calls["tensors"].tolist(), self._memory(calls), self._new.newest)
+        for place, (is_case, number, scope, time_ns, is_perturbed, faults) in enumerate(
+            zip(are_cases, *columns, strict=True)
+        ):
+            block.signature.append(self._numbers[number, is_case])
+            block.scope.append(self._scopes[repr(self._settings(number, scope, is_case))])
+            block.start_ns.append(self._new.now_ns)
+            block.duration_ns.append(max(round(self._wanted[number][1] * 1e3 if is_case else time_ns), 1))
+            self._new.now_ns += block.duration_ns[-1]
+            # a case's calls all have its usual time
+            if is_perturbed and not is_case:
+                block.perturbed.append((place, 1))
+            if faults * self._page >= PAGE_BYTES:
+                block.page_faults.append((place, faults * self._page // PAGE_BYTES))
+        self._new.calls += len(calls)
+        self._new.newest = max(self._new.newest, *block.storages, NO_STORAGE)
+        return block
+
+    def _memory(self, calls: pd.DataFrame) -> list[int]:
+        """Numbers of memory that no other block has: what happened to it between blocks is not known."""
+        numbers = {NO_STORAGE: NO_STORAGE}
+        memory: list[int] = []
+        for first, tensors in zip(calls["first_storage"].tolist(), calls["tensors"].tolist(), strict=True):
+            for number in self._trace.storages[first : first + tensors].tolist():
+                if number not in numbers:
+                    numbers[number] = next(self._new.storages)
+                memory.append(numbers[number])
+        return memory
+
+
+def _page_bytes(trace: Trace) -> int:
+    page = trace.header.get("page_size")
+    return page if type(page) is int and 0 < page <= MOST_PAGE_BYTES else 0
+
+
+def _stretches(
+    calls: pd.DataFrame, wanted: Mapping[int, object], surrounding: Surrounding
+) -> Iterator[tuple[pd.DataFrame, list[bool]]]:
+    """Calls that follow each other in a thread: some of wanted signatures, those before them, and which are which."""
+    chosen = [index for rows in _by_signature(calls, wanted) for index in _evenly(rows, surrounding.places)]
+    for _, own in calls.groupby(["process", "thread"], sort=False, observed=True, dropna=False):
+        is_case = own.index.isin(chosen)
+        is_written = is_case.copy()
+        for place in np.flatnonzero(is_case).tolist():
+            is_written[max(0, place - surrounding.before) : place] = True
+        edges = np.flatnonzero(np.diff(is_written.astype(np.int8), prepend=0, append=0)).tolist()
+        for start, end in zip(edges[::2], edges[1::2], strict=True):
+            yield own.iloc[start:end], is_case[start:end].tolist()
+
+
+def _by_signature(calls: pd.DataFrame, wanted: Mapping[int, object]) -> Iterator[pd.DataFrame]:
+    """The calls of each wanted signature: of one that has any, those that the capture's own work did not perturb."""
+    for _, rows in calls[calls["signature"].isin(list(wanted))].groupby("signature", sort=False):
+        calm = rows[~rows["perturbed"].astype(bool)]
+        yield rows if calm.empty else calm
+
+
+def _evenly(rows: pd.DataFrame, places: int) -> list[int]:
+    steps = np.linspace(0, len(rows) - 1, min(len(rows), places)).astype(int)
+    return rows.index[steps].tolist()

@@ -30,6 +30,13 @@ SIZES = 0.5
 """Weight of a size beside that of the time."""
 
 
+def chosen_numbers(header: Mapping[str, Any]) -> range | None:
+    """The numbers of the signatures that a trace is of; the others stand around their calls. None for all."""
+    field = header.get(FIELD)
+    keys = field.get("keys") if isinstance(field, dict) else None
+    return range(len(keys)) if isinstance(keys, list) else None
+
+
 @dataclass(frozen=True, slots=True)
 class Distilled:
     """Some cases of a corpus.

@@ -12,6 +12,7 @@ from opgrip.replay.cases.selection import CALL, FUNCTION, Selection
 from opgrip.replay.cases.sources.source import CaseSet, sources
 from opgrip.replay.cases.units import make_units
 from opgrip.traces import load
+from opgrip.traces.corpus.distill import chosen_numbers
 from opgrip.traces.errors import UserError
 from opgrip.traces.shipped import trace_file
 
@@ -40,7 +41,8 @@ class TraceSource:
         if selection.unit != CALL:
             return CaseSet(make_units(trace, selection, selection.unit, extensions), trace)
         cases = make_cases(trace, selection)
-        return CaseSet(cases, trace, are_calls=True, all_cases=cases if selection.selects_all else None)
+        is_whole = selection.selects_all and chosen_numbers(trace.header) is None
+        return CaseSet(cases, trace, are_calls=True, all_cases=cases if is_whole else None)
 
     def fingerprint(self, target: str) -> str:
         """A hash of the file, or of those in the folder."""
