@@ -242,12 +242,12 @@ class Capture:
         """
         if self._flights is None:
             raise UserError("this capture keeps no last calls", "give --last a number of them")
-        return self._flights.dump(reason, asked=True)
+        return self._flights.dump(reason)
 
-    def note_error(self, error: BaseException) -> None:
-        """Tell of an error that a step or the program ended in: with `last`, the last calls are written for it."""
+    def note_error(self, error: BaseException, is_last: bool = True) -> None:
+        """Tell of an error that the program, or a step of it, ended in: with `last`, the last calls are written for it."""
         if self._flights is not None:
-            self._flights.dump_for_error(error)
+            self._flights.dump_for_error(error, always=is_last)
 
     @property
     def keeps_last(self) -> bool:
@@ -323,7 +323,7 @@ class Capture:
                 return function(*args, **kwargs)
             except BaseException as error:
                 if self._depth == 1:
-                    self.note_error(error)
+                    self.note_error(error, is_last=False)
                 raise
             finally:
                 self._depth -= 1

@@ -90,6 +90,8 @@ def discard(file: IO[bytes]) -> None:
 
 def abandon(file: IO[bytes]) -> None:
     """Let nothing that this process still holds of a temporary file reach it: after a fork, it is the parent's."""
+    if file.closed:
+        return
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, file.fileno())
     os.close(nowhere)

@@ -21,7 +21,8 @@ BeginFile = Callable[[Path, dict[str, Any]], TraceWriter]
 """Begins a trace: its path, and fields of its header."""
 
 WRITTEN = "_opgrip_written"
-"""Attribute of errors for which the last calls were written: by which process and capture, as errors can be pickled."""
+"""Attribute of errors that were met before: by which process and capture, as errors can be pickled, and whether the last
+calls were written then."""
 
 
 class Flights:
@@ -33,7 +34,7 @@ class Flights:
     """
 
     def __init__(self, recorder: Recorder, last: int) -> None:
-        self.signals = SignalWatch(self._at_signal)
+        self.signals = SignalWatch(self._at_signal, self._at_handled)
         self._recorder = recorder
         self._last = last
         self._flight: FlightRecorder | None = None
@@ -72,22 +73,30 @@ class Flights:
         self._recorder.module_raised = None
         self.signals.__exit__(None, None, None)
 
-    def dump(self, reason: str, asked: bool = False) -> Path | None:
-        """Write the last calls; None where there are none, or they cannot be written."""
-        return None if self._flight is None else self._flight.dump(reason, asked)
+    def dump(self, reason: str, always: bool = True) -> Path | None:
+        """Write the last calls; None where there are none, they cannot be written, or enough have been.
 
-    def dump_for_error(self, error: BaseException) -> None:
+        Parameters
+        ----------
+        always : also where enough have been, as for what was asked for and what the program does not survive
+        """
+        return None if self._flight is None else self._flight.dump(reason, always)
+
+    def dump_for_error(self, error: BaseException, always: bool = False) -> None:
         """Write them for an error that leaves a step or the program, once on its way."""
         # what a signal's handler raises, as for Ctrl-C, was written for the signal
         is_of_signal = self._was_signalled and isinstance(error, KeyboardInterrupt | SystemExit)
-        own = (os.getpid(), id(self))
-        if is_of_signal or not _is_failure(error) or any(getattr(item, WRITTEN, 0) == own for item in _chain(error)):
+        if is_of_signal or not _is_failure(error):
             return
+        own = (os.getpid(), id(self))
+        was_written = [mark[2] for item in _chain(error) if (mark := getattr(item, WRITTEN, ()))[:2] == own]
+        if any(was_written) or (was_written and not always):
+            return
+        path = self.dump(one_line(error), always)
         with suppress(Exception):
             # not in a table: its id, and its traceback's, are those of the next one that a loop handles; held there,
             # it would hold the frames that it left, and errors of C have no weak references
-            setattr(error, WRITTEN, own)
-        self.dump(one_line(error))
+            setattr(error, WRITTEN, (*own, path is not None))
 
     def notes(self) -> Iterator[str]:
         """What was asked for and could not be."""
@@ -97,11 +106,14 @@ class Flights:
             more = counted(self._flight.left_out, "other time", "other times")
             yield f"{more} that something happened, nothing was written: {len(self.dumps)} traces are enough"
 
-    def _at_signal(self, name: str, again: Callable[[], None]) -> bool:
+    def _at_signal(self, name: str, is_last: bool, again: Callable[[], None]) -> bool:
         if self._flight is None:
             return True
         self._was_signalled = True
-        return self._flight.dump_for_signal(name, again)
+        return self._flight.dump_for_signal(name, is_last, again)
+
+    def _at_handled(self) -> None:
+        self._was_signalled = False
 
 
 def dump_path(path: Path, number: int) -> Path:

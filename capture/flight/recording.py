@@ -22,7 +22,7 @@ from opgrip.traces.writer import TraceWriter, encode_line
 MOST_OF_EPOCH = {Signature: 4096, Scope: 8192, PAIR: 16384}
 """Of each, how many are met before the tables begin anew. What it takes to know a signature is some 10 kB."""
 MOST_DUMPS = 8
-"""That nobody asked for: a service whose requests fail all day is not to fill the disk."""
+"""For what a program survives: a service whose requests fail all day is not to fill the disk."""
 SIGNAL_WAIT_S = 5.0
 """That the handler of a signal waits for another thread that writes."""
 
@@ -52,7 +52,7 @@ class FlightRecorder(Flusher):
         self.dumps: list[Path] = []
         self.left_out = 0
         self._open_dump = open_dump
-        self._seen = self._signatures = 0
+        self._survived = self._seen = self._signatures = 0
         self._is_broken = False
         self._holder: int | None = None
         self._later: Callable[[], None] | None = None
@@ -74,15 +74,17 @@ class FlightRecorder(Flusher):
     def write_running(self) -> None:
         """Nothing is written while all is well."""
 
-    def dump(self, reason: str, asked: bool = False, wait: bool = True) -> Path | None:
-        """Write the calls that are kept, each once; None where there are none, or they cannot be written.
+    def dump(self, reason: str, always: bool = False, wait: bool = True) -> Path | None:
+        """Write the calls that are kept, each once; None where there are none, or they cannot or are not to be written.
 
         Parameters
         ----------
         reason : as the trace's header has it
-        asked : by the program, and not for what happened to it
+        always : also where there were enough files for what the program survives
         wait : for values that an accelerator still has
         """
+        if os.getpid() != self.recorder.pid:
+            return None
         with self._turn():
             try:
                 self._collect()
@@ -90,9 +92,11 @@ class FlightRecorder(Flusher):
                     self._fit_what_is_left()
                 if self._is_broken or not self._has_calls():
                     return None
-                if not asked and len(self.dumps) >= MOST_DUMPS:
-                    self.left_out += 1
-                    return None
+                if not always:
+                    if self._survived >= MOST_DUMPS:
+                        self.left_out += 1
+                        return None
+                    self._survived += 1
                 path = self._write_dump(reason)
             except Exception as error:
                 self.failure = error
@@ -100,11 +104,12 @@ class FlightRecorder(Flusher):
             self.dumps.append(path)
             return path
 
-    def dump_for_signal(self, name: str, again: Callable[[], None]) -> bool:
+    def dump_for_signal(self, name: str, always: bool, again: Callable[[], None]) -> bool:
         """Write them before a signal's own handler runs; whether that may run now.
 
         Parameters
         ----------
+        always : as for `dump`
         again : sends the signal once more, for a later time: this thread is writing already
         """
         if self._holder == threading.get_ident():
@@ -113,7 +118,7 @@ class FlightRecorder(Flusher):
         # not for ever: the thread that writes may wait for what this one holds
         if self._writing.acquire(timeout=SIGNAL_WAIT_S):
             self._writing.release()
-            self.dump(name, wait=False)
+            self.dump(name, always, wait=False)
         return True
 
     def finish(self) -> None:
@@ -198,11 +203,19 @@ class FlightRecorder(Flusher):
         kept = sum(map(len, blocks))
         self.definitions.begin_file()
         self.blocks.begin_file()
-        self.writer = writer = self._open_dump(len(self.dumps) + 1, self._flight(reason, kept))
-        for block in blocks:
-            self._write(self.blocks.records(block))
-        self._write(self.blocks.running())
-        self._close_dump(writer, self._seen - kept)
+        try:
+            self.writer = writer = self._open_dump(len(self.dumps) + 1, self._flight(reason, kept))
+            for block in blocks:
+                self._write(self.blocks.records(block))
+            self._write(self.blocks.running())
+            self._close_dump(writer, self._seen - kept)
+        except BaseException:
+            self.ring.add(blocks)
+            if self.writer is not None:
+                self.writer.discard()
+            raise
+        finally:
+            self.writer = None
         assert writer.path is not None
         return writer.path
 

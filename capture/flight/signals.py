@@ -25,16 +25,21 @@ class SignalWatch:
 
     Parameters
     ----------
-    stopped : gets the name, and what sends the signal once more; whether the program's handler is to run now
+    stopped : gets the name, whether the signal ends the program, and what sends it once more; whether the program's
+        handler is to run now
+    handled : is called where a handler of the program has returned, so that it goes on
 
     Attributes
     ----------
     refused : why signals are not seen; None where they are
     """
 
-    def __init__(self, stopped: Callable[[str, Callable[[], None]], bool]) -> None:
+    def __init__(
+        self, stopped: Callable[[str, bool, Callable[[], None]], bool], handled: Callable[[], None] = lambda: None
+    ) -> None:
         self.refused: str | None = None
         self._stopped = stopped
+        self._handled = handled
         self._own: dict[int, Any] = {}
         self._patches = Patches()
         self._set = signal.signal
@@ -64,6 +69,9 @@ class SignalWatch:
                 self._set(number, handler)
 
     def _watch(self, number: int, handler: Any) -> None:
+        if handler == self._handle:
+            # whatever the program took it for, it is what stands there already
+            return
         self._own.pop(number, None)
         if handler is None or handler == signal.SIG_IGN:
             return
@@ -83,20 +91,24 @@ class SignalWatch:
         return watched
 
     def _watching_getsignal(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda signalnum: self._own.get(signalnum) or original(signalnum)
+        # a handler may be SIG_DFL, which is 0
+        return lambda signalnum: self._own[signalnum] if signalnum in self._own else original(signalnum)
 
     def _handle(self, number: int, frame: FrameType | None) -> Any:
         handler = self._own.get(number, signal.SIG_DFL)
-        if self._active and not self._tell(number):
+        is_last = not callable(handler) or handler is signal.default_int_handler
+        if self._active and not self._tell(number, is_last):
             return None
         if callable(handler):
-            return handler(number, frame)
+            result = handler(number, frame)
+            self._handled()
+            return result
         self._set(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
         return None
 
-    def _tell(self, number: int) -> bool:
+    def _tell(self, number: int, is_last: bool) -> bool:
         try:
-            return self._stopped(signal.Signals(number).name, partial(signal.raise_signal, number))
+            return self._stopped(signal.Signals(number).name, is_last, partial(signal.raise_signal, number))
         except Exception:
             return True

@@ -102,6 +102,33 @@ def test_a_service_that_fails_all_day_does_not_fill_the_disk(tmp_path: Path) -> 
     assert len(capture.dumps) == len(list(tmp_path.iterdir())) == recording.MOST_DUMPS
 
 
+def test_what_the_program_does_not_survive_is_written_however_often_it_failed_before(tmp_path: Path) -> None:
+    model = Failing()
+    before = signal.signal(signal.SIGHUP, lambda number, frame: None)
+    raised, warned = pytest.raises(RuntimeError, match="mat1"), pytest.warns(RuntimeWarning, match="other time")
+    with raised, warned, Capture(tmp_path / "t.jsonl", last=5) as capture:
+        for _ in range(recording.MOST_DUMPS + 2):
+            with suppress(RuntimeError):
+                model(torch.ones(3))
+        signal.raise_signal(signal.SIGHUP)
+        model(torch.ones(3))
+    signal.signal(signal.SIGHUP, before)
+    assert len(capture.dumps) == recording.MOST_DUMPS + 1
+
+
+def test_a_signal_that_the_program_handles_hides_no_later_end_of_it(tmp_path: Path) -> None:
+    before = signal.signal(signal.SIGHUP, lambda number, frame: None)
+    try:
+        with pytest.raises(SystemExit), Capture(tmp_path / "t.jsonl", last=5) as capture:
+            torch.ones(3)
+            signal.raise_signal(signal.SIGHUP)
+            torch.ones(3)
+            sys.exit("a fault")
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert [load(path).header["flight"]["reason"] for path in capture.dumps] == ["SIGHUP", "SystemExit: a fault"]
+
+
 @pytest.mark.parametrize("code", [None, 0])
 def test_a_program_that_ends_well_by_sys_exit_leaves_no_file(tmp_path: Path, code: int | None) -> None:
     with pytest.raises(SystemExit), Capture(tmp_path / "t.jsonl", last=5):
@@ -263,6 +290,19 @@ def test_handlers_are_the_programs_again_after_the_block(tmp_path: Path) -> None
         signal.signal(signal.SIGTERM, before[signal.SIGTERM])
 
 
+def test_a_handler_that_is_put_back_is_the_one_that_the_program_saw(tmp_path: Path) -> None:
+    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    try:
+        with Capture(tmp_path / "t.jsonl", last=5):
+            seen = signal.getsignal(signal.SIGTERM)
+            assert seen is signal.SIG_DFL
+            assert signal.signal(signal.SIGTERM, seen) is signal.SIG_DFL
+            assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 CRASHED = """
 import os, signal, sys, torch
 from opgrip.capture import Capture
@@ -335,7 +375,11 @@ def test_a_full_disk_costs_the_trace_and_nothing_else(
         for _ in range(30):
             numbers = numbers + 1
         assert capture.dump() is None
+        monkeypatch.undo()
+        # what could not be written is kept
+        assert write_ahead or len(load(capture.dump() or "").calls) == 5
     assert torch.equal(numbers, torch.full((3,), 31.0))
+    assert not list(tmp_path.glob("*.part*"))
 
 
 def test_a_fault_in_the_ring_costs_the_recording_and_nothing_else(
@@ -394,6 +438,8 @@ from opgrip.capture import Capture
 with Capture("t.jsonl", last=10, write_ahead=sys.argv[1] == "ahead") as capture:
     x = torch.ones(3)
     x.neg()
+    if sys.argv[3:]:
+        capture.dump("before")
     child = os.fork()
     if not child:
         for _ in range(30):
@@ -423,6 +469,16 @@ def test_a_forked_process_keeps_last_calls_of_its_own(
     parent = load(tmp_path / "t.jsonl", partial=False)
     assert parent.calls["op"].tolist() == ["aten.ones.default", "aten.neg.default"]
     assert len(list(tmp_path.iterdir())) == 2
+
+
+@pytest.mark.slow
+def test_a_process_that_is_forked_after_a_dump_keeps_last_calls_of_its_own(tmp_path: Path) -> None:
+    done = run_python("-c", FORKED, "ring", "error", "dumped", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr
+    assert "Exception ignored" not in done.stderr
+    (child,) = tmp_path.glob("t.pid*.jsonl")
+    assert load(child, partial=False).header["flight"]["reason"].startswith("RuntimeError: mat1")
+    assert {path.name for path in tmp_path.iterdir()} == {"t.jsonl", child.name}
 
 
 def test_traces_of_several_processes_together_lack_what_each_of_them_lacks(tmp_path: Path) -> None:
