@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import errno
 import os
 import socket
 import sys
@@ -41,6 +42,8 @@ MOST_FAILURES = 100
 """Kinds of them that are counted."""
 END_S = 10.0
 """For a recording to be written when the program ends."""
+PAUSE_S = 0.1
+"""After the system had no room for a conversation, until the next one is waited for."""
 
 
 class Agent:
@@ -61,6 +64,7 @@ class Agent:
         self._session: Session | None = None
         self._free = threading.Lock()
         self._room = threading.BoundedSemaphore(MOST_CONNECTIONS)
+        self._is_closed = False
         self.path = socket_path(make_folder())
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         # nobody else can enter the folder meanwhile
@@ -116,6 +120,7 @@ class Agent:
         """Listen no more, end what is recorded, and take the socket away, where it is this process's own."""
         if os.getpid() != self._pid:
             return
+        self._is_closed = True
         with suppress(OSError):
             self.path.unlink()
         with suppress(OSError):
@@ -137,15 +142,21 @@ class Agent:
         while True:
             try:
                 link, _ = self._listener.accept()
-            except OSError:
-                self._listener.close()
-                return
+            except OSError as error:
+                if self._is_closed or error.errno in (errno.EBADF, errno.EINVAL):
+                    self._listener.close()
+                    return
+                # such as too many open files, of which the program may close some
+                self._fail(error)
+                time.sleep(PAUSE_S)
+                continue
+            if not self._room.acquire(blocking=False):
+                link.close()
+                continue
             try:
-                if not self._room.acquire(blocking=False):
-                    link.close()
-                    continue
                 threading.Thread(target=self._answer, args=(link,), name="opgrip-request", daemon=True).start()
             except Exception as error:
+                self._room.release()
                 self._fail(error)
                 link.close()
 
