@@ -66,12 +66,13 @@ def capture(model: str | nn.Module, output: str | Path, inputs: Any = None, **op
         ignore_own_warnings()
         reporter = QuietReporter("opgrip")
         if isinstance(model, nn.Module):
-            was_training = model.training
+            were_training = [(module, module.training) for module in model.modules()]
             try:
                 program = _program(model, inputs, args.run, options)
                 done = _capture(under_autocast(program, args.autocast), args, reporter)
             finally:
-                model.train(was_training)
+                for module, was_training in were_training:
+                    module.training = was_training
         else:
             args.model = model
             program = build(args, reporter)

@@ -245,7 +245,7 @@ class Capture:
         return self._flights.dump(reason)
 
     def note_error(self, error: BaseException, is_last: bool = True) -> None:
-        """Tell of an error that the program, or a step of it, ended in: with `last`, the last calls are written for it."""
+        """Tell of an error that the program, or a step of it, ended in: with `last`, the last calls are written."""
         if self._flights is not None:
             self._flights.dump_for_error(error, always=is_last)
 
@@ -351,10 +351,15 @@ class Capture:
             self._begin_recorder(self._file)
             flusher = self._make_flusher(self._file, self._details)
             flusher.prepare()
-            if self._max_overhead is not None:
-                self._recorder.budget = Budget(self._max_overhead, Spending(self._recorder).ns)
-            if self._flights is not None:
-                self._flights.begin()
+            try:
+                if self._max_overhead is not None:
+                    self._recorder.budget = Budget(self._max_overhead, Spending(self._recorder).ns)
+                if self._flights is not None:
+                    self._flights.begin()
+            except BaseException:
+                if flusher.writer is not None:
+                    flusher.writer.discard()
+                raise
         flusher.__enter__()
         self._flusher = flusher
         self._child_files = None if str(self.path) == "-" else ChildFiles(self._file)

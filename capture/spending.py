@@ -55,7 +55,7 @@ def measure_costs() -> Costs:
     """What recording takes on this machine: in some hundredths of a second, by a model of many small layers."""
     recorder = Recorder(RecordingMode)
     recorder.by_steps = True
-    model, tensor = _small_model(), torch.ones(4, 8)
+    model, tensor = _small_model(), torch.ones(4, 8, device="cpu")
     modules = sum(1 for _ in model.modules())
     with torch.no_grad():
         alone = _usual_ns(lambda: model(tensor))
@@ -70,7 +70,7 @@ def measure_costs() -> Costs:
 
 def _small_model() -> nn.Module:
     """Many small layers, made without drawing any of the program's random numbers."""
-    linears = [nn.utils.skip_init(nn.Linear, 8, 8) for _ in range(BLOCKS)]
+    linears = [nn.utils.skip_init(nn.Linear, 8, 8, device="cpu") for _ in range(BLOCKS)]
     model = nn.Sequential(*(nn.Sequential(linear, nn.ReLU(), nn.Tanh()) for linear in linears)).eval()
     for parameter in model.parameters():
         # what lies in fresh memory may be slow to reckon with

@@ -77,9 +77,36 @@ def open_ordinary(path: Path) -> IO[bytes]:
     return open(number, "r+b")
 
 
-def commit(file: IO[bytes], path: Path) -> None:
-    """Give a written and closed temporary file its name."""
-    Path(file.name).replace(path.resolve())
+def commit(file: IO[bytes], path: Path, force: bool) -> None:
+    """Give a written and closed temporary file its name; as `give_name`."""
+    give_name(Path(file.name), path, force)
+
+
+def give_name(part: Path, path: Path, force: bool) -> None:
+    """Give a whole file that has a temporary name its own.
+
+    Parameters
+    ----------
+    path : where it goes, as it was resolved when the file was begun: a link that somebody made since is replaced
+    force : replace what has come to be there; else the temporary file stays
+
+    Raises
+    ------
+    ExistingFileError : where there is something by now
+    """
+    if not force:
+        try:
+            os.link(part, path)
+        except FileExistsError as error:
+            raise ExistingFileError(f"{path} exists by now", f"what was written is {part}") from error
+        except OSError:
+            # not every file system has links
+            if os.path.lexists(path):
+                raise ExistingFileError(f"{path} exists by now", f"what was written is {part}") from None
+        else:
+            part.unlink()
+            return
+    part.replace(path)
 
 
 def discard(file: IO[bytes]) -> None:
@@ -100,6 +127,7 @@ def abandon(file: IO[bytes]) -> None:
 @contextmanager
 def whole_file(path: Path, force: bool) -> Iterator[IO[bytes]]:
     """A file to write; it appears under its name when the block ends well, and never otherwise."""
+    target = path.resolve()
     file = create(path, force)
     try:
         with file:
@@ -107,7 +135,7 @@ def whole_file(path: Path, force: bool) -> Iterator[IO[bytes]]:
     except BaseException:
         discard(file)
         raise
-    commit(file, path)
+    commit(file, target, force)
 
 
 @contextmanager

@@ -36,6 +36,9 @@ class TraceWriter:
 
     def __init__(self, path: str | Path, header: Header, force: bool = False) -> None:
         self.path = None if str(path) == "-" else Path(path)
+        self._force = force
+        # where a link that is there by now points to, and not one that comes
+        self._target = None if self.path is None else self.path.resolve()
         self._file: IO[bytes] | None = None
         self._sink: ByteSink
         if self.path is not None:
@@ -81,7 +84,8 @@ class TraceWriter:
             return
         self._sink.close()
         assert self._file is not None
-        commit(self._file, self.path)
+        assert self._target is not None
+        commit(self._file, self._target, self._force)
 
     def discard(self) -> None:
         """Leave no file."""

@@ -21,8 +21,8 @@ BeginFile = Callable[[Path, dict[str, Any]], TraceWriter]
 """Begins a trace: its path, and fields of its header."""
 
 WRITTEN = "_opgrip_written"
-"""Attribute of errors that were met before: by which process and capture, as errors can be pickled, and whether the last
-calls were written then."""
+"""Attribute of errors that were met before: by which process and capture, as errors can be pickled, and whether the
+last calls were written then."""
 
 
 class Flights:

@@ -30,6 +30,9 @@ def make_folder() -> Path:
         try:
             folder.mkdir(PRIVATE, exist_ok=True)
             check_private(folder)
+            if folder.lstat().st_uid != os.geteuid():
+                # root may enter it, and so may whose it is
+                raise UserError(f"{folder} is another user's", "set XDG_RUNTIME_DIR to a folder of your own")
             return folder
         except OSError as error:
             problem = UserError(f"{folder} cannot be made", str(error.strerror).lower())

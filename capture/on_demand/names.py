@@ -24,6 +24,8 @@ FIELDS = {
 SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst")
 """How the names of traces end."""
 _FIELD = re.compile(r"%(.?)", re.DOTALL)
+_MARKS = re.compile(r"^([^.]*)(?:\.\d+)?(?:\.rank\d+)?(?=\.)")
+"""What is added to a name for a rank, and where there is a file of that name already."""
 
 
 def check_pattern(pattern: str) -> None:
@@ -51,22 +53,20 @@ def recording_path(pattern: str, number: int) -> Path:
     own = rank()
     if own is not None and "%r" not in pattern and "%p" not in pattern:
         path = with_mark(path, f"rank{own}")
-    return _unused(path)
+    return unused(path)
 
 
-def of_pattern(pattern: str) -> re.Pattern[str]:
-    """What matches the file names of this process's recordings of a pattern, and no other process's."""
-    own = {"h": socket.gethostname(), "p": str(os.getpid()), "r": str(rank() or 0), "t": None, "n": None, "%": "%"}
-    forms = {"t": r"\d{8}T\d{6}", "n": r"\d+"}
-    parts = re.split(r"%(.)", Path(pattern).name)
-    text = "".join(
-        re.escape(part) if place % 2 == 0 else re.escape(own[part] or "") or forms[part]
-        for place, part in enumerate(parts)
-    )
-    return re.compile(text)
+def is_of_pattern(name: str, pattern: str) -> bool:
+    """Whether a file is named as recordings of a pattern are on this host, whichever process made it."""
+    number = r"\d+"
+    host = re.escape(socket.gethostname())
+    forms = {"h": host, "p": number, "r": number, "t": r"\d{8}T\d{6}", "n": number, "%": "%"}
+    parts = _FIELD.split(Path(pattern).name)
+    form = "".join(re.escape(part) if place % 2 == 0 else forms[part] for place, part in enumerate(parts))
+    return any(re.fullmatch(form, text) for text in (name, _MARKS.sub(r"\1", name)))
 
 
-def _unused(path: Path) -> Path:
+def unused(path: Path) -> Path:
     """The path, with a number before its suffixes where a file has that name."""
     number, free = 1, path
     while os.path.lexists(free):

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from opgrip.capture.on_demand.agent import Agent
-from opgrip.capture.on_demand.names import of_pattern
+from opgrip.capture.on_demand.names import is_of_pattern, recording_path
 from opgrip.capture.on_demand.settings import Request
 from opgrip.traces.errors import UserError, one_line
 
@@ -63,12 +63,12 @@ class Sampler:
 
 
 def make_room(pattern: str, most_bytes: int) -> list[Path]:
-    """Remove the oldest recordings that a process of this pattern made by itself, but for the last; gives them."""
+    """Remove the oldest recordings that processes of this pattern made by themselves, but for the last; gives them."""
     from opgrip.traces.tensor_file import values_path
 
-    name = of_pattern(pattern)
-    files = [path for path in Path(pattern).parent.iterdir() if name.fullmatch(path.name) and is_sampled(path)]
-    files.sort(key=lambda path: path.stat().st_mtime_ns)
+    folder = recording_path(pattern, 1).parent
+    files = [path for path in folder.iterdir() if is_of_pattern(path.name, pattern) and is_sampled(path)]
+    files.sort(key=_changed_ns)
     sizes = {path: sum(_size(file) for file in (path, values_path(path))) for path in files}
     removed = []
     for path in files[:-1]:
@@ -83,10 +83,10 @@ def make_room(pattern: str, most_bytes: int) -> list[Path]:
 
 def is_sampled(path: Path) -> bool:
     """Whether a file is a recording that a process made by itself, as its first line says."""
-    from opgrip.traces.streams import read_chunks
+    from opgrip.traces.streams import Damage, read_chunks
 
     line = b""
-    with suppress(OSError, ValueError, UserError):
+    with suppress(OSError, ValueError, UserError, Damage):
         for chunk in read_chunks(path):
             start, end, _ = chunk.partition(b"\n")
             line += start
@@ -99,7 +99,13 @@ def is_sampled(path: Path) -> bool:
 
 
 def _size(path: Path) -> int:
-    try:
+    # another process may have removed it
+    with suppress(OSError):
         return path.stat().st_size
-    except OSError:
-        return 0
+    return 0
+
+
+def _changed_ns(path: Path) -> int:
+    with suppress(OSError):
+        return path.stat().st_mtime_ns
+    return 0

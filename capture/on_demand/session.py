@@ -119,7 +119,7 @@ class Session:
         capture, recording = self._capture, self._recording
         first_ns = recording.first_call_ns
         return {
-            "file": str(self.path) if capture.calls and capture.problem is None else None,
+            "file": str(capture.path) if capture.calls and capture.problem is None else None,
             "steps": recording.steps,
             "cut": recording.cut,
             "calls": capture.calls,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,12 +11,16 @@ from typing import Any
 from torch.profiler import record_function
 
 from opgrip.capture.capture import Capture
+from opgrip.capture.compiled import CompiledWatch
 from opgrip.capture.contexts import describe_autocast
+from opgrip.capture.on_demand.names import unused
 from opgrip.capture.schedule import ALWAYS, Schedule
 from opgrip.capture.thread_mode import ThreadMode
 from opgrip.capture.threads import ThreadWatch
 from opgrip.capture.torch_private import innermost_mode
 from opgrip.capture.watching import Watching
+from opgrip.traces.errors import ExistingFileError
+from opgrip.traces.output import give_name
 
 
 @dataclass(slots=True)
@@ -50,7 +56,11 @@ class StepCapture(Capture):
         self._file = path.absolute()
         self._recorder.by_steps = True
         watches = [watch for watch in self._watching.watches if not isinstance(watch, ThreadWatch)]
-        self._watching = Watching(self._recorder, watches, with_mode=False)
+        # while no step has begun, compiled code runs as ever
+        self._of_compiled = [watch for watch in watches if isinstance(watch, CompiledWatch)]
+        self._hooks, self._hooks_lock = ExitStack(), threading.Lock()
+        others = [watch for watch in watches if watch not in self._of_compiled]
+        self._watching = Watching(self._recorder, others, with_mode=False)
 
     def open(self) -> None:
         """Begin the file, and watch what steps call; none is recorded yet."""
@@ -65,6 +75,27 @@ class StepCapture(Capture):
             self.discard()
             self.close()
             raise
+
+    def close(self) -> None:
+        """End the recording, and write the rest of the trace."""
+        flusher = self._flusher
+        super().close()
+        with self._hooks_lock:
+            self._of_compiled.clear()
+            self._hooks.close()
+        if flusher is not None and flusher.writer is not None and isinstance(self.failure, ExistingFileError):
+            self._take_another_name(flusher.writer.unfinished)
+
+    def _take_another_name(self, part: Path | None) -> None:
+        """Where another process has written a file of our name meanwhile: none is replaced."""
+        while part is not None:
+            self.path = unused(self._file)
+            try:
+                give_name(part, self.path, force=False)
+            except ExistingFileError:
+                continue
+            self.failure = self.problem = None
+            return
 
     def set_learning(self, learning: bool) -> None:
         """Throw away the calls of steps from now on, or record them."""
@@ -85,6 +116,9 @@ class StepCapture(Capture):
         """
         if not nested and innermost_mode() is not None:
             raise RuntimeError("a torch mode of the program is on")
+        with self._hooks_lock:
+            while self._of_compiled:
+                self._hooks.enter_context(self._of_compiled.pop())
         mode = self._recorder.mode_here()
         mode.settle()
         mode.set_autocast(describe_autocast())
@@ -128,3 +162,7 @@ class StepCapture(Capture):
         if self._recorder.fitter.full is not None:
             self._recorder.fitter.full.abandon()
         self._watching.pause()
+        # another thread of the parent may have held it
+        self._hooks_lock = threading.Lock()
+        self._of_compiled.clear()
+        self._hooks.close()

@@ -105,6 +105,11 @@ def test_costs_are_those_of_this_machine_and_draw_no_random_numbers() -> None:
     assert costs.passed < costs.call
 
 
+def test_costs_are_measured_whatever_device_tensors_are_made_on() -> None:
+    with torch.device("meta"):
+        assert measure_costs().call > 0
+
+
 def test_a_capture_that_spends_too_much_leaves_out_whole_steps_and_says_so(
     tmp_path: Path, spend: Callable[[float], None]
 ) -> None:

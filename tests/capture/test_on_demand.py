@@ -22,9 +22,11 @@ from torch import nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 import opgrip.capture
+from opgrip.capture.higher_order_private import stance_here
 from opgrip.capture.on_demand.marks import marks
-from opgrip.capture.on_demand.names import check_pattern, of_pattern, recording_path
+from opgrip.capture.on_demand.names import check_pattern, is_of_pattern, recording_path
 from opgrip.capture.on_demand.sampling import make_room
+from opgrip.capture.on_demand.step_capture import StepCapture
 from opgrip.traces import load
 from opgrip.traces.errors import UserError
 
@@ -152,7 +154,7 @@ def test_a_signal_asks_for_a_recording_and_takes_no_handler_of_the_program(serve
         process.send_signal(signal.SIGUSR1)
         wait_for((server / "s.jsonl").exists, process)
     code = "import signal; from opgrip.capture.on_demand.signals import listen_to\n"
-    code += "signal.signal(signal.SIGUSR1, print); listen_to(signal.SIGUSR1, None)"
+    code += "signal.signal(signal.SIGUSR1, print); listen_to(signal.SIGUSR1)"
     assert "SIGUSR1 has a handler of the program, which stays" in run_python("-c", code).stderr
 
 
@@ -338,8 +340,37 @@ def test_names_say_whose_a_recording_is(tmp_path: Path) -> None:
     for pattern, reason in {"%q.jsonl": "%q", "t.txt": "no name of a trace"}.items():
         with pytest.raises(UserError, match=reason):
             check_pattern(pattern)
-    assert of_pattern("x/a-%p-%n.jsonl").fullmatch(f"a-{os.getpid()}-12.jsonl")
-    assert not of_pattern("x/a-%p-%n.jsonl").fullmatch("a-1-12.jsonl")
+    host = socket.gethostname()
+    for name in ("a-1-12.jsonl", "a-1-12.3.jsonl", "a-1-12.3.rank0.jsonl", f"a-{os.getpid()}-1.rank12.jsonl"):
+        assert is_of_pattern(name, "x/a-%p-%n.jsonl")
+    assert is_of_pattern(f"a-{host}.2.jsonl.zst", "a-%h.jsonl.zst")
+    for name in ("a-1-12.json", "a-x-12.jsonl", "a-1-12.part7-0.jsonl", "ba-1-12.jsonl"):
+        assert not is_of_pattern(name, "x/a-%p-%n.jsonl")
+
+
+def test_a_file_that_another_process_wrote_meanwhile_stays(tmp_path: Path) -> None:
+    capture = StepCapture(tmp_path / "t.jsonl", warmup=False)
+    capture.open()
+    step = capture.enter_step(True, None)
+    torch.ones(3)
+    capture.leave_step(step)
+    (tmp_path / "t.jsonl").write_text("another's", encoding="utf-8")
+    capture.close()
+    assert capture.problem is None
+    assert capture.path == tmp_path / "t.2.jsonl"
+    assert load(capture.path, partial=False).calls["op"].tolist() == ["aten.ones.default"]
+    assert (tmp_path / "t.jsonl").read_text() == "another's"
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_compiled_code_runs_as_ever_until_a_step_begins(tmp_path: Path) -> None:
+    capture = StepCapture(tmp_path / "t.jsonl", warmup=False)
+    capture.open()
+    assert stance_here() == "default"
+    capture.leave_step(capture.enter_step(True, None))
+    assert stance_here() == "force_eager"
+    capture.close()
+    assert stance_here() == "default"
 
 
 def test_the_oldest_samples_leave_and_no_other_file(tmp_path: Path) -> None:
@@ -350,8 +381,16 @@ def test_the_oldest_samples_leave_and_no_other_file(tmp_path: Path) -> None:
         path.write_text(header % ("false" if number == 1 else "true"), encoding="utf-8")
         os.utime(path, (number, number))
     (tmp_path / "s-9.jsonl").write_text("mine", encoding="utf-8")
+    # what a full disk left costs none of it
+    (tmp_path / "s-8.jsonl").write_bytes(b"")
     assert [path.name for path in make_room(pattern, 2500)] == ["s-2.jsonl", "s-3.jsonl"]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["s-1.jsonl", "s-4.jsonl", "s-5.jsonl", "s-9.jsonl"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "s-1.jsonl",
+        "s-4.jsonl",
+        "s-5.jsonl",
+        "s-8.jsonl",
+        "s-9.jsonl",
+    ]
 
 
 @pytest.mark.slow
@@ -373,6 +412,8 @@ def test_options_of_recordings_are_for_programs_that_go_on(tmp_path: Path) -> No
     for words, said in {
         ("--signal", "USR1", "--", "a.py"): "--signal is for programs that go on: add --on-demand",
         ("--on-demand",): "--on-demand is for scripts",
+        ("--on-demand", "--last", "9", "--", "a.py"): "--last is for a capture of a whole program",
+        ("--on-demand", "--private", "--values", "full", "--", "a.py"): "--values full writes the values themselves",
         ("--on-demand", "--batch-size", "2", "--", "a.py"): "--batch-size is for models",
         ("--on-demand", "--signal", "KILL", "--", "a.py"): "KILL is no signal that can ask",
         ("--on-demand", "--max-disk", "2GB", "--", "a.py"): "--max-disk without --every",

@@ -28,6 +28,15 @@ def test_a_module_is_captured_and_its_trace_replayed(tmp_path: Path) -> None:
     assert all(row.status == "ok" for row in replay(tmp_path / "t.jsonl", top=2, iterations=1))
 
 
+def test_a_layer_that_is_frozen_stays_so(tmp_path: Path) -> None:
+    model = TinyNet()
+    model.features[0].eval()
+    capture(model, tmp_path / "t.jsonl", INPUTS)
+    assert model.training
+    assert not model.features[0].training
+    assert all(module.training for module in model.features[1:])
+
+
 def test_a_training_step_of_a_module_has_its_three_phases(tmp_path: Path) -> None:
     trace = capture(TinyNet(), tmp_path / "t.jsonl", dict(zip(("images", "words"), INPUTS, strict=True)), run="loss")
     assert set(trace.calls["phase"]) == {"forward"}

@@ -178,6 +178,12 @@ def _flight(value: Any, policy: Policy, names: Names) -> dict[str, Any] | None:
     return counts | {"reason": reason if reason in Signals.__members__ else names.error(reason)}
 
 
+def _on_demand(value: Any, policy: Policy, names: Names) -> dict[str, Any]:
+    # who made a recording says which ones may leave for new ones
+    about = _dict(value)
+    return {name: about[name] for name in ("recording", "sampled") if isinstance(about.get(name), bool | int)}
+
+
 _DEVICE_FACTS = frozenset(
     ("name", "capability", "architecture", "driver", "memory_bytes", "l2_bytes", "multiprocessors", "power_limit_w")
     + ("max_sm_mhz", "max_memory_mhz", "ecc", "mig")
@@ -208,4 +214,5 @@ _FIELDS: dict[str, Callable[[Any, Policy, Names], Any]] = {
     "processes": _processes,
     "clocks": _clocks,
     "flight": _flight,
+    "on_demand": _on_demand,
 }
