@@ -24,7 +24,6 @@ from opgrip.traces.corpus.choosing import choose
 from opgrip.traces.corpus.distill import FIELD, distill, with_times
 from opgrip.traces.errors import UserError
 
-
 SHIPPED = SHIPPED_TRACES[0]
 
 
