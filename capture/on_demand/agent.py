@@ -67,10 +67,14 @@ class Agent:
         self._is_closed = False
         self.path = socket_path(make_folder())
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        # nobody else can enter the folder meanwhile
-        self._listener.bind(str(self.path))
-        self.path.chmod(0o600)
-        self._listener.listen(MOST_CONNECTIONS)
+        try:
+            # nobody else can enter the folder meanwhile
+            self._listener.bind(str(self.path))
+            self.path.chmod(0o600)
+            self._listener.listen(MOST_CONNECTIONS)
+        except OSError:
+            self._listener.close()
+            raise
 
     def start(self) -> None:
         """Listen from now on."""
@@ -241,16 +245,31 @@ def start_agent(settings: Settings) -> Agent:
 
     Raises
     ------
-    UserError : where it cannot have a socket
+    UserError : where it cannot have a socket or a thread
     """
     global _agent
     with _starting:
         if _agent is None:
-            _agent = Agent(settings)
-            _agent.start()
-            atexit.register(_agent.close)
+            agent = _listening(settings)
+            atexit.register(agent.close)
             _watch_forks()
+            _agent = agent
         return _agent
+
+
+def _listening(settings: Settings) -> Agent:
+    from opgrip.traces.errors import UserError
+
+    try:
+        agent = Agent(settings)
+        try:
+            agent.start()
+        except BaseException:
+            agent.close()
+            raise
+    except (OSError, RuntimeError) as error:
+        raise UserError("this process can have no agent", _in_a_line(error)) from error
+    return agent
 
 
 def agent_here() -> Agent | None:

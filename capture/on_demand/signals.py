@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import threading
+from contextlib import suppress
 from types import FrameType
 
-from opgrip.capture.on_demand.agent import Agent
+from opgrip.capture.on_demand.agent import agent_here
 from opgrip.capture.on_demand.settings import Request
 from opgrip.traces.errors import UserError, one_line
 
@@ -25,8 +27,8 @@ def signal_of(name: str) -> signal.Signals:
     return number
 
 
-def listen_to(number: signal.Signals, agent: Agent) -> None:
-    """Record when a signal comes; what was recorded is said on stderr, as nobody else is told.
+def listen_to(number: signal.Signals) -> None:
+    """Ask the agent of this process when a signal comes; what was recorded is said on stderr, as nobody else is told.
 
     Raises
     ------
@@ -36,20 +38,28 @@ def listen_to(number: signal.Signals, agent: Agent) -> None:
         raise UserError(f"{number.name} is not listened to", "torch was loaded outside of the program's main thread")
     if signal.getsignal(number) is not signal.SIG_DFL:
         raise UserError(f"{number.name} has a handler of the program, which stays", "choose another signal")
-
-    def ask(_number: int, _frame: FrameType | None) -> None:
-        # the program's main thread runs this between two of its lines
-        threading.Thread(target=_record, args=(agent,), name="opgrip-recording", daemon=True).start()
-
-    signal.signal(number, ask)
+    signal.signal(number, _ask)
 
 
-def _record(agent: Agent) -> None:
+def _ask(_number: int, _frame: FrameType | None) -> None:
+    # the program's main thread runs this between two of its lines: nothing may reach it
+    try:
+        threading.Thread(target=_record, name="opgrip-recording", daemon=True).start()
+    except Exception as error:
+        with suppress(Exception):
+            # the line may be one that writes to sys.stderr, which nobody else may enter then
+            os.write(2, f"opgrip: there is no trace: {one_line(error)}\n".encode())
+
+
+def _record() -> None:
     from opgrip.capture.on_demand.telling import lines_of
 
     try:
-        lines = lines_of(agent.record(Request()))
+        # a forked process has kept the handler, and has an agent of its own
+        agent = agent_here()
+        lines = ["this process has no agent"] if agent is None else lines_of(agent.record(Request()))
     except Exception as error:
         lines = [str(error) if isinstance(error, UserError) else one_line(error)]
-    for line in lines:
-        print(f"opgrip: {line}", file=sys.stderr, flush=True)
+    with suppress(Exception):
+        for line in lines:
+            print(f"opgrip: {line}", file=sys.stderr, flush=True)

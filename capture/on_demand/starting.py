@@ -14,14 +14,14 @@ def start(settings: Settings) -> Agent:
 
     Raises
     ------
-    UserError : where it cannot have a socket
+    UserError : where it cannot have a socket or a thread
     """
     agent = start_agent(settings)
     if settings.signal is not None:
         from opgrip.capture.on_demand.signals import listen_to, signal_of
 
         try:
-            listen_to(signal_of(settings.signal), agent)
+            listen_to(signal_of(settings.signal))
         except UserError as error:
             print(f"opgrip: {error}", file=sys.stderr)
     if settings.every_s is not None:

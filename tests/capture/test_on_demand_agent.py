@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -11,11 +12,44 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from services import short_name
+from programs import run_python
+from services import environment, short_name
 
-from opgrip.capture.on_demand.agent import MOST_CONNECTIONS, Agent
+from opgrip.capture.on_demand import agent as agent_module
+from opgrip.capture.on_demand.agent import MOST_CONNECTIONS, Agent, start_agent
 from opgrip.capture.on_demand.client import processes
 from opgrip.capture.on_demand.settings import Settings
+from opgrip.capture.on_demand.signals import listen_to
+from opgrip.traces import load
+from opgrip.traces.errors import UserError
+
+FORKS = """
+import os, signal, time, torch, opgrip.capture
+from pathlib import Path
+from opgrip.capture.on_demand.settings import Settings
+from opgrip.capture.on_demand.starting import start
+
+start(Settings("forks", str(Path("s-%p.jsonl").absolute()), steps=1, warmup=0, signal="USR1"))
+class Forks(torch.nn.Module):
+    child = None
+    def forward(self, x):
+        if self.child is None:
+            self.child = os.fork()
+        return x.cos()
+net = Forks().eval()
+asked = opgrip.capture.trigger(steps=1)
+net(torch.ones(2))
+if net.child == 0:
+    os.kill(os.getpid(), signal.SIGUSR1)
+    until = time.monotonic() + 60
+    while not Path(f"s-{os.getpid()}.jsonl").exists() and time.monotonic() < until:
+        net(torch.ones(2))
+        time.sleep(0.01)
+    os._exit(0)
+os.waitpid(net.child, 0)
+asked.wait(60)
+print(os.getpid(), net.child)
+"""
 
 
 @pytest.fixture
@@ -66,3 +100,38 @@ def test_conversations_for_which_there_was_no_thread_leave_room_for_others(agent
             assert link.recv(1) == b""
     assert names() == ["here"]
     assert agent.failures == {"RuntimeError: can't start new thread": MOST_CONNECTIONS}
+
+
+def test_a_signal_in_a_forked_process_asks_its_own_agent(tmp_path: Path) -> None:
+    done = run_python("-c", FORKS, cwd=tmp_path, env=environment(tmp_path))
+    parent, child = done.stdout.split()
+    assert {path.name for path in tmp_path.glob("*.jsonl")} == {f"s-{parent}.jsonl", f"s-{child}.jsonl"}, done.stderr
+    assert "recording already" not in done.stderr
+    assert load(tmp_path / f"s-{child}.jsonl", partial=False).header["pid"] == int(child)
+
+
+def test_a_signal_for_which_there_is_no_thread_reaches_no_line_of_the_program(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    listen_to(signal.SIGUSR2)
+    try:
+        start = failing_first(threading.Thread.start, 1, RuntimeError("can't start new thread"), of="opgrip-recording")
+        monkeypatch.setattr(threading.Thread, "start", start)
+        signal.raise_signal(signal.SIGUSR2)
+    finally:
+        signal.signal(signal.SIGUSR2, signal.SIG_DFL)
+    assert capfd.readouterr().err == "opgrip: there is no trace: RuntimeError: can't start new thread\n"
+
+
+def test_a_process_that_can_have_no_agent_now_may_have_one_later(
+    sockets: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agent_module, "_agent", None)
+    error = RuntimeError("can't start new thread")
+    monkeypatch.setattr(threading.Thread, "start", failing_first(threading.Thread.start, 1, error, of="opgrip-agent"))
+    with pytest.raises(UserError, match="this process can have no agent"):
+        start_agent(Settings("here"))
+    assert not list(sockets.iterdir())
+    agent = start_agent(Settings("here"))
+    assert names() == ["here"]
+    agent.close()
