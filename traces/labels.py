@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -14,6 +15,10 @@ MARKS = "profiler."
 ENTER, EXIT = "profiler._record_function_enter", "profiler._record_function_exit"
 AUTOGRAD = "autograd"
 """How the names of the threads begin that run backward passes for another thread, which waits."""
+
+
+STEP_LABEL = re.compile(r"opgrip step [0-9]{1,9}")
+"""Of the steps of a recording that was asked for."""
 
 
 def is_mark(op: str) -> bool:

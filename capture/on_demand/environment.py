@@ -35,9 +35,10 @@ VARIABLES: dict[str, tuple[str, Callable[[str], Any], str]] = {
     "OPGRIP_SIGNAL": ("signal", _signal, "a signal that asks for a recording"),
     "OPGRIP_EVERY": ("every_s", interval, "record by itself, so often"),
     "OPGRIP_NEW_ONLY": ("new_only", _switch, "of those, keep what has something new: 1 or 0"),
+    "OPGRIP_PRIVATE": ("private", _switch, "write no names, paths, texts and values of the program: 1 or 0"),
     "OPGRIP_MAX_DISK": ("max_disk_bytes", byte_count, "what such recordings take at most"),
 }
-"""By variable: the field of `Settings`, what makes it of the text, and what it is."""
+"""By variable: the field of `Settings`, or an option of `Capture`; what makes it of the text, and what it is."""
 
 
 def settings_of(environment: Mapping[str, str]) -> Settings:
@@ -53,7 +54,10 @@ def settings_of(environment: Mapping[str, str]) -> Settings:
             values[field] = parse(text)
         except argparse.ArgumentTypeError as error:
             raise UserError(f"{variable}: {error}") from error
+    options = {"private": True} if values.pop("private", False) else {}
+    if options and values.get("new_only"):
+        raise UserError("OPGRIP_NEW_ONLY with OPGRIP_PRIVATE needs names that stay alike", "use opcapture --salt-file")
     if "seconds" in values:
         values.setdefault("steps", None)
     name = Path(sys.argv[0]).stem if getattr(sys, "argv", None) and sys.argv[0] else "python"
-    return Settings(name, str(Path(pattern).absolute()), **values)
+    return Settings(name, str(Path(pattern).absolute()), options=options, **values)

@@ -11,7 +11,7 @@ from pathlib import Path
 from opgrip.capture.ranks import rank, with_mark
 from opgrip.traces.errors import UserError
 
-DEFAULT = "step-%h-%p-%n.jsonl"
+DEFAULT, PRIVATE_DEFAULT = "step-%h-%p-%n.jsonl", "private-%p-%n.jsonl"
 FIELDS = {
     "h": "the host",
     "p": "the process's number",

@@ -56,7 +56,8 @@ class Sampler:
         from opgrip.traces.tensor_file import values_path
 
         if self._seen is None:
-            self._seen = Seen(recording.parent, self._agent.settings.name)
+            settings = self._agent.settings
+            self._seen = Seen(recording.parent, None if settings.options.get("private") else settings.name)
         if not self._seen.add(recording):
             for file in (recording, values_path(recording)):
                 file.unlink(missing_ok=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 from opgrip.capture.choices import KNOWN_EXTENSIONS
 from opgrip.capture.late_modules import LateModules
 from opgrip.capture.on_demand.autostart import load_recording
-from opgrip.capture.on_demand.names import DEFAULT, check_pattern
+from opgrip.capture.on_demand.names import DEFAULT, PRIVATE_DEFAULT, check_pattern
 from opgrip.capture.on_demand.settings import WARMUP, Settings
 from opgrip.capture.on_demand.signals import signal_of
 from opgrip.capture.on_demand.starting import start
@@ -51,7 +51,7 @@ def _run(program: Sequence[str]) -> int:
 
 def settings_of(args: argparse.Namespace, name: str) -> Settings:
     """What the command line says of recordings."""
-    pattern = args.output or DEFAULT
+    pattern = args.output or (PRIVATE_DEFAULT if args.private else DEFAULT)
     check_pattern(pattern)
     unset, recording = asdict(Recording()), asdict(from_arguments(Recording, args))
     options = {word: value for word, value in recording.items() if value != unset[word]}
@@ -74,6 +74,8 @@ def settings_of(args: argparse.Namespace, name: str) -> Settings:
         raise UserError("--max-disk without --every", "recordings that are asked for stay")
     if args.new_only and args.every is None:
         raise UserError("--new-only without --every", "recordings that are asked for stay")
+    if args.new_only and args.private and args.salt_file is None:
+        raise UserError("--new-only with --private needs names that stay alike", "add --salt-file FILE")
     steps = None if args.seconds is not None else args.steps
     return Settings(
         *(name, str(Path(pattern).absolute()), steps, args.seconds),

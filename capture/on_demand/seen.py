@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import re
 import socket
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ from pathlib import Path
 from opgrip.capture.ranks import rank
 from opgrip.traces.differences.days import SUFFIX, read_day, write_day
 from opgrip.traces.differences.side import Side
+from opgrip.traces.errors import UserError
 from opgrip.traces.trace import load
 
 
@@ -22,16 +24,18 @@ class Seen:
     Parameters
     ----------
     folder : of its recordings
-    name : of the service
+    name : of the service; None where its files are to tell neither that nor the host
     """
 
-    def __init__(self, folder: Path, name: str) -> None:
+    def __init__(self, folder: Path, name: str | None) -> None:
         own = rank()
         mark = "" if own is None else f".rank{own}"
-        self._stem = re.sub(r"[^\w.-]", "_", f"{name}-{socket.gethostname()}{mark}")
+        stem = "private" if name is None else f"{name}-{socket.gethostname()}"
+        self._stem = re.sub(r"[^\w.-]", "_", f"{stem}{mark}")
         self._folder = folder
         self._known: set[str] = set()
         self._read: dict[Path, int] = {}
+        self._told: set[Path] = set()
 
     def day_file(self) -> Path:
         """Where what is called today is counted, by UTC."""
@@ -43,7 +47,11 @@ class Seen:
         side.add(load(recording))
         with self._locked():
             path = self.day_file()
-            day = read_day(path) if path.exists() else Side()
+            day = self._day(path)
+            if day is None:
+                if path.exists():
+                    path.replace(path.with_name(f"{path.name}.unread"))
+                day = Side()
             self._look_at_others(path)
             new = side.cases.keys() - day.cases.keys() - self._known
             day.include(side)
@@ -55,8 +63,20 @@ class Seen:
         for path in self._folder.glob(f"{self._stem}-????-??-??{SUFFIX}"):
             changed_ns = path.stat().st_mtime_ns
             if path != today and self._read.get(path) != changed_ns:
-                self._known |= read_day(path).cases.keys()
                 self._read[path] = changed_ns
+                other = self._day(path)
+                if other is not None:
+                    self._known |= other.cases.keys()
+
+    def _day(self, path: Path) -> Side | None:
+        """What a day's file counts; None where there is none, or it cannot be read, which is said once."""
+        try:
+            return read_day(path) if path.exists() else None
+        except UserError as error:
+            if path not in self._told:
+                self._told.add(path)
+                print(f"opgrip: not counted with the others: {error}", file=sys.stderr, flush=True)
+            return None
 
     @contextmanager
     def _locked(self) -> Iterator[None]:

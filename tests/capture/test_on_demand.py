@@ -412,6 +412,7 @@ def test_options_of_recordings_are_for_programs_that_go_on(tmp_path: Path) -> No
     for words, said in {
         ("--signal", "USR1", "--", "a.py"): "--signal is for programs that go on: add --on-demand",
         ("--on-demand",): "--on-demand is for scripts",
+        ("--on-demand", "--private", "--new-only", "--every", "1h", "--", "a.py"): "add --salt-file FILE",
         ("--on-demand", "--last", "9", "--", "a.py"): "--last is for a capture of a whole program",
         ("--on-demand", "--private", "--values", "full", "--", "a.py"): "--values full writes the values themselves",
         ("--on-demand", "--batch-size", "2", "--", "a.py"): "--batch-size is for models",

@@ -12,6 +12,7 @@ import pytest
 import torch
 from programs import run_command, wait_for
 from services import on_demand, running
+from torch.profiler import record_function
 
 from opgrip.capture import Capture
 from opgrip.capture.on_demand import seen
@@ -77,6 +78,41 @@ def test_a_service_whose_name_begins_alike_is_another(tmp_path: Path, monkeypatc
     Seen(tmp_path, "server").add(recording(tmp_path / "2.jsonl", 7))
     monkeypatch.setattr(seen.socket, "gethostname", lambda: "web")
     assert Seen(tmp_path, "server").add(recording(tmp_path / "3.jsonl", 7)) == 2
+
+
+def test_a_day_that_cannot_be_read_is_set_aside_and_costs_no_other(
+    tmp_path: Path, go_to_day: Callable[[int], None], capfd: pytest.CaptureFixture[str]
+) -> None:
+    service = Seen(tmp_path, "server")
+    go_to_day(0)
+    service.day_file().write_text("damaged", encoding="utf-8")
+    assert service.add(recording(tmp_path / "1.jsonl", 2)) == 2
+    assert service.add(recording(tmp_path / "2.jsonl", 2)) == 0
+    (aside,) = tmp_path.glob("*.unread")
+    assert aside.read_text() == "damaged"
+    service.day_file().write_text("damaged", encoding="utf-8")
+    go_to_day(1)
+    assert service.add(recording(tmp_path / "3.jsonl", 2)) == 2
+    assert service.add(recording(tmp_path / "4.jsonl", 2)) == 0
+    assert capfd.readouterr().err.count("not counted with the others") == 1
+
+
+def test_a_private_service_is_named_by_no_file(tmp_path: Path) -> None:
+    options = {"private": True}
+    agent = SimpleNamespace(settings=Settings("server", str(tmp_path / "s-%n.jsonl"), new_only=True, options=options))
+    Sampler(agent)._keep_what_is_new(recording(tmp_path / "s-1.jsonl", 2))  # type: ignore[arg-type]
+    assert sorted(path.name[:7] for path in tmp_path.iterdir()) == [".privat", "private", "s-1.jso"]
+
+
+def test_a_day_counts_the_steps_of_its_recordings(tmp_path: Path) -> None:
+    service = Seen(tmp_path, "server")
+    for number in range(2):
+        with Capture(tmp_path / f"{number}.jsonl", details={"on_demand": {"sampled": True}}):
+            for step in range(3):
+                with record_function(f"opgrip step {step}"):
+                    torch.ones(2)
+        service.add(tmp_path / f"{number}.jsonl")
+    assert read_day(service.day_file()).steps == 6
 
 
 def test_processes_of_a_service_count_into_one_file(tmp_path: Path) -> None:

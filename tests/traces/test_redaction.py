@@ -148,6 +148,15 @@ def schema_fields() -> Iterator[str]:
         yield from walk(definition, name)
 
 
+def test_labels_of_recorded_steps_stay_and_devices_of_other_packages_do_not() -> None:
+    names = Names(Policy())
+    assert names.label("opgrip step 12") == "opgrip step 12"
+    assert names.label("opgrip step twelve") != "opgrip step twelve"
+    assert names.device("cuda:1") == "cuda:1"
+    assert names.device("acmechip:3") == "privateuseone:3"
+    assert names.device("acmechip") == "privateuseone"
+
+
 def test_every_field_of_the_schema_has_a_decision() -> None:
     expected = set(schema_fields())
     decided = [name for listed in TREATMENTS.values() for name in listed.split()]

@@ -38,24 +38,28 @@ class Check:
     other_sizes : operator, and what both gave, where the redacted call gave others
     broken : operators whose redacted calls no longer run
     verdicts : of the times, as `opgrip compare` judges them
+    ran : how many ran before they were redacted
     """
 
     cases: int
     sized: int
+    ran: int
     other_sizes: list[tuple[str, str, str]] = field(default_factory=list)
     broken: list[str] = field(default_factory=list)
     verdicts: Counter[Verdict] = field(default_factory=Counter)
 
     @property
     def passed(self) -> bool:
-        """Whether what was redacted replays with the same sizes."""
-        return not self.other_sizes and not self.broken
+        """Whether what was redacted replays with the same sizes, as far as anything replays."""
+        return not self.other_sizes and not self.broken and (self.ran > 0 or not self.cases)
 
     def lines(self) -> Iterator[str]:
         """What to say of it."""
         alike = f"outputs of the same sizes in {self.sized:,}"
         times = ", ".join(f"{verdict.value.lower()} {self.verdicts[verdict]:,}" for verdict in Verdict)
         yield f"check: {counted(self.cases, 'case')} of both replayed: {alike}; times of the redacted: {times}"
+        if self.cases and not self.ran:
+            yield "check: none of the cases runs here, so that nothing was held against anything"
         for op, one, other in self.other_sizes:
             yield f"check: {op} gave {other}, and {one} before it was redacted"
         for op in self.broken:
@@ -76,7 +80,8 @@ def check_replays(original: Path, redacted: Path, cases: int = CASES) -> Check:
     base, new = (replay(path, top=cases, repeats=REPEATS) for path in (original, redacted))
     comparison = compare(base, _with_keys_of(base, new))
     broken = [pair.new.op for pair in comparison.broken]
-    return Check(len(numbers), len(numbers) - len(differing), differing, broken, comparison.counts)
+    ran = sum("shapes" in both[0].get(number, {}) for number in numbers)
+    return Check(len(numbers), len(numbers) - len(differing), ran, differing, broken, comparison.counts)
 
 
 def _longest(trace: Trace, cases: int) -> list[int]:
@@ -102,8 +107,11 @@ def _shapes(path: Path, numbers: Sequence[int]) -> Given:
 
 
 def _kind(given: Any) -> Any:
-    """What is compared of a call: its sizes, or whether it was refused or failed."""
-    return given.get("shapes", sorted(given)) if given else None
+    """What is compared of a call: its sizes, or how it was refused or failed."""
+    if not given or "shapes" in given:
+        return given and given["shapes"]
+    # of an error, its class: the text may tell what was redacted
+    return [(name, text.partition(":")[0]) for name, text in given.items()]
 
 
 def _told(given: Any, recorded: Shapes | None) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 from opgrip.traces.arguments import TensorSpec, tensors
 from opgrip.traces.identity import key_of_case
+from opgrip.traces.labels import STEP_LABEL
 from opgrip.traces.listing import call_outline
 from opgrip.traces.records import Signature
 from opgrip.traces.trace import Trace
@@ -77,8 +78,8 @@ class Side:
             cases.time_ns += float(totals[number])
             cases.times_us.append((float(medians[number]) / 1e3, int(counts[number])))
         self.header = self.header or trace.header
-        steps = trace.header.get("steps")
-        self.steps = self.steps + steps if self.steps is not None and type(steps) is int and steps > 0 else None
+        steps = _steps(trace)
+        self.steps = self.steps + steps if self.steps is not None and steps else None
         self.traces += 1
         self.calls += int(counts.sum())
         self.time_ns += float(totals.sum())
@@ -107,6 +108,16 @@ def unit_of(before: Side, after: Side) -> str:
     if before.steps and after.steps:
         return STEP
     return TRACE if before.traces == after.traces == 1 else CALL
+
+
+def _steps(trace: Trace) -> int:
+    """The steps that a trace says it has; 0 where it says nothing."""
+    steps = trace.header.get("steps")
+    if type(steps) is int:
+        return max(steps, 0)
+    if "on_demand" not in trace.header:
+        return 0
+    return sum(1 for label in trace.labels.index if STEP_LABEL.fullmatch(str(label)))
 
 
 def _contexts(trace: Trace) -> dict[int, Mapping[str, Any]]:

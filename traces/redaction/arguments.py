@@ -171,7 +171,7 @@ class Arguments:
                 )
                 made_of = PerChannel(tuple(map(coarse_float, scales)), zeros, axis)
         cls = None if spec.cls is None else self._names.class_name(spec.cls)
-        return replace(spec, cls=cls, made_of=made_of)
+        return replace(spec, cls=cls, made_of=made_of, device=self._names.device(spec.device))
 
     def _keyword(self, signature: Signature, name: str) -> str:
         is_own = signature.kind == FUNCTION and not signature.op.startswith(HIGHER_ORDER)
@@ -236,7 +236,7 @@ _LEAVES: dict[type, _Leaf] = {
     range: _range,
     slice: _slice,
     TensorSpec: lambda arguments, value, place, facts: arguments.tensor(value),
-    GeneratorSpec: lambda arguments, value, place, facts: GeneratorSpec(value.device, 0),
+    GeneratorSpec: lambda arguments, value, place, facts: GeneratorSpec(arguments._names.device(value.device), 0),
     GroupSpec: lambda arguments, value, place, facts: arguments.group(value),
     ReductionSpec: lambda arguments, value, place, facts: (
         value if value.name in REDUCTIONS else ReductionSpec(arguments.text(value.name, place))

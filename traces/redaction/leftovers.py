@@ -20,6 +20,7 @@ from opgrip.traces.redaction.names import ALPHABET, MADE_UP, OPTIMIZER_LABEL, SA
 from opgrip.traces.redaction.policy import FILES, FUNCTIONS, LABELS, MODEL, MODULES, SCALARS, Policy
 from opgrip.traces.redaction.public_words import (
     BACKENDS,
+    DEVICE,
     EINSUM,
     FUNCTION_WORDS,
     LIMIT,
@@ -245,7 +246,7 @@ _WORDS: dict[str, tuple[str, Callable[[str], bool]]] = {
     "dtype": ("torch's types", DTYPES.__contains__),
     "layout": ("torch's types", LAYOUTS.__contains__),
     "memory_format": ("torch's types", MEMORY_FORMATS.__contains__),
-    "device": ("devices set the times", _is_any),
+    "device": ("devices set the times", lambda text: DEVICE.fullmatch(text) is not None),
     "float": ("nan and infinities", ("nan", "inf", "-inf").__contains__),
     "opaque": ("types of Python and torch", is_public_type),
     "raised": ("kinds of errors of Python and torch", _is_reason),

@@ -6,9 +6,11 @@ import re
 from collections.abc import Callable
 from hashlib import blake2b
 
+from opgrip.traces.labels import STEP_LABEL
 from opgrip.traces.records import FUNCTION, HIGHER_ORDER
 from opgrip.traces.redaction.policy import FILES, FUNCTIONS, LABELS, MODULES, Policy
 from opgrip.traces.redaction.public_words import (
+    DEVICE,
     EINSUM,
     EXCEPTION,
     FUNCTION_WORDS,
@@ -132,11 +134,19 @@ class Names:
         return self._policy.hide_operators and not is_public_operator(op)
 
     def label(self, text: str) -> str:
-        """A label of `record_function`; those that torch's optimizers open stay."""
+        """A label of `record_function`; those that torch's optimizers and recordings of steps open stay."""
         match = OPTIMIZER_LABEL.fullmatch(text)
-        if self._policy.keeps(LABELS) or (match is not None and match[2] in optimizer_classes()):
+        is_optimizers = match is not None and match[2] in optimizer_classes()
+        if self._policy.keeps(LABELS) or is_optimizers or STEP_LABEL.fullmatch(text):
             return text
         return self.word(text)
+
+    def device(self, name: str) -> str:
+        """A device; one of a back end that another package brings and names keeps its number alone."""
+        if DEVICE.fullmatch(name):
+            return name
+        number = re.search(r":[0-9]{1,4}$", name)
+        return f"privateuseone{number[0] if number else ''}"
 
     def thread(self, name: str) -> str:
         """A thread's name; of those that Python and torch number, the number stays."""
