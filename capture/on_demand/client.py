@@ -8,7 +8,7 @@ import socket
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,11 +31,13 @@ class Process:
     ----------
     socket : where
     about : what it says of itself; empty where it did not answer in time
+    workers : the processes of its own, as those that load data, by their numbers
     """
 
     pid: int
     socket: Path
     about: dict[str, Any]
+    workers: tuple[int, ...] = ()
 
     @property
     def name(self) -> str:
@@ -48,6 +50,18 @@ class Process:
         number = self.about.get("rank")
         return number if isinstance(number, int) else None
 
+    @property
+    def job(self) -> str | None:
+        """What all ranks of its job have alike; None where it is of none."""
+        word = self.about.get("job")
+        return word if isinstance(word, str) else None
+
+    def is_worker_of(self, other: Process) -> bool:
+        """Whether another one has started it as a part of itself: of its rank, or without a job of its name."""
+        if self.about.get("parent") != other.pid or (self.job, self.rank) != (other.job, other.rank):
+            return False
+        return self.job is not None or self.name == other.name
+
 
 def processes() -> list[Process]:
     """The processes that can be asked, by their numbers; what others have left behind is cleaned away."""
@@ -59,18 +73,27 @@ def processes() -> list[Process]:
     return sorted(items, key=lambda item: item.pid)
 
 
+def without_workers(items: Sequence[Process]) -> list[Process]:
+    """The processes that no other of them started as a part of it; each knows its workers."""
+    workers = {item.pid: [other.pid for other in items if other.is_worker_of(item)] for item in items}
+    parts = {pid for pids in workers.values() for pid in pids}
+    return [replace(item, workers=tuple(workers[item.pid])) for item in items if item.pid not in parts]
+
+
 def find_processes(word: str) -> list[Process]:
-    """The process of a number or a name; several where these are the ranks of one job.
+    """The process of a number or a name; several where these are the ranks of one job. Workers have numbers alone.
 
     Raises
     ------
     UserError : where there is none, or several that are no ranks of one job
     """
     everyone = processes()
-    items = [item for item in everyone if str(item.pid) == word or item.name == word]
+    items = [item for item in everyone if str(item.pid) == word] or [
+        item for item in without_workers(everyone) if item.name == word
+    ]
     if not items:
         raise UserError(f"{word} can not be asked to record", _advice(word, everyone))
-    jobs = {item.about.get("job") for item in items}
+    jobs = {item.job for item in items}
     if len(items) > 1 and (len(jobs) > 1 or None in jobs):
         numbers = ", ".join(str(item.pid) for item in items)
         raise UserError(f"{len(items)} processes are called {word}", f"name one by its number: {numbers}")

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from time import monotonic, sleep
 from typing import Any
 
-from opgrip.capture.on_demand.client import Process, converse, processes
+from opgrip.capture.on_demand.client import Process, converse, processes, without_workers
 from opgrip.capture.on_demand.telling import lines_of
 from opgrip.capture.on_demand.words import ARMED, DONE, RECORD, STOP, TELL
 from opgrip.traces.errors import UserError
@@ -20,26 +20,34 @@ AHEAD_S = 0.5
 """Of a job's time, as far as the step that all begin with lies ahead."""
 MOST_TRIES = 6
 """Each with twice the distance, where a rank has come by the step before it heard of it."""
+MOST_WORKERS = 4
+"""Whose numbers are told."""
 
 
 def choose_ranks(items: Sequence[Process], rank: int | None, reporter: Reporter) -> list[Process]:
     """The processes of this machine that record together: all ranks of the job that a process is of, or one.
 
+    Processes that ranks have started, as those that load data, are no ranks; one that was named by its number is alone.
+
     Raises
     ------
     UserError : where there is no such rank here
     """
-    job = items[0].about.get("job")
+    job = items[0].job
     if job is None:
         if rank is not None:
             raise UserError(f"process {items[0].pid} is no rank of a job", "leave out --rank")
+        _tell_workers(items, reporter)
         return list(items)
-    members = sorted((item for item in processes() if item.about.get("job") == job), key=lambda item: item.rank or 0)
+    ranks = [item for item in without_workers(processes()) if item.job == job]
+    members = sorted(ranks, key=lambda item: item.rank or 0)
+    if rank is None and len(items) == 1 and items[0].pid not in [item.pid for item in members]:
+        return list(items)
     if rank is not None:
         chosen = [item for item in members if item.rank == rank]
         if not chosen:
-            ranks = ", ".join(str(item.rank) for item in members)
-            raise UserError(f"rank {rank} does not run on this machine", f"these do: {ranks}")
+            numbers = ", ".join(str(item.rank) for item in members)
+            raise UserError(f"rank {rank} does not run on this machine", f"these do: {numbers}")
         return chosen
     size = items[0].about.get("world_size") or len(members)
     if len(members) < size:
@@ -48,6 +56,16 @@ def choose_ranks(items: Sequence[Process], rank: int | None, reporter: Reporter)
             "said below"
         )
     return members
+
+
+def _tell_workers(items: Sequence[Process], reporter: Reporter) -> None:
+    for item in items:
+        if item.workers:
+            numbers = [str(pid) for pid in item.workers[:MOST_WORKERS]] + ["..."] * (len(item.workers) > MOST_WORKERS)
+            reporter.say(
+                f"process {item.pid} has started others of its name, which are not asked: name one by its number: "
+                f"{', '.join(numbers)}"
+            )
 
 
 def record_together(chosen: Sequence[Process], request: Mapping[str, Any], reporter: Reporter) -> list[dict[str, Any]]:

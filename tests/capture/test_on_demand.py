@@ -194,8 +194,12 @@ with torch.no_grad():
     (tmp_path / "forking.py").write_text(program, encoding="utf-8")
     with running(tmp_path, *on_demand("--", "forking.py")) as process:
         wait_for(lambda: len(list((tmp_path / "opgrip").glob("*.sock"))) == 2, process)
-        assert "2 processes are called forking" in ask(tmp_path, "trigger", "forking").stderr
         pids = [int(path.name.partition("-")[0]) for path in (tmp_path / "opgrip").glob("*.sock")]
+        (child,) = {*pids} - {process.pid}
+        said = ask(tmp_path, "trigger", "forking", "-o", "named.jsonl").stderr
+        assert f"process {process.pid} has started others of its name" in said
+        assert f"by its number: {child}\n" in said
+        assert load(tmp_path / "named.jsonl", partial=False).header["pid"] == process.pid
         for pid in pids:
             assert ask(tmp_path, "trigger", pid, "-o", f"{pid}.jsonl").returncode == 0
             assert len(load(tmp_path / f"{pid}.jsonl", partial=False).labels) == 3

@@ -1,0 +1,63 @@
+"""Which processes record together, and what comes of their answers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from opgrip.capture.on_demand import client, jobs
+from opgrip.capture.on_demand.client import Process, find_processes
+from opgrip.capture.on_demand.jobs import choose_ranks
+from opgrip.traces.errors import UserError
+from opgrip.traces.progress import Reporter
+
+LAUNCHER, JOB = 10, "a job"
+
+
+def process(pid: int, parent: int, **about: Any) -> Process:
+    return Process(pid, Path(f"{pid}-ab.sock"), {"name": "train", "parent": parent, **about})
+
+
+def rank(pid: int, parent: int, number: int) -> Process:
+    return process(pid, parent, job=JOB, rank=number, world_size=2)
+
+
+def listed(monkeypatch: pytest.MonkeyPatch, *items: Process) -> None:
+    for module in (client, jobs):
+        monkeypatch.setattr(module, "processes", lambda: list(items))
+
+
+def pids_asked(word: str, number: int | None = None) -> list[int]:
+    return [item.pid for item in choose_ranks(find_processes(word), number, Reporter("test"))]
+
+
+def test_what_ranks_have_started_are_no_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = rank(11, LAUNCHER, 0), rank(12, LAUNCHER, 1)
+    loaders = rank(13, 11, 0), rank(14, 12, 1), rank(15, 13, 0)
+    listed(monkeypatch, process(LAUNCHER, 1, name="run"), *ranks, *loaders)
+    assert pids_asked("train") == pids_asked("12") == [11, 12]
+    assert pids_asked("train", 1) == [12]
+    assert pids_asked("14") == [14]
+
+
+def test_ranks_that_one_of_them_has_started_stay_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    listed(monkeypatch, rank(11, LAUNCHER, 0), rank(12, 11, 1))
+    assert pids_asked("train") == [11, 12]
+    # those of another job, whoever started them
+    listed(monkeypatch, process(11, 1), rank(12, 11, 0), rank(13, 11, 1))
+    with pytest.raises(UserError, match="3 processes are called train"):
+        pids_asked("train")
+
+
+def test_a_name_means_the_process_that_started_the_others(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    listed(monkeypatch, process(11, 1), process(12, 11), process(13, 11))
+    assert pids_asked("train") == [11]
+    assert "which are not asked: name one by its number: 12, 13" in capsys.readouterr().err
+    assert pids_asked("13") == [13]
+    listed(monkeypatch, process(11, 1), process(12, 1))
+    with pytest.raises(UserError, match="2 processes are called train"):
+        pids_asked("train")
