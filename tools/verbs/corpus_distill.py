@@ -5,15 +5,11 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from opgrip.tools.verbs.verb import Verb, verbs
 from opgrip.traces.command import add_debug, add_reading, positive
 from opgrip.traces.output import check_writable
 from opgrip.traces.progress import Reporter
-
-if TYPE_CHECKING:
-    from opgrip.replay.outcome import Results
 
 CASES = 500
 EXAMPLES = """\
@@ -33,8 +29,18 @@ def prepare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--cases", type=positive, default=CASES, metavar="N", help="to choose (default: %(default)s)")
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help="the trace to write")
     parser.add_argument("-f", "--force", action="store_true", help="replace an existing file")
-    parser.add_argument("--times", metavar="RUN", help="results of opreplay of these traces (default: captured times)")
-    parser.add_argument("--check", metavar="RUN", help="results of another replay, to hold the prediction against")
+    parser.add_argument(
+        "--times",
+        action="append",
+        metavar="RUN",
+        help="results of opreplay of these traces (default: captured times); can be repeated for a replay in pieces",
+    )
+    parser.add_argument(
+        "--check",
+        action="append",
+        metavar="RUN",
+        help="results of another replay, to hold the prediction against; can be repeated",
+    )
     add_reading(parser, "take what there is of cut or damaged traces")
     add_debug(parser)
 
@@ -42,7 +48,7 @@ def prepare(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Choose, write, and hold against another replay."""
     from opgrip.replay.outcome import read_run
-    from opgrip.replay.scoring.distilled import check_of, print_check, times_of
+    from opgrip.replay.scoring.distilled import Times, check_of, print_check, times_of
     from opgrip.replay.store.store import Store
     from opgrip.traces.corpus import read_corpus
     from opgrip.traces.corpus.cases import IN_PROGRAM, write_cases
@@ -51,11 +57,11 @@ def run(args: argparse.Namespace) -> int:
     check_writable(args.output, args.force)
     reporter = Reporter(args.prog)
 
-    def results_of(name: str) -> Results:
-        return read_run(Store().find(name))
+    def times_in(names: list[str]) -> Times:
+        """Of the last of several results, where they have the same case."""
+        return dict(pair for name in names for pair in times_of(read_run(Store().find(name))).items())
 
-    times = None if args.times is None else times_of(results_of(args.times))
-    check = None if args.check is None else times_of(results_of(args.check))
+    times, check = (None if names is None else times_in(names) for names in (args.times, args.check))
     corpus = read_corpus(args.inputs, args.partial, args.unbounded, reporter.reading)
     for note in corpus.notes:
         reporter.say(note)
