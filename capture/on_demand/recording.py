@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass
-from threading import get_ident
 from time import monotonic, perf_counter_ns
 from typing import TYPE_CHECKING
+from weakref import ref
 
 from opgrip.traces.errors import one_line
 
@@ -36,6 +36,25 @@ class Extent:
     seconds: float | None = None
     warmup: int = 1
     begins_at: int | None = None
+
+
+class Life:
+    """Is there as long as a thread is, whose number may be another thread's soon after."""
+
+    __slots__ = ("__weakref__",)
+
+
+class _Here(threading.local):
+    def __init__(self) -> None:
+        self.life = Life()
+
+
+_here = _Here()
+
+
+def life_here() -> Life:
+    """That of this thread."""
+    return _here.life
 
 
 class Recording:
@@ -66,7 +85,7 @@ class Recording:
         self._position = position
         self._lock = threading.Lock()
         self._learned = self._begun = 0
-        self._running: dict[int, ThreadStep] = {}
+        self._running: dict[int, tuple[ThreadStep, ref[Life]]] = {}
         self._learning = extent.warmup > 0
         self._until: float | None = None
 
@@ -90,7 +109,7 @@ class Recording:
                     self.began_at = self._position()
                 label = None if self._learning else f"{LABEL} {self._begun + 1}"
                 step = self.capture.enter_step(nested, label)
-                self._running[get_ident()] = step
+                self._running[id(step)] = step, ref(life_here())
                 if not self._learning:
                     self._note_begin()
                 return step
@@ -106,7 +125,7 @@ class Recording:
             self.refused[one_line(error)] += 1
             is_left = True
         with self._lock:
-            if self._running.pop(get_ident(), None) is not None and not self.done.is_set():
+            if self._running.pop(id(step), None) is not None and not self.done.is_set():
                 self._count_end()
         return is_left
 
@@ -123,22 +142,21 @@ class Recording:
             self._until = monotonic()
             self._look_for_end()
 
-    def look(self, alive: Collection[int] | None = None) -> None:
-        """End where the time is over and no step is under way.
-
-        Parameters
-        ----------
-        alive : the threads that there are; the steps of others end no more
-        """
+    def look(self, _alive: object = None) -> None:
+        """End where the time is over and no step is under way; those of threads that have ended are cut."""
         with self._lock:
-            for ident in [] if alive is None else [ident for ident in self._running if ident not in alive]:
-                del self._running[ident]
-                self.cut += not self._learning
+            for number in [number for number, (_, life) in self._running.items() if life() is None]:
+                del self._running[number]
+                if self._learning:
+                    self._learned += 1
+                else:
+                    self.cut += 1
             self._look_for_end()
 
     def abandon(self) -> None:
-        """Let no step begin, in a forked process, in which nobody else can hold the lock."""
+        """Let no step begin, in a forked process, where threads that are no more may have held each lock."""
         self._lock = threading.Lock()
+        self.done = threading.Event()
         self.done.set()
 
     def _admits(self) -> bool:

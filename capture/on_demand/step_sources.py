@@ -18,7 +18,7 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from opgrip.capture.on_demand.marks import marks
-from opgrip.capture.on_demand.recording import Recording
+from opgrip.capture.on_demand.recording import Life, Recording, life_here
 from opgrip.capture.on_demand.step_capture import ThreadStep
 from opgrip.capture.patches import Patches
 from opgrip.capture.torch_private import MODULE_CALLS
@@ -71,41 +71,41 @@ class Boundaries(StepSource):
     def __init__(self, recording: Recording, here: Thread) -> None:
         super().__init__(recording)
         self.here = here
-        self._lock = threading.Lock()
-        self._threads = 0
+        # without a lock: a fork ends the lives of other threads in the child, before it could have a new one there
+        self._threads: set[ref[Life]] = set()
         self._is_left = False
+        self._closing = threading.Lock()
 
     def leave(self) -> None:
         """Notice none any more once no thread is recorded."""
-        with self._lock:
-            self._is_left = True
-            if self._threads:
-                return
-        self._hooks.close()
+        self._is_left = True
+        self._close_if_over()
 
     def pass_boundary(self) -> None:
         """End this thread's step, and begin another. Never raises."""
         here, recording = self.here, self.recording
         if here.left_on is not None and recording.capture.leave_step(here.left_on):
             here.left_on = None
-            self._count(-1)
         if here.step is not None:
             step, here.step = here.step, None
-            if recording.end_step(step):
-                self._count(-1)
-            else:
+            if not recording.end_step(step):
                 here.left_on = step
-        if here.left_on is None and not self._is_left:
-            here.step = recording.begin_step(nested=False)
-            if here.step is not None:
-                self._count(1)
+        if here.left_on is None:
+            life = ref(life_here(), self._forget_thread)
+            # before it is looked whether all is over, so that who leaves last sees it
+            self._threads.add(life)
+            if not self._is_left:
+                here.step = recording.begin_step(nested=False)
+            if here.step is None:
+                self._forget_thread(life)
 
-    def _count(self, change: int) -> None:
-        with self._lock:
-            self._threads += change
-            if self._threads or not self._is_left:
-                return
-        self._hooks.close()
+    def _forget_thread(self, life: ref[Life]) -> None:
+        self._threads.discard(life)
+        self._close_if_over()
+
+    def _close_if_over(self) -> None:
+        if self._is_left and not self._threads and self._closing.acquire(blocking=False):
+            self._hooks.close()
 
 
 class ProgramSteps(Boundaries):
