@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
@@ -168,7 +168,7 @@ class Agent:
         connection = Connection(link)
         try:
             if may_ask(link):
-                self._do(connection)
+                self._do(connection, link)
         except Exception as error:
             self._fail(error)
             with suppress(OSError):
@@ -177,7 +177,7 @@ class Agent:
             connection.close()
             self._room.release()
 
-    def _do(self, connection: Connection) -> None:
+    def _do(self, connection: Connection, link: socket.socket) -> None:
         request = connection.receive(REQUEST_S)
         if request is None:
             return
@@ -193,7 +193,29 @@ class Agent:
         elif word == STOP:
             answer(DONE, {"stopped": self.stop(request.get("discard") is True)})
         elif word == RECORD:
-            answer(DONE, self.record(request_of(request), answer))
+            answer(DONE, self._record_for(link, request_of(request), answer))
+
+    def _record_for(
+        self, link: socket.socket, request: Request, answer: Callable[[str, Mapping[str, Any]], None]
+    ) -> dict[str, Any]:
+        """Record for as long as who asked is there."""
+        over = threading.Event()
+
+        def armed(word: str, told: Mapping[str, Any]) -> None:
+            arguments = (self._session, link, over)
+            answer(word, told)
+            watch = threading.Thread(target=_stop_when_left, args=arguments, name="opgrip-link", daemon=True)
+            # without a thread for it, the recording goes on to its own end
+            with suppress(RuntimeError):
+                watch.start()
+
+        try:
+            return self.record(request, armed)
+        finally:
+            over.set()
+            with suppress(OSError):
+                # wakes the thread that watches
+                link.shutdown(socket.SHUT_RD)
 
     def _fail(self, error: Exception) -> None:
         from opgrip.traces.errors import UserError
@@ -201,6 +223,16 @@ class Agent:
         # a mistake of who asks is no failure
         if not isinstance(error, UserError) and len(self.failures) < MOST_FAILURES:
             self.failures[_in_a_line(error)] += 1
+
+
+def _stop_when_left(session: Session, link: socket.socket, over: threading.Event) -> None:
+    """Stop a recording that is not over when who asked for it goes away."""
+    with suppress(OSError):
+        link.settimeout(None)
+        while link.recv(1 << 12):
+            pass
+    if not over.is_set():
+        session.stop()
 
 
 def check_request(request: Mapping[str, Any]) -> str:

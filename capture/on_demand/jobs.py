@@ -5,6 +5,8 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from math import inf
 from time import monotonic, sleep
 from typing import Any
 
@@ -20,6 +22,8 @@ AHEAD_S = 0.5
 """Of a job's time, as far as the step that all begin with lies ahead."""
 MOST_TRIES = 6
 """Each with twice the distance, where a rank has come by the step before it heard of it."""
+END_S = 10.0
+"""For recordings to be written that Ctrl-C has ended."""
 MOST_WORKERS = 4
 """Whose numbers are told."""
 
@@ -113,30 +117,49 @@ class _Round:
     def __init__(self, chosen: Sequence[Process], request: Mapping[str, Any], reporter: Reporter) -> None:
         self._chosen, self._request, self._reporter = chosen, request, reporter
         self._answers: queue.SimpleQueue[tuple[Process, Any]] = queue.SimpleQueue()
+        self._results: dict[int, dict[str, Any]] = {}
+        self._errors: list[UserError] = []
+        self._is_late = False
 
     def run(self) -> list[dict[str, Any]]:
         """What each recorded; nothing where a rank had come by the step before it heard of it."""
         for item in self._chosen:
             threading.Thread(target=self._ask, args=(item,), daemon=True).start()
-        results: dict[int, dict[str, Any]] = {}
-        errors: list[UserError] = []
-        late = False
-        while len(results) + len(errors) < len(self._chosen):
-            item, answer = self._answers.get()
+        try:
+            self._hear_all()
+        except KeyboardInterrupt:
+            self._end_all()
+            raise
+        if self._errors:
+            raise self._errors[0]
+        if self._is_late:
+            return []
+        self._compare(list(self._results.values()))
+        return [self._results[item.pid] for item in self._chosen]
+
+    def _hear_all(self, until_s: float = inf) -> None:
+        """Hear what the processes answer until each is done, or the time has come."""
+        while len(self._results) + len(self._errors) < len(self._chosen) and (left_s := until_s - monotonic()) > 0:
+            try:
+                item, answer = self._answers.get(timeout=None if left_s == inf else left_s)
+            except queue.Empty:
+                return
             if isinstance(answer, UserError):
-                errors.append(answer)
+                self._errors.append(answer)
                 self._stop_all(item)
             elif answer.get("answer") == ARMED:
-                late = self._look_at(item, answer) or late
+                self._look_at(item, answer)
             elif answer.get("answer") == DONE:
-                results[item.pid] = answer
-                if not late:
+                self._results[item.pid] = answer
+                # one that was quicker than the others were late has left a file
+                if not self._is_late or answer.get("file"):
                     self._tell(item, answer)
-        if errors:
-            raise errors[0]
-        if not late:
-            self._compare(list(results.values()))
-        return [] if late else [results[item.pid] for item in self._chosen]
+
+    def _end_all(self) -> None:
+        """Let each process end its recording, and tell what it has until then."""
+        for item in self._chosen:
+            _stop(item, discard=False)
+        self._hear_all(monotonic() + END_S)
 
     def _ask(self, item: Process) -> None:
         answer: Any = UserError(f"process {item.pid} ended before its recording did")
@@ -152,26 +175,25 @@ class _Round:
             answer = UserError(f"process {item.pid} ended before its recording did")
         self._answers.put((item, answer))
 
-    def _look_at(self, item: Process, answer: Mapping[str, Any]) -> bool:
-        """Whether a process heard too late of the step that it is to begin with."""
+    def _look_at(self, item: Process, answer: Mapping[str, Any]) -> None:
+        """See whether a process that will notice steps now is too late for the one that it is to begin with."""
         begins_at, position = self._request.get("begins_at"), answer.get("position")
-        if begins_at is None:
+        if self._is_late or self._errors:
+            # it armed after the others were stopped
+            _stop(item)
+        elif begins_at is None:
             self._reporter.say(f"process {item.pid} waits for a step")
-            return False
-        if position is not None and position >= begins_at:
+        elif position is not None and position >= begins_at:
+            self._is_late = True
             self._stop_all(None)
-            return True
-        rank = "" if item.rank is None else f" (rank {item.rank})"
-        self._reporter.say(f"process {item.pid}{rank} waits for a step, --at {begins_at}")
-        return False
+        else:
+            rank = "" if item.rank is None else f" (rank {item.rank})"
+            self._reporter.say(f"process {item.pid}{rank} waits for a step, --at {begins_at}")
 
     def _stop_all(self, but: Process | None) -> None:
         for item in self._chosen:
             if item is not but:
-                try:
-                    list(converse(item, STOP, discard=True))
-                except UserError:
-                    continue
+                _stop(item)
 
     def _tell(self, item: Process, result: Mapping[str, Any]) -> None:
         for line in lines_of(result):
@@ -183,3 +205,9 @@ class _Round:
             self._reporter.say(
                 f"the ranks began with different steps: at {', '.join(map(str, sorted(places, key=str)))}"
             )
+
+
+def _stop(item: Process, discard: bool = True) -> None:
+    """End a process's recording; one that does not answer has none, or notices that nobody hears it any more."""
+    with suppress(UserError):
+        list(converse(item, STOP, discard=discard))

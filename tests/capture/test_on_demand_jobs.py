@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +12,8 @@ import pytest
 
 from opgrip.capture.on_demand import client, jobs
 from opgrip.capture.on_demand.client import Process, find_processes
-from opgrip.capture.on_demand.jobs import choose_ranks
+from opgrip.capture.on_demand.jobs import choose_ranks, record_together
+from opgrip.capture.on_demand.words import ARMED, DONE, STOP
 from opgrip.traces.errors import UserError
 from opgrip.traces.progress import Reporter
 
@@ -61,3 +65,29 @@ def test_a_name_means_the_process_that_started_the_others(
     listed(monkeypatch, process(11, 1), process(12, 1))
     with pytest.raises(UserError, match="2 processes are called train"):
         pids_asked("train")
+
+
+def test_a_rank_that_notices_steps_after_the_others_were_stopped_leaves_no_file(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    late, other = rank(11, LAUNCHER, 0), rank(12, LAUNCHER, 1)
+    stopped: dict[int, threading.Event] = defaultdict(threading.Event)
+    discarded = []
+
+    def converse(item: Process, do: str, **fields: Any) -> Iterator[dict[str, Any]]:
+        if do == STOP:
+            discarded.append((item.pid, fields["discard"]))
+            yield {"answer": DONE, "stopped": True}
+            stopped[item.pid].set()
+            return
+        if item is other:
+            # it was loading what records while it was told to stop, and knew of no recording
+            assert stopped[other.pid].wait(30)
+            stopped[other.pid].clear()
+        yield {"answer": ARMED, "position": 12 if item is late else 8}
+        has_ended = stopped[item.pid].wait(5)
+        yield {"answer": DONE, "file": None if has_ended else "left.jsonl"}
+
+    monkeypatch.setattr(jobs, "converse", converse)
+    assert record_together([late, other], {"begins_at": 10}, Reporter("test")) == []
+    assert discarded == [(11, True), (12, True), (12, True)]

@@ -1,4 +1,4 @@
-"""Threads that end while they are recorded: in processes of their own, as a mode that nobody takes off stays counted."""
+"""Threads that end while they are recorded, in processes of their own: a mode that nobody takes off stays counted."""
 
 from __future__ import annotations
 

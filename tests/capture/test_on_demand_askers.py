@@ -1,0 +1,65 @@
+"""Who asks for a recording may go away before it has its steps."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from programs import hear_ctrl_c, program_path, wait_for
+from services import ask, environment, on_demand, running
+
+from opgrip.traces import load
+
+SERVER = """
+import time, torch
+net = torch.nn.Linear(2, 2).eval()
+print("ready", flush=True)
+while True:
+    net(torch.ones(1, 2))
+    time.sleep(0.01)
+"""
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    with TemporaryDirectory() as name:
+        path = Path(name).resolve()
+        (path / "server.py").write_text(SERVER, encoding="utf-8")
+        yield path
+
+
+def asking(folder: Path, name: str) -> subprocess.Popen[str]:
+    """A client that asks for more steps than there will be, and sees that these begin."""
+    process = subprocess.Popen(
+        [program_path("opcapture"), "trigger", "server", "--steps", "1000000", "-o", name],
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=folder,
+        env=environment(folder),
+        preexec_fn=hear_ctrl_c,
+    )
+    assert process.stderr is not None
+    assert "waits for a step" in process.stderr.readline()
+    wait_for(lambda: any(part.stat().st_size > 2000 for part in folder.glob("*.jsonl*")), process)
+    return process
+
+
+@pytest.mark.slow
+def test_a_recording_ends_with_who_asked_for_it(folder: Path) -> None:
+    with running(folder, *on_demand("--", "server.py")) as server:
+        interrupted = asking(folder, "interrupted.jsonl")
+        interrupted.send_signal(signal.SIGINT)
+        _, errors = interrupted.communicate(timeout=60)
+        assert interrupted.returncode == 130
+        assert f"to {folder / 'interrupted.jsonl'}" in errors
+        assert load(folder / "interrupted.jsonl", partial=False).calls.size > 0
+        killed = asking(folder, "killed.jsonl")
+        killed.kill()
+        killed.communicate()
+        wait_for((folder / "killed.jsonl").exists, server, 60)
+        assert load(folder / "killed.jsonl", partial=False).calls.size > 0
+        assert ask(folder, "trigger", "server", "--steps", "1").returncode == 0
