@@ -5,15 +5,20 @@ from __future__ import annotations
 import errno
 import os
 import socket
+import struct
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from math import inf
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
+from opgrip.capture.on_demand.answers import check_answer
 from opgrip.capture.on_demand.folder import pid_of, sockets
-from opgrip.capture.on_demand.words import ABOUT, PROTOCOL, REFUSED, TELL, Connection
+from opgrip.capture.on_demand.words import ABOUT, PROTOCOL, RECORD, REFUSED, TELL, Connection
+from opgrip.traces.command import printable
 from opgrip.traces.errors import UserError
 from opgrip.traces.suggestions import listed
 
@@ -110,18 +115,33 @@ def converse(process: Process, do: str, **fields: Any) -> Iterator[dict[str, Any
     try:
         connection = _connect(process.socket)
     except OSError as error:
-        raise UserError(f"process {process.pid} cannot be asked", str(error.strerror or error).lower()) from error
+        raise UserError(f"process {process.pid} cannot be asked", _reason(error)) from error
+    # a recording takes as long as its steps do
+    until_s = inf if do == RECORD else monotonic() + TELL_S
     try:
         connection.send({"protocol": PROTOCOL, "do": do, **fields})
-        while (message := connection.receive(None)) is not None:
+        while (message := _next_answer(process, connection, until_s)) is not None:
             if message.get("answer") == REFUSED:
-                raise UserError(str(message.get("why")))
+                raise UserError(printable(message.get("why")))
             yield message
     except OSError as error:
-        reason = str(error.strerror or error).lower()
-        raise UserError(f"process {process.pid} does not answer any more", reason) from error
+        raise UserError(f"process {process.pid} does not answer any more", _reason(error)) from error
     finally:
         connection.close()
+
+
+def _next_answer(process: Process, connection: Connection, until_s: float) -> dict[str, Any] | None:
+    try:
+        message = connection.receive(None if until_s == inf else until_s - monotonic())
+        if message is not None:
+            check_answer(message)
+    except ValueError as error:
+        raise UserError(f"process {process.pid} answers what cannot be read", printable(error)) from error
+    return message
+
+
+def _reason(error: OSError) -> str:
+    return str(error.strerror or error).lower()
 
 
 def _process_at(path: Path) -> Process | None:
@@ -139,6 +159,7 @@ def _process_at(path: Path) -> Process | None:
     try:
         connection.send({"protocol": PROTOCOL, "do": TELL})
         message = connection.receive(TELL_S) or {}
+        check_answer(message)
     except (OSError, ValueError):
         message = {}
     finally:
@@ -147,14 +168,32 @@ def _process_at(path: Path) -> Process | None:
 
 
 def _connect(path: Path) -> Connection:
+    """A conversation with the process that a socket's name says.
+
+    Raises
+    ------
+    OSError : where nobody listens there, or another process does
+    """
     link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     link.settimeout(CONNECT_S)
     try:
         link.connect(str(path))
+        peer = peer_of(link)
+        if peer is not None and peer != (pid_of(path), path.parent.lstat().st_uid):
+            raise PermissionError(errno.EPERM, "another process listens in its place")
     except OSError:
         link.close()
         raise
     return Connection(link)
+
+
+def peer_of(link: socket.socket) -> tuple[int, int] | None:
+    """The process at the other end and its user, as they were when it began to listen; None where no system tells."""
+    option = getattr(socket, "SO_PEERCRED", None)
+    if option is None:
+        return None
+    pid, user, _ = struct.unpack("3i", link.getsockopt(socket.SOL_SOCKET, option, struct.calcsize("3i")))
+    return pid, user
 
 
 def _runs(pid: int) -> bool:
@@ -171,5 +210,5 @@ def _advice(word: str, everyone: Sequence[Process]) -> str:
     if word.isdecimal() and _runs(int(word)):
         return f"it runs without an agent: opcapture attach {word} starts one, where the system allows it"
     if everyone:
-        return f"these can: {listed([f'{item.pid} ({item.name})' for item in everyone])}"
+        return f"these can: {listed([f'{item.pid} ({printable(item.name)})' for item in everyone])}"
     return "no process can; start one with opcapture --on-demand -- SCRIPT"

@@ -13,7 +13,8 @@ from typing import Any
 from opgrip.capture.on_demand.client import Process, converse, processes, without_workers
 from opgrip.capture.on_demand.telling import lines_of
 from opgrip.capture.on_demand.words import ARMED, DONE, RECORD, STOP, TELL
-from opgrip.traces.errors import UserError
+from opgrip.traces.command import printable
+from opgrip.traces.errors import UserError, one_line
 from opgrip.traces.progress import Reporter
 
 LOOK_S = 0.3
@@ -170,7 +171,7 @@ class _Round:
         except UserError as error:
             answer = error
         except Exception as error:
-            answer = UserError(f"process {item.pid} answers nothing that can be read", str(error))
+            answer = UserError(f"process {item.pid} cannot be asked", one_line(error))
         if isinstance(answer, dict) and answer.get("answer") != DONE:
             answer = UserError(f"process {item.pid} ended before its recording did")
         self._answers.put((item, answer))
@@ -197,7 +198,7 @@ class _Round:
 
     def _tell(self, item: Process, result: Mapping[str, Any]) -> None:
         for line in lines_of(result):
-            self._reporter.say(f"process {item.pid}: {line}")
+            self._reporter.say(f"process {item.pid}: {printable(line)}")
 
     def _compare(self, results: Sequence[Mapping[str, Any]]) -> None:
         places = {result.get("began_at") for result in results if result.get("file")}

@@ -8,7 +8,7 @@ from pathlib import Path
 from opgrip.capture.on_demand.client import find_processes
 from opgrip.capture.on_demand.export import check_export, export
 from opgrip.capture.on_demand.jobs import choose_ranks, record_together
-from opgrip.traces.command import USAGE_ERROR, not_negative, positive
+from opgrip.traces.command import USAGE_ERROR, not_negative, positive, printable
 from opgrip.traces.option_types import interval, percent
 from opgrip.traces.progress import Reporter
 
@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
     results = record_together(chosen, request, reporter)
     for item, result in zip(chosen, results, strict=True):
         if result.get("file"):
-            print(result["file"])
+            print(printable(result["file"]))
             if args.otlp:
                 export(result, item.about)
     return 0 if results and all(result.get("file") for result in results) else USAGE_ERROR

@@ -1,0 +1,119 @@
+"""What listens at a socket is not believed more than it can know."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from services import short_name
+
+from opgrip.capture.on_demand import client
+from opgrip.capture.on_demand.client import Process, converse, processes
+from opgrip.capture.on_demand.folder import make_folder
+from opgrip.capture.on_demand.jobs import record_together
+from opgrip.capture.on_demand.words import ABOUT, ARMED, DONE, RECORD, REFUSED, STOP, TELL
+from opgrip.traces.errors import UserError
+from opgrip.traces.progress import Reporter
+
+RECORDED = {"answer": DONE, "file": "t.jsonl", "steps": 1, "calls": 2, "signatures": 3, "dropped": 0, "bytes": 4}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(short_name(tmp_path)))
+    return make_folder()
+
+
+@contextmanager
+def answering(folder: Path, *answers: object, pid: int = 0) -> Iterator[Process]:
+    """A process that answers the same to whatever it is asked; nothing, where that is nothing."""
+    path = folder / f"{pid or os.getpid()}-ab.sock"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen()
+
+        def serve() -> None:
+            # until it is closed
+            with suppress(OSError):
+                while True:
+                    link, _ = listener.accept()
+                    with link, suppress(BrokenPipeError):
+                        link.recv(1 << 12)
+                        for answer in answers:
+                            link.sendall(answer if isinstance(answer, bytes) else json.dumps(answer).encode() + b"\n")
+                        if not answers:
+                            link.recv(1)
+
+        threading.Thread(target=serve, daemon=True).start()
+        try:
+            yield Process(pid or os.getpid(), path, {})
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)
+            path.unlink()
+
+
+def test_who_listens_in_the_place_of_another_process_or_user_is_not_asked(folder: Path) -> None:
+    about = {"answer": ABOUT, "name": "me"}
+    with answering(folder, about):
+        assert [item.name for item in processes()] == ["me"]
+    with answering(folder, about, pid=os.getppid()) as other:
+        assert processes() == []
+        with pytest.raises(UserError, match="cannot be asked: another process listens in its place"):
+            list(converse(other, TELL))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives a folder to another user")
+def test_in_the_folder_of_a_user_nobody_else_is_asked(folder: Path) -> None:
+    with answering(folder, {"answer": ABOUT, "name": "me"}) as here:
+        os.chown(folder, 54321, -1)
+        with pytest.raises(UserError, match="another process listens in its place"):
+            list(converse(here, TELL))
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        ({**RECORDED, "steps": "3"}, "steps cannot be '3'"),
+        ({**RECORDED, "calls": None}, "calls cannot be None"),
+        ({**RECORDED, "bytes": True}, "bytes cannot be True"),
+        ({**RECORDED, "signatures": 1 << 80}, "signatures cannot be 12"),
+        ({**RECORDED, "file": ["\x1b[2J"]}, r"file cannot be \['\\x1b"),
+        ({**RECORDED, "notes": [1]}, r"notes cannot be \[1\]"),
+        ({"answer": DONE, "file": "t.jsonl"}, "steps is missing"),
+        ({"answer": ARMED, "position": "far"}, "position cannot be 'far'"),
+        (b"\xff\n", "answers what cannot be read"),
+        (b"[1]\n", "a message is an object"),
+    ],
+)
+def test_an_answer_of_another_form_is_said_in_a_line(folder: Path, answer: Any, reason: str) -> None:
+    with answering(folder, answer) as here, pytest.raises(UserError, match=reason) as error:
+        record_together([here], {"begins_at": 3}, Reporter("test"))
+    assert str(error.value).startswith(f"process {os.getpid()} answers what cannot be read: ")
+    assert "\n" not in str(error.value)
+    assert "\x1b" not in str(error.value)
+
+
+def test_what_a_process_says_steers_no_terminal(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    strange = "\x1b]0;x\x07\nopcapture: all is well"
+    with answering(folder, {**RECORDED, "file": strange, "notes": [strange]}) as here:
+        record_together([here], {}, Reporter("test"))
+    said = capsys.readouterr().err
+    assert said.count("\n") == 2
+    assert "\x1b" not in said
+    with answering(folder, {"answer": REFUSED, "why": strange}) as here, pytest.raises(UserError) as error:
+        list(converse(here, RECORD))
+    assert str(error.value) == r"\x1b]0;x\x07\nopcapture: all is well"
+
+
+@pytest.mark.parametrize("word", [TELL, STOP])
+def test_who_does_not_answer_is_not_waited_for(folder: Path, monkeypatch: pytest.MonkeyPatch, word: str) -> None:
+    monkeypatch.setattr(client, "TELL_S", 0.1)
+    with answering(folder) as here, pytest.raises(UserError, match="does not answer any more"):
+        list(converse(here, word))
