@@ -68,10 +68,12 @@ class Agent:
         self.path = socket_path(make_folder())
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            # nobody else can enter the folder meanwhile
-            self._listener.bind(str(self.path))
-            self.path.chmod(0o600)
+            # a socket at which nobody listens yet is taken for one that was left behind
+            hidden = self.path.with_suffix(".new")
+            self._listener.bind(str(hidden))
+            hidden.chmod(0o600)
             self._listener.listen(MOST_CONNECTIONS)
+            hidden.rename(self.path)
         except OSError:
             self._listener.close()
             raise
@@ -283,7 +285,7 @@ def start_agent(settings: Settings) -> Agent:
     with _starting:
         if _agent is None:
             agent = _listening(settings)
-            atexit.register(agent.close)
+            _close_at_end(agent)
             _watch_forks()
             _agent = agent
         return _agent
@@ -302,6 +304,21 @@ def _listening(settings: Settings) -> Agent:
     except (OSError, RuntimeError) as error:
         raise UserError("this process can have no agent", _in_a_line(error)) from error
     return agent
+
+
+def _close_at_end(agent: Agent) -> None:
+    atexit.register(agent.close)
+    processes = sys.modules.get("multiprocessing.util")
+    if processes is not None:
+        # children of multiprocessing end without atexit, and forget when they begin what was to be done at their end
+        processes.register_after_fork(agent, _close_at_end_of_child)
+        _close_at_end_of_child(agent)
+
+
+def _close_at_end_of_child(agent: Agent) -> None:
+    from multiprocessing.util import Finalize
+
+    Finalize(None, agent.close, exitpriority=0)
 
 
 def agent_here() -> Agent | None:

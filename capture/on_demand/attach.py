@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from time import monotonic, sleep
 
+from opgrip.capture.on_demand.client import listens
 from opgrip.capture.on_demand.folder import pid_of, sockets
 from opgrip.traces.errors import UserError
 
@@ -113,4 +114,4 @@ def _check_process(pid: int) -> None:
 
 
 def _has_agent(pid: int) -> bool:
-    return any(pid_of(path) == pid for path in sockets())
+    return any(pid_of(path) == pid and listens(path) for path in sockets())

@@ -6,6 +6,7 @@ import errno
 import os
 import socket
 import struct
+import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -144,6 +145,24 @@ def _reason(error: OSError) -> str:
     return str(error.strerror or error).lower()
 
 
+def listens(path: Path) -> bool:
+    """Whether the process that a socket's name says is there; what another one has left behind is cleaned away."""
+    try:
+        _connect(path).close()
+    except OSError as error:
+        _clean_up(path, error)
+        # too busy to say
+        return isinstance(error, TimeoutError | BlockingIOError)
+    return True
+
+
+def _clean_up(path: Path, error: OSError) -> None:
+    # elsewhere than on Linux a process that is busy refuses too; a number alone may be another process's by now
+    if error.errno == errno.ECONNREFUSED and (sys.platform == "linux" or not _runs(pid_of(path) or 0)):
+        with suppress(OSError):
+            path.unlink()
+
+
 def _process_at(path: Path) -> Process | None:
     """The process at a socket; None where nobody listens there any more."""
     pid = pid_of(path)
@@ -152,9 +171,7 @@ def _process_at(path: Path) -> Process | None:
     try:
         connection = _connect(path)
     except OSError as error:
-        if error.errno == errno.ECONNREFUSED and not _runs(pid):
-            with suppress(OSError):
-                path.unlink()
+        _clean_up(path, error)
         return None
     try:
         connection.send({"protocol": PROTOCOL, "do": TELL})

@@ -17,7 +17,7 @@ from services import environment, short_name
 
 from opgrip.capture.on_demand import agent as agent_module
 from opgrip.capture.on_demand.agent import MOST_CONNECTIONS, Agent, start_agent
-from opgrip.capture.on_demand.client import processes
+from opgrip.capture.on_demand.client import listens, processes
 from opgrip.capture.on_demand.settings import Settings
 from opgrip.capture.on_demand.signals import listen_to
 from opgrip.traces import load
@@ -49,6 +49,24 @@ if net.child == 0:
 os.waitpid(net.child, 0)
 asked.wait(60)
 print(os.getpid(), net.child)
+"""
+CHILDREN = """
+import multiprocessing, os
+from opgrip.capture.on_demand.agent import agent_here, start_agent
+from opgrip.capture.on_demand.folder import pid_of, sockets
+from opgrip.capture.on_demand.settings import Settings
+
+def child():
+    agent = start_agent(Settings("child"))
+    print(pid_of(agent.path) == os.getpid(), agent.path.exists(), flush=True)
+
+if __name__ == "__main__":
+    start_agent(Settings("parent"))
+    for method in ("fork", "spawn", "forkserver"):
+        process = multiprocessing.get_context(method).Process(target=child)
+        process.start()
+        process.join()
+        print([pid_of(path) for path in sockets()] == [os.getpid()], flush=True)
 """
 
 
@@ -135,3 +153,19 @@ def test_a_process_that_can_have_no_agent_now_may_have_one_later(
     agent = start_agent(Settings("here"))
     assert names() == ["here"]
     agent.close()
+
+
+def test_children_of_multiprocessing_leave_no_socket(tmp_path: Path) -> None:
+    (tmp_path / "children.py").write_text(CHILDREN, encoding="utf-8")
+    done = run_python("children.py", cwd=tmp_path, env=environment(tmp_path), fresh=True)
+    assert done.stdout.splitlines() == ["True True", "True"] * 3, done.stderr
+
+
+def test_what_a_process_of_that_number_has_left_is_no_agent(agent: Agent) -> None:
+    agent.start()
+    left = agent.path.with_name(f"{os.getpid()}-left.sock")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(left))
+    assert listens(agent.path)
+    assert not listens(left)
+    assert [path.name for path in agent.path.parent.iterdir()] == [agent.path.name]
