@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +18,8 @@ from opgrip.traces.errors import UserError
 ATTACHED = Path(__file__).with_name("attached.py")
 GDB_SCRIPT = Path(__file__).with_name("gdb_script.py")
 DEBUGGER_S = 60
+LEAVE_S = 10
+"""For the debugger to leave the process when that has taken too long."""
 APPEAR_S = 20
 """For the agent's socket to appear."""
 TRIES = 3
@@ -33,7 +36,7 @@ def attach(pid: int) -> str:
     _check_process(pid)
     if _has_agent(pid):
         raise UserError(f"process {pid} has an agent already", f"ask it with opcapture trigger {pid}")
-    way = _by_python(pid) if hasattr(sys, "remote_exec") else _by_debugger(pid)
+    way = _start_agent(pid)
     until = monotonic() + APPEAR_S
     while not _has_agent(pid):
         if monotonic() > until:
@@ -42,6 +45,18 @@ def attach(pid: int) -> str:
             )
         sleep(0.05)
     return f"process {pid} has an agent now, {way}"
+
+
+def _start_agent(pid: int) -> str:
+    if not hasattr(sys, "remote_exec"):
+        return _by_debugger(pid)
+    try:
+        return _by_python(pid)
+    except UserError:
+        # the process may run an older Python
+        if shutil.which("gdb") is None:
+            raise
+    return _by_debugger(pid)
 
 
 def _by_python(pid: int) -> str:
@@ -63,27 +78,56 @@ def _by_debugger(pid: int) -> str:
         )
     said = ""
     for _ in range(TRIES):
-        command = [gdb, "-nx", "-batch", "-p", str(pid), "-x", str(GDB_SCRIPT)]
-        env = os.environ | {"OPGRIP_ATTACHED_FILE": str(ATTACHED), "DEBUGINFOD_URLS": ""}
-        try:
-            done = subprocess.run(
-                command,
-                capture_output=True,
-                text=True,
-                timeout=DEBUGGER_S,
-                env=env,
-                check=False,
-                stdin=subprocess.DEVNULL,
-            )
-        except subprocess.TimeoutExpired as error:
-            raise UserError(f"process {pid} cannot be attached to", "gdb did not come back from it") from error
-        said = done.stdout + done.stderr
+        said = _run_debugger(gdb, pid)
         if "opgrip: done" in said:
             return "by gdb"
         if "opgrip: no thread waits" not in said:
             break
         sleep(0.2)
     raise UserError(f"process {pid} cannot be attached to", _reason(said))
+
+
+def _run_debugger(gdb: str, pid: int) -> str:
+    """What gdb says; one that does not come back in time takes out of the process what it has put there."""
+    command = [gdb, "-nx", "-batch", "-p", str(pid), "-x", str(GDB_SCRIPT)]
+    env = os.environ | {"OPGRIP_ATTACHED_FILE": str(ATTACHED), "DEBUGINFOD_URLS": ""}
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        env=env,
+        # Ctrl-C comes to it from here
+        start_new_session=True,
+    ) as process:
+        try:
+            said, _ = process.communicate(timeout=DEBUGGER_S)
+        except subprocess.TimeoutExpired as error:
+            problem = f"process {pid} cannot be attached to"
+            if _has_left(process):
+                raise UserError(
+                    problem, f"gdb did not come back within {DEBUGGER_S} s, and was told to leave it"
+                ) from error
+            raise UserError(
+                problem, "gdb did not come back from it, and was killed: a breakpoint that stays may end the process"
+            ) from error
+        except BaseException:
+            _has_left(process)
+            raise
+    return said
+
+
+def _has_left(process: subprocess.Popen[str]) -> bool:
+    """Let gdb give its call up and leave the process, which has a breakpoint of that call until then."""
+    process.send_signal(signal.SIGINT)
+    try:
+        process.communicate(timeout=LEAVE_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return False
+    return True
 
 
 def _reason(said: str) -> str:
