@@ -176,6 +176,9 @@ class Agent:
             with suppress(OSError):
                 connection.send({"answer": REFUSED, "why": _in_a_line(error)})
         finally:
+            with suppress(OSError):
+                # a process that was forked meanwhile holds the link open
+                link.shutdown(socket.SHUT_RDWR)
             connection.close()
             self._room.release()
 

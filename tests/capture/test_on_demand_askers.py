@@ -22,6 +22,24 @@ while True:
     net(torch.ones(1, 2))
     time.sleep(0.01)
 """
+FORKS = """
+import os, time, torch
+class Forks(torch.nn.Module):
+    has_forked = False
+    def forward(self, x):
+        if torch.utils._python_dispatch.is_in_torch_dispatch_mode() and not self.has_forked:
+            self.has_forked = True
+            if os.fork() == 0:
+                time.sleep(60)
+                os._exit(0)
+            print("forked", flush=True)
+        return x.cos()
+net = Forks().eval()
+print("ready", flush=True)
+while True:
+    net(torch.ones(2))
+    time.sleep(0.01)
+"""
 
 
 @pytest.fixture
@@ -63,3 +81,12 @@ def test_a_recording_ends_with_who_asked_for_it(folder: Path) -> None:
         wait_for((folder / "killed.jsonl").exists, server, 60)
         assert load(folder / "killed.jsonl", partial=False).calls.size > 0
         assert ask(folder, "trigger", "server", "--steps", "1").returncode == 0
+
+
+@pytest.mark.slow
+def test_who_asked_does_not_wait_for_processes_that_were_forked_meanwhile(folder: Path) -> None:
+    (folder / "forks.py").write_text(FORKS, encoding="utf-8")
+    with running(folder, *on_demand("--", "forks.py")):
+        done = ask(folder, "trigger", "forks", "-o", "t.jsonl", timeout=40)
+        assert done.stdout.split() == [str(folder / "t.jsonl")], done.stderr
+        assert (folder / "said.txt").read_text() == "ready\nforked\n"
