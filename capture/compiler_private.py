@@ -60,13 +60,24 @@ _MODE_FLAGS = tuple(
 _flags_lock = threading.RLock()
 
 
-def _renew_flags_lock() -> None:
+_modes_here = _places.take(
+    "torch.utils._python_dispatch._get_current_dispatch_mode_stack",
+    None,
+    "a forked process takes the modes of its parent's other threads for its own",
+)
+
+
+def _renew_flags() -> None:
     # a thread that is not there any more may have held it
     global _flags_lock
     _flags_lock = threading.RLock()
+    if OrderlyMode._entered and _modes_here is not None:
+        OrderlyMode._entered = sum(isinstance(mode, OrderlyMode) for mode in _modes_here())
+        if not OrderlyMode._entered:
+            _set_flags(OrderlyMode._flags_before)
 
 
-os.register_at_fork(after_in_child=_renew_flags_lock)
+os.register_at_fork(after_in_child=_renew_flags)
 
 
 class OrderlyMode(TorchDispatchMode):
@@ -92,6 +103,13 @@ class OrderlyMode(TorchDispatchMode):
     ) -> None:
         with _flags_lock:
             super().__exit__(kind, error, traceback)
+            OrderlyMode._entered -= 1
+            if not OrderlyMode._entered:
+                _set_flags(OrderlyMode._flags_before)
+
+    def forget(self) -> None:
+        """Count it as left, where its thread has ended in it, which alone could leave it."""
+        with _flags_lock:
             OrderlyMode._entered -= 1
             if not OrderlyMode._entered:
                 _set_flags(OrderlyMode._flags_before)

@@ -89,7 +89,8 @@ class Flights:
         if is_of_signal or not _is_failure(error):
             return
         own = (os.getpid(), id(self))
-        was_written = [mark[2] for item in _chain(error) if (mark := getattr(item, WRITTEN, ()))[:2] == own]
+        marks: list[tuple[Any, ...]] = [getattr(item, WRITTEN, ()) for item in _chain(error)]
+        was_written = [mark[2] for mark in marks if mark[:2] == own]
         if any(was_written) or (was_written and not always):
             return
         path = self.dump(one_line(error), always)

@@ -142,7 +142,7 @@ class Recording:
             self._until = monotonic()
             self._look_for_end()
 
-    def look(self, _alive: object = None) -> None:
+    def look(self) -> None:
         """End where the time is over and no step is under way; those of threads that have ended are cut."""
         with self._lock:
             for number in [number for number, (_, life) in self._running.items() if life() is None]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -105,7 +104,7 @@ class Session:
     def _wait(self) -> None:
         recording, asked_s, stopped_s = self._recording, monotonic(), None
         while not recording.done.wait(LOOK_S):
-            recording.look(sys._current_frames().keys())
+            recording.look()
             now = monotonic()
             if stopped_s is None and self._stopping.is_set():
                 stopped_s = now

@@ -89,7 +89,7 @@ class StepCapture(Capture):
     def _take_another_name(self, part: Path | None) -> None:
         """Where another process has written a file of our name meanwhile: none is replaced."""
         while part is not None:
-            self.path = unused(self._file)
+            self.path = unused(Path(self._file))
             try:
                 give_name(part, self.path, force=False)
             except ExistingFileError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import sys
 import threading
 from abc import ABC, abstractmethod
@@ -72,7 +73,8 @@ class Boundaries(StepSource):
         super().__init__(recording)
         self.here = here
         # without a lock: a fork ends the lives of other threads in the child, before it could have a new one there
-        self._threads: set[ref[Life]] = set()
+        self._steps: dict[ref[Life], ThreadStep | None] = {}
+        self._pid = os.getpid()
         self._is_left = False
         self._closing = threading.Lock()
 
@@ -91,20 +93,23 @@ class Boundaries(StepSource):
             if not recording.end_step(step):
                 here.left_on = step
         if here.left_on is None:
-            life = ref(life_here(), self._forget_thread)
+            life = ref(life_here(), self._end_thread)
             # before it is looked whether all is over, so that who leaves last sees it
-            self._threads.add(life)
+            self._steps[life] = None
             if not self._is_left:
-                here.step = recording.begin_step(nested=False)
+                here.step = self._steps[life] = recording.begin_step(nested=False)
             if here.step is None:
-                self._forget_thread(life)
+                self._end_thread(life)
 
-    def _forget_thread(self, life: ref[Life]) -> None:
-        self._threads.discard(life)
+    def _end_thread(self, life: ref[Life]) -> None:
+        step = self._steps.pop(life, None)
+        # in a forked process there is no lock for it yet, and nothing of other threads to count
+        if step is not None and os.getpid() == self._pid:
+            step.mode.forget()
         self._close_if_over()
 
     def _close_if_over(self) -> None:
-        if self._is_left and not self._threads and self._closing.acquire(blocking=False):
+        if self._is_left and not self._steps and self._closing.acquire(blocking=False):
             self._hooks.close()
 
 

@@ -71,14 +71,18 @@ def trigger(
 
     Raises
     ------
-    UserError : where this process can have no agent
+    UserError : where this process can have no agent, or no thread that records
     """
-    name = Path(sys.argv[0] or "python").stem
+    # a program that embeds Python may have none
+    name = Path(sys.argv[0]).stem if getattr(sys, "argv", None) and sys.argv[0] else "python"
     agent = start_agent(Settings(name, str(Path(DEFAULT).absolute())))
     path = None if output is None else str(Path(output).absolute())
     triggered = Triggered()
     request = Request(path, steps, seconds, warmup, step_module, options=options)
     thread = threading.Thread(target=triggered._run, args=(agent, request), name="opgrip-recording", daemon=True)
-    thread.start()
+    try:
+        thread.start()
+    except RuntimeError as error:
+        raise UserError("this process cannot record", one_line(error)) from error
     triggered._armed.wait()
     return triggered
