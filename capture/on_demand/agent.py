@@ -97,7 +97,9 @@ class Agent:
         from opgrip.capture.on_demand.session import Session
         from opgrip.traces.errors import UserError
 
-        if not self._free.acquire(blocking=False):
+        waiting = self._session
+        gives_way = waiting is not None and not request.sampled and waiting.give_way()
+        if not self._free.acquire(timeout=END_S if gives_way else 0):
             raise UserError(f"process {self._pid} is recording already", f"end that with opcapture stop {self._pid}")
         try:
             self._session = Session(self.settings, request, self.recordings + 1, asked_ns)

@@ -49,6 +49,7 @@ class Session:
         self._sources: list[StepSource] = []
         self._stopping = threading.Event()
         self._grace_s = GRACE_S
+        self._gave_way = False
 
     def run(self, armed: Callable[[Mapping[str, Any]], None]) -> dict[str, Any]:
         """Record, and tell what was recorded.
@@ -86,6 +87,14 @@ class Session:
         if discard:
             self._capture.discard()
         self._stopping.set()
+
+    def give_way(self) -> bool:
+        """End it for somebody who asks, where it is a sample that waits for its first step."""
+        if not self.request.sampled or self._recording.has_begun:
+            return False
+        self._gave_way = True
+        self.stop(discard=True, grace_s=0.0)
+        return True
 
     def abandon(self) -> None:
         """Forget all of it, in a forked process, of whose threads this one alone is left."""
@@ -136,7 +145,7 @@ class Session:
         """Why there is no trace; None where there is one."""
         if self._capture.problem is not None:
             return str(self._capture.problem)
-        if self._recording.steps or self._recording.cut:
+        if self._recording.steps or self._recording.cut or self._gave_way:
             return None
         if self._recording.refused:
             return f"no step could be recorded: {'; '.join(self._recording.refused)}"

@@ -9,6 +9,7 @@ import stat
 import subprocess
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
@@ -23,9 +24,11 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 import opgrip.capture
 from opgrip.capture.higher_order_private import stance_here
+from opgrip.capture.on_demand.agent import Agent
 from opgrip.capture.on_demand.marks import marks
 from opgrip.capture.on_demand.names import check_pattern, is_of_pattern, recording_path
 from opgrip.capture.on_demand.sampling import make_room
+from opgrip.capture.on_demand.settings import Request, Settings
 from opgrip.capture.on_demand.step_capture import StepCapture
 from opgrip.traces import load
 from opgrip.traces.errors import UserError
@@ -426,3 +429,20 @@ def test_options_of_recordings_are_for_programs_that_go_on(tmp_path: Path) -> No
         done = run_command("opcapture", *words, cwd=tmp_path)
         assert (done.returncode, done.stdout) == (2, "")
         assert said in done.stderr
+
+
+def test_a_sample_that_waits_for_a_step_gives_way_to_who_asks(own_sockets: Path) -> None:
+    agent = Agent(Settings("s", str(own_sockets / "%n.jsonl"), steps=1, warmup=0))
+    waits = threading.Event()
+    with ThreadPoolExecutor() as pool:
+        sample = pool.submit(agent.record, Request(sampled=True), lambda word, fields: waits.set())
+        waits.wait(60)
+        armed = threading.Event()
+        asked = pool.submit(agent.record, Request(wait_s=30.0), lambda word, fields: armed.set())
+        assert armed.wait(60)
+        with torch.no_grad():
+            nn.ReLU().eval()(torch.ones(1))
+        assert asked.result()["steps"] == 1
+        assert sample.result()["file"] is None
+        assert sample.result()["problem"] is None
+    agent.close()
