@@ -28,6 +28,7 @@ from figures.bounds import FEWEST_RUNS, Bound, Verdict, judge, lower, new_bound,
 from figures.capture import CAPTURE
 from figures.commands import COMMANDS
 from figures.figure import Experiment, Figure, NotMeasuredError, Reading, Rounds, read_figure
+from figures.idle import SERVICE
 from figures.replay import REPLAY
 from others import in_a_process
 from rich.console import Console
@@ -35,7 +36,7 @@ from rich.table import Table
 
 from opgrip.traces.machine import processor
 
-EXPERIMENTS: tuple[Experiment, ...] = (*CAPTURE, *REPLAY, *COMMANDS)
+EXPERIMENTS: tuple[Experiment, ...] = (*CAPTURE, *REPLAY, *SERVICE, *COMMANDS)
 FIGURES = {figure.name: figure for experiment in EXPERIMENTS for figure in experiment.figures}
 
 

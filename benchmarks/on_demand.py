@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from figures.idle import idle_pairs
 from rich.console import Console
 from rich.table import Table
 from torch import nn
@@ -29,16 +30,11 @@ from torch import nn
 import opgrip.capture
 from opgrip.capture import Capture
 from opgrip.capture.budget import Thinning
-from opgrip.capture.on_demand.agent import Agent
-from opgrip.capture.on_demand.settings import Request, Settings
 
 THREADS = 3
 RECORDED = 200
 TRIGGERS = 10
-SETTLE_S = 0.01
 BUDGETS = (0.01, 0.05)
-RECORDED_EVERY = 20
-"""Pairs, of which one records first: what a recording leaves behind would slow those after it."""
 
 
 def main() -> int:
@@ -51,7 +47,7 @@ def main() -> int:
     torch.set_num_threads(1)
     console = Console(width=100)
     with tempfile.TemporaryDirectory() as folder:
-        ratios = idle_ratios(args.pairs, args.operators, Path(folder))
+        ratios = [agent / alone for agent, alone in idle_pairs(args.pairs, args.operators, Path(folder))]
         low, middle, high = (sorted(ratios)[int(len(ratios) * share)] for share in (0.25, 0.5, 0.75))
         console.print(
             f"idle: {middle:.4f} times as long as without an agent ({low:.4f} to {high:.4f}, the middle half of "
@@ -75,49 +71,6 @@ def main() -> int:
                 f"{recorded:,} of {all_steps:,} are recorded"
             )
     return 0
-
-
-def idle_ratios(pairs: int, operators: int, folder: Path) -> list[float]:
-    """Of each pair, the time with an agent to that without."""
-    x = torch.ones(4)
-    net = nn.ReLU().eval()
-
-    def work() -> float:
-        # until threads that begin and end here have done so
-        time.sleep(SETTLE_S)
-        # of all threads: others who use the processor do not count, and the agent does
-        start = time.process_time()
-        for _ in range(operators):
-            x.add(1)
-        return time.process_time() - start
-
-    work()
-    ratios = []
-    for pair in range(pairs):
-        times = {}
-        for with_agent in (True, False) if pair % 2 else (False, True):
-            if with_agent:
-                agent = Agent(Settings("benchmark", str(folder / "idle-%n.jsonl")))
-                agent.start()
-                if pair % RECORDED_EVERY == 0:
-                    record(agent, net, x, folder / f"idle-{pair}.jsonl")
-                times[True] = work()
-                agent.close()
-            else:
-                times[False] = work()
-        ratios.append(times[True] / times[False])
-    return ratios
-
-
-def record(agent: Agent, net: nn.Module, x: torch.Tensor, path: Path) -> None:
-    """Let an agent record one step."""
-    armed = threading.Event()
-    request = Request(str(path), steps=1, warmup=0)
-    thread = threading.Thread(target=agent.record, args=(request, lambda word, told: armed.set()))
-    thread.start()
-    armed.wait()
-    net(x)
-    thread.join()
 
 
 def serve(requests: int, folder: Path) -> tuple[list[float], dict[str, list[float]]]:

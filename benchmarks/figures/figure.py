@@ -48,6 +48,16 @@ def ratio_of_sums(rounds: Array) -> Array:
     return np.asarray(quantity / reference)
 
 
+def median_of_ratios(rounds: Array) -> Array:
+    """The median over the rounds of the quantity over its reference: for what differs by less than rounds do.
+
+    Parameters
+    ----------
+    rounds : (..., N, 2)
+    """
+    return np.asarray(np.median(rounds[..., 0] / rounds[..., 1], axis=-1))
+
+
 def offset_of_ratios(rounds: Array) -> Array:
     """How far the median of the rounds' ratios is from one.
 
