@@ -87,9 +87,12 @@ def _replay_one(replay: Replay, is_done: bool, words: Sequence[str], reporter: R
         raise replayed.problem
     for analysis in replayed.analyses:
         analysis.print(rows, sys.stdout)
-    print_scores(distilled_scores(replayed.results), sys.stdout)
-    if not replayed.interrupted:
-        _say_where(replay, replayed.results, reporter)
+    try:
+        print_scores(distilled_scores(replayed.results), sys.stdout)
+    finally:
+        # also where the trace's header says nonsense of what its cases stand for
+        if not replayed.interrupted:
+            _say_where(replay, replayed.results, reporter)
     for row in rows:
         if row.detail is not None:
             reporter.say(f"{row.op} {row.mode}:\n{row.detail.rstrip()}")

@@ -25,7 +25,7 @@ from opgrip.replay.measuring.machines import this_machine
 from opgrip.replay.measuring.measure import CachedRows
 from opgrip.replay.measuring.origins import Origin
 from opgrip.replay.measuring.preparation import empty_row
-from opgrip.replay.measuring.results import OK, Result
+from opgrip.replay.measuring.results import OK, UNUSUAL, Result
 from opgrip.replay.operators.admission import absent_extensions
 from opgrip.replay.operators.devices import is_accelerator
 from opgrip.replay.options import Output, job_of, make_parser, words_of
@@ -232,7 +232,8 @@ class Replay:
         }
         distilled = self.loaded.trace.header.get(FIELD)
         stands_for = {FIELD: distilled} if isinstance(distilled, dict) else {}
-        return header | about | about_engine | stands_for
+        unusual = [*self.job.plan.unusual, *(["split"] if self.job.selection.split else [])]
+        return header | about | about_engine | stands_for | ({UNUSUAL: unusual} if unusual else {})
 
     def kept(self, results: Results) -> Results:
         """Results, in the store too where one was named."""

@@ -22,6 +22,8 @@ NOISY = 0.25
 """Interquartile range of times, as a share of their median, above which that is doubtful."""
 SLOWED = 0.5
 """Share of runs at a slower pace above which a median is doubtful."""
+UNUSUAL = "unusual"
+"""Of a header: options, in words, that decided what the rows are and that no column of them tells."""
 WAY = ("mode", "direction", "values", "threads", "batch_scale", "streams", "cache")
 """Columns that say how a case was run."""
 

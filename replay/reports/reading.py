@@ -23,6 +23,7 @@ LARGEST = 1e150
 OF_HEADER: dict[str, type] = {
     **dict.fromkeys(("trace", "torch", "device", "time", "command", "trace_hash"), str),
     **dict.fromkeys(("environment", "accelerator", "ceilings", "sequence", "traces", "distilled"), dict),
+    "unusual": list,
 }
 """What parts of a header are, which all else reads as such."""
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from opgrip.replay.cases.ways import FORWARD
 from opgrip.replay.measuring.origins import Origin, origin_of
-from opgrip.replay.measuring.results import OK, SKIPPED, Result
+from opgrip.replay.measuring.results import OK, SKIPPED, UNUSUAL, Result
 from opgrip.replay.modes import EAGER
 from opgrip.replay.outcome import Results
 from opgrip.replay.scoring.spread import deviation_of
@@ -125,8 +125,10 @@ def baseline_of(results: Results) -> Baseline:
 
     Raises
     ------
-    UserError : where they have no such rows
+    UserError : where they have no such rows, or are of options that decide what times are
     """
+    if unusual := unusual_in(results):
+        raise UserError(f"these results are of {', '.join(unusual)}", "a baseline is of a replay without such options")
     rows_of: dict[str, list[Result]] = {}
     for row in results:
         if row.trace and is_plain(row) and row.status != SKIPPED:
@@ -160,13 +162,18 @@ def added(baseline: Baseline, more: Baseline) -> Baseline:
     return Baseline(more.about, {**baseline.traces, **more.traces})
 
 
+def unusual_in(results: Results) -> list[str]:
+    """The options, in words, that decided what the rows of results are and that these do not tell."""
+    return [str(word) for word in results.header.get(UNUSUAL) or ()]
+
+
 def is_plain(row: Result) -> bool:
     """Whether a row is of a case as it was recorded: eager, on the usual threads, batch, values and caches."""
     return row.mode == EAGER and row.direction == FORWARD and not row.variant
 
 
 def _case(row: Result) -> BaselineCase:
-    is_timed = row.status == OK and row.median_us is not None
+    is_timed = row.status == OK and bool(row.median_us)
     return BaselineCase(row.count, row.median_us if is_timed else None, deviation_of(row) if is_timed else 0.0)
 
 

@@ -13,7 +13,7 @@ from opgrip.replay.comparing.priors import SHORT_US, USUAL
 from opgrip.replay.measuring.origins import Origin
 from opgrip.replay.measuring.results import OK, SKIPPED, Result
 from opgrip.replay.outcome import Results
-from opgrip.replay.scoring.baselines import MOST_US, is_plain
+from opgrip.replay.scoring.baselines import MOST_US, is_plain, unusual_in
 from opgrip.replay.scoring.scores import Score, TraceScore, score_traces, way_of
 from opgrip.replay.scoring.spread import Uncertainty, deviation_of, of_ratio, of_sum
 from opgrip.traces.command import printable
@@ -111,14 +111,16 @@ def distilled_scores(results: Results) -> list[Score]:
 
 
 def _scores(results: Results, field: Mapping[str, Any]) -> list[Score]:
+    unusual = unusual_in(results)
     ways: dict[str, dict[str, Result]] = {}
     for row in results:
         if row.direction == "forward" and row.batch_scale == 1 and row.streams == 1:
-            ways.setdefault(way_of(row), {}).setdefault(row.key, row)
-    return [
-        score_traces(way, [_trace(name, about, field["keys"], rows) for name, about in field["traces"].items()], BASE)
-        for way, rows in ways.items()
-    ]
+            ways.setdefault(way_of(row, unusual), {}).setdefault(row.key, row)
+    scores = []
+    for way, rows in ways.items():
+        traces = [_trace(name, about, field["keys"], rows) for name, about in field["traces"].items()]
+        scores.append(score_traces(way, traces, BASE, len(traces)))
+    return scores
 
 
 BASE = "the times that the distilled cases have in their trace"

@@ -16,7 +16,7 @@ from opgrip.replay.cases.ways import FORWARD
 from opgrip.replay.measuring.origins import Origin, origin_of
 from opgrip.replay.measuring.results import OK, SKIPPED, WRONG, Result
 from opgrip.replay.outcome import Results
-from opgrip.replay.scoring.baselines import Baseline, BaselineCase, BaselineTrace, keyed
+from opgrip.replay.scoring.baselines import Baseline, BaselineCase, BaselineTrace, keyed, unusual_in
 from opgrip.replay.scoring.spread import Uncertainty, deviation_of, of_mean, of_ratio, of_sum
 
 CHARGE = 2.0
@@ -135,7 +135,7 @@ class ModelScore:
     @property
     def supported(self) -> float | None:
         """Mean over its runs, of which one that was not replayed has none; None where the baseline has none of them."""
-        shares = [trace.supported if trace.statuses else 0.0 for trace in self.traces]
+        shares = [trace.supported if trace.statuses else 0.0 for trace in self.traces if trace.whole_us]
         known = [share for share in shares if share is not None]
         return fsum(known) / len(known) if known else None
 
@@ -159,12 +159,14 @@ class Score:
     way : the mode, and what else was not as usual: `compile, 2 threads`
     baseline : the machine that they are held against; empty where there are no times of one
     interval : in which the score is of other models such as these, with a probability of 95 %; None of a single one
+    of_traces : how many the baseline has
     """
 
     way: str
     models: Sequence[ModelScore]
     baseline: str = ""
     interval: tuple[float, float] | None = None
+    of_traces: int = 0
 
     @property
     def scored(self) -> list[ModelScore]:
@@ -199,18 +201,26 @@ class Score:
         return of_mean((model.weight, model.uncertainty) for model in self.scored).deviation
 
     @property
+    def traces(self) -> int:
+        """How many have a score."""
+        return sum(len(model.scored) for model in self.models)
+
+    @property
     def is_partial(self) -> bool:
-        """Whether too little ran, or a model has no score."""
-        return (self.supported or 0.0) < WHOLE or len(self.scored) < len(self.models)
+        """Whether too little ran, or a model that the baseline has has no score."""
+        return (self.supported or 0.0) < WHOLE or any(
+            model.score is None and any(trace.whole_us for trace in model.traces) for model in self.models
+        )
 
 
 def score_of(results: Results, baseline: Baseline) -> list[Score]:
     """The score of each way in which the cases were run, in the order of the rows."""
+    unusual = unusual_in(results)
     rows_of: dict[str, dict[str, list[Result]]] = defaultdict(lambda: defaultdict(list))
     origins: dict[str, Origin] = {}
     for row in results:
         if is_counted(row):
-            rows_of[way_of(row)][row.trace].append(row)
+            rows_of[way_of(row, unusual)][row.trace].append(row)
             origins.setdefault(row.trace, origin_of(row))
     problems = {**dict(_other_recordings(results, baseline, origins)), **dict(_problems(results))}
     origins |= {name: origin for name, (origin, _) in problems.items() if name not in origins}
@@ -223,9 +233,9 @@ def is_counted(row: Result) -> bool:
     return bool(row.trace) and row.direction == FORWARD and row.batch_scale == 1 and row.streams == 1
 
 
-def way_of(row: Result) -> str:
-    """How a row was run, in words."""
-    return ", ".join(filter(None, (row.mode, row.variant)))
+def way_of(row: Result, unusual: Sequence[str]) -> str:
+    """How a row was run, in words, those of all its run's rows last."""
+    return ", ".join(filter(None, (row.mode, row.variant, *unusual)))
 
 
 def _problems(results: Results) -> Iterable[tuple[str, tuple[Origin, str]]]:
@@ -260,17 +270,17 @@ def _score(
         score_trace(origin, rows_of.get(name, ()), baseline.traces.get(name), problems.get(name, ""))
         for name, origin in origins.items()
     ]
-    return score_traces(way, traces, baseline.machine if baseline.traces else "")
+    return score_traces(way, traces, baseline.machine if baseline.traces else "", len(baseline.traces))
 
 
-def score_traces(way: str, traces: Iterable[TraceScore], baseline: str) -> Score:
-    """The score of traces that each have theirs."""
+def score_traces(way: str, traces: Iterable[TraceScore], baseline: str, of_traces: int) -> Score:
+    """The score of traces that each have theirs, of so many that the baseline has."""
     models = _models_of(traces)
     # a model that cannot run at all is charged as one that is as fast as the others
     pace = Score(way, _weighed(models)).speed
     models = _weighed([replace(item, traces=[replace(trace, pace=pace) for trace in item.traces]) for item in models])
     interval = interval_of([(log(item.score), item.weight) for item in models if item.score])
-    return Score(way, models, baseline, interval)
+    return Score(way, models, baseline, interval, of_traces)
 
 
 def _models_of(traces: Iterable[TraceScore]) -> list[ModelScore]:
@@ -298,11 +308,12 @@ def score_trace(origin: Origin, rows: Sequence[Result], base: BaselineTrace | No
     time_us = fsum(max(row.count, 1) * (row.median_us or 0.0) for row in rows if row.status == OK)
     if not rows or base is None:
         why = problem or ("no baseline" if rows else "not replayed")
-        return TraceScore(origin, statuses, time_us, problem=why)
-    joined = [(row, base.cases[key]) for key, row in keyed(rows) if key in base.cases]
+        return TraceScore(origin, statuses, time_us, whole_us=0.0 if base is None else base.total_us, problem=why)
     # what fails in the program as well, and what the baseline itself cannot run, says nothing of this machine
-    pairs = [(row, case) for row, case in joined if case.median_us is not None and row.status != SKIPPED]
-    ok = [(row, case) for row, case in pairs if row.status == OK and row.median_us is not None]
+    run = [row for row in rows if row.status != SKIPPED]
+    joined = [(row, base.cases[key]) for key, row in keyed(run) if key in base.cases]
+    pairs = [(row, case) for row, case in joined if case.median_us is not None]
+    ok = [(row, case) for row, case in pairs if row.status == OK and row.median_us]
     return TraceScore(
         origin,
         statuses,

@@ -38,7 +38,8 @@ def score_line(score: Score) -> str:
         models = f", {low:.3f} to {high:.3f} over other models"
     partial = ", partial" if score.is_partial else ""
     selected = "" if (score.selected or 1.0) >= ALL else f" over cases of {score.selected:.1%} of the baseline's time"
-    number = f"{score.score:.3f}{partial}{selected} (95 %{models}{spread})"
+    fewer = f" over {score.traces} of the baseline's {score.of_traces} traces" if score.traces < score.of_traces else ""
+    number = f"{score.score:.3f}{partial}{fewer}{selected} (95 %{models}{spread})"
     return f"score under {printable(score.way)}: {number} against {printable(score.baseline)}"
 
 
@@ -50,8 +51,8 @@ def _print_score(score: Score, file: IO[str]) -> None:
         "ok": lambda model: f"{model.statuses[OK]:,}",
         "wrong": lambda model: f"{wrong_and_not_run(model.statuses)[0]:,}",
         "not run": lambda model: f"{wrong_and_not_run(model.statuses)[1]:,}",
-        "baseline ms": lambda model: _ms([trace.base_us for trace in model.traces]),
-        "here ms": lambda model: _ms([trace.time_us for trace in model.traces]),
+        "baseline ms": lambda model: _ms([trace.ok_base_us for trace in model.traces]),
+        "here ms": lambda model: _ms([trace.ok_us if trace.whole_us else trace.time_us for trace in model.traces]),
         "supported": lambda model: _share(model.supported),
         "speed": lambda model: _ratio(model.speed),
         "score": lambda model: _marked(model.score, model.is_partial),
@@ -132,6 +133,8 @@ def plain_of(score: Score) -> dict[str, Any]:
         "interval": score.interval,
         "deviation": score.deviation,
         "baseline": score.baseline,
+        "traces": score.traces,
+        "of_traces": score.of_traces,
         "models": [_plain_of_model(model) for model in score.models],
     }
 
@@ -156,6 +159,7 @@ def _plain_of_model(model: ModelScore) -> dict[str, Any]:
         "runs": [
             {"run": trace.origin.run, "trace": trace.origin.trace, "score": trace.score, "speed": trace.speed}
             | {"supported": trace.supported, "base_us": trace.base_us, "time_us": trace.time_us}
+            | {"ok_base_us": trace.ok_base_us, "ok_us": trace.ok_us}
             | {"problem": trace.problem}
             for trace in model.traces
         ],

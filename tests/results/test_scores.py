@@ -16,14 +16,18 @@ from hypothesis import strategies as st
 from made_runs import HEADER, made_row
 from programs import run_command
 
+from opgrip.replay.arguments.options import InputOptions
+from opgrip.replay.checks.tolerances import Tolerance
 from opgrip.replay.comparing.priors import DRIFT, SHORT_US, USUAL
 from opgrip.replay.measuring.origins import Origin
-from opgrip.replay.measuring.results import FAILED, UNSUPPORTED, WRONG, Result
+from opgrip.replay.measuring.results import FAILED, SKIPPED, UNSUPPORTED, WRONG, Result
+from opgrip.replay.measuring.settings import Plan
 from opgrip.replay.outcome import Results
 from opgrip.replay.scoring import added, baseline_of, read_baselines, score_of, scores, write_baseline
 from opgrip.replay.scoring.baselines import MOST_BYTES
 from opgrip.replay.scoring.scores import CHARGE, Score, Z, interval_of
 from opgrip.replay.scoring.table import score_line
+from opgrip.replay.timing.options import TimingOptions
 from opgrip.traces.errors import UserError
 
 MODELS = (
@@ -180,7 +184,39 @@ def test_a_trace_without_a_baseline_is_told_and_has_no_score() -> None:
     score = only(made_zoo(0.5), baseline)
     assert [model.model for model in score.models if model.score is None] == ["c"]
     assert score.score == pytest.approx(2.0)
-    assert score.is_partial
+    assert not score.is_partial
+    assert score.supported == pytest.approx(1.0)
+    # nor does one that is not even installed
+    rows = [row for row in made_zoo(0.5).rows if row.trace != "c.predict"]
+    about = {"c.predict": {"model": "c", "problem": "it is not installed"}}
+    score = only(Results(rows, {**HEADER, "traces": about}), baseline)
+    assert score.supported == pytest.approx(1.0)
+
+
+def test_a_score_of_chosen_models_says_of_how_many() -> None:
+    chosen = Results([row for row in made_zoo(0.5).rows if row.trace.startswith("a")], HEADER)
+    score = only(chosen, made_zoo())
+    assert (score.traces, score.of_traces) == (2, 4)
+    assert "2.000 over 2 of the baseline's 4 traces" in score_line(score)
+
+
+def test_options_that_no_row_tells_are_in_the_name_of_a_score() -> None:
+    results = Results(made_zoo(0.5).rows, {**HEADER, "unusual": ["bfloat16", "graph"]})
+    assert only(results, made_zoo()).way == "eager, bfloat16, graph"
+    with pytest.raises(UserError, match="without such options"):
+        baseline_of(results)
+    plan = Plan(inputs=InputOptions(dtype="bfloat16"), timing=TimingOptions(exec_mode="graph"))
+    assert plan.unusual == ["bfloat16", "graph"]
+    assert Plan(tolerance=Tolerance(rtol=0.5)).unusual == ["rtol 0.5"]
+    assert not Plan().unusual
+
+
+def test_a_case_that_raised_in_the_program_takes_no_place_of_one_alike() -> None:
+    base = made_zoo()
+    raised = replace(base.rows[0], status=SKIPPED, median_us=None)
+    score = only(Results([raised, *made_zoo(0.5).rows], HEADER), base)
+    assert score.score == pytest.approx(2.0)
+    assert score.supported == pytest.approx(1.0)
 
 
 def test_a_trace_that_was_not_replayed_is_a_line_of_its_own() -> None:

@@ -21,7 +21,7 @@ from opgrip.traces import Trace, load
 from opgrip.traces.corpus import read_corpus
 from opgrip.traces.corpus.cases import IN_PROGRAM, write_cases
 from opgrip.traces.corpus.choosing import choose
-from opgrip.traces.corpus.distill import FIELD, distill, with_times
+from opgrip.traces.corpus.distill import FIELD, distill, named_by_files, with_times
 from opgrip.traces.errors import UserError
 
 SHIPPED = SHIPPED_TRACES[0]
@@ -118,6 +118,17 @@ def test_the_file_is_a_trace_whose_replay_ends_in_a_score(folder: Path, tmp_path
     assert "score under eager" in done.stdout
 
 
+def test_files_of_one_name_are_traces_of_their_own(folder: Path, tmp_path: Path) -> None:
+    for name, sizes in {"a": (10, 20), "b": (30, 40, 50)}.items():
+        (tmp_path / name).mkdir()
+        small_trace(tmp_path / name / "step.jsonl", sizes)
+    corpus = named_by_files(read_corpus([str(tmp_path / "a"), str(tmp_path / "b")]))
+    distilled = distill(corpus, 10)
+    assert distilled.weights_us.keys() == {"step", "step~2"}
+    write_cases(corpus, distilled.keys, tmp_path / "bench.jsonl", fields={FIELD: distilled.field(corpus)})
+    assert sorted(case.key for case in make_cases(load(tmp_path / "bench.jsonl"))) == sorted(distilled.keys)
+
+
 def test_a_chosen_case_stands_among_the_calls_of_its_program(tmp_path: Path) -> None:
     whole = load(SHIPPED)
     corpus = read_corpus([str(SHIPPED)])
@@ -132,6 +143,7 @@ def test_a_chosen_case_stands_among_the_calls_of_its_program(tmp_path: Path) -> 
     around_part, around_whole = make_surroundings(part), make_surroundings(whole)
     for case in cases:
         same = whole_of[case.key]
+        assert bool(case.variants) == bool(same.variants)
         assert case.captured_us == pytest.approx(times[case.key], rel=1e-3)
         assert (case.fresh or 0) == pytest.approx(same.fresh or 0, abs=0.4)
         places = described(part, around_part.places_of(case, RECENT_BYTES))

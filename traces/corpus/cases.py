@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import count
@@ -17,7 +17,19 @@ from opgrip.traces.arguments import numbers_of, with_numbers
 from opgrip.traces.corpus.corpus import Corpus, Reading
 from opgrip.traces.corpus.members import Member
 from opgrip.traces.corpus.rows import contexts_of
-from opgrip.traces.records import NO_STORAGE, Calls, Context, End, Header, Record, Scope, Signature, Thread, Values
+from opgrip.traces.records import (
+    NO_STORAGE,
+    Calls,
+    Context,
+    End,
+    Header,
+    Observed,
+    Record,
+    Scope,
+    Signature,
+    Thread,
+    Values,
+)
 from opgrip.traces.trace import Trace, load
 from opgrip.traces.writer import TraceWriter
 
@@ -147,6 +159,8 @@ class _CaseRecords:
             if (number, is_case) not in self._numbers:
                 own = self._numbers[number, is_case] = self._wanted[number][0] if is_case else next(self._new.others)
                 yield from self._definition(self._signatures[number], own)
+                if is_case:
+                    yield from self._observed(self._signatures[number], own)
 
     def _settings(self, number: int, scope: int, is_case: bool) -> Mapping[str, Any]:
         """What a call runs under; a case's key is of the settings of most of its calls."""
@@ -154,16 +168,28 @@ class _CaseRecords:
 
     def _definition(self, signature: Signature, own_number: int) -> Iterator[Record]:
         arguments = (signature.args, signature.kwargs)
-        numbers: dict[int, int] = {}
-        for number in numbers_of(arguments):
-            if number is not None and number in self._trace.values and number not in numbers:
-                numbers[number] = next(self._new.values)
-                yield Values(numbers[number], self._trace.values[number])
-        renumbered = [None if number is None else numbers.get(number) for number in numbers_of(arguments)]
+        values, renumbered = self._values(numbers_of(arguments))
+        yield from values
         args, kwargs = with_numbers(arguments, renumbered)
-        outputs: Any = with_numbers(signature.outputs, [None] * len(numbers_of(signature.outputs)))
         self._new.signatures += 1
+        outputs = _without_values(signature.outputs)
         yield replace(signature, number=own_number, args=args, kwargs=kwargs, outputs=outputs)
+
+    def _observed(self, signature: Signature, own_number: int) -> Iterator[Record]:
+        """What other calls of a case met; which calls these were is not among what is written."""
+        for item in self._trace.observed.get(signature.number, ()):
+            values, renumbered = self._values(item.values)
+            yield from values
+            yield Observed(own_number, renumbered, _without_values(item.outputs))
+
+    def _values(self, numbers: Iterable[int | None]) -> tuple[list[Record], list[int | None]]:
+        """The models of some numbers, and what their numbers are here."""
+        numbers, own = list(numbers), {}
+        known = dict.fromkeys(number for number in numbers if number is not None and number in self._trace.values)
+        for number in known:
+            own[number] = next(self._new.values)
+        records: list[Record] = [Values(here, self._trace.values[number]) for number, here in own.items()]
+        return records, [None if number is None else own.get(number) for number in numbers]
 
     def _block(self, calls: pd.DataFrame, are_cases: Sequence[bool]) -> Calls:
         """Calls of a thread that follow each other, one right after the other."""
@@ -196,6 +222,10 @@ class _CaseRecords:
                     numbers[number] = next(self._new.storages)
                 memory.append(numbers[number])
         return memory
+
+
+def _without_values(outputs: Any) -> Any:
+    return with_numbers(outputs, [None] * len(numbers_of(outputs)))
 
 
 def _page_bytes(trace: Trace) -> int:

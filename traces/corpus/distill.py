@@ -15,7 +15,7 @@ from opgrip.traces.corpus.corpus import Corpus
 from opgrip.traces.errors import UserError
 from opgrip.traces.words import counted
 from opgrip.traces.zoo import read_manifest
-from opgrip.traces.zoo.names import name_of_file
+from opgrip.traces.zoo.names import name_of_file, told_apart
 
 FIELD = "distilled"
 """Of a trace's header: what its cases stand for. Readers that do not know it pass over it."""
@@ -79,12 +79,13 @@ class Distilled:
 def named_by_files(corpus: Corpus) -> Corpus:
     """A corpus whose traces are called as replays of several call them: by the names of their files."""
     manifest = {trace.name: trace for trace in read_manifest()}
-    names = {member.name: name_of_file(member.path, manifest) for member in corpus.members}
+    told = [name_of_file(member.path, manifest) for member in corpus.members]
+    names = dict(zip((item.name for item in corpus.members), told_apart([item.name for item in told]), strict=True))
     members = [
-        replace(member, **names[member.name]._asdict()) if member.name not in manifest else member
-        for member in corpus.members
+        replace(member, **({} if member.name in manifest else item._asdict()) | {"name": names[member.name]})
+        for member, item in zip(corpus.members, told, strict=True)
     ]
-    return Corpus(corpus.frame.assign(trace=corpus.frame["trace"].map(lambda name: names[name].name)), members)
+    return Corpus(corpus.frame.assign(trace=corpus.frame["trace"].map(names)), members)
 
 
 def with_times(corpus: Corpus, times_us: Mapping[tuple[str, str], float]) -> Corpus:

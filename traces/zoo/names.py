@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -43,3 +44,18 @@ def name_of_file(path: str | Path, manifest: Mapping[str, ZooTrace]) -> TraceNam
         return name_of_trace(manifest[name])
     model, _, run = name.rpartition(".")
     return TraceName(name, model, run) if model else TraceName(name, name)
+
+
+def told_apart(names: Sequence[str]) -> list[str]:
+    """The same names, those that are alike told apart by a number."""
+    seen: Counter[str] = Counter()
+    taken = set(names)
+    distinct = []
+    for name in names:
+        seen[name] += 1
+        number, own = seen[name], name
+        while number > 1 and own in taken:
+            own, number = f"{name}~{number}", number + 1
+        taken.add(own)
+        distinct.append(own)
+    return distinct
