@@ -18,14 +18,16 @@ import json
 import multiprocessing
 import os
 import tempfile
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import suppress
+from multiprocessing.connection import Connection
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 from covering.subjects import LIBRARIES, RUNS, Subject, subjects
 from covering.table import page, print_summary
-from covering.trial import SAID, run_in_process, told
+from covering.trial import SAID, STAGES, run_in_process, told
 from rich.console import Console
 
 PROCESSES = multiprocessing.get_context("forkserver")
@@ -34,6 +36,8 @@ LOADED = {"mmdet": ("mmdet.models", "mmdet.testing"), "mmseg": ("mmseg.models",)
 JOURNAL = Path(__file__).parent / "covering" / "outcomes.jsonl"
 """What came of each, as it ships: docs/coverage.md is drawn from it."""
 TIMEOUT_S = 900
+ENDED = "the process ended"
+"""Why nothing comes any more of a trial that has stages left."""
 
 
 def main() -> None:
@@ -90,41 +94,61 @@ def attempt(subject: Subject, timeout: int) -> dict[str, Any]:
 
 
 def run_trial(about: dict[str, Any], timeout: int) -> dict[str, Any]:
-    """What one process says, or what became of it."""
+    """What one process says of each stage, and what became of the stage in which it ended early."""
     with tempfile.TemporaryDirectory() as folder:
-        answer, questions = PROCESSES.Pipe(duplex=False)
+        answers, questions = PROCESSES.Pipe(duplex=False)
         process = PROCESSES.Process(target=run_in_process, args=(about, folder, questions))
         process.start()
         questions.close()
         try:
-            if not answer.poll(timeout):
-                return {"failed": "native", "reason": f"it takes more than {timeout} s"}
-            outcome: dict[str, Any] = answer.recv()
-        except EOFError:
-            process.join()
-            lines = (Path(folder) / SAID).read_text(encoding="utf-8", errors="replace").splitlines() or [""]
-            return {
-                "failed": "native",
-                "reason": f"the process ended with status {process.exitcode}: {told(lines[-1])}",
-            }
+            outcome, reason = receive(answers, timeout)
+            if reason == ENDED:
+                process.join()
+                lines = (Path(folder) / SAID).read_text(encoding="utf-8", errors="replace").splitlines() or [""]
+                reason = f"{ENDED} with status {process.exitcode}: {told(lines[-1])}"
         finally:
             process.kill()
             process.join()
-    return outcome
+    stage = running_stage(outcome)
+    return outcome if stage is None else {**outcome, "failed": stage, "reason": reason}
+
+
+def receive(answers: Connection, timeout: int) -> tuple[dict[str, Any], str]:
+    """What a trial sent, stage by stage, and why no more came; empty where nothing is missing."""
+    outcome: dict[str, Any] = {}
+    deadline = monotonic() + timeout
+    with suppress(EOFError, OSError):
+        while running_stage(outcome) is not None:
+            if not answers.poll(max(0.0, deadline - monotonic())):
+                return outcome, f"it takes more than {timeout} s"
+            outcome |= answers.recv()
+        return outcome, ""
+    return outcome, ENDED
+
+
+def running_stage(outcome: dict[str, Any]) -> str | None:
+    """The first stage that nothing came of yet; None where none follows."""
+    return None if "failed" in outcome else next((stage for stage in STAGES if stage not in outcome), None)
 
 
 def read_journal(path: Path) -> dict[str, dict[str, Any]]:
     """The last outcome of each model and run."""
-    lines: Sequence[str] = path.read_text(encoding="utf-8").splitlines() if path.exists() else ()
-    items = [json.loads(line) for line in lines]
+    items = [json.loads(line) for line in whole_lines(path)]
     return {f"{item['library']}/{item['name']} {item['run']}": item for item in items}
 
 
 def append(path: Path, outcome: dict[str, Any]) -> None:
-    """Keep an outcome."""
+    """Keep an outcome, in place of half a line that a killed run left."""
     path.parent.mkdir(exist_ok=True)
-    with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(outcome) + "\n")
+    with path.open("ab") as file:
+        file.truncate(sum(map(len, whole_lines(path))))
+        file.write(json.dumps(outcome).encode() + b"\n")
+
+
+def whole_lines(path: Path) -> list[bytes]:
+    """The lines of a journal, without a last one that has no end."""
+    lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+    return [line for line in lines if line.endswith(b"\n")]
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import os
 import random
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
 from time import perf_counter
@@ -28,6 +28,8 @@ from opgrip.traces.records import OPERATOR
 
 SAID = "said.txt"
 """The file of what a trial prints, in its folder."""
+STAGES = ("native", "counted", "captured", "audited", "replayed")
+"""What is tried of a model, in turn: each is the name of a part of its outcome."""
 REASONS = 3
 """How many reasons of cases that are not ok are told."""
 
@@ -57,20 +59,19 @@ class Trial:
         self._model = about["model"]
         self._trace = folder / "trace.jsonl.zst"
 
-    def run(self) -> dict[str, Any]:
-        """What came of it: of a stage that failed, why; later ones are not tried then."""
+    def run(self) -> Iterator[dict[str, Any]]:
+        """What came of each stage, by its name, as it ends; of one that failed, why: later ones are not tried then."""
         outcome: dict[str, Any] = {}
-        for stage in (self._native, self._counted, self._captured, self._audited, self._replayed):
+        stages = (self._native, self._counted, self._captured, self._audited, self._replayed)
+        for name, stage in zip(STAGES, stages, strict=True):
             began = perf_counter()
-            name = stage.__name__.lstrip("_")
             try:
                 outcome[name] = stage(outcome)
             except Exception as error:
-                outcome["failed"] = name
-                outcome["reason"] = f"{type(error).__name__}: {told(str(error))}"
-                break
+                yield {"failed": name, "reason": f"{type(error).__name__}: {told(str(error))}"}
+                return
             outcome[name]["seconds"] = round(perf_counter() - began, 2)
-        return outcome
+            yield {name: outcome[name]}
 
     def _native(self, outcome: dict[str, Any]) -> dict[str, Any]:
         step, digest = self._prepared()
@@ -164,11 +165,12 @@ def digest_of(results: Any, program: Program) -> str:
 
 
 def run_in_process(about: dict[str, Any], folder: str, answer: Connection) -> None:
-    """Try it in this process, which is the trial's own, and send what came of it."""
+    """Try it in this process, which is the trial's own, and send what came of each stage as it ends."""
     os.environ["OPGRIP_STORE"] = ""
     # what models print is not what was asked for
     said = os.open(Path(folder) / SAID, os.O_WRONLY | os.O_CREAT)
     for stream in (1, 2):
         os.dup2(said, stream)
     torch.set_num_threads(1)
-    answer.send(Trial(about, Path(folder)).run())
+    for part in Trial(about, Path(folder)).run():
+        answer.send(part)
