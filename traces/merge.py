@@ -116,8 +116,8 @@ def _check_once(paths: Sequence[Path]) -> None:
         path_of_file[file] = path
 
 
-_OWN = ("format", "version", "rank", HEADER_FIELD)
-"""Fields of a header that are not those of the whole."""
+_OWN = ("format", "version", "rank", "distilled", HEADER_FIELD)
+"""Fields of a header that are not those of the whole: `distilled` tells signatures by their numbers in one trace."""
 
 
 @dataclass(slots=True)

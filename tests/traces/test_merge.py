@@ -1,0 +1,29 @@
+"""What the header of a merged trace says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from several_traces import small_trace
+
+from opgrip.replay.cases.cases import make_cases
+from opgrip.traces import load
+from opgrip.traces.corpus import read_corpus
+from opgrip.traces.corpus.cases import write_cases
+from opgrip.traces.corpus.distill import FIELD
+from opgrip.traces.merge import merge
+
+
+def test_a_merged_trace_is_no_distilled_one(tmp_path: Path) -> None:
+    paths = []
+    for name, sizes in {"first": (10, 20, 30), "second": (10, 500, 700)}.items():
+        corpus = read_corpus([str(small_trace(tmp_path / f"{name}.jsonl", sizes))])
+        # not in the order in which the calls follow each other
+        keys = corpus.frame["key"].tolist()[::-1]
+        paths.append(tmp_path / f"{name}-cases.jsonl")
+        write_cases(corpus, keys, paths[-1], fields={FIELD: {"keys": keys[:1], "traces": {}}})
+    assert len(make_cases(load(paths[0]))) == 1
+    merge(paths, tmp_path / "all.jsonl")
+    whole = load(tmp_path / "all.jsonl")
+    assert FIELD not in whole.header
+    assert len(make_cases(whole)) == 5
