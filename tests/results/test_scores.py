@@ -340,3 +340,15 @@ def test_results_of_one_trace_have_no_score(tmp_path: Path) -> None:
     done = run_command("opgrip", "results", "score", tmp_path / "one.json", cwd=tmp_path)
     assert done.returncode == 2
     assert "these results are of no zoo" in done.stderr
+
+
+def test_results_of_a_distilled_trace_take_no_other_baseline(tmp_path: Path) -> None:
+    row = made_row(0, [1.0])
+    about = {"model": "a", "cases": [0], "us": [2.0]}
+    header = {**HEADER, "distilled": {"keys": [row.key], "traces": {"a.predict": about}}}
+    Results([row], header).save(tmp_path / "one.json")
+    words = ["results", "score", tmp_path / "one.json"]
+    assert "score under eager: " in run_command("opgrip", *words, cwd=tmp_path).stdout
+    done = run_command("opgrip", *words, "--baseline", tmp_path / "base.json", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "a distilled trace have their baseline in it: leave out --baseline" in done.stderr

@@ -40,7 +40,10 @@ def run(args: argparse.Namespace) -> int:
     from opgrip.traces.errors import UserError
 
     results = read_run(Store(args.store).find(args.which))
-    scores = distilled_scores(results) or score_of(results, read_baselines(args.baseline))
+    scores = distilled_scores(results)
+    if scores and args.baseline is not None:
+        raise UserError("results of a distilled trace have their baseline in it", "leave out --baseline")
+    scores = scores or score_of(results, read_baselines(args.baseline))
     if not scores:
         raise UserError("these results are of no zoo", "make some with opreplay zoo -o results.parquet")
     if args.json:
