@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from opgrip.traces.errors import UserError
 
 OF_CASE = ("case", "op", "count", "mode", "values", "direction", "threads", "batch_scale", "streams")
 """Columns that options and the trace set, and no measurement."""
-OF_HEADER = ("trace", "device", "seed")
+OF_HEADER = ("trace", "trace_hash", "torch", "device", "seed")
 
 
 def read_completed(
@@ -45,6 +45,12 @@ def read_completed(
     if not is_same:
         raise UserError(f"{path} holds other results", "choose another name, or replace it with --force")
     return rows
+
+
+def repeated_rows(rows: Iterable[Result], expected: Iterable[Result], caches: Collection[str]) -> list[Result]:
+    """Those of some rows that a replay would give again; see `read_completed`."""
+    keys = {_key(row) for row in expected}
+    return [row for row in rows if _key(row) in keys and row.cache in (None, *caches)]
 
 
 def _key(row: Result) -> tuple[str, ...]:

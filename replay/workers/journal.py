@@ -12,6 +12,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
+import torch
+
 from opgrip.replay.cases.selection import Selection
 from opgrip.replay.cases.sources import source_of
 from opgrip.replay.measuring.limits import Limits
@@ -20,6 +22,9 @@ from opgrip.replay.measuring.settings import Plan
 from opgrip.replay.workers.job import Job
 from opgrip.traces.errors import UserError
 from opgrip.traces.output import cannot_be_written, open_ordinary
+
+TORCH = "torch"
+"""What an identity says of the version of torch."""
 
 
 def journal_path(output: Path) -> Path:
@@ -113,15 +118,24 @@ class Journal:
                 raise UserError(f"{self.path} is damaged in line {place + 1}", "begin anew with --force") from error
             if not place and record != job_identity:
                 hint = "give the same, or begin anew with --force"
-                raise UserError(f"{self.path} is of another trace or with other options", hint)
+                raise UserError(f"{self.path} is {_difference(record, job_identity)}", hint)
             whole += len(line)
         return whole
 
 
 def identity(job: Job) -> dict[str, Any]:
     """What two replays must have in common for their rows to stand in one table."""
-    same = {"trace": source_of(job.trace).fingerprint(job.trace), "options": options_of(job.selection, job.plan)}
+    trace_hash, options = source_of(job.trace).fingerprint(job.trace), options_of(job.selection, job.plan)
+    same = {"trace": trace_hash, "options": options, TORCH: str(torch.__version__)}
     return same if job.shard is None else {**same, "shard": asdict(job.shard)}
+
+
+def _difference(stored: Any, job_identity: dict[str, Any]) -> str:
+    """What rows are of that those of a job would not be."""
+    apart = {TORCH: None}
+    if isinstance(stored, dict) and {**stored, **apart} == {**job_identity, **apart}:
+        return "of another version of torch"
+    return "of another trace or with other options"
 
 
 def options_of(selection: Selection, plan: Plan) -> dict[str, Any]:

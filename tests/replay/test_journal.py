@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Callable
@@ -9,13 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from example_trace import write
+from made_runs import made_row
 from programs import run_command, run_python
 
 from opgrip.replay import load_results, replay
 from opgrip.replay.options import job_with
+from opgrip.replay.outcome import Results
+from opgrip.replay.reports.completed import read_completed
 from opgrip.replay.workers.job import Job
-from opgrip.replay.workers.journal import Journal
+from opgrip.replay.workers.journal import Journal, identity
 from opgrip.traces.errors import UserError
 
 
@@ -48,6 +53,24 @@ def test_a_journal_whose_first_line_was_cut_begins_anew(tmp_path: Path, job: Job
     with journal:
         assert whole.endswith("}\n")
     assert not path.exists()
+
+
+def test_rows_of_another_torch_are_not_gone_on_with(tmp_path: Path, job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "r.json.journal"
+    path.write_text(json.dumps(identity(job)) + "\n")
+    monkeypatch.setattr(torch, "__version__", "1.0")
+    with pytest.raises(UserError, match=r"r\.json\.journal is of another version of torch: give the same"):
+        Journal(tmp_path / "r.json", job, resume=True, force=False)
+
+
+@pytest.mark.parametrize("fact", ["torch", "trace_hash"])
+def test_results_that_are_whole_are_of_one_torch_and_one_file(tmp_path: Path, fact: str) -> None:
+    header = {"trace": "t.jsonl", "trace_hash": "00", "torch": "2.13.0", "device": "cpu", "seed": 0}
+    row = made_row(0, [1.0])
+    Results([row], header).save(tmp_path / "r.json")
+    assert read_completed(tmp_path / "r.json", [row], ["cpu"], [], header) == [row]
+    with pytest.raises(UserError, match=r"r\.json holds other results"):
+        read_completed(tmp_path / "r.json", [row], ["cpu"], [], {**header, fact: "01"})
 
 
 @pytest.mark.slow
