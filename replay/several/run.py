@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import hashlib
-import json
 import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -17,27 +15,26 @@ from opgrip.replay.analyses import Analysis
 from opgrip.replay.analyses.analysis import UnaskedAnalysis
 from opgrip.replay.cases.selection import Selection
 from opgrip.replay.measuring.origins import Origin
+from opgrip.replay.measuring.preparation import empty_row
 from opgrip.replay.measuring.results import Result, summarize
 from opgrip.replay.operators.devices import check_present, with_index
 from opgrip.replay.options import Output, option_classes, plan_of
-from opgrip.replay.outcome import ReplayOutcome, Results, write_results
+from opgrip.replay.outcome import ReplayOutcome, Results, read_run, write_results
 from opgrip.replay.outputs import parts_folder
-from opgrip.replay.reports.cells import read_results
+from opgrip.replay.reports.completed import repeated_rows
 from opgrip.replay.several.dealing import Share, deal
+from opgrip.replay.several.headers import common_header, hash_of, with_earlier, with_traces
+from opgrip.replay.several.parts import HASHES, about_parts, prepare_parts, remove_if_empty
 from opgrip.replay.several.targets import Target, args_of_one
-from opgrip.replay.workers.job import Job
+from opgrip.replay.workers.job import Job, Loaded
 from opgrip.replay.workers.journal import journal_path, options_of
 from opgrip.traces.errors import UserError
 from opgrip.traces.options import from_arguments, refuse_options
-from opgrip.traces.output import cannot_be_written
 from opgrip.traces.progress import Reporter
 from opgrip.traces.words import counted
 
 ONE = "one trace"
 """What options are for that several traces are not replayed with."""
-OF_TRACE = ("trace", "trace_hash")
-"""Parts of a header that each trace has of its own."""
-ABOUT = "about.json"
 _UNFIT = re.compile(r"[^A-Za-z0-9._~-]+")
 
 
@@ -45,10 +42,7 @@ class OneReplay(Protocol):
     """The replay of one of them."""
 
     job: Job
-
-    @property
-    def header(self) -> dict[str, Any]:
-        """Where its results come from."""
+    loaded: Loaded
 
     def completed_rows(self) -> list[Result]:
         """Those of its output, which is whole."""
@@ -100,12 +94,9 @@ class SeveralReplays:
         plan = plan_of(copy(args))
         for device in plan.inputs.devices:
             check_present(with_index(device))
-        self._about = {
-            "traces": [target.origin.trace for target in targets],
-            "options": options_of(from_arguments(Selection, args), plan),
-        }
-        if args.shard is not None:
-            self._about["shard"] = str(args.shard)
+        self._options = options_of(from_arguments(Selection, args), plan)
+        self._hashes: dict[str, str | None] = {}
+        self._earlier = Results([], {})
         self._shares: dict[str, Share] = {}
         self._rows: dict[str, list[Result]] = {}
         self._headers: dict[str, dict[str, Any]] = {}
@@ -119,6 +110,8 @@ class SeveralReplays:
 
     def run(self) -> SeveralOutcome:
         """Replay each, and write the output."""
+        if self.output.append and self.output.output is not None and self.output.output.exists():
+            self._earlier = read_run(self.output.output)
         self._prepare_folder()
         interrupted = not self._deal()
         for place, target in enumerate(self.targets):
@@ -134,6 +127,8 @@ class SeveralReplays:
             analyses=[item for item in self._analyses if isinstance(item, UnaskedAnalysis)],
         )
         if not outcome.results.rows and self._problems and not interrupted:
+            if self.folder is not None:
+                remove_if_empty(self.folder)
             raise next(iter(self._problems.values()))
         if not interrupted:
             outcome.problem = self._write(outcome.results)
@@ -160,9 +155,9 @@ class SeveralReplays:
             args = self._args_of(place, target)
             part = from_arguments(Output, args).output
             replay = self._make(args, self._reporter, target.origin)
-            self._headers[name] = replay.header
+            self._check_new(name, replay)
             if part is not None and part.exists() and not journal_path(part).exists():
-                self._rows[name] = replay.completed_rows()
+                self._rows[name], self._headers[name] = replay.completed_rows(), read_run(part).header
                 self._reporter.begin(f"{which}: {counted(len(self._rows[name]), 'row')} of before")
                 return False
             self._reporter.begin(which)
@@ -175,6 +170,8 @@ class SeveralReplays:
             self._reporter.say(f"{which}: not replayed: {error}")
             return False
         self._rows[name], self._analyses = list(outcome.results), outcome.analyses or self._analyses
+        # the replay made it when its last worker had ended: to ask for the device makes a context
+        self._headers[name] = outcome.results.header
         if outcome.problem is not None:
             self._problems[name] = outcome.problem
         self._reporter.begin(f"{which}: {summarize(self._rows[name])}")
@@ -193,36 +190,34 @@ class SeveralReplays:
 
     def _prepare_folder(self) -> None:
         """Make the folder of the parts, or see that it is of the same run."""
-        folder = self.folder
-        if folder is None:
+        if self.folder is not None:
+            about = about_parts(self.targets, self._options, self._args.shard)
+            self._hashes = about[HASHES]
+            prepare_parts(self.folder, self.output, about)
+
+    def _check_new(self, name: str, replay: OneReplay) -> None:
+        """Raise `UserError` where the output has rows already that nothing would tell from those of a trace."""
+        earlier, output = self._earlier, self.output.output
+        own = [row for row in earlier if row.trace == name]
+        if not own:
             return
-        about = folder / ABOUT
-        try:
-            if folder.is_dir() and not self.output.resume:
-                if not (self.output.force or self.output.append):
-                    hint = "go on with --resume, or begin anew with --force"
-                    raise UserError(f"{folder} holds the rows of an interrupted replay", hint)
-                if not about.is_file():
-                    raise UserError(f"{folder} is no folder of an interrupted replay", "remove it")
-                shutil.rmtree(folder)
-            folder.mkdir(exist_ok=True)
-            plain = json.dumps(self._about)
-            if not about.exists():
-                about.write_text(plain, encoding="utf-8")
-            elif about.read_text(encoding="utf-8", errors="replace") != plain:
-                hint = "give the same, or begin anew with --force"
-                raise UserError(f"{folder} is of other traces or with other options", hint)
-        except OSError as error:
-            raise cannot_be_written(folder, error) from error
+        trace_hash = hash_of(earlier.header.get("traces", {}).get(name))
+        if trace_hash is not None and trace_hash != self._hashes[name]:
+            raise UserError(f"{output} has rows of another file of this name", "write to another output")
+        settings = replay.loaded.settings
+        expected = [empty_row(case, way, settings) for case in replay.loaded.cases for way in settings.ways(case)]
+        if repeated_rows(own, expected, settings.timing.caches):
+            raise UserError(f"{output} has rows of this trace that were run in the same ways", "leave it out")
 
     def _write(self, results: Results) -> UserError | None:
         """Write all rows to the output, and remove the parts; gives why that failed."""
-        output = self.output.output
+        output, header = self.output.output, results.header
         if output is None or self.folder is None:
             return None
+        if self._earlier.header:
+            header = with_earlier(header, self._earlier.header, self._rows)
         try:
-            earlier = read_results(output) if self.output.append and output.exists() else []
-            write_results([*earlier, *results.rows], results.header, output, self.output.may_replace)
+            write_results([*self._earlier, *results], header, output, self.output.may_replace)
         except UserError as error:
             return error
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -230,17 +225,13 @@ class SeveralReplays:
 
     def _header(self) -> dict[str, Any]:
         """Where the results come from: what all have in common, and of each trace what it is."""
-        headers = list(self._headers.values())
-        common = {name: value for name, value in headers[0].items() if name not in OF_TRACE} if headers else {}
         traces = {}
         for target in self.targets:
             name = target.origin.trace
             about = {key: value for key, value in target.origin.plain().items() if key != "trace"}
             share = self._shares.get(name)
-            about["trace_hash"] = self._headers.get(name, {}).get("trace_hash") or (share and share.trace_hash)
+            about["trace_hash"] = hash_of(self._headers.get(name)) or (share and share.trace_hash)
             if name in self._problems:
                 about["problem"] = str(self._problems[name])
             traces[name] = {key: value for key, value in about.items() if value not in (None, "")}
-        hashes = json.dumps([about.get("trace_hash") for about in traces.values()])
-        whole = hashlib.blake2b(hashes.encode(), digest_size=16).hexdigest()
-        return {"trace": " ".join(map(str, self._args.trace)), **common, "trace_hash": whole, "traces": traces}
+        return with_traces(" ".join(map(str, self._args.trace)), common_header(self._headers.values()), traces)

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from programs import run_command
 from several_traces import small_trace
 
 from opgrip.replay import compare, load_results, replay
+from opgrip.replay.engines.processes import ProcessRunner
 from opgrip.replay.outcome import read_run
+from opgrip.replay.several.run import SeveralReplays
 from opgrip.replay.several.targets import targets_of
+from opgrip.traces.corpus import read_corpus
+from opgrip.traces.corpus.cases import write_cases
+from opgrip.traces.corpus.distill import FIELD, distill
 from opgrip.traces.errors import UserError
 from opgrip.traces.zoo import read_manifest
 
@@ -164,3 +171,85 @@ def test_several_are_listed(folder: Path) -> None:
         "net.train:",
         "other.predict:",
     ]
+
+
+def own_folder(path: Path, *sizes: int) -> Path:
+    """A folder with one trace, of its name."""
+    path.mkdir(exist_ok=True)
+    small_trace(path / f"{path.name}.jsonl", sizes)
+    return path
+
+
+QUICK: dict[str, Any] = {"iterations": 1, "warmup": 0, "cache": "warm"}
+
+
+def test_several_traces_are_not_what_one_of_them_stands_for(tmp_path: Path) -> None:
+    corpus = read_corpus([str(small_trace(tmp_path / "net.jsonl", (10,)))])
+    distilled = distill(corpus, 1)
+    write_cases(corpus, distilled.keys, tmp_path / "bench.jsonl", fields={FIELD: distilled.field(corpus)})
+    header = replay([tmp_path / "bench.jsonl", tmp_path / "net.jsonl"], **QUICK).header
+    assert FIELD not in header
+    assert header["traces"].keys() == {"bench", "net"}
+
+
+@pytest.mark.filterwarnings("ignore:.*not replayed:UserWarning")
+def test_rows_are_added_with_what_is_known_of_their_traces(tmp_path: Path) -> None:
+    output = tmp_path / "r.json"
+    broken = own_folder(tmp_path / "broken", 1)
+    (broken / "another.jsonl").write_text("{}\n")
+    first = replay(broken, **QUICK, output=output)
+    second = replay(own_folder(tmp_path / "a", 10), **QUICK, output=output, append=True)
+    whole = read_run(output)
+    assert [row.trace for row in whole] == ["broken", "a"]
+    assert whole.header["traces"] == {**first.header["traces"], **second.header["traces"]}
+    assert whole.header["traces"]["another"]["problem"]
+    assert whole.header["trace"] == f"{broken} {tmp_path / 'a'}"
+    assert whole.header["trace_hash"] not in (first.header["trace_hash"], second.header["trace_hash"])
+
+
+@pytest.mark.filterwarnings("ignore:.*not replayed:UserWarning")
+def test_rows_are_not_added_twice(tmp_path: Path) -> None:
+    output = tmp_path / "r.json"
+    one, other = own_folder(tmp_path / "a", 10), own_folder(tmp_path / "b", 20)
+    replay(one, **QUICK, output=output)
+    written = output.read_bytes()
+    with pytest.raises(UserError, match=r"r\.json has rows of this trace that were run in the same ways: leave it out"):
+        replay(one, **QUICK, output=output, append=True)
+    assert output.read_bytes() == written
+    assert not (tmp_path / "r.json.parts").exists()
+    replay([one / "a.jsonl", other / "b.jsonl"], **QUICK, output=output, append=True)
+    replay(one, **QUICK, threads=1, output=output, append=True)
+    whole = read_run(output)
+    assert [(row.trace, row.threads) for row in whole] == [("a", None), ("b", None), ("a", 1)]
+    assert all("problem" not in about for about in whole.header["traces"].values())
+    small_trace(one / "a.jsonl", (11,))
+    with pytest.raises(UserError, match="has rows of another file of this name"):
+        replay(one, **QUICK, output=output, append=True)
+
+
+def test_the_device_is_asked_for_when_no_worker_needs_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[str] = []
+    run, about = ProcessRunner.run, ProcessRunner.about
+    monkeypatch.setattr(ProcessRunner, "run", lambda *args: events.append("run") or run(*args))
+    monkeypatch.setattr(ProcessRunner, "about", lambda self: events.append("ask") or about(self))
+    replay(folder, **QUICK, top=1)
+    assert events == ["run", "ask"] * 3
+
+
+def test_rows_of_another_torch_or_another_file_are_not_gone_on_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, output = own_folder(tmp_path / "a", 10), tmp_path / "r.json"
+    with monkeypatch.context() as patch:
+        patch.setattr(SeveralReplays, "_run_one", lambda *args: True)
+        with pytest.raises(KeyboardInterrupt):
+            replay(one, **QUICK, output=output)
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "__version__", "1.0")
+        with pytest.raises(UserError, match=r"r\.json\.parts is of another version of torch: give the same"):
+            replay(one, **QUICK, output=output, resume=True)
+    small_trace(one / "a.jsonl", (11,))
+    with pytest.raises(UserError, match=r"r\.json\.parts is of other files of a: give the same"):
+        replay(one, **QUICK, output=output, resume=True)
+    small_trace(one / "a.jsonl", (10,))
+    assert len(replay(one, **QUICK, output=output, resume=True)) == 1

@@ -1,0 +1,100 @@
+"""The folder beside an output that keeps the rows of each of several traces until those of all are whole."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from opgrip.replay.cases.sources import source_of
+from opgrip.replay.options import Output
+from opgrip.replay.several.targets import Target
+from opgrip.traces.errors import UserError
+from opgrip.traces.output import cannot_be_written, whole_file
+
+ABOUT = "about.json"
+"""The file in the folder that says what its rows are of."""
+TORCH, HASHES = "torch", "trace_hashes"
+"""What it says besides the names of the traces and the options."""
+
+
+def about_parts(targets: Sequence[Target], options: Mapping[str, Any], shard: object | None) -> dict[str, Any]:
+    """What the rows of several traces must have in common to stand in one table, in plain values."""
+    names = [target.origin.trace for target in targets]
+    hashes = {name: _trace_hash(target) for name, target in zip(names, targets, strict=True)}
+    about = {"traces": names, "options": dict(options), TORCH: str(torch.__version__), HASHES: hashes}
+    return about if shard is None else {**about, "shard": str(shard)}
+
+
+def prepare_parts(folder: Path, output: Output, about: Mapping[str, Any]) -> None:
+    """Make the folder, or see that it is of the same run.
+
+    Raises
+    ------
+    UserError : where it holds rows that are not to be gone on with, or of other traces, options or versions, or cannot
+        be written
+    """
+    try:
+        if folder.is_dir() and not output.resume:
+            _remove(folder, output)
+        folder.mkdir(exist_ok=True)
+        if (folder / ABOUT).exists():
+            _check_same(folder, about)
+        with whole_file(folder / ABOUT, force=True) as file:
+            file.write(json.dumps(about).encode())
+    except OSError as error:
+        raise cannot_be_written(folder, error) from error
+
+
+def remove_if_empty(folder: Path) -> None:
+    """Remove a folder that has no rows to go on with."""
+    with suppress(OSError):
+        if [path.name for path in folder.iterdir()] == [ABOUT]:
+            shutil.rmtree(folder)
+
+
+def _trace_hash(target: Target) -> str | None:
+    """None where it cannot be read, which its replay will say."""
+    try:
+        path = target.path()
+        return source_of(path).fingerprint(path)
+    except (UserError, OSError):
+        return None
+
+
+def _remove(folder: Path, output: Output) -> None:
+    if not (output.force or output.append):
+        hint = "go on with --resume, or begin anew with --force"
+        raise UserError(f"{folder} holds the rows of an interrupted replay", hint)
+    if not (folder / ABOUT).is_file():
+        raise UserError(f"{folder} is no folder of an interrupted replay", "remove it")
+    shutil.rmtree(folder)
+
+
+def _check_same(folder: Path, about: Mapping[str, Any]) -> None:
+    try:
+        stored = json.loads((folder / ABOUT).read_bytes())
+    except (ValueError, RecursionError):
+        stored = None
+    difference = _difference(stored, about)
+    if difference is not None:
+        raise UserError(f"{folder} is {difference}", "give the same, or begin anew with --force")
+
+
+def _difference(stored: Any, about: Mapping[str, Any]) -> str | None:
+    """What the rows there are of that these would not be."""
+    apart = {TORCH: None, HASHES: None}
+    if not isinstance(stored, dict) or {**stored, **apart} != {**about, **apart}:
+        return "of other traces or with other options"
+    if stored.get(TORCH) != about[TORCH]:
+        return "of another version of torch"
+    hashes = stored.get(HASHES)
+    # there are no rows of a trace that could not be read
+    of_rows = {name: text for name, text in hashes.items() if text is not None} if isinstance(hashes, dict) else {}
+    changed = [name for name, trace_hash in of_rows.items() if trace_hash != about[HASHES].get(name)]
+    return f"of other files of {', '.join(changed)}" if changed else None
