@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,13 +12,17 @@ from optional import needs
 from outside import with_package
 from pages import in_browser, opened
 from programs import run_command, train_tiny_net
+from several_traces import small_trace
 
 from opgrip.capture import Capture
 from opgrip.tools.corpus.coverage import cover, plain_operator, public_operators, summarize_coverage
+from opgrip.tools.corpus.lacking import Trial, find_lacking
 from opgrip.tools.corpus.sources import compare_sources
 from opgrip.tools.opgrip import make_parser
 from opgrip.tools.verbs import verbs
 from opgrip.traces.corpus import read_corpus
+from opgrip.traces.errors import UserError
+from opgrip.traces.progress import QuietReporter
 
 CONV = {
     "input": [[1, 3, 8, 8], [2, 3, 8, 8]],
@@ -128,6 +133,19 @@ def test_what_a_mode_cannot_run_is_found_by_trying(folder: Path, tmp_path: Path,
     assert all("line one" in row["reason"] for row in refused)
     again = run_command("opgrip", *words, "--resume", "-f", env=planted)
     assert (again.returncode, again.stdout) == (0, done.stdout)
+
+
+def test_a_trial_of_other_signatures_is_not_gone_on_with(folder: Path, tmp_path: Path) -> None:
+    trial = Trial(top=1, keep=tmp_path / "lacking.json")
+    corpus, reporter = read_corpus([str(folder / "small.jsonl")]), QuietReporter("opgrip")
+    assert len(find_lacking(corpus, trial, reporter)) == 1
+    again = replace(trial, resume=True)
+    assert len(find_lacking(corpus, again, reporter)) == 1
+    with pytest.raises(UserError, match="are of another corpus, or of another part of it: leave out --resume"):
+        find_lacking(corpus, replace(again, top=2), reporter)
+    other = read_corpus([str(small_trace(tmp_path / "other.jsonl", (10,)))])
+    with pytest.raises(UserError, match="are of another corpus"):
+        find_lacking(other, again, reporter)
 
 
 @pytest.fixture(scope="module")

@@ -19,10 +19,14 @@ from opgrip.traces.corpus.cases import write_cases
 from opgrip.traces.errors import UserError
 from opgrip.traces.keywords import arguments_of
 from opgrip.traces.progress import Reporter
+from opgrip.traces.reader import read_header
 from opgrip.traces.words import counted
 
 CASES, RESULTS = ".cases.jsonl.zst", ".results.json"
 """What the names of the files end in that a trial keeps, to go on with."""
+TRIED = "tried"
+"""Of a kept trace's header: the keys of its signatures, those with the largest share first."""
+OF_ANOTHER = "the files that were kept are of another corpus, or of another part of it"
 IN_EAGER = "in eager"
 """Status of what eager cannot run here either."""
 
@@ -61,8 +65,11 @@ def find_lacking(corpus: Corpus, trial: Trial, reporter: Reporter, unbounded: bo
     with ExitStack() as stack:
         keep = trial.keep or Path(stack.enter_context(tempfile.TemporaryDirectory())) / "corpus"
         cases, results = kept_files(keep)
+        keys = _keys(corpus, trial.top)
         if not (trial.resume and cases.exists()):
-            write_cases(corpus, _keys(corpus, trial.top), cases, force=True, unbounded=unbounded)
+            write_cases(corpus, keys, cases, force=True, unbounded=unbounded, fields={TRIED: keys})
+        elif read_header(cases, unbounded).fields.get(TRIED) != keys:
+            raise UserError(OF_ANOTHER, "leave out --resume")
         modes = list(dict.fromkeys((EAGER, *trial.modes)))
         # warm: what stood before a call in its program is of no matter here
         options = {
@@ -113,7 +120,7 @@ def _table(corpus: Corpus, rows: Sequence[Result], modes: Sequence[str]) -> pd.D
     lines = []
     for row in rows:
         if row.key not in shares.index:
-            raise UserError("the files that were kept are of another corpus", "leave out --resume")
+            raise UserError(OF_ANOTHER, "leave out --resume")
         if row.mode == EAGER and modes and EAGER not in modes:
             continue
         in_eager = row.mode != EAGER and eager.get(row.key) != OK and row.status != OK
