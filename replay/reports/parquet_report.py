@@ -26,6 +26,7 @@ MOST_CELLS = 100_000_000
 
 def read_parquet(path: Path) -> pd.DataFrame:
     """The rows of such a file, its header in `attrs`."""
+    needed("pyarrow", "results")
     parquet = needed("pyarrow.parquet", "results")
     columns = {about.name: about for about in all_columns()}
     try:

@@ -18,7 +18,7 @@ from tempfile import TemporaryDirectory
 import pytest
 import torch
 from programs import run_command, run_python, wait_for
-from services import ask, environment, on_demand, python, running
+from services import ask, environment, on_demand, python, running, short_name
 from torch import nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
@@ -241,7 +241,8 @@ print(status, asked.wait(60), asked.problem)
 
 @pytest.fixture
 def own_sockets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    # the agent of this process outlives the test, and is not to be found by others
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(short_name(tmp_path)))
     # no test before has said anything of steps
     monkeypatch.setattr(marks, "_next", count().__next__)
     monkeypatch.setattr(marks, "_last", -1)
