@@ -72,9 +72,7 @@ def _renew_flags() -> None:
     global _flags_lock
     _flags_lock = threading.RLock()
     if OrderlyMode._entered and _modes_here is not None:
-        OrderlyMode._entered = sum(isinstance(mode, OrderlyMode) for mode in _modes_here())
-        if not OrderlyMode._entered:
-            _set_flags(OrderlyMode._flags_before)
+        OrderlyMode._count_entered(sum(isinstance(mode, OrderlyMode) for mode in _modes_here()))
 
 
 os.register_at_fork(after_in_child=_renew_flags)
@@ -103,16 +101,18 @@ class OrderlyMode(TorchDispatchMode):
     ) -> None:
         with _flags_lock:
             super().__exit__(kind, error, traceback)
-            OrderlyMode._entered -= 1
-            if not OrderlyMode._entered:
-                _set_flags(OrderlyMode._flags_before)
+            self.forget()
 
     def forget(self) -> None:
         """Count it as left, where its thread has ended in it, which alone could leave it."""
         with _flags_lock:
-            OrderlyMode._entered -= 1
-            if not OrderlyMode._entered:
-                _set_flags(OrderlyMode._flags_before)
+            OrderlyMode._count_entered(OrderlyMode._entered - 1)
+
+    @staticmethod
+    def _count_entered(count: int) -> None:
+        OrderlyMode._entered = count
+        if not count:
+            _set_flags(OrderlyMode._flags_before)
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:

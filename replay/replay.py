@@ -24,7 +24,7 @@ from opgrip.replay.launched import Launched, replay_launched
 from opgrip.replay.measuring.machines import this_machine
 from opgrip.replay.measuring.measure import CachedRows
 from opgrip.replay.measuring.origins import Origin
-from opgrip.replay.measuring.preparation import empty_row
+from opgrip.replay.measuring.preparation import expected_rows
 from opgrip.replay.measuring.results import OK, UNUSUAL, Result
 from opgrip.replay.operators.admission import absent_extensions
 from opgrip.replay.operators.devices import is_accelerator
@@ -249,9 +249,7 @@ class Replay:
         """The rows of the output, which an earlier replay completed; `UserError` where they are of another one."""
         path, loaded = self.output.output, self.loaded
         assert path is not None, "an earlier replay wrote it"
-        expected = [
-            empty_row(case, way, loaded.settings) for case in loaded.cases for way in loaded.settings.ways(case)
-        ]
+        expected = expected_rows(loaded.cases, loaded.settings)
         return read_completed(path, expected, loaded.devices, loaded.settings.timing.caches, self.header)
 
     def run(self) -> ReplayOutcome:

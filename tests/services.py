@@ -48,6 +48,17 @@ def short_name(folder: Path) -> Path:
     return link
 
 
+SERVER = """
+import time, torch
+net = torch.nn.Linear(2, 2).eval()
+print("ready", flush=True)
+while True:
+    net(torch.ones(1, 2))
+    time.sleep(0.01)
+"""
+"""A program that runs until it is stopped, a step every hundredth of a second."""
+
+
 def environment(folder: Path, env: Mapping[str, str] | None = None) -> dict[str, str]:
     """The environment of a program whose sockets are in a folder, and of who asks it."""
     return (

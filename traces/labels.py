@@ -9,6 +9,7 @@ from typing import Any
 import pandas as pd
 
 from opgrip.traces.records import FUNCTION, Signature
+from opgrip.traces.words import STEP
 
 MARKS = "profiler."
 """How the names of operators begin that only tell a profiler something."""
@@ -17,7 +18,7 @@ AUTOGRAD = "autograd"
 """How the names of the threads begin that run backward passes for another thread, which waits."""
 
 
-STEP_LABEL = re.compile(r"opgrip step [0-9]{1,9}")
+STEP_LABEL = re.compile(rf"{STEP} [0-9]{{1,9}}")
 """Of the steps of a recording that was asked for."""
 
 

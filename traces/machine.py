@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 CGROUP = Path("/sys/fs/cgroup")
 USUAL_CACHE = 32 << 20
 """Of a machine that does not say."""
+LARGEST_PAGE = 1 << 30
 SHARE_OF_FREE = 0.9
 """Of the memory that is free, for cases."""
+
+
+def page_size(header: Mapping[str, Any]) -> int | None:
+    """Bytes of a page where a trace was captured; None where its header tells of none that there can be."""
+    page = header.get("page_size")
+    return page if type(page) is int and 0 < page <= LARGEST_PAGE else None
 
 
 def cache_folder() -> Path:

@@ -43,7 +43,7 @@ def check_writable(path: Path, force: bool) -> None:
 
 
 def create(path: Path, force: bool) -> IO[bytes]:
-    """The open temporary file of `path`; `commit` gives it its name."""
+    """The open temporary file of `path`; `give_name` gives it its name."""
     check_writable(path, force)
     try:
         return partial_path(path).open("xb")
@@ -75,11 +75,6 @@ def open_ordinary(path: Path) -> IO[bytes]:
         os.close(number)
         raise problem
     return open(number, "r+b")
-
-
-def commit(file: IO[bytes], path: Path, force: bool) -> None:
-    """Give a written and closed temporary file its name; as `give_name`."""
-    give_name(Path(file.name), path, force)
 
 
 def give_name(part: Path, path: Path, force: bool) -> None:
@@ -135,7 +130,7 @@ def whole_file(path: Path, force: bool) -> Iterator[IO[bytes]]:
     except BaseException:
         discard(file)
         raise
-    commit(file, target, force)
+    give_name(Path(file.name), target, force)
 
 
 @contextmanager

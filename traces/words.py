@@ -13,5 +13,7 @@ def counted(count: int, noun: str, plural: str | None = None) -> str:
     return f"{count:,} {noun if count == 1 else plural or f'{noun}s'}"
 
 
+STEP = "opgrip step"
+"""How the labels of the steps of a recording begin that was asked for."""
 DEVICE_TIME = "times are of the device for calls that worked on one"
 """What is said above times that are not all of the host."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, cast
 
-from opgrip.traces.output import abandon, commit, create, discard
+from opgrip.traces.output import abandon, create, discard, give_name
 from opgrip.traces.record_forms import to_json
 from opgrip.traces.records import Header, Record
 from opgrip.traces.streams import ByteSink, compress_to
@@ -85,7 +85,7 @@ class TraceWriter:
         self._sink.close()
         assert self._file is not None
         assert self._target is not None
-        commit(self._file, self._target, self._force)
+        give_name(Path(self._file.name), self._target, self._force)
 
     def discard(self) -> None:
         """Leave no file."""

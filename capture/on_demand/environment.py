@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from opgrip.capture.on_demand.names import check_pattern
+from opgrip.capture.on_demand.names import check_pattern, program_name
 from opgrip.capture.on_demand.settings import Settings
 from opgrip.capture.on_demand.signals import signal_of
 from opgrip.traces.command import not_negative, positive
@@ -59,5 +58,4 @@ def settings_of(environment: Mapping[str, str]) -> Settings:
         raise UserError("OPGRIP_NEW_ONLY with OPGRIP_PRIVATE needs names that stay alike", "use opcapture --salt-file")
     if "seconds" in values:
         values.setdefault("steps", None)
-    name = Path(sys.argv[0]).stem if getattr(sys, "argv", None) and sys.argv[0] else "python"
-    return Settings(name, str(Path(pattern).absolute()), options=options, **values)
+    return Settings(program_name(), str(Path(pattern).absolute()), options=options, **values)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import socket
+import sys
 import time
 from pathlib import Path
 
@@ -28,6 +29,11 @@ _MARKS = re.compile(r"^([^.]*)(?:\.\d+)?(?:\.rank\d+)?(?=\.)")
 """What is added to a name for a rank, and where there is a file of that name already."""
 
 
+def program_name() -> str:
+    """What this process is called; a program that embeds Python may have no arguments."""
+    return Path(sys.argv[0]).stem if getattr(sys, "argv", None) and sys.argv[0] else "python"
+
+
 def check_pattern(pattern: str) -> None:
     """Raise `UserError` for a pattern that names no trace."""
     strange = next((field for field in _FIELD.findall(pattern) if field not in FIELDS), None)
@@ -41,6 +47,19 @@ def check_pattern(pattern: str) -> None:
 
 def recording_path(pattern: str, number: int) -> Path:
     """Where a recording of this process goes: a name that no file has."""
+    path = _filled(pattern, number)
+    own = rank()
+    if own is not None and "%r" not in pattern and "%p" not in pattern:
+        path = with_mark(path, f"rank{own}")
+    return unused(path)
+
+
+def folder_of(pattern: str) -> Path:
+    """Where recordings of this process go."""
+    return _filled(pattern, 1).parent
+
+
+def _filled(pattern: str, number: int) -> Path:
     values = {
         "h": socket.gethostname(),
         "p": str(os.getpid()),
@@ -49,11 +68,7 @@ def recording_path(pattern: str, number: int) -> Path:
         "n": str(number),
         "%": "%",
     }
-    path = Path(_FIELD.sub(lambda field: values[field[1]], pattern))
-    own = rank()
-    if own is not None and "%r" not in pattern and "%p" not in pattern:
-        path = with_mark(path, f"rank{own}")
-    return unused(path)
+    return Path(_FIELD.sub(lambda field: values[field[1]], pattern))
 
 
 def is_of_pattern(name: str, pattern: str) -> bool:

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 from weakref import ref
 
 from opgrip.traces.errors import one_line
+from opgrip.traces.words import STEP
 
 if TYPE_CHECKING:
     from opgrip.capture.on_demand.step_capture import StepCapture, ThreadStep
 
 
-LABEL = "opgrip step"
 """What the labels of steps begin with, before their numbers from 1."""
 
 
@@ -107,7 +107,7 @@ class Recording:
                     return None
                 if not self.has_begun:
                     self.began_at = self._position()
-                label = None if self._learning else f"{LABEL} {self._begun + 1}"
+                label = None if self._learning else f"{STEP} {self._begun + 1}"
                 step = self.capture.enter_step(nested, label)
                 self._running[id(step)] = step, ref(life_here())
                 if not self._learning:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from opgrip.capture.on_demand.agent import Agent
-from opgrip.capture.on_demand.names import is_of_pattern, recording_path
+from opgrip.capture.on_demand.names import folder_of, is_of_pattern
 from opgrip.capture.on_demand.settings import Request
 from opgrip.traces.errors import UserError, one_line
 
@@ -67,8 +67,7 @@ def make_room(pattern: str, most_bytes: int) -> list[Path]:
     """Remove the oldest recordings that processes of this pattern made by themselves, but for the last; gives them."""
     from opgrip.traces.tensor_file import values_path
 
-    folder = recording_path(pattern, 1).parent
-    files = [path for path in folder.iterdir() if is_of_pattern(path.name, pattern) and is_sampled(path)]
+    files = [path for path in folder_of(pattern).iterdir() if is_of_pattern(path.name, pattern) and is_sampled(path)]
     files.sort(key=_changed_ns)
     sizes = {path: sum(_size(file) for file in (path, values_path(path))) for path in files}
     removed = []

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from pathlib import Path
 from typing import Any
 
 from opgrip.capture.on_demand.agent import Agent, start_agent
-from opgrip.capture.on_demand.names import DEFAULT
+from opgrip.capture.on_demand.names import DEFAULT, program_name
 from opgrip.capture.on_demand.settings import Request, Settings
 from opgrip.traces.errors import UserError, one_line
 
@@ -73,9 +72,7 @@ def trigger(
     ------
     UserError : where this process can have no agent, or no thread that records
     """
-    # a program that embeds Python may have none
-    name = Path(sys.argv[0]).stem if getattr(sys, "argv", None) and sys.argv[0] else "python"
-    agent = start_agent(Settings(name, str(Path(DEFAULT).absolute())))
+    agent = start_agent(Settings(program_name(), str(Path(DEFAULT).absolute())))
     path = None if output is None else str(Path(output).absolute())
     triggered = Triggered()
     request = Request(path, steps, seconds, warmup, step_module, options=options)

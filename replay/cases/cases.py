@@ -12,7 +12,6 @@ import pandas as pd
 
 from opgrip.replay.arguments.stored import Stored, drawn_values
 from opgrip.replay.cases.behaviours import Behaviour, PlacedCalls, calm_times, placed_calls, variant_of
-from opgrip.replay.cases.fresh import page_size
 from opgrip.replay.cases.selection import Selection
 from opgrip.replay.operators.lookup import Operator
 from opgrip.replay.operators.memory import LARGE, bytes_of, mostly_fresh
@@ -21,6 +20,7 @@ from opgrip.traces.arguments import tensors
 from opgrip.traces.corpus.distill import chosen_numbers
 from opgrip.traces.errors import UserError
 from opgrip.traces.identity import key_of_case
+from opgrip.traces.machine import page_size
 from opgrip.traces.records import Observed, Signature
 from opgrip.traces.suggestions import nearest
 from opgrip.traces.tensor_specs import value_numbers
@@ -340,7 +340,7 @@ def _or_none(values: pd.Series[float], is_known: pd.Series[bool]) -> pd.Series[A
 
 def _shares_of_fresh(trace: Trace, calls: pd.DataFrame) -> dict[int, float]:
     """By signature with large results, the share of its calls that got them in fresh memory."""
-    page = page_size(trace)
+    page = page_size(trace.header)
     if page is None:
         return {}
     size = {signature.number: bytes_of(signature.outputs) for signature in trace.signatures}

@@ -8,10 +8,10 @@ import pandas as pd
 
 from opgrip.replay.cases.flow import Flow
 from opgrip.replay.operators.memory import LARGE
+from opgrip.traces.machine import page_size
 from opgrip.traces.records import NO_STORAGE
 from opgrip.traces.trace import Trace
 
-LARGEST_PAGE = 1 << 30
 UNWRITTEN = ("aten.empty", "aten.new_empty")
 """Operators that write nothing into their results: whoever takes these first meets the pages."""
 
@@ -30,15 +30,9 @@ class NewMemory:
     fresh_bytes: int
 
 
-def page_size(trace: Trace) -> int | None:
-    """Bytes of a page where a trace was captured; None where it tells of none that there can be."""
-    page = trace.header.get("page_size")
-    return page if type(page) is int and 0 < page <= LARGEST_PAGE else None
-
-
 def new_memory(trace: Trace, flow: Flow) -> dict[int, NewMemory]:
     """By the places of calls in a flow, the large memory that they made; empty where page faults were not counted."""
-    page = page_size(trace)
+    page = page_size(trace.header)
     if page is None:
         return {}
     fresh_bytes = (_faults(trace.own_calls) * page).tolist()

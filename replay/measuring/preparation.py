@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from math import isfinite
 from time import perf_counter_ns
@@ -81,6 +81,11 @@ def prepare(
             result, subject = preparation.row(way, (cached_rows or {}).get(way.number))
             rows.append((way, result, subject))
     return rows
+
+
+def expected_rows(cases: Iterable[Case], settings: Settings) -> list[Result]:
+    """The rows that a replay gives, without what is measured."""
+    return [empty_row(case, way, settings) for case in cases for way in settings.ways(case)]
 
 
 def empty_rows(case: Case, settings: Settings, status: str, error: str) -> dict[int, Result]:

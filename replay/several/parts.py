@@ -14,13 +14,14 @@ import torch
 from opgrip.replay.cases.sources import source_of
 from opgrip.replay.options import Output
 from opgrip.replay.several.targets import Target
+from opgrip.replay.workers.journal import TORCH, unlike
 from opgrip.traces.errors import UserError
 from opgrip.traces.output import cannot_be_written, whole_file
 
 ABOUT = "about.json"
 """The file in the folder that says what its rows are of."""
-TORCH, HASHES = "torch", "trace_hashes"
-"""What it says besides the names of the traces and the options."""
+HASHES = "trace_hashes"
+"""What it says of the files."""
 
 
 def about_parts(targets: Sequence[Target], options: Mapping[str, Any], shard: object | None) -> dict[str, Any]:
@@ -88,12 +89,11 @@ def _check_same(folder: Path, about: Mapping[str, Any]) -> None:
 
 def _difference(stored: Any, about: Mapping[str, Any]) -> str | None:
     """What the rows there are of that these would not be."""
-    apart = {TORCH: None, HASHES: None}
-    if not isinstance(stored, dict) or {**stored, **apart} != {**about, **apart}:
-        return "of other traces or with other options"
-    if stored.get(TORCH) != about[TORCH]:
-        return "of another version of torch"
-    hashes = stored.get(HASHES)
+    hashes = stored.get(HASHES) if isinstance(stored, dict) else None
+    but_hashes = {**stored, HASHES: about[HASHES]} if isinstance(stored, dict) else stored
+    difference = unlike(but_hashes, about, "of other traces or with other options")
+    if difference is not None:
+        return difference
     # there are no rows of a trace that could not be read
     of_rows = {name: text for name, text in hashes.items() if text is not None} if isinstance(hashes, dict) else {}
     changed = [name for name, trace_hash in of_rows.items() if trace_hash != about[HASHES].get(name)]

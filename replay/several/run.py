@@ -15,7 +15,7 @@ from opgrip.replay.analyses import Analysis
 from opgrip.replay.analyses.analysis import UnaskedAnalysis
 from opgrip.replay.cases.selection import Selection
 from opgrip.replay.measuring.origins import Origin
-from opgrip.replay.measuring.preparation import empty_row
+from opgrip.replay.measuring.preparation import expected_rows
 from opgrip.replay.measuring.results import Result, summarize
 from opgrip.replay.operators.devices import check_present, with_index
 from opgrip.replay.options import Output, option_classes, plan_of
@@ -205,8 +205,7 @@ class SeveralReplays:
         if trace_hash is not None and trace_hash != self._hashes[name]:
             raise UserError(f"{output} has rows of another file of this name", "write to another output")
         settings = replay.loaded.settings
-        expected = [empty_row(case, way, settings) for case in replay.loaded.cases for way in settings.ways(case)]
-        if repeated_rows(own, expected, settings.timing.caches):
+        if repeated_rows(own, expected_rows(replay.loaded.cases, settings), settings.timing.caches):
             raise UserError(f"{output} has rows of this trace that were run in the same ways", "leave it out")
 
     def _write(self, results: Results) -> UserError | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
@@ -14,7 +13,7 @@ from opgrip.traces.errors import UserError
 from opgrip.traces.foreign import format_of
 from opgrip.traces.shipped import trace_file
 from opgrip.traces.zoo import ZooTrace, patterns_in, read_manifest, select, zoo_file
-from opgrip.traces.zoo.names import name_of_file, name_of_trace
+from opgrip.traces.zoo.names import name_of_file, name_of_trace, told_apart
 
 ZOO = "zoo"
 SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst")
@@ -101,14 +100,7 @@ def _files_in(folder: Path) -> list[Path]:
 
 
 def _with_distinct_names(targets: Sequence[Target]) -> Iterator[Target]:
-    """The same, those that are called alike told apart by a number."""
-    seen: Counter[str] = Counter()
-    names = {target.origin.trace for target in targets}
-    for target in targets:
-        origin = target.origin
-        seen[origin.trace] += 1
-        number, name = seen[origin.trace], origin.trace
-        while number > 1 and name in names:
-            name, number = f"{origin.trace}~{number}", number + 1
-        names.add(name)
-        yield replace(target, origin=replace(origin, trace=name))
+    """The same, those that are called alike told apart."""
+    names = told_apart([target.origin.trace for target in targets])
+    for target, name in zip(targets, names, strict=True):
+        yield replace(target, origin=replace(target.origin, trace=name))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -118,7 +118,8 @@ class Journal:
                 raise UserError(f"{self.path} is damaged in line {place + 1}", "begin anew with --force") from error
             if not place and record != job_identity:
                 hint = "give the same, or begin anew with --force"
-                raise UserError(f"{self.path} is {_difference(record, job_identity)}", hint)
+                difference = unlike(record, job_identity, "of another trace or with other options")
+                raise UserError(f"{self.path} is {difference}", hint)
             whole += len(line)
         return whole
 
@@ -130,12 +131,14 @@ def identity(job: Job) -> dict[str, Any]:
     return same if job.shard is None else {**same, "shard": asdict(job.shard)}
 
 
-def _difference(stored: Any, job_identity: dict[str, Any]) -> str:
-    """What rows are of that those of a job would not be."""
+def unlike(stored: Any, asked: Mapping[str, Any], otherwise: str) -> str | None:
+    """What rows are of that those which are asked for would not be, where it is more than torch `otherwise`."""
+    if stored == asked:
+        return None
     apart = {TORCH: None}
-    if isinstance(stored, dict) and {**stored, **apart} == {**job_identity, **apart}:
+    if isinstance(stored, dict) and {**stored, **apart} == {**asked, **apart}:
         return "of another version of torch"
-    return "of another trace or with other options"
+    return otherwise
 
 
 def options_of(selection: Selection, plan: Plan) -> dict[str, Any]:

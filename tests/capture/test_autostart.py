@@ -10,21 +10,13 @@ from pathlib import Path
 
 import pytest
 from programs import wait_for
-from services import ask, environment, running
+from services import SERVER, ask, environment, running
 
 from opgrip.capture.on_demand.autostart import LINE
 from opgrip.capture.on_demand.environment import settings_of
 from opgrip.traces import load
 from opgrip.traces.errors import UserError
 
-SERVER = """
-import time, torch
-net = torch.nn.Linear(2, 2).eval()
-print("ready", flush=True)
-while True:
-    net(torch.ones(1, 2))
-    time.sleep(0.01)
-"""
 COUNT = """
 import sys, time
 before = set(sys.modules)

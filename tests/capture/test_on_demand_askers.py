@@ -10,18 +10,10 @@ from tempfile import TemporaryDirectory
 
 import pytest
 from programs import hear_ctrl_c, program_path, wait_for
-from services import ask, environment, on_demand, running
+from services import SERVER, ask, environment, on_demand, running
 
 from opgrip.traces import load
 
-SERVER = """
-import time, torch
-net = torch.nn.Linear(2, 2).eval()
-print("ready", flush=True)
-while True:
-    net(torch.ones(1, 2))
-    time.sleep(0.01)
-"""
 FORKS = """
 import os, time, torch
 class Forks(torch.nn.Module):

@@ -17,6 +17,7 @@ from opgrip.traces.arguments import numbers_of, with_numbers
 from opgrip.traces.corpus.corpus import Corpus, Reading
 from opgrip.traces.corpus.members import Member
 from opgrip.traces.corpus.rows import contexts_of
+from opgrip.traces.machine import page_size
 from opgrip.traces.records import (
     NO_STORAGE,
     Calls,
@@ -35,7 +36,6 @@ from opgrip.traces.writer import TraceWriter
 
 PAGE_BYTES = 4096
 """Of a page of the trace that is written."""
-MOST_PAGE_BYTES = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +139,7 @@ class _CaseRecords:
         self._signatures = {signature.number: signature for signature in trace.signatures}
         self._usual = contexts_of(trace)
         self._contexts = {scope.number: trace.contexts.get(scope.context or 0, {}) for scope in trace.scopes}
-        self._page = _page_bytes(trace)
+        self._page = page_size(trace.header) or 0
         self._numbers: dict[tuple[int, bool], int] = {}
         self._scopes: dict[str, int] = {}
 
@@ -226,11 +226,6 @@ class _CaseRecords:
 
 def _without_values(outputs: Any) -> Any:
     return with_numbers(outputs, [None] * len(numbers_of(outputs)))
-
-
-def _page_bytes(trace: Trace) -> int:
-    page = trace.header.get("page_size")
-    return page if type(page) is int and 0 < page <= MOST_PAGE_BYTES else 0
 
 
 def _stretches(
