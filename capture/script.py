@@ -11,10 +11,17 @@ import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from time import sleep
 from types import CodeType, ModuleType, TracebackType
+from typing import Any
 
+from opgrip.capture.ranks import rank
 from opgrip.traces.errors import MissingFileError, UserError, one_line
 from opgrip.traces.suggestions import did_you_mean
+
+FOR_GROUPS_S = 0.1
+"""A process group's threads want the interpreter to let go of a collective's tensors. DistributedDataParallel keeps the
+interpreter while it ends these threads, so they must have had their turn before, or both wait for ever (torch 2.13)."""
 
 
 def check_script(arguments: Sequence[str]) -> None:
@@ -57,16 +64,16 @@ def run_script(
     ------
     UserError : where it cannot start: none of its lines ran
     """
-    before = list(sys.argv), list(sys.path)
+    before, names = (list(sys.argv), list(sys.path)), None
     try:
         if arguments[0] == "-m":
             sys.argv[:] = arguments[1:]
             sys.path.insert(0, "")
-            runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
+            names = runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
         else:
             sys.argv[:] = arguments
             sys.path.insert(0, str(Path(arguments[0]).resolve().parent))
-            _run_file(arguments[0], compiled)
+            names = _run_file(arguments[0], compiled)
     except SystemExit as error:
         ended_in(error)
         return _status(error.code)
@@ -81,14 +88,16 @@ def run_script(
         return 1
     finally:
         _wait_for_threads()
+        # what the script has made is there as long as its threads
+        del names
         sys.argv[:], sys.path[:] = before
     return 0
 
 
-def _run_file(file: str, compiled: Callable[[bytes, str], CodeType] | None) -> None:
+def _run_file(file: str, compiled: Callable[[bytes, str], CodeType] | None) -> dict[str, Any]:
+    """Run it; gives the names that it has defined."""
     if compiled is None or not Path(file).is_file():
-        runpy.run_path(file, run_name="__main__")
-        return
+        return runpy.run_path(file, run_name="__main__")
     try:
         code = compiled(Path(file).read_bytes(), file)
     except SyntaxError as error:
@@ -101,6 +110,7 @@ def _run_file(file: str, compiled: Callable[[bytes, str], CodeType] | None) -> N
         exec(code, vars(module))
     finally:
         sys.modules["__main__"] = before
+    return vars(module)
 
 
 def _wait_for_threads() -> None:
@@ -112,6 +122,8 @@ def _wait_for_threads() -> None:
     for thread in threading.enumerate():
         if not thread.daemon and thread is not threading.current_thread():
             thread.join()
+    if rank() is not None:
+        sleep(FOR_GROUPS_S)
 
 
 def _status(code: object) -> int:

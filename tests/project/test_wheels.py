@@ -18,6 +18,7 @@ MADE = [trace.name for trace in read_manifest() if trace.recording is not None]
 OF_THE_TOOL = [
     Path(name).name.partition(".jsonl")[0]
     for name in pyproject()["tool"]["setuptools"]["package-data"]["opgrip.traces.zoo"]
+    if name.startswith("models/")
 ]
 INSTALLED = """
 from opgrip.traces import load
