@@ -64,17 +64,20 @@ def run_script(
     ------
     UserError : where it cannot start: none of its lines ran
     """
-    before, names = (list(sys.argv), list(sys.path)), None
+    before = list(sys.argv), list(sys.path)
+    # of what the script has made, or the error whose frames hold it: it is there as long as the script's threads
+    made: object = None
     try:
         if arguments[0] == "-m":
             sys.argv[:] = arguments[1:]
             sys.path.insert(0, "")
-            names = runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
+            made = runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
         else:
             sys.argv[:] = arguments
             sys.path.insert(0, str(Path(arguments[0]).resolve().parent))
-            names = _run_file(arguments[0], compiled)
+            made = _run_file(arguments[0], compiled)
     except SystemExit as error:
+        made = error
         ended_in(error)
         return _status(error.code)
     except KeyboardInterrupt:
@@ -83,13 +86,13 @@ def run_script(
         frames = _own_frames(error)
         if frames is None:
             raise _cannot_start(arguments, error) from error
+        made = error
         ended_in(error)
         traceback.print_exception(type(error), error, frames)
         return 1
     finally:
         _wait_for_threads()
-        # what the script has made is there as long as its threads
-        del names
+        del made
         sys.argv[:], sys.path[:] = before
     return 0
 

@@ -17,9 +17,6 @@ if TYPE_CHECKING:
     from opgrip.capture.on_demand.step_capture import StepCapture, ThreadStep
 
 
-"""What the labels of steps begin with, before their numbers from 1."""
-
-
 @dataclass(frozen=True, slots=True)
 class Extent:
     """How much is recorded.

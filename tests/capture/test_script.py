@@ -169,3 +169,13 @@ def test_a_program_ends_as_it_does_alone(tmp_path: Path, end: str) -> None:
     watched = run_command("opcapture", "-o", "t.jsonl", "--", "ends.py", cwd=tmp_path, timeout=60)
     assert (watched.returncode, watched.stdout) == (alone.returncode, alone.stdout), watched.stderr
     assert [line for line in alone.stderr.splitlines() if line not in watched.stderr and "ends.py" not in line] == []
+
+
+HELD = "held = {1}; weakref.finalize(held, print, 'gone'); threading.Timer(0.3, print, ['a thread ended']).start()"
+
+
+@pytest.mark.parametrize(("end", "status"), [("", 0), ("sys.exit(3)", 3), ("1 / 0", 1)])
+def test_what_a_program_has_made_outlives_its_threads(tmp_path: Path, end: str, status: int) -> None:
+    (tmp_path / "ends.py").write_text(f"import sys, threading, weakref\n{HELD}\n{end}\n", encoding="utf-8")
+    watched = run_command("opcapture", "-o", "t.jsonl", "--", "ends.py", cwd=tmp_path)
+    assert (watched.returncode, watched.stdout) == (status, "a thread ended\ngone\n"), watched.stderr
