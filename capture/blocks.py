@@ -107,6 +107,7 @@ class Blocks:
             whole, used = self._split(mode, mode.rows[:count], remaining_calls, open_since_ns)
             del mode.rows[:used]
             self.recorder.taken += len(whole)
+            self.recorder.taken_integers += used
             if len(whole):
                 self._last[mode.number] = int(whole.calls[-1, 1]), int(whole.calls[-1, 2])
             if remaining_calls is not None:

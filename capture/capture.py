@@ -15,7 +15,7 @@ from typing import Any, ParamSpec, TypeVar, cast
 from torch import nn
 
 from opgrip.capture import full_values
-from opgrip.capture.budget import Budget, Thinning
+from opgrip.capture.budget import Budget
 from opgrip.capture.checks import check_choices, check_flight
 from opgrip.capture.choices import (
     EVENTS,
@@ -224,6 +224,8 @@ class Capture:
         if self._flusher is None:
             return
         self._step += 1
+        if self.schedule is ALWAYS and self._recorder.passes_step():
+            return
         self._follow_schedule()
 
     @property
@@ -329,6 +331,7 @@ class Capture:
                 self._depth -= 1
                 if self._depth == 0 and self._flusher is not None:
                     self._watching.pause()
+                    self._recorder.leave_steps()
                     self._step += 1
 
         return captured
@@ -353,7 +356,7 @@ class Capture:
             flusher.prepare()
             try:
                 if self._max_overhead is not None:
-                    self._recorder.budget = Budget(self._max_overhead, Spending(self._recorder).ns)
+                    self._recorder.budget = Budget(self._max_overhead, Spending(self._recorder))
                 if self._flights is not None:
                     self._flights.begin()
             except BaseException:
@@ -411,20 +414,16 @@ class Capture:
         if self._flusher is not None:
             self._flusher.set_learning(learns)
         if learns or self.schedule.records(self._step):
-            if self.leaves_out_step():
+            if self._recorder.leaves_out_step():
                 self._watching.pause()
                 return
             self._watching.resume()
             self._has_recorded = self._has_recorded or not learns
         else:
             self._watching.pause()
+            self._recorder.leave_steps()
             if self.schedule.is_over(self._step):
                 self.close()
-
-    def leaves_out_step(self) -> bool:
-        """Whether there is no budget for the step that begins now."""
-        self._recorder.thin()
-        return self._recorder.leave_out(Thinning.STEPS)
 
     def _write_now(self) -> None:
         flusher = self._flusher

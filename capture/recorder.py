@@ -65,8 +65,8 @@ class Recorder:
     epochs : how often the tables were begun anew, and the numbers of what each epoch met
     budget : of the program's time; None for no such limit
     thinning : what is left out to keep within it
-    taken, passed, writing_ns : calls that were taken from the threads, calls of modules in threads that are not
-        recorded, and what the thread that writes has taken
+    taken, taken_integers : calls that were taken from the threads, and how many integers were in their rows
+    passed, writing_ns : calls of modules in threads that are not recorded, and what the thread that writes has taken
     by_steps : a thread is recorded only while it is in a step, in which its mode is not idle
     """
 
@@ -128,7 +128,7 @@ class Recorder:
         self._own_work: set[int] = set()
         self._stopped = False
         self.thinning = Thinning.NOTHING
-        self.taken = self.passed = self.writing_ns = 0
+        self.taken = self.taken_integers = self.passed = self.writing_ns = 0
         if self.budget is not None:
             # a forked process has spent nothing
             self.budget.begin()
@@ -154,6 +154,25 @@ class Recorder:
             return False
         self.budget.leave_out(what)
         return True
+
+    def leaves_out_step(self) -> bool:
+        """Whether there is no budget for the step that begins now in this thread."""
+        began = perf_counter_ns()
+        self.thin()
+        is_left_out = self.leave_out(Thinning.STEPS)
+        self.observations.spent_ns += perf_counter_ns() - began
+        if self.budget is not None:
+            self.budget.begin_step(is_left_out)
+        return is_left_out
+
+    def passes_step(self) -> bool:
+        """As `Budget.passes_step`."""
+        return self.budget is not None and self.budget.passes_step()
+
+    def leave_steps(self) -> None:
+        """Tell that what this thread does from now on is no step that the budget was asked for."""
+        if self.budget is not None:
+            self.budget.spending.begin_step(None)
 
     def set_idle(self, idle: bool) -> None:
         """Record calls, or let them pass."""

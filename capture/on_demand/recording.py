@@ -100,7 +100,10 @@ class Recording:
         """
         try:
             with self._lock:
-                if not self._admits():
+                if not self._is_wanted():
+                    self.capture.pass_step()
+                    return None
+                if self.capture.leaves_out_step():
                     return None
                 if not self.has_begun:
                     self.began_at = self._position()
@@ -156,7 +159,7 @@ class Recording:
         self.done = threading.Event()
         self.done.set()
 
-    def _admits(self) -> bool:
+    def _is_wanted(self) -> bool:
         if self.done.is_set():
             return False
         if not self.has_begun and self.extent.begins_at is not None:
@@ -171,8 +174,7 @@ class Recording:
         if self._until is not None and monotonic() >= self._until:
             self._look_for_end()
             return False
-        is_wanted = self._learning or self.extent.steps is None or self._begun < self.extent.steps
-        return is_wanted and not self.capture.leaves_out_step()
+        return self._learning or self.extent.steps is None or self._begun < self.extent.steps
 
     def _note_begin(self) -> None:
         self._begun += 1

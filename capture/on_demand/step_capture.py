@@ -102,6 +102,14 @@ class StepCapture(Capture):
         if self._flusher is not None:
             self._flusher.set_learning(learning)
 
+    def leaves_out_step(self) -> bool:
+        """Whether there is no budget for the step that begins now in this thread."""
+        return self._recorder.passes_step() or self._recorder.leaves_out_step()
+
+    def pass_step(self) -> None:
+        """Tell that what this thread does now is no step that the budget was asked for."""
+        self._recorder.leave_steps()
+
     def enter_step(self, nested: bool, label: str | None) -> ThreadStep:
         """Record this thread from now on.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,6 +17,7 @@ from torch import nn
 
 from opgrip.capture import Capture
 from opgrip.capture.budget import BURST_S, Budget, Thinning
+from opgrip.capture.flusher import INTERVAL_S
 from opgrip.capture.on_demand.session import Session
 from opgrip.capture.on_demand.settings import Request, Settings
 from opgrip.capture.spending import Spending, measure_costs
@@ -37,8 +39,14 @@ class Clock:
         self.now_ns = 0
         self.spent_ns = 0.0
 
+    def ns(self) -> float:
+        return self.spent_ns
+
+    def begin_step(self, is_recorded: bool | None) -> None:
+        pass
+
     def budget(self) -> Budget:
-        return Budget(SHARE, lambda: self.spent_ns, lambda: self.now_ns)
+        return Budget(SHARE, self, lambda: self.now_ns)
 
 
 @pytest.fixture
@@ -165,7 +173,7 @@ def test_a_program_without_steps_is_told_that_it_has_to_tell_of_them(
     with pytest.warns(RuntimeWarning, match="tell it by step"), Capture(tmp_path / "t.jsonl", max_overhead=SHARE) as it:
         torch.ones(2).neg()
         spend(2.5)
-        it.leaves_out_step()
+        it._recorder.leaves_out_step()
     assert it.calls == 2
 
 
@@ -180,6 +188,8 @@ def test_a_recording_on_demand_leaves_out_steps(tmp_path: Path, spend: Callable[
         for step in range(5):
             if step == 3:
                 spend(0.0)
+                # until the thread that writes has looked
+                time.sleep(1.5 * INTERVAL_S)
             model(torch.ones(2, 4))
         result = running.result()
     assert (result["steps"], result["problem"]) == (2, None)

@@ -349,6 +349,7 @@ def calls_on_disk(folder: Path) -> int:
     return 0
 
 
+@pytest.mark.slow
 def test_a_killed_process_leaves_all_but_its_last_second(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
     assert flusher.INTERVAL_S < 1

@@ -122,6 +122,7 @@ def test_conversations_for_which_there_was_no_thread_leave_room_for_others(agent
     assert agent.failures == {"RuntimeError: can't start new thread": MOST_CONNECTIONS}
 
 
+@pytest.mark.slow
 def test_a_signal_in_a_forked_process_asks_its_own_agent(tmp_path: Path) -> None:
     done = run_python("-c", FORKS, cwd=tmp_path, env=environment(tmp_path))
     parent, child = done.stdout.split()

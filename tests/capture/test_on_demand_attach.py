@@ -43,6 +43,7 @@ def debugger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str],
     return make
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(hasattr(sys, "remote_exec"), reason="this Python asks no debugger first")
 def test_a_debugger_that_does_not_come_back_leaves_the_process(debugger: Callable[[str], None], tmp_path: Path) -> None:
     debugger(HEARS.format(left=str(tmp_path / "left")) + HANGS)

@@ -58,7 +58,7 @@ print(len(marks.listeners), recordings())
 """
 
 
-@pytest.mark.parametrize("warmup", [0, 1])
+@pytest.mark.parametrize("warmup", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_steps_that_end_with_their_threads_are_cut_and_counted(tmp_path: Path, warmup: int) -> None:
     done = run_python("-c", PROGRAM + ENDS_IN_STEP, warmup, cwd=tmp_path, env=environment(tmp_path))
     # where a mode is counted as on, torch compiles nothing any more
@@ -66,6 +66,7 @@ def test_steps_that_end_with_their_threads_are_cut_and_counted(tmp_path: Path, w
     assert (load(tmp_path / "t.jsonl", partial=False).calls["op"] == "aten.sin.default").sum() == 2
 
 
+@pytest.mark.slow
 def test_a_thread_that_ends_after_the_recording_leaves_nothing_that_listens(tmp_path: Path) -> None:
     done = run_python("-c", PROGRAM + ENDS_AFTERWARDS, cwd=tmp_path, env=environment(tmp_path))
     assert done.stdout.splitlines() == ["True 1", "0 0"], done.stderr

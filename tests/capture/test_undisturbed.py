@@ -99,7 +99,7 @@ def as_seen(tensor: Tensor) -> tuple[Any, ...]:
         tensor.stride(),
         tensor.requires_grad,
         made_by,
-        bytes(bits.tolist()),
+        bits.numpy().tobytes(),
     )
 
 

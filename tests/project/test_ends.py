@@ -94,6 +94,7 @@ def test_commands_whose_streams_are_closed_do_their_work(tmp_path: Path, closed:
     assert (tmp_path / "one.json").stat().st_size
 
 
+@pytest.mark.slow
 def test_modules_of_the_folder_are_never_imported_by_processes_of_ours(tmp_path: Path, tiny_trace: Path) -> None:
     for name in ("opgrip", "json", "runpy"):
         (tmp_path / f"{name}.py").write_text("open('planted', 'w')", encoding="utf-8")

@@ -319,6 +319,7 @@ def test_a_call_that_an_operator_makes_is_checked() -> None:
         check_parts(lstm, (f(5, 2, 4), [f(1, 2, 6)] * 2, [weights[0], f(1, 6), *weights[2:]], *flags), {})
 
 
+@pytest.mark.slow
 def test_a_case_is_unsupported_where_a_call_that_it_makes_does_not_agree(tmp_path: Path) -> None:
     weight = TensorSpec((64, 4), (4, 1), torch.float32, "cpu")
     norm = TensorSpec((1,), (1,), torch.float32, "cpu")

@@ -56,6 +56,7 @@ def quick_rows() -> pd.DataFrame:
     return rows_under(*QUICK)
 
 
+@pytest.mark.slow
 def test_every_function_ends_with_a_right_status(quick_rows: pd.DataFrame) -> None:
     check(quick_rows, list(BREAKING))
 

@@ -247,6 +247,7 @@ def test_help_shows_examples_and_defaults_as_they_are_typed() -> None:
     assert all(default[0].isalnum() for default in defaults)
 
 
+@pytest.mark.slow
 def test_on_a_terminal_the_table_fits_it_and_no_color_is_respected(detector_trace: Path) -> None:
 
     program = Path(sys.executable).parent / "opreplay"

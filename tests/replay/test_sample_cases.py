@@ -93,6 +93,7 @@ def test_a_sample_that_ships_has_a_name_that_no_folder_hides(folder_of_samples: 
     assert len(load_results(folder_of_samples / "shipped.json")) == len(samples()["nms"].configurations)
 
 
+@pytest.mark.slow
 def test_a_folder_that_hides_a_sample_that_ships_is_told(folder_of_samples: Path) -> None:
     local = run_command("opreplay", "samples/nms", *FAST, "-o", "local.json", cwd=folder_of_samples)
     assert local.returncode == 0, local.stderr

@@ -85,6 +85,7 @@ def test_a_composite_operator_of_another_source_counts_as_what_it_calls(folder: 
     assert table["by_way_of"].get("aten.empty", "") == ""
 
 
+@pytest.mark.slow
 def test_sources_are_compared_by_one_command(folder: Path) -> None:
     done = run_command("opgrip", "corpus", folder, "--compare-sources")
     assert done.returncode == 0, done.stderr
@@ -135,6 +136,7 @@ def test_what_a_mode_cannot_run_is_found_by_trying(folder: Path, tmp_path: Path,
     assert (again.returncode, again.stdout) == (0, done.stdout)
 
 
+@pytest.mark.slow
 def test_a_trial_of_other_signatures_is_not_gone_on_with(folder: Path, tmp_path: Path) -> None:
     trial = Trial(top=1, keep=tmp_path / "lacking.json")
     corpus, reporter = read_corpus([str(folder / "small.jsonl")]), QuietReporter("opgrip")

@@ -1,0 +1,133 @@
+"""What recorded steps take beside others: what a recorded call truly costs the program."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable
+from itertools import cycle
+from pathlib import Path
+
+import pytest
+import torch
+from busy import compared_times
+
+from opgrip.capture import Capture
+from opgrip.capture.budget import Thinning
+from opgrip.capture.step_times import ENOUGH, LEAST, MOST, PRIOR, StepTimes
+
+RECKONED = 100
+
+
+class Program:
+    """Steps of a thread whose processor time a test sets."""
+
+    def __init__(self) -> None:
+        self.now = 0
+        self.measured = self.reckoned = 0.0
+        self.times = StepTimes(lambda: self.now)
+
+    def step(self, is_recorded: bool | None, took: int, measured: int = 0) -> None:
+        self.times.begin(is_recorded, self.measured, self.reckoned)
+        self.now += took
+        if is_recorded:
+            self.measured += measured
+            self.reckoned += RECKONED
+
+    def end(self) -> float:
+        self.times.begin(None, self.measured, self.reckoned)
+        return self.times.factor
+
+
+def test_few_steps_tell_nothing() -> None:
+    program = Program()
+    for is_recorded in [True, False, False, False] * (ENOUGH - 1):
+        program.step(is_recorded, 10_000 if is_recorded else 1_000)
+    assert program.end() == PRIOR
+
+
+@pytest.mark.parametrize(("recorded", "factor"), [(1_450, 2), (1_250 + 50, 1), (1_000, LEAST), (9_000, MOST)])
+def test_steps_that_are_alike_tell_what_recording_takes_beside_what_was_measured(recorded: int, factor: float) -> None:
+    program = Program()
+    for is_recorded in [True, False, False, False] * ENOUGH:
+        program.step(is_recorded, recorded if is_recorded else 1_000, measured=200 if recorded < 1_400 else 250)
+    assert program.end() == pytest.approx(factor)
+
+
+def test_what_is_no_step_is_passed_over() -> None:
+    program = Program()
+    for is_recorded in [True, None, False, None, False, None, False, None] * ENOUGH:
+        program.step(is_recorded, {True: 1_200, False: 1_000, None: 77_777}[is_recorded])
+    assert program.end() == pytest.approx(2)
+
+
+def test_steps_that_differ_by_more_than_recording_takes_tell_little() -> None:
+    draw = random.Random(0)
+    program = Program()
+    for is_recorded in [True, False, False, False] * 100:
+        program.step(is_recorded, draw.randrange(1_000, 100_000))
+    assert program.end() == pytest.approx(PRIOR, abs=0.5)
+
+
+def test_many_steps_are_believed_although_they_differ() -> None:
+    draw = random.Random(0)
+    program = Program()
+    for is_recorded in [True, False, False, False] * 200:
+        program.step(is_recorded, draw.randrange(900, 1_100) + 150 * is_recorded)
+    assert program.end() == pytest.approx(1.5, abs=0.5)
+
+
+def test_threads_are_compared_each_by_its_own_time() -> None:
+    times = StepTimes()
+
+    def steps() -> None:
+        for is_recorded, _ in zip(cycle([True, False, False, False]), range(8 * ENOUGH), strict=False):
+            times.begin(is_recorded, 0, 0)
+            sum(range(20_000 if is_recorded else 10_000))
+        times.begin(None, 0, 0)
+
+    threads = [threading.Thread(target=steps) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert 1.2 < times._recorded.mean / times._left_out.mean < 3
+
+
+def test_what_the_next_steps_take_longer_belongs_to_the_recorded_one() -> None:
+    program = Program()
+    for took in [1_400, 1_100, 1_100, 1_000, 5_000] * ENOUGH:
+        program.step(took == 1_400, took)
+    assert program.end() == pytest.approx(6)
+
+
+@pytest.mark.alone
+def test_a_capture_learns_from_its_own_steps_and_keeps_to_its_share(tmp_path: Path) -> None:
+    share = 0.05
+    tensor = torch.rand(64, 64)
+
+    def step() -> None:
+        for _ in range(10):
+            tensor.mm(tensor).relu()
+
+    def spent_s(count: int, ended: Callable[[], None] = lambda: None) -> float:
+        start = time.process_time()
+        for _ in range(count):
+            step()
+            ended()
+        return time.process_time() - start
+
+    with torch.no_grad(), Capture(tmp_path / "t.jsonl", max_overhead=share) as capture:
+        budget = capture._recorder.budget
+        assert budget is not None
+        while not budget.left_out[Thinning.STEPS]:
+            spent_s(1, capture.step)
+        alone = spent_s(2_000)
+        watched = spent_s(4_000, capture.step)
+        alone += spent_s(2_000)
+        times = budget.spending.steps
+    assert times._recorded.count > ENOUGH
+    with compared_times():
+        assert LEAST < times.factor < MOST
+        assert watched / alone < 1 + 2 * share
