@@ -4,17 +4,10 @@ from __future__ import annotations
 
 import random
 import threading
-import time
-from collections.abc import Callable
 from itertools import cycle
-from pathlib import Path
 
 import pytest
-import torch
-from busy import compared_times
 
-from opgrip.capture import Capture
-from opgrip.capture.budget import Thinning
 from opgrip.capture.step_times import ENOUGH, LEAST, MOST, PRIOR, StepTimes
 
 RECKONED = 100
@@ -100,34 +93,3 @@ def test_what_the_next_steps_take_longer_belongs_to_the_recorded_one() -> None:
     for took in [1_400, 1_100, 1_100, 1_000, 5_000] * ENOUGH:
         program.step(took == 1_400, took)
     assert program.end() == pytest.approx(6)
-
-
-@pytest.mark.alone
-def test_a_capture_learns_from_its_own_steps_and_keeps_to_its_share(tmp_path: Path) -> None:
-    share = 0.05
-    tensor = torch.rand(64, 64)
-
-    def step() -> None:
-        for _ in range(10):
-            tensor.mm(tensor).relu()
-
-    def spent_s(count: int, ended: Callable[[], None] = lambda: None) -> float:
-        start = time.process_time()
-        for _ in range(count):
-            step()
-            ended()
-        return time.process_time() - start
-
-    with torch.no_grad(), Capture(tmp_path / "t.jsonl", max_overhead=share) as capture:
-        budget = capture._recorder.budget
-        assert budget is not None
-        while not budget.left_out[Thinning.STEPS]:
-            spent_s(1, capture.step)
-        alone = spent_s(2_000)
-        watched = spent_s(4_000, capture.step)
-        alone += spent_s(2_000)
-        times = budget.spending.steps
-    assert times._recorded.count > ENOUGH
-    with compared_times():
-        assert LEAST < times.factor < MOST
-        assert watched / alone < 1 + 2 * share
