@@ -390,7 +390,8 @@ class Replay:
         machine = None if shard is None else this_machine(self.loaded.settings.device)
         for rows in self._runner.run(done, compiled):
             if machine is not None:
-                rows = [machine.marked(row) for row in rows]
+                # workers elsewhere have said which machine measured them
+                rows = [row if "machine" in row.added else machine.marked(row) for row in rows]
             yield rows if origin is None else [origin.marked(row) for row in rows]
 
     def _in_order(self, rows: dict[int, list[Result]]) -> list[Result]:

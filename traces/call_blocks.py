@@ -234,6 +234,9 @@ def _storages(newest: Sequence[int], columns: _Columns) -> Integers | None:
     codes, tensors = columns.whole["storages"], columns.whole["tensors"]
     if _farthest(codes, max(map(abs, newest))) > LATEST_NS or (len(tensors) and tensors.min() < 0):
         return None
+    # sums that are larger than any number of storages could pass for a small one
+    if _farthest(tensors, 0) >= LIMIT:
+        return None
     if len(tensors):
         ends = np.cumsum(columns.counts["tensors"])
         until = np.concatenate([[0], np.cumsum(tensors)])

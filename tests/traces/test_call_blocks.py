@@ -118,5 +118,15 @@ def test_what_json_refuses_is_not_decoded() -> None:
             raise AssertionError(from_json(json.loads(changed)))
 
 
+def test_counts_of_tensors_that_sum_to_few_beyond_64_bits_are_refused() -> None:
+    count, each = 1846, 9998 * 10**12
+    tensors = [each] * (count - 1)
+    tensors.append(2**64 + 1 - sum(tensors))
+    ones = [1] * count
+    line = encode_line(Calls(0, ones, ones, ones, ones, tensors, [9]))[:-1]
+    assert 0 <= tensors[-1] < 10**16
+    assert parse_block(line) is None
+
+
 def test_sums_beyond_64_bits_are_exact() -> None:
     assert exact_sum(np.array([1 << 62] * 3)) == 3 << 62
