@@ -88,5 +88,6 @@ def _traces(headers: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     traces: dict[str, Any] = {}
     for header in headers:
         for name, about in header.items():
-            traces[name] = {**traces.get(name, {}), **about}
+            if isinstance(about, Mapping):
+                traces[name] = {**traces.get(name, {}), **about}
     return traces
