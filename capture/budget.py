@@ -66,7 +66,7 @@ class Budget:
     def __init__(self, share: float, spending: Spends, now_ns: Callable[[], int] = perf_counter_ns) -> None:
         self.share, self.spending = share, spending
         self._now_ns = now_ns
-        self._most_ns = share * BURST_S * 1e9
+        self._earned, self._most_ns = MARGIN * share, share * BURST_S * 1e9
         self.begin()
 
     def begin(self) -> None:
@@ -83,10 +83,10 @@ class Budget:
         """What is to be left out now."""
         with self._lock:
             now, spent = self._now_ns(), self._spent_ns()
-            earned = MARGIN * self.share * (now - self._last_ns)
+            earned = self._earned * (now - self._last_ns)
             self._credit_ns = min(self._most_ns, self._credit_ns + earned) - (spent - self._last_spent_ns)
             self._last_ns, self._last_spent_ns = now, spent
-            self._poor_until_ns = now - int(self._credit_ns / (MARGIN * self.share))
+            self._poor_until_ns = now - int(self._credit_ns / self._earned)
         if self._credit_ns < 0:
             return Thinning.STEPS
         self._to_pass = 0

@@ -157,6 +157,8 @@ class Recorder:
 
     def leaves_out_step(self) -> bool:
         """Whether there is no budget for the step that begins now in this thread."""
+        if self.passes_step():
+            return True
         began = perf_counter_ns()
         self.thin()
         is_left_out = self.leave_out(Thinning.STEPS)

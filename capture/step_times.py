@@ -11,6 +11,7 @@ PRIOR, SPREAD = 3.0, 2.0
 """What recording takes of a program to what it takes of a model whose calls are all alike, whose code and tables are in
 the caches, about, and how far programs differ in that."""
 LEAST, MOST = 1.0, 30.0
+"""Bounds of that."""
 MEMORY = 64
 """Steps that a mean is over, about."""
 ENOUGH = 8

@@ -207,14 +207,16 @@ class Replay:
         for note in (*loaded.notes, *job.plan.points.notes, *absent_extensions(job.plan.inputs.extension)):
             reporter.say(note)
         device = loaded.settings.device
-        (engine or ProcessEngine()).runner(job, loaded, may_fork).check()
+        engine = engine or ProcessEngine()
+        engine.runner(job, loaded, may_fork).check()
         job.plan.timing.check_device(device)
         limits = job.plan.limits
-        if (engine is None or engine.here) and not is_accelerator(device):
+        if engine.here and not is_accelerator(device):
             limits = replace(limits, memory_limit=limits.memory_limit or available_memory(device))
         self.job: Job = replace(job, plan=replace(job.plan, limits=limits))
         self.loaded: Loaded = replace(loaded, settings=replace(loaded.settings, limits=limits))
-        self._runner = (engine or ProcessEngine()).runner(self.job, self.loaded, may_fork)
+        self._runner = engine.runner(self.job, self.loaded, may_fork)
+        self._runs_here = engine.here
 
     @property
     def header(self) -> dict[str, Any]:
@@ -387,11 +389,11 @@ class Replay:
     def _run_others(self, done: Collection[int], compiled: CachedRows) -> Iterator[list[Result]]:
         """The rows of the cases that are not done, as they come."""
         origin, shard = self._origin, self.job.shard
-        machine = None if shard is None else this_machine(self.loaded.settings.device)
+        # workers elsewhere say themselves which machine measured a row
+        machine = this_machine(self.loaded.settings.device) if self._runs_here and shard is not None else None
         for rows in self._runner.run(done, compiled):
             if machine is not None:
-                # workers elsewhere have said which machine measured them
-                rows = [row if "machine" in row.added else machine.marked(row) for row in rows]
+                rows = [machine.marked(row) for row in rows]
             yield rows if origin is None else [origin.marked(row) for row in rows]
 
     def _in_order(self, rows: dict[int, list[Result]]) -> list[Result]:

@@ -104,7 +104,7 @@ class StepCapture(Capture):
 
     def leaves_out_step(self) -> bool:
         """Whether there is no budget for the step that begins now in this thread."""
-        return self._recorder.passes_step() or self._recorder.leaves_out_step()
+        return self._recorder.leaves_out_step()
 
     def pass_step(self) -> None:
         """Tell that what this thread does now is no step that the budget was asked for."""
